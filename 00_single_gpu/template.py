@@ -4,12 +4,13 @@ A network of torchvision learns to classify images. Each class is a subfolder: D
 
     python 00_single_gpu/template.py DATA --epochs 10 --checkpoint run.pt
 
-The same command continues where an interrupted run stopped: after the last epoch that it has saved.
+For a task of your own change three places: the data set with `load_data`, the network, the loss with its score.
+Ctrl-C stops it: it prints a traceback with KeyboardInterrupt. What was saved after the last whole epoch
+stays, and the same command goes on with the next one. Without --checkpoint nothing is saved.
 """
 
 import argparse
 import os
-import tempfile
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ from torchvision.transforms import v2
 
 
 class Images(Dataset):
-    """The images of a folder and the numbers of their classes.
+    """Samples (inputs, target): the network is called with the inputs, which are a tuple, here of one image.
 
     How an image is cropped and flipped depends on the seed, on the epoch and on its number alone. So it looks the same
     whichever process or loader worker reads it.
@@ -48,39 +49,47 @@ class Images(Dataset):
         image, label = self.files[index]
         with torch.random.fork_rng(devices=[]):  # dropout draws from torch's generator too: leave it as it was
             torch.default_generator.manual_seed(hash((self.seed, self.epoch, index)))
-            return self.transform(image), label
+            return (self.transform(image),), label
 
 
-def check(train_set, val_set, batch_size):
-    """End the run if it would make no step, or if a class had another number in the evaluation."""
-    if val_set.files.classes != train_set.files.classes:
+def load_data(args):
+    train_set = Images(f"{args.data}/train", args.size, augment=True, seed=args.seed)
+    val_set = Images(f"{args.data}/val", args.size, augment=False, seed=args.seed)
+    if val_set.files.classes != train_set.files.classes:  # a class would have another number in the evaluation
         raise SystemExit(f"{train_set.files.root} and {val_set.files.root} must have the same classes")
-    if len(train_set) < batch_size:
-        raise SystemExit(f"{len(train_set)} training images do not fill a batch of {batch_size}")
+    return train_set, val_set
 
 
-def build_network(arch, classes):
-    return torchvision.models.get_model(arch, num_classes=classes)
+def build_network(args, train_set):
+    return torchvision.models.get_model(args.arch, num_classes=len(train_set.files.classes))
+
+
+def compute_loss(outputs, targets):
+    return F.cross_entropy(outputs, targets)
+
+
+def score(outputs, targets):
+    """A number for each sample, whose mean is the score that is shown: here the accuracy."""
+    return (outputs.argmax(dim=1) == targets).double()
+
+
+def on_device(batch, device):
+    inputs, targets = batch
+    inputs = [tensor.to(device, non_blocking=True) for tensor in inputs]
+    return inputs, targets.to(device, non_blocking=True)
 
 
 @torch.no_grad()
 def evaluate(model, loader, device):
-    """The number of images that are classified rightly, and of all images, as a tensor."""
+    """The sum of the samples' scores, and their number, as a tensor."""
     model.eval()
     totals = torch.zeros(2, dtype=torch.float64, device=device)
-    for images, labels in loader:
-        images = images.to(device, non_blocking=True)
-        labels = labels.to(device, non_blocking=True)
-        totals[0] += (model(images).argmax(dim=1) == labels).sum()
-        totals[1] += len(labels)
+    for batch in loader:
+        inputs, targets = on_device(batch, device)
+        scores = score(model(*inputs), targets)
+        totals[0] += scores.sum()
+        totals[1] += len(scores)
     return totals
-
-
-def make_folder(path):
-    """Make the folder of a checkpoint. What cannot be saved there is to fail now, not after an epoch."""
-    folder = os.path.dirname(os.path.abspath(path))
-    os.makedirs(folder, exist_ok=True)
-    tempfile.TemporaryFile(dir=folder).close()
 
 
 def save(path, model, optimizer, schedule, epoch):
@@ -105,20 +114,21 @@ def load(path, model, optimizer, schedule, device):
 
 def train(args):
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    train_set = Images(f"{args.data}/train", args.size, augment=True, seed=args.seed)
-    val_set = Images(f"{args.data}/val", args.size, augment=False, seed=args.seed)
-    check(train_set, val_set, args.batch_size)
+    train_set, val_set = load_data(args)
+    if len(train_set) < args.batch_size:
+        raise SystemExit(f"{len(train_set)} training samples do not fill a batch of {args.batch_size}")
     sampler = RandomSampler(train_set, generator=torch.Generator())
     loading = {"num_workers": args.workers, "pin_memory": device.type == "cuda"}
     train_loader = DataLoader(train_set, args.batch_size, sampler=sampler, drop_last=True, **loading)
     val_loader = DataLoader(val_set, args.batch_size, **loading)
 
     torch.manual_seed(args.seed)
-    model = build_network(args.arch, len(train_set.files.classes)).to(device)
+    model = build_network(args, train_set).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * len(train_loader))
     if args.checkpoint:
-        make_folder(args.checkpoint)
+        os.makedirs(os.path.dirname(os.path.abspath(args.checkpoint)), exist_ok=True)
+        open(args.checkpoint + ".new", "wb").close()  # what cannot be saved is to fail now, not after an epoch
     first_epoch = 0
     if args.checkpoint and os.path.exists(args.checkpoint):
         first_epoch = load(args.checkpoint, model, optimizer, schedule, device)
@@ -128,19 +138,20 @@ def train(args):
         train_set.set_epoch(epoch)  # and other crops
         torch.manual_seed(args.seed + epoch)  # for dropout: a resumed run draws what an uninterrupted one draws
         model.train()
-        for images, labels in train_loader:
-            images = images.to(device, non_blocking=True)
-            labels = labels.to(device, non_blocking=True)
-            loss = F.cross_entropy(model(images), labels)
+        train_loss = torch.zeros((), dtype=torch.float64, device=device)
+        for batch in train_loader:
+            inputs, targets = on_device(batch, device)
+            loss = compute_loss(model(*inputs), targets)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
+            train_loss += loss.detach()
 
-        totals = evaluate(model, val_loader, device)
-        correct, seen = totals.tolist()
-        print(f"epoch {epoch}: accuracy {correct / seen:.2%} of {seen:.0f}", flush=True)
+        total, seen = evaluate(model, val_loader, device).tolist()
+        train_loss /= len(train_loader)
+        print(f"epoch {epoch}: training loss {train_loss:.4f}, score {total / seen:.4f} of {seen:.0f}", flush=True)
         if args.checkpoint:
             save(args.checkpoint, model, optimizer, schedule, epoch)
     return model
@@ -152,7 +163,7 @@ def parse_args(argv=None):
     parser.add_argument("--arch", default="resnet18", help="a name from torchvision.models")
     parser.add_argument("--size", type=int, default=224, help="pixels of an image's side")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=64, help="images of an optimizer step, on all devices")
+    parser.add_argument("--batch-size", type=int, default=64, help="samples of an optimizer step, on all devices")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--workers", type=int, default=2, help="loader workers of each process")

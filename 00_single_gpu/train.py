@@ -15,12 +15,26 @@ from common.instruments import measured, prepare_process
 from common.model import build_model
 
 
+@torch.no_grad()
+def evaluate(model, loader, device):
+    # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
+    loss_sum, correct, evaluated = torch.zeros(3, dtype=torch.float64, device=device)
+    model.eval()
+    for images, targets in loader:
+        images, targets = images.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+        log_probs = model(images)
+        loss_sum += F.nll_loss(log_probs, targets, reduction="sum")
+        correct += (log_probs.argmax(dim=1) == targets).sum()
+        evaluated += len(targets)
+    return (loss_sum / evaluated).item(), (correct / evaluated).item(), evaluated.item()
+
+
 def train(args):
-    device = args.device
+    device = args.device  # of --device; by default a GPU, where there is one
     train_set, test_set = load_data(args)
     sampler = RandomSampler(train_set, generator=torch.Generator())
-    loading = {"collate_fn": collate, "num_workers": args.num_workers}
-    train_loader = DataLoader(train_set, args.batch_size, sampler=sampler, drop_last=True, **loading)
+    loading = dict(collate_fn=collate, num_workers=args.num_workers, pin_memory=train_set.device.type != device.type)
+    train_loader = DataLoader(train_set, args.batch_size, sampler=sampler, drop_last=True, **loading)  # whole batches
     test_loader = DataLoader(test_set, args.batch_size, **loading)
 
     model = build_model(args).to(device)
@@ -33,26 +47,13 @@ def train(args):
             train_loss = torch.zeros((), dtype=torch.float64, device=device)
             model.train()
             for images, targets in train_loader:
-                images, targets = images.to(device), targets.to(device)
+                images, targets = images.to(device, non_blocking=True), targets.to(device, non_blocking=True)
                 loss = F.nll_loss(model(images), targets)
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 train_loss += loss.detach()  # on the device: to read it, the CPU would wait for the GPU at every step
-            train_loss /= len(train_loader)  # drop_last: all batches are equally large
-
-            # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
-            totals = torch.zeros(3, dtype=torch.float64, device=device)
-            model.eval()
-            with torch.no_grad():
-                for images, targets in test_loader:
-                    images, targets = images.to(device), targets.to(device)
-                    log_probs = model(images)
-                    totals[0] += F.nll_loss(log_probs, targets, reduction="sum")
-                    totals[1] += (log_probs.argmax(dim=1) == targets).sum()
-                    totals[2] += len(targets)
-            loss_sum, correct, evaluated = totals.tolist()
-            result = report(train_loss.item(), loss_sum / evaluated, correct / evaluated, evaluated)
+            result = report(train_loss.item() / len(train_loader), *evaluate(model, test_loader, device))
     return result
 
 

@@ -1,11 +1,15 @@
 """A template for level 02: DistributedDataParallel, one process per device. It imports nothing of this repository.
 
-torchrun --standalone --nproc-per-node 2 02_ddp_raw/template.py DATA --epochs 10 --checkpoint run.pt
+    torchrun --standalone --nproc-per-node 2 02_ddp_raw/template.py DATA --epochs 10 --checkpoint run.pt
+
+For a task of your own change three places: the data set with `load_data`, the network, the loss with its score.
+Ctrl-C stops it: each process prints a traceback with KeyboardInterrupt. What was saved after the last whole epoch
+stays, and the same command goes on with the next one. Without --checkpoint nothing is saved.
 """
 
 import argparse
 import os
-import tempfile
+import sys
 
 import torch
 import torch.distributed as dist
@@ -17,8 +21,17 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 
+def stop(message):
+    """End all processes before they have begun; one says why."""
+    if os.environ.get("RANK", "0") == "0":
+        print(message, file=sys.stderr, flush=True)
+    if dist.is_initialized():
+        dist.barrier()  # torchrun ends all processes when one has ended: not before the line is printed
+    raise SystemExit(1)
+
+
 class Images(Dataset):
-    """The images of a folder and the numbers of their classes.
+    """Samples (inputs, target): the network is called with the inputs, which are a tuple, here of one image.
 
     How an image is cropped and flipped depends on the seed, on the epoch and on its number alone. So it looks the same
     whichever process or loader worker reads it.
@@ -46,36 +59,56 @@ class Images(Dataset):
         image, label = self.files[index]
         with torch.random.fork_rng(devices=[]):  # dropout draws from torch's generator too: leave it as it was
             torch.default_generator.manual_seed(hash((self.seed, self.epoch, index)))
-            return self.transform(image), label
+            return (self.transform(image),), label
 
 
-def check(train_set, val_set, batch_size):
-    """End the run if it would make no step, or if a class had another number in the evaluation."""
-    if val_set.files.classes != train_set.files.classes:
-        raise SystemExit(f"{train_set.files.root} and {val_set.files.root} must have the same classes")
-    if len(train_set) < batch_size:
-        raise SystemExit(f"{len(train_set)} training images do not fill a batch of {batch_size}")
+def load_data(args):
+    train_set = Images(f"{args.data}/train", args.size, augment=True, seed=args.seed)
+    val_set = Images(f"{args.data}/val", args.size, augment=False, seed=args.seed)
+    if val_set.files.classes != train_set.files.classes:  # a class would have another number in the evaluation
+        stop(f"{train_set.files.root} and {val_set.files.root} must have the same classes")
+    return train_set, val_set
 
 
-def build_network(arch, classes):
-    return torchvision.models.get_model(arch, num_classes=classes)
+def build_network(args, train_set):
+    return torchvision.models.get_model(args.arch, num_classes=len(train_set.files.classes))
+
+
+def compute_loss(outputs, targets):
+    return F.cross_entropy(outputs, targets)
+
+
+def score(outputs, targets):
+    """A number for each sample, whose mean is the score that is shown: here the accuracy."""
+    return (outputs.argmax(dim=1) == targets).double()
+
+
+def on_device(batch, device):
+    inputs, targets = batch
+    inputs = [tensor.to(device, non_blocking=True) for tensor in inputs]
+    return inputs, targets.to(device, non_blocking=True)
 
 
 @torch.no_grad()
 def evaluate(model, loader, device):
-    """The number of images that are classified rightly, and of all images, as a tensor."""
+    """The sum of the samples' scores on all ranks, and their number, as a tensor."""
+    for buffer in model.buffers():  # batch norm's statistics are those of each rank's shards
+        dist.broadcast(buffer, src=0)
     model.eval()
     totals = torch.zeros(2, dtype=torch.float64, device=device)
-    for images, labels in loader:
-        images = images.to(device, non_blocking=True)
-        labels = labels.to(device, non_blocking=True)
-        totals[0] += (model(images).argmax(dim=1) == labels).sum()
-        totals[1] += len(labels)
+    for batch in loader:
+        inputs, targets = on_device(batch, device)
+        scores = score(model(*inputs), targets)
+        totals[0] += scores.sum()
+        totals[1] += len(scores)
+    dist.all_reduce(totals)
     return totals
 
 
 def join_group():
     """Join the processes that torchrun has started. Returns the device of this one."""
+    if "RANK" not in os.environ:
+        stop("start it with torchrun: torchrun --standalone --nproc-per-node 2 02_ddp_raw/template.py DATA")
     if not torch.cuda.is_available():
         dist.init_process_group("gloo")
         return torch.device("cpu")
@@ -83,13 +116,6 @@ def join_group():
     torch.cuda.set_device(device)
     dist.init_process_group("nccl")
     return device
-
-
-def make_folder(path):
-    """Make the folder of a checkpoint. What cannot be saved there is to fail now, not after an epoch."""
-    folder = os.path.dirname(os.path.abspath(path))
-    os.makedirs(folder, exist_ok=True)
-    tempfile.TemporaryFile(dir=folder).close()
 
 
 def save(path, model, optimizer, schedule, epoch):
@@ -117,12 +143,12 @@ def train(args):
     rank = dist.get_rank()
     world_size = dist.get_world_size()
     if args.batch_size % world_size:
-        raise SystemExit(f"--batch-size {args.batch_size} cannot be divided among {world_size} processes")
-    train_set = Images(f"{args.data}/train", args.size, augment=True, seed=args.seed)
-    val_set = Images(f"{args.data}/val", args.size, augment=False, seed=args.seed)
-    check(train_set, val_set, args.batch_size)
+        stop(f"--batch-size {args.batch_size} cannot be divided among {world_size} processes")
+    train_set, val_set = load_data(args)
+    if len(train_set) < args.batch_size:
+        stop(f"{len(train_set)} training samples do not fill a batch of {args.batch_size}")
     sampler = DistributedSampler(train_set, seed=args.seed, drop_last=True)
-    # A DistributedSampler would repeat images until all shards are equally long, and they would count twice.
+    # A DistributedSampler would repeat samples until all shards are equally long, and they would count twice.
     val_shard = Subset(val_set, range(rank, len(val_set), world_size))
     loading = {"num_workers": args.workers, "pin_memory": device.type == "cuda"}
     share = args.batch_size // world_size
@@ -130,12 +156,13 @@ def train(args):
     val_loader = DataLoader(val_shard, share, **loading)
 
     torch.manual_seed(args.seed)
-    model = build_network(args.arch, len(train_set.files.classes)).to(device)
+    model = build_network(args, train_set).to(device)
     model = DistributedDataParallel(model)  # on its device already; batch norm: see FROM_YOUR_SCRIPT.md
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * len(train_loader))
     if rank == 0 and args.checkpoint:
-        make_folder(args.checkpoint)
+        os.makedirs(os.path.dirname(os.path.abspath(args.checkpoint)), exist_ok=True)
+        open(args.checkpoint + ".new", "wb").close()  # what cannot be saved is to fail now, not after an epoch
     first_epoch = 0
     found = [bool(args.checkpoint) and os.path.exists(args.checkpoint)]
     dist.broadcast_object_list(found)  # rank 0 looks: all ranks resume, or none
@@ -148,23 +175,23 @@ def train(args):
         # For dropout: each rank draws its own, and a resumed run draws what an uninterrupted one draws.
         torch.manual_seed(args.seed + epoch * world_size + rank)
         model.train()
-        for images, labels in train_loader:
-            images = images.to(device, non_blocking=True)
-            labels = labels.to(device, non_blocking=True)
-            loss = F.cross_entropy(model(images), labels)
+        train_loss = torch.zeros((), dtype=torch.float64, device=device)
+        for batch in train_loader:
+            inputs, targets = on_device(batch, device)
+            loss = compute_loss(model(*inputs), targets)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
+            train_loss += loss.detach()
 
-        for buffer in model.buffers():  # batch norm's statistics are those of each rank's shards
-            dist.broadcast(buffer, src=0)
-        totals = evaluate(model.module, val_loader, device)  # the bare network: shards may differ in length
-        dist.all_reduce(totals)
-        correct, seen = totals.tolist()
+        # The bare network: shards may differ in length.
+        total, seen = evaluate(model.module, val_loader, device).tolist()
+        dist.all_reduce(train_loss)
+        mean_loss = train_loss.item() / len(train_loader) / world_size
         if rank == 0:
-            print(f"epoch {epoch}: accuracy {correct / seen:.2%} of {seen:.0f}", flush=True)
+            print(f"epoch {epoch}: training loss {mean_loss:.4f}, score {total / seen:.4f} of {seen:.0f}", flush=True)
         if rank == 0 and args.checkpoint:
             save(args.checkpoint, model.module, optimizer, schedule, epoch)
     network = model.module
@@ -179,7 +206,7 @@ def parse_args(argv=None):
     parser.add_argument("--arch", default="resnet18", help="a name from torchvision.models")
     parser.add_argument("--size", type=int, default=224, help="pixels of an image's side")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=64, help="images of an optimizer step, on all devices")
+    parser.add_argument("--batch-size", type=int, default=64, help="samples of an optimizer step, on all devices")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--workers", type=int, default=2, help="loader workers of each process")

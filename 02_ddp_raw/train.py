@@ -22,28 +22,42 @@ from common.instruments import measured, prepare_process
 from common.model import build_model
 
 
+@torch.no_grad()
+def evaluate(model, loader, device):
+    # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
+    totals = torch.zeros(3, dtype=torch.float64, device=device)
+    loss_sum, correct, evaluated = totals  # its parts
+    model.eval()
+    for images, targets in loader:
+        images, targets = images.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+        log_probs = model.module(images)  # the bare network: without gradients there is nothing to average
+        loss_sum += F.nll_loss(log_probs, targets, reduction="sum")
+        correct += (log_probs.argmax(dim=1) == targets).sum()
+        evaluated += len(targets)
+    dist.all_reduce(totals)  # each sample is counted once
+    return (loss_sum / evaluated).item(), (correct / evaluated).item(), evaluated.item()
+
+
 def train(args):
-    device = args.device
+    device = args.device  # of --device; by default a GPU, where there is one
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))  # not the rank: each machine counts from 0
         torch.cuda.set_device(device)  # for calls that name no device
     # Joins the other processes: torchrun has put rank, world size and address into the environment. gloo is for CPUs.
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=args.timeout)
-    rank = dist.get_rank()  # the number of this process
     world_size = dist.get_world_size()  # the number of processes on all machines
 
     train_set, test_set = load_data(args)
-    sampler = DistributedSampler(train_set, seed=args.seed, drop_last=True)  # one order for all, each rank its part
-    eval_sampler = DistributedEvalSampler(test_set)  # torch's repeats samples, so that all ranks have equally many
+    sampler = DistributedSampler(train_set, seed=args.seed, drop_last=True)  # one order for all, equal parts of it
     share = args.batch_size // world_size  # of the global batch: the learning rate stays as it is
-    loading = {"collate_fn": collate, "num_workers": args.num_workers}
-    train_loader = DataLoader(train_set, share, sampler=sampler, drop_last=True, **loading)
-    test_loader = DataLoader(test_set, share, sampler=eval_sampler, **loading)
+    loading = dict(collate_fn=collate, num_workers=args.num_workers, pin_memory=train_set.device.type != device.type)
+    train_loader = DataLoader(train_set, share, sampler=sampler, drop_last=True, **loading)  # whole batches
+    test_loader = DataLoader(test_set, share, sampler=DistributedEvalSampler(test_set), **loading)  # torch's would pad
 
     model = build_model(args).to(device)  # first: DDP hooks into the parameters, which a later .to() may replace
-    model = DistributedDataParallel(model)  # copies rank 0's weights to all ranks
+    model = DistributedDataParallel(model)  # sends rank 0's weights to all. No device_ids: the loop moves batches
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    torch.manual_seed(args.seed + rank)  # for dropout, and each rank draws its own
+    torch.manual_seed(args.seed + dist.get_rank())  # for dropout: each process has a number, and draws its own
 
     with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints the result once
         for epoch in range(args.epochs):
@@ -51,29 +65,16 @@ def train(args):
             train_loss = torch.zeros((), dtype=torch.float64, device=device)
             model.train()
             for images, targets in train_loader:
-                images, targets = images.to(device), targets.to(device)
+                images, targets = images.to(device, non_blocking=True), targets.to(device, non_blocking=True)
                 loss = F.nll_loss(model(images), targets)
                 loss.backward()  # averages the gradients of all ranks
                 optimizer.step()
                 optimizer.zero_grad()
                 train_loss += loss.detach()  # on the device: to read it, the CPU would wait for the GPU at every step
             dist.all_reduce(train_loss)  # every rank now has the sum over all ranks
-            train_loss /= len(train_loader) * world_size
-
-            # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
-            totals = torch.zeros(3, dtype=torch.float64, device=device)
-            model.eval()
-            with torch.no_grad():
-                for images, targets in test_loader:
-                    images, targets = images.to(device), targets.to(device)
-                    log_probs = model.module(images)  # the bare network: the wrapper may wait for ranks that are done
-                    totals[0] += F.nll_loss(log_probs, targets, reduction="sum")
-                    totals[1] += (log_probs.argmax(dim=1) == targets).sum()
-                    totals[2] += len(targets)
-            dist.all_reduce(totals)  # each sample is counted once
-            loss_sum, correct, evaluated = totals.tolist()
-            result = report(train_loss.item(), loss_sum / evaluated, correct / evaluated, evaluated)
-    model = model.module  # frees the wrapper: if its group is gone by then, that may hang (torch 2.11)
+            train_loss /= world_size
+            result = report(train_loss.item() / len(train_loader), *evaluate(model, test_loader, device))
+    model = model.module  # frees the wrapper: once its group is gone, that may hang (torch 2.11)
     dist.destroy_process_group()
     return result
 

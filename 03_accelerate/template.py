@@ -3,13 +3,20 @@
     torchrun --standalone --nproc-per-node 2 03_accelerate/template.py DATA --epochs 10 --checkpoint run
 
 The same file runs on Hugging Face Accelerate: replace `common.accelerator` by `accelerate`.
+
+For a task of your own change three places: the data set with `load_data`, the network, the loss with its score.
+Ctrl-C stops it: each process prints a traceback with KeyboardInterrupt. What was saved after the last whole epoch
+stays, and the same command goes on with the next one. Without --checkpoint nothing is saved.
 """
 
 import argparse
+import os
+import sys
 import tempfile
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 import torchvision
 from torch.utils.data import DataLoader, Dataset
@@ -20,8 +27,17 @@ from common.accelerator import Accelerator
 from common.accelerator.utils import DataLoaderConfiguration, broadcast_object_list, set_seed
 
 
+def stop(message):
+    """End all processes before they have begun; one says why."""
+    if os.environ.get("RANK", "0") == "0":
+        print(message, file=sys.stderr, flush=True)
+    if dist.is_initialized():
+        dist.barrier()  # torchrun ends all processes when one has ended: not before the line is printed
+    raise SystemExit(1)
+
+
 class Images(Dataset):
-    """The images of a folder and the numbers of their classes.
+    """Samples (inputs, target): the network is called with the inputs, which are a tuple, here of one image.
 
     How an image is cropped and flipped depends on the seed, on the epoch and on its number alone. So it looks the same
     whichever process or loader worker reads it.
@@ -49,31 +65,40 @@ class Images(Dataset):
         image, label = self.files[index]
         with torch.random.fork_rng(devices=[]):  # dropout draws from torch's generator too: leave it as it was
             torch.default_generator.manual_seed(hash((self.seed, self.epoch, index)))
-            return self.transform(image), label
+            return (self.transform(image),), label
 
 
-def check(train_set, val_set, batch_size):
-    """End the run if it would make no step, or if a class had another number in the evaluation."""
-    if val_set.files.classes != train_set.files.classes:
-        raise SystemExit(f"{train_set.files.root} and {val_set.files.root} must have the same classes")
-    if len(train_set) < batch_size:
-        raise SystemExit(f"{len(train_set)} training images do not fill a batch of {batch_size}")
+def load_data(args):
+    train_set = Images(f"{args.data}/train", args.size, augment=True, seed=args.seed)
+    val_set = Images(f"{args.data}/val", args.size, augment=False, seed=args.seed)
+    if val_set.files.classes != train_set.files.classes:  # a class would have another number in the evaluation
+        stop(f"{train_set.files.root} and {val_set.files.root} must have the same classes")
+    return train_set, val_set
 
 
-def build_network(arch, classes):
-    return torchvision.models.get_model(arch, num_classes=classes)
+def build_network(args, train_set):
+    return torchvision.models.get_model(args.arch, num_classes=len(train_set.files.classes))
+
+
+def compute_loss(outputs, targets):
+    return F.cross_entropy(outputs, targets)
+
+
+def score(outputs, targets):
+    """A number for each sample, whose mean is the score that is shown: here the accuracy."""
+    return (outputs.argmax(dim=1) == targets).double()
 
 
 @torch.no_grad()
 def evaluate(model, loader, accelerator):
-    """The number of images that are classified rightly, and of all images, as a tensor."""
+    """The sum of the samples' scores, and their number, as a tensor."""
     model.eval()
     totals = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
-    for images, labels in loader:
-        # From all ranks, without the images that were repeated to make the shards equally long.
-        answers, labels = accelerator.gather_for_metrics((model(images).argmax(dim=1), labels))
-        totals[0] += (answers == labels).sum()
-        totals[1] += len(labels)
+    for inputs, targets in loader:
+        # From all ranks, without the samples that were repeated to make the shards equally long.
+        scores = accelerator.gather_for_metrics(score(model(*inputs), targets))
+        totals[0] += scores.sum()
+        totals[1] += len(scores)
     return totals
 
 
@@ -88,18 +113,16 @@ def train(args):
         ),
     )
     if args.batch_size % accelerator.num_processes:
-        raise SystemExit(
-            f"--batch-size {args.batch_size} cannot be divided among {accelerator.num_processes} processes"
-        )
-    train_set = Images(f"{args.data}/train", args.size, augment=True, seed=args.seed)
-    val_set = Images(f"{args.data}/val", args.size, augment=False, seed=args.seed)
-    check(train_set, val_set, args.batch_size)
+        stop(f"--batch-size {args.batch_size} cannot be divided among {accelerator.num_processes} processes")
+    train_set, val_set = load_data(args)
+    if len(train_set) < args.batch_size:
+        stop(f"{len(train_set)} training samples do not fill a batch of {args.batch_size}")
     loading = {"num_workers": args.workers, "pin_memory": accelerator.device.type == "cuda"}
     train_loader = DataLoader(train_set, args.batch_size, shuffle=True, drop_last=True, **loading)
     val_loader = DataLoader(val_set, args.batch_size, **loading)
 
     set_seed(args.seed)
-    model = build_network(args.arch, len(train_set.files.classes))
+    model = build_network(args, train_set)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * len(train_loader))
     model, optimizer, schedule, train_loader, val_loader = accelerator.prepare(
@@ -121,17 +144,22 @@ def train(args):
         # For dropout: each rank draws its own, and a resumed run draws what an uninterrupted one draws.
         set_seed(args.seed + epoch * accelerator.num_processes, device_specific=True)
         model.train()
-        for images, labels in train_loader:
-            loss = F.cross_entropy(model(images), labels)
+        train_loss = torch.zeros((), dtype=torch.float64, device=accelerator.device)
+        for inputs, targets in train_loader:
+            loss = compute_loss(model(*inputs), targets)
             accelerator.backward(loss)
             accelerator.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
+            train_loss += loss.detach()
 
         totals = evaluate(model, val_loader, accelerator)
-        correct, seen = totals.tolist()
-        accelerator.print(f"epoch {epoch}: accuracy {correct / seen:.2%} of {seen:.0f}", flush=True)
+        total, seen = totals.tolist()
+        train_loss = accelerator.reduce(train_loss, reduction="mean") / len(train_loader)
+        accelerator.print(
+            f"epoch {epoch}: training loss {train_loss:.4f}, score {total / seen:.4f} of {seen:.0f}", flush=True
+        )
         if args.checkpoint:
             accelerator.save_state(f"{args.checkpoint}/epoch_{epoch:05}")
     accelerator.end_training()
@@ -144,7 +172,7 @@ def parse_args(argv=None):
     parser.add_argument("--arch", default="resnet18", help="a name from torchvision.models")
     parser.add_argument("--size", type=int, default=224, help="pixels of an image's side")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=64, help="images of an optimizer step, on all devices")
+    parser.add_argument("--batch-size", type=int, default=64, help="samples of an optimizer step, on all devices")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--workers", type=int, default=2, help="loader workers of each process")

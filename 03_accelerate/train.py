@@ -22,6 +22,19 @@ from common.instruments import measured, prepare_process
 from common.model import build_model
 
 
+@torch.no_grad()
+def evaluate(accelerator, model, loader):
+    # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
+    loss_sum, correct, evaluated = torch.zeros(3, dtype=torch.float64, device=accelerator.device)
+    model.eval()
+    for images, targets in loader:
+        log_probs, targets = accelerator.gather_for_metrics((model(images), targets))  # of all ranks, none twice
+        loss_sum += F.nll_loss(log_probs, targets, reduction="sum")
+        correct += (log_probs.argmax(dim=1) == targets).sum()
+        evaluated += len(targets)
+    return (loss_sum / evaluated).item(), (correct / evaluated).item(), evaluated.item()
+
+
 def train(args):
     accelerator = Accelerator(  # joins the other processes; finds rank, device and backend by itself
         cpu=args.device.type == "cpu",  # by default a GPU, where there is one
@@ -29,25 +42,25 @@ def train(args):
             split_batches=True,  # by default a loader's batch is each rank's own
             use_seedable_sampler=True,  # epoch e is ordered by data_seed + e
             data_seed=args.seed,
+            non_blocking=True,  # copies of pinned batches, beside the computing
         ),
         kwargs_handlers=[InitProcessGroupKwargs(timeout=args.timeout)],
     )
+    device = accelerator.device
     train_set, test_set = load_data(args)
-    loading = {"collate_fn": collate, "num_workers": args.num_workers}
+    loading = dict(collate_fn=collate, num_workers=args.num_workers, pin_memory=train_set.device.type != device.type)
     train_loader = DataLoader(train_set, args.batch_size, shuffle=True, drop_last=True, **loading)
-    test_loader = DataLoader(test_set, args.batch_size, **loading)
+    test_loader = DataLoader(test_set, args.batch_size, **loading)  # prepare cuts batches into shards, equally long
 
-    model = build_model(args)
+    model = build_model(args)  # prepare moves it to its device and into DDP; the optimizer keeps its parameters
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    # The model moves to its device and into DDP, and the optimizer keeps its parameters.
-    # The loaders deal out shards, equally long on all ranks, and copy them to the device.
     model, optimizer, train_loader, test_loader = accelerator.prepare(model, optimizer, train_loader, test_loader)
     set_seed(args.seed, device_specific=True)  # for dropout, and each rank draws its own
 
     with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints the result once
         for epoch in range(args.epochs):
             train_loader.set_epoch(epoch)  # another order for each epoch
-            train_loss = torch.zeros((), dtype=torch.float64, device=accelerator.device)
+            train_loss = torch.zeros((), dtype=torch.float64, device=device)
             model.train()
             for images, targets in train_loader:
                 loss = F.nll_loss(model(images), targets)
@@ -55,20 +68,8 @@ def train(args):
                 optimizer.step()
                 optimizer.zero_grad()
                 train_loss += loss.detach()  # on the device: to read it, the CPU would wait for the GPU at every step
-            train_loss = accelerator.reduce(train_loss, reduction="mean") / len(train_loader)
-
-            # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
-            totals = torch.zeros(3, dtype=torch.float64, device=accelerator.device)
-            model.eval()
-            with torch.no_grad():
-                for images, targets in test_loader:
-                    # Every rank gets what all have, without samples that were repeated to make shards equally long.
-                    log_probs, targets = accelerator.gather_for_metrics((model(images), targets))
-                    totals[0] += F.nll_loss(log_probs, targets, reduction="sum")
-                    totals[1] += (log_probs.argmax(dim=1) == targets).sum()
-                    totals[2] += len(targets)
-            loss_sum, correct, evaluated = totals.tolist()
-            result = report(train_loss.item(), loss_sum / evaluated, correct / evaluated, evaluated)
+            train_loss = accelerator.reduce(train_loss, reduction="mean")
+            result = report(train_loss.item() / len(train_loader), *evaluate(accelerator, model, test_loader))
     accelerator.end_training()  # leaves the process group
     return result
 

@@ -31,18 +31,24 @@ from common.data import collate, load_data
 from common.errors import fail
 from common.instruments import measured, prepare_process
 from common.model import build_model
+from common.same_training import SameTraining
 
 
 class Progress:
-    """What a checkpoint keeps of the loop, beside weights, optimizer and random numbers."""
+    """Where the run stands: what a checkpoint keeps beside weights, optimizer and random numbers."""
 
-    def __init__(self):
+    def __init__(self, steps_per_epoch):
+        self.steps_per_epoch = steps_per_epoch
         self.begin_epoch(0)
 
     def begin_epoch(self, epoch):
         self.epoch = epoch
         self.steps = 0  # of this epoch
         self.loss = 0.0  # the sum of the losses of these steps, a mean over the ranks
+
+    @property
+    def step(self):
+        return self.steps_per_epoch * self.epoch + self.steps
 
     def state_dict(self):
         return {"epoch": self.epoch, "steps": self.steps, "loss": self.loss}
@@ -53,18 +59,19 @@ class Progress:
         self.loss = state["loss"]
 
 
-def save(accelerator, step, loss):
-    if not math.isfinite(loss):
-        fail(f"the training's loss is not finite ({loss}) at step {step}: no checkpoint is made of it")
-    accelerator.project_configuration.iteration = step  # the number in the checkpoint's name
-    accelerator.save_state()
-    accelerator.print(f"saved at step {step}")
+def save(accelerator, progress):
+    if not math.isfinite(progress.loss):
+        reason = f"the training's loss is not finite ({progress.loss}) at step {progress.step}"
+        fail(f"{reason}: no checkpoint is made of it")
+    accelerator.project_configuration.iteration = progress.step  # the number in the checkpoint's name
+    accelerator.save_state(all_ranks=True)  # by default it waits for nobody: rank 0 alone may call it
+    accelerator.print(f"saved at step {progress.step}")
 
 
 def resume(accelerator, args, progress):
-    """Go on from the newest whole checkpoint, if there is one. Returns whether there is."""
+    """Go on from the newest whole checkpoint, if there is one."""
     if args.checkpoint_dir is None:
-        return False
+        return
     saved = Path(args.checkpoint_dir, "checkpoints").glob("checkpoint_*")
     found = [any(not path.suffix for path in saved)]  # one that was set aside has ".damaged" behind its number
     broadcast_object_list(found)  # rank 0 looks: all ranks resume, or none
@@ -72,23 +79,30 @@ def resume(accelerator, args, progress):
         accelerator.load_state()
         if progress.epoch >= args.epochs:
             fail(f"--epochs {args.epochs}: the checkpoint is of a longer training, in its epoch {progress.epoch + 1}")
-    return found[0]
+        accelerator.print(f"{args.level}: resumed at step {progress.step}")
 
 
-def evaluate(accelerator, model, test_loader):
+def rest_of_epoch(accelerator, loader, progress):
+    """The micro-batches of the steps that are left of the epoch."""
+    batches_done = progress.steps * accelerator.gradient_accumulation_steps
+    if batches_done > 0:  # the checkpoint was made within this epoch
+        loader = accelerator.skip_first_batches(loader, batches_done)
+    # Whole steps: the Accelerator would make one more of the micro-batches that are left over.
+    return islice(loader, progress.steps_per_epoch * accelerator.gradient_accumulation_steps - batches_done)
+
+
+@torch.no_grad()
+def evaluate(accelerator, model, loader):
     """The mean loss, the accuracy, and the number of samples, over all ranks."""
     # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
-    totals = torch.zeros(3, dtype=torch.float64, device=accelerator.device)
+    loss_sum, correct, evaluated = torch.zeros(3, dtype=torch.float64, device=accelerator.device)
     model.eval()
-    with torch.no_grad():
-        for images, targets in test_loader:
-            # Every rank gets what all have, without samples that were repeated to make shards equally long.
-            log_probs, targets = accelerator.gather_for_metrics((model(images), targets))
-            totals[0] += F.nll_loss(log_probs, targets, reduction="sum")
-            totals[1] += (log_probs.argmax(dim=1) == targets).sum()
-            totals[2] += len(targets)
-    loss_sum, correct, evaluated = totals.tolist()
-    return loss_sum / evaluated, correct / evaluated, evaluated
+    for images, targets in loader:
+        log_probs, targets = accelerator.gather_for_metrics((model(images), targets))  # of all ranks, none twice
+        loss_sum += F.nll_loss(log_probs, targets, reduction="sum")
+        correct += (log_probs.argmax(dim=1) == targets).sum()
+        evaluated += len(targets)
+    return (loss_sum / evaluated).item(), (correct / evaluated).item(), evaluated.item()
 
 
 def train(args):
@@ -101,44 +115,41 @@ def train(args):
             split_batches=True,  # by default a loader's batch is each rank's own
             use_seedable_sampler=True,  # epoch e is ordered by data_seed + e
             data_seed=args.seed,
+            non_blocking=True,  # copies of pinned batches, beside the computing
         ),
         kwargs_handlers=[InitProcessGroupKwargs(timeout=args.timeout)],
     )
     train_set, test_set = load_data(args)
-    loading = {"collate_fn": collate, "num_workers": args.num_workers}
+    loading = dict(
+        collate_fn=collate,
+        num_workers=args.num_workers,
+        pin_memory=train_set.device.type != accelerator.device.type,
+    )
     micro_batch = args.batch_size // args.gradient_accumulation_steps
     train_loader = DataLoader(train_set, micro_batch, shuffle=True, drop_last=True, **loading)
-    test_loader = DataLoader(test_set, micro_batch, **loading)
+    test_loader = DataLoader(test_set, micro_batch, **loading)  # prepare cuts batches into shards, equally long
 
-    model = build_model(args)
+    model = build_model(args)  # prepare moves it to its device and into DDP; the optimizer keeps its parameters
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    # The model moves to its device and into DDP, and the optimizer keeps its parameters.
-    # The loaders deal out shards, equally long on all ranks, and copy them to the device.
     model, optimizer, train_loader, test_loader = accelerator.prepare(model, optimizer, train_loader, test_loader)
     set_seed(args.seed, device_specific=True)  # for dropout, and each rank draws its own
 
-    progress = Progress()
-    accelerator.register_for_checkpointing(progress)
-    resumed = resume(accelerator, args, progress)
-    steps_per_epoch = len(train_set) // args.batch_size
-    step = steps_per_epoch * progress.epoch + progress.steps
-    if resumed:
-        accelerator.print(f"{args.level}: resumed at step {step}")
+    progress = Progress(steps_per_epoch=len(train_set) // args.batch_size)
+    settings = SameTraining(
+        {"--batch-size": args.batch_size, "--dataset": train_set.name, "training samples": len(train_set)}
+    )
+    accelerator.register_for_checkpointing(progress, settings)
+    resume(accelerator, args, progress)
 
     listening = noted_signals() if args.checkpoint_dir else nullcontext([])
     with listening as signals, measured(args, model, train_set, test_set) as report:
-        schedule = CheckpointSchedule(args.checkpoint_every, steps_per_epoch * args.epochs, signals, accelerator.device)
+        total_steps = progress.steps_per_epoch * args.epochs
+        schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, accelerator.device)
         for epoch in range(progress.epoch, args.epochs):
             train_loader.set_epoch(epoch)  # another order for each epoch
-            # Whole steps: the Accelerator would make one more of the micro-batches that are left over.
-            micro_batches = (steps_per_epoch - progress.steps) * args.gradient_accumulation_steps
-            loader = train_loader
-            if progress.steps > 0:  # the checkpoint was made within this epoch
-                batches_done = progress.steps * args.gradient_accumulation_steps
-                loader = accelerator.skip_first_batches(train_loader, batches_done)
             train_loss = torch.full((), progress.loss, dtype=torch.float64, device=accelerator.device)
             model.train()
-            for images, targets in islice(loader, micro_batches):
+            for images, targets in rest_of_epoch(accelerator, train_loader, progress):
                 with accelerator.accumulate(model):  # averages gradients at the last micro-batch of a step only
                     loss = F.nll_loss(model(images), targets)
                     accelerator.backward(loss)  # divided by the number of micro-batches, scaled under fp16
@@ -146,20 +157,19 @@ def train(args):
                     optimizer.zero_grad()
                 train_loss += loss.detach() / args.gradient_accumulation_steps
                 if accelerator.sync_gradients:  # the step is complete
-                    step += 1
                     progress.steps += 1
                     if args.checkpoint_dir:
-                        schedule.update(step)
+                        schedule.update(progress.step)
                     if schedule.save:
                         progress.loss = accelerator.reduce(train_loss, reduction="mean").item()
-                        save(accelerator, step, progress.loss)
+                        save(accelerator, progress)
                     if schedule.stop:
-                        accelerator.print(f"stopped at step {step}: run it again to continue")
+                        accelerator.print(f"stopped at step {progress.step}: run it again to continue")
                         accelerator.end_training()
                         raise SystemExit(schedule.exit_code())
-            train_loss = accelerator.reduce(train_loss, reduction="mean") / steps_per_epoch
+            train_loss = accelerator.reduce(train_loss, reduction="mean") / progress.steps_per_epoch
 
-            result = report(train_loss.item(), *evaluate(accelerator, model, test_loader), steps=step)
+            result = report(train_loss.item(), *evaluate(accelerator, model, test_loader), steps=progress.step)
             progress.begin_epoch(epoch + 1)
     accelerator.end_training()
     return result

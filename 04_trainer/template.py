@@ -3,10 +3,15 @@
     torchrun --standalone --nproc-per-node 2 04_trainer/template.py DATA --epochs 10 --checkpoint run
 
 The same file runs on Hugging Face's Trainer: replace `common.trainer` by `transformers`.
+
+For a task of your own change three places: the data set with `load_data`, the network, the loss with its score.
+Ctrl-C stops it: each process prints a traceback with KeyboardInterrupt. What was saved after the last whole epoch
+stays, and the same command goes on with the next one. Without --checkpoint nothing is saved.
 """
 
 import argparse
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -14,15 +19,24 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 import torchvision
-from torch.utils.data import DataLoader, Dataset, RandomSampler
+from torch.utils.data import DataLoader, Dataset, RandomSampler, default_collate
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from common.trainer import Trainer, TrainerCallback, TrainingArguments
 
 
+def stop(message):
+    """End all processes before they have begun; one says why."""
+    if os.environ.get("RANK", "0") == "0":
+        print(message, file=sys.stderr, flush=True)
+    if dist.is_initialized():
+        dist.barrier()  # torchrun ends all processes when one has ended: not before the line is printed
+    raise SystemExit(1)
+
+
 class Images(Dataset):
-    """The images of a folder and the numbers of their classes.
+    """Samples (inputs, target): the network is called with the inputs, which are a tuple, here of one image.
 
     How an image is cropped and flipped depends on the seed, on the epoch and on its number alone. So it looks the same
     whichever process or loader worker reads it.
@@ -50,22 +64,31 @@ class Images(Dataset):
         image, label = self.files[index]
         with torch.random.fork_rng(devices=[]):  # dropout draws from torch's generator too: leave it as it was
             torch.default_generator.manual_seed(hash((self.seed, self.epoch, index)))
-            return self.transform(image), label
+            return (self.transform(image),), label
 
 
-def check(train_set, val_set, batch_size):
-    """End the run if it would make no step, or if a class had another number in the evaluation."""
-    if val_set.files.classes != train_set.files.classes:
-        raise SystemExit(f"{train_set.files.root} and {val_set.files.root} must have the same classes")
-    if len(train_set) < batch_size:
-        raise SystemExit(f"{len(train_set)} training images do not fill a batch of {batch_size}")
+def load_data(args):
+    train_set = Images(f"{args.data}/train", args.size, augment=True, seed=args.seed)
+    val_set = Images(f"{args.data}/val", args.size, augment=False, seed=args.seed)
+    if val_set.files.classes != train_set.files.classes:  # a class would have another number in the evaluation
+        stop(f"{train_set.files.root} and {val_set.files.root} must have the same classes")
+    return train_set, val_set
 
 
-def build_network(arch, classes):
-    return torchvision.models.get_model(arch, num_classes=classes)
+def build_network(args, train_set):
+    return torchvision.models.get_model(args.arch, num_classes=len(train_set.files.classes))
 
 
-class ImageTrainer(Trainer):
+def compute_loss(outputs, targets):
+    return F.cross_entropy(outputs, targets)
+
+
+def score(outputs, targets):
+    """A number for each sample, whose mean is the score that is shown: here the accuracy."""
+    return (outputs.argmax(dim=1) == targets).double()
+
+
+class TaskTrainer(Trainer):
     def get_train_dataloader(self):
         # The Trainer makes a step of an epoch's tail too, or drops the tail of the evaluation as well.
         step = self.args.per_device_train_batch_size * self.accelerator.num_processes
@@ -81,9 +104,9 @@ class ImageTrainer(Trainer):
         return self.accelerator.prepare(loader)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        logits = model(inputs["images"])
-        loss = F.cross_entropy(logits, inputs["labels"])
-        return (loss, {"logits": logits}) if return_outputs else loss
+        outputs = model(*inputs["inputs"])
+        loss = compute_loss(outputs, inputs["labels"])
+        return (loss, {"outputs": outputs}) if return_outputs else loss
 
     def evaluate(self, *args, **kwargs):
         # The Trainer runs the bare network here, and batch norm's statistics are of each rank's shards: take rank 0's.
@@ -93,8 +116,8 @@ class ImageTrainer(Trainer):
         return super().evaluate(*args, **kwargs)
 
 
-class NextCrops(TrainerCallback):
-    """Tells the training images the number of the epoch."""
+class NextEpoch(TrainerCallback):
+    """Tells the data set the number of the epoch."""
 
     def __init__(self, train_set):
         self.train_set = train_set
@@ -104,33 +127,26 @@ class NextCrops(TrainerCallback):
 
 
 def to_dict(batch):
-    images, labels = zip(*batch, strict=True)
-    return {"images": torch.stack(images), "labels": torch.tensor(labels)}
+    inputs, targets = default_collate(batch)
+    return {"inputs": inputs, "labels": targets}
 
 
-def count_correct(prediction):
-    return {"accuracy": (prediction.predictions.argmax(axis=1) == prediction.label_ids).mean()}
+def mean_score(prediction):
+    outputs, targets = torch.from_numpy(prediction.predictions), torch.from_numpy(prediction.label_ids)
+    return {"score": score(outputs, targets).mean().item()}
 
 
 def train(args):
     world_size = int(os.environ.get("WORLD_SIZE", 1))
-    if args.batch_size % world_size:
-        raise SystemExit(f"--batch-size {args.batch_size} cannot be divided among {world_size} processes")
-    train_set = Images(f"{args.data}/train", args.size, augment=True, seed=args.seed)
-    val_set = Images(f"{args.data}/val", args.size, augment=False, seed=args.seed)
-    check(train_set, val_set, args.batch_size)
-    torch.manual_seed(args.seed)
-    model = build_network(args.arch, len(train_set.files.classes))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    steps = len(train_set) // args.batch_size * args.epochs
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    share = args.batch_size // world_size or 1  # a batch smaller than the processes is refused below
     training_args = TrainingArguments(
         args.checkpoint or "checkpoints",
-        per_device_train_batch_size=args.batch_size // world_size,
-        per_device_eval_batch_size=args.batch_size // world_size,
-        max_steps=steps,
+        per_device_train_batch_size=share,
+        per_device_eval_batch_size=share,
+        num_train_epochs=args.epochs,
         max_grad_norm=1.0,
         eval_strategy="epoch",
+        logging_strategy="epoch",  # of the training loss
         save_strategy="epoch" if args.checkpoint else "no",
         save_total_limit=2,
         seed=args.seed,
@@ -143,19 +159,30 @@ def train(args):
         report_to="none",
         use_cpu=not torch.cuda.is_available(),
     )
-    trainer = ImageTrainer(
+    rank = training_args.process_index  # joins the other processes
+    if args.batch_size % world_size:
+        stop(f"--batch-size {args.batch_size} cannot be divided among {world_size} processes")
+    train_set, val_set = load_data(args)
+    if len(train_set) < args.batch_size:
+        stop(f"{len(train_set)} training samples do not fill a batch of {args.batch_size}")
+    torch.manual_seed(args.seed)
+    model = build_network(args, train_set)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    steps = len(train_set) // args.batch_size * args.epochs
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    trainer = TaskTrainer(
         model,
         training_args,
         data_collator=to_dict,
         train_dataset=train_set,
         eval_dataset=val_set,
-        compute_metrics=count_correct,
+        compute_metrics=mean_score,
         optimizers=(optimizer, schedule),
-        callbacks=[NextCrops(train_set)],
+        callbacks=[NextEpoch(train_set)],
     )
     if trainer.is_world_process_zero() and args.checkpoint:  # what cannot be saved is to fail now, not after an epoch
         tempfile.TemporaryFile(dir=args.checkpoint).close()
-    torch.manual_seed(args.seed + trainer.accelerator.process_index)  # by default all ranks drop the same units out
+    torch.manual_seed(args.seed + rank)  # by default all ranks drop the same units out
     found = [bool(args.checkpoint) and any(Path(args.checkpoint).glob("checkpoint-*"))]
     if dist.is_initialized():
         dist.broadcast_object_list(found)  # rank 0 looks: all ranks resume, or none
@@ -170,7 +197,7 @@ def parse_args(argv=None):
     parser.add_argument("--arch", default="resnet18", help="a name from torchvision.models")
     parser.add_argument("--size", type=int, default=224, help="pixels of an image's side")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=64, help="images of an optimizer step, on all devices")
+    parser.add_argument("--batch-size", type=int, default=64, help="samples of an optimizer step, on all devices")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--workers", type=int, default=2, help="loader workers of each process")

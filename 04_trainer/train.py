@@ -7,15 +7,13 @@ As one process, as several, or as a configuration file says:
     python -m common.accelerator launch --config_file 03_accelerate/two_processes.yaml 04_trainer/train.py
 
 `common.trainer` has the names of Hugging Face's Trainer. Replace it by `transformers`, and this file runs there. Inside
-is level 03's Accelerator. What is set against a default makes this the training of the other levels; it is no advice.
-Mixed precision, accumulation and checkpoints are in train_full.py.
+is level 03's Accelerator. Mixed precision, accumulation and checkpoints are in train_full.py.
 """
-
-import os
 
 import torch
 import torch.nn.functional as F
 
+from common.accelerator import PartialState
 from common.args import parse_args
 from common.data import collate, load_data
 from common.instruments import measured, prepare_process
@@ -36,45 +34,40 @@ def to_dict(batch):
 
 
 def compute_metrics(prediction):  # arrays with the samples of all ranks, each once
-    log_probs, labels = prediction.predictions, prediction.label_ids
-    # In the Trainer's own loss, which this replaces, samples count twice that were repeated for equal shards.
-    loss = -log_probs[range(len(labels)), labels].mean(dtype="float64")
-    correct = log_probs.argmax(axis=1) == labels
-    return {"loss": loss, "accuracy": correct.mean(), "evaluated": len(correct)}
+    correct = prediction.predictions.argmax(axis=1) == prediction.label_ids
+    return {"accuracy": correct.mean(), "evaluated": len(correct)}
 
 
 def train(args):
-    share = args.batch_size // int(os.environ.get("WORLD_SIZE", 1))
+    process = PartialState(cpu=args.device.type == "cpu", timeout=args.timeout)  # joins the other processes
+    train_set, test_set = load_data(args)
+    model = build_model(args)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     settings = TrainingArguments(
         "checkpoints",  # the folder for what it saves: here nothing
         num_train_epochs=args.epochs,
-        per_device_train_batch_size=share,
-        per_device_eval_batch_size=share,
-        dataloader_drop_last=True,  # by default an epoch ends with a smaller step
-        lr_scheduler_type="constant",  # by default linear, down to 0
-        max_grad_norm=0,  # by default 1.0: gradients are clipped
-        remove_unused_columns=False,  # by default only what model.forward takes reaches the collator
-        label_names=["labels"],  # compute_metrics gets them; by default what model.forward calls "label…"
+        per_device_train_batch_size=args.batch_size // process.num_processes,
+        per_device_eval_batch_size=args.batch_size // process.num_processes,
         eval_strategy="epoch",  # by default never
         logging_strategy="epoch",  # by default every 500 steps
         save_strategy="no",  # by default every 500 steps
         seed=args.seed,
-        data_seed=args.seed,  # of the sample order; by default what torch was last seeded with
-        ddp_find_unused_parameters=False,  # by default DDP looks for them in every step
-        ddp_timeout=int(args.timeout.total_seconds()),  # of a collective; by default 1800
+        remove_unused_columns=False,  # by default only what model.forward takes reaches the collator
+        label_names=["labels"],  # compute_metrics gets them; by default what model.forward calls "label…"
         dataloader_num_workers=args.num_workers,
-        dataloader_pin_memory=False,  # by default batches are pinned, for faster copies to a GPU
+        dataloader_pin_memory=train_set.device.type != args.device.type,  # by default always
         use_cpu=args.device.type == "cpu",
+        # What makes this the training of the other levels, and is no advice.
+        data_seed=args.seed,  # of the sample order; by default what torch was last seeded with
+        dataloader_drop_last=True,  # by default an epoch ends with a smaller step
+        lr_scheduler_type="constant",  # by default linear, down to 0
+        max_grad_norm=0,  # by default 1.0: gradients are clipped
+        ddp_find_unused_parameters=False,  # by default DDP looks for them in every step
     )
-    rank = settings.process_index  # joins the other processes: before load_data, so that all get the same set
-    train_set, test_set = load_data(args)
-    model = build_model(args)
-    # The Trainer's own AdamW has no weight decay by default, and never of biases. torch's decays all weights by 0.01.
-    optimizers = torch.optim.AdamW(model.parameters(), lr=args.lr), None
     trainer = DigitTrainer(
-        model, settings, to_dict, train_set, test_set, compute_metrics=compute_metrics, optimizers=optimizers
-    )
-    torch.manual_seed(args.seed + rank)  # by default all processes drop the same units out
+        model, settings, to_dict, train_set, test_set, compute_metrics=compute_metrics, optimizers=(optimizer, None)
+    )  # by default it makes an AdamW without weight decay
+    torch.manual_seed(args.seed + process.process_index)  # by default all processes drop the same units out
 
     with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints the result once
         trainer.train()

@@ -7,7 +7,6 @@ The same command continues a run that was stopped, or killed. SIGTERM and Ctrl-C
 The same file runs on Hugging Face's Trainer: replace `common.trainer` by `transformers`.
 """
 
-import os
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -16,12 +15,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils.data import RandomSampler
 
+from common.accelerator import PartialState
 from common.args import parse_args
 from common.checkpoint_schedule import CheckpointSchedule, noted_signals
 from common.data import collate, load_data
 from common.errors import fail
 from common.instruments import measured, prepare_process
 from common.model import build_model
+from common.same_training import SameTraining
 from common.trainer import Trainer, TrainerCallback, TrainingArguments
 
 
@@ -65,11 +66,8 @@ def to_dict(batch):
 
 
 def compute_metrics(prediction):  # arrays with the samples of all ranks, each once
-    log_probs, labels = prediction.predictions, prediction.label_ids
-    # In the Trainer's own loss, which this replaces, samples count twice that were repeated for equal shards.
-    loss = -log_probs[range(len(labels)), labels].mean(dtype="float64")
-    correct = log_probs.argmax(axis=1) == labels
-    return {"loss": loss, "accuracy": correct.mean(), "evaluated": len(correct)}
+    correct = prediction.predictions.argmax(axis=1) == prediction.label_ids
+    return {"accuracy": correct.mean(), "evaluated": len(correct)}
 
 
 def any_checkpoint(folder):
@@ -77,7 +75,11 @@ def any_checkpoint(folder):
 
 
 def train(args):
-    share = args.batch_size // int(os.environ.get("WORLD_SIZE", 1)) // args.gradient_accumulation_steps
+    process = PartialState(cpu=args.device.type == "cpu", timeout=args.timeout)  # joins the other processes
+    train_set, test_set = load_data(args)
+    model = build_model(args)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    share = args.batch_size // process.num_processes // args.gradient_accumulation_steps
     settings = TrainingArguments(
         args.checkpoint_dir or "checkpoints",
         num_train_epochs=args.epochs,
@@ -86,32 +88,31 @@ def train(args):
         gradient_accumulation_steps=args.gradient_accumulation_steps,
         fp16=args.mixed_precision == "fp16",
         bf16=args.mixed_precision == "bf16",
-        lr_scheduler_type="constant",  # by default linear, down to 0
-        max_grad_norm=0,  # by default 1.0: gradients are clipped
-        remove_unused_columns=False,  # by default only what model.forward takes reaches the collator
-        label_names=["labels"],  # compute_metrics gets them; by default what model.forward calls "label…"
         eval_strategy="epoch",  # by default never
         logging_strategy="epoch",  # by default every 500 steps
         save_strategy="steps" if args.checkpoint_dir else "no",
         save_steps=args.checkpoint_every.steps,
         save_total_limit=2,  # by default all checkpoints stay
         seed=args.seed,
-        data_seed=args.seed,  # of the sample order; by default what torch was last seeded with
-        ddp_find_unused_parameters=False,  # by default DDP looks for them in every step
-        ddp_timeout=int(args.timeout.total_seconds()),  # of a collective; by default 1800
+        remove_unused_columns=False,  # by default only what model.forward takes reaches the collator
+        label_names=["labels"],  # compute_metrics gets them; by default what model.forward calls "label…"
         dataloader_num_workers=args.num_workers,
-        dataloader_pin_memory=False,  # by default batches are pinned, for faster copies to a GPU
+        dataloader_pin_memory=train_set.device.type != args.device.type,  # by default always
         use_cpu=args.device.type == "cpu",
+        # What makes this the training of the other levels, and is no advice.
+        data_seed=args.seed,  # of the sample order; by default what torch was last seeded with
+        lr_scheduler_type="constant",  # by default linear, down to 0
+        max_grad_norm=0,  # by default 1.0: gradients are clipped
+        ddp_find_unused_parameters=False,  # by default DDP looks for them in every step
     )
-    rank = settings.process_index  # joins the other processes: before load_data, so that all get the same set
-    train_set, test_set = load_data(args)
-    model = build_model(args)
-    # The Trainer's own AdamW has no weight decay by default, and never of biases. torch's decays all weights by 0.01.
-    optimizers = torch.optim.AdamW(model.parameters(), lr=args.lr), None
     trainer = DigitTrainer(
-        model, settings, to_dict, train_set, test_set, compute_metrics=compute_metrics, optimizers=optimizers
+        model, settings, to_dict, train_set, test_set, compute_metrics=compute_metrics, optimizers=(optimizer, None)
+    )  # by default it makes an AdamW without weight decay
+    same = SameTraining(
+        {"--batch-size": args.batch_size, "--dataset": train_set.name, "training samples": len(train_set)}
     )
-    torch.manual_seed(args.seed + rank)  # by default all processes drop the same units out
+    trainer.accelerator.register_for_checkpointing(same)
+    torch.manual_seed(args.seed + process.process_index)  # by default all processes drop the same units out
 
     device = trainer.accelerator.device
     total_steps = len(train_set) // args.batch_size * args.epochs

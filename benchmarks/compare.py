@@ -89,6 +89,7 @@ class Comparison:
             "steps": options.steps,
             "proof_steps": PROOF_STEPS,
             "levels": {level: {} for level in self.levels},
+            "sharded": {rung: {} for rung in ladder.SHARDED},
         }
 
     def parts(self) -> list[Part]:
@@ -96,9 +97,12 @@ class Comparison:
         for level in self.levels:
             parts.append(Part(f"training {level}", level, partial(self.train, level)))
         for level in self.levels:
-            parts.append(Part(f"weights and memory of {level}", level, partial(self.prove, level)))
-        for level in ladder.DISTRIBUTED:
-            parts.append(Part(f"{level} on {EVALUATION_RANKS} ranks", level, partial(self.evaluate, level)))
+            result = self.report["levels"][level]
+            parts.append(Part(f"weights and memory of {level}", level, partial(self.prove, level, result)))
+        for rung, result in self.report["sharded"].items():
+            parts.append(Part(f"weights and memory of {rung}", rung, partial(self.prove, rung, result)))
+        for level in (FIRST, *ladder.DISTRIBUTED):
+            parts.append(Part(f"evaluation of {level}", level, partial(self.evaluate, level)))
         for size in self.options.batch_sizes:
             parts.append(Part(f"timing all levels in turn, batch {size}", None, partial(self.time, size)))
         for devices in (2, 4, 8):
@@ -134,14 +138,13 @@ class Comparison:
         flags = [*self.flags(level), "--max-steps", str(self.options.steps)]
         self.report["levels"][level]["run"] = self.on_ranks(level, proof.train, flags)[0]
 
-    def prove(self, level: str) -> None:
+    def prove(self, level: str, result: dict) -> None:
         """The weights' distance from level 00's after steps in float64, and the bytes on each device."""
-        path = self.folder / f"{level}.pt"
+        path = self.folder / f"{level.replace('/', '_')}.pt"
         baseline = self.folder / f"{self.levels[0]}.pt"
         exact = ["--dtype", "float64", "--no-dropout", "--max-steps", str(PROOF_STEPS), "--save", str(path), *proof.FEW]
         self.on_ranks(level, proof.train, [*self.flags(level), *exact])
         weights = torch.load(path, weights_only=True)
-        result = self.report["levels"][level]
         if baseline.exists():
             result["max_weight_difference"] = proof.farthest(weights, torch.load(baseline, weights_only=True))
         result["weight_checksum"] = proof.checksum(weights)
@@ -149,10 +152,13 @@ class Comparison:
         result["simulated_peak_memory"] = [device for rank in peaks for device in rank]
 
     def evaluate(self, level: str) -> None:
-        """The whole test set on a number of ranks that it does not divide by."""
-        flags = [*self.flags(level, 64 // EVALUATION_RANKS * EVALUATION_RANKS), "--max-steps", "1"]
-        result = self.on_ranks(level, proof.train, flags, EVALUATION_RANKS)[0]
-        self.report["levels"][level]["evaluated_on"] = {str(EVALUATION_RANKS): result["evaluated"]}
+        """The whole test set on a number of ranks that it does not divide by, and its losses; at level 00 on one."""
+        flags = self.flags(level, 64 // EVALUATION_RANKS * EVALUATION_RANKS)
+        exact = ["--dtype", "float64", "--no-dropout", "--max-steps", "1"]
+        result = self.on_ranks(level, proof.train, [*flags, *exact], EVALUATION_RANKS)[0]
+        processes = EVALUATION_RANKS if level in ladder.DISTRIBUTED else 1
+        self.report["levels"][level]["evaluated_on"] = {str(processes): result["evaluated"]}
+        self.report["levels"][level]["eval_loss_sum"] = result["eval_loss"] * result["evaluated"]
 
     def time(self, size: int) -> None:
         """Images per second, the levels taking turns, each worker on a device of its own."""
@@ -180,7 +186,7 @@ class Comparison:
 
     def on_ranks(self, level: str, job: Callable, flags: list[str], processes: int | None = None) -> list:
         """A job of `benchmarks.harness.proof` on the processes of this level, which share the cores."""
-        processes = (processes or self.options.world_size) if level in ladder.DISTRIBUTED else 1
+        processes = (processes or self.options.world_size) if ladder.is_distributed(level) else 1
         threads = max(1, available_cores() // processes)
         on_cpu = job is proof.peaks or processes > torch.cuda.device_count()  # nccl needs a GPU for each process
         return ranks(processes, on_cpu).run(job, level, flags, threads, timeout=TIMEOUT)
@@ -190,6 +196,8 @@ class Comparison:
         flags = ["--batch-size", str(size), *self.data_flags()]
         if level == "01_data_parallel":
             flags += ["--replicas", str(self.options.world_size)]
+        if level == ladder.MESH:
+            flags += ["--tensor", "1" if self.options.world_size % 2 else "2"]
         return flags
 
     def data_flags(self) -> list[str]:

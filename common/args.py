@@ -17,10 +17,12 @@ from common.numbers import natural, number, positive, positive_float
 # A script is named as in common.ladder: a level's train.py by the level, another one by level and file.
 _ONE_PROCESS = ("00_single_gpu", "01_data_parallel")
 _FULL = ("03_accelerate/train_full", "04_trainer/train_full")
-_DISTRIBUTED = ("02_ddp_raw", "03_accelerate", "04_trainer", *_FULL)
+_MESH = "02_ddp_raw/train_mesh"
+_DISTRIBUTED = ("02_ddp_raw", "02_ddp_raw/train_fsdp", _MESH, "03_accelerate", "04_trainer", *_FULL)
 _OWN_FLAGS = {
     "--replicas": ("01_data_parallel",),
     "--timeout": _DISTRIBUTED,
+    "--tensor": (_MESH,),
     "--mixed-precision": _FULL,
     "--gradient-accumulation-steps": _FULL,
     "--checkpoint-dir": _FULL,
@@ -79,6 +81,8 @@ def _make_parser(name: str, prog: str) -> _Parser:
         flag("--replicas", type=positive, metavar="N", help="copies of the model (default: visible GPUs, at least 2)")
     if name in _DISTRIBUTED:
         flag("--timeout", type=_seconds, default="300", metavar="SECONDS", help="of a collective")
+    if name == _MESH:
+        flag("--tensor", type=positive, default=2, metavar="N", help="ranks that share a layer (a power of 2, to 128)")
     if name in _FULL:
         _add_flags_of_long_training(parser)
     add_instrument_flags(parser)

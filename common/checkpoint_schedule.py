@@ -7,10 +7,12 @@ later; torchrun hands it on to its ranks, and Ctrl-C reaches them as SIGINT.
 
 import contextlib
 import math
+import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
+from types import FrameType
 from typing import NamedTuple
 
 import torch
@@ -38,11 +40,24 @@ def checkpoint_interval(text: str) -> CheckpointInterval:
 
 @contextlib.contextmanager
 def noted_signals() -> Iterator[list[int]]:
-    """Within the block SIGTERM and Ctrl-C end nothing: their numbers are added to the list."""
+    """Within the block SIGTERM and the first Ctrl-C end nothing: their numbers are added to the list.
+
+    The second Ctrl-C ends the process at once. A second SIGTERM does not: Slurm and torchrun may both send the same
+    one, and whoever has no patience sends SIGKILL.
+    """
     received: list[int] = []
+    sent_by_one_key_press = 1
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        sent_by_one_key_press = 2  # one by the terminal, to torchrun and to its ranks, and one by torchrun
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if received.count(signal.SIGINT) >= sent_by_one_key_press:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # This ends also a process that waits in a collective.
+
     before = {}
     for caught in (signal.SIGTERM, signal.SIGINT):
-        before[caught] = signal.signal(caught, lambda number, frame: received.append(number))
+        before[caught] = signal.signal(caught, note)
     try:
         yield received
     finally:

@@ -122,10 +122,11 @@ class Ledger:
                 self._category[allocation.serial] = min(known, category, key=CATEGORIES.index)
 
     def look_at_size(self, storage: torch.UntypedStorage) -> None:
-        """Enter the size of a storage that somebody has resized without an operation."""
+        """Enter the size of a storage that was resized without an operation: FSDP's, of parameters that it gathers."""
         with self._lock:
             allocation = self._alive.get(storage._cdata)
             if allocation is not None:
+                self._category[allocation.serial] = "parameters"
                 self._resize(allocation, _in_blocks(storage))
 
     def _resize(self, allocation: _Allocation, size: int) -> None:

@@ -5,8 +5,18 @@ BatchEncoding and a list of a script's own are leaves to them. Here every list, 
 Hugging Face Accelerate.
 """
 
+import contextlib
+import copy
+from collections import UserDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class NamedLeaf(NamedTuple):
+    """A leaf, and the way to it as a script writes it: `['boxes'][0]`. A structure that is itself a leaf has no way."""
+
+    name: str
+    leaf: Any
 
 
 def is_namedtuple(data: Any) -> bool:
@@ -15,9 +25,34 @@ def is_namedtuple(data: Any) -> bool:
 
 def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
     """The items of `generator` in a list, tuple or namedtuple of the type of `obj`."""
-    if is_namedtuple(obj):
-        return type(obj)(*generator)
-    return type(obj)(generator)
+    items = list(generator)
+    rebuilt = None
+    with contextlib.suppress(Exception):  # the constructor of a class of the script's own may take something else
+        arguments = items if is_namedtuple(obj) else [items]
+        rebuilt = type(obj)(*arguments)
+    if rebuilt is not None and len(rebuilt) == len(items):
+        return rebuilt
+    if isinstance(obj, tuple):
+        return tuple.__new__(type(obj), items)
+    rebuilt = copy.copy(obj)
+    rebuilt[:] = items
+    return rebuilt
+
+
+def _mapping_like(data: Mapping, content: dict[Any, Any]) -> Any:
+    """The items of `content`, which has the keys of `data`, in a mapping of the type of `data`."""
+    mapping_class: Any = type(data)
+    rebuilt = None
+    with contextlib.suppress(Exception):  # a defaultdict wants its factory, a class of the script's own anything
+        rebuilt = mapping_class(content)
+    if rebuilt is not None and rebuilt.keys() == content.keys():
+        return rebuilt
+    if not isinstance(data, (dict, UserDict)):  # a copy of another kind might share its items with `data`
+        raise TypeError(f"a {mapping_class.__name__} cannot be made of a dict with its items")
+    rebuilt = copy.copy(data)
+    for key, value in content.items():
+        rebuilt[key] = value
+    return rebuilt
 
 
 def map_nested(
@@ -42,8 +77,7 @@ def map_nested(
             content = {}
             for key, value in data.items():
                 content[key] = value if key in skip_keys else walk(value)
-            mapping_class: Any = type(data)
-            return mapping_class(content)
+            return _mapping_like(data, content)
         return function(data)
 
     return walk(data)
@@ -71,8 +105,7 @@ def zip_nested(
             content = {}
             for key, value in data.items():
                 content[key] = walk(value, *(other[key] for other in others))
-            mapping_class: Any = type(data)
-            return mapping_class(content)
+            return _mapping_like(data, content)
         return function(data, *others)
 
     return walk(data, *others)
@@ -80,10 +113,33 @@ def zip_nested(
 
 def leaves(data: Any, is_leaf: Callable[[Any], bool] | None = None) -> Iterator[Any]:
     """What `map_nested` calls its function on, in the same order: whatever is no list, tuple or mapping itself."""
+    for _, leaf in named_leaves(data, is_leaf):
+        yield leaf
+
+
+def named_leaves(data: Any, is_leaf: Callable[[Any], bool] | None = None, name: str = "") -> Iterator[NamedLeaf]:
+    """The leaves of `data`, which is at `name` in a larger structure, each with its own name."""
     is_whole = is_leaf is not None and is_leaf(data)
     if is_whole or not isinstance(data, (tuple, list, Mapping)):
-        yield data
+        yield NamedLeaf(name, data)
         return
-    values = data.values() if isinstance(data, Mapping) else data
-    for item in list(values):
-        yield from leaves(item, is_leaf)
+    items = data.items() if isinstance(data, Mapping) else enumerate(data)
+    for place, (key, item) in enumerate(list(items)):
+        # The standard `repr` shows an address, which differs between processes.
+        shown = f"<key {place}>" if type(key).__repr__ is object.__repr__ else repr(key)
+        yield from named_leaves(item, is_leaf, f"{name}[{shown}]")
+
+
+def map_together(
+    function: Callable[[list[NamedLeaf]], list[Any]], data: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> Any:
+    """The structure of `data` with the results of one call of `function` for all leaves in place of these.
+
+    It gets them in the order of their names, which does not depend on the order in which keys came into a mapping.
+    """
+    named = list(named_leaves(data, is_leaf))
+    order = sorted(range(len(named)), key=lambda place: named[place].name)
+    results = function([named[place] for place in order])
+    result_of_place = dict(zip(order, results, strict=True))
+    in_place = iter([result_of_place[place] for place in range(len(named))])
+    return map_nested(lambda _: next(in_place), data, is_leaf)

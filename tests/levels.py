@@ -48,10 +48,15 @@ def level_00() -> tuple[dict, dict]:
 
 
 def run_on_ranks(
-    level: str, world_size: int, argv: list[str], path: Path | None = None, small: bool = False
+    level: str,
+    world_size: int,
+    argv: list[str],
+    path: Path | None = None,
+    small: bool = False,
+    environment: dict[str, str] | None = None,
 ) -> tuple[list[dict], dict]:
     """Train on `world_size` processes. Returns every rank's result, and the final weights."""
-    outcomes = ranks(world_size).run(run_level, level, argv, path, small)
+    outcomes = ranks(world_size).run(run_level, level, argv, path, small, environment=environment)
     return [result for result, _ in outcomes], outcomes[0][1]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 
 class Numbers(Dataset):
@@ -55,6 +55,14 @@ class SizedStream(Stream):
 
     def __len__(self) -> int:
         return len(self.samples)
+
+
+class StreamOfWorkers(Stream):
+    """A stream of which each loader worker reads a part of its own."""
+
+    def __iter__(self) -> Iterator:
+        worker = get_worker_info()
+        return iter(self.samples[worker.id :: worker.num_workers])
 
 
 class ShuffledStream(SizedStream):

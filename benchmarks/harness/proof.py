@@ -1,6 +1,6 @@
 """Proof that the levels are comparable: runs of their own train.py, and the distance between the weights they leave.
 
-`train` and `peaks` are jobs for a rank of `common.processes`, and return what this rank has to say.
+`train`, `peaks` and `held` are jobs for a rank of `common.processes`, and return what this rank has to say.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Sequence
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from common import ladder
 from common.args import parse_args
@@ -19,6 +20,8 @@ from common.memory import accounting
 
 ACCOUNTED_STEPS = 3  # DDP has its final buckets from the second step on
 FEW = ["--eval-samples", "100"]
+SIMULATED = ["--device", "cpu", "--max-steps", str(ACCOUNTED_STEPS), *FEW]
+STATE = ("parameters", "gradients", "optimizer state")
 load = functools.cache(ladder.load)
 
 
@@ -39,10 +42,22 @@ def peaks(level: str, flags: list[str], threads: int) -> list[dict[str, int]]:
     They are simulated on the CPU, on machines with GPUs too: replicas that share a GPU would be charged to it together,
     and the threads of `nn.DataParallel` are not seen.
     """
-    simulated = ["--device", "cpu", "--max-steps", str(ACCOUNTED_STEPS), *FEW]
     with accounting() as ledger:
-        train(level, [*flags, *simulated], threads)
+        train(level, [*flags, *SIMULATED], threads)
     return list(ledger.peaks().values())
+
+
+def held(level: str, flags: Sequence[str], threads: int) -> dict[str, int]:
+    """The bytes of parameters, gradients and optimizer state on this rank when the optimizer has taken its last step.
+
+    What a rank gathers of the others' it has given back by then.
+    """
+    moments = []
+    with accounting() as ledger:
+        hook = register_optimizer_step_post_hook(lambda *_: moments.append(ledger.now()))
+        train(level, [*flags, *SIMULATED], threads)
+        hook.remove()
+    return {category: moments[-1][category] for category in STATE}
 
 
 def farthest(weights: dict, others: dict) -> float:

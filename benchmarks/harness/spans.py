@@ -10,7 +10,9 @@ from typing import NamedTuple
 ALL_REDUCE = "all-reduce"
 BACKWARD = "backward"
 FORWARD = "forward"
+COPIES = "copies"
 OPTIMIZER = "optimizer"
+SENDING = "sending"
 WAITING = "waiting"
 
 

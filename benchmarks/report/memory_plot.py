@@ -1,4 +1,4 @@
-"""The pictures of a comparison's memory, drawn from its record alone: each device's peak, by what it holds."""
+"""The pictures of memory, drawn from records alone: what each device holds, at its peak or between two steps."""
 
 from pathlib import Path
 
@@ -37,6 +37,12 @@ FOUR_DEVICES = {
         ("rank 0", "1", "2", "3"),
         {0: (1.5, "each has a network, an optimizer,\nand buckets for its gradients")},
     ),
+}
+# What each rank has of BasicNet.
+SHARED_OUT = {
+    "DDP": "everything",
+    "FSDP": "1/4 of each\nparameter",
+    "mesh of 2 × 2": "1/4 of fc1 and\nfc2, 1/2 of the\nconvolutions",
 }
 
 
@@ -93,10 +99,21 @@ def _devices(panel, row: dict, top: float) -> None:
 def _stack(panel, position: float, split: dict[str, int]) -> None:
     """The bar of one device, made of what it holds."""
     below = 0.0
-    for name in CATEGORIES:
+    for name in split:
         size = split[name] / 2**20
         panel.bar(position, size, 0.86, below, color=COLOURS[name])
         below += size
+
+
+def _ranks(panel, title: str, names: tuple[str, ...], splits: list[dict[str, int]], top: float) -> None:
+    """The bars of four devices, side by side."""
+    for device, split in enumerate(splits):
+        _stack(panel, device, split)
+    panel.set_title(title)
+    panel.set_xticks(range(len(splits)), names)
+    panel.set(xlim=(-0.6, 3.6), ylim=(0, top))
+    panel.grid(axis="y")
+    panel.tick_params(axis="x", length=0)
 
 
 def _heights(row: dict) -> list[float]:
@@ -116,18 +133,28 @@ def four_devices(report: dict, path: Path) -> None:
     figure, panels = subplots(1, len(FOUR_DEVICES), 4.8)
     for panel, (wrapper, (title, names, texts)) in zip(panels, FOUR_DEVICES.items(), strict=True):
         peaks = rows[wrapper]["peaks"]
-        for device, split in enumerate(peaks):
-            _stack(panel, device, split)
+        _ranks(panel, title, names, peaks, 1.25 * top)
         for device, (middle, text) in texts.items():
             height = sum(peaks[device].values()) / 2**20 + 0.02 * top
             panel.text(middle, height, text, ha="center", va="bottom", fontsize=SMALL, bbox=CLEAR)
-        panel.set_title(title)
-        panel.set_xticks(range(len(peaks)), names)
-        panel.set(xlim=(-0.6, 3.6), ylim=(0, 1.25 * top))
-        panel.grid(axis="y")
-        panel.tick_params(axis="x", length=0)
+        panel.tick_params(axis="y", labelleft=panel is panels[0])
     panels[0].set_ylabel("peak MiB")
-    panels[1].tick_params(axis="y", labelleft=False)
     legend(figure, COLOURS, 3)
     told = "Simulated: every tensor charged to its device. BasicNet, global batch 64. Each device at its own peak"
     save(figure, path, told, report["machine"], LEGEND)
+
+
+def sharing(record: dict, path: Path) -> None:
+    """What each of four ranks holds of parameters, gradients and optimizer state under DDP, FSDP and on a mesh."""
+    rows = record["rows"]
+    top = max(max(sum(split.values()) for split in ranks) for ranks in rows.values()) / 2**20
+    figure, panels = subplots(1, len(rows), 4.3)
+    for panel, (name, ranks) in zip(panels, rows.items(), strict=True):
+        _ranks(panel, name, ("rank 0", "1", "2", "3"), ranks, 1.2 * top)
+        height = sum(ranks[0].values()) / 2**20
+        panel.text(1.5, height + 0.03 * top, SHARED_OUT[name], ha="center", va="bottom", fontsize=SMALL, bbox=CLEAR)
+        panel.tick_params(axis="y", labelleft=panel is panels[0])
+    panels[0].set_ylabel("MiB between two steps")
+    legend(figure, {category: COLOURS[category] for category in rows["DDP"][0]}, 3)
+    told = "Simulated: every tensor charged to its rank. BasicNet, four ranks of level 02; a copy is 18 MiB"
+    save(figure, path, told, record["machine"], 0.32)

@@ -32,6 +32,22 @@ def comparison() -> str:
     return f"```text\n{table.summary(recorded('results'))}\n```"
 
 
+def five_levels() -> str:
+    """A row for each level: its speed at the smaller batch, its memory and its weights."""
+    record = recorded("results")
+    group = record["throughput"][0]
+    memory = peaks(record["levels"])
+    rows = []
+    for row in group["rows"].values():
+        if row["apart"]:
+            continue
+        level = row["level"]
+        ratio = 1.0 if level == FIRST else paired(group, level)
+        checksum = record["levels"][level]["weight_checksum"]
+        rows.append([level, f"{row['median']:.0f}", f"{ratio:.2f}", table.per_device(memory[level]), checksum])
+    return markdown(["level", "images/s", "× level 00", "MiB of each device", "weights"], rows)
+
+
 def epoch(level: str) -> str:
     """The result that one epoch at this level printed, and its cost.
 

@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.report import (
-    anatomy_plot,
     memory_plot,
     network_plot,
     overhead_plot,
@@ -23,10 +22,11 @@ PICTURES: dict[str, dict[str, Callable[[dict, Path], None]]] = {
         "memory.png": memory_plot.all_devices,
         "four_devices.png": memory_plot.four_devices,
     },
+    "sharing": {"sharing.png": memory_plot.sharing},
     "throughput": {"scaling.png": throughput_plot.scaling},
     "overhead": {"overhead.png": overhead_plot.picture},
-    "anatomy": {"anatomy.png": anatomy_plot.picture},
     "network": {"network.png": network_plot.picture},
+    "one_step": {"one_step.png": timeline_plot.levels},
     "timeline": {
         "timeline-1-gbit.png": partial(timeline_plot.picture, "1 Gbit/s"),
         "timeline-100-mbit.png": partial(timeline_plot.picture, "100 Mbit/s"),

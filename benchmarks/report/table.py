@@ -71,6 +71,13 @@ def _checks(report: dict) -> str:
             cells = [processes, f"{run['accuracy']:.2%}", run["evaluated"]]
         checksum = result.get("weight_checksum", MISSING)
         lines.append(CHECK_COLUMNS.format(level, *cells, per_device(sizes) or MISSING, checksum))
+    sharded = report.get("sharded", {})
+    sizes_of = {} if are_measured(levels) else peaks(sharded)  # theirs are simulated
+    for rung, result in sharded.items():
+        cells = [len(result.get("simulated_peak_memory", [])) or MISSING, MISSING, MISSING]
+        memory = per_device(sizes_of.get(rung, [])) or MISSING
+        checksum = result.get("weight_checksum", MISSING)
+        lines.append(CHECK_COLUMNS.format(ladder.short_name(rung), *cells, memory, checksum))
     return "\n".join(lines)
 
 
@@ -87,8 +94,8 @@ def where_time_goes(rows: dict[str, dict]) -> list[str]:
     """A line on a step of level 02 on several devices: what a device computes, and what the others add.
 
     All of it is measured in the same rounds: the step of one device, that of level 02 on several, and what one of the
-    several has to compute, alone on its device. There is no line where one of the three is missing. What is called
-    averaging contains the wait for the slowest device, and what devices of one machine take from each other.
+    several has to compute, alone on its device. There is no line where one of the three is missing. The time for
+    working together is sending, waiting for the slowest device, and what devices of one machine take from each other.
     """
     one = [row for row in rows.values() if row["level"] == FIRST and not row["apart"]]
     shares = [row for row in rows.values() if is_share(row)]
@@ -98,7 +105,7 @@ def where_time_goes(rows: dict[str, dict]) -> list[str]:
     whole, share, ddp = (_step_milliseconds(found[0]) for found in (one, shares, several))
     return [
         f"A step of {several[0]['global_batch_size']}: {whole:.1f} ms on 1 device; {ddp:.1f} on "
-        f"{several[0]['workers']}: {share:.1f} computing, {ddp - share:.1f} averaging"
+        f"{several[0]['workers']}: {share:.1f} for one share alone, {ddp - share:.1f} for working together"
     ]
 
 

@@ -1,14 +1,33 @@
-"""The lanes of `benchmarks.suites.timeline` as pictures, drawn from its record alone."""
+"""The lanes of `benchmarks.suites.timeline` and `one_step` as pictures, drawn from their records alone."""
 
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.harness.lanes import MAIN
-from benchmarks.harness.spans import ALL_REDUCE, BACKWARD, FORWARD, OPTIMIZER, WAITING, Span, hidden_share, to_spans
-from benchmarks.report.plots import BLUE, GREEN, INK, ORANGE, PALE, SKY, legend, save, subplots
+from benchmarks.harness.spans import (
+    ALL_REDUCE,
+    BACKWARD,
+    COPIES,
+    FORWARD,
+    OPTIMIZER,
+    SENDING,
+    WAITING,
+    Span,
+    hidden_share,
+    to_spans,
+)
+from benchmarks.report.plots import BLUE, GREEN, INK, ORANGE, PALE, PURPLE, SKY, legend, save, subplots
 
-COLOURS = {FORWARD: SKY, BACKWARD: BLUE, ALL_REDUCE: ORANGE, OPTIMIZER: GREEN, WAITING: PALE}
+COLOURS = {
+    COPIES: PURPLE,
+    FORWARD: SKY,
+    BACKWARD: BLUE,
+    ALL_REDUCE: ORANGE,
+    SENDING: ORANGE,
+    OPTIMIZER: GREEN,
+    WAITING: PALE,
+}
 HIGH = 0.86  # of a lane that computes; one unit is HEIGHT_OF_A_UNIT
 LOW = 0.46  # of a lane that sends
 BETWEEN = 0.08  # the lanes of a rank
@@ -31,7 +50,27 @@ def picture(link: str, record: dict, path: Path) -> None:
     """The step over one link: a panel for each way, all on one scale of time."""
     for group in record["groups"]:
         if group["link"] == link:
-            _picture(group, record["machine"], path)
+            ways = lanes_of(group)
+            titles = {way: _title(way, of_ranks, group["rows"][way]["median"]) for way, of_ranks in ways.items()}
+            told = (
+                f"Titles: medians of {group['rounds']} rounds. Lanes: of each way the step nearest to its median, so "
+                f"they may end earlier or later. Two ranks over {link}: above the thread that computes, below gloo's "
+                "two threads. Hidden: the share of rank 0's all-reduces that lies within backward. 2 ×: two backwards "
+                "in a step, that is twice the images"
+            )
+            _picture(ways, titles, "rank", told, record["machine"], path)
+
+
+def levels(record: dict, path: Path) -> None:
+    """A step of each level that has a row: a panel for each, with a lane for each device, on one scale of time."""
+    (group,) = record["groups"]
+    rows = group["rows"]
+    titles = {row: f"{row}: {rows[row]['median']:.0f} ms" for row in rows}
+    told = (
+        f"One step of 64 images; medians of {group['rounds']} rounds, and the step nearest to each. A device is an "
+        "equal part of the cores. The thin lanes are gloo's threads, which send while the device computes"
+    )
+    _picture(lanes_of(group), titles, "device", told, record["machine"], path)
 
 
 def lanes_of(group: dict) -> dict[str, OfRanks]:
@@ -39,8 +78,7 @@ def lanes_of(group: dict) -> dict[str, OfRanks]:
     return {way: [to_spans(spans) for spans in of_ranks] for way, of_ranks in group["lanes"].items()}
 
 
-def _picture(group: dict, machine: dict, path: Path) -> None:
-    ways = lanes_of(group)
+def _picture(ways: dict[str, OfRanks], titles: dict[str, str], unit: str, told: str, machine: dict, path: Path) -> None:
     heights = [_height(of_ranks) for of_ranks in ways.values()]
     inches = 1.7 + HEIGHT_OF_A_UNIT * sum(heights) + 0.42 * len(heights)
     figure, panels = subplots(len(ways), 1, inches, height_ratios=heights)
@@ -49,20 +87,14 @@ def _picture(group: dict, machine: dict, path: Path) -> None:
         spans += chain.from_iterable(of_ranks)
     end = max(span.end for span in spans)
     for panel, (way, of_ranks) in zip(panels, ways.items(), strict=True):
-        _panel(panel, of_ranks)
-        panel.set_title(_title(way, of_ranks, group["rows"][way]["median"]))
+        _panel(panel, of_ranks, unit)
+        panel.set_title(titles[way])
         panel.set_xlim(0, 1.01 * end)
     for panel in panels[:-1]:
         panel.tick_params(axis="x", labelbottom=False)
     panels[-1].set_xlabel("milliseconds since the step began")
     shown = {name: colour for name, colour in COLOURS.items() if any(span.name == name for span in spans)}
     legend(figure, shown, len(shown), labelcolor=INK)
-    told = (
-        f"Titles: medians of {group['rounds']} rounds. Lanes: of each way the step nearest to its median, so they may "
-        f"end earlier or later. Two ranks over {group['link']}: above the thread that computes, below gloo's two "
-        "threads. Hidden: the share of rank 0's all-reduces that lies within backward. 2 ×: two backwards in a step, "
-        "that is twice the images"
-    )
     save(figure, path, told, machine, top=0.36)
 
 
@@ -95,7 +127,7 @@ def _height(of_ranks: OfRanks) -> float:
     return last.bottom + last.height
 
 
-def _panel(panel, of_ranks: OfRanks) -> None:
+def _panel(panel, of_ranks: OfRanks, unit: str) -> None:
     rows = _rows(of_ranks)
     for rank, spans in enumerate(of_ranks):
         for span in spans:
@@ -106,7 +138,7 @@ def _panel(panel, of_ranks: OfRanks) -> None:
             # The white edge separates messages that follow one another at once.
             panel.broken_barh(bar, row, color=COLOURS[span.name], edgecolor="white", linewidth=0.3)
     middles = [rows[rank, MAIN].bottom + HIGH / 2 for rank in range(len(of_ranks))]
-    panel.set_yticks(middles, [f"rank {rank}" for rank in range(len(of_ranks))])
+    panel.set_yticks(middles, [f"{unit} {number}" for number in range(len(of_ranks))])
     panel.set_ylim(_height(of_ranks) + 0.1, -0.1)
     panel.tick_params(axis="y", length=0)
     panel.grid(axis="x")

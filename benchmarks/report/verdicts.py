@@ -3,9 +3,11 @@
 import math
 from dataclasses import dataclass
 
+from benchmarks.harness.rows import FIRST
 from common import ladder
 
 FARTHEST = 1e-9  # in float64; what rounding alone does is below 1e-11
+LOSSES_APART = 1e-9  # relatively, in float64: one sample in another's place is far above
 MOST_SPREAD = 1.05  # of DDP's ranks, fullest over emptiest
 
 
@@ -18,7 +20,7 @@ class Verdict:
 
 
 def verdicts(report: dict) -> list[Verdict]:
-    return [in_step(report["levels"]), exact(report["levels"]), balanced(report["levels"])]
+    return [in_step(report["levels"] | report.get("sharded", {})), exact(report["levels"]), balanced(report["levels"])]
 
 
 def exit_code(report: dict) -> int:
@@ -41,36 +43,57 @@ def in_step(levels: dict[str, dict]) -> Verdict:
     missing = [level for level, far in distances.items() if far is None]
     if missing:
         return Verdict(None, f"IN STEP? no weights of {', '.join(missing)}")
-    return Verdict(True, f"IN STEP: {len(levels)} levels, max |Δw| = {max(distances.values()):.1e}")
+    beside = "".join(f", {ladder.short_name(rung)}" for rung in levels if rung in ladder.SHARDED)
+    count = len(set(map(ladder.level_of, levels)))
+    return Verdict(True, f"IN STEP: {count} levels{beside}, max |Δw| = {max(distances.values()):.1e}")
 
 
 def exact(levels: dict[str, dict]) -> Verdict:
-    """The verdict on evaluation: each test sample once at every level and number of ranks, as at level 00 on one."""
-    counted: dict[tuple[str, int], int] = {}  # by level and number of ranks
-    missing = []
-    for level, result in levels.items():
-        is_distributed = level in ladder.DISTRIBUTED
-        if "run" in result:
-            ranks = result["run"]["world_size"] if is_distributed else 1
-            counted[level, ranks] = result["run"]["evaluated"]
-        for ranks, count in result.get("evaluated_on", {}).items():
-            counted[level, int(ranks)] = count
-        if "run" not in result or (is_distributed and "evaluated_on" not in result):
-            missing.append(level)
+    """The verdict on evaluation: each test sample once at every level and number of ranks, as at level 00 on one.
+
+    Sums of losses show a sample that is left out while another one is counted twice. Records of before have none.
+    """
+    counted = evaluated(levels)
     on_one_process = [count for (level, _), count in counted.items() if level not in ladder.DISTRIBUTED]
-    if not on_one_process:
-        return Verdict(None, f"EXACT? no evaluation of {', '.join(missing)}")
-    reference = on_one_process[0]
+    reference = on_one_process[0] if on_one_process else None
     wrong = []
     for (level, ranks), count in counted.items():
-        if count != reference:
+        if reference is not None and count != reference:
             wrong.append(f"{level} counts {count} of {reference} samples on {ranks}")
+    sums = {level: result["eval_loss_sum"] for level, result in levels.items() if "eval_loss_sum" in result}
+    expected = sums.get(FIRST)
+    for level, total in sums.items():
+        if expected is not None and not math.isclose(total, expected, rel_tol=LOSSES_APART):
+            wrong.append(f"{level} adds up losses to {total:.6f}, not {expected:.6f}")
     if wrong:
         return Verdict(False, f"INEXACT: {', '.join(wrong)}")
+    missing = [level for level, result in levels.items() if is_unchecked(level, result, sums)]
     if missing:
         return Verdict(None, f"EXACT? no evaluation of {', '.join(missing)}")
     world_sizes = sorted({ranks for _, ranks in counted})
     return Verdict(True, f"EXACT: {reference} of {reference} samples on {', '.join(map(str, world_sizes))} ranks")
+
+
+def evaluated(levels: dict[str, dict]) -> dict[tuple[str, int], int]:
+    """The samples that were evaluated, by level and number of ranks."""
+    counted = {}
+    for level, result in levels.items():
+        if "run" in result:
+            ranks = result["run"]["world_size"] if level in ladder.DISTRIBUTED else 1
+            counted[level, ranks] = result["run"]["evaluated"]
+        for ranks, count in result.get("evaluated_on", {}).items():
+            counted[level, int(ranks)] = count
+    return counted
+
+
+def is_unchecked(level: str, result: dict, sums: dict[str, float]) -> bool:
+    """Is there something of a level that `exact` cannot compare?"""
+    if "run" not in result:
+        return True
+    lacks_sum = bool(sums) and level not in sums
+    if level in ladder.DISTRIBUTED:
+        return "evaluated_on" not in result or lacks_sum
+    return level == FIRST and lacks_sum
 
 
 def balanced(levels: dict[str, dict]) -> Verdict:

@@ -78,14 +78,7 @@ def fully_sharded(model: nn.Module) -> nn.Module:
     for module in reversed(list(model.modules())):  # the innermost first
         if module is model or list(module.parameters(recurse=False)):
             fully_shard(module, mesh=mesh)
-            module.register_forward_pre_hook(_name_gathered)  # it runs after FSDP's own hook, which gathers
     return model
-
-
-def _name_gathered(layer: nn.Module, inputs: tuple) -> None:
-    """Say, for the accounting, which tensors are gathered parameters."""
-    for parameter in layer.parameters(recurse=False):
-        name_category(parameter, "parameters")
 
 
 def train(network: Network, device: torch.device, share: Share, steps: int = STEPS) -> None:

@@ -7,14 +7,14 @@ that pytest-benchmark's options to sort, group, save and compare work on rows.
 import pytest
 
 from benchmarks.harness.groups import ReplayClock, seconds_per_step
-from benchmarks.suites import anatomy, network, overhead, throughput, timeline
+from benchmarks.suites import network, one_step, overhead, throughput, timeline
 
 TIMED = {
     "throughput": throughput.groups(),
     "overhead": overhead.groups(),
     "network": network.groups(),
     "timeline": timeline.groups(),
-    "anatomy": anatomy.groups(),
+    "one_step": one_step.groups(),
 }
 ROWS = [
     pytest.param(suite, group, row, id=f"{suite}-{group.key}-{row}")
@@ -43,5 +43,3 @@ def test_step(suite, group, row, record_of, benchmark, extent):
     pairs = [pair for pair in record["pairs"] if pair["of"] == row]
     benchmark.extra_info.update(facts | {"unit": record["unit"], "pairs": pairs})
     benchmark.pedantic(CLOCK.advance, setup=next_duration, rounds=len(facts["samples"]))
-    if suite == "anatomy" and not extent.quick and not facts["noisy"]:
-        assert abs(facts["sum_of_whole"] - 1) <= anatomy.MOST_LEFT_OVER

@@ -8,6 +8,7 @@ typical step, from which `benchmarks.report` draws pictures.
 import statistics
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 
 from benchmarks.harness import records
 from benchmarks.harness.gradient_averaging import BATCH, WAYS
@@ -42,13 +43,13 @@ def title(link: str) -> str:
 def measured(link: str, extent: Extent) -> dict:
     """The record of all ways over one link: milliseconds a step, and the lanes of a typical one."""
     if link == LOOPBACK:
-        return record(link, over_loopback, extent)
+        return record(title(link), tuple(WAYS), over_loopback, extent) | {"link": link}
     reason = why_not()
     if reason:
         raise CannotMeasure(f"no two nodes: {reason}")
     with network() as net:
         net.limit(link)
-        return record(link, partial(over_the_cable, net), extent)
+        return record(title(link), tuple(WAYS), partial(over_the_cable, net), extent) | {"link": link}
 
 
 def over_loopback(way: str, steps: int) -> Recording:
@@ -64,20 +65,20 @@ def over_the_cable(net: Network, way: str, steps: int) -> Recording:
     return recording
 
 
-def record(link: str, run: Callable[[str, int], Recording], extent: Extent) -> dict:
+def record(name: str, ways: tuple[str, ...], run: Callable[[str, int], Recording], extent: Extent) -> dict:
     """The group of all ways, which take turns. A sample is the mean of a round's steps, by the slower rank."""
     steps = 1 if extent.quick else 2  # of a round
-    recordings: dict[str, Recording] = {way: [[], []] for way in WAYS}
+    recordings: dict[str, list[Recording]] = {way: [] for way in ways}
 
     def sample(way: str) -> float:
-        recording = run(way, steps)
-        for rank, own in enumerate(recording):
-            recordings[way][rank] += own
-        return 1000 * statistics.fmean(_step_seconds(recording))
+        recordings[way].append(run(way, steps))
+        return 1000 * statistics.fmean(_step_seconds(recordings[way][-1]))
 
-    samples = measure({way: partial(sample, way) for way in WAYS}, extent.rounds)
-    lanes = {way: typical_step(recording) for way, recording in recordings.items()}
-    return records.group(title(link), "ms", samples) | {"link": link, "lanes": lanes}
+    samples = measure({way: partial(sample, way) for way in ways}, extent.rounds)
+    lanes = {}
+    for way, runs in recordings.items():
+        lanes[way] = typical_step([list(chain.from_iterable(of_rank)) for of_rank in zip(*runs, strict=True)])
+    return records.group(name, "ms", samples) | {"lanes": lanes}
 
 
 def _step_seconds(recording: Recording) -> list[float]:

@@ -80,17 +80,8 @@ def _averaged_already(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[T
 def _fully_sharded(model: nn.Module, mesh: DeviceMesh, reshard_after_forward: bool) -> nn.Module:
     for unit in units(model):
         fully_shard(unit, mesh=mesh, reshard_after_forward=reshard_after_forward)
-        unit.register_forward_pre_hook(_name_gathered)  # runs after FSDP's own hook, which gathers
     fully_shard(model, mesh=mesh, reshard_after_forward=reshard_after_forward)
-    model.register_forward_pre_hook(_name_gathered)
     return model
-
-
-def _name_gathered(unit: nn.Module, _: Any) -> None:
-    """Say for the accounting which tensors are gathered parameters."""
-    for parameter in unit.parameters():
-        if not hasattr(parameter, "device_mesh"):  # another unit's are still cut
-            name_category(parameter, "parameters")
 
 
 def units(model: nn.Module) -> list[nn.Module]:

@@ -5,6 +5,7 @@ micro-batches that make one optimizer step. "The original" is Hugging Face Accel
 """
 
 import contextlib
+import functools
 import os
 import warnings
 from collections import OrderedDict
@@ -29,14 +30,15 @@ from .optimizer import AcceleratedOptimizer, LossScaler
 from .sampler import BatchSamplerShard, shard_among
 from .scheduler import AcceleratedScheduler
 from .shard import index_sampler_of
-from .state import AcceleratorState, DistributedType, GradientState, PartialState
+from .state import AcceleratorState, DistributedType, GradientState, forget_ended_training
 from .tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, select_trackers
-from .utils import other
+from .utils import fsdp_utils, other
 from .utils.dataclasses import (
     AutocastKwargs,
     DataLoaderConfiguration,
     DistributedDataParallelKwargs,
     DynamoBackend,
+    FullyShardedDataParallelPlugin,
     GradientAccumulationPlugin,
     GradScalerKwargs,
     InitProcessGroupKwargs,
@@ -56,7 +58,6 @@ logger = get_logger(__name__)
 # What the launcher sets for other ways of training than data parallelism.
 _OUT_OF_SCOPE_FLAGS = (
     "ACCELERATE_USE_DEEPSPEED",
-    "ACCELERATE_USE_FSDP",
     "ACCELERATE_USE_MEGATRON_LM",
     "ACCELERATE_USE_PARALLELISM_CONFIG",
 )
@@ -89,8 +90,10 @@ class Accelerator:
         kwargs_handlers: settings for autocast, the loss scaler, DistributedDataParallel, the process group and the
             profiler.
         dynamo_backend, dynamo_plugin: compile prepared models; by default as an earlier Accelerator does, else not.
-        deepspeed_plugin, fsdp_plugin, torch_tp_plugin, megatron_lm_plugin, deepspeed_plugins, parallelism_config: out
-            of scope; only an empty setting passes.
+        fsdp_plugin: share prepared models out to the processes, instead of copying them; by default what the launcher
+            says.
+        deepspeed_plugin, torch_tp_plugin, megatron_lm_plugin, deepspeed_plugins, parallelism_config: out of scope; only
+            an empty setting passes.
 
     Attributes:
         sync_gradients: whether this micro-batch ends its window, so that optimizers and schedulers step.
@@ -99,7 +102,7 @@ class Accelerator:
         scaler: of the loss, under fp16; else None.
 
     Raises:
-        NotImplementedError: for DeepSpeed, FSDP, Megatron, tensor parallelism and other kinds of handlers.
+        NotImplementedError: for DeepSpeed, Megatron, tensor parallelism and other kinds of handlers.
         ValueError: if one thing is set twice, or a setting differs from that of an earlier Accelerator in this process.
     """
 
@@ -112,7 +115,7 @@ class Accelerator:
         cpu: bool = False,
         dataloader_config: DataLoaderConfiguration | None = None,
         deepspeed_plugin: Any = None,
-        fsdp_plugin: Any = None,
+        fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
         torch_tp_plugin: Any = None,
         megatron_lm_plugin: Any = None,
         rng_types: list[str | RNGType] | None = None,
@@ -127,9 +130,13 @@ class Accelerator:
         deepspeed_plugins: Any = None,
         parallelism_config: Any = None,
     ) -> None:
-        plugins = (deepspeed_plugin, deepspeed_plugins, fsdp_plugin, torch_tp_plugin, megatron_lm_plugin)
+        plugins = (deepspeed_plugin, deepspeed_plugins, torch_tp_plugin, megatron_lm_plugin)
         if any(plugins) or parallelism_config or any(map(parse_flag_from_env, _OUT_OF_SCOPE_FLAGS)):
-            raise NotImplementedError("DeepSpeed, FSDP, Megatron and model parallelism are out of scope")
+            raise NotImplementedError("DeepSpeed, Megatron and model parallelism are out of scope")
+        if fsdp_plugin is None and parse_flag_from_env("ACCELERATE_USE_FSDP"):
+            fsdp_plugin = FullyShardedDataParallelPlugin()
+        if not isinstance(fsdp_plugin, FullyShardedDataParallelPlugin | None):
+            raise TypeError("`fsdp_plugin` must be a FullyShardedDataParallelPlugin object.")
         if gradient_accumulation_plugin is None:
             # What the launcher says wins over what the script says.
             num_steps = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", gradient_accumulation_steps)
@@ -145,15 +152,13 @@ class Accelerator:
         self.init_handler = handlers.get(InitProcessGroupKwargs)
         self.profile_handler = handlers.get(ProfileKwargs)
 
-        if PartialState._shared_state.get("ended"):
-            PartialState._reset_state()
-            GradientState._reset_state()
-        self.state = AcceleratorState(mixed_precision, cpu, _from_accelerator=True, **_kwargs_of(self.init_handler))
-        # Kept here too: where the shared state is reset, the next Accelerator may choose another precision.
-        self._mixed_precision = self.state.mixed_precision
+        forget_ended_training()
+        process_settings = _kwargs_of(self.init_handler)
+        self.state = AcceleratorState(
+            mixed_precision, cpu, fsdp_plugin=fsdp_plugin, _from_accelerator=True, **process_settings
+        )
         self.gradient_state = GradientState(gradient_accumulation_plugin)
-        self._compiler = self._choose_compiler(dynamo_backend, dynamo_plugin)
-        self.state.dynamo_plugin = self._compiler
+        self.state.dynamo_plugin = self._choose_compiler(dynamo_backend, dynamo_plugin)
 
         self.project_configuration = project_config or ProjectConfiguration(project_dir)
         if project_dir is not None and self.project_dir is None:
@@ -174,7 +179,7 @@ class Accelerator:
         # Calls of `accumulate`. A window closes at every multiple of the steps, and at a loader's end, where the count
         # begins again at 0.
         self.step = 0
-        self.flag_tensor: torch.Tensor | None = None
+        self._has_raised_flag = False
         self._models: list[torch.nn.Module] = []
         self._optimizers: list[AcceleratedOptimizer] = []
         self._schedulers: list[AcceleratedScheduler] = []
@@ -190,8 +195,7 @@ class Accelerator:
             raise ValueError("You cannot pass in both `dynamo_plugin` and `dynamo_backend`, please only pass in one.")
         if backend is not None:
             plugin = TorchDynamoPlugin(backend)
-        earlier = getattr(self.state, "dynamo_plugin", None)
-        return plugin or earlier or TorchDynamoPlugin()
+        return plugin or self.state.dynamo_plugin or TorchDynamoPlugin()
 
     # Preparing
 
@@ -240,21 +244,22 @@ class Accelerator:
         """
         if _is_prepared(data_loader) or isinstance(data_loader, DataLoaderShard):
             return _remember(data_loader, self._dataloaders)
+        config = self.dataloader_config
         prepared = prepare_data_loader(
             data_loader,
             self.device,
             num_processes=self.num_processes,
             process_index=self.process_index,
-            split_batches=self.split_batches,
+            split_batches=config.split_batches,
             put_on_device=self._is_placed(device_placement),
             rng_types=self.rng_types.copy(),
-            dispatch_batches=self.dispatch_batches,
-            even_batches=self.even_batches,
+            dispatch_batches=config.dispatch_batches,
+            even_batches=config.even_batches,
             slice_fn_for_dispatch=slice_fn_for_dispatch,
-            use_seedable_sampler=self.use_seedable_sampler,
-            data_seed=self.dataloader_config.data_seed,
-            non_blocking=self.non_blocking,
-            use_stateful_dataloader=self.use_stateful_dataloader,
+            use_seedable_sampler=config.use_seedable_sampler,
+            data_seed=config.data_seed,
+            non_blocking=config.non_blocking,
+            use_stateful_dataloader=config.use_stateful_dataloader,
         )
         _mark_as_prepared(prepared)
         return _remember(prepared, self._dataloaders)
@@ -268,7 +273,7 @@ class Accelerator:
         """
         if _is_prepared(model):
             # Checkpoints hold the model inside, once, compiled or not.
-            if not self._remembers(model):
+            if not any(_innermost(known) is _innermost(model) for known in self._models):
                 self._models.append(_innermost(model))
             return model
         self._models.append(model)
@@ -276,24 +281,25 @@ class Accelerator:
         own_model._prepared_in = self.mixed_precision
         if self.native_amp:
             self._run_forward_in_mixed_precision(model)
-        if self._is_placed(device_placement):
+        if self._is_placed(device_placement) and not self.is_fsdp2:  # whole, a model that is to be sharded may not fit
             model = model.to(self.device)
         # On the CPU a group of one process is wrapped in DDP too, as in the original.
         uses_ddp = self.multi_device or self.distributed_type == DistributedType.MULTI_CPU
         if uses_ddp and not evaluation_mode:
             model = self._wrap_in_ddp(model)
-        compiler = self._compiler
+        if self.is_fsdp2 and not evaluation_mode:
+            fsdp_utils.shard_model(own_model, self.state.fsdp_plugin, self.device)
+            for optimizer in self._optimizers:
+                fsdp_utils.give_parts(optimizer.optimizer)
+        compiler = self.state.dynamo_plugin
         if compiler.backend != DynamoBackend.NO and not is_compiled_module(model):
             model = torch.compile(model, **compiler.to_kwargs())  # type: ignore[assignment]  # a module is returned
         _mark_as_prepared(model)
         return model
 
-    def _remembers(self, model: torch.nn.Module) -> bool:
-        return any(_innermost(known) is _innermost(model) for known in self._models)
-
     def has_prepared(self, model: torch.nn.Module) -> bool:
-        """True if this Accelerator has prepared the model inside `model`, and no other precision was chosen since."""
-        return self._remembers(model) and getattr(_innermost(model), "_prepared_in", None) == self.mixed_precision
+        """True if the model inside `model` was prepared in this precision last, by whichever Accelerator."""
+        return getattr(_innermost(model), "_prepared_in", None) == self.mixed_precision
 
     def undo_preparation(self, model: torch.nn.Module) -> None:
         """Give `model` its own forward back, whichever Accelerator prepared it, so that it can be prepared anew."""
@@ -328,6 +334,7 @@ class Accelerator:
     ) -> AcceleratedOptimizer:
         """`optimizer`, stepping where a window ends and through the loss scaler under fp16."""
         if not _is_prepared(optimizer):
+            fsdp_utils.give_parts(optimizer)
             optimizer = AcceleratedOptimizer(optimizer, self._is_placed(device_placement), self.scaler)
             _mark_as_prepared(optimizer)
         return _remember(optimizer, self._optimizers)
@@ -337,7 +344,7 @@ class Accelerator:
         if not _is_prepared(scheduler):
             optimizers: Any = self._optimizers_of(scheduler)
             scheduler = AcceleratedScheduler(
-                scheduler, optimizers, self.step_scheduler_with_optimizer, self.split_batches
+                scheduler, optimizers, self.step_scheduler_with_optimizer, self.dataloader_config.split_batches
             )
             _mark_as_prepared(scheduler)
         return _remember(scheduler, self._schedulers)
@@ -405,10 +412,11 @@ class Accelerator:
     @contextlib.contextmanager
     def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
         """A context in which gradients of `model` stay on their process."""
-        stay_local = getattr(model, "no_sync", None) if self.use_distributed else None
-        if stay_local is None:
-            yield
-            return
+        stay_local = getattr(model, "no_sync", contextlib.nullcontext)
+        if not self.use_distributed:
+            stay_local = contextlib.nullcontext
+        elif self.is_fsdp2:
+            stay_local = functools.partial(fsdp_utils.no_sync, _innermost(model))
         with stay_local():
             yield
 
@@ -435,7 +443,7 @@ class Accelerator:
         """Train on uneven inputs: a process without batches still takes part in the collectives of the others.
 
         Args:
-            joinables: models prepared for several processes.
+            joinables: models prepared for several processes. What has no `join_hook` is left out.
             even_batches: for the prepared loaders of map-style datasets within the block, instead of what they were
                 prepared with.
         """
@@ -451,7 +459,10 @@ class Accelerator:
         try:
             for shard in shards:
                 shard.even_batches = are_even
-            with Join(joinables, enable=not are_even, throw_on_early_termination=False):
+            with contextlib.ExitStack() as joined:
+                to_join = [joinable for joinable in joinables if hasattr(joinable, "join_hook")]
+                if to_join and not are_even:
+                    joined.enter_context(Join(to_join, throw_on_early_termination=False))
                 yield
         finally:
             for shard, value in zip(shards, before, strict=True):
@@ -486,6 +497,8 @@ class Accelerator:
             # More micro-batches will add scaled gradients to these.
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             return torch.nn.utils.get_total_norm(gradients, norm_type) / self.scaler.get_scale()
+        if any(map(fsdp_utils.is_part, parameters)):
+            return fsdp_utils.clip_grad_norm_(parameters, max_norm, norm_type)
         self._unscale_gradients_of(parameters)
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
@@ -495,33 +508,6 @@ class Accelerator:
         if self.scaler is None or self.sync_gradients:
             self._unscale_gradients_of(parameters)
             torch.nn.utils.clip_grad_value_(parameters, clip_value)
-
-    def unscale_gradients(self, optimizer: torch.optim.Optimizer | list[torch.optim.Optimizer] | None = None) -> None:
-        """Under fp16, divide the gradients of `optimizer` by the scale of the loss; by default those of all."""
-        if self.scaler is None:
-            return
-        optimizers: Sequence[torch.optim.Optimizer]
-        if optimizer is None:
-            optimizers = self._optimizers
-        elif isinstance(optimizer, (list, tuple)):
-            optimizers = optimizer
-        else:
-            optimizers = [optimizer]
-        for each in optimizers:
-            prepared = self._prepared_form_of(each)
-            if prepared is None:
-                # The script steps with it through the scaler by itself.
-                self.scaler.unscale_(each)
-            else:
-                prepared.unscale()
-
-    def _prepared_form_of(self, optimizer: torch.optim.Optimizer) -> AcceleratedOptimizer | None:
-        if isinstance(optimizer, AcceleratedOptimizer):
-            return optimizer
-        for prepared in self._optimizers:
-            if optimizer is prepared.optimizer:
-                return prepared
-        return None
 
     def _unscale_gradients_of(self, parameters: list[torch.Tensor]) -> None:
         if self.scaler is None:
@@ -556,9 +542,15 @@ class Accelerator:
         return extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, torch.Tensor]:
-        """The state dict of `model`: without DDP's prefix unless `unwrap` is off, but with that of `torch.compile`."""
+        """The state dict of `model`: without DDP's prefix unless `unwrap` is off, but with that of `torch.compile`.
+
+        Of a sharded model, all processes must call it. The main process of each machine gets the whole weights, on the
+        CPU, and the others an empty dict.
+        """
         if unwrap:
             model = self.unwrap_model(model)
+        if self.is_fsdp2:
+            return fsdp_utils.whole_state_dict(model, keep=self.is_local_main_process)
         return model.state_dict()
 
     def free_memory(self, *objects: Any) -> list[None]:
@@ -574,10 +566,6 @@ class Accelerator:
     def forget_loader(self, prepared: DataLoader) -> None:
         """Leave a prepared loader out of checkpoints."""
         self._dataloaders = [loader for loader in self._dataloaders if loader is not prepared]
-
-    def clear(self, *objects: Any) -> list[None]:
-        """The same as `free_memory`."""
-        return self.free_memory(*objects)
 
     @contextlib.contextmanager
     def profile(self, profile_handler: ProfileKwargs | None = None) -> Iterator[torch.profiler.profile]:
@@ -623,17 +611,13 @@ class Accelerator:
 
     def set_trigger(self) -> None:
         """Raise this process's flag for `check_trigger`."""
-        self.flag_tensor = torch.tensor(1, device=self.device)
+        self._has_raised_flag = True
 
     def check_trigger(self) -> bool:
         """True if any process raised its flag; all flags are then taken down. A collective."""
-        if self.flag_tensor is None:
-            self.flag_tensor = torch.tensor(0, device=self.device)
-        flags_raised = self.reduce(self.flag_tensor)
-        if flags_raised.item() == 0:
-            return False
-        self.flag_tensor = torch.tensor(0, device=self.device)
-        return True
+        flags_raised = self.reduce(torch.tensor(float(self._has_raised_flag), device=self.device))
+        self._has_raised_flag = False
+        return flags_raised.item() > 0
 
     # Checkpoints
 
@@ -641,10 +625,14 @@ class Accelerator:
         self,
         output_dir: str | os.PathLike | None = None,
         safe_serialization: bool = True,
+        all_ranks: bool = False,
         **save_model_func_kwargs: Any,
     ) -> Path:
-        """Write everything that the run needs to go on: `checkpointing.save_state`. A collective."""
-        return checkpointing.save_state(self, output_dir, safe_serialization, **save_model_func_kwargs)
+        """Write everything that the run needs to go on: `checkpointing.save_state`.
+
+        It waits for nobody by default. Under FSDP, which gathers the parameters, all processes must call it.
+        """
+        return checkpointing.save_state(self, output_dir, safe_serialization, all_ranks, **save_model_func_kwargs)
 
     def load_state(
         self,
@@ -747,7 +735,6 @@ class Accelerator:
         for tracker in self.trackers:
             tracker.finish()
         self.state.destroy_process_group()
-        self.state.ended = True
 
     # The window
 
@@ -778,7 +765,7 @@ class Accelerator:
 
     @property
     def distributed_type(self) -> DistributedType:
-        """NO, MULTI_CPU or MULTI_GPU."""
+        """NO, MULTI_CPU, MULTI_GPU or FSDP."""
         return self.state.distributed_type
 
     @property
@@ -790,6 +777,11 @@ class Accelerator:
     def parallelism_config(self) -> None:
         """None: a run is parallel in one way."""
         return self.state.parallelism_config
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """True where prepared models are sharded."""
+        return self.state.is_fsdp2
 
     @property
     def use_distributed(self) -> bool:
@@ -834,7 +826,7 @@ class Accelerator:
     @property
     def mixed_precision(self) -> str:
         """ "no", "fp16" or "bf16"."""
-        return self._mixed_precision
+        return self.state.mixed_precision
 
     def on_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function`, called on rank 0 and returning None elsewhere."""
@@ -853,12 +845,6 @@ class Accelerator:
     ) -> Callable[..., Any]:
         """`function`, called on rank `process_index` and returning None elsewhere."""
         return self.state.on_process(function, process_index)
-
-    def on_local_process(
-        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
-    ) -> Callable[..., Any]:
-        """`function`, called on local rank `local_process_index` of every machine and returning None elsewhere."""
-        return self.state.on_local_process(function, local_process_index)
 
     def main_process_first(self) -> contextlib.AbstractContextManager[None]:
         """Rank 0 runs the block before all others do."""
@@ -881,16 +867,6 @@ class Accelerator:
     # The settings of loaders and of the project
 
     @property
-    def split_batches(self) -> bool:
-        """See DataLoaderConfiguration."""
-        return self.dataloader_config.split_batches
-
-    @property
-    def dispatch_batches(self) -> bool | None:
-        """See DataLoaderConfiguration."""
-        return self.dataloader_config.dispatch_batches
-
-    @property
     def even_batches(self) -> bool:
         """See DataLoaderConfiguration; for loaders that are prepared from now on."""
         return self.dataloader_config.even_batches
@@ -898,21 +874,6 @@ class Accelerator:
     @even_batches.setter
     def even_batches(self, even_batches: bool) -> None:
         self.dataloader_config.even_batches = even_batches
-
-    @property
-    def use_seedable_sampler(self) -> bool:
-        """See DataLoaderConfiguration."""
-        return self.dataloader_config.use_seedable_sampler
-
-    @property
-    def non_blocking(self) -> bool:
-        """See DataLoaderConfiguration."""
-        return self.dataloader_config.non_blocking
-
-    @property
-    def use_stateful_dataloader(self) -> bool:
-        """See DataLoaderConfiguration."""
-        return self.dataloader_config.use_stateful_dataloader
 
     @property
     def project_dir(self) -> str | os.PathLike | None:
@@ -965,7 +926,7 @@ def _is_prepared(obj: Any) -> bool:
 
 def _remember(prepared: Any, among: list) -> Any:
     """Add `prepared` to `among`, the objects that checkpoints hold, unless it is there already, and return it."""
-    if not any(prepared is other for other in among):
+    if not any(prepared is known for known in among):
         among.append(prepared)
     return prepared
 

@@ -4,11 +4,11 @@ The files bear the names that Accelerate gives them. `utils/checkpoint_folder.py
 `utils/serialization.py` lets them hold nothing that could execute code.
 """
 
+import contextlib
 import logging
 import os
-import random
 import re
-import sys
+import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,27 +16,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from .operations import broadcast_object_list, gather_object
-from .resume import SeedableOrder, StatefulDataLoaderShard
 from .sampler import SeedableRandomSampler, innermost_sampler
 from .shard import index_sampler_of
 from .state import PartialState
+from .stateful_data_loader import SeedableOrder, StatefulDataLoaderShard
 from .utils.checkpoint_folder import (
+    PREVIOUS_NAME,
     CheckpointError,
     Manifest,
+    Part,
     choose_newest,
     finish_interrupted_save,
-    publish,
+    is_whole,
     read_manifest,
     remove,
     remove_old_checkpoints,
-    start_save,
     verify,
-    write_manifest,
 )
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.dataclasses import ProjectConfiguration
+from .utils.fsdp_utils import whole_parameters
+from .utils.random import get_random_states, set_random_states
 from .utils.serialization import load_safely, save_loadable
 from .utils.weights import under_names_of, write_safetensors
 
@@ -87,6 +90,60 @@ def _is_writer(on_each_node: bool) -> bool:
     return state.is_local_main_process if on_each_node else state.is_main_process
 
 
+# The name of a save
+
+
+@dataclass
+class _Saves:
+    """What this process remembers of its saves.
+
+    Attributes:
+        place: the run, and how many collectives this process had taken part in when the last save was named.
+        count: the saves that were named there.
+        last: its part in the last save without `all_ranks`.
+        ranks: those that had a part in that save, or in the checkpoint that was loaded since.
+        is_alone_said: the user has been told what it means that the main process saves alone.
+    """
+
+    place: str = ""
+    count: int = 0
+    last: Part | None = None
+    ranks: set[int] = field(default_factory=set)
+    is_alone_said: bool = False
+
+    def next_name(self) -> str:
+        """A name that all ranks find for one save without asking each other, and that no other save has."""
+        # All ranks have entered as many collectives when they are at the same line of a script.
+        group: Any = dist.group.WORLD
+        num_collectives = 0 if group is None else group._get_sequence_number_for_group()
+        place = f"{_name_of_run()}-{num_collectives}"
+        self.count = self.count + 1 if place == self.place else 1
+        self.place = place
+        return f"{place}-{self.count}"
+
+    def expected_ranks(self, world_size: int) -> set[int]:
+        """The ranks of this run that had a part in the save before, as far as that can still be seen."""
+        if self.last is not None:
+            with contextlib.suppress(CheckpointError):
+                manifest = read_manifest(self.last.folder)
+                if manifest.save == self.last.save:
+                    self.ranks = set(manifest.ranks)
+        return {rank for rank in self.ranks if rank < world_size}
+
+
+_saves = _Saves()
+_own_name = uuid.uuid4().hex
+
+
+def _name_of_run() -> str:
+    """A name that the processes of this run have in common, and no other run has."""
+    if not dist.is_initialized():
+        return _own_name
+    # The first that comes here chooses it, and none waits for another.
+    store = dist.distributed_c10d._get_default_store()
+    return store.compare_set("checkpointing/run", "", _own_name).decode()
+
+
 # Saving
 
 
@@ -94,51 +151,88 @@ def save_state(
     accelerator: Any,
     output_dir: str | os.PathLike | None = None,
     safe_serialization: bool = True,
+    all_ranks: bool = False,
     **save_model_func_kwargs: Any,
 ) -> Path:
-    """Write everything that the run needs to go on, and return the folder. A collective: all processes must call it.
+    """Write everything that the run needs to go on, and return the folder. It waits for no other process.
 
-    These are the models' weights (under the names that the script's models give them), optimizers, schedulers, seed and
-    epoch of seedable samplers, positions of stateful loaders, the loss scale, registered objects, each rank's random
-    generators and, in the middle of an accumulation window, each rank's gradients. The main process writes all of it;
-    with `save_on_each_node`, one process of every machine does. Other files in the folder stay.
+    The main process writes the models' weights (under the names that the script's models give them), optimizers,
+    schedulers, seed and epoch of seedable samplers, positions of stateful loaders, the loss scale and registered
+    objects; with `save_on_each_node`, one process of every machine does. Each process that calls this writes its random
+    generators and, in the middle of an accumulation window, its gradients. Other files in the folder stay.
+
+    The main process alone may call it. Then the other ranks' generators and gradients are not there, and a run that
+    goes on from it is not exact. `utils/checkpoint_folder.py` says when a checkpoint counts as whole.
 
     Args:
         output_dir: the folder, where ~ is the home folder; under automatic naming
             `project_dir/checkpoints/checkpoint_{iteration}` instead.
         safe_serialization: write model.safetensors; otherwise pytorch_model.bin.
+        all_ranks: all processes call this, and wait for each other. Then the checkpoint appears with all its parts or
+            not at all, and what one process meets is raised on all. (The original ignores this argument.)
         save_model_func_kwargs: for engines of the original that are out of scope; else it ignores them too.
 
     Raises:
         ValueError: without a folder; under automatic naming, if that checkpoint is there already.
         CheckpointError: if a state could not be loaded again, or the folder holds something that is in the way.
-        Exception: what a process met (OSError, …). In each case all processes raise, what was there before is
-            untouched, and no draft is left.
+        Exception: what this process met (OSError, …). In each case what was there before is untouched, and no draft of
+            this process is left.
     """
     config = accelerator.project_configuration
-    writes = _is_writer(config.save_on_each_node)
-    folder = _folder_to_save(accelerator, output_dir)
-    own_draft = run_on_all_ranks(lambda: _start(config, folder), runs_here=writes)
+    run = run_on_all_ranks if all_ranks else _run_here
+    part = _new_part(accelerator, _folder_to_save(accelerator, output_dir), all_ranks)
+    writes = part.is_writers
+    expected = set()
+    if not all_ranks:
+        expected = _saves.expected_ranks(part.world_size)
     try:
-        # The draft of this machine: the last that a process up to this one has made.
-        drafts = gather_object([own_draft])[: accelerator.process_index + 1]
-        draft = [each for each in drafts if each is not None][-1]
-        weights = run_on_all_ranks(lambda: [accelerator.get_state_dict(model) for model in accelerator._models])
-        run_on_all_ranks(lambda: _call_save_hooks(accelerator, weights, draft))
-        contents = run_on_all_ranks(lambda: _collect(accelerator))
+        run(lambda: _start(config, part))
+        # A state may be put together by a collective, so all that save ask for it, and hooks find weights everywhere.
+        weights = run(lambda: [accelerator.get_state_dict(model) for model in accelerator._models])
+        run(lambda: _call_save_hooks(accelerator, weights, part.draft))
+        contents = run(lambda: _collect(accelerator))
         contents |= _numbered(SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME, weights)
-        own_state = run_on_all_ranks(lambda: _state_of_rank(accelerator))
-        for rank, state in enumerate(gather_object([own_state])):
-            contents[RANDOM_STATES_FILE.format(rank)] = state
-        run_on_all_ranks(lambda: _write(contents, draft, folder), runs_here=writes)
+        if not writes:
+            contents = {}
+        contents[RANDOM_STATES_FILE.format(part.rank)] = run(lambda: _state_of_rank(accelerator))
+        run(lambda: _write(contents, part.draft))
+        run(lambda: part.publish(expected), runs_here=not writes)
+        expected = run(lambda: part.publish(expected), runs_here=writes)
     except BaseException:
-        if own_draft is not None:
-            remove(own_draft)
+        part.discard()
         raise
+    if not all_ranks:
+        _saves.last = part
+    if expected == {part.rank} and not config.save_on_each_node:
+        _say_that_it_is_alone(part)
     if config.automatic_checkpoint_naming and config.total_limit is not None:
-        run_on_all_ranks(lambda: remove_old_checkpoints(folder, config.total_limit), runs_here=writes)
+        run(lambda: remove_old_checkpoints(part.folder, config.total_limit), runs_here=writes)
     config.iteration += 1
-    return folder
+    return part.folder
+
+
+def _run_here(action: Callable[[], Any], runs_here: bool = True) -> Any:
+    """`run_on_all_ranks`, but for the others."""
+    return action() if runs_here else None
+
+
+def _new_part(accelerator: Any, folder: Path, all_ranks: bool) -> Part:
+    last = _saves.last
+    place = _saves.place
+    name = _saves.next_name()
+    if all_ranks:
+        name = broadcast_object_list([name])[0]
+    elif last is not None and place != _saves.place:
+        remove(last.waiting)  # After a collective nobody will come for it: the main process has not saved.
+    writes = _is_writer(accelerator.project_configuration.save_on_each_node)
+    return Part(folder, name, accelerator.process_index, accelerator.num_processes, writes)
+
+
+def _say_that_it_is_alone(part: Part) -> None:
+    if part.world_size > 1 and not _saves.is_alone_said:
+        _saves.is_alone_said = True
+        others = "random states of the other ranks are only there once these call `save_state` too"
+        logger.warning("%s is of rank %d alone: %s", part.folder, part.rank, others)
 
 
 def _folder_to_save(accelerator: Any, output_dir: str | os.PathLike | None) -> Path:
@@ -150,21 +244,19 @@ def _folder_to_save(accelerator: Any, output_dir: str | os.PathLike | None) -> P
     return Path(os.path.abspath(os.path.expanduser(output_dir)))
 
 
-def _start(config: ProjectConfiguration, folder: Path) -> Path:
-    if config.automatic_checkpoint_naming and os.path.lexists(folder):
+def _start(config: ProjectConfiguration, part: Part) -> None:
+    if part.is_writers and config.automatic_checkpoint_naming and os.path.lexists(part.folder):
         how = "`load_state` first, or set `save_iteration`"
-        raise ValueError(f"Checkpoint directory {folder} ({config.iteration}) already exists: {how}")
-    return start_save(folder)
+        raise ValueError(f"Checkpoint directory {part.folder} ({config.iteration}) already exists: {how}")
+    part.start()
 
 
-def _write(contents: dict[str, Any], draft: Path, folder: Path) -> None:
+def _write(contents: dict[str, Any], draft: Path) -> None:
     for name, content in contents.items():
         if name.endswith(".safetensors"):
             write_safetensors(content, draft / name)
         else:
             save_loadable(content, draft / name)
-    write_manifest(draft)
-    publish(draft, folder)
 
 
 def _call_save_hooks(accelerator: Any, weights: list[dict[str, Any]], draft: Path) -> None:
@@ -204,6 +296,11 @@ def _loaders(accelerator: Any) -> dict[str, Any]:
     return found
 
 
+def _stateful_loaders(accelerator: Any) -> dict[str, StatefulDataLoaderShard]:
+    loaders = _loaders(accelerator).items()
+    return {name: loader for name, loader in loaders if isinstance(loader, StatefulDataLoaderShard)}
+
+
 def _numbered(file_name: str, objects: list[Any]) -> dict[str, Any]:
     return {_numbered_name(file_name, index): each for index, each in enumerate(objects)}
 
@@ -214,24 +311,18 @@ def _numbered_name(file_name: str, index: int) -> str:
 
 
 def _state_of_rank(accelerator: Any) -> dict[str, Any]:
-    """The states of this process's generators and, in the middle of a window, the gradients of each model so far."""
+    """The states of this process's generators, the batches that its stateful loaders have read ahead and, in the middle
+    of a window, the gradients of each model so far.
+    """
     state = {"step": accelerator.step, **get_random_states(accelerator.device)}
+    state["read_ahead"] = {name: loader.read_ahead() for name, loader in _stateful_loaders(accelerator).items()}
     if accelerator.step % accelerator.gradient_accumulation_steps != 0:
         state["gradients"] = []
         for model in accelerator._models:
-            parameters = _bare(accelerator, model).named_parameters()
-            state["gradients"].append({name: p.grad.cpu() for name, p in parameters if p.grad is not None})
+            with whole_parameters(model):
+                parameters = _bare(accelerator, model).named_parameters()
+                state["gradients"].append({name: p.grad.cpu() for name, p in parameters if p.grad is not None})
     return state
-
-
-def get_random_states(device: torch.device) -> dict[str, Any]:
-    """The states of the generators that a script draws from without naming one, for `set_random_states`."""
-    states = {"random_state": random.getstate(), "torch_manual_seed": torch.get_rng_state()}
-    if "numpy" in sys.modules:
-        states["numpy_random_seed"] = sys.modules["numpy"].random.get_state()
-    if device.type == "cuda":
-        states["torch_cuda_manual_seed"] = torch.cuda.get_rng_state(device)
-    return states
 
 
 def _bare(accelerator: Any, model: torch.nn.Module) -> torch.nn.Module:
@@ -251,11 +342,13 @@ def load_state(
     """Put weights, optimizers, schedules and generators where `save_state` left them. A collective.
 
     The script says where its loaders go on: `loader.set_epoch(e)` and `skip_first_batches(loader, n)`. The next pass
-    over a stateful loader yields the next batch by itself, see `resume.py`. Either way, on as many processes as before,
-    what follows equals the uninterrupted run bit for bit: explicitly in sequential and seedable orders, statefully in
-    those of torch's samplers (except random draws inside loader workers and streams). On another number of processes
-    the global order goes on and gradients of an unfinished window are averaged; ranks without a saved random state keep
-    their own. Registered objects get the main process's state.
+    over a stateful loader yields the next batch by itself, see `stateful_data_loader.py`. Either way, on as many
+    processes as before, what follows equals the uninterrupted run bit for bit: explicitly in sequential and seedable
+    orders, statefully in those of torch's samplers (except random draws inside loader workers and streams, and without
+    a stateful loader those of a data set that draws where it is read). On another number of processes the global order
+    goes on and gradients of an unfinished window are averaged. A rank without a part in the checkpoint keeps its random
+    states, which a warning says, and gets the mean of the gradients that are there. Registered objects get the main
+    process's state.
 
     First every file is verified, and every state but the weights read: until then an error leaves the run as it was.
     Then the hooks run. If a model that they leave in the list has no weights there, or a stateful loader cannot go on
@@ -263,7 +356,7 @@ def load_state(
 
     Args:
         input_dir: the folder, where ~ is the home folder; under automatic naming the newest complete checkpoint by
-            default.
+            default. Of a folder whose newest save lacks parts, the one before, if it is still there.
         load_kwargs: for `torch.load`; `weights_only` is always on.
         load_model_func_kwargs: for the models' `load_state_dict`. The original's `map_location` changes nothing: files
             are read to the CPU, and each state goes to where the object is that gets it.
@@ -278,10 +371,17 @@ def load_state(
     load_model_func_kwargs.pop("map_location", None)
     config = accelerator.project_configuration
     writes = _is_writer(config.save_on_each_node)
+    accelerator.wait_for_everyone()  # Whoever took part in this run's last save has written its part now.
     folder = _folder_to_load(accelerator, input_dir)
     run_on_all_ranks(lambda: finish_interrupted_save(folder), runs_here=writes)
-    checkpoint = run_on_all_ranks(lambda: _verify_and_read(accelerator, folder, load_kwargs or {}, verifies=writes))
+    is_replaced = run_on_all_ranks(lambda: _lacks_parts_of_others(folder), runs_here=writes)
+    source = folder / PREVIOUS_NAME if any(gather_object([is_replaced])) else folder
+    checkpoint = run_on_all_ranks(lambda: _verify_and_read(accelerator, source, load_kwargs or {}, verifies=writes))
+    run_on_all_ranks(lambda: _check_that_it_is_one_save(checkpoint))
     run_on_all_ranks(lambda: _restore(accelerator, checkpoint, load_model_func_kwargs))
+    _warn_of_what_is_missing(accelerator, checkpoint)
+    _saves.last = None
+    _saves.ranks = set(checkpoint.manifest.ranks)
     number = re.fullmatch(r"checkpoint_([0-9]+)", folder.name)
     if config.automatic_checkpoint_naming and number is not None:
         following = int(number[1]) + 1
@@ -296,8 +396,14 @@ def _folder_to_load(accelerator: Any, input_dir: str | os.PathLike | None) -> Pa
     if not accelerator.project_configuration.automatic_checkpoint_naming:
         raise ValueError("No input_dir provided and automatic checkpoint naming is disabled.")
     parent = Path(os.path.abspath(accelerator.project_dir), "checkpoints")
-    chosen = run_on_all_ranks(lambda: choose_newest(parent).name, runs_here=accelerator.is_main_process)
+    run = _name_of_run()
+    chosen = run_on_all_ranks(lambda: choose_newest(parent, run=run).name, runs_here=accelerator.is_main_process)
     return parent / broadcast_object_list([chosen])[0]
+
+
+def _lacks_parts_of_others(folder: Path) -> bool:
+    """True if the checkpoint in `folder` is not whole, but the one is there that it replaced."""
+    return (folder / PREVIOUS_NAME).is_dir() and not is_whole(folder, _name_of_run())
 
 
 @dataclass
@@ -307,7 +413,8 @@ class _Checkpoint:
     Attributes:
         load_kwargs: of `torch.load`.
         states: of all objects but models, by the names of their files.
-        of_ranks: what belonged to this process, under its rank; on another number of processes, to each that saved.
+        of_ranks: what this process has saved of its own, under its rank; where that is not there, or of another number
+            of processes, what each rank has saved.
     """
 
     folder: Path
@@ -319,7 +426,7 @@ class _Checkpoint:
     def count(self, pattern: str) -> int:
         """The number of files that are numbered from 0 by `pattern`."""
         number = 0
-        while pattern.format(number) in self.manifest:
+        while pattern.format(number) in self.manifest.files:
             number += 1
         return number
 
@@ -330,7 +437,7 @@ class _Checkpoint:
             CheckpointError: if it is not.
         """
         path = self.folder / name
-        if name not in self.manifest or path.is_symlink() or not path.is_file():
+        if name not in self.manifest.files or path.is_symlink() or not path.is_file():
             where = f"{self.folder} holds no {name}"
             raise CheckpointError(f"{where}: it was saved by a run that had prepared something else")
         return path
@@ -338,7 +445,7 @@ class _Checkpoint:
     def path_of_weights(self, index: int) -> Path:
         """The file with the weights of model `index`."""
         safe_name = _numbered_name(SAFE_WEIGHTS_NAME, index)
-        return self.path(safe_name if safe_name in self.manifest else _numbered_name(WEIGHTS_NAME, index))
+        return self.path(safe_name if safe_name in self.manifest.files else _numbered_name(WEIGHTS_NAME, index))
 
     def read(self, path: Path) -> Any:
         """The content of a file, with its tensors on the CPU.
@@ -389,16 +496,48 @@ def _read(accelerator: Any, folder: Path, load_kwargs: dict[str, Any]) -> _Check
         where = f"Number of custom checkpoints in folder {folder}"
         raise RuntimeError(f"{where} does not match the number of registered objects: {saved}, not {registered}")
     # A loader that was prepared after the checkpoint has no file, and starts at its beginning.
-    loaders = [name for name in _loaders(accelerator) if name in checkpoint.manifest]
+    loaders = [name for name in _loaders(accelerator) if name in checkpoint.manifest.files]
     for name in [*_objects(accelerator), *loaders]:
         checkpoint.states[name] = checkpoint.read(checkpoint.path(name))
-    ranks = list(range(checkpoint.count(RANDOM_STATES_FILE))) or [0]
-    if len(ranks) == accelerator.num_processes:
+    ranks = checkpoint.manifest.ranks
+    if _is_own_part_there(accelerator, checkpoint.manifest):
         ranks = [accelerator.process_index]
     for rank in ranks:
         path = checkpoint.path(RANDOM_STATES_FILE.format(rank))
         checkpoint.of_ranks[rank] = checkpoint.read(path)
     return checkpoint
+
+
+def _is_own_part_there(accelerator: Any, manifest: Manifest) -> bool:
+    is_same_number = manifest.world_size == accelerator.num_processes
+    return is_same_number and accelerator.process_index in manifest.ranks
+
+
+def _check_that_it_is_one_save(checkpoint: _Checkpoint) -> None:
+    """Raise an error where the folders of several machines hold different saves. A collective."""
+    if len(set(gather_object([checkpoint.manifest.save]))) > 1:
+        raise CheckpointError(f"{checkpoint.folder} is not the same save on all machines")
+
+
+def _warn_of_what_is_missing(accelerator: Any, checkpoint: _Checkpoint) -> None:
+    """Log which ranks found no random states, and which states found nothing prepared. A collective."""
+    rank = accelerator.process_index
+    is_missing = rank < checkpoint.manifest.world_size and rank not in checkpoint.of_ranks
+    ranks = gather_object([rank] if is_missing else [])
+    if not accelerator.is_main_process:
+        return
+    if ranks:
+        logger.warning("%s holds no random states of ranks %s: they keep their own", checkpoint.folder, ranks)
+    prepared = {
+        **_numbered(SAFE_WEIGHTS_NAME, accelerator._models),
+        **_numbered(WEIGHTS_NAME, accelerator._models),
+        **_objects(accelerator),
+    }
+    kinds = re.compile(r"(model|pytorch_model|optimizer|scheduler)(_[0-9]+)?\.(safetensors|bin)")
+    left = [name for name in checkpoint.manifest.files if kinds.fullmatch(name) and name not in prepared]
+    if left:
+        what = "nothing is prepared that takes it: call `prepare` before `load_state`"
+        logger.warning("%s holds %s, and %s", checkpoint.folder, ", ".join(left), what)
 
 
 def _restore(accelerator: Any, checkpoint: _Checkpoint, load_model_func_kwargs: dict[str, Any]) -> None:
@@ -423,29 +562,23 @@ def _restore(accelerator: Any, checkpoint: _Checkpoint, load_model_func_kwargs: 
 def _restore_states_of_ranks(accelerator: Any, of_ranks: dict[int, dict[str, Any]]) -> None:
     """Put generators, and gradients of an unfinished window, into their states."""
     if accelerator.process_index in of_ranks:
-        set_random_states(accelerator.device, of_ranks[accelerator.process_index])
+        own = of_ranks[accelerator.process_index]
+        set_random_states(accelerator.device, own)
+        for name, loader in _stateful_loaders(accelerator).items():
+            loader.load_read_ahead(own.get("read_ahead", {}).get(name))
     states = list(of_ranks.values())
     accelerator.step = states[0]["step"]
     for loader in accelerator._dataloaders:
         loader.rng_state_after_load = torch.get_rng_state()
     for index, model in enumerate(accelerator._models):
         gradients_of_ranks = [state["gradients"][index] for state in states if "gradients" in state]
-        for name, parameter in _bare(accelerator, model).named_parameters():
-            parts = [gradients[name] for gradients in gradients_of_ranks if name in gradients]
-            parameter.grad = None
-            if parts:  # A process without this gradient counts as zero in the mean.
-                total = sum(parts[1:], start=parts[0])
-                parameter.grad = total.div(len(gradients_of_ranks)).to(parameter.device)
-
-
-def set_random_states(device: torch.device, states: dict[str, Any]) -> None:
-    """Put the generators back into the states that `get_random_states` has read."""
-    random.setstate(states["random_state"])
-    torch.set_rng_state(states["torch_manual_seed"])
-    if "numpy_random_seed" in states and "numpy" in sys.modules:
-        sys.modules["numpy"].random.set_state(states["numpy_random_seed"])
-    if "torch_cuda_manual_seed" in states and device.type == "cuda":
-        torch.cuda.set_rng_state(states["torch_cuda_manual_seed"], device)
+        with whole_parameters(model):
+            for name, parameter in _bare(accelerator, model).named_parameters():
+                parts = [gradients[name] for gradients in gradients_of_ranks if name in gradients]
+                parameter.grad = None
+                if parts:  # A process without this gradient counts as zero in the mean.
+                    total = sum(parts[1:], start=parts[0])
+                    parameter.grad = total.div(len(gradients_of_ranks)).to(parameter.device)
 
 
 # The weights of one model

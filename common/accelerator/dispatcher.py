@@ -1,18 +1,21 @@
 """The loader whose batches the main process alone reads and sends to the others."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
-from common.nested import map_nested, zip_nested
+from common.nested import NamedLeaf, honor_type, is_namedtuple, map_nested, map_together, named_leaves
 
-from .operations import broadcast_object_list, concatenate, holds_tensors, is_list_of_entries
+from .operations import broadcast_object_list, is_list_of_entries, send_to_device
 from .sampler import PartialStep
-from .shard import DataLoaderShard, StepState
+from .shard import DataLoaderShard, ReadBatch, StepState
 from .state import PartialState
+
+# What to do where the main process cannot read for all.
+READ_EVERYWHERE = "dispatch_batches=False lets every process read its own batches"
 
 
 class DispatchedStep(NamedTuple):
@@ -38,9 +41,6 @@ class DataLoaderDispatcher(DataLoaderShard):
     Without loader workers the other processes make an iterator too, as in the original, but ask it for no batch. So
     `iter` of a stream is called on every process. It must succeed there, or the main process waits in vain: a file
     that only the main process has is to be opened by a generator function, which runs when a sample is asked for.
-
-    The step after the one just yielded has been read already. On the main process a data set has drawn its random
-    numbers by then, so a checkpoint in the middle of an epoch is not exact for it.
 
     Args:
         dataset, skip_batches, kwargs: of DataLoaderShard.
@@ -72,13 +72,6 @@ class DataLoaderDispatcher(DataLoaderShard):
     def total_batch_size(self) -> int:
         return super().total_batch_size * self.batches_per_step
 
-    @property
-    def _index_sampler(self) -> Any:
-        """Without a LookAhead: whole steps are read ahead instead, and of these the last one is known."""
-        if isinstance(self.dataset, IterableDataset):
-            return super()._index_sampler
-        return self._undrawn_batches
-
     def _arguments_of_copy(self, num_batches: int) -> dict[str, Any]:
         return super()._arguments_of_copy(num_batches) | {
             "split_batches": self.split_batches,
@@ -91,25 +84,38 @@ class DataLoaderDispatcher(DataLoaderShard):
         steps = whole_steps if self._drop_last else whole_steps + (extra_batches > 0)
         return max(0, steps - self.skip_batches)
 
-    def _start_reading(self) -> Any:
-        """On the main process torch's iterator; the others draw what making one draws there, the seed for the workers.
+    def _read(self) -> Iterator[ReadBatch]:
+        """On the main process the batches of whole steps; the others draw what reading draws there, a workers' seed.
 
-        Without workers they make one, as in the original. Torch's samplers draw the order when the first batch is asked
-        for, on the main process alone. A sampler that has no generator then draws from torch's, whose state differs
-        between the main process and the others from then on.
+        Without workers they make an iterator, as in the original. Torch's samplers draw the order when the first batch
+        is asked for, on the main process alone. A sampler that has no generator then draws from torch's, whose state
+        differs between the main process and the others from then on.
         """
         if self.state.is_main_process:
-            return super()._start_reading()
+            return self._join_steps(super()._read())
         if self.num_workers == 0:
-            DataLoader.__iter__(self)
-        else:
+            super()._read()
+        elif self._reader is None:
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-        return None
+            if self.persistent_workers:
+                self._reader = self._make_reader()  # is not read, and says that the seed is drawn
+        return iter(())
 
-    def _steps(self, reading: Any) -> Iterator[tuple[Any, StepState]]:
+    def _join_steps(self, reading: Iterator[ReadBatch]) -> Iterator[ReadBatch]:
+        """One batch for all processes after the other, joined from those of the script's loader."""
+        while True:
+            parts = [batch.content for batch in islice(reading, self.batches_per_step)]
+            if not parts or (self._drop_last and len(parts) < self.batches_per_step):
+                return
+            if self.slice_fn is slice_rows:
+                for part in parts:
+                    check_rows(part)
+            yield ReadBatch(_join_rows(parts, are_of_one_step=True), None)
+
+    def _steps(self, reading: Iterator[ReadBatch]) -> Iterator[tuple[Any, StepState]]:
         rank = self.state.process_index
         processes = self.state.num_processes
-        steps_of_all = None if reading is None else self._read_steps(reading)
+        steps_of_all = self._dispatch(reading) if self.state.is_main_process else None
         remainder = self._count_remainder()
         first_rows = None
         is_last = False
@@ -124,8 +130,10 @@ class DataLoaderDispatcher(DataLoaderShard):
             share = self._rows_per_process(rows, is_last)
             batch = step.batch
             while count_rows(batch) < share * processes:
-                batch = _join_rows([batch, first_rows])
+                batch = _join_rows([batch, first_rows], are_of_one_step=False)
             own = self._slice(batch, rank * share, (rank + 1) * share)
+            if self.device is not None:
+                own = send_to_device(own, self.device, self._non_blocking)
             yield own, StepState(is_last, rows if is_last else remainder, self._partial_step(rows, share))
 
     def _rows_per_process(self, rows: int, is_last: bool) -> int:
@@ -134,8 +142,7 @@ class DataLoaderDispatcher(DataLoaderShard):
             return share
         if not is_last:
             raise ValueError(
-                f"a step of {rows} samples cannot be divided by {self.state.num_processes} processes: with batches of "
-                "different sizes, dispatch_batches=False lets every process read its own"
+                f"a step of {rows} samples cannot be divided by {self.state.num_processes} processes: {READ_EVERYWHERE}"
             )
         return share if self._drop_last else share + 1
 
@@ -156,22 +163,13 @@ class DataLoaderDispatcher(DataLoaderShard):
         how = {"process_index": self.state.process_index, "num_processes": self.state.num_processes}
         return self.slice_fn(batch, slice(begin, end), **how)
 
-    def _read_steps(self, reading: Iterator[Any]) -> Iterator[DispatchedStep]:
-        """On the main process: the steps of all processes. One is read ahead, so that the last is known."""
-        batch = self._read_step(reading)
+    def _dispatch(self, reading: Iterator[ReadBatch]) -> Iterator[DispatchedStep]:
+        """The steps of all processes, on the main one. A batch is read ahead, so that the last one is known."""
+        batch = next(reading, None)
         while batch is not None:
-            following = self._read_step(reading)
-            yield DispatchedStep(batch, following is None)
+            following = next(reading, None)
+            yield DispatchedStep(batch.content, following is None)
             batch = following
-
-    def _read_step(self, reading: Iterator[Any]) -> Any:
-        """One batch for all processes, joined from those of the script's loader; None after the last one."""
-        parts = list(islice(reading, self.batches_per_step))
-        if not parts or (self._drop_last and len(parts) < self.batches_per_step):
-            return None
-        if len(parts) == 1:
-            return parts[0]
-        return _join_rows(parts)
 
     def _receive(self, steps: Iterator[DispatchedStep] | None) -> DispatchedStep | None:
         """The next step, or None after the last one; on all processes what the main process reads, or raises."""
@@ -189,31 +187,101 @@ class DataLoaderDispatcher(DataLoaderShard):
         return message
 
 
+# What has a row for each sample: tensors and arrays, and lists and tuples without tensors that have as many entries.
+
+
+def _is_array(leaf: Any) -> bool:
+    return getattr(leaf, "ndim", 0) > 0
+
+
+def _is_entries(data: Any) -> bool:
+    return is_list_of_entries(data) and not is_namedtuple(data)
+
+
+def _is_column(leaf: Any, rows: int) -> bool:
+    return _is_array(leaf) or (_is_entries(leaf) and len(leaf) == rows)
+
+
+def _rows_by_name(batch: Any) -> dict[str, int]:
+    """The rows of a batch's tensors and arrays or, where it has none, the entries of its lists."""
+    arrays = {}
+    lists = {}
+    for name, leaf in named_leaves(batch, _is_entries):
+        if _is_array(leaf):
+            arrays[name] = len(leaf)
+        elif _is_entries(leaf) and leaf:
+            lists[name] = len(leaf)
+    return arrays or lists
+
+
 def count_rows(batch: Any) -> int:
-    """Samples in a batch: the rows of its first tensor or, where there is none, the entries of its first list."""
-    if isinstance(batch, Mapping):
-        return count_rows(next(iter(batch.values())))
-    if isinstance(batch, (list, tuple)) and holds_tensors(batch):
-        return count_rows(batch[0])
-    return len(batch)
+    """Samples in a batch: the rows of its first tensor or array or, where it has none, the entries of its first list.
+
+    Raises:
+        ValueError: for a batch without any.
+    """
+    rows = next(iter(_rows_by_name(batch).values()), None)
+    if rows is None:
+        raise ValueError(f"nothing in the batch has a row for each sample: {READ_EVERYWHERE}")
+    return rows
 
 
-def _join_rows(parts: Sequence[Any]) -> Any:
-    """`operations.concatenate`, for lists with an entry per sample too."""
+def check_rows(batch: Any) -> None:
+    """Raise ValueError if it is open which rows of a batch belong together."""
+    rows_by_name = _rows_by_name(batch)
+    if len(set(rows_by_name.values())) > 1:
+        numbers = ", ".join(f"{name}: {number}" for name, number in rows_by_name.items())
+        raise ValueError(f"the entries of a batch have different numbers of rows ({numbers}): {READ_EVERYWHERE}")
 
-    def join(first: Any, *others: Any) -> Any:
-        if is_list_of_entries(first):
-            return type(first)(chain(first, *others))
-        return concatenate([first, *others])
 
-    return zip_nested(join, *parts, is_leaf=is_list_of_entries)
+def _join_rows(parts: Sequence[Any], are_of_one_step: bool) -> Any:
+    """The rows of all parts, and of what has no rows that of the first one.
+
+    Raises:
+        ValueError: if rows cannot be joined, or keys or what has no rows differ between the parts of one step.
+    """
+    leaves_of_parts = [dict(named_leaves(part, _is_entries)) for part in parts]
+    rows_of_parts = [count_rows(part) for part in parts]
+
+    def join(named: list[NamedLeaf]) -> list[Any]:
+        joined = []
+        for name, first in named:
+            leaves = [leaves.pop(name, None) for leaves in leaves_of_parts]
+            are_columns = list(map(_is_column, leaves, rows_of_parts))
+            if all(are_columns):
+                joined.append(_join_columns(name, leaves))
+                continue
+            is_same = not any(are_columns) and all(leaf == first for leaf in leaves)
+            if are_columns[0] or (are_of_one_step and not is_same):
+                raise ValueError(f"{name} differs between the batches of a step: {READ_EVERYWHERE}")
+            joined.append(first)
+        more = [name for leaves in leaves_of_parts for name in leaves]
+        if are_of_one_step and more:
+            raise ValueError(f"only some of the batches of a step have {', '.join(more)}: {READ_EVERYWHERE}")
+        return joined
+
+    return map_together(join, parts[0], _is_entries)
+
+
+def _join_columns(name: str, columns: list[Any]) -> Any:
+    if _is_entries(columns[0]):
+        return honor_type(columns[0], chain.from_iterable(columns))
+    try:
+        if isinstance(columns[0], torch.Tensor):
+            return torch.cat(columns)
+        import numpy
+
+        return numpy.concatenate(columns)
+    except (RuntimeError, TypeError, ValueError) as error:
+        shapes = " and ".join(str(list(column.shape)) for column in columns)
+        raise ValueError(f"{name} of the shapes {shapes} cannot be joined to a step: {READ_EVERYWHERE}") from error
 
 
 def slice_rows(batch: Any, rows: slice, process_index: int | None = None, num_processes: int | None = None) -> Any:
-    """`operations.slice_tensors`, for lists with an entry per sample too. Single numbers and texts stay as they are."""
+    """`rows` of everything in `batch` that has a row for each sample. The rest stays as it is."""
+    number = count_rows(batch)
 
     def slice_leaf(leaf: Any) -> Any:
-        has_rows = hasattr(leaf, "__len__") and not isinstance(leaf, str)
-        return leaf[rows] if has_rows else leaf
+        return leaf[rows] if _is_column(leaf, number) else leaf
 
-    return map_nested(slice_leaf, batch, is_leaf=is_list_of_entries)
+    return map_nested(slice_leaf, batch, is_leaf=_is_entries)

@@ -50,15 +50,3 @@ def patch_environment(**kwargs: Any) -> Iterator[None]:
         for name in changes:
             os.environ.pop(name, None)
         os.environ.update(before)
-
-
-@contextmanager
-def clear_environment() -> Iterator[None]:
-    """No variable is set in the block; afterwards those that were there before are, and no others."""
-    before = dict(os.environ)
-    os.environ.clear()
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)

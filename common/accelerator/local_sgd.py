@@ -32,6 +32,8 @@ class LocalSGD:
     def __init__(
         self, accelerator: Accelerator, model: torch.nn.Module, local_sgd_steps: int, enabled: bool = True
     ) -> None:
+        if accelerator.is_fsdp2:
+            raise NotImplementedError("LocalSGD is supported only for models that each process has whole, not by FSDP")
         self.accelerator = accelerator
         self.model = model
         self.local_sgd_steps = local_sgd_steps
@@ -60,5 +62,7 @@ class LocalSGD:
 
     def _average_weights(self) -> None:
         self.accelerator.wait_for_everyone()
-        for parameter in self.model.parameters():
-            parameter.data = self.accelerator.reduce(parameter.data, reduction="mean")
+        parameters = list(self.model.parameters())
+        averages = self.accelerator.reduce([parameter.data for parameter in parameters], reduction="mean")
+        for parameter, average in zip(parameters, averages, strict=True):
+            parameter.data = average

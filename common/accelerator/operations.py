@@ -2,6 +2,8 @@
 
 import operator
 import pickle
+import struct
+import textwrap
 import warnings
 import zlib
 from collections.abc import Callable
@@ -14,7 +16,7 @@ import torch.distributed as dist
 
 from common.process_group import all_gather_object
 
-from ..nested import leaves, map_nested, zip_nested
+from ..nested import NamedLeaf, leaves, map_nested, map_together, zip_nested
 from .sampler import PartialStep
 from .state import DistributedType, PartialState
 
@@ -128,7 +130,90 @@ def holds_tensors(data: Any) -> bool:
     return any(isinstance(leaf, torch.Tensor) for leaf in leaves(data))
 
 
-# What is said where a collective fails
+# Agreement of the processes
+
+
+class DistributedOperationException(RuntimeError):
+    """The processes enter a collective with other keys, numbers, shapes or dtypes; raised on all of them."""
+
+
+# The bytes of a collective's first message. The results of most batches fit in, and a shorter one is hardly faster.
+FIRST_MESSAGE = 2**14
+HEADER = struct.Struct("=qq")
+MOST_SHOWN = 500  # letters of a rank's differences in an error
+
+
+def _exchange(description: str, *pieces: torch.Tensor) -> torch.Tensor:
+    """A row for each process: its `pieces` of bytes, joined, and zeros up to the length of the longest row.
+
+    A description names the collective in its first line, and in each other one something that has to be equal.
+
+    gloo ends a process that gets more bytes than it expects. So all begin with a message of one size: a checksum of
+    the description, the number of bytes, and the bytes if they fit in. Else they follow in messages of equal size.
+    On nccl nothing is compared, since that would wait for the GPU's kernels, and all must have equally many bytes.
+
+    Raises:
+        DistributedOperationException: on all processes, if the descriptions differ.
+    """
+    state = PartialState()
+    if state.distributed_type == DistributedType.NO or state.backend == "nccl":
+        return _all_gather(*(piece.to(state.device) for piece in pieces))
+    pieces = tuple(piece.cpu() for piece in pieces)
+    size = sum(map(len, pieces))
+    checksum = zlib.crc32(description.encode())  # Python's own `hash` differs between processes
+    header = torch.frombuffer(bytearray(HEADER.pack(checksum, size)), dtype=torch.uint8)
+    room = FIRST_MESSAGE - HEADER.size
+    inside = pieces if size <= room else ()
+    filling = _zeros(room - sum(map(len, inside)))
+    of_ranks = _all_gather(header, *inside, filling)
+    headers = [HEADER.unpack_from(row) for row in of_ranks.numpy()]
+    if any(checksum_of_rank != checksum for checksum_of_rank, _ in headers):
+        raise DistributedOperationException(_differences(all_gather_object(description)))
+    longest = max(size_of_rank for _, size_of_rank in headers)
+    if longest <= room:
+        return of_ranks.narrow(1, HEADER.size, longest)
+    return _all_gather(*pieces, _zeros(longest - size))
+
+
+def _zeros(size: int) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.uint8)
+
+
+def _all_gather(*pieces: torch.Tensor) -> torch.Tensor:
+    """A row for each process: its pieces of bytes, joined. All processes must have equally many."""
+    state = PartialState()
+    content = torch.cat(pieces) if pieces else _zeros(0)
+    if state.distributed_type == DistributedType.NO or not pieces:
+        return content.expand(state.num_processes, -1)
+    of_ranks = content.new_empty(state.num_processes, len(content))
+    dist.all_gather(list(of_ranks.unbind()), content)
+    return of_ranks
+
+
+def _describe(collective: str, named: list[NamedLeaf]) -> str:
+    """A line for the collective and one for what the processes must have in common of each leaf."""
+    lines = [collective]
+    for name, leaf in named:
+        content = type(leaf).__name__
+        if isinstance(leaf, torch.Tensor):
+            content = f"{list(leaf.shape) if _has_bytes(leaf) else leaf.layout} {leaf.dtype}"
+        lines.append(f"{name or 'tensor'} {content}")
+    return "\n".join(lines)
+
+
+def _differences(descriptions: list[str]) -> str:
+    """A message with those lines of the ranks' descriptions that are not in all of them."""
+    lines_of_ranks = [description.splitlines() for description in descriptions]
+    in_all = set(lines_of_ranks[0]).intersection(*lines_of_ranks)
+    message = [f"the processes enter `{lines_of_ranks[0][0]}` with different keys, shapes or dtypes:"]
+    for rank, lines in enumerate(lines_of_ranks):
+        own = [line for line in lines if line not in in_all]
+        message.append(f"  - rank {rank}: {textwrap.shorten('; '.join(own) or 'nothing else', MOST_SHOWN)}")
+    message.append(
+        "Fill tensors up to one shape with `pad_across_processes` first, or gather them as objects with "
+        "`gather_for_metrics(..., use_gather_object=True)`."
+    )
+    return "\n".join(message)
 
 
 def _named_in_errors(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -138,6 +223,8 @@ def _named_in_errors(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
+        except DistributedOperationException:  # it names the ranks itself
+            raise
         except RuntimeError as error:
             state = PartialState()
             where = f"rank {state.process_index} of {state.num_processes}"
@@ -150,226 +237,90 @@ def _named_in_errors(function: Callable[..., Any]) -> Callable[..., Any]:
 # Collectives
 
 
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a contiguous tensor, in its memory. gloo and nccl each lack some dtypes; bytes are moved by both."""
-    # Not `view(-1)`, which would keep the stride of a column of a single row: it counts as contiguous too.
-    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
-
-
 @_named_in_errors
 def gather(tensor: Any) -> Any:
     """Nested tensors of equal shape from all processes, concatenated in rank order: (n, …) becomes (n·world size, …).
 
-    One collective, whatever the number of tensors. Scalars become vectors of one entry per rank. In a single process
-    the input itself is returned.
+    All tensors travel together, in one message if they are small, else in two. Scalars become vectors of one entry per
+    rank. In a single process the input itself is returned.
 
     Raises:
         TypeError: for leaves that are no tensors.
-        RuntimeError: on a CPU, if the shapes or dtypes of several tensors differ between the processes.
+        DistributedOperationException: on all processes, if keys, shapes or dtypes differ between them. On nccl, where
+            to find out would wait for the GPU, nothing is compared.
     """
-    state = PartialState()
-    if state.distributed_type == DistributedType.NO:
+    if PartialState().distributed_type == DistributedType.NO:
         return tensor
-    tensors = list(leaves(tensor))
-    if len(tensors) > 1 and _fit_in_one_message(tensors):
-        gathered = iter(_gather_together(tensors, state.num_processes))
-        return map_nested(lambda _: next(gathered), tensor)
-    return recursively_apply(_gather_one, tensor, error_on_other_type=True)
+    return map_together(lambda named: _gather_tensors(named, _describe("gather", named)), tensor)
 
 
-def _gather_one(tensor: torch.Tensor) -> torch.Tensor:
-    state = PartialState()
-    tensor = tensor.detach().contiguous()
-    if tensor.ndim == 0:
-        tensor = tensor[None]
-    content = _as_bytes(tensor)
-    everyone = [torch.empty_like(content) for _ in range(state.num_processes)]
-    dist.all_gather(everyone, content)
-    rows = tensor.shape[0] * state.num_processes
-    return torch.cat(everyone).view(tensor.dtype).view(rows, *tensor.shape[1:])
-
-
-def _fit_in_one_message(leaves: list[Any]) -> bool:
-    """True for tensors of one device that have nothing but elements: no subclasses, no sparse or quantized ones."""
-    for leaf in leaves:
-        if type(leaf) not in (torch.Tensor, torch.nn.Parameter) or leaf.device != leaves[0].device:
-            return False
-        if leaf.layout != torch.strided or leaf.is_quantized or leaf.is_nested or leaf.is_conj() or leaf.is_neg():
-            return False
-    return True
-
-
-def _gather_together(tensors: list[torch.Tensor], num_processes: int) -> list[torch.Tensor]:
-    """Tensors of equal shape from all processes in one collective, which moves their bytes.
-
-    On a CPU a checksum of shapes and dtypes comes with them. On a GPU nobody waits for the kernels, so nobody could
-    look at it.
-    """
-    tensors = [each if each.ndim else each[None] for each in tensors]
-    device = tensors[0].device
-    pieces = [_as_bytes(each.detach().contiguous()) for each in tensors]
-    has_checksum = device.type == "cpu"
-    if has_checksum:
-        description = ", ".join(f"{list(each.shape)} {each.dtype}" for each in tensors)
-        checksum = torch.tensor([zlib.crc32(description.encode())])  # Python's own `hash` differs between processes
-        pieces.append(checksum.view(torch.uint8))
-    message = torch.cat(pieces)
-    everyone = torch.empty(num_processes, message.numel(), dtype=torch.uint8, device=device)
-    dist.all_gather(list(everyone.unbind()), message)
-    sizes = [piece.numel() for piece in pieces]
-    bytes_of_ranks = list(everyone.split_with_sizes(sizes, dim=1))
-    if has_checksum:
-        checksums = bytes_of_ranks.pop()
-        if not torch.equal(checksums, checksums[:1].expand_as(checksums)):
-            raise RuntimeError(f"the processes gather tensors of different shapes or dtypes, here {description}")
+def _gather_tensors(named: list[NamedLeaf], description: str) -> list[torch.Tensor]:
+    """Tensors of all processes, joined, if `description` is the same on all of them."""
+    # What has no bytes is refused after the exchange: the others may have tensors in its place.
+    pieces = [_as_bytes(leaf) for _, leaf in named if _has_bytes(leaf)]
+    of_ranks = _exchange(description, *pieces)
+    tensors = _only_tensors(named)
+    if len(pieces) < len(tensors):
+        raise TypeError("sparse, nested and quantized tensors cannot be gathered")
     gathered = []
-    for tensor, rows in zip(tensors, bytes_of_ranks, strict=True):
-        # The bytes may begin anywhere, but a dtype can be viewed only at a multiple of its size: `cat` copies them.
-        content = torch.cat(rows.unbind()).view(tensor.dtype)
-        gathered.append(content.view(tensor.shape[0] * num_processes, *tensor.shape[1:]))
+    begin = 0
+    for tensor, piece in zip(tensors, pieces, strict=True):
+        of_tensor = of_ranks.narrow(1, begin, len(piece))
+        begin += len(piece)
+        # A copy, since a dtype can be viewed only at a multiple of its size, and the bytes may begin anywhere.
+        content = of_tensor.clone(memory_format=torch.contiguous_format).flatten().view(tensor.dtype)
+        rows = tensor.shape[0] if tensor.ndim else 1
+        joined = content.view(rows * len(of_ranks), *tensor.shape[1:])
+        gathered.append(joined.to(tensor.device))
     return gathered
+
+
+def _has_bytes(leaf: Any) -> bool:
+    """True for a tensor that is nothing but its elements."""
+    if not isinstance(leaf, torch.Tensor) or leaf.is_nested or leaf.is_quantized:
+        return False
+    return leaf.layout == torch.strided
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor, in its memory if it is contiguous. gloo and nccl each lack some dtypes, but not bytes."""
+    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    # Not `view(-1)`, which would keep the stride of a column of a single row: it counts as contiguous too.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def _only_tensors(named: list[NamedLeaf]) -> list[torch.Tensor]:
+    """The leaves, for a collective of nothing but tensors."""
+    for name, leaf in named:
+        if not isinstance(leaf, torch.Tensor):
+            raise TypeError(f"Unsupported types ({type(leaf)}) in a collective: {name or 'the input'} is no tensor")
+    return [leaf for _, leaf in named]
 
 
 @_named_in_errors
 def gather_object(object: Any) -> Any:
-    """The lists of all processes, joined in rank order; in a single process the input itself."""
-    state = PartialState()
-    if state.distributed_type == DistributedType.NO:
-        return object
-    return [item for items in all_gather_object(object) for item in items]
-
-
-def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = False) -> Any:
-    """The results of all processes for the batch that `loader` yielded, without rows for repeated samples.
-
-    Tensors hold one row per sample. Mappings, and lists and tuples with tensors somewhere in them, are structures and
-    keep their shape; any other list has one entry per sample. The result is in rank order. What has no row for each
-    sample, like a loss, comes as from `gather`; in the last step no more of it than there are samples.
-    A number or None becomes, on several processes, a list with one entry per process.
-
-    All tensors of the structure travel in one collective. Everything else is pickled, which takes two more; so are the
-    tensors of a last step that is uneven because of `even_batches=False`. So exact results per sample cost a meeting of
-    all processes in each step, and memory for the rows of all on every one of them. A metric that is a sum over samples
-    (a loss, correct predictions) needs neither: each process sums up its own, and one `reduce` after the loop adds the
-    sums.
-
-    Args:
-        data: the same structure on all processes.
-        loader: the prepared loader that is being iterated over; None outside of a loop.
-        use_gather_object: take `data` as a list with one entry per sample, whatever it holds.
+    """The lists of all processes, joined in rank order; in a single process the input itself.
 
     Raises:
-        RuntimeError: if some process has no batch in this step, so that it cannot take part; if the shapes or dtypes of
-            tensors differ between the processes, in more than their rows.
+        DistributedOperationException: on all processes, if one cannot pickle its list; not on nccl.
     """
-    partial = None if loader is None else loader.partial_step
-    is_last = loader is not None and loader.end_of_dataloader
-    state = PartialState()
-    if partial is not None and partial.num_ranks_present < state.num_processes:
-        present = f"only ranks 0 to {partial.num_ranks_present - 1} have a batch in this step"
-        raise RuntimeError(f"{present}: evaluate with even_batches=True")
-    is_column = _is_anything if use_gather_object else is_list_of_entries
-    if state.distributed_type == DistributedType.NO:
-        return map_nested(lambda column: _own_real_rows(column, partial, is_last), data, is_leaf=is_column)
-    have_equal_shapes = not use_gather_object and (partial is None or partial.is_filled)
-    results = []
-    for column in _gather_columns(list(leaves(data, is_column)), partial, have_equal_shapes):
-        if partial is not None and (column.is_batch or is_last):
-            results.append(column.rows[: partial.num_real_all_ranks])
-        else:
-            results.append(column.rows)
-    in_order = iter(results)
-    return map_nested(lambda _: next(in_order), data, is_leaf=is_column)
+    if PartialState().distributed_type == DistributedType.NO:
+        return object
+    return list(chain.from_iterable(_gather_objects(object, "gather_object")))
 
 
-def is_list_of_entries(data: Any) -> bool:
-    """True for a list or tuple without tensors: a column with one entry per sample, and no structure."""
-    return isinstance(data, (list, tuple)) and not holds_tensors(data)
-
-
-def _is_anything(data: Any) -> bool:
-    return True
-
-
-def _own_real_rows(column: Any, partial: PartialStep | None, is_last: bool) -> Any:
-    """The results of a single process, of which none are gathered."""
-    has_rows = _count_rows(column) is not None
-    if partial is not None and (_is_batch(column, partial) or (is_last and has_rows)):
-        return column[: partial.num_real_all_ranks]
-    return column
-
-
-def _is_batch(column: Any, partial: PartialStep | None) -> bool:
-    """True for a column that has as many rows as this process's batch in `partial`; any number, if none is known."""
-    rows = _count_rows(column)
-    return partial is not None and rows is not None and partial.rows in (None, rows)
-
-
-def _count_rows(data: Any) -> int | None:
-    """Rows of a tensor, entries of a list or letters of a text; None for what has none."""
-    if isinstance(data, torch.Tensor):
-        return len(data) if data.ndim else None
-    return len(data) if isinstance(data, (list, tuple, str)) else None
-
-
-class _Gathered(NamedTuple):
-    """A column of all processes, joined; is it a batch of this step on each of them?"""
-
-    rows: Any
-    is_batch: bool
-
-
-def _gather_columns(columns: list[Any], partial: PartialStep | None, have_equal_shapes: bool) -> list[_Gathered]:
-    """Tensors in one collective, if they `have_equal_shapes` on all processes, and everything else pickled."""
-    # Both by their places among the columns.
-    tensors: dict[int, torch.Tensor] = {}
-    others: dict[int, Any] = {}
-    for place, column in enumerate(columns):
-        if isinstance(column, torch.Tensor) and have_equal_shapes:
-            tensors[place] = column
-        else:
-            others[place] = column
-    gathered: dict[int, _Gathered] = {}
-    if tensors:
-        rows_of_all = gather(list(tensors.values()))
-        for (place, own), rows in zip(tensors.items(), rows_of_all, strict=True):
-            gathered[place] = _Gathered(rows, _is_batch(own, partial))
-    if others:
-        pickled = _gather_pickled(list(others.values()), partial)
-        gathered.update(zip(others, pickled, strict=True))
-    return [gathered[place] for place in range(len(columns))]
-
-
-class _Part(NamedTuple):
-    """A process's part of a column: is it a batch of this step, and how many rows of such a batch are real?"""
-
-    content: Any
-    is_batch: bool
-    num_real: int | None
-
-
-def _gather_pickled(columns: list[Any], partial: PartialStep | None) -> list[_Gathered]:
-    """Columns of any kind and any number of rows from all processes."""
-    num_real = None if partial is None else partial.num_real
-    own = []
-    for column in columns:
-        # The lists of several processes are joined, so what is one entry goes into a list of its own.
-        content = [column] if column is None or isinstance(column, (int, float)) else column
-        is_batch = _is_batch(content, partial)
-        if isinstance(column, torch.Tensor):
-            # A tensor of a GPU would come out of its pickle on the GPU of the sender.
-            content = torch.atleast_1d(column.detach()).cpu()
-        own.append(_Part(content, is_batch, num_real))
-    gathered = []
-    for parts in zip(*gather_object([own]), strict=True):
-        is_batch = all(part.is_batch for part in parts)
-        contents = [part.content[: part.num_real] if is_batch else part.content for part in parts]
-        if isinstance(contents[0], torch.Tensor):
-            rows: Any = torch.cat(contents).to(PartialState().device)
-        else:
-            rows = list(chain.from_iterable(contents))
-        gathered.append(_Gathered(rows, is_batch))
-    return gathered
+def _gather_objects(object: Any, description: str) -> list[Any]:
+    """The objects of all processes in rank order, if `description` is the same on all of them."""
+    if PartialState().backend != "gloo":
+        return all_gather_object(object)
+    try:
+        pickled = pickle.dumps(object)
+    except Exception as error:  # an object of the script's own may raise anything, and the others wait
+        pickled = b"\0"
+        description += f"\nwhat cannot be pickled: {error}"
+    content = torch.frombuffer(bytearray(pickled), dtype=torch.uint8)
+    # A pickle knows its end.
+    return [pickle.loads(of_rank.numpy().tobytes()) for of_rank in _exchange(description, content)]
 
 
 @_named_in_errors
@@ -377,26 +328,50 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
     """Fill nested tensors, in place, with those of rank `from_process`, and return them.
 
     Raises:
-        TypeError: for leaves that are no tensors.
+        TypeError, DistributedOperationException: as `gather`.
     """
     if PartialState().distributed_type == DistributedType.NO:
         return tensor
 
-    def broadcast_one(tensor: torch.Tensor) -> torch.Tensor:
-        content = tensor.detach().contiguous()
-        dist.broadcast(_as_bytes(content), from_process)
-        if not tensor.is_contiguous():  # `content` is a copy
-            tensor.detach().copy_(content)
-        return tensor
+    def broadcast_all(named: list[NamedLeaf]) -> list[torch.Tensor]:
+        _exchange(_describe(f"broadcast from {from_process}", named))
+        tensors = _only_tensors(named)
+        for tensor in tensors:
+            content = tensor.detach().contiguous()
+            dist.broadcast(_as_bytes(content), from_process)
+            if not tensor.is_contiguous():  # `content` is a copy
+                tensor.detach().copy_(content)
+        return tensors
 
-    return recursively_apply(broadcast_one, tensor, error_on_other_type=True)
+    return map_together(broadcast_all, tensor)
+
+
+class _Unpicklable(NamedTuple):
+    """The message of a process that cannot send its list."""
+
+    error: str
 
 
 @_named_in_errors
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
-    """Fill `object_list`, in place, with that of rank `from_process`, and return it; the lengths must be equal."""
-    if PartialState().distributed_type != DistributedType.NO:
-        dist.broadcast_object_list(object_list, src=from_process)
+    """Fill `object_list`, in place, with that of rank `from_process`, and return it.
+
+    Raises:
+        RuntimeError: if rank `from_process` cannot pickle its list; there, what pickle raises.
+    """
+    state = PartialState()
+    if state.distributed_type == DistributedType.NO:
+        return object_list
+    message: list[Any] = [object_list]  # one object: the lists of the processes may be of different lengths
+    try:
+        dist.broadcast_object_list(message, src=from_process)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        if state.process_index == from_process:  # the others wait for it
+            dist.broadcast_object_list([_Unpicklable(str(error))], src=from_process)
+        raise
+    if isinstance(message[0], _Unpicklable):
+        raise RuntimeError(f"rank {from_process} cannot pickle what it has to send: {message[0].error}")
+    object_list[:] = message[0]
     return object_list
 
 
@@ -411,12 +386,17 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
 
     Raises:
         ValueError: for any other reduction.
-        TypeError: for leaves that are no tensors.
+        TypeError, DistributedOperationException: as `gather`.
         RuntimeError: for a dtype that the backend cannot add up, such as int16.
     """
     if reduction not in ("mean", "sum", "max", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum', 'max' or 'none', not {reduction!r}")
-    return recursively_apply(_reduce_one, tensor, reduction, error_on_other_type=True)
+
+    def reduce_all(named: list[NamedLeaf]) -> list[torch.Tensor]:
+        _exchange(_describe(f"reduce by {reduction}", named))
+        return [_reduce_one(tensor, reduction) for tensor in _only_tensors(named)]
+
+    return map_together(reduce_all, tensor)
 
 
 def _reduce_one(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
@@ -425,7 +405,11 @@ def _reduce_one(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
     if state.distributed_type == DistributedType.NO or reduction == "none":
         return result
     operation = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
-    dist.all_reduce(result, operation)
+    # The ranks add up what is at the same place in memory.
+    content = result.contiguous() if _has_bytes(result) else result
+    dist.all_reduce(content, operation)
+    if content is not result:
+        result.copy_(content)
     if reduction == "mean":
         return result / state.num_processes
     return result
@@ -436,33 +420,183 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
     """Nested tensors, filled up with `pad_index` along `dim` to the longest over all processes.
 
     Tensors that have no such dimension stay as they are, and so do nested tensors, with a warning. With `pad_first` the
-    filling comes before the content. The number of dimensions must be the same on all processes.
+    filling comes before the content.
 
     Raises:
         TypeError: for leaves that are no tensors.
+        DistributedOperationException: on all processes, if the keys differ between them; not on nccl.
     """
-    return recursively_apply(_pad_one, tensor, dim, pad_index, pad_first, error_on_other_type=True)
+
+    def pad_all(named: list[NamedLeaf]) -> list[torch.Tensor]:
+        description = "pad_across_processes"
+        own = torch.zeros(len(named), dtype=torch.int64)
+        for place, (name, leaf) in enumerate(named):
+            description += f"\n{name} {'tensor' if is_torch_tensor(leaf) else type(leaf).__name__}"
+            if _has_dimension(leaf, dim):
+                own[place] = leaf.shape[dim]
+        (lengths,) = _gather_tensors([NamedLeaf("lengths", own)], description)
+        longest = lengths.view(PartialState().num_processes, len(named)).amax(0).tolist()
+        padded = []
+        for (_, leaf), length in zip(named, longest, strict=True):
+            padded.append(_pad_one(leaf, dim, length, pad_index, pad_first))
+        return padded
+
+    return map_together(pad_all, tensor)
 
 
-def _pad_one(tensor: torch.Tensor, dim: int, pad_index: float, pad_first: bool) -> torch.Tensor:
-    if tensor.is_nested:
+def _has_dimension(leaf: Any, dim: int) -> bool:
+    return isinstance(leaf, torch.Tensor) and not leaf.is_nested and -leaf.ndim <= dim < leaf.ndim
+
+
+def _pad_one(leaf: Any, dim: int, length: int, pad_index: float, pad_first: bool) -> torch.Tensor:
+    if not isinstance(leaf, torch.Tensor):
+        raise TypeError(f"Unsupported types ({type(leaf)}) in a collective: only tensors can be padded")
+    if leaf.is_nested:
         warnings.warn(
             "Cannot pad nested tensors without more information. Leaving unprocessed.",
             CannotPadNestedTensorWarning,
             stacklevel=2,
         )
-        return tensor
-    if not -tensor.ndim <= dim < tensor.ndim:
-        return tensor
-    mine = torch.tensor([tensor.shape[dim]], device=tensor.device)
-    longest = int(gather(mine).max())
-    if longest == tensor.shape[dim]:
-        return tensor
-    shape = list(tensor.shape)
-    shape[dim] = longest - tensor.shape[dim]
-    padding = tensor.new_zeros(shape) + pad_index
-    parts = [padding, tensor] if pad_first else [tensor, padding]
+    if not _has_dimension(leaf, dim) or length == leaf.shape[dim]:
+        return leaf
+    shape = list(leaf.shape)
+    shape[dim] = length - leaf.shape[dim]
+    padding = leaf.new_zeros(shape) + pad_index
+    parts = [padding, leaf] if pad_first else [leaf, padding]
     return torch.cat(parts, dim=dim)
+
+
+# The results of a batch
+
+
+def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = False) -> Any:
+    """The results of all processes for the batch that `loader` yielded, without rows for repeated samples.
+
+    Tensors hold one row per sample. Mappings, and lists and tuples with tensors somewhere in them, are structures and
+    keep their shape; any other list has one entry per sample. The result is in rank order. What has no row for each
+    sample, like a loss, comes as from `gather`; in the last step no more of it than there are samples.
+    A number or None becomes, on several processes, a list with one entry per process.
+
+    All tensors of the structure travel together, and so does everything else, pickled; the tensors of a last step that
+    is uneven because of `even_batches=False` are pickled too. So exact results per sample cost a meeting of all
+    processes in each step, and memory for the rows of all on every one of them. A metric that is a sum over samples (a
+    loss, correct predictions) needs neither: each process sums up its own, and one `reduce` after the loop adds the
+    sums.
+
+    Args:
+        data: the same structure on all processes.
+        loader: the prepared loader that is being iterated over; None outside of a loop.
+        use_gather_object: take `data` as a list with one entry per sample, whatever it holds.
+
+    Raises:
+        RuntimeError: if some process has no batch in this step, so that it cannot take part.
+        DistributedOperationException: as `gather`; in an uneven step only the numbers of rows may differ.
+    """
+    partial = None if loader is None else loader.partial_step
+    is_last = loader is not None and loader.end_of_dataloader
+    state = PartialState()
+    if partial is not None and partial.num_ranks_present < state.num_processes:
+        present = f"only ranks 0 to {partial.num_ranks_present - 1} have a batch in this step"
+        raise RuntimeError(f"{present}: evaluate with even_batches=True")
+    is_column = _is_anything if use_gather_object else is_list_of_entries
+    if state.distributed_type == DistributedType.NO:
+        return map_nested(lambda column: _real_rows(column, partial, is_last), data, is_leaf=is_column)
+    if use_gather_object and isinstance(data, torch.Tensor):
+        data = [row.clone() for row in torch.atleast_1d(data.detach()).cpu()]
+    return map_together(lambda named: _gather_columns(named, partial, is_last), data, is_leaf=is_column)
+
+
+def is_list_of_entries(data: Any) -> bool:
+    """True for a list or tuple without tensors: a column with one entry per sample, and no structure."""
+    return isinstance(data, (list, tuple)) and not holds_tensors(data)
+
+
+def _is_anything(data: Any) -> bool:
+    return True
+
+
+def _real_rows(column: Any, partial: PartialStep | None, is_last: bool) -> Any:
+    """The results of a single process, of which none are gathered."""
+    has_rows = _count_rows(column) is not None
+    if partial is not None and (_is_batch(column, partial) or (is_last and has_rows)):
+        return column[: partial.num_real_all_ranks]
+    return column
+
+
+def _is_batch(column: Any, partial: PartialStep | None) -> bool:
+    """True for a column with a row for each sample of this process's batch in the step `partial`."""
+    rows = _count_rows(column)
+    if partial is None or rows is None:
+        return False
+    nobody_knows = partial.rows is None
+    return nobody_knows or rows == partial.rows
+
+
+def _count_rows(data: Any) -> int | None:
+    """Rows of a tensor, entries of a list or letters of a text; None for what has none."""
+    if isinstance(data, torch.Tensor):
+        return len(data) if data.ndim else None
+    return len(data) if isinstance(data, (list, tuple, str)) else None
+
+
+class _Part(NamedTuple):
+    """A process's part of a column: is it a batch of this step, and how many rows of such a batch are real?"""
+
+    content: Any
+    is_batch: bool
+    num_real: int | None
+
+
+def _gather_columns(named: list[NamedLeaf], partial: PartialStep | None, is_last: bool) -> list[Any]:
+    """The real rows of all processes' columns: tensors as they are, everything else and uneven tensors pickled."""
+    is_uneven = partial is not None and not partial.is_filled
+    tensors = []
+    parts = []
+    description = "gather_for_metrics"
+    for column in named:
+        if not isinstance(column.leaf, torch.Tensor):
+            description += f"\n{column.name} objects"
+            parts.append(_own_part(column.leaf, partial))
+        elif is_uneven:
+            description += f"\n{column.name} rows of {list(column.leaf.shape[1:])} {column.leaf.dtype}"
+            parts.append(_own_part(column.leaf, partial))
+        else:
+            tensors.append(column)
+    description = _describe(description, tensors)
+    # Where a process has neither, all have neither, or the description differs.
+    rows_of_tensors = iter(_gather_tensors(tensors, description) if tensors or not parts else ())
+    columns_of_ranks = _gather_objects(parts, description) if parts else ()
+    parts_of_columns = zip(*columns_of_ranks, strict=True)
+    results = []
+    for _, own in named:
+        if is_uneven or not isinstance(own, torch.Tensor):
+            rows, is_batch = _join(next(parts_of_columns))
+        else:
+            rows = next(rows_of_tensors)
+            is_batch = _is_batch(own, partial)
+        if partial is not None and (is_batch or is_last):
+            rows = rows[: partial.num_real_all_ranks]
+        results.append(rows)
+    return results
+
+
+def _own_part(column: Any, partial: PartialStep | None) -> _Part:
+    # The lists of several processes are joined, so what is one entry goes into a list of its own.
+    content = [column] if column is None or isinstance(column, (int, float)) else column
+    is_batch = _is_batch(content, partial)
+    if isinstance(column, torch.Tensor):
+        # A tensor of a GPU would come out of its pickle on the GPU of the sender.
+        content = torch.atleast_1d(column.detach()).cpu()
+    return _Part(content, is_batch, None if partial is None else partial.num_real)
+
+
+def _join(parts: tuple[_Part, ...]) -> tuple[Any, bool]:
+    """The parts of all processes as one column; is it a batch of this step on each of them?"""
+    is_batch = all(part.is_batch for part in parts)
+    contents = [part.content[: part.num_real] if is_batch else part.content for part in parts]
+    if isinstance(contents[0], torch.Tensor):
+        return torch.cat(contents).to(PartialState().device), is_batch
+    return list(chain.from_iterable(contents)), is_batch
 
 
 # Precision

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch.amp.grad_scaler import OptState
 
-from .state import GradientState
+from .state import GradientState, PartialState
+from .utils import fsdp_utils
 
 
 class LossScaler(torch.amp.GradScaler):
@@ -207,12 +208,20 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.optimizer.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's state dict."""
+        """The wrapped optimizer's state dict. Of sharded parameters it is whole on the main process; a collective."""
+        if self._is_sharded():
+            return fsdp_utils.whole_optimizer_state(self.optimizer, keep=PartialState().is_local_main_process)
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` gave."""
-        self.optimizer.load_state_dict(state_dict)
+        if self._is_sharded():
+            fsdp_utils.load_whole_optimizer_state(self.optimizer, state_dict)
+        else:
+            self.optimizer.load_state_dict(state_dict)
+
+    def _is_sharded(self) -> bool:
+        return any(fsdp_utils.is_part(parameter) for parameter in self.parameters())
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "gradient_state"}

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, cycle, islice
 from typing import Any, NamedTuple
 
@@ -154,26 +155,11 @@ class BatchSamplerShard(BatchSampler):
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[list]:
-        if self.num_processes == 1 and not self.even_batches:
-            # Some batch samplers draw when their iterator is made. Of a single process it is made now, as by the
-            # original's loader, which draws a seed for its workers next; of several it is made after that.
-            return self._iter_alone(iter(self.batch_sampler))
         if self.split_batches:
             return self._iter_parts_of_batches()
         if self.batch_size is None:
             return self._iter_batches_of_any_size()
         return self._iter_whole_batches()
-
-    def _iter_alone(self, batches: Iterator[list]) -> Iterator[list]:
-        """Step k is batch k, of a single process."""
-        size = self.batch_size
-        for batch in batches:
-            rows = len(batch)
-            if size is None or rows == size:
-                yield batch
-            else:
-                partial = PartialStep(rows, rows, num_ranks_present=1, num_real_all_ranks=rows)
-                yield PartialBatch(batch, partial)
 
     def _iter_parts_of_batches(self) -> Iterator[list]:
         """Step k is batch k. Process r takes the r-th of its equal parts."""
@@ -293,58 +279,45 @@ class BatchSamplerShard(BatchSampler):
         return total - (in_last_batch <= before_this_process)
 
 
-class DrawnStep(NamedTuple):
-    """A step whose sample numbers have been drawn: whether it is the last, and what is real if it is partial."""
+@dataclass
+class DrawnBatches:
+    """The sample numbers that torch's loader draws, and the facts about the batches that it has not returned yet.
 
-    is_last: bool
-    partial: PartialStep | None
+    torch returns batches in the order in which it has drawn their numbers, so their facts wait in a queue.
 
+    Attributes:
+        batches: of sample numbers, or single numbers.
+        are_of_one_process: they are what the script's own batch sampler makes. A batch of another size than its
+            `batch_size` is that of a partial step.
+    """
 
-class LookAhead:
-    """The sample numbers of `batches`, drawn one batch ahead, so that the last one is known when it is yielded."""
+    batches: Any
+    are_of_one_process: bool
+    partial_steps: deque[PartialStep | None] = field(init=False, default_factory=deque)
 
-    def __init__(self, batches: Any) -> None:
-        self.batches = batches
+    def __iter__(self) -> Iterator[Any]:
+        self.partial_steps = deque()
+        # Some batch samplers draw when their iterator is made. That is now, before torch draws a seed for its workers.
+        return self._draw(self._make_iterator())
 
-    def __iter__(self) -> "LookAheadIterator":
-        return LookAheadIterator(iter(self.batches))
+    def _make_iterator(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+    def _draw(self, batches: Iterator[Any]) -> Iterator[Any]:
+        whole_size = getattr(self.batches, "batch_size", None)
+        for batch in batches:
+            partial = None
+            if isinstance(batch, PartialBatch):
+                partial = batch.partial
+                batch = list(batch)
+            elif self.are_of_one_process and len(batch) != whole_size:
+                rows = len(batch)
+                partial = PartialStep(rows, rows, num_ranks_present=1, num_real_all_ranks=rows)
+            self.partial_steps.append(partial)
+            yield batch
 
     def __len__(self) -> int:
         return len(self.batches)
-
-
-class LookAheadIterator:
-    """One pass of a LookAhead.
-
-    Attributes:
-        steps: the steps whose sample numbers were yielded and whose batches the loader has not taken yet: one, or as
-            many as its workers have been asked for.
-    """
-
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self.steps: deque[DrawnStep] = deque()
-        self._batches = _look_ahead(batches, self.steps)
-
-    def __iter__(self) -> "LookAheadIterator":
-        return self
-
-    def __next__(self) -> Any:
-        return next(self._batches)
-
-
-def _look_ahead(batches: Iterator[Any], steps: deque[DrawnStep]) -> Iterator[Any]:
-    """Yield `batches`, and write what is known of each into `steps` before."""
-    nothing = object()
-    batch = next(batches, nothing)
-    while batch is not nothing:
-        following = next(batches, nothing)
-        partial = None
-        if isinstance(batch, PartialBatch):
-            partial = batch.partial
-            batch = list(batch)
-        steps.append(DrawnStep(following is nothing, partial))
-        yield batch
-        batch = following
 
 
 def sampler_chain(sampler: Any) -> Iterator[Any]:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from .operations import send_to_device
 from .sampler import (
     BatchSamplerShard,
-    LookAhead,
+    DrawnBatches,
     PartialStep,
     SkipBatchSampler,
     follows_from_epoch,
@@ -22,7 +22,7 @@ from .sampler import (
     shard_among,
 )
 from .state import GradientState, PartialState
-from .streams import CountedSample, CountedShard, IterableDatasetShard
+from .streams import CountedCollate, CountedSample, CountedShard, IterableDatasetShard
 from .utils.random import synchronize_rng_states
 
 logger = logging.getLogger(__name__)
@@ -41,6 +41,13 @@ LOADING_OPTIONS = (
 )
 
 
+class ReadBatch(NamedTuple):
+    """A batch that torch's loader has read, and what is real in it."""
+
+    content: Any
+    partial: PartialStep | None
+
+
 class StepState(NamedTuple):
     """The facts about a step while the script works on its batch: see the properties of DataLoaderShard."""
 
@@ -53,14 +60,40 @@ class StepState(NamedTuple):
 class Pass:
     """A `for` over a loader that has begun and not ended, and the facts about the step whose batch it yielded last."""
 
+    loader: "DataLoaderShard"
     state: StepState = field(default_factory=StepState)
+
+
+@dataclass
+class BatchReader:
+    """Torch's own loader, which reads for a prepared one, and what it draws from: None where it reads a stream."""
+
+    loader: DataLoader
+    drawn: DrawnBatches | None
+
+    def __iter__(self) -> Iterator[ReadBatch]:
+        # Making torch's iterator draws a seed for the workers, so it is made before the first batch is asked for.
+        return self._read(iter(self.loader))
+
+    def _read(self, batches: Iterator[Any]) -> Iterator[ReadBatch]:
+        for batch in batches:
+            if self.drawn is not None:
+                yield ReadBatch(batch, self.drawn.partial_steps.popleft())
+            elif isinstance(batch, CountedSample):
+                yield ReadBatch(batch.content, batch.partial)
+            else:
+                yield ReadBatch(batch, None)
 
 
 class DataLoaderShard(DataLoader):
     """A DataLoader for one process of several: on the right device, and aware of its end.
 
     `iteration` is the number of the epoch that the next pass visits. A pass that comes to its end moves on to the
-    next epoch; after a `break` the same epoch is visited again, by samplers and data sets that have `set_epoch`.
+    next epoch; after a `break` the same epoch is visited again, by samplers and data sets that have `set_epoch`. What
+    `skip_first_batches` makes of a loader visits the rest of an epoch, and at its end moves that loader on too.
+
+    One batch is read ahead, as in the original: so the last one is known. When a batch is yielded, data set and
+    collator have drawn their random numbers for the next one too.
 
     Args:
         dataset, kwargs: of DataLoader.
@@ -70,10 +103,9 @@ class DataLoaderShard(DataLoader):
         synchronized_generator: the sampler's or the data set's.
         skip_batches: steps to skip in every pass, after they were read. Of a data set with a sampler, a
             SkipBatchSampler leaves them out unread.
-        use_stateful_dataloader: whether checkpoints hold the position; a loader that does so is made by `resume.py`.
+        use_stateful_dataloader: whether checkpoints hold the position; StatefulDataLoaderShard is one that does so.
         iteration: the epoch of the first pass.
-        index_batches: what this loader draws sample numbers from, where `batch_sampler` must stay the script's own
-            object; by default it is `batch_sampler`.
+        skipped_from: the loader of which this one visits the rest of an epoch, if `skip_first_batches` made it.
         rng_state_at_checkpoint: torch's generator as `load_state` left it, for a loader of the rest of an epoch.
 
     Attributes:
@@ -95,7 +127,7 @@ class DataLoaderShard(DataLoader):
         _non_blocking: bool = False,
         torch_device_mesh: Any = None,
         iteration: int = 0,
-        index_batches: Any = None,
+        skipped_from: "DataLoaderShard | None" = None,
         rng_state_at_checkpoint: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> None:
@@ -108,16 +140,21 @@ class DataLoaderShard(DataLoader):
         self.iteration = iteration
         self.gradient_state = GradientState()
         self.rng_state_after_load: torch.Tensor | None = None
-        self._passes: list[Pass] = []  # the one that yielded a batch last is the last of them
+        self._skipped_from = skipped_from
+        # Those over what `skip_first_batches` made of this loader too. The one that yielded a batch last is the last.
+        self._passes: list[Pass] = [] if skipped_from is None else skipped_from._passes
+        self._reader: BatchReader | None = None  # where workers stay alive from pass to pass
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
-        self._index_batches = index_batches
         self._rng_state_at_checkpoint = rng_state_at_checkpoint
 
     @property
     def step_state(self) -> StepState:
         """The facts about the batch that this loader yielded last; outside of a loop those of no batch."""
-        return self._passes[-1].state if self._passes else StepState()
+        for each in reversed(self._passes):
+            if each.loader is self:
+                return each.state
+        return StepState()
 
     @property
     def end_of_dataloader(self) -> bool:
@@ -139,58 +176,89 @@ class DataLoaderShard(DataLoader):
         return self.step_state.partial_step
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
-        this_pass = Pass()
+        this_pass = Pass(self)
         self._passes.append(this_pass)
         self.gradient_state._add_dataloader(self)
         has_steps = False
         try:
-            with self._generators_kept_at_checkpoint():
-                if self.rng_types:
-                    synchronize_rng_states(self.rng_types, self.synchronized_generator)
-                self.set_epoch(self.iteration)
-                reading = self._start_reading()
+            reading = self._begin_reading()
             for number, (batch, state) in enumerate(self._steps(reading)):
                 has_steps = True
                 this_pass.state = state
                 # A script may begin a pass within a loop over this very loader. The one that goes on comes last.
                 self._passes.remove(this_pass)
                 self._passes.append(this_pass)
-                if number < self.skip_batches:
-                    continue
-                if self.device is not None:
-                    batch = send_to_device(batch, self.device, self._non_blocking)
-                yield batch
+                if number >= self.skip_batches:
+                    yield batch
         finally:
             self._passes.remove(this_pass)
             self.gradient_state._remove_dataloader(self)
-        if has_steps:  # as in the original, a pass without batches is no epoch
-            self.iteration += 1
+        if has_steps or self._visits_rest:  # as in the original, a pass without batches is no epoch
+            self._end_epoch()
 
-    def _start_reading(self) -> Any:
-        """Torch's iterator for one pass. Making it draws a seed for the workers."""
-        return DataLoader.__iter__(self)
+    @property
+    def _visits_rest(self) -> bool:
+        """True for a pass over what is left of an epoch, which may be nothing."""
+        return self._skipped_from is not None
 
-    def _steps(self, reading: Any) -> Iterator[tuple[Any, StepState]]:
-        """The batches of a pass, and what is known of each before it is yielded."""
+    def _begin_reading(self) -> Iterator[ReadBatch]:
+        """The batches of one step after the other, each read when it is asked for."""
+        with self._generators_kept_at_checkpoint():
+            return self._open()
+
+    def _open(self) -> Iterator[ReadBatch]:
+        if self.rng_types:
+            synchronize_rng_states(self.rng_types, self.synchronized_generator)
+        self.set_epoch(self.iteration)
+        return self._read()
+
+    def _read(self) -> Iterator[ReadBatch]:
+        reader = self._reader
+        if reader is None:
+            reader = self._make_reader()
+        if self.persistent_workers:
+            self._reader = reader
+        return iter(reader)
+
+    def _make_reader(self) -> BatchReader:
+        drawn = None if isinstance(self.dataset, IterableDataset) else self._draw_from(index_sampler_of(self))
+        arguments = loading_arguments(self, drawn)
+        if isinstance(self.dataset, CountedShard):
+            arguments["collate_fn"] = CountedCollate(self.collate_fn)
+        return BatchReader(DataLoader(self.dataset, **arguments), drawn)
+
+    def _draw_from(self, index_sampler: Any) -> DrawnBatches:
+        return DrawnBatches(index_sampler, self._is_of_one_process(index_sampler))
+
+    def _is_of_one_process(self, index_sampler: Any) -> bool:
+        """True where `index_sampler` makes batches, and not those of one of several processes."""
+        while isinstance(index_sampler, SkipBatchSampler):
+            index_sampler = index_sampler.batch_sampler
+        makes_batches = self.batch_sampler is not None or isinstance(index_sampler, BatchSampler)
+        return makes_batches and not isinstance(index_sampler, BatchSamplerShard)
+
+    def _steps(self, reading: Iterator[ReadBatch]) -> Iterator[tuple[Any, StepState]]:
+        """The batches of a pass on the device, and what is known of each when it is yielded."""
         remainder = self._count_remainder()
-        if not isinstance(self.dataset, IterableDataset):
-            for batch in reading:
-                # `_sampler_iter` is the LookAheadIterator that torch makes of `_index_sampler`, below. It is at least
-                # one batch ahead, so it knows which one is the last. It is asked anew for each batch: where workers
-                # stay alive, torch's iterator begins again when another pass does.
-                drawn = reading._sampler_iter.steps.popleft()
-                yield batch, StepState(drawn.is_last, remainder, drawn.partial)
-            return
-        # A stream has no sample numbers. Its last batch is the one that none follows, so one batch is read ahead.
-        nothing = object()
-        batch = next(reading, nothing)
-        while batch is not nothing:
-            following = next(reading, nothing)
-            partial = None
-            if isinstance(batch, CountedSample):
-                batch, partial = batch
-            yield batch, StepState(following is nothing, remainder, partial)
-            batch = following
+        following = next(reading, None)
+        while following is not None:
+            batch, partial = following
+            if self.device is not None:
+                batch = send_to_device(batch, self.device, self._non_blocking)
+            following = next(reading, None)
+            yield batch, StepState(following is None, remainder, partial)
+
+    def _end_epoch(self) -> None:
+        epoch = self.iteration
+        self.iteration = epoch + 1
+        # Unless the script has meanwhile sent it to another epoch.
+        if self._whole.iteration == epoch:
+            self._whole.iteration = epoch + 1
+
+    @property
+    def _whole(self) -> Any:
+        """The loader that `skip_first_batches` was told; this one, if it did not make this one."""
+        return self if self._skipped_from is None else self._skipped_from
 
     def _count_remainder(self) -> int:
         if self._drop_last:
@@ -199,18 +267,6 @@ class DataLoaderShard(DataLoader):
             return self.total_dataset_length % self.total_batch_size
         except Exception:  # as in the original: a data set without a length may raise anything
             return -1
-
-    @property
-    def _index_sampler(self) -> Any:
-        """The source from which torch draws sample numbers."""
-        if isinstance(self.dataset, IterableDataset):
-            return super()._index_sampler
-        return LookAhead(self._undrawn_batches)
-
-    @property
-    def _undrawn_batches(self) -> Any:
-        """This process's batches of sample numbers, or single numbers in a loader with `batch_size=None`."""
-        return index_sampler_of(self) if self._index_batches is None else self._index_batches
 
     @contextmanager
     def _generators_kept_at_checkpoint(self) -> Iterator[None]:
@@ -248,32 +304,30 @@ class DataLoaderShard(DataLoader):
 
     def _arguments_of_copy(self, num_batches: int) -> dict[str, Any]:
         """The arguments for a loader like this one that leaves out `num_batches` steps more."""
-        arguments = {name: getattr(self, name) for name in LOADING_OPTIONS}
-        arguments |= {
+        rest = None
+        num_to_read = num_batches  # before the first batch of a stream
+        if not isinstance(self.dataset, IterableDataset):
+            rest = SkipBatchSampler(index_sampler_of(self), num_batches * self.batches_per_step)
+            num_to_read = 0
+        return loading_arguments(self, rest) | {
             "device": self.device,
             "rng_types": self.rng_types,
             "synchronized_generator": self.synchronized_generator,
-            "skip_batches": self.skip_batches,
+            "skip_batches": self.skip_batches + num_to_read,
             "iteration": self.iteration,
             "_drop_last": self._drop_last,
             "_non_blocking": self._non_blocking,
+            "skipped_from": self._whole,
             "rng_state_at_checkpoint": self.rng_state_after_load if num_batches else None,
         }
-        if isinstance(self.dataset, IterableDataset):
-            arguments["skip_batches"] += num_batches
-            arguments["batch_size"] = self.batch_size
-            arguments["drop_last"] = self.drop_last
-            return arguments
-        to_skip = num_batches * self.batches_per_step
-        rest = SkipBatchSampler(index_sampler_of(self), to_skip)
-        if self.batch_sampler is None:
-            arguments["sampler"] = rest
-            arguments["batch_size"] = None
-        else:
-            arguments["batch_sampler"] = rest
-        if self._index_batches is not None:
-            arguments["index_batches"] = SkipBatchSampler(self._index_batches, to_skip)
-        return arguments
+
+    @property
+    def epoch_of_next_step(self) -> int:
+        """The epoch to go on in after the step that is being worked on."""
+        if not self._passes:
+            return self.iteration
+        loader = self._passes[-1].loader  # this one, or the rest of an epoch
+        return loader.iteration + loader.end_of_dataloader
 
     def get_sampler(self) -> Any:
         """See the function `get_sampler`."""
@@ -292,9 +346,6 @@ class DataLoaderShard(DataLoader):
         for part in parts:
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
-        if self.persistent_workers and hasattr(self.dataset, "set_epoch"):
-            # Each worker has a copy of the data set, made when it started. New ones see this epoch.
-            self._iterator = None
 
     def __len__(self) -> int:
         """Batches in an epoch on this process, without those that are skipped."""
@@ -329,8 +380,9 @@ class DataLoaderShard(DataLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         kept = dict(vars(self))
-        kept["_iterator"] = None
+        kept["_reader"] = None
         kept["_passes"] = []
+        kept["_skipped_from"] = None
         del kept["gradient_state"]  # it belongs to the process
         return kept
 
@@ -345,9 +397,28 @@ class SkipDataLoader(DataLoaderShard):
     def __init__(self, dataset: Any, skip_batches: int = 0, **kwargs: Any) -> None:
         super().__init__(dataset, skip_batches=skip_batches, **kwargs)
 
+    def _steps(self, reading: Iterator[ReadBatch]) -> Iterator[tuple[Any, StepState]]:
+        """As in the original, nothing is read ahead here, so no batch is known to be the last."""
+        for batch in reading:
+            yield batch.content, StepState()
+
     def set_epoch(self, epoch: int) -> None:
         """Remember `epoch`. The data set was not prepared, and its epoch is the script's to choose."""
         self.iteration = epoch
+
+
+def loading_arguments(dataloader: DataLoader, index_sampler: Any) -> dict[str, Any]:
+    """The arguments for a loader that reads as `dataloader` does, by `index_sampler` where it is not of a stream."""
+    arguments = {name: getattr(dataloader, name) for name in LOADING_OPTIONS}
+    if isinstance(dataloader.dataset, IterableDataset):
+        arguments["batch_size"] = dataloader.batch_size
+        arguments["drop_last"] = dataloader.drop_last
+    elif dataloader.batch_sampler is None:
+        arguments["sampler"] = index_sampler
+        arguments["batch_size"] = None
+    else:
+        arguments["batch_sampler"] = index_sampler
+    return arguments
 
 
 def index_sampler_of(dataloader: DataLoader) -> Any:

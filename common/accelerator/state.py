@@ -205,6 +205,9 @@ class PartialState:
         """Leave `group`; by default the process group of the run."""
         if group is None:
             leave_process_group()
+            # The next Accelerator starts afresh. A state that was reset stays empty.
+            if PartialState._shared_state:
+                PartialState._shared_state["ended"] = True
         elif dist.is_initialized():
             dist.destroy_process_group(group)
 
@@ -212,15 +215,15 @@ class PartialState:
         """`function` on rank 0; elsewhere a function that does nothing."""
         if not self.initialized:
             raise ValueError("The `PartialState` or `Accelerator` must be initialized before calling this function.")
-        return self._only_where(self.is_main_process, function)
+        return function if self.is_main_process else do_nothing
 
     def on_local_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` on local rank 0 of every machine; elsewhere a function that does nothing."""
-        return self._only_where(self.is_local_main_process, function)
+        return function if self.is_local_main_process else do_nothing
 
     def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` on the last rank; elsewhere a function that does nothing."""
-        return self._only_where(self.is_last_process, function)
+        return function if self.is_last_process else do_nothing
 
     def on_process(
         self, function: Callable[..., Any] | None = None, process_index: int | None = None
@@ -231,23 +234,7 @@ class PartialState:
         """
         if function is None:
             return partial(self.on_process, process_index=process_index)
-        return self._only_where(self.process_index == process_index, function)
-
-    def on_local_process(
-        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
-    ) -> Callable[..., Any]:
-        """`function` on local rank `local_process_index` of every machine; elsewhere a function that does nothing.
-
-        Without `function`, a decorator: `@state.on_local_process(local_process_index=1)`.
-        """
-        if function is None:
-            return partial(self.on_local_process, local_process_index=local_process_index)
-        return self._only_where(self.local_process_index == local_process_index, function)
-
-    def _only_where(self, chosen: bool, function: Callable[..., Any]) -> Callable[..., Any]:
-        if chosen or not self.use_distributed:
-            return function
-        return do_nothing
+        return function if self.process_index == process_index or not self.use_distributed else do_nothing
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
@@ -429,24 +416,25 @@ def default_timeout(backend: str) -> timedelta:
 
 
 class AcceleratorState(PartialState):
-    """The state of PartialState, and the settings of the Accelerator: the mixed precision of the run.
+    """The process, as PartialState has it, and the settings of the Accelerator.
 
     The first one is made by an Accelerator, the others share it.
 
     Args:
         mixed_precision: "no", "fp16" or "bf16"; by default ACCELERATE_MIXED_PRECISION.
         cpu: stay on the CPU.
+        dynamo_plugin: the compiler of prepared models.
+        fsdp_plugin: how models are sharded; kept only where there is a process group to share them out to.
         kwargs: of PartialState.
 
     Raises:
-        ValueError: if no Accelerator has been made yet, for an unknown precision, and for a precision or `cpu=True`
+        ValueError: if no Accelerator has been made yet, for an unknown precision, and for a setting or `cpu=True`
             that the process cannot be given any more.
-        NotImplementedError: for fp8.
+        NotImplementedError: for fp8, and for fp16 with a sharded model.
     """
 
     # Programs read these to learn that something is off.
     deepspeed_plugin: ClassVar[None] = None
-    fsdp_plugin: ClassVar[None] = None
     parallelism_config: ClassVar[None] = None
 
     _shared_state: ClassVar[dict[str, Any]] = {}
@@ -454,6 +442,7 @@ class AcceleratorState(PartialState):
     _known_attrs: ClassVar[list[str]] = [
         *PartialState._known_attrs,
         "dynamo_plugin",
+        "fsdp_plugin",
     ]
     _CANNOT_CHANGE: ClassVar[str] = (
         "AcceleratorState has already been initialized and cannot be changed ({}): restart your runtime completely "
@@ -465,49 +454,67 @@ class AcceleratorState(PartialState):
         mixed_precision: str | None = None,
         cpu: bool = False,
         dynamo_plugin: Any = None,
+        fsdp_plugin: Any = None,
         _from_accelerator: bool = False,
         **kwargs: Any,
     ) -> None:
-        self.__dict__ = self._shared_state
         cpu = cpu or parse_flag_from_env("ACCELERATE_USE_CPU")
-        if PartialState._shared_state == {}:
-            if _from_accelerator:
-                # A process that starts anew chooses its precision anew.
-                self._shared_state.clear()
-            PartialState(cpu, **kwargs)
-        if not self.initialized and not _from_accelerator:
+        if _from_accelerator and not PartialState._shared_state:
+            AcceleratorState._reset_state()  # a process that starts anew chooses its settings anew
+        self.__dict__ = AcceleratorState._shared_state
+        process = PartialState(cpu, **kwargs)
+        if cpu and process.device.type != "cpu":
+            raise ValueError(self._CANNOT_CHANGE.format("this process already runs on a device", "cpu=True"))
+        if self.initialized:
+            self._refuse_other_settings(mixed_precision, fsdp_plugin)
+            return
+        if not _from_accelerator:
             raise ValueError(
                 "Please make sure to properly initialize your accelerator via `accelerator = Accelerator()` before "
                 "you ask for its state; `PartialState()` needs none"
             )
-        if self.initialized and mixed_precision is None:
-            precision = self._mixed_precision
-        else:
-            precision = _choose_precision(mixed_precision)
-        if self.initialized and precision != self._mixed_precision:
+        precision = _choose_precision(mixed_precision)
+        if process.distributed_type == DistributedType.NO:
+            fsdp_plugin = None
+        if fsdp_plugin is not None and precision == "fp16":
+            raise NotImplementedError("FSDP in fp16 is out of scope: choose mixed_precision 'bf16' or 'no'")
+        self.dynamo_plugin = dynamo_plugin
+        self.fsdp_plugin = fsdp_plugin
+        self._mixed_precision = precision
+
+    def _refuse_other_settings(self, mixed_precision: str | None, fsdp_plugin: Any) -> None:
+        if mixed_precision is not None and _choose_precision(mixed_precision) != self._mixed_precision:
             now = f"this process already runs with '{self._mixed_precision}'"
-            raise ValueError(self._CANNOT_CHANGE.format(now, f"mixed_precision='{precision}'"))
-        if cpu and PartialState().device.type != "cpu":
-            raise ValueError(self._CANNOT_CHANGE.format("this process already runs on a device", "cpu=True"))
-        self.__dict__.update(PartialState._shared_state)
-        if not self.initialized:
-            self.dynamo_plugin = dynamo_plugin
-            self._mixed_precision = precision
+            raise ValueError(self._CANNOT_CHANGE.format(now, f"mixed_precision='{mixed_precision}'"))
+        if fsdp_plugin not in (None, self.fsdp_plugin) and PartialState().distributed_type != DistributedType.NO:
+            raise ValueError(self._CANNOT_CHANGE.format("its models are sharded otherwise, or not", "fsdp_plugin"))
+
+    def __getattr__(self, name: str) -> Any:
+        # Rank, device and what else belongs to the process stand in the dict of PartialState alone.
+        if name in PartialState._shared_state:
+            return PartialState._shared_state[name]
+        return super().__getattr__(name)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *PartialState._shared_state]
 
     def __repr__(self) -> str:
         return f"{super().__repr__()}\nMixed precision type: {self.mixed_precision}\n"
 
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:
-        """Forget the settings, and with `reset_partial_state` the process and its device too."""
-        AcceleratorState._shared_state.clear()
+        """Let the next Accelerator choose its settings, and with `reset_partial_state` its process and device too.
+
+        Accelerators that exist keep the settings that they were made with.
+        """
+        AcceleratorState._shared_state = {}
         if reset_partial_state:
             PartialState._reset_state()
 
     @property
     def initialized(self) -> bool:
         """True if an Accelerator has been made."""
-        return "_mixed_precision" in self._shared_state
+        return "_mixed_precision" in self.__dict__
 
     @property
     def mixed_precision(self) -> str:
@@ -515,17 +522,21 @@ class AcceleratorState(PartialState):
         return self._mixed_precision
 
     @property
-    def ended(self) -> bool:
-        """True if the training has ended, so that the next Accelerator starts afresh."""
-        return PartialState._shared_state.get("ended", False)
+    def is_fsdp2(self) -> bool:
+        """True where models are sharded."""
+        return self.fsdp_plugin is not None
 
-    @ended.setter
-    def ended(self, value: bool) -> None:
-        PartialState._shared_state["ended"] = value
+    @property
+    def distributed_type(self) -> DistributedType:  # type: ignore[override]  # of PartialState an attribute
+        """FSDP where models are sharded, else the kind that PartialState has."""
+        return DistributedType.FSDP if self.is_fsdp2 else self.__getattr__("distributed_type")
 
-    def destroy_process_group(self, group: dist.ProcessGroup | None = None) -> None:
-        """Leave `group`; by default the process group of the run."""
-        PartialState().destroy_process_group(group)
+
+def forget_ended_training() -> None:
+    """Let the next Accelerator start afresh, if the last one has left the process group."""
+    if PartialState._shared_state.get("ended"):
+        PartialState._reset_state()
+        GradientState._reset_state()
 
 
 def _choose_precision(mixed_precision: str | None) -> str:

@@ -88,6 +88,29 @@ class IterableDatasetShard(IterableDataset):
             yield from batch
 
 
+# How a stream's code asks for the rank: `torch.distributed.get_rank()`, an Accelerator, or what torchrun has set.
+_RANK_IN_CODE = {"get_rank", "process_index", "RANK"}
+
+
+def seems_sharded_by_rank(stream: Any, rank: int, world_size: int) -> bool:
+    """True where `stream`, or what is under it, knows its rank or asks for it: it seems to yield this rank's part.
+
+    That the ranks' samples differ could be seen for certain only by reading some on every rank, before the first step.
+    """
+    while isinstance(stream, IterableDataset):
+        # `datasets.distributed.split_dataset_by_node` leaves rank and world size in the attribute `_distributed`.
+        for holder in (stream, getattr(stream, "_distributed", None)):
+            sizes = [getattr(holder, name, None) for name in ("world_size", "num_replicas", "num_processes")]
+            if world_size in sizes and rank in (getattr(holder, "rank", None), getattr(holder, "process_index", None)):
+                return True
+        for function in vars(type(stream)).values():
+            code = getattr(function, "__code__", None)
+            if code is not None and not _RANK_IN_CODE.isdisjoint(code.co_names + code.co_consts):
+                return True
+        stream = getattr(stream, "dataset", None)
+    return False
+
+
 class CountedSample(NamedTuple):
     """A single sample of a partial step."""
 

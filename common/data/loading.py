@@ -83,13 +83,17 @@ def check_batch_size(args: Namespace, samples: int) -> None:
         UserError: after one line, which names the nearest batches that divide.
     """
     world_size = int(os.environ.get("WORLD_SIZE", 1))
+    processes = f"{world_size} process{'es' if world_size > 1 else ''}"
+    shares = world_size
+    if "tensor" in args:  # the ranks of a mesh's row have the same samples
+        shares = world_size // args.tensor
+        processes = f"{shares} × {args.tensor} processes"
     accumulation = getattr(args, "gradient_accumulation_steps", 1)
-    parts = world_size * accumulation
+    parts = shares * accumulation
     if args.batch_size % parts:
         below = args.batch_size // parts * parts
         nearest = f"{below} or {below + parts}" if below else f"{parts}"
         micro = f" × {accumulation} accumulation steps" if accumulation > 1 else ""
-        processes = f"{world_size} process{'es' if world_size > 1 else ''}"
         fail(f"--batch-size {args.batch_size} does not divide by {parts} ({processes}{micro}): use {nearest}")
     steps = samples // args.batch_size
     if steps == 0:

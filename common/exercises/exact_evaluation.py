@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from common.accelerator.sampler import DistributedEvalSampler
+from common.eval_sampler import DistributedEvalSampler
 from common.exercises.compare import near
 from common.exercises.mistake import Mistake
 from common.exercises.stage import load_name
@@ -15,7 +15,7 @@ from common.exercises.traffic import observed
 
 MINUTES = 15
 READ = "02_ddp_raw/README.md"
-SAME_AS = "one device, and DistributedEvalSampler (common/accelerator/sampler.py)"
+SAME_AS = "one device, and DistributedEvalSampler (common/eval_sampler.py)"
 WORLD_SIZES = (3, 2)
 # On three ranks: a remainder of two, and fewer samples than ranks.
 CASES = {"17 samples on {} ranks": {"size": 17}, "2 samples on {} ranks": {"size": 2}}

@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from common.accelerator.sampler import DistributedEvalSampler
+from common.eval_sampler import DistributedEvalSampler
 from common.exercises.compare import at_step, flat, plain
 from common.exercises.mistake import Mistake, SolutionFailed
 from common.exercises.stage import load_name
 
 MINUTES = 15
 READ = "02_ddp_raw/README.md"
-SAME_AS = "DistributedEvalSampler (common/accelerator/sampler.py)"
+SAME_AS = "DistributedEvalSampler (common/eval_sampler.py)"
 WORLD_SIZES = (2, 3)
 SEED = 43  # with which no rank's share is by chance the even numbers, or half of the numbers in a row
 # Which no number of ranks divides, and fewer samples than ranks.

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from common.errors import fail
 from common.instruments.clock import Clock
-from common.instruments.result import plan_line, result_line, write_files
+from common.instruments.result import plan_line, result_line, whole_weights, write_files
 from common.process_group import all_gather_object, get_rank, get_world_size, is_distributed
 
 
@@ -51,16 +51,25 @@ def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -
     # None: no bar where stderr is not a terminal.
     bar = tqdm(total=total_steps, desc=args.script, leave=False, disable=None if is_main else True)
     with Clock(called, device, steps_per_epoch, accumulation, args.warm_up_steps, bar) as clock:
-        yield Report(clock, gpus, result)
+        report = Report(clock, gpus, result)
+        yield report
+    weights = report.weights
+    if args.save and weights is None:
+        weights = whole_weights(network)
     if is_main:
         print(result_line(result), flush=True)
-        write_files(args, result, network)
+        write_files(args, result, weights)
 
 
 class Report:
-    """What a training calls after each evaluation, to complete `result` to the keys of the ladder's contract."""
+    """What a training calls after each evaluation, to complete `result` to the keys of the ladder's contract.
+
+    Attributes:
+        weights: the state dict to save, which rank 0 writes; None: that of the model.
+    """
 
     def __init__(self, clock: Clock, gpus: list[torch.device], result: dict[str, Any]) -> None:
+        self.weights: dict[str, Any] | None = None
         self._clock = clock
         self._gpus = gpus
         self._result = result

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from common.cores import threads_per_worker
 from common.errors import fail
@@ -38,7 +38,7 @@ def plan_line(args: Namespace, setting: dict[str, Any], train_samples: int, test
     return (
         f"{args.script}: {where}, {quantity(threads, unit)}{each}, {precision} | "
         f"{setting['dataset']} {train_samples} + {test_samples} | "
-        f"batch {_shares(args, world_size)} | {quantity(total_steps, 'step')}"
+        f"batch {_shares(args, world_size // getattr(args, 'tensor', 1))} | {quantity(total_steps, 'step')}"
     )
 
 
@@ -71,14 +71,22 @@ def quantity(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def write_files(args: Namespace, result: dict[str, Any], network: nn.Module) -> None:
-    """Write the weights and the result where `--save` and `--json` say, if they do.
+def whole_weights(network: nn.Module) -> dict[str, Tensor]:
+    """The weights on the CPU. Where ranks have parts of them they are gathered: all ranks call this."""
+    weights = {}
+    for name, value in network.state_dict().items():
+        whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+        weights[name] = whole.cpu()
+    return weights
+
+
+def write_files(args: Namespace, result: dict[str, Any], weights: dict[str, Tensor]) -> None:
+    """Write the weights, a state dict, and the result where `--save` and `--json` say, if they do.
 
     Raises:
         UserError: if a file cannot be written. What was there before is then untouched.
     """
     if args.save:
-        weights = {name: value.cpu() for name, value in network.state_dict().items()}
         # Into memory first, because torch.save does not say why a file could not be written.
         buffer = io.BytesIO()
         torch.save(weights, buffer)

@@ -47,7 +47,8 @@ def prepare_process(args: Namespace) -> None:
 def check_launch(args: Namespace) -> None:
     """Refuse a launch that the script cannot use: several processes of a level of one, or level 02 without torchrun.
 
-    Level 02 also needs a GPU for each process, or none: nccl cannot share one.
+    Level 02 also needs a GPU for each process, or none: nccl cannot share one. Its mesh needs as many processes as make
+    whole rows, and of fc1's 128 outputs equally many for each rank of a row.
 
     Raises:
         UserError: after one line that says what to do.
@@ -56,13 +57,19 @@ def check_launch(args: Namespace) -> None:
     if is_one_process(args) and world_size > 1:
         advice = "start it with python, not torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "unset it"
         fail(f"{args.script} is one process, but WORLD_SIZE is {world_size}: {advice}")
-    if args.script == "02_ddp_raw":
+    if args.level == "02_ddp_raw":
         if "RANK" not in os.environ:
-            fail("02_ddp_raw needs torchrun: torchrun --standalone --nproc-per-node 2 02_ddp_raw/train.py")
+            file = args.script.partition("/")[2] or "train"
+            fail(f"{args.script} needs torchrun: torchrun --standalone --nproc-per-node 2 02_ddp_raw/{file}.py")
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         gpus = visible_gpus()
         if args.device.type == "cuda" and ranks > gpus:
             fail(f"{ranks} processes need as many GPUs, {gpus} are visible: start fewer, or add --device cpu")
+    tensor = getattr(args, "tensor", 1)
+    if world_size % tensor:
+        fail(f"--tensor {tensor} does not divide the number of processes, {world_size}")
+    if 128 % tensor:
+        fail(f"--tensor {tensor} does not divide fc1's outputs, 128: it must be a power of 2")
 
 
 def _check_cores(each: int, devices: int) -> None:

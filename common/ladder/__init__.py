@@ -4,19 +4,24 @@
 `python -m common.ladder` greets with.
 """
 
-from common.ladder.diffs import CONTEXT, ChangedLines, Hunk, changed_lines, diff, unified
+from common.ladder.diffs import changed_lines, diff, unified
 from common.ladder.scripts import (
     DISTRIBUTED,
+    FSDP,
     FULL,
+    MESH,
     ROOT,
+    SHARDED,
     docstring_end,
     file_name,
+    is_distributed,
     level_of,
     levels,
     load,
     named,
     rungs,
     script,
+    short_name,
     source,
     steps,
     story,
@@ -24,22 +29,24 @@ from common.ladder.scripts import (
 )
 
 __all__ = [
-    "CONTEXT",
     "DISTRIBUTED",
+    "FSDP",
     "FULL",
+    "MESH",
     "ROOT",
-    "ChangedLines",
-    "Hunk",
+    "SHARDED",
     "changed_lines",
     "diff",
     "docstring_end",
     "file_name",
+    "is_distributed",
     "level_of",
     "levels",
     "load",
     "named",
     "rungs",
     "script",
+    "short_name",
     "source",
     "steps",
     "story",

@@ -2,6 +2,7 @@
 
 python -m common.ladder
 python -m common.ladder diff 01 02
+python -m common.ladder diff 02 fsdp
 python -m common.ladder run 03 --small
 python -m common.ladder run 03 --small --processes 2
 python -m common.ladder ring
@@ -21,14 +22,14 @@ from pathlib import Path
 from common import exercises
 from common.ladder import small
 from common.ladder.diffs import changed_lines, coloured, unified
-from common.ladder.scripts import named, script
+from common.ladder.scripts import ROOT, levels, named, script
 
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m common.ladder", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command")
     command = commands.add_parser("diff", help="what changes from one script to another")
-    command.add_argument("before", type=rung, metavar="LEVEL", help="such as 01, or 03/train_full")
+    command.add_argument("before", type=rung, metavar="LEVEL", help="such as 01, fsdp, or 03/train_full")
     command.add_argument("after", type=rung, metavar="LEVEL", help="such as 02")
     run = commands.add_parser(
         "run",
@@ -36,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="All other flags are those of the level's train.py.",
     )
     run.add_argument("level", type=rung, metavar="LEVEL", help="such as 03")
-    run.add_argument("--small", action="store_true", help=f"on common.small: one of {', '.join(small.IMPORTS)}")
+    run.add_argument("--small", action="store_true", help=f"on common.small: one of {', '.join(small.COUNTERPARTS)}")
     run.add_argument("--processes", type=int, metavar="N", help="under torchrun, with N processes on this machine")
     commands.add_parser("ring", help="a ring all-reduce of four ranks, message by message")
     check = commands.add_parser("check", help="what is wrong with your solution of an exercise")
@@ -84,22 +85,25 @@ def show_task(exercise: str) -> None:
 
 
 def run_level(options: argparse.Namespace, flags: list[str]) -> None:
-    """Train as the level's own command does; `--small` changes the imports of its script."""
+    """Train as the level's own command does; with `--small` on the small counterparts of what it imports."""
     if options.processes:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(options.processes), "-m", "common.ladder", "run", options.level]
+        command += ["--nproc-per-node", str(options.processes), "-m", "--", "common.ladder", "run", options.level]
         command += ["--small", *flags] if options.small else flags
         sys.exit(subprocess.call(command))
-    path = str(script(options.level))
-    sys.argv = [path, *flags]
     if not options.small:
+        path = str(script(options.level))
+        sys.argv = [path, *flags]
         runpy.run_path(path, run_name="__main__")
         return
     try:
-        source = small.small_source(options.level)
+        module = small.load_small(options.level)
     except ValueError as error:
         parser().error(str(error))
-    exec(compile(source, path, "exec"), {"__name__": "__main__", "__file__": path})
+    # As the last lines of the script do.
+    args = module.parse_args(module.__file__, flags)
+    module.prepare_process(args)
+    module.train(args)
 
 
 def show_tour() -> None:
@@ -121,6 +125,8 @@ def show_diff(before: str, after: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
+    if not levels():
+        sys.exit(f"error: no level lies in {ROOT}: clone the repository, and install it by `pip install -e .` there")
     options, flags = parser().parse_known_args(argv)
     if flags and options.command != "run":
         parser().error(f"unrecognized arguments: {' '.join(flags)}")

@@ -1,8 +1,8 @@
 """The levels and scripts of the ladder, and functions that read and load them.
 
 A *level* is a folder of the ladder. A *rung* is a script to climb to: each level's train.py, under the level's name,
-and train_full.py of levels 03 and 04, which add what a long training needs. Whatever reads or loads a script takes a
-rung.
+train_fsdp.py and train_mesh.py of level 02, whose ranks share the network too, and train_full.py of levels 03 and 04,
+which add what a long training needs. Whatever reads or loads a script takes a rung.
 """
 
 import ast
@@ -13,6 +13,9 @@ from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 DISTRIBUTED = ("02_ddp_raw", "03_accelerate", "04_trainer")
+FSDP = "02_ddp_raw/train_fsdp"
+MESH = "02_ddp_raw/train_mesh"
+SHARDED = (FSDP, MESH)  # each rank keeps a part of the network
 FULL = "03_accelerate/train_full"
 
 
@@ -22,8 +25,13 @@ def levels() -> list[str]:
 
 
 def rungs() -> list[str]:
-    """The names of the scripts: the levels in the order of the climb, then the scripts for long trainings."""
-    return [*levels(), *with_checkpoints()]
+    """The names of the scripts: the levels in the order of the climb, then those beside them."""
+    return [*levels(), *SHARDED, *with_checkpoints()]
+
+
+def is_distributed(rung: str) -> bool:
+    """Is the script for several processes?"""
+    return level_of(rung) in DISTRIBUTED
 
 
 def with_checkpoints() -> list[str]:
@@ -37,14 +45,20 @@ def templates() -> list[str]:
 
 
 def steps() -> list[tuple[str, str]]:
-    """The pairs whose difference the READMEs go through: each level and the next, each level and its train_full.py."""
+    """The pairs whose difference a reader goes through: each level and the next, each level and what is beside it."""
     longer = [(level_of(rung), rung) for rung in with_checkpoints()]
-    return [*pairwise(levels()), *longer]
+    return [*pairwise(levels()), (level_of(FSDP), FSDP), (FSDP, MESH), *longer]
 
 
 def level_of(rung: str) -> str:
     """The level to which a rung belongs: "03_accelerate" for "03_accelerate/train_full"."""
     return rung.partition("/")[0]
+
+
+def short_name(rung: str) -> str:
+    """The name in a table of a script that is beside a level's: "02 fsdp" for "02_ddp_raw/train_fsdp"."""
+    level, _, name = rung.partition("/")
+    return f"{level[:2]} {name.removeprefix('train_')}"
 
 
 def script(rung: str) -> Path:
@@ -61,10 +75,12 @@ def file_name(rung: str) -> str:
 def named(text: str) -> str:
     """The rung that `text` names: the beginning of a level, or of a level and a script, such as "03/train_full.py".
 
+    "fsdp" and "mesh" name level 02's train_fsdp.py and train_mesh.py.
+
     Raises:
         ValueError: if no rung, or more than one, is named so.
     """
-    beginning, _, name = text.partition("/")
+    beginning, _, name = {"fsdp": FSDP, "mesh": MESH}.get(text, text).partition("/")
     stem = name.removesuffix(".py") or "train"
     found = []
     for rung in [*rungs(), *templates()]:

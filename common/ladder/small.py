@@ -1,42 +1,33 @@
-"""A level on `common.small`: the level's script with other imports, and otherwise as it stands."""
+"""A level on `common.small`: the level's script with the small counterparts of what it imports."""
 
+import importlib
 from types import ModuleType
 
-from common.ladder.scripts import script
+from common.ladder.scripts import load
 
-# The beginning of a line of the script, and what stands there instead.
-IMPORTS = {
-    "02_ddp_raw": {
-        "from torch.nn.parallel import DistributedDataParallel": (
-            "from common.small.ddp import BucketedDDP as DistributedDataParallel"
-        ),
-    },
+_ACCELERATOR = "common.small.accelerator"
+# Of each level the names that its script imports, and the module and the name of what stands in their place.
+COUNTERPARTS = {
+    "02_ddp_raw": {"DistributedDataParallel": ("common.small.ddp", "BucketedDDP")},
     "03_accelerate": {
-        "from common.accelerator import": "from common.small.accelerator import",
-        "from common.accelerator.utils import": "from common.small.accelerator import",
+        "Accelerator": (_ACCELERATOR, "Accelerator"),
+        "DataLoaderConfiguration": (_ACCELERATOR, "DataLoaderConfiguration"),
+        "InitProcessGroupKwargs": (_ACCELERATOR, "InitProcessGroupKwargs"),
+        "set_seed": (_ACCELERATOR, "set_seed"),
     },
 }
 
 
-def small_source(rung: str) -> str:
-    """The script of a level as a text, with the imports of IMPORTS.
+def load_small(rung: str) -> ModuleType:
+    """The script of a level on `common.small`, as a module.
 
     Raises:
         ValueError: for a level that has no small counterpart.
     """
-    if rung not in IMPORTS:
-        raise ValueError(f"{rung} has no small counterpart: one of {', '.join(IMPORTS)}")
-    text = script(rung).read_text()
-    for whole, small in IMPORTS[rung].items():
-        assert text.count(f"\n{whole}") == 1, whole
-        text = text.replace(f"\n{whole}", f"\n{small}")
-    return text
-
-
-def load_small(rung: str) -> ModuleType:
-    """The script of a level on `common.small`, as a module."""
-    path = str(script(rung))
-    module = ModuleType("small_" + rung)
-    module.__file__ = path
-    exec(compile(small_source(rung), path, "exec"), vars(module))
-    return module
+    if rung not in COUNTERPARTS:
+        raise ValueError(f"{rung} has no small counterpart: one of {', '.join(COUNTERPARTS)}")
+    script = load(rung)
+    for name, (module, counterpart) in COUNTERPARTS[rung].items():
+        assert hasattr(script, name), name
+        setattr(script, name, getattr(importlib.import_module(module), counterpart))
+    return script

@@ -34,6 +34,7 @@ class DataLoaderConfiguration:
     split_batches: bool  # a loader's batch is that of all ranks, and each gets a part of it
     use_seedable_sampler: bool  # shuffled data has an order that follows from data_seed + epoch
     data_seed: int
+    non_blocking: bool = False  # the CPU goes on while a batch is copied from pinned memory
 
 
 @dataclass
@@ -100,13 +101,15 @@ class DataLoaderShard:
             batch_sampler=list(self.own_batches()),
             collate_fn=self.loader.collate_fn,
             num_workers=self.loader.num_workers,
+            pin_memory=self.loader.pin_memory,
         )
+        non_blocking = self.accelerator.dataloader_config.non_blocking
         samples_left = len(self.loader.dataset)
         for batch in own_loader:
             # In the last step this may be less than a batch. gather_for_metrics keeps as many rows, no duplicates.
             self.accelerator.samples_in_step = min(samples_left, self.loader.batch_size)
             samples_left -= self.loader.batch_size
-            yield map_nested(lambda tensor: tensor.to(self.accelerator.device), batch)
+            yield map_nested(lambda tensor: tensor.to(self.accelerator.device, non_blocking=non_blocking), batch)
 
 
 class Accelerator:

@@ -1,16 +1,22 @@
 """TrainingArguments: every setting of a run, checked when it is made."""
 
+import json
+import logging
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from common.accelerator import PartialState
+from common.accelerator.utils import FullyShardedDataParallelPlugin
 from common.trainer.optimization import OPTIMIZERS, SCHEDULES
 
 
@@ -39,11 +45,45 @@ CHOICES = {
     "logging_strategy": ("no", "steps", "epoch"),
     "eval_strategy": ("no", "steps", "epoch"),
     "save_strategy": ("no", "steps", "epoch", "best"),
+    "hub_strategy": ("end", "every_save", "checkpoint", "all_checkpoints"),
 }
+# A command line gives these as JSON, or as the name of a file with it.
+DICTS = (
+    "accelerator_config",
+    "lr_scheduler_kwargs",
+    "activation_checkpointing_kwargs",
+    "gradient_checkpointing_kwargs",
+)
+# Lets `HfArgumentParser` take a flag without a value.
+FLAG = {"nargs": "?", "const": True}
+
+
+class ParallelMode(Enum):
+    """The ways of running that scripts ask `TrainingArguments.parallel_mode` for."""
+
+    NOT_PARALLEL = "not_parallel"
+    DISTRIBUTED = "distributed"
+
+
+# Words of `fsdp`, as older scripts write it.
+FSDP_OPTIONS: dict[str, dict[str, Any]] = {
+    "full_shard": {"reshard_after_forward": True},
+    "shard_grad_op": {"reshard_after_forward": False},
+    "auto_wrap": {},
+}
+# Names of `fsdp_config` that the plugin has in other words.
+FSDP_NAMES = {"version": "fsdp_version", "transformer_layer_cls_to_wrap": "transformer_cls_names_to_wrap"}
 
 
 def _is_count(value: Any) -> bool:
     return value >= 1 and value == int(value)
+
+
+def _read_dict(value: Any) -> Any:
+    if isinstance(value, str):
+        text = value if value.startswith("{") else Path(value).read_text(encoding="utf-8")
+        return json.loads(text)
+    return value
 
 
 @dataclass
@@ -87,9 +127,21 @@ class TrainingArguments:
         run_name: what the trackers call the run; by default the last part of `output_dir`.
         disable_tqdm: print plain lines in place of a progress bar; by default where stderr is no terminal.
         label_names: keys of a batch that hold labels; by default `forward`'s parameters with "label" in their name.
+        fsdp: share the model out to the processes: True, or words of `FSDP_OPTIONS`.
+        fsdp_config: settings of FullyShardedDataParallelPlugin under the original's names, as a dict or a JSON file;
+            version 2 and transformer_based_wrap by default.
         ddp_find_unused_parameters: let DDP look for parameters that a step does not use; on by default, at the price
-            of a walk through the graph in every step.
+            of a walk through the graph in every step, unless a model of `transformers` checkpoints activations. Another
+            network that does so in the reentrant way needs False.
         ddp_timeout: seconds that a collective waits for a missing rank before it raises.
+        activation_checkpointing: let the model compute activations again in the backward pass, by its own method
+            `activation_checkpointing_enable` or `gradient_checkpointing_enable`, which gets the `…_kwargs`.
+        gradient_checkpointing, gradient_checkpointing_kwargs: the older names of these.
+        use_cache: what the configuration of a model of `transformers` is set to.
+        do_train, do_eval, do_predict, resume_from_checkpoint: for the script, which decides what it calls. An
+            `eval_strategy` sets `do_eval`.
+        push_to_hub: must be False, because this Trainer uploads nothing.
+        hub_model_id, hub_strategy, hub_token, hub_private_repo: for the script.
 
     Raises:
         TypeError: for a name that is not listed here.
@@ -110,7 +162,7 @@ class TrainingArguments:
     max_grad_norm: float = 1.0
     optim: str = "adamw_torch_fused"
     lr_scheduler_type: str = "linear"
-    lr_scheduler_kwargs: dict[str, Any] | None = None
+    lr_scheduler_kwargs: dict[str, Any] | str | None = None
     warmup_steps: float = 0
     eval_strategy: str = "no"
     eval_steps: float | None = None
@@ -129,24 +181,48 @@ class TrainingArguments:
     data_seed: int | None = None
     bf16: bool = False
     fp16: bool = False
-    accelerator_config: dict[str, Any] | AcceleratorConfig | None = None
+    accelerator_config: dict[str, Any] | str | AcceleratorConfig | None = None
     dataloader_num_workers: int = 0
     dataloader_drop_last: bool = False
     dataloader_pin_memory: bool = True
     remove_unused_columns: bool = True
-    report_to: str | list[str] = "none"
+    report_to: None | str | list[str] = "none"  # noqa: RUF036  HfArgumentParser reads a union from its second member on
     run_name: str | None = None
     disable_tqdm: bool | None = None
     label_names: list[str] | None = None
     torch_compile: bool = False
     use_cpu: bool = False
+    fsdp: str | None = field(default=None, metadata=FLAG)
+    fsdp_config: dict[str, Any] | str | None = None
     ddp_find_unused_parameters: bool | None = None
     ddp_timeout: int = 1800
+    activation_checkpointing: bool | None = field(default=None, metadata=FLAG)
+    activation_checkpointing_kwargs: dict[str, Any] | str | None = None
+    gradient_checkpointing: bool | None = field(default=None, metadata=FLAG)
+    gradient_checkpointing_kwargs: dict[str, Any] | str | None = None
+    use_cache: bool = False
+    do_train: bool = False
+    do_eval: bool = False
+    do_predict: bool = False
+    resume_from_checkpoint: str | None = None
+    push_to_hub: bool = False
+    hub_model_id: str | None = None
+    hub_strategy: str = "every_save"
+    hub_token: str | None = field(default=None, repr=False)
+    hub_private_repo: bool | None = None
 
     def __post_init__(self) -> None:
+        if self.push_to_hub:
+            raise ValueError("push_to_hub must be False: this Trainer uploads nothing")
         self._complete_names()
+        for name in DICTS:
+            setattr(self, name, _read_dict(getattr(self, name)))
         if not isinstance(self.accelerator_config, AcceleratorConfig):
-            self.accelerator_config = AcceleratorConfig(**(self.accelerator_config or {}))
+            settings: Any = self.accelerator_config or {}
+            self.accelerator_config = AcceleratorConfig(**settings)
+        self._complete_activation_checkpointing()
+        if self.eval_strategy != "no":
+            self.do_eval = True
         if self.eval_strategy == "steps" and (self.eval_steps is None or self.eval_steps == 0):
             self.eval_steps = self.logging_steps
         self._complete_metric()
@@ -154,6 +230,7 @@ class TrainingArguments:
         if self.fp16 and self.bf16:
             raise ValueError("fp16 and bf16 are both set: choose one")
         self._refuse_best_without_evaluation()
+        self.make_fsdp_plugin()  # which refuses what it does not know
 
     def _check_values(self) -> None:
         for name, choices in CHOICES.items():
@@ -192,6 +269,14 @@ class TrainingArguments:
         if self.report_to is None or list(self.report_to) == ["none"]:
             self.report_to = []
 
+    def _complete_activation_checkpointing(self) -> None:
+        if self.activation_checkpointing is None:
+            self.activation_checkpointing = bool(self.gradient_checkpointing)
+        if self.activation_checkpointing_kwargs is None:
+            self.activation_checkpointing_kwargs = self.gradient_checkpointing_kwargs
+        self.gradient_checkpointing = self.activation_checkpointing
+        self.gradient_checkpointing_kwargs = self.activation_checkpointing_kwargs
+
     def _complete_metric(self) -> None:
         if self.metric_for_best_model is None and self._needs_metric:
             self.metric_for_best_model = "loss"
@@ -216,8 +301,29 @@ class TrainingArguments:
             return False
         if self.eval_strategy != "steps":
             return True
-        evaluations_per_save = self.save_steps / (self.eval_steps or self.logging_steps)
-        return math.isclose(evaluations_per_save, round(evaluations_per_save))
+        if self.save_steps % self.eval_steps == 0:
+            return True  # also for a share and a number of steps, as in the original: `train` will know the steps
+        evaluations_per_save = self.save_steps / self.eval_steps
+        are_shares = self.save_steps < 1 and self.eval_steps < 1
+        return are_shares and math.isclose(evaluations_per_save, round(evaluations_per_save))
+
+    def make_fsdp_plugin(self) -> FullyShardedDataParallelPlugin | None:
+        """The settings by which the model is shared out; None if it is not, or if the launcher says how."""
+        if not self.fsdp:
+            return None
+        settings: dict[str, Any] = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+        words = self.fsdp.split() if isinstance(self.fsdp, str) else self.fsdp
+        for word in [] if words is True else words:
+            if word not in FSDP_OPTIONS:
+                raise ValueError(f"fsdp is {self.fsdp!r} but must be True, or of the words {', '.join(FSDP_OPTIONS)}")
+            settings |= FSDP_OPTIONS[word]
+        config = self.fsdp_config or {}
+        if isinstance(config, str):
+            config = json.loads(Path(config).read_text(encoding="utf-8"))
+        for key, value in config.items():
+            name = key.removeprefix("fsdp_")
+            settings[FSDP_NAMES.get(name, name)] = value
+        return FullyShardedDataParallelPlugin(**settings)
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
         """Steps of warm-up in a training of `num_training_steps` steps."""
@@ -243,14 +349,57 @@ class TrainingArguments:
         return self._process.device
 
     @property
+    def n_gpu(self) -> int:
+        """The GPUs of this process: one, or none."""
+        return int(self.device.type != "cpu")
+
+    @property
+    def parallel_mode(self) -> ParallelMode:
+        """Whether this is one process or one of several."""
+        return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
+
+    @property
+    def train_batch_size(self) -> int:
+        """Samples of this process in a micro-batch."""
+        return self.per_device_train_batch_size
+
+    @property
+    def eval_batch_size(self) -> int:
+        """Samples of this process in a batch of an evaluation."""
+        return self.per_device_eval_batch_size
+
+    @property
     def process_index(self) -> int:
         """The rank of this process."""
         return self._process.process_index
 
     @property
+    def local_process_index(self) -> int:
+        """The rank of this process on its machine."""
+        return self._process.local_process_index
+
+    @property
+    def should_log(self) -> bool:
+        """True in the first process of each machine."""
+        return self.local_process_index == 0
+
+    @property
     def should_save(self) -> bool:
         """True in the process that writes files: the first one of all."""
         return self.process_index == 0
+
+    def get_process_log_level(self) -> int:
+        """The level for a script's loggers: that of `transformers` where `should_log`, else warnings alone."""
+        return logging.getLogger("transformers").getEffectiveLevel() if self.should_log else logging.WARNING
+
+    def main_process_first(self, local: bool = True, desc: str = "work") -> AbstractContextManager:
+        """The block runs in the main process, of each machine if `local`, before it runs in the others."""
+        process = self._process
+        return process.local_main_process_first() if local else process.main_process_first()
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings, without the token."""
+        return asdict(self) | {"hub_token": "<HUB_TOKEN>"}
 
     @property
     def ddp_timeout_delta(self) -> timedelta:

@@ -8,11 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from common.nested import leaves, map_nested
+
 # What the default collator calls a sample's label, and what a batch's labels are called.
 LABEL = "label"
 LABELS = "labels"
 # The loss types for which `LOSS_MAPPING` of `transformers` has `ForCausalLMLoss`.
 CAUSAL_LOSS_TYPES = ("ForCausalLM", "ForConditionalGeneration", "CsmForConditionalGeneration")
+
+# Where wrappers that have other modules too keep the model.
+WRAPPED = ("module", "_orig_mod", "base_model", "model")
 
 
 def default_data_collator(samples: list) -> Any:
@@ -62,7 +67,7 @@ class ColumnFilter:
 
     def __init__(self, collator: Callable[[list], Any], model: nn.Module, label_names: list[str]) -> None:
         self.collator = collator
-        self.columns = {*parameters(model.forward), *label_names, LABEL}
+        self.columns = {*parameters(model_inside(model).forward), *label_names, LABEL}
 
     def __call__(self, samples: list) -> Any:
         kept = []
@@ -81,9 +86,28 @@ def parameters(function: Callable) -> list[str]:
     return list(inspect.signature(function).parameters)
 
 
+def model_inside(model: nn.Module) -> nn.Module:
+    """The model itself, or the one in a wrapper that hands on whatever it is given, whose `forward` says what it takes.
+
+    Such wrappers are a compiled model, DataParallel, the adapters of PEFT, and any whose `forward` takes `*args` and
+    `**kwargs` alone.
+    """
+    get_base_model: Any = getattr(model, "get_base_model", None)  # PEFT's
+    if get_base_model is not None:
+        return get_base_model()
+    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
+    children = dict(model.named_children())
+    if kinds != [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD] or not children:
+        return model
+    names = [name for name in WRAPPED if name in children] or list(children)
+    return model_inside(children[names[0]])
+
+
 def find_labels(model: nn.Module) -> list[str]:
-    """The parameters of the model's `forward` that have "label" in their name."""
-    return [name for name in parameters(model.forward) if "label" in name]
+    """The parameters of the model's `forward` that have "label" in their name, or say where an answer stands."""
+    inside = model_inside(model)
+    others = ("start_positions", "end_positions") if "QuestionAnswering" in type(inside).__name__ else ()
+    return [name for name in parameters(inside.forward) if "label" in name or name in others]
 
 
 def takes_any_keyword(function: Callable) -> bool:
@@ -97,9 +121,25 @@ def takes_loss_keywords(model: nn.Module) -> bool:
 
     A model whose attribute `accepts_loss_kwargs` is set says it so.
     """
+    model = model_inside(model)
     if hasattr(model, "accepts_loss_kwargs"):
         return bool(model.accepts_loss_kwargs)
     return takes_any_keyword(model.forward)
+
+
+class WatchedCount(Tensor):
+    """A number that notes whether anything is computed with it, or read of it."""
+
+    is_used = False
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ != "__get__":  # a look at its device, or another attribute, is no use
+            for argument in leaves((args, kwargs or {})):
+                if isinstance(argument, cls):
+                    argument.is_used = True
+        with torch._C.DisableTorchFunctionSubclass():  # what is computed with it is an ordinary tensor
+            return func(*args, **(kwargs or {}))
 
 
 def shifts_labels(model: nn.Module) -> bool:
@@ -108,6 +148,7 @@ def shifts_labels(model: nn.Module) -> bool:
     Then the first label of each row is no target, and is not counted. The causal language models of `transformers`
     say it by their attribute `loss_type`. In an encoder-decoder the labels stand where they are predicted.
     """
+    model = model_inside(model)
     config = getattr(model, "config", None)
     is_encoder_decoder = getattr(config, "is_encoder_decoder", False)
     return getattr(model, "loss_type", None) in CAUSAL_LOSS_TYPES and not is_encoder_decoder
@@ -119,10 +160,14 @@ def get_labels(batch: Any, label_names: list[str]) -> Any:
         labels = tuple(batch.get(name) for name in label_names)
         if not labels or any(label is None for label in labels):
             return None
-        return labels[0] if len(labels) == 1 else labels
-    if isinstance(batch, tuple | list) and len(batch) > 1:
-        return batch[-1]
-    return None
+    elif isinstance(batch, tuple | list) and len(batch) > 1:
+        labels = tuple(batch[-1:])
+    else:
+        return None
+    if len(labels) > 1:
+        return labels
+    # A tuple, as `zip` makes it, has an entry for each sample, as a list has.
+    return list(labels[0]) if isinstance(labels[0], tuple) else labels[0]
 
 
 def split_labels(batch: Any) -> tuple[Any, Any]:
@@ -152,17 +197,38 @@ def count_labels(batch: Any, shifted: bool = False) -> Tensor | None:
 
 
 def count_samples(batch: Any) -> int | None:
-    """The length of the first tensor in a batch; None where there is none, as in a batch of texts."""
+    """The length of the first tensor in a batch, or else of the first list; None where there is neither."""
     if isinstance(batch, Tensor | np.ndarray):
         return len(batch) if batch.ndim else None
     if isinstance(batch, Mapping):
         batch = list(batch.values())
-    if isinstance(batch, tuple | list):
-        for part in batch:
-            found = count_samples(part)
-            if found is not None:
-                return found
+    if not isinstance(batch, tuple | list):
+        return None
+    # Tensors first: beside a tensor of images, lists may hold the boxes of each.
+    for part in sorted(batch, key=lambda part: not isinstance(part, Tensor | np.ndarray)):
+        is_list = isinstance(part, tuple | list) and len(part) > 0
+        has_entries = is_list and not isinstance(part[0], Tensor | np.ndarray)
+        found = len(part) if has_entries else count_samples(part)
+        if found is not None:
+            return found
     return None
+
+
+def first_samples(batch: Any, rows: int, count: int) -> Any:
+    """The first `count` samples of a batch of `rows`: of tensors their first rows, of lists their first entries.
+
+    A tensor or a list of another length is no column of the batch, and stays as it is.
+    """
+
+    def is_column(part: Any) -> bool:
+        is_list = isinstance(part, tuple | list) and part is not batch  # which are the arguments of a model
+        is_array = isinstance(part, Tensor | np.ndarray) and part.ndim > 0
+        return (is_list or is_array) and len(part) == rows
+
+    def first(part: Any) -> Any:
+        return part[:count] if is_column(part) else part
+
+    return map_nested(first, batch, is_leaf=is_column)
 
 
 def call_model(model: nn.Module, batch: Any, **more: Any) -> Any:
@@ -199,15 +265,33 @@ def get_logits(outputs: Any, ignore_keys: list[str], holds_loss: bool) -> Any:
     Args:
         ignore_keys: keys of a dict, or attributes of an object, to leave out.
         holds_loss: whether "loss", or a tuple's first element, is a loss and no prediction.
+
+    Raises:
+        TypeError: for an output of no known kind, such as a cache.
     """
     if isinstance(outputs, Tensor):
         return () if outputs.dim() == 0 else outputs
     if isinstance(outputs, tuple | list):
+        if outputs and isinstance(outputs[0], Mapping):
+            return list(outputs)  # an entry for each sample, as a detector's, and no loss
         # A slice of a list is a list, and one of a named tuple is a tuple.
         logits: Any = outputs[1:] if holds_loss else outputs[:]
+        for number, output in enumerate(logits):
+            _check_prediction(number, output)
     else:
         named = dict(outputs) if isinstance(outputs, Mapping) else vars(outputs)
         ignored = [*ignore_keys, "loss"] if holds_loss else ignore_keys
-        kept = [name for name, value in named.items() if name not in ignored and value is not None]
-        logits = tuple(named[name] for name in kept)
+        kept = {name: value for name, value in named.items() if name not in ignored and value is not None}
+        for name, value in kept.items():
+            _check_prediction(name, value)
+        logits = tuple(kept.values())
     return logits[0] if len(logits) == 1 else logits
+
+
+def _check_prediction(name: str | int, output: Any) -> None:
+    for leaf in leaves(output):
+        if not isinstance(leaf, Tensor | np.ndarray | int | float | str | None):
+            raise TypeError(
+                f"the model's output {name!r} holds a {type(leaf).__name__}, of which no predictions can be made: "
+                "name it in ignore_keys"
+            )

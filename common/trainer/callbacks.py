@@ -13,9 +13,9 @@ class TrainerCallback:
     """The events of a run. Override those that you need; the others cost nothing.
 
     Every event gets `args` (TrainingArguments), `state` (TrainerState) and `control` (TrainerControl), and by keyword
-    `model`, `optimizer`, `lr_scheduler`, `train_dataloader` and `eval_dataloader`: write the ones you need into the
-    signature and `**kwargs` for the rest. `on_log` also gets `logs`, `on_evaluate` and `on_predict` get `metrics`,
-    which are dicts. A callback changes the run through `control`, and may return it. All ranks call it.
+    `model`, `processing_class`, `optimizer`, `lr_scheduler`, `train_dataloader` and `eval_dataloader`: write the ones
+    you need into the signature and `**kwargs` for the rest. `on_log` also gets `logs`, `on_evaluate` and `on_predict`
+    get `metrics`, which are dicts. A callback changes the run through `control`, and may return it. All ranks call it.
 
     A callback that must survive a restart has a method `state`, which returns {"args": {…}, "attributes": {…}}, of JSON
     values: what `__init__` takes, and what has changed since. It is in every checkpoint, and the attributes are set
@@ -86,14 +86,17 @@ class CallbackHandler:
 
     Args:
         callbacks: instances or classes.
-        model, optimizer, lr_scheduler: what callbacks get. The Trainer renews it when it prepares a training.
+        model, processing_class, optimizer, lr_scheduler: what callbacks get; renewed before each training.
 
     Attributes:
         train_dataloader, eval_dataloader: what callbacks get besides; None before there is one.
     """
 
-    def __init__(self, callbacks: list[Any], model: Any, optimizer: Any, lr_scheduler: Any) -> None:
+    def __init__(
+        self, callbacks: list[Any], model: Any, processing_class: Any, optimizer: Any, lr_scheduler: Any
+    ) -> None:
         self.model = model
+        self.processing_class = processing_class
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self.train_dataloader: Any = None
@@ -113,6 +116,7 @@ class CallbackHandler:
         if not listeners:
             return control
         kwargs["model"] = self.model
+        kwargs["processing_class"] = self.processing_class
         kwargs["optimizer"] = self.optimizer
         kwargs["lr_scheduler"] = self.lr_scheduler
         kwargs["train_dataloader"] = self.train_dataloader
@@ -239,23 +243,13 @@ class EarlyStoppingCallback(TrainerCallback):
         metric = metrics.get(str(args.best_metric_key))
         if metric is None:  # one of several evaluation sets, and not the one to watch
             return
-        self.check_metric_value(args, state, control, metric)
-        self._stop_without_patience(control)
-
-    def check_metric_value(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metric_value: float
-    ) -> None:
-        """Count an evaluation that brought no improvement; one that did begins the count anew."""
         best = state.best_metric  # of the evaluations before: the Trainer updates it after the event
-        if best is None:
-            self.early_stopping_patience_counter = 0
-            return
         is_better = np.greater if args.greater_is_better else np.less
-        is_apart = abs(metric_value - best) > self.early_stopping_threshold
-        if is_better(metric_value, best) and is_apart:
+        if best is None or (is_better(metric, best) and abs(metric - best) > self.early_stopping_threshold):
             self.early_stopping_patience_counter = 0
         else:
             self.early_stopping_patience_counter += 1
+        self._stop_without_patience(control)
 
     def _stop_without_patience(self, control: TrainerControl) -> None:
         if self.early_stopping_patience_counter >= self.early_stopping_patience:

@@ -9,12 +9,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from common.accelerator import Accelerator
 from common.accelerator.checkpointing import run_on_all_ranks
-from common.accelerator.utils import broadcast, broadcast_object_list
+from common.accelerator.utils import broadcast, broadcast_object_list, load_state_dict
 from common.accelerator.utils.checkpoint_folder import choose_newest, finish_and_verify, numbered, remove_folder
+from common.accelerator.utils.weights import under_names_of
 from common.trainer.state import TrainerState
 
 TRAINER_STATE_NAME = "trainer_state.json"
@@ -33,7 +35,7 @@ def save_checkpoint(
     """Save a checkpoint of `state.global_step`, then delete the oldest beyond `limit`. All ranks must call this.
 
     Args:
-        progress: what `read_progress` shall return, of JSON values.
+        progress: what `read_progress` shall return, of JSON values; "saved_steps" among them are this run's.
     """
     folder = checkpoint_folder(output_dir, state.global_step)
     is_main = accelerator.is_main_process
@@ -45,16 +47,23 @@ def save_checkpoint(
             Path(draft, PROGRESS_NAME).write_text(json.dumps(progress), encoding="utf-8")
 
     with accelerator.register_save_state_pre_hook(add_own_files):
-        accelerator.save_state(folder)
+        accelerator.save_state(folder, all_ranks=True)
     if limit is not None:
-        run_on_all_ranks(lambda: _delete_oldest(folder, state.best_model_checkpoint, limit), is_main)
+        kept = [folder, Path(state.best_model_checkpoint or folder)]
+        own = [checkpoint_folder(output_dir, step) for step in progress["saved_steps"]]
+        run_on_all_ranks(lambda: _delete_oldest(Path(output_dir), own, kept, limit), is_main)
 
 
-def _delete_oldest(just_written: Path, best: str | None, limit: int) -> None:
-    """Delete the oldest checkpoints until `limit` are left, but not the one just written and not the best."""
-    found = numbered(just_written.parent, PREFIX)
-    oldest_first = sorted(found, key=lambda path: path.stat().st_mtime_ns)
-    dispensable = [path for path in oldest_first if path != just_written and str(path) != best]
+def _delete_oldest(output_dir: Path, own: list[Path], kept: list[Path], limit: int) -> None:
+    """Delete the oldest checkpoints until `limit` are left, but none of `kept`.
+
+    Those of other runs are older than this run's `own`, and lower steps than higher ones. What the disk says of times
+    does not count: copies have the time of the copying, and clocks are put back.
+    """
+    found = numbered(output_dir, PREFIX)
+    lowest_first = found[::-1]
+    oldest_first = sorted(lowest_first, key=own.__contains__)
+    dispensable = [path for path in oldest_first if path not in kept]
     surplus = max(0, len(found) - limit)
     for path in dispensable[:surplus]:
         remove_folder(path)
@@ -95,11 +104,16 @@ def load_best_model(accelerator: Accelerator, model: nn.Module, folder: str) -> 
     Raises:
         CheckpointError: naming what is missing or damaged; on the other ranks a RuntimeError that quotes it.
     """
-    from safetensors.torch import load_model
+    weights = {}
+    for name, state in model.state_dict().items():
+        if isinstance(state, Tensor):  # whole, where this rank has a part of it
+            weights[name] = torch.empty(state.shape, dtype=state.dtype, device=accelerator.device)
 
-    def load() -> None:
+    def read() -> None:
         finish_and_verify(Path(folder))
-        load_model(model, f"{folder}/model.safetensors")
+        saved = under_names_of(model, load_state_dict(f"{folder}/model.safetensors"))
+        for name, weight in weights.items():
+            weight.copy_(saved[name])
 
-    run_on_all_ranks(load, accelerator.is_main_process)
-    broadcast([state for state in model.state_dict().values() if isinstance(state, Tensor)])
+    run_on_all_ranks(read, accelerator.is_main_process)
+    model.load_state_dict(broadcast(weights), strict=False)

@@ -1,12 +1,12 @@
 """From the batches of an evaluation, which each rank has worked through by itself, to one result.
 
-The results of the ranks are gathered at the end and put into the order of the data set. Samples that were repeated to
-even the ranks out are cut off.
+The results of the ranks are gathered at the end and put into the order of the data set. Those of samples that were
+repeated to even the ranks out are left out.
 """
 
 import time
-from dataclasses import dataclass
-from itertools import zip_longest
+from collections.abc import Mapping
+from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from common.accelerator.utils import gather_object, send_to_device
-from common.nested import map_nested, zip_nested
+from common.nested import honor_type, map_nested
 
-# Predictions of batches with different second dimensions, such as lengths of texts, are filled up with this value.
+# Predictions of batches with different dimensions, such as lengths of texts, are filled up with this value.
 PADDING = -100
 # Batches of each rank that are gathered at once.
 STEPS_AT_ONCE = 8
@@ -61,8 +61,8 @@ class BatchResult(NamedTuple):
     """What an evaluation has of one batch: nested tensors or, on the CPU, NumPy arrays; None for what there is not.
 
     Attributes:
-        rows: its samples, those included that are there only to even out the ranks.
-        num_real: the samples without those; None in a step in which no rank has any of those.
+        rows: the samples that the model was given.
+        num_real: how many of them, the first ones, are not there only to even out the ranks; None in a whole step.
         loss: the mean over them.
         logits, labels: the model's output and the labels, with a row for each sample.
     """
@@ -72,6 +72,11 @@ class BatchResult(NamedTuple):
     loss: Any
     logits: Any
     labels: Any
+
+    @property
+    def num_counted(self) -> int:
+        """The samples that count."""
+        return self.rows if self.num_real is None else self.num_real
 
 
 class Results:
@@ -108,62 +113,34 @@ class Results:
         self._leaving = None
 
 
-@dataclass(frozen=True)
-class GatheredBatches:
-    """The batches of all ranks, from which the repetitions at the end of the last step are to be cut off.
-
-    Attributes:
-        steps: for each step of the loop the batches of the ranks, in the order of the ranks, which is that of the data
-            set. A rank with fewer steps than the others has nothing in the last ones.
-        rows_of_last_step: the samples of the last step without repetitions; None if it has none of these.
-    """
-
-    steps: list[list[BatchResult]]
-    rows_of_last_step: int | None
-
-    def rows(self, name: str) -> Any:
-        """The "logits" or "labels" of all samples, in the order of the data set."""
-        if not self.steps:
-            return None
-        *whole, last = self.steps
-        parts = [getattr(batch, name) for step in whole for batch in step]
-        last_part = concatenate([getattr(batch, name) for batch in last])
-        parts.append(first_rows(last_part, self.rows_of_last_step))
-        return concatenate(parts)
-
-    def losses(self, rows_per_batch: int | None) -> np.ndarray | None:
-        """The loss of each sample, which is the mean loss of its batch, in the order of the data set; None without.
-
-        Args:
-            rows_per_batch: how often every batch counts; None if each counts as often as it has samples.
-        """
-        joined = []
-        for number, step in enumerate(self.steps, start=1):
-            batches = [batch for batch in step if batch.loss is not None]
-            if batches:
-                counts = [rows_per_batch or batch.rows for batch in batches]
-                losses = np.repeat(np.concatenate([batch.loss for batch in batches]), counts)
-                if number == len(self.steps):
-                    losses = losses[: self.rows_of_last_step]
-                joined.append(losses)
-        return np.concatenate(joined) if joined else None
-
-
-def gather_batches(own: list[BatchResult]) -> GatheredBatches:
-    """The batches of all ranks. All ranks must call this.
+def gather_batches(own: list[BatchResult]) -> list[BatchResult]:
+    """The batches of all ranks in which there are real samples, in the order of the data set. All ranks must call this.
 
     Only some steps are gathered at a time, because the collective may pass through the device's memory.
     """
     num_steps = max(gather_object([len(own)]))
-    steps = []
+    gathered = []
     for start in range(0, num_steps, STEPS_AT_ONCE):
         of_ranks = gather_object([own[start : start + STEPS_AT_ONCE]])
-        for of_step in zip_longest(*of_ranks):
-            steps.append([batch for batch in of_step if batch is not None])
-    rows_of_last_step = None
-    if steps and steps[-1][0].num_real is not None:
-        rows_of_last_step = sum(batch.num_real for batch in steps[-1])
-    return GatheredBatches(steps, rows_of_last_step)
+        for of_step in zip_longest(*of_ranks):  # a rank may have fewer steps than the others
+            gathered += [batch for batch in of_step if batch is not None and batch.num_counted > 0]
+    return gathered
+
+
+def losses_of_samples(batches: list[BatchResult], batch_size: int) -> np.ndarray | None:
+    """The loss of each sample, which is the mean loss of its batch; None without losses.
+
+    Where all batches weigh the same, each counts `batch_size` times, as in `transformers`, whatever its size: a sum of
+    float32 numbers is rounded with each of them.
+    """
+    batches = [batch for batch in batches if batch.loss is not None]
+    if not batches:
+        return None
+    are_whole = all(batch.num_real is None for batch in batches)
+    counts: Any = [batch.num_counted for batch in batches]
+    if are_whole and len(set(counts)) == 1:
+        counts = batch_size
+    return np.repeat([batch.loss.mean() for batch in batches], counts)
 
 
 def mean_loss(losses: np.ndarray, filter_not_finite: bool) -> float:
@@ -175,7 +152,7 @@ def mean_loss(losses: np.ndarray, filter_not_finite: bool) -> float:
 
 
 def as_arrays(data: Any) -> Any:
-    """Nested tensors on the CPU as NumPy arrays of at least one dimension; bfloat16, which NumPy lacks, as float32."""
+    """Nested tensors on the CPU as NumPy arrays; bfloat16, which NumPy lacks, as float32."""
 
     def as_array(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -183,41 +160,63 @@ def as_arrays(data: Any) -> Any:
         if leaf.dtype == torch.bfloat16:
             leaf = leaf.float()
         # A copy: torch copies into pinned memory where it does not wait, and a whole evaluation does not belong there.
-        return np.array(leaf.numpy(), ndmin=1)
+        return np.array(leaf.numpy())
 
     return map_nested(as_array, data)
 
 
-def concatenate(parts: list) -> Any:
-    """Nested arrays joined along their first dimension; along the second they are filled up to the longest."""
-
-    def join(*arrays: Any) -> Any:
-        if arrays[0] is None:
-            return None
-        if arrays[0].ndim > 1:
-            longest = max(array.shape[1] for array in arrays)
-            return np.concatenate([_padded(array, longest) for array in arrays])
-        return np.concatenate(arrays)
-
-    return zip_nested(join, *parts)
+def rows_of_samples(batches: list[BatchResult], name: str) -> Any:
+    """The "logits" or "labels" of all samples that count, in the order of `batches`; None without batches."""
+    if not batches:
+        return None
+    return concatenate([getattr(batch, name) for batch in batches], batches)
 
 
-def _padded(array: np.ndarray, length: int) -> np.ndarray:
-    if array.shape[1] == length:
+def concatenate(parts: list, batches: list[BatchResult]) -> Any:
+    """The arrays of each batch joined along their first dimension, and filled up to the longest along the others.
+
+    Lists with an entry for each sample, such as the boxes in an image, become one list with an entry for each sample.
+    """
+    first = parts[0]
+    if first is None:
+        return None
+    if isinstance(first, Mapping):
+        return {key: concatenate([part[key] for part in parts], batches) for key in first}
+    if isinstance(first, tuple | list) and not _have_entries(parts, batches):
+        joined = [concatenate(list(outputs), batches) for outputs in zip(*parts, strict=True)]
+        return honor_type(first, joined)
+    if isinstance(first, tuple | list):
+        parts = [part[: batch.num_real] for part, batch in zip(parts, batches, strict=True)]
+        return list(chain(*parts))
+    arrays = [np.atleast_1d(part)[: batch.num_real] for part, batch in zip(parts, batches, strict=True)]
+    longest = np.max([array.shape for array in arrays], axis=0)[1:]
+    return np.concatenate([_filled_up(array, (len(array), *longest)) for array in arrays])
+
+
+def _have_entries(parts: list, batches: list[BatchResult]) -> bool:
+    """True for lists with an entry for each sample; False for lists and tuples of several outputs, side by side.
+
+    All batches are asked: two outputs of two samples look like the boxes in two images, with two boxes each.
+    """
+    are_outputs = True
+    for part, batch in zip(parts, batches, strict=True):
+        arrays = [item for item in part if isinstance(item, np.ndarray)]
+        is_tuple_or_mixed = isinstance(part, tuple) or len(arrays) < len(part)
+        if len(part) != batch.rows or (arrays and is_tuple_or_mixed):
+            return False
+        of_all_samples = [array for array in arrays if array.shape[:1] == (batch.rows,)]
+        if len(of_all_samples) < len(part):
+            are_outputs = False
+    return not are_outputs
+
+
+def _filled_up(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    if array.shape == shape:
         return array
-    shape = (array.shape[0], length, *array.shape[2:])
-    padded = np.full(shape, PADDING, dtype=array.dtype)
-    padded[:, : array.shape[1]] = array
-    return padded
-
-
-def first_rows(data: Any, rows: int | None) -> Any:
-    """The first `rows` of nested arrays; all of them for None."""
-
-    def first(array: Any) -> Any:
-        return None if array is None else array[:rows]
-
-    return map_nested(first, data)
+    # An unsigned number cannot be negative. As in torch, it becomes the one that has the same bits.
+    filled = np.full(shape, np.array(PADDING).astype(array.dtype))
+    filled[tuple(map(slice, array.shape))] = array
+    return filled
 
 
 def as_numbers(metrics: Any) -> Any:

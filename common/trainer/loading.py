@@ -8,10 +8,12 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from common.accelerator import skip_first_batches, utils
-from common.accelerator.checkpointing import set_random_states
 from common.accelerator.data_loader import DataLoaderShard, index_sampler_of
-from common.accelerator.resume import StatefulDataLoaderShard
 from common.accelerator.sampler import innermost_sampler
+from common.accelerator.stateful_data_loader import StatefulDataLoaderShard
+from common.accelerator.utils.random import set_random_states
+from common.eval_sampler import DistributedEvalSampler
+from common.trainer.batches import count_samples
 
 
 def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
@@ -37,7 +39,8 @@ def every_rank_reads_all(loader: Any, num_processes: int) -> bool:
     """True for a loader to be dealt out to several ranks: a `DataLoader` that gives all of them the same batches."""
     if num_processes == 1 or is_prepared(loader) or not isinstance(loader, DataLoader):
         return False
-    return not isinstance(innermost_sampler(index_sampler_of(loader)), DistributedSampler)
+    sampler = innermost_sampler(index_sampler_of(loader))
+    return not isinstance(sampler, DistributedSampler | DistributedEvalSampler)
 
 
 def length_of(data: Any) -> int | None:
@@ -55,6 +58,18 @@ def samples_per_batch(loader: Any, num_processes: int) -> int:
     return (getattr(loader, "batch_size", None) or 1) * num_processes
 
 
+def count_rows(loader: Any, batch: Any, num_processes: int) -> int | None:
+    """Samples in the batch just read; None where neither the loader nor the batch says it."""
+    if is_prepared(loader):
+        partial = loader.partial_step
+        if partial is not None and partial.rows is not None:
+            return partial.rows
+        # A collator may have joined the samples to one row, so the loader is asked first.
+        if partial is None and getattr(index_sampler_of(loader), "batch_size", None):
+            return loader.total_batch_size // num_processes
+    return count_samples(batch)
+
+
 def num_real(loader: Any, rows: int) -> int | None:
     """Samples of the `rows` in the batch just read that are not repetitions for the sake of ranks of equal length.
 
@@ -64,6 +79,11 @@ def num_real(loader: Any, rows: int) -> int | None:
     if partial is None:
         return None
     return rows if partial.num_real is None else partial.num_real
+
+
+def all_ranks_have_a_batch(loader: Any) -> bool:
+    """True in a step of which the loader knows that every rank has a whole batch."""
+    return is_prepared(loader) and loader.partial_step is None
 
 
 def read_batches(loader: Any, device: torch.device) -> Iterator[Any]:

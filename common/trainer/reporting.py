@@ -1,12 +1,11 @@
 """Callbacks that show a run: plain lines, a progress bar, and trackers. Only rank 0 shows."""
 
+import json
 import sys
-from collections.abc import Iterable
-from dataclasses import asdict
+from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import nn
 from tqdm import tqdm
 
 from common.accelerator import Accelerator, PartialState
@@ -22,27 +21,16 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def training_summary(args: TrainingArguments, state: TrainerState, model: nn.Module, train_dataloader: Any) -> str:
-    """A few lines on the training that is about to begin."""
+def training_summary(args: TrainingArguments, state: TrainerState, train_dataloader: Any) -> str:
+    """A line on the training that is about to begin."""
     num_processes = PartialState().num_processes
-    total_batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes
+    batch_size = args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes
     num_examples = length_of(getattr(train_dataloader, "dataset", None))
-    trainable = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
-    lines = [
-        "***** Running training *****",
-        f"  Num examples = {'unknown' if num_examples is None else num_examples}",
-        f"  Num epochs = {state.num_train_epochs}",
-        f"  Batch size per device = {args.per_device_train_batch_size}",
-        f"  Total batch size = {total_batch}",
-        f"  Gradient accumulation steps = {args.gradient_accumulation_steps}",
-        f"  Total optimization steps = {state.max_steps}",
-        # A process uses one device, however many it sees.
-        f"  Number of processes = {num_processes} ({torch.cuda.device_count()} GPUs visible)",
-        f"  Trainable parameters = {sum(trainable)}",
-    ]
-    if state.global_step > 0:
-        lines.append(f"  Resumed at step = {state.global_step}")
-    return "\n".join(lines)
+    return (
+        f"Running training: {'unknown' if num_examples is None else num_examples} examples, steps "
+        f"{state.global_step} to {state.max_steps} of {batch_size} each; "
+        f"processes with one device each: {num_processes}, GPUs visible: {torch.cuda.device_count()}"
+    )
 
 
 def _shortened(value: Any) -> str:
@@ -54,59 +42,52 @@ def log_line(logs: dict[str, Any]) -> str:
     return " | ".join(f"{name} {_shortened(value)}" for name, value in logs.items())
 
 
-def table_row(args: TrainingArguments, state: TrainerState, metrics: dict[str, Any]) -> dict[str, str]:
-    """One row of the table of evaluations: epoch or step, training loss, validation loss, metrics."""
-    row = {}
-    if args.eval_strategy == "steps":
-        row["Step"] = str(state.global_step)
-    else:
-        row["Epoch"] = f"{state.epoch:g}"
-    losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
-    row["Training Loss"] = f"{losses[-1]:.6f}" if losses else "No log"
-    for name, value in metrics.items():
-        if name != "epoch" and not name.endswith(("_runtime", "_per_second", "_preparation_time")):
-            title = name.removeprefix("eval_").replace("_", " ").title().replace("Loss", "Validation Loss")
-            row[title] = f"{value:.6f}" if isinstance(value, float) else str(value)
-    return row
+def metrics_lines(split: str, metrics: dict[str, Any]) -> str:
+    """Metrics in aligned lines, as the original prints them: times as hours, minutes and seconds, four decimals."""
+    shown = {name: _readable(name, metrics[name]) for name in sorted(metrics)}
+    name_width = max(map(len, shown))
+    value_width = max(map(len, shown.values()))
+    lines = [f"***** {split} metrics *****"]
+    lines += [f"  {name:<{name_width}} = {value:>{value_width}}" for name, value in shown.items()]
+    return "\n".join(lines)
+
+
+def _readable(name: str, value: Any) -> str:
+    if "_runtime" in name:
+        hundredths = int(value % 1 * 100)
+        return f"{timedelta(seconds=int(value))}.{hundredths:02d}"
+    if name == "total_flos":
+        return f"{int(value) >> 30}GF"
+    return str(round(value, 4) if isinstance(value, float) else value)
+
+
+def model_card(state: TrainerState, description: dict[str, Any]) -> str:
+    """A page on a trained model, in Markdown: `description` as metadata, and the last of each result."""
+    results: dict[str, Any] = {}
+    for entry in state.log_history:
+        results |= entry
+    lines = ["---", *(f"{name}: {json.dumps(value)}" for name, value in description.items()), "---", ""]
+    lines += [f"- {name}: {value}" for name, value in results.items()]
+    return "\n".join(lines) + "\n"
 
 
 class PrinterCallback(TrainerCallback):
-    """Plain lines: a summary, what is logged, and a table that grows by a row with each evaluation."""
-
-    columns: tuple[str, ...] = ()
+    """Plain lines: a summary, and what is logged."""
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.columns = ()
         if state.is_world_process_zero:
-            say(training_summary(args, state, kwargs["model"], kwargs["train_dataloader"]))
+            say(training_summary(args, state, kwargs["train_dataloader"]))
 
     def on_log(self, args, state, control, logs, **kwargs):
         if args.disable_tqdm:
             # As in the original: what `train` returns then lacks it too.
             logs.pop("total_flos", None)
-        if state.is_world_process_zero and ("loss" in logs or "train_runtime" in logs):
+        if state.is_world_process_zero:
             say(log_line(logs))
-
-    def on_evaluate(self, args, state, control, metrics, **kwargs):
-        if not state.is_world_process_zero:
-            return
-        row = table_row(args, state, metrics)
-        if tuple(row) != self.columns:
-            self.columns = tuple(row)
-            self.say_row(row)
-        self.say_row(row.values())
-
-    def say_row(self, cells: Iterable[str]) -> None:
-        """Add a row to the table, or its titles."""
-        padded = []
-        for column, cell in zip(self.columns, cells, strict=True):
-            width = max(15, len(column))
-            padded.append(cell.rjust(width))
-        say("  ".join(padded))
 
 
 class ProgressCallback(PrinterCallback):
-    """A bar on the terminal with loss, learning rate and time left, above it the summary and the table."""
+    """A bar on the terminal with loss, learning rate and time left, above it the summary and the evaluations."""
 
     bar: tqdm | None = None
 
@@ -125,6 +106,8 @@ class ProgressCallback(PrinterCallback):
             # What a script logs itself has no learning rate.
             shown = {name: _shortened(logs[name]) for name in ("loss", "learning_rate") if name in logs}
             self.bar.set_postfix(shown, refresh=False)
+        else:
+            super().on_log(args, state, control, logs, **kwargs)
 
     def on_train_end(self, args, state, control, **kwargs):
         if self.bar is not None:
@@ -141,7 +124,7 @@ class TrackerCallback(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         # A second training goes on in the same trackers: started again, they would write everything twice.
         if not self.started:
-            settings = asdict(args).items()
+            settings = args.to_dict().items()
             config = {name: value for name, value in settings if isinstance(value, bool | int | float | str)}
             self.accelerator.init_trackers(str(args.run_name), config=config)
             self.started = True

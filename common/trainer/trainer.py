@@ -4,6 +4,7 @@ Read it from the top: what a Trainer holds, `train` with its epochs, a window of
 optimizer step, what follows a step, checkpoints, evaluation, and the small parts.
 """
 
+import json
 import math
 import time
 from collections.abc import Callable, Sized
@@ -19,14 +20,14 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from common.accelerator import Accelerator, utils
-from common.accelerator.checkpointing import get_random_states, set_random_states
 from common.accelerator.logging import get_logger
 from common.accelerator.state import AcceleratorState
-from common.trainer import batches, checkpoint, evaluation, loading, optimization, reporting
+from common.accelerator.utils.random import get_random_states, set_random_states
+from common.trainer import batches, checkpoint, evaluation, loading, optimization, pretrained, reporting
 from common.trainer.arguments import AcceleratorConfig, TrainingArguments
 from common.trainer.callbacks import CallbackHandler, DefaultFlowCallback
 from common.trainer.progress import LossLog, Plan, Position, make_plan
-from common.trainer.state import TrainerControl, TrainerState
+from common.trainer.state import TrainerControl, TrainerState, as_json
 
 logger = get_logger(__name__)
 
@@ -40,16 +41,19 @@ class Trainer:
 
     Args:
         model: to be trained; it is moved to the device in place.
-        args: by default `TrainingArguments()`.
-        data_collator: turns a list of samples into a batch; by default it stacks the values of dicts and tuples.
+        args: by default `TrainingArguments("tmp_trainer")`.
+        data_collator: turns a list of samples into a batch; by default `processing_class` pads them if it is a
+            tokenizer, else the values of dicts and tuples are stacked.
         train_dataset: of either of torch's kinds; an iterable one needs `max_steps`.
         eval_dataset: the same, or a dict of several; metrics are then called `eval_<key>_…`.
+        processing_class: the tokenizer or the like, saved with the model; callbacks get it too.
         compute_loss_func: (outputs, labels, num_items_in_batch) -> scalar loss; `labels` are the batch's "labels" or
             None, `num_items_in_batch` counts those other than -100 of the whole step, over all ranks and
             micro-batches: return sum / count.
         compute_metrics: (EvalPrediction) -> dict of metrics.
         callbacks: instances or classes, called after the one that says when to log, evaluate and save.
         optimizers: an optimizer and a scheduler, of which either may be None.
+        preprocess_logits_for_metrics: (logits, labels) -> what an evaluation keeps of a batch's predictions.
 
     Attributes:
         loss_is_scaled_for_ga: for subclasses whose `compute_loss` returns its share of the step's loss (True) or the
@@ -71,9 +75,11 @@ class Trainer:
     train_dataloader: Any
     callback_handler: CallbackHandler
 
-    # The state of a training: what callbacks see and steer, as in `transformers`, and all the rest of it.
+    # What callbacks see and steer, as in `transformers`.
     state: TrainerState
     control: TrainerControl
+
+    # The rest of the state of a training. `train` makes it.
     plan: Plan
     position: Position
     loss_log: LossLog
@@ -89,17 +95,19 @@ class Trainer:
         data_collator: Callable[[list], Any] | None = None,
         train_dataset: Dataset | None = None,
         eval_dataset: Dataset | dict[str, Dataset] | None = None,
+        processing_class: Any = None,
         *,
         compute_loss_func: Callable | None = None,
         compute_metrics: Callable[[evaluation.EvalPrediction], dict[str, Any]] | None = None,
         callbacks: list[Any] | None = None,
         optimizers: tuple[torch.optim.Optimizer | None, LRScheduler | None] = (None, None),
+        preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
     ) -> None:
-        self.args = TrainingArguments() if args is None else args
+        self.args = TrainingArguments("tmp_trainer") if args is None else args
         if self.args.eval_strategy != "no" and eval_dataset is None:
             raise ValueError(f"eval_strategy is {str(self.args.eval_strategy)!r}, but there is no eval_dataset")
         utils.set_seed(self.args.seed)
-        self.accelerator = make_accelerator(self.args)
+        self.accelerator = make_accelerator(self.args, model)
 
         self.model = model
         self.model.to(self.accelerator.device)
@@ -108,7 +116,14 @@ class Trainer:
         self.label_names = batches.find_labels(self.model) if label_names is None else label_names
         self.model_accepts_loss_kwargs = batches.takes_loss_keywords(self.model)
         self._loss_shifts_labels = batches.shifts_labels(self.model)
+        config: Any = getattr(self.model, "config", None)
+        if config is not None and not isinstance(config, dict):
+            config.use_cache = self.args.use_cache
 
+        self.processing_class = processing_class
+        # A tokenizer, or a feature extractor of sequences. What processes images pads in another way.
+        if data_collator is None and hasattr(processing_class, "padding_side"):
+            data_collator = pretrained.PaddingCollator(processing_class)
         self.data_collator = data_collator or batches.default_data_collator
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
@@ -116,6 +131,7 @@ class Trainer:
 
         self.compute_loss_func = compute_loss_func
         self.compute_metrics = compute_metrics
+        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         # Overrides in the style of older tutorials do not have the argument `num_items_in_batch`.
         names = batches.parameters(self.compute_loss)
         self._loss_takes_count = "num_items_in_batch" in names or batches.takes_any_keyword(self.compute_loss)
@@ -125,12 +141,10 @@ class Trainer:
         # Whether the scheduler is the Trainer's own, and not the script's.
         self._created_lr_scheduler = False
 
-        self.plan = Plan()
-        self.position = Position()
-        self.loss_log = LossLog()
-        self.saved_steps = []
-        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
-        self.state = self._new_state()
+        self.state = TrainerState(
+            is_local_process_zero=self.accelerator.is_local_main_process,
+            is_world_process_zero=self.accelerator.is_main_process,
+        )
         self.control = TrainerControl()
         trackers = [reporting.TrackerCallback(self.accelerator)] if self.args.report_to else []
         # The reporter is the last to be called, to show what the others did.
@@ -138,6 +152,7 @@ class Trainer:
         self.callback_handler = CallbackHandler(
             [DefaultFlowCallback, *trackers, *(callbacks or []), reporter],
             self.model,
+            self.processing_class,
             self.optimizer,
             self.lr_scheduler,
         )
@@ -167,32 +182,43 @@ class Trainer:
 
         self.model_wrapped.zero_grad()
         self.call_event("on_train_begin")
-        is_resumed = first_step > 0
-        if is_resumed and (self.control.should_training_stop or first_step >= self.state.max_steps):
-            # It is over, and makes no further step. What follows the end of its last epoch may be left to do.
+        is_over = self.control.should_training_stop or first_step >= self.state.max_steps
+        if first_step > 0 and is_over:  # a resumed run that makes no further step
             self.control.should_training_stop = True
             if not self.position.epoch_ended:
                 self._end_epoch()
             return self._finish(start_time, first_step)
 
         for epoch in range(self.position.epoch, self.plan.num_epochs):
-            self.position.epoch_ended = False
-            self.call_event("on_epoch_begin")
-            sizes = self.plan.window_sizes(self.position.batches)
-            windows = loading.read_windows(self.train_dataloader, epoch, sizes, to_skip, self.accelerator.device)
+            self._train_epoch(epoch, to_skip)
             to_skip = None
-            # Open until the end of the epoch is saved, because a checkpoint holds the loader's position.
-            with closing(windows):
-                for window in windows:
-                    self._train_window(window)
-                    if self.control.should_epoch_stop or self.control.should_training_stop:
-                        break
-                else:  # no callback has stopped it
-                    self._complete_epoch()
-                self._end_epoch()
             if self.control.should_training_stop:
                 break
         return self._finish(start_time, first_step)
+
+    def _train_epoch(self, epoch: int, to_skip: loading.SkippedBatches | None) -> None:
+        """The windows of an epoch from `position` on, and what follows its end."""
+        self.position.epoch_ended = False
+        self.call_event("on_epoch_begin")
+        sizes = self.plan.window_sizes(self.position.batches)
+        windows = loading.read_windows(self.train_dataloader, epoch, sizes, to_skip, self.accelerator.device)
+        # Open until the end of the epoch is saved, because a checkpoint holds the loader's position.
+        with closing(windows):
+            is_stopped = False
+            for window in windows:
+                self._train_window(window)
+                is_stopped = self.control.should_epoch_stop or self.control.should_training_stop
+                if is_stopped:
+                    break
+            if not is_stopped and self.position.batches == 0:
+                logger.warning(
+                    "epoch %s has no batch to train on: training stops after %s of %s steps",
+                    epoch,
+                    self.state.global_step,
+                    self.state.max_steps,
+                )
+                self.control.should_training_stop = True
+            self._end_epoch(loader_ended=not is_stopped)
 
     def _train_window(self, window: list[Any]) -> None:
         """A pass over each micro-batch of a window, then an optimizer step; less where a callback stops it."""
@@ -235,19 +261,6 @@ class Trainer:
                 f"which goes on with {accumulation}: a callback cannot change it"
             )
 
-    def _complete_epoch(self) -> None:
-        """Note that the loader has ended; no training goes on if it had nothing to begin with."""
-        if self.position.batches == 0:
-            logger.warning(
-                "epoch %s has no batch to train on: training stops after %s of %s steps",
-                self.position.epoch,
-                self.state.global_step,
-                self.state.max_steps,
-            )
-            self.control.should_training_stop = True
-        # The end of a stream is not planned: its epoch is whole where it ends.
-        self.position.batches = self.plan.batches_per_epoch
-
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
         """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
         model.train()
@@ -278,15 +291,27 @@ class Trainer:
             inputs, labels = batches.split_labels(inputs)
         for_model = {}
         if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
-            for_model = {"num_items_in_batch": num_items_in_batch}
+            for_model = {"num_items_in_batch": num_items_in_batch.as_subclass(batches.WatchedCount)}
         outputs = batches.call_model(model, inputs, **for_model)
         if self.compute_loss_func is None:
             loss = batches.get_loss(outputs)
+            if for_model and not for_model["num_items_in_batch"].is_used:
+                self._warn_of_ignored_count(model)
         else:
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         if num_items_in_batch is not None:
             loss = loss * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
+
+    def _warn_of_ignored_count(self, model: nn.Module) -> None:
+        factor = self.accelerator.num_processes
+        if model.training and self.loss_is_scaled_for_ga is not False:
+            factor *= self.current_gradient_accumulation_steps
+        if factor > 1:
+            logger.warning_once(
+                f"the model takes num_items_in_batch, in its **kwargs, and does not use it: its loss is {factor} times "
+                "too large, and gradients are too. Set accepts_loss_kwargs = False on the model"
+            )
 
     def _optimizer_step(self) -> None:
         """One optimizer step with the gradients of a window.
@@ -313,10 +338,14 @@ class Trainer:
         self.state.global_step += 1
         self.state.epoch = self.position.epoch + self.position.batches / self.plan.batches_per_epoch
 
-    def _end_epoch(self) -> None:
-        """What follows an epoch, whether all of its batches are done or a callback has stopped it before."""
+    def _end_epoch(self, loader_ended: bool = False) -> None:
+        """What follows an epoch, whether all of its batches are done or a callback has stopped it before.
+
+        Args:
+            loader_ended: there are no more batches, as many as were planned or not: a stream ends where it likes.
+        """
         position = self.position
-        is_whole = position.batches == self.plan.batches_per_epoch
+        is_whole = loader_ended or position.batches == self.plan.batches_per_epoch
         self.call_event("on_epoch_end")
         position.epoch_ended = True
         # A training that was stopped within an epoch goes on in it when it is resumed.
@@ -388,6 +417,13 @@ class Trainer:
         metrics["total_flos"] = float(state.total_flos)
         metrics["train_loss"] = train_loss
         self.log(metrics)
+        if state.best_global_step not in (None, *self.saved_steps):
+            logger.warning(
+                "the best evaluation was at step %s, where no checkpoint was saved: best_model_checkpoint is %s. "
+                "save_strategy='best' saves where an evaluation is the best so far",
+                state.best_global_step,
+                state.best_model_checkpoint,
+            )
         if self.args.load_best_model_at_end and state.best_model_checkpoint is not None:
             checkpoint.load_best_model(self.accelerator, self.model, state.best_model_checkpoint)
         self.call_event("on_train_end")
@@ -398,6 +434,9 @@ class Trainer:
     def _prepare_training(self) -> None:
         """Prepare loader, model, optimizer and scheduler, and begin a new state."""
         accelerator = self.accelerator
+        if self.args.activation_checkpointing:
+            pretrained.enable_activation_checkpointing(self.model, self.args.activation_checkpointing_kwargs)
+        pretrained.align_special_tokens(self.model, self.processing_class)
         accelerator.free_memory()
         if self.model_wrapped is self.model:
             # An evaluation may have prepared it without DDP, and another Trainer in another precision.
@@ -427,7 +466,11 @@ class Trainer:
         self.callback_handler.train_dataloader = self.train_dataloader
 
     def _new_state(self) -> TrainerState:
-        """The state that callbacks see at the beginning of a training as long as `plan` says."""
+        """The state that callbacks see at the beginning of a training as long as `plan` says.
+
+        Raises:
+            ValueError: if checkpoints would be saved after steps without an evaluation, which says which is the best.
+        """
         args = self.args
         max_steps = self.plan.max_steps
         state = TrainerState(max_steps=max_steps, num_train_epochs=self.plan.num_epochs)
@@ -438,17 +481,20 @@ class Trainer:
         if args.eval_steps is not None:
             state.eval_steps = steps_between(args.eval_steps, max_steps)
         state.save_steps = steps_between(args.save_steps, max_steps)
+        loads_best_of_steps = args.load_best_model_at_end and args.save_strategy == "steps"
+        if loads_best_of_steps and state.save_steps % state.eval_steps:
+            raise ValueError(
+                f"load_best_model_at_end: save_steps={args.save_steps} are {state.save_steps} of {max_steps} steps and "
+                f"eval_steps={args.eval_steps} are {state.eval_steps}: save only after evaluations"
+            )
         return state
 
     # Parts of a step.
 
     def _prepare_inputs(self, inputs: Any) -> Any:
-        """A batch for the model; an override may change it.
-
-        With several processes on the CPU its tensors are copied, as in the original: a copy begins at an aligned
-        address, and a product over rows that do not may take another path and end with other bits. A rank's part of a
-        batch that the main process has read for all may begin anywhere.
-        """
+        """A batch for the model; an override may change it."""
+        # For the original's bits alone, which copies too: a copy begins at an aligned address. A rank's part of a batch
+        # may begin anywhere, and a product over it may then take another path.
         if self.accelerator.num_processes == 1 or self.accelerator.device.type != "cpu":
             return inputs
         return utils.recursively_apply(torch.clone, inputs)
@@ -472,10 +518,13 @@ class Trainer:
             options["num_items_in_batch"] = num_items
         return self.compute_loss(model, inputs, **options)
 
-    def _count_items(self, window: list[Any]) -> Tensor | None:
+    def _count_items(self, window: list[Any], is_collective: bool = True) -> Tensor | None:
         """Labels other than -100 in these batches of all ranks; None if nobody needs them, or a batch has no labels.
 
         It is a float, as in the original, so that a loss in half precision becomes float32 when it is divided by it.
+
+        Args:
+            is_collective: False where another rank may have no batch. The others are then taken to have as many.
         """
         if not (self.compute_loss_func is not None or self.model_accepts_loss_kwargs):
             return None
@@ -485,7 +534,8 @@ class Trainer:
             if count is None:
                 return None
             total += count.to(total.device)
-        return self.accelerator.gather(total).sum().to(torch.get_default_dtype())
+        of_ranks = self.accelerator.gather(total) if is_collective else total * self.accelerator.num_processes
+        return of_ranks.sum().to(torch.get_default_dtype())
 
     def _follows_metric(self) -> bool:
         """True if the learning rate depends on the evaluations, and not on the step."""
@@ -527,7 +577,14 @@ class Trainer:
             "saved_steps": self.saved_steps,
         }
         limit = self.args.save_total_limit
-        checkpoint.save_checkpoint(self.accelerator, state, progress, self.args.output_dir, limit)
+
+        def add_description(models: list[nn.Module], weights: list[dict[str, Any]], draft: str) -> None:
+            # The weights have a file of their own. Adapters are in one besides, for `from_pretrained`.
+            has_adapters = hasattr(self.model, "peft_config")
+            self._save_pretrained(self.model, draft, weights[0] if has_adapters else {})
+
+        with self.accelerator.register_save_state_pre_hook(add_description):
+            checkpoint.save_checkpoint(self.accelerator, state, progress, self.args.output_dir, limit)
 
     def _load_checkpoint(self, folder: str) -> loading.SkippedBatches | None:
         """Put everything back as it was; returns what the loader has to skip in the first epoch.
@@ -578,7 +635,7 @@ class Trainer:
     ) -> dict[str, Any]:
         """Evaluate; log the metrics and return them on all ranks.
 
-        `<prefix>_loss` is the mean over the samples, of which each counts with the mean loss of its batch.
+        `<prefix>_loss` is the mean over the samples, of which each counts once, with the mean loss of its batch.
 
         Args:
             eval_dataset: by default the Trainer's own, or a key of it if that is a dict. Each set of a dict is
@@ -662,25 +719,30 @@ class Trainer:
 
         results = evaluation.Results(accelerator.device)
         for inputs in loading.read_batches(dataloader, accelerator.device):
-            rows = batches.count_samples(inputs) or batch_size
+            rows = loading.count_rows(dataloader, inputs, accelerator.num_processes) or batch_size
             num_real = loading.num_real(dataloader, rows)
+            if num_real:
+                # Repeated samples do not count in the mean loss of a batch. A rank that has no others keeps them, and
+                # its results are left out later: a model that is sharded is computed by all ranks together.
+                inputs = batches.first_samples(inputs, rows, num_real)
+                rows = num_real
             loss, logits, labels = self.prediction_step(
                 self.model, inputs, bool(prediction_loss_only), ignore_keys=ignore_keys
             )
+            if logits is not None and self.preprocess_logits_for_metrics is not None:
+                logits = self.preprocess_logits_for_metrics(logits, labels)
             results.add(evaluation.BatchResult(rows, num_real, loss, logits, labels))
             self.call_event("on_prediction_step")
 
-        own = results.on_host()
-        gathered = evaluation.gather_batches(own)
-        predictions = gathered.rows("logits")
-        label_ids = gathered.rows("labels")
+        gathered = evaluation.gather_batches(results.on_host())
+        predictions = evaluation.rows_of_samples(gathered, "logits")
+        label_ids = evaluation.rows_of_samples(gathered, "labels")
 
         metrics: dict[str, Any] = {}
         if self.compute_metrics is not None and predictions is not None and label_ids is not None:
             computed = self.compute_metrics(evaluation.EvalPrediction(predictions, label_ids))
             metrics = evaluation.as_numbers(dict(computed))
-        rows_per_batch = batch_size if loading.is_prepared(dataloader) else None
-        losses = gathered.losses(rows_per_batch)
+        losses = evaluation.losses_of_samples(gathered, batch_size)
         if losses is not None:
             filters = self.args.logging_nan_inf_filter
             metrics[f"{metric_key_prefix}_loss"] = evaluation.mean_loss(losses, filters)
@@ -688,7 +750,7 @@ class Trainer:
             # A "loss" among the script's metrics replaces the Trainer's.
             if not name.startswith(f"{metric_key_prefix}_"):
                 metrics[f"{metric_key_prefix}_{name}"] = metrics.pop(name)
-        num_samples = loading.length_of(getattr(dataloader, "dataset", None)) or sum(batch.rows for batch in own)
+        num_samples = sum(batch.num_counted for batch in gathered)
         return evaluation.EvalLoopOutput(predictions, label_ids, metrics, num_samples)
 
     def prediction_step(
@@ -701,15 +763,17 @@ class Trainer:
         loss = None
         with torch.no_grad():
             if has_loss:
-                num_items = self._count_items([inputs])
+                loader = self.callback_handler.eval_dataloader
+                num_items = self._count_items([inputs], loading.all_ranks_have_a_batch(loader))
                 loss, outputs = self._call_compute_loss(model, inputs, num_items, return_outputs=True)
                 loss = loss.detach().mean()
             else:
                 outputs = batches.call_model(model, inputs)
         if prediction_loss_only:
             return loss, None, None
-        if ignore_keys is None and hasattr(self.model, "config"):
-            ignore_keys = getattr(self.model.config, "keys_to_ignore_at_inference", ["cache"])
+        model = batches.model_inside(self.model)
+        if ignore_keys is None and hasattr(model, "config"):
+            ignore_keys = getattr(model.config, "keys_to_ignore_at_inference", ["cache"])
         return loss, batches.get_logits(outputs, ignore_keys or [], holds_loss=has_loss), labels
 
     # Loaders, optimizer and scheduler: what a subclass may make in its own way.
@@ -829,12 +893,59 @@ class Trainer:
         """Remove a callback, or the first of a class."""
         self.pop_callback(callback)
 
-    def save_model(self, output_dir: str | None = None) -> None:
-        """Write the weights to `model.safetensors` in `output_dir`, by default `args.output_dir`, on the main process.
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the model into `output_dir`, by default `args.output_dir`, on the main process, and the tokenizer.
 
-        As in the original, a script may call this on the main process alone.
+        The weights are in `model.safetensors`; a model of `transformers` is saved as `from_pretrained` reads it. As in
+        the original, a script may call this on the main process alone.
+
+        Args:
+            _internal_call: for overrides as they are written for `transformers`; without effect.
         """
-        self.accelerator.save_model(self.model, output_dir or self.args.output_dir)
+        folder = output_dir or self.args.output_dir
+        model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        weights: dict[str, Tensor] = {}
+        if pretrained.is_pretrained(model):
+            weights = self.accelerator.get_state_dict(model)
+        else:
+            self.accelerator.save_model(self.model, folder)
+        self._save_pretrained(model, folder, weights)
+
+    def _save_pretrained(self, model: nn.Module, folder: str, weights: dict[str, Tensor]) -> None:
+        if self.is_world_process_zero():
+            processing_class = self.processing_class
+            if processing_class is None:
+                processing_class = getattr(self.data_collator, "tokenizer", None)
+            pretrained.save(model, processing_class, folder, weights)
+
+    def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
+        """Print metrics in lines, in the main process; `split` names them: "train", "eval", "test"."""
+        if self.is_world_process_zero():
+            print(reporting.metrics_lines(split, metrics), flush=True)
+
+    def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
+        """Write metrics to `<split>_results.json` and, if `combined`, add them to `all_results.json`."""
+        if not self.is_world_process_zero():
+            return
+        folder = Path(self.args.output_dir)
+        results = {folder / f"{split}_results.json": metrics}
+        if combined:
+            path = folder / "all_results.json"
+            before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            results[path] = before | metrics
+        for path, values in results.items():
+            path.write_text(json.dumps(values, indent=4, sort_keys=True, default=as_json), encoding="utf-8")
+
+    def save_state(self) -> None:
+        """Write `trainer_state.json` into `args.output_dir`, in the main process."""
+        if self.is_world_process_zero():
+            self.state.save_to_json(f"{self.args.output_dir}/{checkpoint.TRAINER_STATE_NAME}")
+
+    def create_model_card(self, **description: Any) -> None:
+        """Write `README.md` into `args.output_dir`, in the main process: `description` (tags, …) and the results."""
+        if self.is_world_process_zero():
+            card = reporting.model_card(self.state, description)
+            Path(self.args.output_dir, "README.md").write_text(card, encoding="utf-8")
 
     def is_world_process_zero(self) -> bool:
         """True in the main process of all machines."""
@@ -859,7 +970,7 @@ def has_samplers(dataset: Dataset | None) -> bool:
     return dataset is not None and not isinstance(dataset, IterableDataset)
 
 
-def make_accelerator(args: TrainingArguments) -> Accelerator:
+def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:
     """The accelerator of a run with `args`."""
     # A notebook may make several Trainers: each of them chooses its own precision.
     AcceleratorState._reset_state()
@@ -878,10 +989,14 @@ def make_accelerator(args: TrainingArguments) -> Accelerator:
         non_blocking=config.non_blocking,
         use_stateful_dataloader=True,  # a checkpoint within an epoch holds the position
     )
-    finds_unused = args.ddp_find_unused_parameters is not False
+    finds_unused = args.ddp_find_unused_parameters
+    if finds_unused is None:
+        # What DDP walks through has gaps where activations are computed again.
+        finds_unused = not pretrained.checkpoints_activations(model, args)
     return Accelerator(
         cpu=args.use_cpu,
         mixed_precision=mixed_precision,
+        fsdp_plugin=args.make_fsdp_plugin(),
         # The Trainer counts the micro-batches of a step itself.
         gradient_accumulation_plugin=utils.GradientAccumulationPlugin(num_steps=1),
         dataloader_config=dataloader_config,

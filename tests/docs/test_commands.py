@@ -76,8 +76,10 @@ def check(words: list[str]) -> None:
     """Check a command without doing what it asks for."""
     if words[0] == "pytest":
         check_pytest(words)
-    else:
-        check_program(without_launcher(words))
+        return
+    words = without_launcher(words)
+    if words != ["python", "02_ddp_raw/minimal.py"]:  # which takes no flags, and would train
+        check_program(words)
 
 
 # Modules are run that other tests have imported.
@@ -121,6 +123,8 @@ RUN = {
     "python -m common.ladder check --list": "",
     "torchrun --standalone --nproc-per-node 3 03_accelerate/train.py --batch-size 66": LITTLE,
     "python -m common.accelerator launch --config_file 03_accelerate/two_processes.yaml 04_trainer/train.py": LITTLE,
+    "python -m common.accelerator launch --config_file 03_accelerate/fsdp_two_processes.yaml"
+    " 03_accelerate/train.py": LITTLE,
     "python 03_accelerate/train_full.py --gradient-accumulation-steps 4 --mixed-precision bf16": LITTLE,
     "python 04_trainer/train_full.py --gradient-accumulation-steps 4 --mixed-precision bf16": LITTLE,
     "python 03_accelerate/examples/wide_net.py --epochs 1 --max-steps 3 --batch-size 16 --train-samples 160"

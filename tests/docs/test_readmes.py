@@ -17,11 +17,15 @@ QUANTITY = re.compile(rf"\b\d[\d.,]*[ -]?{UNIT}|\b\d+\.\d+\b", re.IGNORECASE)
 # Quantities in prose that are no results.
 NO_RESULTS = {
     "3.11",  # Python
+    "3.14",  # Python
+    "4 GB",  # of torch's CUDA libraries
     "8 times",  # 8 processes with their own batch each
     "47 MB",  # 60,000 images of 28 × 28 pixels, a byte each
     "25 MiB",  # torch's default for a bucket
     "1 MiB",  # torch's default for the first bucket
+    "88 %",  # the confidence of four rounds
     "95 %",  # the confidence that an interval asks for
+    "24 GiB",  # of a GPU
 }
 
 
@@ -105,6 +109,8 @@ def test_a_part_that_nobody_can_write_is_refused():
 
 @pytest.mark.parametrize("before, level", list(pairwise(ladder.levels())))
 def test_a_page_shows_a_diff_with_all_new_lines_but_imports(before, level):
+    if level == "02_ddp_raw":
+        before = "00_single_gpu"  # whose loop it has
     page = ladder.ROOT / level / "README.md"
     assert page in GENERATED
     assert re.search(rf"^<!-- (diff|added) {before[:2]} {level[:2]} -->$", page.read_text(), re.MULTILINE)

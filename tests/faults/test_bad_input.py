@@ -18,7 +18,8 @@ NUMBERS = st.one_of(
 FLAGS = [
     "--epochs", "--batch-size", "--lr", "--seed", "--dataset", "--data-dir", "--device", "--num-workers", "--max-steps",
     "--no-dropout", "--dtype", "--train-samples", "--eval-samples", "--save", "--json", "--replicas", "--timeout",
-    "--mixed-precision", "--gradient-accumulation-steps", "--checkpoint-dir", "--checkpoint-every", "--help-me", "-x",
+    "--mixed-precision", "--gradient-accumulation-steps", "--checkpoint-dir", "--checkpoint-every", "--tensor",
+    "--help-me", "-x",
 ]  # fmt: skip
 
 

@@ -230,7 +230,7 @@ class Machine:
             yield dist, name, mock.MagicMock()
         yield dist, "_broadcast_coalesced", broadcast_coalesced
         yield Tensor, "backward", give_gradients
-        yield Tensor, "pin_memory", lambda tensor, *args: self.watch.pin(tensor.clone())
+        yield Tensor, "pin_memory", lambda tensor, *args: self.watch.pinned_copy(tensor)
         yield Tensor, "numpy", lambda tensor, **kwargs: self.watch.as_array(tensor)
         # A network that moves to a GPU keeps its Parameters, which the optimizer knows. torch swaps the contents of
         # FakeTensors only if nobody refers to them weakly, as the fake mode's own memory does.

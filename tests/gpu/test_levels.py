@@ -22,8 +22,6 @@ SLOW = pytest.mark.slow
 BATCH = 16
 STEPS = 15  # more than the warm-up, of 10
 FLAGS = f"--device cuda --dataset synthetic --batch-size {BATCH} --train-samples {STEPS * BATCH}".split()
-# The images and the targets of a step: the lessons copy them from memory that is not pinned.
-COPIES = ["copy from cpu to cuda"] * 2
 
 
 def is_distributed(rung: str) -> bool:
@@ -64,14 +62,15 @@ def waits_of_steps(machine: Machine) -> list[list[str]]:
 
 
 def all_rungs(*quick: str) -> list:
-    """All rungs, those that are not `quick` marked as slow."""
-    return [pytest.param(rung, marks=[] if rung in quick else SLOW) for rung in ladder.rungs()]
+    """All rungs that can be imitated, those that are not `quick` marked as slow."""
+    rungs = [rung for rung in ladder.rungs() if rung not in ladder.SHARDED]
+    return [pytest.param(rung, marks=[] if rung in quick else SLOW) for rung in rungs]
 
 
 @pytest.mark.parametrize("rung", all_rungs("00_single_gpu", "02_ddp_raw"))
-def test_a_rank_uses_its_own_gpu_and_a_step_waits_for_its_batch_only(rung):
+def test_a_rank_uses_its_own_gpu_and_a_step_waits_for_nothing(rung):
     machine = train(rung)
-    assert waits_of_steps(machine) == [COPIES] * (STEPS - 1)
+    assert waits_of_steps(machine) == [[]] * (STEPS - 1)
     if is_distributed(rung):
         assert machine.group.backend == "nccl"
         assert any(name.startswith("c10d.") for name in machine.watch.operations)  # collectives
@@ -185,17 +184,25 @@ def test_a_loss_that_is_read_in_the_loop_is_found(rung, tmp_path):
     assert waits == [[READ]] * (STEPS - 1)
 
 
-@pytest.mark.parametrize("pins, waits", [("True", []), ("False", ["copy from cpu to cuda, not pinned"] * 2)])
-def test_a_copy_that_is_to_wait_for_nothing_needs_pinned_memory(pins, waits, tmp_path):
-    non_blocking = (
-        ('"num_workers": args.num_workers', f'"pin_memory": {pins}'),
+@pytest.mark.parametrize(
+    "change, waits",
+    [
+        (("train_set.device.type != device.type", "False"), ["copy from cpu to cuda, not pinned"] * 2),
         (
-            "images.to(device), targets.to(device)\n                loss",
-            "images.to(device, non_blocking=True), targets.to(device, non_blocking=True)\n                loss",
+            ("targets.to(device, non_blocking=True)\n                loss", "targets.to(device)\n                loss"),
+            ["copy from cpu to cuda"],
         ),
-    )
-    machine = train("00_single_gpu", path=planted("00_single_gpu", tmp_path, *non_blocking))
+    ],
+)
+def test_a_batch_for_which_a_step_waits_is_found(change, waits, tmp_path):
+    machine = train("00_single_gpu", path=planted("00_single_gpu", tmp_path, change))
     assert waits_of_steps(machine) == [waits] * (STEPS - 1)
+
+
+def test_pinning_a_batch_that_is_on_the_gpu_is_an_error(tmp_path):
+    path = planted("00_single_gpu", tmp_path, ("train_set.device.type != device.type", "True"))
+    with pytest.raises(RuntimeError, match="cannot pin"):
+        train("00_single_gpu", "--data", "device", path=path)
 
 
 @SLOW

@@ -62,6 +62,12 @@ class Watch(TorchDispatchMode):
         self._pinned.add(StorageWeakRef(tensor.untyped_storage()))
         return tensor
 
+    def pinned_copy(self, tensor: Tensor) -> Tensor:
+        """In place of `Tensor.pin_memory`."""
+        if tensor.is_cuda:
+            raise RuntimeError("cannot pin a tensor of the GPU: only those of the CPU can be pinned")
+        return self.pin(tensor.clone())
+
     def arrived(self, operations: int) -> None:
         """The GPU has done the first `operations` of its queue."""
         self._in_flight = {memory: position for memory, position in self._in_flight.items() if position > operations}

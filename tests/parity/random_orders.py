@@ -22,7 +22,7 @@ from torch.utils.data import (
 
 from tests.parity.random_scripts import Kind
 from tests.states import OURS, THEIRS, forget_states
-from tests.toys import Numbers, NumbersOfEpoch, ShuffledStream, SizedStream, Stream
+from tests.toys import Augmented, Numbers, NumbersOfEpoch, ShuffledStream, SizedStream, Stream
 
 
 class StreamOfEpoch(ShuffledStream):
@@ -115,7 +115,8 @@ class Script:
             arguments["generator"] = torch.Generator().manual_seed(2)
         if self.streams:
             return DataLoader(STREAMS[self.data](self.n), **arguments)
-        dataset = NumbersOfEpoch(self.n) if self.data == "of epoch" else Numbers(self.n)
+        kinds = {"plain": Numbers, "augmented": Augmented, "of epoch": NumbersOfEpoch}
+        dataset = kinds[self.data](self.n)
         if self.sampler == "shuffle":
             return DataLoader(dataset, shuffle=True, **arguments)
         if self.sampler in ("batch sampler", "batch sampler of epoch", "lists"):
@@ -150,7 +151,7 @@ LOOP_CHOICES = {
 CHOICES = {
     "n": range(1, 61),
     "batch": range(1, 6),
-    "data": ["plain"] * 12 + ["of epoch"] + list(STREAMS),
+    "data": ["plain"] * 9 + ["augmented"] * 3 + ["of epoch"] + list(STREAMS),
     "sampler": SAMPLERS + ["sequential"] * 2 + ["shuffle"] * 4 + ["random"] * 2,
     "own_generator": [False, True],
     "loader_generator": [False, True],
@@ -320,6 +321,15 @@ def last_step_of_a_stream(script: Script, ours: Any, theirs: Any) -> str | None:
     return "|".join(places)
 
 
+def epochs_after_skipping(script: Script, ours: Any, theirs: Any) -> str | None:
+    """The original's loader visits the epoch again of which the rest was visited."""
+    for number, (loop, seen) in enumerate(zip(script.loops, ours["loops"], strict=False)):
+        ends = loop.stop_after is None or len(seen["batches"]) < loop.stop_after
+        if loop.skip and ends:
+            return from_loop(number + 1)
+    return None
+
+
 def steps_of_a_dispatching_loader(script: Script, ours: Any, theirs: Any) -> str | None:
     skipping = [number for number, loop in enumerate(script.loops) if loop.skip]
     return from_loop(skipping[0]) if skipping and script.dispatches and script.world > 1 else None
@@ -346,6 +356,7 @@ ROWS = {
     "calls `gather_for_metrics`": rows_of_a_sample,
     "`even_batches=False` and a stream": last_step_of_a_stream,
     "calls `set_epoch`": epochs_of_samplers_and_data_sets,
+    "visits the rest of an epoch by `skip_first_batches`": epochs_after_skipping,
     "`skip_first_batches` on a loader that dispatches": steps_of_a_dispatching_loader,
     "`use_seedable_sampler` without a `data_seed`": seeds_of_processes,
     "the original crashes": the_original_crashes,

@@ -119,10 +119,14 @@ def draw_configuration(seed: int, world_size: int) -> dict[str, Any]:
         "dispatch_batches": draw.choice([None, None, None, True, False]),
     }
     steps = draw.choice([1, 2, 3.5, 4.2])
+    evaluate = draw.choice([5, 12, 24, 31])
+    if world_size > 1:  # in steps of equal parts: the original counts repeated samples in the loss
+        samples_per_step = arguments["per_device_eval_batch_size"] * (1 if split_batches else world_size)
+        evaluate = draw.choice([1, 3]) * samples_per_step
     return {
         "arguments": arguments,
         "train": max(1, int(steps * batch_size * accumulation) + draw.randint(0, 3)),
-        "evaluate": draw.choice([5, 12, 24, 31]),
+        "evaluate": evaluate,
         "stream": stream,
         "loss": draw.choice(LOSSES),
         "dropout": draw.choice([0.0, 0.3]),

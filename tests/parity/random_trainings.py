@@ -1,19 +1,21 @@
 """Random small trainings: the same weights, learning rates, sync flags, losses and norms on both libraries.
 
-A seed draws accumulation, schedulers, clipping, dropout, skipped batches, several models, and whether the training is
-stopped after a checkpoint and resumed by a script that says where it goes on.
+A seed draws accumulation, schedulers, clipping, dropout, skipped batches, several models, who draws while data are
+read, and whether the training is stopped after a checkpoint and resumed by a script that says where it goes on.
 """
 
 import contextlib
 import copy
 import importlib
+import multiprocessing
 import random
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from tests.parity.random_scripts import Kind
 from tests.states import OURS, THEIRS, forget_states, reset_states
@@ -47,6 +49,8 @@ class Script:
     evaluation: str = "none"
     stopped_after: int | None = None  # the first window that ends at this micro-batch of the script or later
     passes_over: bool = False  # instead of calling `skip_first_batches`
+    draws: str = "nobody"  # while data are read
+    stateful: bool = False  # a resumed loader goes on by itself: not on the original
 
 
 # What `draw` chooses from, in this order. A value stands as often as its weight.
@@ -73,12 +77,40 @@ CHOICES = {
     "evaluation": ["none"] * 9 + ["nested"] * 9 + ["broken off"],
     "stopped_after": [None] * 4 + [1, 2, 4, 7],
     "passes_over": [False, False, True],
+    "draws": ["nobody"] * 4 + ["data set"] * 4 + ["collator"] * 4 + ["workers"],
 }
 
 
 def draw(seed: int, processes: int) -> Script:
     generator = random.Random(seed)
     return Script(**{name: generator.choice(values) for name, values in CHOICES.items()})
+
+
+class Augmented(TensorDataset):
+    """Rows that are turned around and cropped where they are read."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        if random.random() < 0.5:
+            x = x.flip(0)
+        return x * (torch.rand(WIDTH) < 0.8), y
+
+
+def masked(samples):
+    x, y = default_collate(samples)
+    return x * torch.from_numpy(numpy.random.randint(2, size=x.shape)), y
+
+
+def new_loader(script, tensors, batch_size):
+    draws = script.draws
+    return DataLoader(
+        Augmented(*tensors) if draws in ("data set", "workers") else TensorDataset(*tensors),
+        batch_size=batch_size,
+        shuffle=script.order != "sequential",
+        drop_last=script.drop_last,
+        collate_fn=masked if draws in ("collator", "workers") else None,
+        num_workers=draws == "workers",
+    )
 
 
 def new_model(script):
@@ -132,7 +164,10 @@ def new_accelerator(library, script, **settings):
     root = importlib.import_module(library)
     utils = importlib.import_module(f"{library}.utils")
     loading = utils.DataLoaderConfiguration(
-        split_batches=script.split_batches, use_seedable_sampler=script.order == "seedable", data_seed=5
+        split_batches=script.split_batches,
+        use_seedable_sampler=script.order == "seedable",
+        data_seed=5,
+        use_stateful_dataloader=script.stateful,
     )
     plugin = utils.GradientAccumulationPlugin(
         num_steps=script.accumulation,
@@ -174,19 +209,15 @@ class Training:
         self.resumed = False
         self.epochs: list[dict[str, list]] = []  # what was seen in each
         torch.manual_seed(3)
+        random.seed(3)
+        numpy.random.seed(3)
         rows = torch.randn(script.samples, WIDTH), torch.randn(script.samples, 1)
-        data = TensorDataset(*rows)
         models = [new_model(script) for _ in range(script.models)]
         optimizers = [new_optimizer(script, model) for model in models]
         schedulers = [new_scheduler(script, optimizer) for optimizer in optimizers]
         parts = accelerator.num_processes if script.split_batches else 1  # of a batch
-        loader = DataLoader(
-            data,
-            batch_size=script.batch_size * parts,
-            shuffle=script.order != "sequential",
-            drop_last=script.drop_last,
-        )
-        evaluation = DataLoader(data, batch_size=2 * parts)
+        loader = new_loader(script, rows, script.batch_size * parts)
+        evaluation = DataLoader(TensorDataset(*rows), batch_size=2 * parts)
         count = script.models
         prepared = accelerator.prepare(*schedulers, loader, *models, evaluation, *optimizers)
         self.schedulers = prepared[:count]
@@ -201,7 +232,7 @@ class Training:
             self.loader.set_epoch(self.epoch)
             loader = self.loader
             passed_over = self.batches_done if self.script.passes_over else 0
-            if self.batches_done > passed_over:
+            if self.batches_done > passed_over and not self.script.stateful:
                 loader = self.accelerator.skip_first_batches(loader, self.batches_done)
             for number, (x, y) in enumerate(loader):
                 if number < passed_over:  # as the training scripts of diffusers go on
@@ -305,6 +336,7 @@ def outcome(library: str, script: Script, folder: str = "", **settings: Any) -> 
 
 
 def run(library: str, scripts: list[Script], folder: str) -> list[dict[str, Any]]:
+    multiprocessing.current_process()._config["daemon"] = False  # a rank that torchrun starts may have workers
     outcomes = [outcome(library, script, f"{folder}/{number}") for number, script in enumerate(scripts)]
     forget_states(library)
     return outcomes
@@ -327,9 +359,10 @@ def a_loop_that_was_left(script: Script, ours: Any, theirs: Any) -> str | None:
     return rf"{first}|{later}|(weights|states)\..*{resumed}"
 
 
-def dropout_after_a_resumption(script: Script, ours: Any, theirs: Any) -> str | None:
+def draws_after_a_resumption(script: Script, ours: Any, theirs: Any) -> str | None:
     """The original draws a seed for the loader's workers once more. The numbers differ, not the windows."""
-    if script.stopped_after is None or script.dropout == 0 or script.order == "shuffled":
+    draws = script.dropout > 0 or script.draws in ("data set", "workers")
+    if script.stopped_after is None or script.order == "shuffled" or not draws:
         return None
     return r"(epochs\.\d+\.(loss|norm|rate|evaluated)|weights|states)\..*"
 
@@ -337,6 +370,6 @@ def dropout_after_a_resumption(script: Script, ours: Any, theirs: Any) -> str | 
 ROWS = {
     "trains in fp16 on the CPU": fp16_on_the_cpu,
     "leaves a loop over a loader": a_loop_that_was_left,
-    "resumes in the middle of an epoch": dropout_after_a_resumption,
+    "resumes in the middle of an epoch": draws_after_a_resumption,
 }
 TRAININGS = Kind((OURS, THEIRS), draw, run, ROWS)

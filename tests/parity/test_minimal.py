@@ -1,6 +1,7 @@
-"""Level 02's minimal.py, which imports nothing of this repository, trains the weights of its train.py."""
+"""Level 02's scripts in torch alone: minimal.py trains the weights of train.py, profile_step.py shows its time."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -14,8 +15,17 @@ from common.model import BasicNet
 from tests.levels import farthest, run_on_ranks
 
 SAMPLES = 640
-MINIMAL = ladder.ROOT / "02_ddp_raw" / "minimal.py"
-LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(MINIMAL)]
+LEVEL = ladder.ROOT / "02_ddp_raw"
+
+
+def run_in(folder, script, *flags):
+    """Run a script of level 02 on two ranks, in a folder from which this repository cannot be imported."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [*launch, str(LEVEL / script), *flags]
+    done = subprocess.run(command, cwd=folder, env=alone, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def write_as_mnist(folder, images, labels):
@@ -33,9 +43,7 @@ def write_as_mnist(folder, images, labels):
 def test_minimal_ends_with_the_weights_of_train(tmp_path):
     (images, labels), _ = read_synthetic()
     write_as_mnist(tmp_path / "data", images[:SAMPLES], labels[:SAMPLES])
-    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(LAUNCH, cwd=tmp_path, env=alone, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
+    run_in(tmp_path, "minimal.py")
     minimal = torch.load(tmp_path / "minimal.pt", weights_only=True)
 
     few = ["--dataset", "synthetic", "--train-samples", str(SAMPLES), "--eval-samples", "64"]
@@ -45,3 +53,18 @@ def test_minimal_ends_with_the_weights_of_train(tmp_path):
 
     torch.manual_seed(42)
     assert farthest(BasicNet().state_dict(), weights) > 1e-3, "the weights have moved"
+
+
+@pytest.mark.slow
+def test_the_profile_names_each_kind_on_both_ranks_and_writes_their_traces(tmp_path):
+    printed = run_in(tmp_path, "profile_step.py", "--images", "2")
+    rows = re.findall(r"^(\w+) +(\d+\.\d) +(\d+\.\d)$", printed, re.MULTILINE)
+    assert [kind for kind, *_ in rows] == ["computing", "copying", "nothing", "sending"]
+    assert all(float(rows[kind][rank]) > 0 for kind in (0, 3) for rank in (1, 2))
+    for rank in (0, 1):
+        assert "gloo:all_reduce" in (tmp_path / f"trace_rank_{rank}.json").read_text()
+
+
+def test_the_page_shows_lines_of_minimal():
+    (shown,) = re.findall(r"^```python\n(dist\..*?)^```$", (LEVEL / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert set(shown.splitlines()) - {"…"} <= set((LEVEL / "minimal.py").read_text().splitlines())

@@ -7,6 +7,12 @@ from tests.levels import EXACT, farthest, level_00, run_level, run_on_ranks
 
 TOLERANCE = 1e-9
 SLOW = pytest.mark.slow
+FSDP = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP",
+    "FSDP_MIN_NUM_PARAMS": "1000",
+}
 
 
 @pytest.mark.parametrize("replicas", [2, *(pytest.param(n, marks=SLOW) for n in (1, 3, 4))])
@@ -23,6 +29,65 @@ def test_distributed_levels_train_the_weights_of_one_device(world_size):
         assert farthest(weights, level_00()[1]) <= TOLERANCE, level
         for result in results:
             _assert_same_numbers(result, level_00()[0])
+
+
+def _mesh(world_size: int, tensor: int):
+    marks = [] if (world_size, tensor) == (4, 2) else [SLOW]
+    return pytest.param(ladder.MESH, world_size, ["--tensor", str(tensor)], marks=marks)
+
+
+@pytest.mark.parametrize(
+    "rung, world_size, flags",
+    [
+        (ladder.FSDP, 2, []),
+        *(pytest.param(ladder.FSDP, n, [], marks=SLOW) for n in (1, 3, 4)),
+        *(_mesh(n, tensor) for n, tensor in ((1, 1), (2, 1), (2, 2), (3, 1), (4, 2), (4, 4))),
+    ],
+)
+def test_a_network_that_is_shared_out_trains_the_weights_of_one_device(rung, world_size, flags):
+    """And evaluates each of 101 samples once: some ranks have one more than others, or a batch more."""
+    results, weights = run_on_ranks(rung, world_size, [*EXACT, *flags])
+    assert farthest(weights, level_00()[1]) <= TOLERANCE
+    for result in results:
+        _assert_same_numbers(result, level_00()[0])
+    if rung == ladder.FSDP and world_size == 2:
+        assert farthest(weights, run_on_ranks("02_ddp_raw", 2, EXACT)[1]) == 0
+
+
+@pytest.mark.parametrize("samples", [1, 97])
+def test_each_sample_is_evaluated_once_where_ranks_have_none_or_a_batch_less(samples):
+    results, _ = run_on_ranks(ladder.FSDP, 3, [*EXACT, "--eval-samples", str(samples)])
+    assert [result["evaluated"] for result in results] == [samples] * 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("train_set, groups, group, seed", "train_set, seed"),  # the ranks of a row get different samples
+        ("args.seed + group)", "args.seed + dist.get_rank())"),  # with dropout, the ranks of a row drop differently
+    ],
+)
+def test_a_mesh_that_is_not_kept_apart_trains_other_weights(change, tmp_path):
+    source = ladder.script(ladder.MESH).read_text()
+    assert source.count(change[0]) == 1
+    path = tmp_path / "02_ddp_raw" / "train_mesh.py"
+    path.parent.mkdir()
+    path.write_text(source.replace(*change))
+    flags = [*EXACT[:-1], "--tensor", "2"]  # with dropout
+    _, weights = run_on_ranks(ladder.MESH, 4, flags)
+    _, others = run_on_ranks(ladder.MESH, 4, flags, path)
+    assert farthest(weights, others) > 1e-6
+
+
+@pytest.mark.parametrize("level", ["03_accelerate", "04_trainer"])
+@pytest.mark.parametrize("world_size", [*(pytest.param(n, marks=SLOW) for n in (1, 3, 4)), 2])
+def test_a_model_that_is_shared_out_trains_the_weights_of_one_device(world_size, level):
+    results, weights = run_on_ranks(level, world_size, EXACT, environment=FSDP)
+    assert farthest(weights, level_00()[1]) <= TOLERANCE
+    for result in results:
+        _assert_same_numbers(result, level_00()[0])
+    if world_size == 2:
+        assert farthest(weights, run_on_ranks(level, world_size, EXACT)[1]) == 0.0, "the bits of DDP"
 
 
 @SLOW

@@ -25,7 +25,7 @@ def test_a_level_trains_saves_and_says_so(level, processes, tmp_path):
     done = run_script(level, argv, processes)
     assert done.returncode == 0, done.stderr
     plan, *between, result_line = done.stdout.splitlines()
-    assert not between or level == "04_trainer"  # a Trainer says more: its summary, its logs, its table
+    assert not between or level == "04_trainer"  # a Trainer says more: its summary, its logs
     assert plan.startswith(f"{level}: ") and "synthetic 192 + 500" in plan
     assert result_line.startswith(f"{level}: synthetic accuracy ")
     result = json.loads((tmp_path / "r.json").read_text())

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.harness import proof
 from common import ladder
 from common.args import parse_args
 from common.machine import fit_to_machine
 from common.memory import accounting, copy_to
+from common.model import BasicNet
 from common.processes import ranks
 from tests.levels import SHORT
 
@@ -155,3 +157,33 @@ def test_the_ranks_of_ddp_hold_the_same(world_size):
     assert all(peak["optimizer state"] == pytest.approx(2 * 4_799_528, abs=16 * 512) for peak in peaks)
     # Of the buckets at least the one with the linear layers' gradients, 1,181,066 numbers, is there at the peak.
     assert all(peak["communication"] >= 4_724_264 for peak in peaks)
+
+
+ROWS = [32, 32, 64, 64, 128, 128, 10, 10]  # of BasicNet's parameters, along the dimension that is divided
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_the_ranks_of_fsdp_hold_one_copy_together(world_size):
+    """But for blocks of 512 bytes, and the rows by which a parameter is filled up so that ranks have equally many."""
+    flags = [*BATCH_64[:-1], "48"]
+    whole = proof.held("00_single_gpu", flags, 1)
+    parts = ranks(world_size).run(proof.held, ladder.FSDP, flags, 1)
+    sizes = [parameter.numel() * FLOAT for parameter in BasicNet().parameters()]
+    padding = 0
+    for rows, size in zip(ROWS, sizes, strict=True):
+        padding += size // rows * (-rows % world_size)
+    for category, tensors in (("parameters", 8), ("gradients", 8), ("optimizer state", 16)):
+        together = sum(part[category] for part in parts)
+        copies = tensors // 8
+        assert sum(sizes) * copies <= whole[category] <= sum(sizes) * copies + tensors * 512, category
+        assert sum(sizes) * copies <= together, category
+        assert together <= (sum(sizes) + padding) * copies + world_size * (tensors + 8) * 512, category
+
+
+@pytest.mark.slow
+def test_on_a_mesh_the_ranks_of_a_row_divide_the_linear_layers_only():
+    parts = ranks(4).run(proof.held, ladder.MESH, [*BATCH_64, "--tensor", "2"], 1)
+    convolutions, linear = 18_816, 1_181_066
+    for part in parts:
+        assert part["parameters"] == pytest.approx((convolutions / 2 + linear / 4) * FLOAT, abs=10 * 512)
+        assert part["optimizer state"] == pytest.approx((convolutions + linear / 2) * FLOAT, abs=20 * 512)

@@ -158,6 +158,18 @@ def test_levels_of_one_process_refuse_torchrun_and_level_02_wants_it_and_a_gpu_f
     check_launch(fit("02_ddp_raw", "--device", "cuda"))
 
 
+@pytest.mark.parametrize(
+    "world_size, tensor, message",
+    [(4, 3, "3 does not divide the number of processes, 4"), (3, 3, "3 does not divide fc1's outputs, 128")],
+)
+def test_a_mesh_whose_rows_are_not_whole_is_refused(world_size, tensor, message, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", str(world_size))
+    with pytest.raises(UserError, match=message):
+        check_launch(fit(ladder.MESH, "--device", "cpu", "--tensor", str(tensor)))
+    check_launch(fit(ladder.MESH, "--device", "cpu", "--tensor", "1"))
+
+
 def test_replicas_are_the_visible_gpus_and_at_least_two(gpus, capsys):
     gpus(3)
     assert fit("01_data_parallel").replicas == 3

@@ -55,12 +55,22 @@ def test_all_ranks_save_at_the_same_steps(interval, told_at, saved, seconds_of):
     assert ranks(2).run(_steps, interval, told_at, 1.0, seconds_of) == [saved, saved]
 
 
-def test_signals_are_noted_within_the_block_only():
+@pytest.mark.parametrize("is_under_torchrun", [False, True])
+def test_signals_are_noted_within_the_block_only_and_the_second_ctrl_c_ends_the_process(is_under_torchrun, monkeypatch):
+    """torchrun hands Ctrl-C on to ranks that have got it from the terminal already."""
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    if is_under_torchrun:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    first = [signal.SIGTERM, signal.SIGTERM, signal.SIGINT]
+    if is_under_torchrun:
+        first.append(signal.SIGINT)
     with noted_signals() as signals:
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGINT)
-    assert signals == [signal.SIGTERM, signal.SIGINT]
+        for number in first:
+            assert signal.getsignal(number) not in (signal.SIG_DFL, *before)
+            signal.raise_signal(number)
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+    assert signals == first
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
@@ -84,6 +94,23 @@ def test_a_checkpoint_of_a_longer_training_is_one_line(tmp_path):
     module.train(fit_to_machine(parse_args(module.__file__, [*flags, "--epochs", "2"])))
     with pytest.raises(UserError, match="--epochs 1: the checkpoint is of a longer training, in its epoch 2"):
         module.train(fit_to_machine(parse_args(module.__file__, flags)))
+
+
+@pytest.mark.parametrize("level", ladder.with_checkpoints())
+@pytest.mark.parametrize(
+    ("other", "line"),
+    [
+        (["--batch-size", "16"], "--batch-size 16: the checkpoint is of a training with 32"),
+        (["--train-samples", "96"], "training samples 96: the checkpoint is of a training with 64"),
+    ],
+)
+def test_another_batch_size_or_training_set_is_refused_in_one_line(level, other, line, tmp_path):
+    module = ladder.load(level)
+    flags = ["--dataset", "synthetic", "--train-samples", "64", "--eval-samples", "32", "--batch-size", "32"]
+    flags += ["--checkpoint-dir", str(tmp_path), "--epochs", "2"]
+    module.train(fit_to_machine(parse_args(module.__file__, flags)))
+    with pytest.raises(UserError, match=line):
+        module.train(fit_to_machine(parse_args(module.__file__, [*flags, *other])))
 
 
 @pytest.mark.parametrize("level", ladder.with_checkpoints())

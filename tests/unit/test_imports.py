@@ -30,6 +30,7 @@ BASE = {
     "common.numbers",
     "common.process_group",
     "common.rendezvous",
+    "common.same_training",
 }
 # What each room of common/ may import besides, and each of benchmarks/ of the other ones there. A module that is not in
 # one of them is a room of its own.
@@ -60,7 +61,7 @@ ROOMS = {
     "benchmarks.conftest": {"benchmarks.harness", "benchmarks.report"},
 }
 # What the core needs besides torch and the standard library comes in where it is first used.
-AT_FIRST_USE = {"numpy", "safetensors", "tensorboardX", "tqdm", "yaml"}
+AT_FIRST_USE = {"numpy", "peft", "safetensors", "tensorboardX", "tqdm", "yaml"}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -20,8 +22,9 @@ LEVELS = ["00_single_gpu", "01_data_parallel", "02_ddp_raw", "03_accelerate", "0
 def test_levels_and_rungs_stand_in_order():
     full = ["03_accelerate/train_full", "04_trainer/train_full"]
     assert ladder.levels() == LEVELS
-    assert ladder.rungs() == [*LEVELS, *full]
-    assert ladder.steps() == [*pairwise(LEVELS), *zip(LEVELS[3:], full, strict=True)]
+    assert ladder.rungs() == [*LEVELS, ladder.FSDP, ladder.MESH, *full]
+    sharded = [("02_ddp_raw", ladder.FSDP), (ladder.FSDP, ladder.MESH)]
+    assert ladder.steps() == [*pairwise(LEVELS), *sharded, *zip(LEVELS[3:], full, strict=True)]
 
 
 def test_rungs_are_named_by_numbers_folders_and_paths():
@@ -29,6 +32,7 @@ def test_rungs_are_named_by_numbers_folders_and_paths():
         assert ladder.named(text) == "03_accelerate"
     for text in ("03/train_full", "03_accelerate/train_full.py"):
         assert ladder.named(text) == ladder.FULL
+    assert ladder.named("fsdp") == ladder.named("02/train_fsdp.py") == ladder.FSDP
     assert ladder.file_name(ladder.FULL) == "03_accelerate/train_full.py"
     with pytest.raises(ValueError, match="'02/train_full' names no level"):
         ladder.named("02/train_full")
@@ -95,11 +99,21 @@ def test_a_level_runs_on_the_small_ones(tmp_path):
     assert json.loads((tmp_path / "r.json").read_text())["evaluated"] == 30
 
 
-def test_the_small_script_differs_in_imports_only():
-    for rung in small.IMPORTS:
-        whole = ladder.script(rung).read_text().splitlines()
-        changed = [line for line in small.small_source(rung).splitlines() if line not in whole]
-        assert changed and all(line.startswith("from common.small.") for line in changed)
+def test_all_that_a_level_imports_of_its_abstraction_has_a_small_counterpart():
+    for rung, whole in (("02_ddp_raw", "torch.nn.parallel"), ("03_accelerate", "common.accelerator")):
+        module = small.load_small(rung)
+        imported = [line for line in ladder.source(rung) if line.startswith(f"from {whole}")]
+        names = [name for line in imported for name in line.partition(" import ")[2].split(", ")]
+        assert names and all(vars(module)[name].__module__.startswith("common.small.") for name in names)
+
+
+def test_a_package_that_was_installed_without_the_levels_says_so(tmp_path):
+    """`pip install .` copies `common`; the levels stay in the repository."""
+    shutil.copytree(ladder.ROOT / "common", tmp_path / "common", ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "common.ladder"]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith(f"error: no level lies in {tmp_path}") and done.stderr.count("\n") == 1
 
 
 def test_what_cannot_run_on_the_small_ones_is_said(capsys):

@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from common import ladder, pitfalls
-from common.pitfalls import unused_parameter
+from common.pitfalls import accumulation_off_by_one, unused_parameter
 from common.pitfalls.__main__ import main, show_mistake
 from common.pitfalls.stage import Verdict, examine
 from common.process_group import process_group
@@ -35,6 +36,14 @@ def two_steps() -> None:
 def test_the_mistake_that_is_an_error_is_one():
     assert [name for name in pitfalls.NAMES if pitfalls.symptom(name) == "error"] == ["unused_parameter"]
     ranks(2).run(two_steps)
+
+
+@pytest.mark.parametrize(("number", "windows"), [(8, [4, 4]), (9, [4, 4, 1]), (10, [4, 4, 2]), (11, [4, 4, 3])])
+def test_accumulation_closes_the_last_window_where_the_data_end(number, windows, monkeypatch):
+    monkeypatch.setattr(accumulation_off_by_one, "MICRO_BATCHES", torch.ones(number, 2, 4))
+    steps = accumulation_off_by_one.right()
+    assert steps == [*windows, 0] and accumulation_off_by_one.detect(steps) is None
+    assert accumulation_off_by_one.detect(accumulation_off_by_one.wrong())
 
 
 @pytest.mark.parametrize(

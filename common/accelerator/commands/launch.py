@@ -17,8 +17,17 @@ from common.cores import available_cores
 
 from ..environment import RANKS, patch_environment
 from ..state import PRECISIONS
+from ..utils.dataclasses import FullyShardedDataParallelPlugin
 from ..utils.other import is_port_in_use
-from .config.config_args import RENDEZVOUS, SETTINGS, ClusterConfig, ConfigError, load_config_from_file, require
+from .config.config_args import (
+    FSDP_SETTINGS,
+    RENDEZVOUS,
+    SETTINGS,
+    ClusterConfig,
+    ConfigError,
+    load_config_from_file,
+    require,
+)
 from .utils import CustomArgumentParser, command_parser
 
 # The options that torchrun gets as they are given here, under its spelling.
@@ -48,6 +57,9 @@ def _add_hardware_arguments(parser: CustomArgumentParser) -> None:
     parser.add_argument("--num_cpu_threads_per_process", type=int, help="by default the cores shared out")
     parser.add_argument("--mixed_precision", choices=PRECISIONS)
     parser.add_argument("--gradient_accumulation_steps", type=int)
+    parser.add_argument("--use_fsdp", action="store_true", help="share the model out to the processes")
+    for name in FSDP_SETTINGS:
+        parser.add_argument(f"--{name}")
 
 
 def _add_machine_arguments(parser: CustomArgumentParser) -> None:
@@ -78,7 +90,7 @@ def launch_command(args: argparse.Namespace) -> NoReturn:
     is_there = args.module or args.no_python or os.path.exists(args.training_script)
     require(is_there, f"no such script: {args.training_script}")
     environment = os.environ | launch_environment(args, config)
-    if config.num_processes == 1 and not args.max_restarts:
+    if config.num_processes == 1 and config.distributed_type != "FSDP" and not args.max_restarts:
         command = simple_command(args)
         for name in RANKS:
             environment.pop(name, None)
@@ -105,8 +117,14 @@ def merge(config: ClusterConfig, args: argparse.Namespace) -> ClusterConfig:
         if name in SETTINGS and not absent:
             given[name] = value
     config = dataclasses.replace(config, **given)
+    for name in FSDP_SETTINGS:
+        if getattr(args, name) is not None:
+            config.fsdp_config[name] = getattr(args, name)
+    if args.use_fsdp:
+        config.distributed_type = "FSDP"
     if args.cpu:
-        config.distributed_type = None
+        if config.distributed_type != "FSDP":
+            config.distributed_type = None
         config.use_cpu = True
         config.gpu_ids = "all"
     elif args.multi_gpu:
@@ -158,15 +176,26 @@ def check_devices(config: ClusterConfig) -> None:
 def launch_environment(args: argparse.Namespace, config: ClusterConfig) -> dict[str, str]:
     """The variables that carry the launch's settings into the script; what nobody asked for is not set."""
     threads = args.num_cpu_threads_per_process
+    uses_fsdp = config.distributed_type == "FSDP"
     asked_for = {
         "ACCELERATE_MIXED_PRECISION": config.mixed_precision,
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": args.gradient_accumulation_steps,
         "ACCELERATE_USE_CPU": "true" if config.on_cpu else None,
+        "ACCELERATE_USE_FSDP": "true" if uses_fsdp else None,
         "CUDA_VISIBLE_DEVICES": None if config.gpu_ids == "all" else config.gpu_ids,
         "OMP_NUM_THREADS": threads,
         "ACCELERATE_CPU_THREADS": threads,  # torchrun sets the other one too, to 1
     }
-    return {name: str(value) for name, value in asked_for.items() if value is not None}
+    for name, value in config.fsdp_config.items():
+        asked_for[FSDP_SETTINGS[name]] = value
+    variables = {name: str(value) for name, value in asked_for.items() if value is not None}
+    if uses_fsdp:
+        with patch_environment(**variables):
+            try:
+                FullyShardedDataParallelPlugin()
+            except (NotImplementedError, ValueError) as error:
+                raise ConfigError(error) from error
+    return variables
 
 
 def simple_command(args: argparse.Namespace) -> list[str]:
@@ -207,4 +236,5 @@ def torchrun_command(args: argparse.Namespace, config: ClusterConfig) -> list[st
         command.append("--module")
     if args.no_python:
         command.append("--no-python")
-    return [*command, args.training_script, *args.training_script_args]
+    # Without the dashes torchrun takes the script's flags for its own if they begin like these: `--log`, `--node`.
+    return [*command, "--", args.training_script, *args.training_script_args]

@@ -15,6 +15,7 @@ from .dataclasses import (
     DistributedDataParallelKwargs,
     DistributedType,
     DynamoBackend,
+    FullyShardedDataParallelPlugin,
     GradientAccumulationPlugin,
     GradScalerKwargs,
     InitProcessGroupKwargs,

@@ -3,7 +3,6 @@
 # ruff: noqa: F401
 
 from ..environment import (
-    clear_environment,
     parse_choice_from_env,
     parse_flag_from_env,
     patch_environment,

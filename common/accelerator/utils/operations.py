@@ -6,6 +6,7 @@ from ...nested import honor_type, is_namedtuple
 from ..operations import (
     CannotPadNestedTensorWarning,
     ConvertOutputsToFp32,
+    DistributedOperationException,
     broadcast,
     broadcast_object_list,
     concatenate,

@@ -1,6 +1,7 @@
 """Seeds, and making the generators of all processes agree."""
 
 import random
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -59,3 +60,23 @@ def synchronize_rng_states(rng_types: list[str | RNGType], generator: torch.Gene
     """`synchronize_rng_state` for each of `rng_types`."""
     for rng_type in rng_types:
         synchronize_rng_state(rng_type, generator)
+
+
+def get_random_states(device: torch.device) -> dict[str, Any]:
+    """The states of the generators that a script draws from without naming one, for `set_random_states`."""
+    states = {"random_state": random.getstate(), "torch_manual_seed": torch.get_rng_state()}
+    if "numpy" in sys.modules:
+        states["numpy_random_seed"] = sys.modules["numpy"].random.get_state()
+    if device.type == "cuda":
+        states["torch_cuda_manual_seed"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def set_random_states(device: torch.device, states: dict[str, Any]) -> None:
+    """Put the generators back into the states that `get_random_states` has read."""
+    random.setstate(states["random_state"])
+    torch.set_rng_state(states["torch_manual_seed"])
+    if "numpy_random_seed" in states and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(states["numpy_random_seed"])
+    if "torch_cuda_manual_seed" in states and device.type == "cuda":
+        torch.cuda.set_rng_state(states["torch_cuda_manual_seed"], device)

@@ -61,6 +61,8 @@ def view_key(tensor: Any, name: str) -> Any:
     """
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
         return name
+    if hasattr(tensor, "placements"):  # sharded
+        return id(tensor)
     if tensor.data_ptr() == 0:
         return name
     place = (tensor.device, tensor.data_ptr())
@@ -75,7 +77,7 @@ def under_names_of(model: torch.nn.Module, weights: dict[str, Any]) -> dict[str,
     `torch.compile` puts a module into another one, so that the name of a weight is `_orig_mod.weight`. Tied weights,
     saved once, get all their names. What `model` does not have keeps its name.
     """
-    own = model.state_dict()
+    own = model.state_dict(keep_vars=True)
     if weights.keys() == own.keys():
         # Returned unchanged: a new dict would lose the attribute `_metadata`, which holds the versions of the modules.
         return weights

@@ -131,8 +131,9 @@ def trained_on_uneven_inputs(accelerator):
     torch.nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(torch.ones(5, 1), batch_size=1))
-    batches = 0
-    with accelerator.join_uneven_inputs([model], even_batches=False):
+    with accelerator.join_uneven_inputs([optimizer], even_batches=True):
+        batches = 0
+    with accelerator.join_uneven_inputs([optimizer, model, torch.nn.Dropout()], even_batches=False):
         for x in loader:
             accelerator.backward(model(x).sum())
             optimizer.step()

@@ -1,5 +1,6 @@
 """What is in a checkpoint: the names of its files and keys, states of every kind, and nothing that is code."""
 
+import json
 import os
 from pathlib import Path
 
@@ -8,9 +9,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from common.accelerator import Accelerator, checkpointing
+from common.accelerator import Accelerator
 from common.accelerator.checkpointing import CheckpointError
 from common.accelerator.utils import DataLoaderConfiguration, load_state_dict
+from common.accelerator.utils.checkpoint_folder import describe
 from tests.toys import Numbers
 from tests.unit.accelerator.several_processes import on_ranks
 
@@ -198,6 +200,20 @@ def test_a_model_that_two_processes_prepare_again_is_saved_once(tmp_path):
 # States
 
 
+def test_what_nothing_is_prepared_for_is_named_when_it_is_loaded(tmp_path, caplog):
+    accelerator, *_ = started()
+    accelerator.save_state(tmp_path / "c")
+    accelerator.load_state(tmp_path / "c")
+    assert not caplog.records
+    accelerator.free_memory()
+    model = accelerator.prepare(torch.nn.Linear(2, 1))
+    accelerator.load_state(tmp_path / "c")
+    assert "c holds optimizer.bin, and nothing is prepared that takes it" in caplog.text
+    accelerator.free_memory(model)
+    accelerator.load_state(tmp_path / "c")
+    assert "c holds model.safetensors, optimizer.bin, and" in caplog.text
+
+
 def test_numbers_and_arrays_of_numpy_come_back_as_they_were(tmp_path):
     saved = {
         "scalars": [numpy.float32(0.1), numpy.int64(2), numpy.bool_(True), numpy.complex64(1), 1 + 2j],
@@ -247,8 +263,9 @@ def test_nothing_in_a_checkpoint_can_execute_code(tmp_path):
     for name in ("optimizer.bin", "random_states_0.pkl"):
         folder = accelerator.save_state(tmp_path / name)
         torch.save({"step": Evil()}, folder / name)
-        (folder / "manifest.json").unlink()
-        checkpointing.write_manifest(folder)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["files"][name] = describe(folder / name)
+        (folder / "manifest.json").write_text(json.dumps(manifest))
         with pytest.raises(CheckpointError, match="could execute code"):
             accelerator.load_state(folder, load_kwargs={"weights_only": False})
     assert not (tmp_path / "executed").exists()

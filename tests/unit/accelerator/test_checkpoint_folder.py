@@ -88,7 +88,7 @@ def test_a_damaged_file_is_refused_by_name_and_nothing_is_loaded(name, damage, a
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"[]", b"[" * 100_000, b'{"format_version": 8, "files": ["a"]}'],
+    [b"", b"[]", b"[" * 100_000, b'{"format_version": 9, "files": ["a"]}'],
     ids=["empty", "a list", "too deep", "a list of files"],
 )
 def test_a_damaged_manifest_is_refused_by_name_and_can_be_saved_over(content, accelerator, tmp_path):
@@ -100,12 +100,12 @@ def test_a_damaged_manifest_is_refused_by_name_and_can_be_saved_over(content, ac
     accelerator.load_state(tmp_path / "c")
 
 
-@pytest.mark.parametrize("version", [7, 9, None])
+@pytest.mark.parametrize("version", [8, 10, None])
 def test_another_format_is_refused_in_a_line_that_names_folder_and_versions(version, accelerator, tmp_path):
     folder = accelerator.save_state(tmp_path / "c")
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(manifest | {"format_version": version}))
-    line = f"{folder} is a checkpoint in format {version!r}; this code reads 8$"
+    line = f"{folder} is a checkpoint in format {version!r}; this code reads 9$"
     with pytest.raises(CheckpointError, match=line):
         accelerator.load_state(folder)
 

@@ -1,8 +1,5 @@
 """What a prepared loader keeps of the script's own: its samplers, epochs, workers and seeds."""
 
-import functools
-import importlib
-import itertools
 import pickle
 import random
 
@@ -11,12 +8,10 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     IterableDataset,
     Sampler,
     SequentialSampler,
     WeightedRandomSampler,
-    get_worker_info,
 )
 
 from common.accelerator import Accelerator
@@ -28,9 +23,8 @@ from common.accelerator.data_loader import (
 )
 from common.accelerator.sampler import DistributedEvalSampler
 from common.accelerator.utils import DataLoaderConfiguration, set_seed, synchronize_rng_states
-from tests.states import THEIRS, forget_states
-from tests.toys import Numbers, NumbersOfEpoch, Stream, seeded_order
-from tests.unit.accelerator.several_processes import gathered, on_ranks, played_loaders, steps_of
+from tests.toys import Numbers, NumbersOfEpoch, Stream, StreamOfWorkers, seeded_order
+from tests.unit.accelerator.several_processes import gathered, on_ranks, played_loaders
 
 CPU = torch.device("cpu")
 # How to prepare a loader that the main process reads for all.
@@ -170,23 +164,6 @@ class StreamOfItsEpoch(IterableDataset):
         return iter([1000 * self.epoch] * 4)
 
 
-@pytest.mark.parametrize("kind", [StreamOfItsEpoch, lambda: NumbersOfEpoch(4)], ids=["stream", "data set"])
-def test_the_epoch_reaches_a_data_set_whose_workers_would_stay_alive(kind):
-    """Each worker has a copy of the data set, made when it started."""
-    loader = prepare_data_loader(DataLoader(kind(), batch_size=2, num_workers=1, persistent_workers=True))
-    for epoch in range(3):
-        assert {row // 1000 for row in gathered([loader])} == {epoch}
-
-
-def test_an_epoch_that_is_set_in_the_loop_reaches_the_next_batch():
-    loader = prepare_data_loader(DataLoader(NumbersOfEpoch(3)))
-    seen = []
-    for batch in loader:
-        loader.set_epoch(1)
-        seen += batch.tolist()
-    assert seen == [0, 1001, 1002]
-
-
 def test_skipping_leaves_the_epoch_of_a_stream_that_was_not_prepared_to_the_script():
     stream = StreamOfItsEpoch()
     stream.set_epoch(3)
@@ -196,100 +173,12 @@ def test_skipping_leaves_the_epoch_of_a_stream_that_was_not_prepared_to_the_scri
 # Workers
 
 
-class StreamOfWorkers(Stream):
-    """Each worker reads a part of its own."""
-
-    def __iter__(self):
-        worker = get_worker_info()
-        return iter(self.samples[worker.id :: worker.num_workers])
-
-
-def take_a_part(worker_id):
-    """As in torch's documentation: sets what this worker's copy of the stream yields."""
-    worker = get_worker_info()
-    worker.dataset.samples = worker.dataset.samples[worker_id :: worker.num_workers]
-
-
-STREAMS_IN_WORKERS = {
-    "asks for nothing": (Stream, None),
-    "asks for its worker": (StreamOfWorkers, None),
-    "worker_init_fn": (Stream, take_a_part),
-}
-
-
-def stream_in_workers(kind, persistent_workers):
-    stream, init = STREAMS_IN_WORKERS[kind]
-    return DataLoader(
-        stream(range(13)), batch_size=2, num_workers=2, worker_init_fn=init, persistent_workers=persistent_workers
-    )
-
-
-def once_or_twice(kind):
-    """What comes of the 13 samples: a stream that nobody deals out is read by each of the two workers."""
-    return sorted(list(range(13)) * (2 if kind == "asks for nothing" else 1))
-
-
-# Workers that stay keep their states from one epoch to the next. The tests with them are slow ones.
-STAYING = pytest.mark.parametrize("persistent_workers", [False, pytest.param(True, marks=pytest.mark.slow)])
-
-
-@functools.cache
-def two_epochs_of_plain_torch(kind, persistent_workers):
-    plain = stream_in_workers(kind, persistent_workers)
-    return [lists(plain) for _ in range(2)]
-
-
-@STAYING
-@pytest.mark.parametrize("how", [{}, DISPATCHING], ids=["sharded", "dispatched"])
-@pytest.mark.parametrize("kind", STREAMS_IN_WORKERS)
-def test_on_one_process_streams_in_workers_are_read_as_in_plain_torch(kind, how, persistent_workers):
-    loader = prepare_data_loader(stream_in_workers(kind, persistent_workers), **how)
-    for epoch in two_epochs_of_plain_torch(kind, persistent_workers):
-        assert lists(loader) == epoch
-        assert sorted(itertools.chain(*epoch)) == once_or_twice(kind)
-
-
-@pytest.fixture
-def theirs():
-    """The module of accelerate, in a process that has no state of accelerate's before and after."""
-    data_loader = pytest.importorskip("accelerate.data_loader")
-    importlib.import_module("accelerate.state").PartialState(cpu=True)
-    yield data_loader
-    forget_states(THEIRS)
-
-
-@STAYING
-@pytest.mark.parametrize("kind", ["asks for nothing", "asks for its worker"])
-def test_on_several_processes_streams_in_workers_are_read_as_on_accelerate(kind, persistent_workers, theirs):
-    loaders = played_loaders(2, lambda: stream_in_workers(kind, persistent_workers))
-    originals = [
-        theirs.prepare_data_loader(stream_in_workers(kind, persistent_workers), num_processes=2, process_index=rank)
-        for rank in range(2)
-    ]
-    for _ in range(2):
-        steps = list(steps_of(loaders))
-        expected = [[batch.tolist() for batch in step] for step in zip(*originals, strict=True)]
-        assert [[share.rows for share in step] for step in steps] == expected
-        assert sorted(row for step in steps for share in step for row in share.real) == once_or_twice(kind)
-
-
-class Draws(Dataset):
-    """Samples that show the seeds of the process which reads them."""
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return torch.tensor([torch.initial_seed(), random.getrandbits(40)])
-
-
-def test_workers_get_the_seeds_that_plain_torch_gives_them():
-    seeds = []
-    for prepare in (lambda loader: loader, prepare_data_loader):
-        torch.manual_seed(1)
-        loader = prepare(DataLoader(Draws(), num_workers=2, generator=torch.Generator().manual_seed(3)))
-        seeds.append([lists(loader) for _ in range(2)])
-    assert seeds[0] == seeds[1] and seeds[0][0] != seeds[0][1]
+@pytest.mark.parametrize(("world", "how"), [(1, {}), (1, DISPATCHING), (2, {})], ids=["one", "dispatched", "two"])
+@pytest.mark.parametrize(("stream", "readers"), [(Stream, 2), (StreamOfWorkers, 1)])
+def test_a_stream_that_nobody_deals_out_comes_once_from_each_worker(stream, readers, world, how):
+    """As in plain torch."""
+    loaders = played_loaders(world, lambda: DataLoader(stream(range(13)), batch_size=2, num_workers=2), **how)
+    assert sorted(gathered(loaders)) == sorted(list(range(13)) * readers)
 
 
 # Several processes

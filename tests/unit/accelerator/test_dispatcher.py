@@ -1,15 +1,17 @@
 """Loaders that the main process alone reads: everybody gets what reading everywhere would have given them."""
 
+import collections
 import itertools
 import multiprocessing
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from common.accelerator import DistributedEvalSampler
 from common.accelerator.data_loader import DataLoaderDispatcher, prepare_data_loader, skip_first_batches
-from common.accelerator.utils import DataLoaderConfiguration, listify
+from common.accelerator.utils import DataLoaderConfiguration, recursively_apply
 from common.processes import RankFailed
 from tests.unit.accelerator.several_processes import on_ranks
 
@@ -208,18 +210,79 @@ def test_batches_keep_their_numbers_whatever_their_strides():
     assert on_dispatching_ranks(2, dispatched_images) == [[images[:2]], [images[2:]]]
 
 
-def dispatched_with_numbers(accelerator):
-    def with_numbers(samples):
-        return {"rows": torch.tensor(samples), "scale": 2.0, "name": "ab", "nothing": None}
-
-    loader = accelerator.prepare(DataLoader(range(4), batch_size=4, collate_fn=with_numbers))
-    return [{name: listify(value) for name, value in batch.items()} for batch in loader]
+Tagged = collections.namedtuple("Tagged", "tag rows")
 
 
-def test_what_has_no_entry_per_sample_stays_as_it_is():
-    same = {"scale": 2.0, "name": "ab", "nothing": None}
-    of_ranks = on_dispatching_ranks(2, dispatched_with_numbers, split_batches=True)
-    assert of_ranks == [[{"rows": [0, 1], **same}], [{"rows": [2, 3], **same}]]
+class OfItsOwn(dict):
+    """A mapping with another constructor than dict's."""
+
+    def __init__(self, name):
+        self.name = name
+
+
+def of_its_own(rows):
+    batch = OfItsOwn("a batch")
+    batch["rows"] = rows
+    return batch
+
+
+BATCHES = {
+    "flag": lambda rows: {"flag": True, "rows": rows},
+    "text": lambda rows: {"name": "ab", "rows": rows},
+    "number": lambda rows: {"scale": torch.tensor(0.5), "of numpy": numpy.float32(2), "rows": rows},
+    "none": lambda rows: (None, rows),
+    "empty": lambda rows: {"empty": [], "also": {}, "rows": rows},
+    "tuple": lambda rows: (("a", "b", "c"), rows),
+    "nested": lambda rows: {"meta": {"flag": True, "name": b"ab"}, "rows": [rows]},
+    "namedtuple": lambda rows: Tagged("tag", rows),
+    "array": lambda rows: {"array": rows.numpy(), "rows": rows},
+    "entries": lambda rows: [{"row": row} for row in rows.tolist()],
+    "defaultdict": lambda rows: collections.defaultdict(list, rows=rows),
+    "class": of_its_own,
+    "no column": lambda rows: {"weights": torch.ones(3), "rows": rows},
+    "lists": lambda rows: {"names": ["a", "b", "c"], "texts": [str(row) for row in rows.tolist()]},
+    "nothing": lambda rows: {"flag": True, "loss": torch.tensor(0.5)},
+    "varies": lambda rows: {"first": rows[0].item(), "rows": rows},
+    "keys": lambda rows: {"rows": rows} if rows[0] else {"rows": rows, "more": rows},
+    "longest": lambda rows: {"rows": rows[:, None].expand(-1, 1 + int(rows[0]))},
+    "lambda": lambda rows: collections.defaultdict(lambda: 0, rows=rows),
+}
+REFUSED = {
+    "no column": "['weights']: 3, ['rows']: 4",
+    "lists": "['names']: 3, ['texts']: 4",
+    "nothing": "nothing in the batch has a row",
+    "varies": "['first'] differs between the batches of a step",
+    "keys": "['more'] differs between the batches of a step",
+    "longest": "['rows'] of the shapes [4, 1] and [4, 5] cannot be joined",
+    "lambda": "pickle",
+}
+
+
+def dispatched_batches(accelerator):
+    found = {}
+    for kind, collate in BATCHES.items():
+        loader = DataLoader(range(8), batch_size=4, collate_fn=lambda rows, make=collate: make(torch.tensor(rows)))
+        try:
+            (found[kind],) = accelerator.prepare(loader)
+        except Exception as error:
+            found[kind] = str(error)
+    return found
+
+
+def as_lists(batch):
+    return recursively_apply(lambda leaf: leaf.tolist(), batch, test_type=lambda leaf: hasattr(leaf, "tolist"))
+
+
+def test_all_rows_arrive_and_what_has_no_row_per_sample_stays_as_it_is_or_the_error_names_it():
+    for rank, found in enumerate(on_dispatching_ranks(2, dispatched_batches)):
+        for kind, make in BATCHES.items():
+            if kind in REFUSED:
+                assert REFUSED[kind] in found[kind]
+                assert kind == "lambda" or "dispatch_batches=False" in found[kind]
+                continue
+            expected = make(torch.arange(4) + 4 * rank)
+            assert as_lists(found[kind]) == as_lists(expected), kind
+            assert type(found[kind]) is type(expected)
 
 
 def of_varying_size(accelerator, batches):

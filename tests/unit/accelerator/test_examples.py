@@ -12,14 +12,18 @@ from unittest import mock
 import pytest
 import torch
 
+from common.accelerator.utils import FullyShardedDataParallelPlugin
+from common.memory import accounting
 from common.processes import ranks
-from tests.states import forget_states
+from tests.states import THEIRS, forget_states
+from tests.unit.accelerator.several_processes import on_ranks
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "03_accelerate" / "examples"
 CIFAR = ["--dataset", "synthetic", "--batch-size", "2", "--samples", "7", "--max-steps", "2", "--log-every", "1"]
 WIDE = ["--dataset", "synthetic", "--batch-size", "4", "--train-samples", "9", "--eval-samples", "7"]
 WIDE += ["--epochs", "2"]
+GPT = ["--max-steps", "3", "--batch-size", "8", "--length", "32"]
 
 
 def _run(path: str, arguments: list[str]) -> dict:
@@ -35,6 +39,8 @@ def _run(path: str, arguments: list[str]) -> dict:
     finally:
         sys.argv = argv
         forget_states()
+        if "accelerate" in sys.modules:
+            forget_states(THEIRS)
     return results[0]
 
 
@@ -120,3 +126,53 @@ def test_the_same_file_runs_on_the_real_library(tmp_path, name, arguments):
     )
     assert result.returncode == 0, result.stderr
     assert any((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_tiny_gpt_learns_alike_by_ddp_by_fsdp_and_on_the_real_library(tmp_path, world_size):
+    pytest.importorskip("accelerate")
+    from safetensors.torch import load_file
+
+    path = EXAMPLES / "tiny_gpt.py"
+    theirs = tmp_path / "theirs.py"
+    theirs.write_text(path.read_text().replace("common.accelerator", "accelerate"))
+    one_thread = {"OMP_NUM_THREADS": "1", "ACCELERATE_CPU_THREADS": "1"}
+    fsdp = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP"}
+    fsdp["FSDP_TRANSFORMER_CLS_TO_WRAP"] = "Block"
+
+    job = ranks(world_size)
+    saving = [*GPT, "--checkpointing", "--output-dir", str(tmp_path)]
+    ours = job.run(_run, str(path), GPT, environment=one_thread)[0]
+    sharded = job.run(_run, str(path), saving, environment=one_thread | fsdp)[0]
+    original = job.run(_run, str(theirs), [*GPT, "--pages", str(ROOT)], environment=one_thread)[0]
+    assert ours == original and ours["losses"][2] < ours["losses"][0]
+    assert sharded["losses"] == pytest.approx(ours["losses"], rel=1e-6)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert "letters.weight" in saved and "head.weight" not in saved, "tied weights are in the file once"
+    assert saved["blocks.0.project.weight"].shape == (128, 128)
+
+
+def held_by_tiny_gpt(accelerator):
+    """MiB of parameters and optimizer state after a step."""
+    spec = importlib.util.spec_from_file_location("example", EXAMPLES / "tiny_gpt.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    with accounting() as ledger:
+        model = example.TinyGPT(length=96)
+        model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+        lines = torch.ones(2, 9, dtype=torch.int64).to("cpu")
+        accelerator.backward(example.mean_loss(accelerator, model, lines))
+        optimizer.step()
+        held = ledger.now(0)
+    return [f"{held[kind] / 2**20:.1f}" for kind in ("parameters", "optimizer state")]
+
+
+def test_the_page_says_what_each_rank_holds_of_tiny_gpt():
+    blocks = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": "Block"}
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, **blocks)
+    ddp = on_ranks(2, held_by_tiny_gpt)
+    fsdp = on_ranks(2, held_by_tiny_gpt, fsdp_plugin=plugin)
+    page = (EXAMPLES / "README.md").read_text()
+    for rank in range(2):
+        for kind, copied, part in zip(("parameters", "optimizer state"), ddp[rank], fsdp[rank], strict=True):
+            assert f"| {kind} | {copied} | {part} |" in page

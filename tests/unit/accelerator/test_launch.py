@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.run import parse_args as torchrun_options
 
 from common.accelerator.commands import launch
 from common.accelerator.commands.accelerate_cli import main
@@ -125,7 +126,7 @@ def test_flags_win_over_the_file_and_reach_the_script(started):
     flags = ["--num_processes", "3", "--mixed-precision", "bf16", "--gradient_accumulation_steps", "4"]
     flags += ["--num_cpu_threads_per_process", "2"]
     command, environment = started("--config_file", LEVEL / "two_processes.yaml", *flags, __file__, "--lr=1")
-    assert command == ["-m", "torch.distributed.run", "--nproc-per-node=3", "--standalone", __file__, "--lr=1"]
+    assert command == ["-m", "torch.distributed.run", "--nproc-per-node=3", "--standalone", "--", __file__, "--lr=1"]
     assert environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
     assert environment["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "4"
     assert environment["OMP_NUM_THREADS"] == environment["ACCELERATE_CPU_THREADS"] == "2"
@@ -136,9 +137,23 @@ def test_modules_and_programs_are_launched_as_the_default_file_says(tmp_path, st
     folder.mkdir(parents=True)
     (folder / "default_config.yaml").write_text("num_processes: 2\nuse_cpu: true\ndistributed_type: MULTI_CPU\n")
     command, _ = started("-m", "package.tool", "-m")
-    assert command[-3:] == ["--module", "package.tool", "-m"] and "--nproc-per-node=2" in command
-    assert started("--no_python", "true")[0][-2:] == ["--no-python", "true"]
+    assert command[-4:] == ["--module", "--", "package.tool", "-m"] and "--nproc-per-node=2" in command
+    assert started("--no_python", "true")[0][-3:] == ["--no-python", "--", "true"]
     assert started("--num_processes=1", "-m", "package.tool")[0] == ["-m", "package.tool"]
+
+
+OF_THE_SCRIPT = ["--log", "x", "--r=16", "--node", "3", "--num_processes", "7", "-m", "-t", "--no-python", "--", "-h"]
+
+
+@pytest.mark.parametrize("how", [[], ["-m"], ["--no_python"]])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_scripts_own_flags_arrive_at_the_script_also_if_they_begin_like_a_launchers(started, how, processes):
+    command, _ = started("--cpu", "--num_processes", processes, *how, __file__, *OF_THE_SCRIPT)
+    if processes > 1:
+        options = torchrun_options(command[2:])
+        assert (options.module, options.no_python) == ("-m" in how, "--no_python" in how)
+        command = [options.training_script, *options.training_script_args]
+    assert command[-len(OF_THE_SCRIPT) :] == OF_THE_SCRIPT
 
 
 def test_torchruns_own_flags_reach_torchrun(started):
@@ -155,7 +170,7 @@ def test_several_machines_meet_at_the_first(started, backend, more):
     flags = ["--cpu", "--num_processes=8", "--num_machines=2", "--machine_rank=1", "--main_process_ip=10.0.0.1"]
     flags += ["--main_process_port=29501", f"--rdzv_backend={backend}", "--rdzv_conf=timeout=9"]
     command, _ = started(*flags, __file__)
-    assert command[2:-1] == [
+    assert command[2:-2] == [
         "--nproc-per-node=4", "--nnodes=2", "--node-rank=1", f"--rdzv-backend={backend}",
         "--rdzv-endpoint=10.0.0.1:29501", *more,
     ]  # fmt: skip
@@ -225,7 +240,9 @@ def test_restarts_of_a_process_group(fixed, tmp_path):
     "arguments, message",
     [
         (["--num_proceses", "2", "x.py"], "unrecognized arguments: --num_proceses"),
-        (["--fsdp_version=2", "x.py"], "unrecognized arguments: --fsdp_version=2"),
+        (["--zero_stage=2", "x.py"], "unrecognized arguments: --zero_stage=2"),
+        (["--fsdp_version=2", "x.py"], "settings of FSDP need distributed_type FSDP, or --use_fsdp"),
+        (["--use_fsdp", "--cpu", __file__], "FSDP of version 1 is out of scope: fsdp_version must be 2"),
         (["--num_processes", "two", "x.py"], "invalid int value: 'two'"),
         (["--num_processes", "0", "x.py"], "num_processes must be at least 1"),
         (["--mixed_precision", "fp8", "x.py"], "invalid choice: 'fp8'"),

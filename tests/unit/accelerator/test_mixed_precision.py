@@ -232,7 +232,7 @@ def test_an_optimizer_that_was_not_prepared_is_stepped_with_through_the_scaler()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
         accelerator.backward(loss_of(model))
-        accelerator.unscale_gradients(optimizer)
+        accelerator.scaler.unscale_(optimizer)
         assert model.weight.grad.abs().max() < 10
         accelerator.scaler.step(optimizer)
         accelerator.scaler.update()

@@ -11,8 +11,17 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from common.accelerator import PartialState
-from common.accelerator.utils import broadcast, find_executable_batch_size, gather, reduce, send_to_device
+from common.accelerator import PartialState, operations
+from common.accelerator.utils import (
+    broadcast,
+    find_executable_batch_size,
+    gather,
+    listify,
+    pad_across_processes,
+    reduce,
+    send_to_device,
+)
+from common.accelerator.utils.operations import DistributedOperationException
 from common.processes import ranks
 from tests.states import OURS, THEIRS, forget_states
 from tests.unit.accelerator.several_processes import on_ranks
@@ -123,6 +132,59 @@ def test_each_operation_of_one_process_gives_what_accelerates_gives(name, librar
 def test_structures_are_joined_and_mapped_as_in_accelerate(name, args, kwargs, libraries):
     ours, theirs = (getattr(library.operations, name) for library in libraries)
     assert answer(ours, *args, **kwargs) == answer(theirs, *args, **kwargs)
+
+
+def of_its_own(base):
+    """A container whose constructor takes a name and no content."""
+
+    class OfItsOwn(base):
+        def __init__(self, name):
+            super().__init__()
+            self.name = name
+
+    return OfItsOwn("a name")
+
+
+class Pair(Point):
+    """A namedtuple whose constructor takes one argument for two fields."""
+
+    def __new__(cls, x):
+        return super().__new__(cls, x, x)
+
+
+class Frozen(collections.abc.Mapping):
+    """A mapping of no known kind, whose constructor takes a name."""
+
+    def __init__(self, name):
+        self.items_of_name = {name: torch.ones(1)}
+
+    def __getitem__(self, key):
+        return self.items_of_name[key]
+
+    def __iter__(self):
+        return iter(self.items_of_name)
+
+    def __len__(self):
+        return len(self.items_of_name)
+
+
+def test_containers_whose_constructors_take_something_else_keep_class_content_and_attributes():
+    """On accelerate they raise, or arrive empty."""
+    counts = collections.defaultdict(list, a=torch.ones(1), b=collections.defaultdict(int))
+    of_dict, of_user_dict, of_list = of_its_own(dict), of_its_own(collections.UserDict), of_its_own(list)
+    of_dict["a"] = of_user_dict["a"] = torch.ones(1)
+    of_list.append(torch.ones(1))
+    data = [counts, of_dict, of_user_dict, of_list, Pair(torch.ones(1)), torch.Size([2, 3])]
+    for moved, factor in ((send_to_device(data, "cpu"), 1), (operations.recursively_apply(torch.neg, data), -1)):
+        assert [type(container) for container in moved] == [type(container) for container in data]
+        assert all(moved[place].name == "a name" for place in (1, 2, 3))
+        assert all(container["a"].item() == factor for container in moved[:3])
+        assert moved[3][0].item() == moved[4].x.item() == moved[4].y.item() == factor
+        assert moved[0].default_factory is list and moved[0]["b"].default_factory is int
+    assert operations.concatenate([data[:4], data[:4]])[1]["a"].tolist() == [1, 1]
+    assert of_dict["a"].item() == of_list[0].item() == 1  # the script's own are as they were
+    with pytest.raises(TypeError, match="a Frozen cannot be made of a dict with its items"):
+        send_to_device(Frozen("a"), "cpu")
 
 
 def test_an_unknown_reduction_is_refused():
@@ -287,3 +349,115 @@ def test_integers_have_a_mean_none_changes_nothing_and_a_column_arrives_in_its_p
         [[1.0, 0.5], [0], [12, 14], [[1, 12], [3, 14]]],
         [[1.0, 0.5], [1], [12, 14], [[11, 12], [13, 14]]],
     ]
+
+
+def names_in_another_order(rank, **values):
+    """A dict whose keys came in the other order on rank 1."""
+    return dict(sorted(values.items(), reverse=rank == 1))
+
+
+def exchange_in_another_order(accelerator):
+    rank = accelerator.process_index
+    mine = names_in_another_order(rank, a=torch.tensor([rank]), b=torch.tensor([rank + 10.0]))
+    texts = names_in_another_order(rank, a=[f"a{rank}"], b=torch.tensor([rank]))
+    longer = names_in_another_order(rank, a=torch.ones(1 + rank), b=torch.ones(3))
+    return [
+        listify(gather(mine)),
+        listify(gather({1 - rank: torch.tensor([1 - rank]), rank: torch.tensor([rank])})),
+        listify(accelerator.gather_for_metrics(texts)),
+        listify(reduce(mine, "sum")),
+        listify(broadcast(mine, from_process=1)),
+        listify(pad_across_processes(longer)),
+        operations.broadcast_object_list(["of 0", "only"][: 2 - rank]),
+    ]
+
+
+def test_each_value_arrives_under_its_own_key_whatever_the_order_of_keys():
+    for results in on_ranks(2, exchange_in_another_order):
+        assert results[:4] == [
+            {"a": [0, 1], "b": [10, 11]},
+            {0: [0, 0], 1: [1, 1]},
+            {"a": ["a0", "a1"], "b": [0, 1]},
+            {"a": [1], "b": [21]},
+        ]
+        assert results[4] == {"a": [1], "b": [11]} and len(results[5]["a"]) == 2
+        assert results[6] == ["of 0", "only"]
+
+
+def of_rank(rank, *choices):
+    return choices[min(rank, len(choices) - 1)]
+
+
+ONE = torch.ones(1)
+DIFFERENT = {
+    "shape": (torch.ones(2), torch.ones(3)),
+    "transposed": (torch.ones(2, 3), torch.ones(3, 2)),
+    "dtype": (torch.ones(2), torch.ones(2, dtype=torch.float64)),
+    "nothing": (torch.ones(0, 4), torch.ones(2, 4)),
+    "count": ([ONE], [ONE, ONE]),
+    "keys": ({"a": ONE}, {"b": ONE}),
+    "kind": (ONE, "text"),
+    "large": (torch.ones(9999), torch.ones(10000)),
+    "sparse": (torch.eye(2), torch.eye(2).to_sparse()),
+    "empty": ([], [ONE]),
+}
+COLLECTIVES = {
+    "gather": gather,
+    "gather_for_metrics": operations.gather_for_metrics,
+    "reduce": reduce,
+    "broadcast": broadcast,
+    "pad_across_processes": pad_across_processes,
+}
+CAN_BE_PADDED = {"shape", "transposed", "dtype", "nothing", "large", "sparse"}
+
+
+def enter_with_what_differs(accelerator):
+    """For each collective and each difference: what is said, and what a collective gives after that."""
+    messages = {}
+    rank = accelerator.process_index
+    for name, collective in COLLECTIVES.items():
+        for kind, values in DIFFERENT.items():
+            if name == "pad_across_processes" and kind in CAN_BE_PADDED:
+                continue
+            with pytest.raises(DistributedOperationException) as raised:
+                collective(of_rank(rank, *values))
+            messages[name, kind] = str(raised.value)
+            assert gather(torch.tensor([rank])).tolist() == list(range(accelerator.num_processes))
+    with pytest.raises(DistributedOperationException) as raised:
+        operations.gather_object([of_rank(rank, 1, lambda: 1)])
+    messages["gather_object", "lambda"] = str(raised.value)
+    with pytest.raises(DistributedOperationException) as raised:
+        (gather if rank else reduce)(ONE)
+    messages["two collectives"] = str(raised.value)
+    with pytest.raises((AttributeError, RuntimeError), match="pickle"):
+        operations.broadcast_object_list([lambda: 1])
+    return messages
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_what_differs_between_the_processes_is_the_same_error_on_all_of_them(world):
+    messages, *others = on_ranks(world, enter_with_what_differs)
+    assert all(of_other == messages for of_other in others)
+    for message in messages.values():
+        assert "rank 0: " in message and "rank 1: " in message
+        assert "pad_across_processes" in message and "use_gather_object" in message
+    assert "rank 0: tensor [2] torch.float32\n  - rank 1: tensor [3] torch.float32" in messages["reduce", "shape"]
+    assert "rank 0: ['a'] [1] torch.float32\n  - rank 1: ['b'] [1]" in messages["gather", "keys"]
+
+
+def gather_of_sizes(accelerator):
+    """Tensors and texts that fit in a collective's first message, fill it, or do not, alone or on one rank only."""
+    found = []
+    room = operations.FIRST_MESSAGE - operations.HEADER.size
+    for size in (0, 1, room - 1, room, room + 1, 5 * room):
+        numbers = torch.arange(size, dtype=torch.uint8)
+        together, alone = gather([numbers, torch.tensor(size)])
+        assert torch.equal(together, numbers.repeat(accelerator.num_processes))
+        texts = operations.gather_object(["x" * size * accelerator.process_index])
+        found.append((alone.tolist(), [len(text) for text in texts]))
+    return found, room
+
+
+def test_messages_of_any_length_arrive_whole():
+    found, room = on_ranks(2, gather_of_sizes)[1]
+    assert found == [([size] * 2, [0, size]) for size in (0, 1, room - 1, room, room + 1, 5 * room)]

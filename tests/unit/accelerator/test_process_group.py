@@ -96,16 +96,6 @@ def test_a_rank_that_never_joins_is_named():
 # Working
 
 
-def check_trigger_twice(accelerator):
-    if accelerator.process_index == 1:
-        accelerator.set_trigger()
-    return accelerator.check_trigger(), accelerator.check_trigger()
-
-
-def test_a_trigger_on_one_process_is_seen_by_all_once():
-    assert on_ranks(2, check_trigger_twice) == [(True, False)] * 2
-
-
 def enter_first(accelerator):
     with accelerator.main_process_first():
         return time.monotonic()

@@ -1,5 +1,6 @@
 """By default a script says where its loaders go on: `set_epoch`, `skip_first_batches`, and nothing else moves them."""
 
+import itertools
 import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from common.accelerator import Accelerator, DistributedEvalSampler
 from common.accelerator.data_loader import skip_first_batches
 from common.accelerator.utils import DataLoaderConfiguration
-from tests.toys import Augmented, Numbers, Stream, seeded_order
+from tests.toys import Numbers, NumbersOfEpoch, Stream, seeded_order
 from tests.unit.accelerator.several_processes import gathered, on_ranks
 
 N = 22
@@ -31,9 +32,6 @@ CASES = {
         lambda: DataLoader(range(N), 3, shuffle=True, generator=torch.Generator()), {"use_seedable_sampler": True}
     ),
     "uneven": Case(lambda: DataLoader(range(N), 3), {"even_batches": False}),
-    "drawn by the data set": Case(
-        lambda: DataLoader(Augmented(N), 3, shuffle=True), {"use_seedable_sampler": True, "data_seed": 1}
-    ),
     "workers": Case(lambda: DataLoader(range(N), 3, num_workers=1), {}),
     "no batches": Case(lambda: DataLoader(torch.arange(N), batch_size=None), {}),
     "evaluation": Case(
@@ -43,10 +41,15 @@ CASES = {
     "a dispatched stream": Case(lambda: DataLoader(Stream(range(N)), 3), {}),
     "dispatched": Case(lambda: DataLoader(range(N), 2, drop_last=True), {"dispatch_batches": True}),
 }
+OF_EPOCH = {
+    "data of its epoch": Case(lambda: DataLoader(NumbersOfEpoch(N), 3), {}),
+    "dispatched data of its epoch": Case(lambda: DataLoader(NumbersOfEpoch(N), 3), {"dispatch_batches": True}),
+}
+CASES |= OF_EPOCH
 STOP = (1, 2)  # after two steps of the second epoch
 
 
-def visited(accelerator, kind, folder, resumes):
+def visited(accelerator, kind, folder, resumes, sets_each_epoch=True):
     """The steps of three epochs with a draw, as for dropout, beside each; or those that follow the checkpoint."""
     torch.manual_seed(100 * resumes + 3 + accelerator.process_index)
     loader = accelerator.prepare(CASES[kind].make())
@@ -56,7 +59,8 @@ def visited(accelerator, kind, folder, resumes):
         accelerator.load_state(folder)
     rows = []
     for epoch in range(first_epoch, 3):
-        loader.set_epoch(epoch)
+        if sets_each_epoch or epoch == first_epoch:
+            loader.set_epoch(epoch)
         rest = accelerator.skip_first_batches(loader, done) if done else loader
         for step, batch in enumerate(rest, done + 1):
             rows.append((epoch, step, batch.tolist(), rest.end_of_dataloader, torch.rand(()).item()))
@@ -73,7 +77,6 @@ def visited(accelerator, kind, folder, resumes):
     + [
         ("sequential", 2, ["torch"]),
         ("seedable, no seed", 2, None),
-        ("drawn by the data set", 2, ["torch"]),
         ("dispatched", 2, None),
     ],
 )
@@ -84,6 +87,18 @@ def test_set_epoch_and_skip_first_batches_go_on_bit_for_bit(kind, world, rng_typ
     for rows, rest in zip(straight, resumed, strict=True):
         (last_before,) = [index for index, row in enumerate(rows) if row[:2] == STOP]
         assert rest == rows[last_before + 1 :] and len(rest) > 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "world"), [*itertools.product(OF_EPOCH, [1, 2]), ("seedable, no seed", 1), ("seedable, no seed", 2)]
+)
+def test_after_the_rest_of_an_epoch_the_loader_visits_the_next_one(kind, world, tmp_path):
+    # https://github.com/huggingface/accelerate/issues/2016
+    config = DataLoaderConfiguration(**CASES[kind].how)
+    straight = on_ranks(world, visited, kind, tmp_path / "c", False, False, dataloader_config=config)
+    resumed = on_ranks(world, visited, kind, tmp_path / "c", True, False, dataloader_config=config)
+    for rows, rest in zip(straight, resumed, strict=True):
+        assert rest == rows[-len(rest) :] and {row[0] for row in rest} == {1, 2}
 
 
 def test_in_a_random_order_one_warning_says_that_it_is_lost(tmp_path, caplog):
@@ -107,21 +122,22 @@ def seedable(seed):
 
 
 @pytest.mark.parametrize(
-    ("saved_at", "next_epoch"),
+    ("saved_at", "skipped", "next_epoch"),
     [
-        pytest.param(None, 2, id="between two epochs"),
-        pytest.param(3, 2, id="within an epoch"),
-        pytest.param(6, 3, id="at its last step"),
+        pytest.param(None, 0, 2, id="between two epochs"),
+        pytest.param(3, 0, 2, id="within an epoch"),
+        pytest.param(6, 0, 3, id="at its last step"),
+        pytest.param(6, 2, 3, id="at the last step of its rest"),
     ],
 )
-def test_seed_and_epoch_of_a_seedable_sampler_come_back(saved_at, next_epoch, tmp_path):
+def test_seed_and_epoch_of_a_seedable_sampler_come_back(saved_at, skipped, next_epoch, tmp_path):
     """A resumed script that does not call `set_epoch` does not visit the first epoch's order again."""
     accelerator, loader = seedable(1)
     for _ in range(2):
         assert len(list(loader)) == 6
     if saved_at is None:
         accelerator.save_state(tmp_path / "c")
-    for step, _ in enumerate(loader, 1):
+    for step, _ in enumerate(accelerator.skip_first_batches(loader, skipped), skipped + 1):
         if step == saved_at:
             accelerator.save_state(tmp_path / "c")
     accelerator, loader = seedable(99)

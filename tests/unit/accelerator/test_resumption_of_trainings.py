@@ -29,7 +29,7 @@ class Net(torch.nn.Module):
 
 
 class Noisy(TensorDataset):
-    """Draws from all three generators for each sample."""
+    """Draws from all three generators for each sample, also for the batch that is read ahead."""
 
     def __getitem__(self, index):
         x, y = super().__getitem__(index)
@@ -83,7 +83,8 @@ class Training(NamedTuple):
         tensors = inputs, inputs.sum(1, keepdim=True)
         if self.is_stream:
             return DataLoader(Stream(TensorDataset(*tensors)), batch_size=self.batch_size)
-        return DataLoader(Noisy(*tensors), batch_size=self.batch_size, shuffle=True)
+        data = Noisy(*tensors) if self.is_stateful else TensorDataset(*tensors)
+        return DataLoader(data, batch_size=self.batch_size, shuffle=True)
 
 
 class Outcome(NamedTuple):

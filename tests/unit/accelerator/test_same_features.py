@@ -97,15 +97,14 @@ def test_local_sgd_does_nothing_in_one_process():
 
 
 def fail_in_local_sgd(accelerator):
-    """What the main process is told; the other one averages twice: the weight, and the bias."""
+    """What the main process is told; the other one averages weight and bias."""
     accelerator.wait_for_everyone = lambda: None  # the other process does not meet this one before it averages
     model = accelerator.prepare(torch.nn.Linear(1, 1))
     with contextlib.suppress(KeyError), local_sgd.LocalSGD(accelerator, model, local_sgd_steps=2):
         if accelerator.is_main_process:
             raise KeyError
     if accelerator.is_main_process:
-        for _ in range(2):
-            accelerator.reduce(torch.ones(1))
+        accelerator.reduce([parameter.data for parameter in model.parameters()], "mean")
     return True
 
 

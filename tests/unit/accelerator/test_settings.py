@@ -13,9 +13,7 @@ from common.accelerator.utils import (
 )
 
 
-@pytest.mark.parametrize(
-    "option", ["deepspeed_plugin", "fsdp_plugin", "megatron_lm_plugin", "torch_tp_plugin", "parallelism_config"]
-)
+@pytest.mark.parametrize("option", ["deepspeed_plugin", "megatron_lm_plugin", "torch_tp_plugin", "parallelism_config"])
 def test_what_is_out_of_scope_is_refused_and_an_empty_setting_passes(option):
     Accelerator(cpu=True, **{option: None})
     with pytest.raises(NotImplementedError, match="out of scope"):

@@ -1,6 +1,8 @@
 """Every sample goes to exactly one process, in the global order, whatever the sampler and the sizes."""
 
 import itertools
+import os
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy
@@ -19,7 +21,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from common.accelerator.data_loader import skip_first_batches
+from common.accelerator.data_loader import prepare_data_loader, skip_first_batches
 from common.accelerator.sampler import BatchSamplerShard, DistributedEvalSampler, SeedableRandomSampler
 from tests.toys import Numbers, SizedStream, Stream
 from tests.unit.accelerator.several_processes import gathered, played_loaders
@@ -189,6 +191,37 @@ def test_a_distributed_sampler_is_refused_where_it_would_shard_twice(kind):
         played_loaders(2, lambda: DataLoader(Numbers(8), sampler=kind(Numbers(8), 2, 0)))
     (loader,) = played_loaders(1, lambda: DataLoader(Numbers(8), sampler=kind(Numbers(8), 1, 0)))
     assert sorted(gathered([loader])) == list(range(8))
+
+
+class StreamOfRank(Stream):
+    def __iter__(self):
+        return (self.samples[index] for index in range(int(os.environ["RANK"]), len(self.samples), 2))
+
+
+def stream_with(**attributes):
+    stream = Stream(range(8))
+    vars(stream).update(attributes)
+    return stream
+
+
+STREAMS = {
+    "asks for it": (StreamOfRank(range(8)), True),
+    "was told": (stream_with(rank=1, world_size=2), True),
+    "datasets": (stream_with(_distributed=SimpleNamespace(rank=1, world_size=2)), True),
+    "wrapped": (stream_with(dataset=StreamOfRank(range(8))), True),
+    "another rank": (stream_with(rank=0, world_size=4), False),
+    "plain": (Stream(range(8)), False),
+}
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_stream_that_knows_its_rank_is_named_in_a_warning(kind, caplog):
+    # https://github.com/huggingface/accelerate/issues/4199
+    stream, is_named = STREAMS[kind]
+    prepare_data_loader(DataLoader(stream), num_processes=1, process_index=0)
+    assert not caplog.records
+    prepare_data_loader(DataLoader(stream), num_processes=2, process_index=1)
+    assert [type(stream).__name__ in record.getMessage() for record in caplog.records] == [True] * is_named
 
 
 @pytest.mark.parametrize("make", [tuple, torch.tensor, numpy.array], ids=["tuples", "tensors", "arrays"])

@@ -46,7 +46,6 @@ LEFT_OUT = {
     "device_mesh",
     "fork_launched",
     "get_deepspeed_plugin",
-    "is_fsdp2",
     "select_deepspeed_plugin",
     "set_device",
     "torch_tp_plugin",
@@ -124,10 +123,6 @@ def test_decorators_give_the_function_itself_or_one_that_does_nothing(libraries)
             decorated = [
                 state.on_main_process(work),
                 state.on_local_main_process(work),
-                state.on_last_process(work),
-                state.on_process(work, process_index=1),
-                state.on_process(process_index=0)(work),
-                state.on_local_process(work, local_process_index=1),
             ]
             decided.append([(function is work, function()) for function in decorated])
         library.state.AcceleratorState._reset_state(True)
@@ -143,7 +138,7 @@ def identity(accelerator):
     return {
         "index": (accelerator.process_index, accelerator.local_process_index, accelerator.num_processes),
         "kind": (accelerator.distributed_type, accelerator.state.backend),
-        "roles": (accelerator.is_main_process, accelerator.is_local_main_process, accelerator.is_last_process),
+        "roles": (accelerator.is_main_process, accelerator.is_local_main_process),
     }
 
 
@@ -151,8 +146,8 @@ def test_world_size_in_the_environment_means_one_distributed_run_on_cpu_too():
     # https://github.com/huggingface/accelerate/issues/2741: there, N lonely "main" processes.
     kind = (DistributedType.MULTI_CPU, "gloo")
     assert on_ranks(2, identity) == [
-        {"index": (0, 0, 2), "kind": kind, "roles": (True, True, False)},
-        {"index": (1, 1, 2), "kind": kind, "roles": (False, False, True)},
+        {"index": (0, 0, 2), "kind": kind, "roles": (True, True)},
+        {"index": (1, 1, 2), "kind": kind, "roles": (False, False)},
     ]
 
 

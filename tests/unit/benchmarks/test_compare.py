@@ -16,7 +16,9 @@ from benchmarks import compare
 from benchmarks.compare import Comparison, parse_options
 from benchmarks.harness import proof
 from benchmarks.harness.proof import checksum, farthest
+from benchmarks.report.verdicts import exact
 from common import ladder, machine
+from common.eval_sampler import DistributedEvalSampler
 from tests.nested_pytest import environment_without_xdist
 
 LARGE = ["--dataset", "synthetic", "--train-samples", "300", "--batch-size", "96"]
@@ -164,7 +166,7 @@ def test_more_ranks_than_gpus_run_on_the_cpu(gpus, tmp_path, monkeypatch):
             started.append((processes, on_cpu))
 
         def run(self, *args, **kwargs):
-            return [{"evaluated": 10_000}]
+            return [{"evaluated": 10_000, "eval_loss": 2.3}]
 
     monkeypatch.setattr(compare, "ranks", Ranks)
     monkeypatch.setattr(compare.records, "machine", dict)
@@ -172,6 +174,42 @@ def test_more_ranks_than_gpus_run_on_the_cpu(gpus, tmp_path, monkeypatch):
     comparison.train("02_ddp_raw")
     comparison.evaluate("02_ddp_raw")
     assert started == [(gpus or 2, gpus == 0), (3, gpus < 3)]
+
+
+def train_with_one_sample_twice(level, flags, threads):
+    """`proof.train`, where rank 0 evaluates its first sample in place of its last one."""
+    indices = DistributedEvalSampler.__iter__
+
+    def one_twice(sampler):
+        first, *others = indices(sampler)
+        return iter([first, *others[:-1], first] if sampler.rank == 0 else [first, *others])
+
+    DistributedEvalSampler.__iter__ = one_twice
+    try:
+        return proof.train(level, flags, threads)
+    finally:
+        DistributedEvalSampler.__iter__ = indices
+
+
+def test_a_sample_in_anothers_place_is_inexact_although_as_many_are_counted(monkeypatch, report):
+    comparison = Comparison(parse_options(["--dataset", "synthetic"]))
+    monkeypatch.setattr(comparison, "data_flags", lambda: ["--dataset", "synthetic", *proof.FEW])
+    levels = report["levels"]
+    for result in levels.values():
+        result["run"]["evaluated"] = 100
+        result["evaluated_on"] = {"3": 100}
+    comparison.report["levels"] = levels
+    for level in ladder.levels():
+        if level != "01_data_parallel":
+            comparison.evaluate(level)
+    assert exact(levels).kept
+    del levels["03_accelerate"]["eval_loss_sum"]
+    assert exact(levels).kept is None
+    monkeypatch.setattr(proof, "train", train_with_one_sample_twice)
+    comparison.evaluate("02_ddp_raw")
+    verdict = exact(levels)
+    assert verdict.kept is False and "02_ddp_raw adds up losses to" in verdict.line
+    assert levels["02_ddp_raw"]["evaluated_on"] == {"3": 100}
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch, capsys):

@@ -6,12 +6,13 @@ import pytest
 
 from benchmarks.harness.gradient_averaging import NO_SYNC, deep_net
 from benchmarks.harness.groups import Extent
-from benchmarks.harness.lanes import MAIN, RecordedStep, steps_of
+from benchmarks.harness.lanes import MAIN, Event, RecordedStep, steps_of, steps_of_devices
 from benchmarks.harness.spans import (
     ALL_REDUCE,
     BACKWARD,
     FORWARD,
     OPTIMIZER,
+    SENDING,
     WAITING,
     Span,
     busy_seconds,
@@ -47,7 +48,7 @@ def test_what_backward_hides_is_the_time_that_both_share():
     assert hidden_share([span for span in STEP if span.name != ALL_REDUCE]) == 0
 
 
-def _event(name: str, start: float, end: float, thread: int = 1) -> SimpleNamespace:
+def _given(name: str, start: float, end: float, thread: int = 1) -> SimpleNamespace:
     """As torch's profiler gives it, in microseconds."""
     return SimpleNamespace(name=name, time_range=SimpleNamespace(start=start * 1e6, end=end * 1e6), thread=thread)
 
@@ -55,19 +56,19 @@ def _event(name: str, start: float, end: float, thread: int = 1) -> SimpleNamesp
 def test_backward_ends_with_the_last_gradient_and_what_follows_is_waiting():
     node = "autograd::engine::evaluate_function: ConvolutionBackward0"
     events = [
-        _event("step", 10, 19),
-        _event("forward", 10, 11),
-        _event("backward", 11, 17),
-        _event(node, 11, 12),
-        _event(node, 12, 14),
-        _event("gloo:all_reduce", 12, 16, thread=7),
-        _event("gloo:all_reduce", 13, 17, thread=5),
-        _event("optimizer", 17, 19),
-        _event("step", 20, 24),
-        _event("forward", 20, 21),
-        _event("backward", 21, 23),
-        _event(node, 21, 22.9),
-        _event("average_gradients", 23, 24),
+        _given("step", 10, 19),
+        _given("forward", 10, 11),
+        _given("backward", 11, 17),
+        _given(node, 11, 12),
+        _given(node, 12, 14),
+        _given("gloo:all_reduce", 12, 16, thread=7),
+        _given("gloo:all_reduce", 13, 17, thread=5),
+        _given("optimizer", 17, 19),
+        _given("step", 20, 24),
+        _given("forward", 20, 21),
+        _given("backward", 21, 23),
+        _given(node, 21, 22.9),
+        _given("average_gradients", 23, 24),
     ]
     first, second = steps_of(events, began=100.0)
     assert (first.began, first.seconds) == (100.0, 9.0)
@@ -82,6 +83,39 @@ def test_backward_ends_with_the_last_gradient_and_what_follows_is_waiting():
     assert second.began == 110.0
     # No message was under way: nobody waited before average_gradients.
     assert second.spans[1:] == [Span(BACKWARD, MAIN, 1, 3), Span(WAITING, MAIN, 3, 4)]
+
+
+def test_a_device_waits_where_no_operator_of_its_threads_runs():
+    """Two replicas on threads of their own; the main thread, which is device 0's, has the backward of both."""
+    seen = [
+        Event(0, 1, "Optimizer.step#AdamW.step", 1),
+        Event(2, 5, FORWARD, 7),
+        Event(2, 5, "aten::conv2d", 7),
+        Event(2, 9, FORWARD, 8),
+        Event(2, 4, "aten::conv2d", 8),
+        Event(4.0005, 9, "aten::mm", 8),  # Python ran between the two
+        Event(9, 12, BACKWARD, 1),
+        Event(9, 10, "aten::mm", 1),
+        Event(9.5, 11, "gloo:all_reduce", 3),
+        Event(11, 12, "aten::mm", 1),
+        Event(12, 14, "Optimizer.step#AdamW.step", 1),
+        Event(12, 14, "aten::add_", 1),
+    ]
+    (first,), (second,) = steps_of_devices(sorted(seen), zero=100.0)
+    assert (first.began, first.seconds) == (second.began, second.seconds) == (101.0, 13.0)
+    shown = [(span.name, round(span.start, 6), round(span.end, 6)) for span in first.spans]
+    assert shown == [
+        (WAITING, 0, 1),
+        (FORWARD, 1, 4),
+        (WAITING, 4, 8),
+        (BACKWARD, 8, 9),
+        (WAITING, 9, 10),
+        (BACKWARD, 10, 11),
+        (OPTIMIZER, 11, 13),
+        (SENDING, 8.5, 10),
+    ]
+    shown = [(span.name, round(span.start, 6), round(span.end, 6)) for span in second.spans]
+    assert shown[:3] == [(WAITING, 0, 1), (FORWARD, 1, 8), (WAITING, 8, 13)]
 
 
 def test_the_step_that_is_shown_has_the_median_time_and_both_ranks_one_clock():

@@ -41,6 +41,19 @@ def test_a_broken_promise_names_its_level(report, check, level, key, value):
     assert exit_code(report) == 1
 
 
+def test_what_is_beside_level_02_has_a_row_and_must_be_in_step(report):
+    for rung in ladder.SHARDED:
+        split = [{"parameters": 30 * MIB}] * 2
+        report["sharded"] = report.get("sharded", {}) | {
+            rung: {"max_weight_difference": 1e-14, "weight_checksum": "abc", "simulated_peak_memory": split}
+        }
+    assert "IN STEP: 5 levels, 02 fsdp, 02 mesh, max" in summary(report)
+    rows = [line.split() for line in tables(report).splitlines() if line.startswith("02 ")]
+    assert rows == [["02", name, "2", "–", "–", "30", "30", "abc"] for name in ("fsdp", "mesh")]
+    report["sharded"][ladder.MESH]["max_weight_difference"] = 1e-3
+    assert f"OUT OF STEP: {ladder.MESH}" in summary(report) and exit_code(report) == 1
+
+
 @pytest.mark.parametrize(
     "check, key",
     [
@@ -89,7 +102,7 @@ def test_where_the_time_of_a_step_goes_is_said_where_it_was_measured(report):
     for name, speed in speeds.items():
         rows[name]["median"] = speed
     (line,) = where_time_goes(rows)
-    assert all(number in line for number in ("80.0 ms", "64.0 on 2", "50.0 computing", "14.0 averaging"))
+    assert all(number in line for number in ("80.0 ms", "64.0 on 2", "50.0 for one share", "14.0 for working"))
     for missing in speeds:
         assert where_time_goes({name: row for name, row in rows.items() if name != missing}) == []
 

@@ -7,7 +7,7 @@ otherwise than without the argument. The others have a test of their own, `test_
 import importlib
 import json
 import math
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -233,10 +233,81 @@ def test_argument_ddp_timeout(tmp_path):
     assert [timeout.total_seconds() for timeout in timeouts] == [1800, 7]
 
 
+def test_argument_activation_checkpointing(tmp_path):
+    """By either name; the method of the model that does it gets the options, and DDP hears of it."""
+
+    class Says(Net):
+        is_activation_checkpointing = False
+
+        def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs=None):
+            self.options = gradient_checkpointing_kwargs
+
+    for name in ("activation_checkpointing", "gradient_checkpointing"):
+        arguments = {name: True, f"{name}_kwargs": {"use_reentrant": True}}
+        trainer = make_trainer(tmp_path, model=Says(), **arguments)
+        trainer.train()
+        assert trainer.model.options == {"use_reentrant": True}
+        assert trainer.accelerator.ddp_handler.find_unused_parameters is False
+    assert make_trainer(tmp_path, model=Says()).accelerator.ddp_handler.find_unused_parameters is True
+    with pytest.raises(AttributeError, match="gradient_checkpointing_enable"):
+        make_trainer(tmp_path, gradient_checkpointing=True).train()
+
+
+# What the Trainer itself does not look at.
+FOR_SCRIPTS = {"do_train", "do_eval", "do_predict", "resume_from_checkpoint", "push_to_hub"}
+FOR_SCRIPTS |= {"hub_model_id", "hub_strategy", "hub_token", "hub_private_repo"}
+
+
+def test_arguments_for_scripts(tmp_path):
+    args = TrainingArguments(str(tmp_path), do_train=True, hub_token="a secret", eval_strategy="epoch")
+    assert args.do_train and args.do_eval and not args.do_predict
+    assert "secret" not in f"{args} {args.to_dict()}" and args.hub_token == "a secret"
+    with pytest.raises(ValueError, match="push_to_hub must be False"):
+        TrainingArguments(push_to_hub=True)
+
+
+def test_a_command_line_is_parsed_as_for_transformers(tmp_path, transformers):
+    def actions(library):
+        parser = transformers.HfArgumentParser(library.TrainingArguments)
+        return {action.dest: (action.nargs, action.const, action.option_strings) for action in parser._actions}
+
+    theirs = actions(transformers)
+    ours = actions(importlib.import_module(LIBRARIES[0]))
+    assert ours == {name: theirs[name] for name in ours}
+    parser = transformers.HfArgumentParser(TrainingArguments)
+    given = {"learning_rate": 0.5, "gradient_checkpointing": True, "lr_scheduler_kwargs": {"num_cycles": 2}}
+    flags = ["--learning_rate", "0.5", "--gradient_checkpointing", "--lr_scheduler_kwargs", '{"num_cycles": 2}']
+    file = tmp_path / "settings.json"
+    file.write_text(json.dumps(given))
+    for (args,) in (parser.parse_args_into_dataclasses(flags), parser.parse_json_file(file)):
+        assert {name: getattr(args, name) for name in given} == given
+
+
+def test_argument_fsdp():
+    with pytest.raises(ValueError, match="fsdp is 'full_shard offload' but must be True, or of the words full_shard"):
+        TrainingArguments(fsdp="full_shard offload")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"fsdp": True, "fsdp_config": {"version": 1}}, "FSDP of version 1 is out of scope"),
+        ({"fsdp": True, "fsdp_config": {"fsdp_cpu_offload": True}}, "FSDP with cpu_offload=True is out of scope"),
+        ({"fsdp": True, "fsdp_config": {"sversion": 2}}, "unexpected keyword argument 'sversion'"),
+    ],
+)
+def test_argument_fsdp_config(arguments, message):
+    """What FSDP does in a training is in test_processes.py."""
+    with pytest.raises((NotImplementedError, TypeError, ValueError), match=message):
+        TrainingArguments(**arguments)
+
+
 def test_no_argument_is_left_out():
     by_comparison = {name for name, *_ in CHANGES}
     by_a_test = {name.removeprefix("test_argument_") for name in globals() if name.startswith("test_argument_")}
-    assert by_comparison | by_a_test == {field.name for field in fields(TrainingArguments)}
+    also = {"activation_checkpointing_kwargs", "gradient_checkpointing", "gradient_checkpointing_kwargs"}
+    also |= {"use_cache"}  # which a published script shows
+    assert by_comparison | by_a_test | FOR_SCRIPTS | also == {field.name for field in fields(TrainingArguments)}
 
 
 def test_a_schedule_and_a_metric_are_refused_by_name_where_they_are_used(tmp_path):
@@ -280,6 +351,10 @@ def test_impossible_values_are_refused_by_name(name, value):
             {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 3, "save_steps": 4},
             "save only after evaluations",
         ),
+        (
+            {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 0.1, "save_steps": 5},
+            "save only after evaluations",
+        ),
     ],
 )
 def test_values_that_exclude_each_other_are_refused(arguments, message):
@@ -287,19 +362,32 @@ def test_values_that_exclude_each_other_are_refused(arguments, message):
         TrainingArguments(**arguments)
 
 
+def test_shares_that_save_between_evaluations_are_refused_when_the_number_of_steps_is_known(tmp_path):
+    """The original never notes a best model then."""
+    shares = {"eval_strategy": "steps", "eval_steps": 0.1, "save_strategy": "steps", "save_steps": 0.3}
+    trainer = make_trainer(tmp_path, evaluate=8, load_best_model_at_end=True, max_steps=25, **shares)
+    with pytest.raises(ValueError, match=r"8 of 25 steps and eval_steps=0.1 are 3: save only after evaluations"):
+        trainer.train()
+    trainer.args.max_steps = 20
+    assert trainer.train().global_step == 20
+    mixed = {"eval_steps": 0.5, "save_steps": 10}
+    trainer = make_trainer(tmp_path, evaluate=8, load_best_model_at_end=True, max_steps=20, **(shares | mixed))
+    assert trainer.train().global_step == 20
+
+
 def test_unknown_names_are_refused():
     """Those that `transformers` has too, and which would change the training."""
-    for name in ("learning_rat", "do_train", "include_for_metrics"):
+    for name in ("learning_rat", "warmup_ratio", "include_for_metrics"):
         with pytest.raises(TypeError, match=name):
             TrainingArguments(**{name: 1})
     for name in ("even_batches", "gradient_accumulation_kwargs"):
         with pytest.raises(TypeError, match=name):
             TrainingArguments(accelerator_config={name: False})
-    for name in ("processing", "processing_class", "model_init", "preprocess_logits_for_metrics"):
+    for name in ("processing", "model_init"):
         with pytest.raises(TypeError, match=name):
             Trainer(Net(), **{name: 1})
     with pytest.raises(TypeError, match="positional"):
-        Trainer(Net(), None, None, None, None, "a tokenizer")
+        Trainer(Net(), None, None, None, None, "a tokenizer", "a function")
 
 
 def test_a_trainer_refuses_what_cannot_work(tmp_path):
@@ -318,7 +406,7 @@ def test_a_trainer_refuses_what_cannot_work(tmp_path):
 
 def test_the_defaults_are_those_of_transformers(tmp_path, transformers):
     settings = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "run_name": "a run"}
-    ours = asdict(TrainingArguments(str(tmp_path), **settings))
+    ours = TrainingArguments(str(tmp_path), **settings).to_dict()
     theirs = transformers.TrainingArguments(str(tmp_path), **settings).to_dict()
     for name in ours.pop("accelerator_config").items():
         assert name in theirs["accelerator_config"].items()

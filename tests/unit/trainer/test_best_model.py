@@ -43,7 +43,7 @@ def test_a_score_that_is_nan_is_never_the_best(save_strategy, greater_is_better,
     assert saved == (["checkpoint-10"] if save_strategy == "best" else every_epoch)
 
 
-def test_another_runs_checkpoint_is_not_taken_for_the_best(tmp_path):
+def test_another_runs_checkpoint_is_not_taken_for_the_best_and_that_there_is_none_is_said(tmp_path, caplog):
     steps = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "num_train_epochs": 1}
     # An earlier run has left a checkpoint of step 3; this run's best step is 3 too, and it does not save it.
     scored_trainer(tmp_path, dict.fromkeys(range(1, 6), 0.0), **steps, save_steps=3).train()
@@ -53,6 +53,7 @@ def test_another_runs_checkpoint_is_not_taken_for_the_best(tmp_path):
     assert trainer.state.best_global_step == 3
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
     assert torch.equal(weights(trainer), trainer.seen[2])
+    assert caplog.text.count("the best evaluation was at step 3, where no checkpoint was saved") == 1
 
 
 @on_a_rank

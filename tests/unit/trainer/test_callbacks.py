@@ -7,7 +7,7 @@ from common.trainer.callbacks import EVENTS
 from tests.toys import Points
 from tests.unit.trainer.toy import make_trainer
 
-GIVEN = {"model", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader"}
+GIVEN = {"model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader"}
 
 
 class Recorder(TrainerCallback):

@@ -9,13 +9,30 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader
 
+from common.eval_sampler import DistributedEvalSampler
 from common.processes import ranks
-from common.trainer import TrainerState
+from common.trainer import Trainer, TrainerState
 from tests.states import forget_states, on_a_rank, reset_states
 from tests.toys import Net, Points, Stream, seeded_net
 from tests.unit.trainer.toy import accuracy, make_trainer
 
 N = 101
+
+
+def token_loss(outputs, labels, num_items_in_batch=None):
+    return F.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
+
+
+class CountingNet(nn.Module):
+    """Divides the loss of its labels by their number, as the models of transformers do."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x, labels=None, **kwargs):
+        outputs = self.net(x)
+        return outputs if labels is None else outputs | {"loss": token_loss(outputs, labels, **kwargs)}
 
 
 class Outcome(NamedTuple):
@@ -28,25 +45,38 @@ class Outcome(NamedTuple):
     reference: float
 
 
-def outcome(folder, batch: int, dtype=torch.float64, kind: str = "map", n: int = N) -> Outcome:
+def outcome(folder, batch: int, kind: str = "map", n: int = N, loss: str | None = None) -> Outcome:
     """The outcome for n samples; they are unlike, so that their number and weight show.
 
     Args:
-        kind: a "map" or a "stream" of samples, a "plain" loader of an override, or whole batches that the main process
-            "split"s among the ranks.
+        kind: a "map" or a "stream" of samples; whole batches that the main process "split"s among the ranks; or what an
+            override returns: a "plain" loader, one with its "own batch size" that it has prepared, or one that is
+            "dealt out", in parts of different lengths.
+        loss: of the model; or of a "function" or by "keywords", which divides by the number of items.
     """
+    dtype = torch.float64
     points = Points(n, dtype)
     points.x *= torch.linspace(0, 10, n, dtype=dtype)[:, None]
     dataset = Stream(points) if kind == "stream" else points
     extra = {"compute_metrics": accuracy, "eval_dataset": dataset}
-    model = seeded_net(dtype=dtype)
+    net = model = seeded_net(dtype=dtype)
+    if loss == "function":
+        extra["compute_loss_func"] = token_loss
+    elif loss == "keywords":
+        model = CountingNet(model)
     settings = {"accelerator_config": {"split_batches": True, "dispatch_batches": True}} if kind == "split" else {}
     trainer = make_trainer(folder, model=model, per_device_eval_batch_size=batch, extra=extra, **settings)
-    if kind == "plain":
-        trainer.get_eval_dataloader = lambda dataset=None: DataLoader(points, batch_size=batch)
+    returned = {
+        "plain": lambda dataset=None: DataLoader(points, batch_size=batch),
+        "own batch size": lambda dataset=None: trainer.accelerator.prepare(
+            DataLoader(points, batch_size=batch // 2 + 3)
+        ),
+        "dealt out": lambda dataset=None: DataLoader(points, 8, sampler=DistributedEvalSampler(points)),
+    }
+    trainer.get_eval_dataloader = returned.get(kind, trainer.get_eval_dataloader)
     metrics = trainer.evaluate()
     prediction = trainer.predict(dataset)
-    expected = model(points.x)["logits"].detach()
+    expected = net(points.x)["logits"].detach()
     return Outcome(
         loss=metrics["eval_loss"],
         accuracy=metrics["eval_accuracy"],
@@ -68,7 +98,7 @@ def outcomes_on_rank(folder, *settings):
 
 
 @pytest.mark.parametrize("batch", [1, 7, 64])
-@pytest.mark.parametrize("kind", ["map", "stream", "plain"])
+@pytest.mark.parametrize("kind", ["map", "stream", "plain", "own batch size"])
 def test_the_loss_does_not_depend_on_the_batch_size(batch, kind, tmp_path):
     got = outcome(tmp_path, batch, kind=kind)
     assert got.loss == pytest.approx(got.reference, rel=1e-14)
@@ -76,20 +106,22 @@ def test_the_loss_does_not_depend_on_the_batch_size(batch, kind, tmp_path):
     assert got.has_all_labels and got.error < 1e-12
 
 
-def test_predictions_do_not_depend_on_the_number_of_processes(tmp_path):
-    settings = [{"batch": batch, "kind": kind} for batch in (1, 64) for kind in ("map", "plain")]
+LOSSES = [None, "function", "keywords"]
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_an_evaluation_does_not_depend_on_the_number_of_processes(processes, tmp_path):
+    kinds = ("map", "plain", "stream", "own batch size", "dealt out")
+    settings = [{"batch": 64, "kind": kind, "loss": loss} for kind in kinds for loss in LOSSES]
+    settings += [{"batch": 6, "kind": "split", "n": n} for n in (12, 13, 17)]
     # Fewer samples than processes, and than the batches of all of them.
     settings += [{"batch": 2, "n": n} for n in (1, 2, 4, 7)]
     expected = [outcome(tmp_path, each.get("n", N), n=each.get("n", N)).accuracy for each in settings]
-    for outcomes in ranks(3).run(outcomes_on_rank, tmp_path, *settings):
-        assert [got.accuracy for got in outcomes] == expected
-        assert all(got.has_all_labels and got.error < 1e-12 for got in outcomes)
-
-
-def test_the_last_losses_of_all_ranks_count_where_the_main_process_deals_out_parts_of_whole_batches(tmp_path):
-    for [got] in ranks(2).run(outcomes_on_rank, tmp_path, {"batch": 4, "kind": "split", "n": 8}):
-        assert got.loss == pytest.approx(got.reference, rel=1e-14)
-        assert got.has_all_labels and got.error < 1e-12
+    for outcomes in ranks(processes).run(outcomes_on_rank, tmp_path, *settings):
+        assert [got.accuracy for got in outcomes] == pytest.approx(expected, rel=1e-14)
+        for got, each in zip(outcomes, settings, strict=True):
+            assert got.loss == pytest.approx(got.reference, rel=1e-13), each
+            assert got.has_all_labels and got.error < 1e-12
 
 
 def test_a_mean_of_means_would_have_been_noticed(tmp_path):
@@ -234,14 +266,17 @@ def test_a_plain_loader_is_evaluated_whole_after_a_training_with_a_short_last_ba
 
 
 class Certain(nn.Module):
-    """Is certain of the token that it is given."""
+    """Is certain of the token that it is given, and pays attention to all."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(1, 1)
 
     def forward(self, tokens, labels=None):
-        return {"loss": self.linear(torch.ones(1, 1)).sum(), "logits": F.one_hot(tokens, 4).float()}
+        logits = F.one_hot(tokens, 4)
+        attention = torch.ones(1, 2, tokens.shape[1], tokens.shape[1])
+        bytes_ = tokens.to(torch.uint8)
+        return {"loss": self.linear(torch.ones(1, 1)).sum(), "logits": logits.float(), "a": (attention,), "b": bytes_}
 
 
 class Sentences(Points):
@@ -254,5 +289,93 @@ class Sentences(Points):
 
 def test_rows_of_different_lengths_are_filled_up(tmp_path):
     output = make_trainer(tmp_path, model=Certain(), per_device_eval_batch_size=1).predict(Sentences(3))
-    assert output.predictions.shape == (3, 3, 4)
+    logits, [attention], bytes_ = output.predictions
+    assert logits.shape == (3, 3, 4)
     assert output.label_ids.tolist() == [[3, -100, -100], [3, 3, -100], [3, 3, 3]]
+    assert attention[0, 0].tolist() == [[1, -100, -100], [-100] * 3, [-100] * 3]
+    # The bits of -100, as in the original.
+    assert bytes_.tolist() == [[3, 156, 156], [3, 3, 156], [3, 3, 3]] and bytes_.dtype == np.uint8
+
+
+class Boxes(Points):
+    """Image i has i % 3 boxes."""
+
+    def __getitem__(self, index):
+        boxes = torch.full((index % 3, 4), float(index))
+        return {"x": self.x[index], "labels": {"boxes": boxes, "number": index}}
+
+
+class Detector(nn.Module):
+    """Finds the boxes of the labels, as a list of dicts or, for numbers, of tensors. The loss is their mean number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, 1)
+
+    def forward(self, x, labels):
+        assert len(x) == len(labels)
+        numbers = torch.tensor([float(label["number"]) for label in labels])
+        found = [{"boxes": label["boxes"]} for label in labels]
+        return {
+            "loss": numbers.mean(),
+            "dicts": found,
+            "tensors": [each["boxes"] for each in found],
+            "sum": torch.tensor(1.0),
+        }
+
+
+class DetectingTrainer(Trainer):
+    """For a detector that returns its list of dicts alone."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(*inputs)
+        return (outputs["loss"], outputs["dicts"]) if return_outputs else outputs["loss"]
+
+
+def collate_lists(samples):
+    return {"x": torch.stack([each["x"] for each in samples]), "labels": [each["labels"] for each in samples]}
+
+
+def collate_tuples(samples):
+    return tuple(each["x"] for each in samples), tuple(each["labels"] for each in samples)
+
+
+@on_a_rank
+def detect(folder, batch: int, n: int) -> None:
+    settings = {"per_device_eval_batch_size": batch, "remove_unused_columns": False}
+    for trainer_class, collate in ((Trainer, collate_lists), (DetectingTrainer, collate_tuples)):
+        extra = {"data_collator": collate}
+        trainer = make_trainer(folder, model=Detector(), trainer_class=trainer_class, extra=extra, **settings)
+        output = trainer.predict(Boxes(n))
+        assert output.metrics["test_loss"] == pytest.approx((n - 1) / 2)
+        assert [label["number"] for label in output.label_ids] == [*range(n)]
+        found = output.predictions
+        if trainer_class is Trainer:
+            found = found[0]
+            assert [len(boxes) for boxes in output.predictions[1]] == [i % 3 for i in range(n)]
+        for i, each in enumerate(found):
+            assert each["boxes"].tolist() == [[i] * 4] * (i % 3)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_boxes_arrive_as_one_entry_an_image(processes, tmp_path):
+    for batch, n in ((4, 9), (3, 2), (1, 4), (2, 8)):
+        ranks(processes).run(detect, tmp_path, batch, n)
+
+
+@pytest.mark.parametrize("as_tuple", [False, True])
+def test_an_output_of_which_no_predictions_can_be_made_is_named_at_the_first_batch(as_tuple, tmp_path):
+    class Caching(Net):
+        def forward(self, x, labels=None):
+            outputs = super().forward(x, labels) | {"cache": [object()]}
+            return tuple(outputs.values()) if as_tuple else outputs
+
+    trainer = make_trainer(tmp_path, model=Caching())
+    batches = []
+    trainer.model.register_forward_hook(lambda *args: batches.append(args))
+    name = "1" if as_tuple else "'cache'"
+    with pytest.raises(TypeError, match=f"output {name} holds a object, .* ignore_keys"):
+        trainer.predict(Points(40))
+    assert len(batches) == 1
+    if not as_tuple:
+        assert trainer.predict(Points(5), ignore_keys=["cache"]).predictions.shape == (5, 10)

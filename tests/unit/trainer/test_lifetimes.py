@@ -16,16 +16,6 @@ def dtypes_of(model) -> list[torch.dtype]:
     return dtypes
 
 
-@pytest.mark.parametrize("first_is_bf16", [True, False])
-def test_two_trainers_that_are_made_first_keep_their_own_precisions(first_is_bf16, tmp_path):
-    trainers = [make_trainer(tmp_path, evaluate=8, bf16=bf16) for bf16 in (first_is_bf16, not first_is_bf16)]
-    for trainer in trainers:
-        dtypes = dtypes_of(trainer.model)
-        trainer.train()
-        trainer.evaluate()
-        assert set(dtypes) == {torch.bfloat16 if trainer.args.bf16 else torch.float32}
-
-
 @pytest.mark.parametrize("evaluates_first", [True, False])
 def test_a_model_that_another_trainer_trained_in_bf16_computes_as_this_one_was_asked(evaluates_first, tmp_path):
     """In the original the model goes on in bf16."""

@@ -69,6 +69,19 @@ def test_processes_and_accumulation_do_not_change_the_training(world_size, accum
     assert len({got.next_random_number for got in outcomes}) == 1  # all ranks have the same seed
 
 
+def test_a_model_that_is_shared_out_trains_to_the_same_bits_and_goes_on_under_ddp(tmp_path):
+    fsdp = {"fsdp": "full_shard auto_wrap", "fsdp_config": {"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP"}}
+    fsdp["fsdp_config"]["min_num_params"] = 20
+    saving = {"save_strategy": "epoch", "load_best_model_at_end": True, "max_grad_norm": 0}
+    straight = ranks(2).run(run, tmp_path / "straight", 2, 2, **saving)
+    shared_out = ranks(2).run(run, tmp_path / "shared", 2, 2, **saving, **fsdp)
+    first = get_last_checkpoint(tmp_path / "shared").replace("-16", "-8")
+    resumed = ranks(2).run(run, tmp_path / "resumed", 2, 2, resume=first, **saving)
+    for expected, *others in zip(straight, shared_out, resumed, strict=True):
+        assert all(torch.equal(other.weights, expected.weights) for other in others)
+        assert shared_out[0].log_history[-1] == pytest.approx(straight[0].log_history[-1])
+
+
 def test_two_processes_that_were_stopped_within_a_step_train_it_again_together(tmp_path):
     """Every optimizer step must follow an exchange of gradients, or each rank goes its own way."""
     saving = {"save_strategy": "epoch", "eval_strategy": "no"}
@@ -157,7 +170,7 @@ def report_on_rank(folder):
 
 def test_only_rank_0_speaks(tmp_path):
     first, second = ranks(2).run(report_on_rank, tmp_path)
-    assert "Running training" in first and "Validation Loss" in first
+    assert "Running training" in first and "eval_loss" in first
     assert second == ""
 
 

@@ -24,14 +24,7 @@ def test_the_summary_and_what_is_logged(tmp_path, capsys):
     make_trainer(tmp_path, gradient_accumulation_steps=2, logging_steps=1).train()
     out = capsys.readouterr().out
     for line in (
-        "***** Running training *****",
-        "Num examples = 40",
-        "Num epochs = 1",
-        "Batch size per device = 8",
-        "Total batch size = 16",
-        "Gradient accumulation steps = 2",
-        "Total optimization steps = 3",
-        "Trainable parameters = 170",
+        "40 examples, steps 0 to 3 of 16 each; processes with one device each: 1",
         "learning_rate 0.",
         "train_runtime ",
     ):
@@ -39,13 +32,11 @@ def test_the_summary_and_what_is_logged(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("reporter", [PrinterCallback, ProgressCallback])
-def test_the_table_has_a_row_for_each_evaluation(reporter, tmp_path, capsys):
-    lines = [line.split() for line in shown(tmp_path, capsys, reporter).splitlines()]
-    header = ["Epoch", "Training", "Loss", "Validation", "Loss", "Accuracy"]
-    assert lines.count(header) == 1
-    rows = [line for line in lines[lines.index(header) :] if len(line) == 4 and line[0] in ("1", "2")]
-    assert [row[0] for row in rows] == ["1", "2"]
-    assert all(0 < float(row[2]) < 10 for row in rows)
+def test_each_evaluation_is_a_line(reporter, tmp_path, capsys):
+    lines = shown(tmp_path, capsys, reporter).splitlines()
+    evaluations = [line for line in lines if "eval_loss" in line]
+    assert [line.rpartition("epoch ")[2] for line in evaluations] == ["1", "2"]
+    assert all("eval_accuracy " in line for line in evaluations)
 
 
 def test_the_bar_shows_loss_learning_rate_and_time_left(tmp_path, capsys):

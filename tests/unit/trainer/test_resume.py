@@ -144,16 +144,18 @@ def test_an_incomplete_save_is_never_taken_for_a_checkpoint(tmp_path):
     assert_same_end(resumed, straight)
 
 
-def test_rotation_spares_the_best_and_the_newest_whatever_lies_around(tmp_path):
+@pytest.mark.parametrize("time_of", [int, lambda number: 0, lambda number: 2**31 - number])
+def test_rotation_spares_the_best_and_the_newest_whatever_lies_around(time_of, tmp_path):
+    """Of any age, as far as the disk says it: all times are equal, or a clock goes backwards."""
     stale = tmp_path / "checkpoint-900"
     stale.mkdir()
-    os.utime(stale, (0, 0))
     (tmp_path / "checkpoint-notes").mkdir()
     found = []
 
     class Look(TrainerCallback):
         def on_save(self, args, state, control, **kwargs):
             found.append(sorted(path.name for path in tmp_path.iterdir()))
+            os.utime(tmp_path / f"checkpoint-{state.global_step}", (time_of(state.global_step),) * 2)
 
     best = {"metric_for_best_model": "score", "save_total_limit": 2, "per_device_train_batch_size": 12}
     settings = SETTINGS["epochs"] | best | {"num_train_epochs": 4, "gradient_accumulation_steps": 1}
@@ -166,6 +168,14 @@ def test_rotation_spares_the_best_and_the_newest_whatever_lies_around(tmp_path):
         ["checkpoint-4", "checkpoint-6", "checkpoint-notes"],
         ["checkpoint-4", "checkpoint-8", "checkpoint-notes"],
     ]
+    # Another run's checkpoints of higher steps go before those of the run that is resumed.
+    stale.mkdir()
+    settings |= {"num_train_epochs": 5, "save_total_limit": 3}
+    resumed = busy_trainer(tmp_path, **settings)
+    resumed.compute_metrics = lambda prediction: {"score": 0}
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["checkpoint-10", "checkpoint-4", "checkpoint-8", "checkpoint-notes"]
 
 
 @pytest.mark.slow

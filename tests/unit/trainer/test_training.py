@@ -1,6 +1,7 @@
 """The training loop: the same steps as by hand, each sample with its weight, whatever shape batches have."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -95,6 +96,82 @@ def test_every_way_to_a_loss_trains_the_same(tmp_path):
     torch.testing.assert_close(by_function, expected, atol=1e-5, rtol=0)
 
 
+class Handing(nn.Module):
+    """Hands on whatever it is given."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args, **kwargs):
+        return self.inner(*args, **kwargs)
+
+
+class Adapted(Handing):
+    """As PEFT's models for a task, which name arguments of their own."""
+
+    def get_base_model(self):
+        return self.inner
+
+    def forward(self, input_ids=None, labels=None, **kwargs):
+        return self.inner(labels=labels, **kwargs)
+
+
+class WithColumns(Points):
+    """Points with a column that the model does not take."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(index) | {"other": 1}
+
+
+WRAPPERS = {
+    "DataParallel": nn.DataParallel,
+    "own": lambda net: Handing(nn.DataParallel(net)),
+    "peft": Adapted,
+    "compiled": partial(torch.compile, backend="eager"),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_wrapper_is_treated_as_the_model_inside(name, tmp_path):
+    wrapped = WRAPPERS[name](seeded_net())
+    settings = {"gradient_accumulation_steps": 2, "train": 32}
+    extra = {"train_dataset": WithColumns(32), "eval_dataset": WithColumns(9)}
+    trainer = make_trainer(tmp_path, model=wrapped, extra=extra, **settings)
+    trainer.train()
+    assert torch.equal(weights(trainer), trained(tmp_path, **settings))
+    assert trainer.evaluate()["eval_loss"] > 0
+
+
+class Ignoring(Net):
+    def forward(self, x, labels=None, **kwargs):
+        return super().forward(x, labels)
+
+
+def test_a_count_of_items_that_a_model_ignores_is_pointed_out(tmp_path, caplog):
+    settings = {"gradient_accumulation_steps": 7, "train": 56, "max_steps": 1, "optim": "sgd", "max_grad_norm": 0}
+
+    def train(model, **more):
+        torch.manual_seed(3)
+        trainer = make_trainer(tmp_path, model=model(), **settings, **more)
+        trainer.train()
+        return trainer.state.log_history[-1]["train_loss"]
+
+    class Right(Ignoring):
+        accepts_loss_kwargs = False
+
+    class Counting(Net):
+        def forward(self, x, labels=None, **kwargs):
+            outputs = super().forward(x)
+            return outputs if labels is None else {"loss": summed_loss(outputs, labels, **kwargs)}
+
+    right = train(Right)
+    assert train(Counting) == pytest.approx(right)
+    assert "num_items_in_batch" not in caplog.text
+    assert train(Ignoring) == pytest.approx(7 * right)
+    assert "its loss is 7 times too large" in caplog.text
+
+
 def test_outputs_may_be_dicts_tuples_objects_or_the_loss(tmp_path):
     @dataclass
     class Output:
@@ -183,7 +260,7 @@ def test_several_gpus_in_one_process_are_pointed_out_and_not_used(tmp_path, monk
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     trainer = make_trainer(tmp_path)
     trainer.train()
-    assert "Number of processes = 1 (2 GPUs visible)" in capsys.readouterr().out
+    assert "processes with one device each: 1, GPUs visible: 2" in capsys.readouterr().out
     assert not isinstance(trainer.model_wrapped, nn.DataParallel)
 
 

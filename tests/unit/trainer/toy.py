@@ -21,7 +21,8 @@ def make_trainer(output_dir, model=None, train=40, evaluate=None, trainer_class=
 
 
 def weights(trainer) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in trainer.model.parameters()]
+    return torch.cat([p.detach().flatten() for p in whole])
 
 
 def trained(output_dir, **kwargs) -> torch.Tensor:

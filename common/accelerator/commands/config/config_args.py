@@ -4,11 +4,12 @@ Settings that ask for nothing pass: a null port, `deepspeed_config: {}`, `tpu_us
 """
 
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ...state import PRECISIONS
+from ...utils.dataclasses import FSDP_VARIABLES
 
 # Keys of parts of Accelerate that do not exist here, or of what is the script's to choose.
 OUT_OF_SCOPE = (
@@ -20,7 +21,6 @@ OUT_OF_SCOPE = (
     "dynamo_config",
     "enable_cpu_affinity",
     "fp8_config",
-    "fsdp_config",
     "megatron_lm_config",
     "mpirun_config",
     "parallelism_config",
@@ -38,10 +38,13 @@ FIXED = {"compute_environment": "LOCAL_MACHINE", "main_training_function": "main
 RENDEZVOUS = ("static", "c10d")
 CHOICES = {
     **{key: (value,) for key, value in FIXED.items()},
-    "distributed_type": ("NO", "MULTI_CPU", "MULTI_GPU"),
+    "distributed_type": ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP"),
     "mixed_precision": PRECISIONS,
     "rdzv_backend": RENDEZVOUS,
 }
+# The settings of FSDP and the variables in which they travel to the script.
+FSDP_SETTINGS = {variable.lower(): variable for variable in FSDP_VARIABLES.values()}
+FSDP_SETTINGS["fsdp_transformer_layer_cls_to_wrap"] = FSDP_SETTINGS.pop("fsdp_transformer_cls_to_wrap")
 INTEGERS = ("machine_rank", "main_process_port", "num_machines", "num_processes")
 FLAGS = ("same_network", "use_cpu")
 
@@ -87,6 +90,7 @@ class ClusterConfig:
     gpu_ids: str = "all"
     mixed_precision: str | None = None
     use_cpu: bool = False
+    fsdp_config: dict[str, Any] = field(default_factory=dict)
 
     @property
     def on_cpu(self) -> bool:
@@ -112,6 +116,8 @@ class ClusterConfig:
             require(processes % machines == 0, f"num_processes {processes} does not divide by num_machines {machines}")
             is_one = self.distributed_type != "NO" or processes == 1
             require(is_one, f"distributed_type NO is one process, but num_processes is {processes}")
+        is_sharded = self.distributed_type == "FSDP"
+        require(is_sharded or not self.fsdp_config, "settings of FSDP need distributed_type FSDP, or --use_fsdp")
         if self.use_cpu:
             require(self.distributed_type != "MULTI_GPU", "use_cpu contradicts distributed_type MULTI_GPU")
         if self.on_cpu:
@@ -123,7 +129,7 @@ class ClusterConfig:
 
         settings = {"compute_environment": "LOCAL_MACHINE"}
         for key, value in asdict(self).items():
-            if value is not None:
+            if value is not None and value != {}:
                 settings[key] = value
         path = Path(yaml_file)
         try:
@@ -133,7 +139,7 @@ class ClusterConfig:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 
 
-SETTINGS = tuple(field.name for field in fields(ClusterConfig))
+SETTINGS = tuple(setting.name for setting in fields(ClusterConfig))
 
 
 def load_config_from_file(config_file: str | os.PathLike | None = None) -> ClusterConfig:
@@ -180,4 +186,9 @@ def _read_value(key: str, value: Any) -> Any:
         require(type(value) is int, f"{key} must be a whole number, not {value!r}")
     elif key in FLAGS:
         require(isinstance(value, bool), f"{key} must be true or false, not {value!r}")
+    elif key == "fsdp_config":
+        value = value or {}
+        require(isinstance(value, dict), f"{key} must hold keys and values, not {value!r}")
+        for name in value:
+            require(name in FSDP_SETTINGS, f"unknown key {name!r} in {key}")
     return value

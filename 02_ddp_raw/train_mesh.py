@@ -1,0 +1,96 @@
+"""Level 02 on a mesh of ranks: those in a row compute parts of the same layers, those in a column are FSDP's.
+
+torchrun --standalone --nproc-per-node 4 02_ddp_raw/train_mesh.py --tensor 2
+"""
+
+import logging
+import os
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils.data import DataLoader, DistributedSampler
+
+from common.args import parse_args
+from common.data import collate, load_data
+from common.instruments import measured, prepare_process
+from common.model import build_model
+
+
+@torch.no_grad()
+def evaluate(model, loader, device, data):
+    # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
+    totals = torch.zeros(3, dtype=torch.float64, device=device)
+    loss_sum, correct, evaluated = totals  # its parts
+    own = len(range(loader.sampler.rank, len(loader.dataset), loader.sampler.num_replicas))  # what follows is repeated
+    model.eval()
+    for images, targets in loader:
+        images, targets = images.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+        log_probs = model(images)[:own]  # gathers parameters, a collective: all ranks need equally many batches
+        targets = targets[:own]  # repeated samples are computed, not counted
+        own -= len(targets)
+        loss_sum += F.nll_loss(log_probs, targets, reduction="sum")
+        correct += (log_probs.argmax(dim=1) == targets).sum()
+        evaluated += len(targets)
+    dist.all_reduce(totals, group=data.get_group())  # each sample is counted once
+    return (loss_sum / evaluated).item(), (correct / evaluated).item(), evaluated.item()
+
+
+def train(args):
+    device = args.device  # of --device; by default a GPU, where there is one
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))  # not the rank: each machine counts from 0
+        torch.cuda.set_device(device)  # for calls that name no device
+    # Joins the other processes: torchrun has put rank, world size and address into the environment. gloo is for CPUs.
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=args.timeout)
+    groups = dist.get_world_size() // args.tensor  # each of them trains on its own part of a batch
+    mesh = init_device_mesh(device.type, (groups, args.tensor), mesh_dim_names=("data", "tensor"))  # rows, columns
+    data = mesh["data"]  # this rank's column
+
+    train_set, test_set = load_data(args)
+    group = data.get_local_rank()  # in place of the rank: all ranks of a row have the same samples
+    sampler = DistributedSampler(train_set, groups, group, seed=args.seed, drop_last=True)  # one order, equal parts
+    eval_sampler = DistributedSampler(test_set, groups, group, shuffle=False)  # repeats samples: all have equally many
+    share = args.batch_size // groups  # of the global batch: the learning rate stays as it is
+    loading = dict(collate_fn=collate, num_workers=args.num_workers, pin_memory=train_set.device.type != device.type)
+    train_loader = DataLoader(train_set, share, sampler=sampler, drop_last=True, **loading)  # whole batches
+    test_loader = DataLoader(test_set, share, sampler=eval_sampler, **loading)
+
+    model = build_model(args).to(device)
+    # A rank computes some outputs of fc1, and what they add to the outputs of fc2; an all-reduce over the row adds up.
+    parallelize_module(model, mesh["tensor"], {"fc1": ColwiseParallel(), "fc2": RowwiseParallel()})
+    fully_shard(model, mesh=data)  # in one piece, of which a rank has its own part of fc1 and fc2 only
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)  # after sharding: of this rank's parts
+    torch.manual_seed(args.seed + group)  # for dropout: a row must drop the same of what fc1 reads, or trains nonsense
+
+    with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints the result once
+        for epoch in range(args.epochs):
+            sampler.set_epoch(epoch)  # another order for each epoch
+            train_loss = torch.zeros((), dtype=torch.float64, device=device)
+            model.train()
+            for images, targets in train_loader:
+                images, targets = images.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+                loss = F.nll_loss(model(images), targets)
+                loss.backward()  # averages the gradients of all ranks
+                optimizer.step()
+                optimizer.zero_grad()
+                train_loss += loss.detach()  # on the device: to read it, the CPU would wait for the GPU at every step
+            dist.all_reduce(train_loss, group=data.get_group())  # every rank now has the sum over its column
+            train_loss /= groups
+            result = report(train_loss.item() / len(train_loader), *evaluate(model, test_loader, device, data))
+        # torch warns that fc1, cut twice along one dimension, takes two all-gathers: here once, when all is done.
+        logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+        # A collective too: all ranks send their parts, and rank 0 gets BasicNet's own state dict, for --save.
+        report.weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    dist.destroy_process_group()
+    return result
+
+
+if __name__ == "__main__":
+    args = parse_args(__file__)
+    prepare_process(args)  # its device, cores and memory, before torch computes
+    train(args)

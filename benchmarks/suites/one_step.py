@@ -1,0 +1,52 @@
+"""What each device does in one step of a level's own script: the lanes of the main page's picture.
+
+Level 00 has one device, which is an equal part of the cores, and the others have two.
+"""
+
+from functools import partial
+
+from benchmarks.harness.groups import CannotMeasure, Extent, Group
+from benchmarks.harness.lanes import record_level
+from benchmarks.suites import timeline
+from benchmarks.suites.throughput import Configuration
+from common.cores import available_cores
+from common.processes import ranks
+
+BATCH_SIZE = 64
+DEVICES = 2
+WARM_UP_STEPS = 3  # DDP has its final buckets from the second step on
+TITLE = f"one step of {BATCH_SIZE} images, a device is 1/{DEVICES} of the cores"
+# By the name of the row: the script, and the level that its flags are those of.
+SCRIPTS = {
+    "00, one device": ("00_single_gpu", Configuration("00_single_gpu")),
+    "01, DataParallel": ("01_data_parallel", Configuration("01_data_parallel", DEVICES)),
+    "02, DDP": ("02_ddp_raw", Configuration("02_ddp_raw", DEVICES)),
+    "FSDP": ("02_ddp_raw/train_fsdp", Configuration("02_ddp_raw", DEVICES)),
+}
+
+
+def cores_of_a_device() -> int:
+    return available_cores() // DEVICES
+
+
+def groups() -> list[Group]:
+    return [Group("one_step", TITLE, tuple(SCRIPTS), measured)]
+
+
+def measured(extent: Extent) -> dict:
+    """The record of all rows: milliseconds a step, and the lanes of a typical one of each device."""
+    if not cores_of_a_device():
+        raise CannotMeasure(f"{DEVICES} devices need as many cores")
+    return timeline.record(TITLE, tuple(SCRIPTS), partial(devices_of, extent.data_flags), extent)
+
+
+def devices_of(data_flags: tuple[str, ...], row: str, steps: int) -> timeline.Recording:
+    """Of each device the recorded steps of one run, after the warm-up."""
+    script, level = SCRIPTS[row]
+    cores = cores_of_a_device()
+    flags = ["--device", "cpu", "--cores-per-device", str(cores)]
+    argv = [*level.argv(1 + WARM_UP_STEPS + steps), *flags, *data_flags]
+    recording = []
+    for of_rank in ranks(level.processes, on_cpu=True).run(record_level, script, argv, cores):
+        recording += [own[WARM_UP_STEPS:] for own in of_rank]
+    return recording

@@ -1,0 +1,381 @@
+"""Loaders whose position is in checkpoints: `DataLoaderConfiguration(use_stateful_dataloader=True)`.
+
+By default a script says where it goes on: `loader.set_epoch(e)` and `skip_first_batches(loader, n)`. A loader of this
+file knows it by itself. Its `state_dict` is the position, and after `load_state_dict` the next pass, a `for` over the
+loader, continues with the batch after the last one that was yielded: in any order that one of torch's samplers draws,
+and on any number of processes with the same samples per step.
+
+The order is not saved, but the states of the generators when it was drawn. In a resumed run they get these states once
+more, the sample numbers that had been drawn before the checkpoint are drawn again, and then the generators are put back
+to where the checkpoint had them. An epoch of six batches, with a checkpoint after the third:
+
+    the run        S  a b c are drawn and yielded     C  d e f
+    the resumed    S  a b c are drawn and left out    C  d e f
+
+At S the generators get the states `drawn_from`, at C those of the checkpoint, whose `step` is 3.
+
+At C batch d has been read already, and its data set or its collator may have drawn random numbers for it. So what is in
+it is saved too. A resumed run reads d again, for what cannot be saved, and puts the saved numbers in the place of the
+new ones.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import IterableDataset
+
+from common.nested import leaves, map_nested
+
+from .dispatcher import DataLoaderDispatcher
+from .operations import is_list_of_entries
+from .sampler import DrawnBatches, SeedableRandomSampler, generator_of, innermost_sampler, shard_among
+from .shard import DataLoaderShard, ReadBatch, index_sampler_of
+from .state import PartialState
+from .streams import CountedShard
+from .utils.random import get_random_states, set_random_states
+
+logger = logging.getLogger(__name__)
+
+
+class GeneratorStates(NamedTuple):
+    """The states of the generators from which an epoch's order is drawn."""
+
+    torch: torch.Tensor  # of torch's generator on the CPU
+    sampler: torch.Tensor | None  # of the sampler's own; None where it has none and draws from torch's
+
+
+class Position(NamedTuple):
+    """A place in an epoch, at which a checkpoint was made.
+
+    Attributes:
+        step: how many steps were yielded, or skipped at the start.
+        is_over: no step follows.
+        drawn_from: the generators right before the order was drawn; None for streams.
+        read_ahead: what was in the batch that had been read and not yielded, as `_content_of` returns it.
+    """
+
+    epoch: int
+    step: int
+    is_over: bool = False
+    drawn_from: GeneratorStates | None = None
+    read_ahead: list | None = None
+
+
+@dataclass(eq=False)
+class PassUnderWay:
+    """A pass that has begun and not ended, with the attributes of a Position; `resumed` is the one that it began at."""
+
+    epoch: int
+    step: int
+    resumed: Position | None = None
+    is_over: bool = False
+    drawn_from: GeneratorStates | None = None
+    read_ahead: ReadBatch | None = None
+
+
+@dataclass
+class RepeatableBatches(DrawnBatches):
+    """DrawnBatches in an order that another run can draw again.
+
+    It does not know the loader. A loader whose workers stay alive keeps torch's iterator, which keeps this object. In a
+    circle only the garbage collector would end the workers, and then torch waits five seconds for each of them.
+
+    Attributes:
+        sampler: what draws the order of `batches`.
+        passes: those under way. The last one of them begins when this is iterated over.
+        batches_to_skip: of an epoch that is resumed, for each of its steps that had been yielded.
+        drawn_ahead: batches that had been drawn and not yielded by then.
+    """
+
+    sampler: Any
+    passes: list[PassUnderWay]
+    batches_to_skip: int
+    drawn_ahead: int
+
+    def _make_iterator(self) -> Iterator[Any]:
+        this_pass = self.passes[-1]
+        resumed = this_pass.resumed
+        if resumed is None or resumed.drawn_from is None:
+            return self._draw_anew(this_pass)
+        return self._draw_again(resumed.step, resumed.drawn_from)
+
+    def _draw_anew(self, this_pass: PassUnderWay) -> Iterator[Any]:
+        own = generator_of(self.sampler)
+        this_pass.drawn_from = GeneratorStates(torch.get_rng_state(), _state_of(own))
+        yield from self.batches
+
+    def _draw_again(self, step: int, drawn_from: GeneratorStates) -> Iterator[Any]:
+        """The batches after `step`: those that had been drawn before the checkpoint now, the others later."""
+        torch.set_rng_state(drawn_from.torch)
+        own = generator_of(self.sampler)
+        if own is not None and drawn_from.sampler is not None:
+            own.set_state(drawn_from.sampler)
+        elif own is not None:
+            self.sampler.generator = None  # as it was in the checkpoint's run, on one process
+        batches = islice(self.batches, step * self.batches_to_skip, None)
+        drawn = list(islice(batches, self.drawn_ahead))
+        return chain(drawn, batches)
+
+
+class StatefulDataLoaderShard(DataLoaderShard):
+    """A DataLoaderShard with `state_dict` and `load_state_dict`.
+
+    A checkpoint at the last step of an epoch is followed by the next epoch, as in the original; after `set_epoch` with
+    the number of the finished one, by what is left of that: no batch.
+
+    Args:
+        args, kwargs: of DataLoaderShard.
+        first_step: how many steps this loader leaves out, as `skip_first_batches` was told.
+    """
+
+    def __init__(self, *args: Any, first_step: int = 0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.use_stateful_dataloader = True
+        self._first_step = first_step
+        # Of a loader that `skip_first_batches` made, those of the whole one count.
+        self._under_way: list[PassUnderWay] = []
+        self._saved: Position | None = None  # where a checkpoint was made: the next pass continues there
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        this_pass = PassUnderWay(self.iteration, self._first_step)
+        saved = self._whole._saved
+        if saved is not None and saved.epoch == self.iteration:
+            this_pass.resumed = saved
+            this_pass.step = self._first_step or saved.step
+            this_pass.drawn_from = saved.drawn_from
+        self._whole._saved = None
+        under_way = self._whole._under_way
+        under_way.append(this_pass)
+        try:
+            for batch in super().__iter__():
+                this_pass.step += 1
+                this_pass.is_over = self.end_of_dataloader
+                yield batch
+        finally:
+            under_way.remove(this_pass)
+
+    @property
+    def _visits_rest(self) -> bool:
+        return super()._visits_rest or self._whole._under_way[-1].resumed is not None
+
+    def _begin_reading(self) -> Iterator[ReadBatch]:
+        this_pass = self._whole._under_way[-1]
+        if this_pass.resumed is None:
+            return self._note(super()._begin_reading(), this_pass)
+        return self._note(self._go_on_reading(this_pass.resumed), this_pass)
+
+    def _note(self, reading: Iterator[ReadBatch], this_pass: PassUnderWay) -> Iterator[ReadBatch]:
+        for batch in reading:
+            this_pass.read_ahead = batch
+            yield batch
+        this_pass.read_ahead = None
+
+    def _go_on_reading(self, resumed: Position) -> Iterator[ReadBatch]:
+        """What is left of an epoch. Then the generators are in the states that they have now, as the checkpoint had."""
+        device = self.device or torch.device("cpu")
+        sampler = self._order_sampler
+        own = generator_of(sampler)
+        states = {each: each.get_state() for each in (own, self.generator) if each is not None}
+        random_states = get_random_states(device)
+        self._reader = None  # workers that stayed alive would read a whole epoch
+        reading = self._open()
+        if isinstance(self.dataset, IterableDataset) and not self._first_step:
+            for _ in range(resumed.step):  # a stream is always read from its first batch on
+                next(reading, None)
+        again = None
+        # What `skip_first_batches` made may begin elsewhere.
+        begins_there = self._first_step in (0, resumed.step)
+        if begins_there and resumed.read_ahead is not None:
+            again = next(reading, None)
+        set_random_states(device, random_states)
+        if own is not None:
+            sampler.generator = own
+        for generator, state in states.items():
+            generator.set_state(state)
+        if again is None or resumed.read_ahead is None:
+            return reading
+        return chain([again._replace(content=_put_back(resumed.read_ahead, again.content))], reading)
+
+    def _draw_from(self, index_sampler: Any) -> RepeatableBatches:
+        # For 3 processes of which one reads for all: when step 0 is yielded, the batches 3, 4 and 5 of step 1 have been
+        # drawn. The resumed pass begins with batch 3.
+        drawn_ahead = self.batches_per_step + self.num_workers * (self.prefetch_factor or 0)
+        # A loader that `skip_first_batches` made leaves its first batches out by itself.
+        batches_to_skip = 0 if self._first_step else self.batches_per_step
+        return RepeatableBatches(
+            index_sampler,
+            self._is_of_one_process(index_sampler),
+            self._order_sampler,
+            self._whole._under_way,
+            batches_to_skip,
+            drawn_ahead,
+        )
+
+    @property
+    def _order_sampler(self) -> Any:
+        """The sampler that draws the order; None for streams."""
+        if isinstance(self.dataset, IterableDataset):
+            return None
+        return innermost_sampler(index_sampler_of(self))
+
+    def _arguments_of_copy(self, num_batches: int) -> dict[str, Any]:
+        return super()._arguments_of_copy(num_batches) | {"first_step": self._first_step + num_batches}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass visit `epoch`; where a checkpoint stopped in that very epoch, it continues there."""
+        super().set_epoch(epoch)
+        saved = self._whole._saved
+        if saved is not None and saved.epoch != epoch:
+            self._whole._saved = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch, the steps of it that were yielded, and the states of the generators; for all processes.
+
+        Only the content of the batch that is read ahead is for one of several processes: see `read_ahead`. A loader
+        that is not being iterated over is at the beginning of its epoch, also after a `break`.
+        """
+        position: PassUnderWay | Position = self._whole._saved or Position(self.iteration, 0)
+        if self._whole._under_way:
+            position = self._whole._under_way[-1]
+        sampler = self._order_sampler
+        return {
+            "epoch": position.epoch,
+            "step": position.step,
+            "is_over": position.is_over,
+            "step_size": self.total_batch_size,
+            "sampler_seed": sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None,
+            "sampler_generator": _state_of(generator_of(sampler)),
+            "loader_generator": _state_of(self.generator),
+            "drawn_from": None if position.drawn_from is None else tuple(position.drawn_from),
+            "read_ahead": self.read_ahead(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next pass continue there, on any number of processes with the same samples per step.
+
+        Raises:
+            ValueError: if the samples yielded before are no whole number of this loader's steps.
+        """
+        epoch = state_dict["epoch"]
+        samples = state_dict["step"] * state_dict["step_size"]
+        step, rest = divmod(samples, self.total_batch_size)
+        if rest:
+            where = f"{samples} samples of epoch {epoch}"
+            raise ValueError(f"it stopped after {where}, no whole number of steps of {self.total_batch_size}")
+        self.iteration = epoch + state_dict["is_over"]
+        self._load_generators(state_dict)
+        self._whole._saved = None
+        if step:
+            drawn_from = state_dict["drawn_from"]
+            if drawn_from is not None:
+                drawn_from = GeneratorStates(*drawn_from)
+            self._whole._saved = Position(epoch, step, state_dict["is_over"], drawn_from)
+            self.load_read_ahead(state_dict.get("read_ahead"))
+
+    def read_ahead(self) -> dict[str, Any]:
+        """What is in the batch that this process has read and not yielded, if any; it is this process's own."""
+        whole = self._whole
+        content = None
+        if whole._under_way and whole._under_way[-1].read_ahead is not None:
+            content = _content_of(whole._under_way[-1].read_ahead.content)
+        elif whole._saved is not None:
+            content = whole._saved.read_ahead
+        return {"process": self._own_process, "content": content}
+
+    def load_read_ahead(self, read_ahead: dict[str, Any] | None) -> None:
+        """Let the next pass begin with that batch, if it is of this process of a run with as many."""
+        content = None
+        if read_ahead is not None and read_ahead["process"] == self._own_process:
+            content = read_ahead["content"]
+        if self._whole._saved is not None:
+            self._whole._saved = self._whole._saved._replace(read_ahead=content)
+
+    @property
+    def _own_process(self) -> tuple[int, int]:
+        """The process whose batches these are, and the number of processes that share them."""
+        shard: Any = shard_among(index_sampler_of(self))
+        if isinstance(self.dataset, CountedShard):
+            shard = self.dataset
+        if shard is None:
+            shard = PartialState()
+        return shard.process_index, shard.num_processes
+
+    def _load_generators(self, state_dict: dict[str, Any]) -> None:
+        sampler = self._order_sampler
+        if isinstance(sampler, SeedableRandomSampler):
+            sampler.initial_seed = state_dict["sampler_seed"]
+        own = state_dict["sampler_generator"]
+        if own is not None:
+            # A sampler of a single process has no generator where the checkpoint's run, on several processes, gave it
+            # one. A SeedableRandomSampler makes its own when its first pass begins.
+            if hasattr(sampler, "generator") and sampler.generator is None:
+                sampler.generator = torch.Generator()
+            generator = generator_of(sampler)
+            if generator is not None:
+                generator.set_state(own)
+        if state_dict["loader_generator"] is not None and self.generator is not None:
+            self.generator.set_state(state_dict["loader_generator"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = super().__getstate__()
+        kept["_under_way"] = []  # no pass over the copy has begun
+        return kept
+
+
+class StatefulDataLoaderDispatcher(StatefulDataLoaderShard, DataLoaderDispatcher):
+    """A DataLoaderDispatcher with `state_dict` and `load_state_dict`."""
+
+
+class SeedableOrder:
+    """Seed and epoch of a prepared loader with a SeedableRandomSampler: what is saved of a loader by default."""
+
+    def __init__(self, loader: DataLoaderShard) -> None:
+        self.loader = loader
+        self.sampler: SeedableRandomSampler = innermost_sampler(index_sampler_of(loader))
+
+    def state_dict(self) -> dict[str, int]:
+        """The seed, and the epoch that the next step belongs to."""
+        return {"initial_seed": self.sampler.initial_seed, "epoch": self.loader.epoch_of_next_step}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Let the next pass visit that epoch, from its beginning."""
+        self.sampler.initial_seed = state_dict["initial_seed"]
+        self.loader.set_epoch(state_dict["epoch"])
+
+
+def _state_of(generator: torch.Generator | None) -> torch.Tensor | None:
+    return None if generator is None else generator.get_state()
+
+
+def _content_of(batch: Any) -> list:
+    """The tensors, numbers and texts in `batch`; None in the place of what a checkpoint cannot hold."""
+    return [_copy_if_plain(leaf) for leaf in leaves(batch, is_list_of_entries)]
+
+
+def _copy_if_plain(leaf: Any) -> Any:
+    if type(leaf) is torch.Tensor:  # files with other classes would not be loaded
+        return leaf.detach().cpu().clone()  # a part of a larger tensor would be saved with all of it
+    if isinstance(leaf, (list, tuple)):
+        entries = [_copy_if_plain(entry) for entry in leaf]
+        return None if None in entries else entries
+    return leaf if type(leaf) in (bool, int, float, complex, str, bytes) else None
+
+
+def _put_back(content: list, batch: Any) -> Any:
+    """`batch`, which has been read again, with the saved content in the place of the new one."""
+    if len(list(leaves(batch, is_list_of_entries))) != len(content):
+        logger.warning("the batch after a checkpoint has another structure now: its random numbers are other ones")
+        return batch
+    saved = iter(content)
+
+    def choose(leaf: Any) -> Any:
+        kept = next(saved)
+        if kept is None:
+            return leaf
+        return type(leaf)(kept) if isinstance(leaf, (list, tuple)) else kept
+
+    return map_nested(choose, batch, is_leaf=is_list_of_entries)

@@ -1,0 +1,224 @@
+"""FSDP, version 2: each rank keeps its part of every parameter, gradient and optimizer state.
+
+    rank 0     part of each layer ──┐ all-gather   a layer is whole while it computes, in forward and in backward
+    rank 1     part of each layer ──┤
+    rank 2     part of each layer ──┘ ◄── reduce-scatter: of each gradient a rank gets the mean of its own part
+
+torch's `fully_shard` does this. Here it is said which layers, and how whole tensors become parts and the reverse, so
+that what leaves the core, state dicts and checkpoints, is as of a run without FSDP.
+"""
+
+import functools
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.utils.checkpoint import checkpoint
+
+from ..operations import broadcast
+from .dataclasses import FullyShardedDataParallelPlugin
+
+
+def is_part(tensor: Any) -> bool:
+    """True for a DTensor: what this rank has of a tensor that is shared out."""
+    # Importing it takes a second. Whoever has made one has imported it.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+# Sharding a model
+
+
+def shard_model(model: nn.Module, plugin: FullyShardedDataParallelPlugin, device: torch.device) -> None:
+    """Leave this rank its part of `model`, in place. A collective: the parts are those of rank 0's weights.
+
+    Raises:
+        ValueError: for the name of a class that no layer has.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    if isinstance(model, FSDPModule):
+        return
+    layers = _layers_to_wrap(model, plugin)
+    whole: dict[str, Any] = dict(model.named_parameters())
+    for tensor in [*whole.values(), *model.buffers()]:
+        on_device = tensor.detach().to(device)  # one at a time: the whole model may not fit
+        tensor.detach().copy_(broadcast(on_device))
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for layer in layers:
+        if plugin.activation_checkpointing:
+            _recompute_in_backward(layer)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=plugin.reshard_after_forward)
+    fully_shard(model, mesh=mesh)  # what is in none of these layers
+    for name, parameter in model.named_parameters():
+        whole[name]._part = parameter  # for optimizers that have the whole one
+    for module in model.modules():
+        module.register_load_state_dict_pre_hook(_take_parts)
+    model.register_forward_hook(_free_after_evaluation)
+
+
+def _layers_to_wrap(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> list[nn.Module]:
+    """The layers that are gathered apart from the others, the inner ones first."""
+    names = plugin.transformer_cls_names_to_wrap or getattr(model, "_no_split_modules", None) or []
+    candidates = list(model.modules())[1:]
+    known = {type(layer).__name__ for layer in candidates}
+    if plugin.auto_wrap_policy == "TRANSFORMER_BASED_WRAP" and not known.issuperset(names):
+        missing = ", ".join(sorted(set(names) - known))
+        raise ValueError(f"Could not find the transformer layer class {missing} in the model.")
+    # Tied parameters belong to several layers, and so to the model.
+    owners: Counter[Tensor] = Counter()
+    for module in model.modules():
+        owners.update(module.parameters(recurse=False))
+    layers = []
+    for layer in reversed(candidates):
+        if plugin.auto_wrap_policy == "TRANSFORMER_BASED_WRAP":
+            is_wanted = type(layer).__name__ in names
+        else:
+            size = sum(parameter.numel() for parameter in layer.parameters())
+            is_wanted = size > plugin.min_num_params > 0 and not isinstance(layer, nn.ModuleList | nn.ModuleDict)
+        is_tied = any(owners[parameter] > 1 for parameter in layer.parameters())
+        if is_wanted and not is_tied and plugin.auto_wrap_policy != "NO_WRAP":
+            layers.append(layer)
+    return layers
+
+
+def _recompute_in_backward(layer: nn.Module) -> None:
+    layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+
+
+def _free_after_evaluation(model: nn.Module, *_: Any) -> None:
+    """Free what is gathered after a forward that no backward follows, which would free it."""
+    if not torch.is_grad_enabled():
+        for module in _sharded_modules(model):
+            module.reshard()
+
+
+def _sharded_modules(model: nn.Module) -> list[Any]:
+    return [module for module in model.modules() if hasattr(module, "set_requires_gradient_sync")]
+
+
+def give_parts(optimizer: torch.optim.Optimizer) -> None:
+    """Let `optimizer` step its parameters' parts, where it was made before the model was sharded."""
+    for group in optimizer.param_groups:
+        for index, whole in enumerate(group["params"]):
+            part = getattr(whole, "_part", None)
+            if part is None:
+                continue
+            group["params"][index] = part
+            state = optimizer.state.pop(whole, None)
+            if state is not None:
+                optimizer.state[part] = _parts_of_state(state, part)
+
+
+# Whole tensors and parts
+
+
+def _part_like(parameter: Any, whole: Any) -> Any:
+    """This rank's part of `whole`, cut as `parameter` is; anything that is not as large stays as it is."""
+    if not isinstance(whole, Tensor) or is_part(whole) or whole.shape != parameter.shape:
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    # Without a source rank nothing is sent: each rank cuts its own copy.
+    return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def _parts_of_state(state: dict[str, Any], parameter: Tensor) -> dict[str, Any]:
+    return {name: _part_like(parameter, value) for name, value in state.items()}
+
+
+def _take_parts(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Cut the whole weights that a script or a checkpoint loads into `module`."""
+    for name, parameter in module.named_parameters(recurse=False):
+        if is_part(parameter) and prefix + name in state_dict:
+            state_dict[prefix + name] = _part_like(parameter, state_dict[prefix + name])
+
+
+def _gather(value: Any, keep: bool) -> Any:
+    """`value`, whole on the CPU if it is a part. A collective; without `keep`, this rank only lends its part."""
+    if not is_part(value):
+        return value.detach() if isinstance(value, Tensor) else value
+    whole = value.detach().full_tensor()
+    return whole.cpu() if keep else None
+
+
+def whole_state_dict(model: nn.Module, keep: bool) -> dict[str, Any]:
+    """The whole weights of `model`, on the CPU; empty without `keep`. A collective. Tied ones are the same tensor."""
+    state_dict = model.state_dict(keep_vars=True)
+    gathered: dict[int, Any] = {}
+    for name, value in state_dict.items():
+        if id(value) not in gathered:
+            gathered[id(value)] = _gather(value, keep)
+        state_dict[name] = gathered[id(value)]
+    return state_dict if keep else {}
+
+
+def whole_optimizer_state(optimizer: torch.optim.Optimizer, keep: bool) -> dict[str, Any]:
+    """The state dict of `optimizer` with whole tensors, on the CPU; without `keep` no state. A collective."""
+    state_dict = optimizer.state_dict()
+    states = {}
+    for number, state in state_dict["state"].items():
+        states[number] = {name: _gather(value, keep) for name, value in state.items()}
+    return {**state_dict, "state": states if keep else {}}
+
+
+def load_whole_optimizer_state(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+    """Load the parts of what `whole_optimizer_state` gave, on any number of ranks."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+    states = dict(state_dict["state"])
+    for number, parameter in zip(numbers, parameters, strict=False):  # torch says where groups differ
+        if number in states:
+            states[number] = _parts_of_state(states[number], parameter)
+    optimizer.load_state_dict({**state_dict, "state": states})
+
+
+# Gradients
+
+
+@contextmanager
+def no_sync(model: Any) -> Iterator[None]:
+    """Gradients of `model`, if it is sharded, stay on their rank, whole, and are added to the next ones."""
+    shards = _sharded_modules(model)
+    for module in shards:
+        module.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        for module in shards:
+            module.set_requires_gradient_sync(True)
+
+
+@contextmanager
+def whole_parameters(model: nn.Module) -> Iterator[None]:
+    """The parameters of `model` are whole in the block, and so are gradients of an unfinished window. A collective."""
+    for module in _sharded_modules(model):
+        module.unshard()
+    yield
+    for module in _sharded_modules(model):
+        module.reshard()
+
+
+def clip_grad_norm_(parameters: list[Tensor], max_norm: float, norm_type: float) -> Tensor:
+    """Clip the gradients of sharded parameters by the norm over all ranks' parts, and return it. A collective.
+
+    torch's own function fails for the infinity norm on a rank whose part is empty.
+    """
+    gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    parts = [gradient.to_local() for gradient in gradients if gradient.to_local().numel() > 0]
+    total = get_total_norm(parts, norm_type).to(parameters[0].device)
+    if norm_type == float("inf"):
+        dist.all_reduce(total, dist.ReduceOp.MAX)
+    else:
+        total = total**norm_type
+        dist.all_reduce(total)
+        total = total ** (1 / norm_type)
+    clip_grads_with_norm_(parameters, max_norm, total)
+    return total

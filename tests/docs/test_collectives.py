@@ -1,0 +1,67 @@
+"""The table of the collectives that each level calls: counted in a training on two ranks."""
+
+import re
+import traceback
+
+import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from common import ladder
+from common.processes import ranks
+from tests.levels import run_level
+from tests.states import OURS, forget_states
+
+PAGE = (ladder.ROOT / "02_ddp_raw" / "COLLECTIVES.md").read_text()
+ROW = r"^\| ([\d, ]*)\| (?:`(.*?)` )?\| ([a-z-]+) \| (\w+) \| ([<\d, ]+) \|$"
+STEPS, EPOCHS, EVALUATION_BATCHES = 3, 2, 3
+FLAGS = f"--dataset synthetic --train-samples {64 * STEPS} --eval-samples 130 --epochs {EPOCHS}".split()
+TIMES = {"once": 1, "step": STEPS * EPOCHS, "epoch": EPOCHS, "batch": EVALUATION_BATCHES * EPOCHS}
+NAMES = {"allreduce_": "all-reduce", "broadcast_": "broadcast", "allgather_": "all-gather"}
+NAMES["_allgather_base_"] = NAMES["allgather_"]
+
+
+class Calls(TorchDispatchMode):
+    """Of each collective the line of the level's script, its name, and the bytes that this rank puts in."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "c10d":
+            name = NAMES[function._opname]
+            given = args[name == "all-gather"]  # which has its outputs before its inputs
+            given = given if isinstance(given, list) else [given]
+            line = [frame.line for frame in traceback.extract_stack() if frame.filename.endswith("train.py")][-1]
+            self.seen.append((line, name, sum(tensor.nbytes for tensor in given)))
+        return function(*args, **kwargs or {})
+
+
+def calls(level):
+    forget_states(OURS)  # of a level that ran in this process before
+    with Calls() as counted:
+        run_level(level, FLAGS)
+    return counted.seen
+
+
+def rows():
+    """The table's (level, line, collective, how often, bytes); a cell that is empty is that of the row above."""
+    level = line = ""
+    for cells in re.findall(
+        r"^\| ([\d, ]*)\| (?:`(.*?)` )?\| ([a-z-]+) \| (\w+) \| ([<\d, ]+) \|$", PAGE, re.MULTILINE
+    ):
+        level, line = cells[0].strip() or level, cells[1] or line
+        for each in level.split(", "):
+            yield each, line, *cells[2:]
+
+
+@pytest.mark.parametrize("level", ladder.DISTRIBUTED)
+def test_the_table_has_every_collective_and_its_bytes(level):
+    seen = sorted(ranks(2).run(calls, level)[1])
+    told = 0
+    for _, line, collective, often, size in [row for row in rows() if row[0] == level[:2]]:
+        sizes = [call[2] for call in seen if line in call[0] and call[1] == collective]
+        told += len(sizes)
+        mean = sum(sizes) / TIMES[often]
+        assert 0 < mean < 100 if size == "< 100" else mean == int(size.replace(",", "")), line
+    assert told == len(seen) or level == "04_trainer", "the page says the rest of level 04 in words"

@@ -1,0 +1,242 @@
+"""FSDP: each rank has its part, and what comes out is what comes out of DDP, bit for bit."""
+
+import importlib
+
+import pytest
+import torch
+from torch import nn
+
+from common.accelerator import Accelerator
+from common.accelerator.state import DistributedType
+from common.accelerator.utils import FullyShardedDataParallelPlugin
+from common.memory import accounting
+from common.processes import ranks
+from tests.states import OURS, THEIRS, forget_states
+from tests.unit.accelerator.several_processes import on_ranks
+
+SIZED = {"auto_wrap_policy": "size_based_wrap", "min_num_params": 20}
+LAYERS = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_cls_names_to_wrap": "Layer"}
+
+
+class Layer(nn.Linear):
+    dropout = 0.0
+
+    def forward(self, x):
+        return x + nn.functional.dropout(super().forward(x).tanh(), self.dropout)
+
+
+class Tied(nn.Module):
+    """Layers between an embedding and the same weights turned round, and a number of which one rank has all."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(7, 6)
+        self.layers = nn.ModuleList(Layer(6, 6) for _ in range(2))
+        self.out = nn.Linear(6, 7, bias=False)
+        self.out.weight = self.embed.weight
+        self.shift = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        h = self.embed(x)
+        for layer in self.layers:
+            h = layer(h)
+        return self.out(h) + self.shift
+
+
+def local(parameter):
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
+
+
+def trained(accelerator, batches, dropout, optimizer_first, load, save):
+    """The weights after a training in windows of two micro-batches, and the norms of its gradients.
+
+    Ranks begin with different weights, and rank 0's count.
+    """
+    torch.manual_seed(accelerator.process_index)
+    model = Tied().to(torch.float32 if accelerator.native_amp else torch.float64)
+    for layer in model.layers:
+        layer.dropout = dropout
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    if optimizer_first:
+        optimizer = accelerator.prepare(optimizer)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    held = sum(local(p).numel() for p in accelerator.unwrap_model(model).parameters())
+    torch.manual_seed(accelerator.process_index)
+    if load:
+        accelerator.load_state(load)
+    limit = 1e9 if dropout else 10.0  # a norm is exact to rounding, and so are gradients that it cuts
+    norms = []
+    for number in batches:
+        tokens = torch.arange(12).roll(number) % 7
+        share = tokens.chunk(accelerator.num_processes)[accelerator.process_index]
+        with accelerator.accumulate(model):
+            accelerator.backward(model(share).square().mean())
+            if accelerator.sync_gradients:
+                for norm_type in (2, float("inf")):
+                    norms.append(accelerator.clip_grad_norm_(model.parameters(), limit, norm_type).item())
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            model(tokens)  # an evaluation leaves nothing gathered
+    if save:
+        accelerator.save_state(save)
+    return accelerator.get_state_dict(model), norms, held
+
+
+def train(world, fsdp, batches=range(8), dropout=0.0, optimizer_first=False, load=None, save=None, precision="no"):
+    plugin = None if fsdp is None else FullyShardedDataParallelPlugin(fsdp_version=2, **fsdp)
+    settings = {"fsdp_plugin": plugin, "mixed_precision": precision, "gradient_accumulation_steps": 2}
+    return on_ranks(world, trained, batches, dropout, optimizer_first, load, save, **settings)
+
+
+def distance(ours, theirs):
+    """The largest difference of two runs' weights, as rank 0 has them."""
+    weights, other = ours[0][0], theirs[0][0]
+    assert list(weights) == list(other)
+    return max((weights[name] - other[name]).abs().max().item() for name in weights)
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "precision", "optimizer_first"),
+    [
+        ({}, "no", False),
+        (SIZED, "no", True),
+        ({**LAYERS, "reshard_after_forward": False}, "no", True),
+        ({**LAYERS, "activation_checkpointing": True}, "bf16", False),
+    ],
+)
+def test_two_ranks_end_with_the_bits_of_ddp_and_each_has_a_half(fsdp, precision, optimizer_first):
+    sharded = train(2, fsdp, dropout=0.1, precision=precision, optimizer_first=optimizer_first)
+    copied = train(2, None, dropout=0.1, precision=precision)
+    assert distance(sharded, copied) == 0.0 < distance(sharded, train(2, fsdp, range(6), precision=precision))
+    assert sharded[0][1] == pytest.approx(copied[0][1], rel=1e-6) and len(sharded[0][1]) == 8
+    assert sharded[1][0] == {}, "rank 1 has lent its part only"
+    whole = copied[0][2]
+    assert sharded[0][2] + sharded[1][2] == whole == copied[1][2] and sharded[1][2] < 0.5 * whole
+
+
+@pytest.mark.parametrize("world", [1, *(pytest.param(world, marks=pytest.mark.slow) for world in (3, 4))])
+def test_any_number_of_ranks_trains_the_same_weights(world):
+    assert distance(train(world, SIZED), train(2, None)) <= 1e-9
+
+
+@pytest.mark.parametrize("stop", [4, 5])  # between two steps, and within a window
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((2, SIZED), (2, LAYERS)),
+        ((2, SIZED), (2, None)),
+        ((2, None), (2, SIZED)),
+        pytest.param((2, SIZED), (3, SIZED), marks=pytest.mark.slow),
+        pytest.param((1, None), (4, SIZED), marks=pytest.mark.slow),
+    ],
+)
+def test_a_checkpoint_goes_on_under_fsdp_and_under_ddp(tmp_path, stop, before, after):
+    same_world = before[0] == after[0]
+    how = {"dropout": 0.1 if same_world else 0.0}
+    straight = train(*before, range(8), **how)
+    train(*before, range(stop), **how, save=tmp_path / "saved")
+    resumed = train(*after, range(stop, 8), **how, load=tmp_path / "saved")
+    assert distance(resumed, straight) <= (0.0 if same_world else 1e-9)
+
+
+def bytes_held(accelerator):
+    """What the accounting finds after a step, before its gradients are dropped."""
+    with accounting() as ledger:
+        layers = [nn.Linear(64, 64, bias=False) for _ in range(3)]
+        model = nn.Sequential(*layers)
+        model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+        accelerator.backward(model(torch.ones(1, 64).to("cpu")).sum())
+        optimizer.step()
+        held = ledger.now(0)
+    return [held[kind] for kind in ("parameters", "gradients", "optimizer state")]
+
+
+def test_the_bytes_of_all_ranks_sum_to_one_copy():
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, **SIZED)
+    (one,) = on_ranks(1, bytes_held)
+    two = on_ranks(2, bytes_held, fsdp_plugin=plugin)
+    assert two[0] == two[1] and [2 * part for part in two[0]] == one
+
+
+def on_gpus(library):
+    """The losses of a training that shares a model out, on GPUs."""
+    root = importlib.import_module(library)
+    utils = importlib.import_module(f"{library}.utils")
+    settings = {"state_dict_type": "FULL_STATE_DICT", **LAYERS}
+    plugin = utils.FullyShardedDataParallelPlugin(fsdp_version=2, **settings)
+    accelerator = root.Accelerator(fsdp_plugin=plugin)
+    torch.manual_seed(0)
+    model = Tied()
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+    losses = []
+    for number in range(6):
+        tokens = (torch.arange(12, device=accelerator.device).roll(number) + accelerator.process_index) % 7
+        loss = model(tokens).square().mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    weights = accelerator.get_state_dict(model)
+    accelerator.end_training()
+    forget_states(library)
+    return losses, weights
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="Hugging Face Accelerate shares models out on GPUs alone")
+def test_two_gpus_train_as_on_accelerate():
+    (losses, weights), _ = ranks(2).run(on_gpus, OURS)
+    (expected, others), _ = ranks(2).run(on_gpus, THEIRS)
+    assert losses == pytest.approx(expected, rel=1e-5)
+    for name in weights:
+        torch.testing.assert_close(weights[name], others[name], rtol=1e-4, atol=1e-6)
+
+
+def refused(accelerator):
+    assert accelerator.distributed_type == DistributedType.FSDP
+    model = accelerator.prepare(Tied())
+    with pytest.raises(ValueError, match="its models are sharded otherwise"):
+        Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
+    with pytest.raises(RuntimeError, match="size mismatch for shift"):
+        model.load_state_dict({**Tied().state_dict(), "shift": torch.zeros(2)})
+    return True
+
+
+def test_what_does_not_fit_is_refused():
+    assert all(on_ranks(2, refused, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, **SIZED)))
+    with pytest.raises(Exception, match="Could not find the transformer layer class Lair in the model"):
+        train(2, {**LAYERS, "transformer_cls_names_to_wrap": ["Layer", "Lair"]})
+    with pytest.raises(TypeError, match="must be a FullyShardedDataParallelPlugin"):
+        Accelerator(cpu=True, fsdp_plugin=True)
+    with pytest.raises(Exception, match="FSDP in fp16 is out of scope"):
+        train(2, {}, precision="fp16")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"fsdp_version": None}, "FSDP of version 1 is out of scope"),
+        ({"cpu_offload": True}, "FSDP with cpu_offload=True is out of scope"),
+        ({"state_dict_type": "sharded_state_dict"}, "state_dict_type=SHARDED_STATE_DICT is out of scope"),
+        ({"auto_wrap_policy": "by_layer"}, "auto_wrap_policy 'by_layer' is none of TRANSFORMER_BASED_WRAP"),
+        ({"reshard_after_forward": "FULL_SHARD"}, "reshard_after_forward must be true or false, not 'FULL_SHARD'"),
+        ({"min_num_params": "few"}, "min_num_params must be a whole number, not 'few'"),
+        ({"activation_checkpointing": True}, "activation_checkpointing needs an auto_wrap_policy"),
+    ],
+)
+def test_a_bad_plugin_is_one_clear_line(settings, message):
+    with pytest.raises((NotImplementedError, ValueError), match=message) as raised:
+        FullyShardedDataParallelPlugin(**{"fsdp_version": 2, **settings})
+    assert "\n" not in str(raised.value)
+
+
+def test_the_launchers_variables_are_the_defaults(monkeypatch):
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    monkeypatch.setenv("FSDP_AUTO_WRAP_POLICY", "TRANSFORMER_BASED_WRAP")
+    monkeypatch.setenv("FSDP_TRANSFORMER_CLS_TO_WRAP", "Layer,Block")
+    monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", "false")
+    plugin = FullyShardedDataParallelPlugin(min_num_params=3)
+    assert plugin.transformer_cls_names_to_wrap == ["Layer", "Block"] and not plugin.reshard_after_forward
+    # Without a process group there is nobody to share with: as in the original, nothing is sharded.
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    assert Accelerator(cpu=True).state.fsdp_plugin is None

@@ -1,0 +1,205 @@
+"""Each rank saves its part by itself: killed at any moment, on the main process alone, or later than the others."""
+
+import io
+import itertools
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from common.accelerator import Accelerator, checkpointing
+from common.accelerator.utils import ProjectConfiguration, gather_object
+from common.accelerator.utils.checkpoint_folder import is_whole
+from tests.states import forget_states
+from tests.unit.accelerator.several_processes import on_ranks
+
+
+class Run:
+    """A rank's view of a run. A step's number is the bias on all ranks, and ten times it, plus the rank, the seed."""
+
+    def __init__(self, folder: Path, **config) -> None:
+        forget_states()
+        self.accelerator = Accelerator(project_config=ProjectConfiguration(folder, **config), cpu=True)
+        self.model = self.accelerator.unwrap_model(self.accelerator.prepare(torch.nn.Linear(1, 1)))
+        self.rank = self.accelerator.process_index
+
+    def step(self, number: int) -> None:
+        torch.nn.init.constant_(self.model.bias, number)
+        torch.manual_seed(10 * number + self.rank)
+
+    def load(self, folder: Path | None = None) -> tuple[float, float]:
+        """The steps whose weights, and whose random states, are there after loading; 99 is none."""
+        torch.manual_seed(990 + self.rank)
+        self.accelerator.load_state(folder)
+        return self.model.bias.item(), (torch.initial_seed() - self.rank) // 10
+
+
+@contextmanager
+def run_named(name: str) -> Iterator[None]:
+    """Within the block this process belongs to another run than it does."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(checkpointing, "_name_of_run", lambda: name)
+        yield
+
+
+# Killed
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing in the core catches it."""
+
+
+OPERATIONS = [
+    (os, "rename"),
+    (os, "replace"),
+    (os, "mkdir"),
+    (os, "unlink"),
+    (os, "rmdir"),
+    (os, "link"),
+    (io, "open"),
+    (torch, "save"),
+]
+
+
+def is_saved_within(operations: int, accelerator: Accelerator, place: Path | None) -> bool:
+    """Save, and be killed if that takes more file operations. Returns whether it came through."""
+    left = itertools.count(operations, -1)
+
+    def interruptible(function):
+        def run(*args, **kwargs):
+            if next(left) <= 0:
+                raise Killed
+            return function(*args, **kwargs)
+
+        return run
+
+    with pytest.MonkeyPatch.context() as patched:
+        for module, name in OPERATIONS:
+            patched.setattr(module, name, interruptible(getattr(module, name)))
+        try:
+            accelerator.save_state(place)
+        except Killed:
+            return False
+    return True
+
+
+def saved_and_killed(_, root: Path, victim: int, is_automatic: bool) -> int:
+    """Two saves of all ranks, in the second of which `victim` is killed at some file operation, and then a new run."""
+    for operations in itertools.count():
+        folder = root / str(operations)
+        naming = {"automatic_checkpoint_naming": is_automatic, "total_limit": 1 if is_automatic else None}
+        place = None if is_automatic else folder / "c"
+        with run_named(f"{folder}, the first"):
+            run = Run(folder, **naming)
+            run.step(1)
+            run.accelerator.save_state(place)
+            run.accelerator.wait_for_everyone()
+            run.step(2)
+            is_saved = is_saved_within(operations if run.rank == victim else sys.maxsize, run.accelerator, place)
+            are_saved = gather_object([is_saved])
+        with run_named(f"{folder}, the second"):
+            run = Run(folder, **naming)
+            found = run.load(place)
+            assert found == (2, 2) or (found == (1, 1) and not all(are_saved)), (operations, found)
+            run.step(3)
+            run.accelerator.save_state(place)  # and the run goes on
+            assert run.load(place) == (3, 3), operations
+        if all(are_saved):
+            return operations
+
+
+SLOW = pytest.mark.slow
+INTERRUPTED = [
+    (1, 0, True),
+    pytest.param(1, 0, False, marks=SLOW),
+    (2, 1, False),
+    pytest.param(2, 0, False, marks=SLOW),
+    pytest.param(2, 0, True, marks=SLOW),
+    pytest.param(2, 1, True, marks=SLOW),
+]
+
+
+@pytest.mark.parametrize(("world", "victim", "is_automatic"), INTERRUPTED)
+def test_an_interruption_at_any_file_operation_leaves_a_complete_checkpoint(world, victim, is_automatic, tmp_path):
+    assert on_ranks(world, saved_and_killed, tmp_path, victim, is_automatic)[victim] > 4
+
+
+# On the main process alone
+
+
+def saved_alone(_, folder: Path, saves: int) -> tuple[float, float]:
+    """What a new run finds, after one in which first all ranks saved, and then the main process alone."""
+    with run_named(f"{folder}, the first"):
+        run = Run(folder)
+        for number in range(saves):
+            run.step(number)
+            if number == 0 or run.accelerator.is_main_process:
+                run.accelerator.save_state(folder / "c")
+            run.accelerator.wait_for_everyone()
+    with run_named(f"{folder}, the second"):
+        return run.load(folder / "c")
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_the_main_process_alone_may_save_over_what_all_have_saved(world, tmp_path):
+    """In the second save all are expected, because they took part in the first. In the third nobody is any more."""
+    second = on_ranks(world, saved_alone, tmp_path / "2", 2)
+    assert second == ([(1, 1)] if world == 1 else [(0, 0)] * world)
+    assert on_ranks(world, saved_alone, tmp_path / "3", 3) == [(2, 2), (2, 99), (2, 99)][:world]
+
+
+def saved_in_a_window(_, folder: Path) -> tuple:
+    """The gradient and the step that come back, where the main process alone saves, with hooks, and loads with all."""
+    run = Run(folder)
+    accelerator = run.accelerator
+    accelerator.gradient_accumulation_steps = 2
+    (model,) = accelerator._models
+    with accelerator.accumulate(model):
+        accelerator.backward(model(torch.full((1, 1), 2.0 + run.rank)).sum())
+
+    def save_hook(models, weights, draft):
+        Path(draft, "weights").write_text(str(weights.pop()["bias"].item()))
+
+    def load_hook(models, draft):
+        torch.nn.init.constant_(accelerator.unwrap_model(models.pop()).bias, float(Path(draft, "weights").read_text()))
+
+    accelerator.register_save_state_pre_hook(save_hook)
+    accelerator.register_load_state_pre_hook(load_hook)
+    run.step(1)
+    if accelerator.is_main_process:
+        accelerator.save_state(folder / "c")
+    accelerator.wait_for_everyone()
+    run.step(2)
+    accelerator.step = 0
+    return *run.load(folder / "c"), run.model.weight.grad.item(), accelerator.step
+
+
+def test_in_the_middle_of_a_window_the_others_go_on_with_the_gradients_of_the_main_process(tmp_path):
+    assert on_ranks(2, saved_in_a_window, tmp_path) == [(1, 1, 1.0, 1), (1, 99, 1.0, 1)]
+
+
+def saved_late(_, folder: Path) -> tuple:
+    """The main process saves four times, and only then the other rank begins, without a collective in between."""
+    store = dist.distributed_c10d._get_default_store()
+    naming = {"automatic_checkpoint_naming": True, "total_limit": 1}
+    with run_named(f"{folder}, the first"):
+        run = Run(folder, **naming)
+        if not run.accelerator.is_main_process:
+            store.wait(["the main process has saved"])
+        for number in range(4):
+            run.step(number)
+            run.accelerator.save_state()
+        store.set("the main process has saved", "")
+        run.accelerator.wait_for_everyone()
+    with run_named(f"{folder}, the second"):
+        run = Run(folder, **naming)
+        return *run.load(), [path.name for path in (folder / "checkpoints").glob("checkpoint_*") if is_whole(path)]
+
+
+def test_a_rank_that_comes_late_completes_the_checkpoint_that_is_still_there(tmp_path):
+    assert on_ranks(2, saved_late, tmp_path) == [(3, 3, ["checkpoint_3"])] * 2
