@@ -24,7 +24,7 @@ WORDS = [f"w{number}" for number in range(60)]
 
 
 class Diary:
-    """What this rank does: the loss of each backward; after each optimizer step the weights and learning rates."""
+    """The losses of this rank and, after each optimizer step, weights, the optimizer's state and learning rates."""
 
     def __init__(self) -> None:
         self.losses: list[str] = []
@@ -36,7 +36,10 @@ class Diary:
     def note_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         rates = [float(group["lr"]).hex() for group in optimizer.param_groups]
-        self.steps.append({"weights": digest(parameters), "rates": rates})
+        moments = []
+        for state in optimizer.state.values():
+            moments += [value for value in state.values() if isinstance(value, Tensor)]
+        self.steps.append({"weights": digest(parameters), "moments": digest(moments), "rates": rates})
 
     def note_loss(self, backward: Callable) -> Callable:
         def noted(loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -50,12 +53,9 @@ def digest(tensors: list[Tensor]) -> str:
     """A checksum of every bit."""
     content = hashlib.sha256()
     for tensor in tensors:
-        content.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        flat = tensor.detach().cpu().flatten()
+        content.update(flat.view(torch.uint8).numpy().tobytes())
     return content.hexdigest()
-
-
-def digest_of_model(model: torch.nn.Module) -> str:
-    return digest(list(model.state_dict().values()))
 
 
 # What the programs train on.
@@ -123,13 +123,14 @@ def diffusion(folder: Path) -> dict:
         save_and_sample_every=2,
         num_samples=4,
         results_folder=folder / "results",
-        amp=False,
+        # Its default, True, is ignored by the original and not by the core.
+        split_batches=False,
         calculate_fid=False,
     )
     trainer.train()
     if not trainer.accelerator.is_main_process:
         return {}
-    return {"averaged": digest_of_model(trainer.ema.ema_model), "files": files(folder / "results")}
+    return {"averaged": digest(list(trainer.ema.ema_model.state_dict().values()))}
 
 
 def supervised_tuning(folder: Path) -> dict:
@@ -147,7 +148,7 @@ def supervised_tuning(folder: Path) -> dict:
         processing_class=tokenizer(),
     )
     trainer.train()
-    return log_of(trainer) | {"files": files(folder / "trainer")}
+    return log_of(trainer)
 
 
 def preference_tuning(folder: Path) -> dict:
@@ -274,7 +275,7 @@ def adapters(folder: Path) -> dict:
         accelerator.unwrap_model(model).save_pretrained(folder / "adapter", state_dict=weights)
     accelerator.wait_for_everyone()
     accelerator.end_training()
-    return {"predictions": predictions, "files": files(folder / "adapter")}
+    return {"predictions": predictions}
 
 
 def accelerated(folder: Path) -> dict:
@@ -293,24 +294,7 @@ def accelerated(folder: Path) -> dict:
     trainer.save_checkpoint(folder / "checkpoint.pt")
     history = trainer.run_history
     metrics = {name: list(map(str, history.get_metric_values(name))) for name in sorted(history.get_metric_names())}
-    return {"metrics": metrics, "files": files(folder, "checkpoint.pt")}
-
-
-PROGRAMS = {
-    program.__name__: program
-    for program in (
-        diffusion,
-        supervised_tuning,
-        preference_tuning,
-        sentence_embeddings,
-        adapters,
-        accelerated,
-    )
-}
-
-
-def files(folder: Path, pattern: str = "**/*") -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.glob(pattern) if path.is_file())
+    return {"metrics": metrics}
 
 
 def main(name: str, library: str, folder: Path) -> None:
@@ -318,7 +302,7 @@ def main(name: str, library: str, folder: Path) -> None:
         alias.install()
     torch.set_num_threads(1)
     diary = Diary()
-    outcome = PROGRAMS[name](folder)
+    outcome = globals()[name](folder)
     rank = os.environ.get("RANK", "0")
     import accelerate
 

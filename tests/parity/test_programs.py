@@ -1,7 +1,7 @@
 """Published programs end on the core, under the original's name, with the bits that they have on accelerate.
 
-What each program does is in `programs.py`. Compared are the loss of every backward, the weights and the learning rates
-after every optimizer step, and what comes out: predictions, logs, files.
+What each program does is in `programs.py`. Compared are the loss of every backward, the weights, the optimizer's state
+and the learning rates after every optimizer step, and what comes out: predictions, logs, the names of files.
 """
 
 import importlib.util
@@ -41,10 +41,14 @@ def run(name: str, library: str, processes: int, folder: Path) -> list[dict]:
     if processes > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command = [*launcher, "-m", "tests.parity.programs", name, library, str(folder)]
-    environment = os.environ | ENVIRONMENT | {"HF_HOME": str(folder / "hub")}
+    environment = os.environ | ENVIRONMENT | {"HF_HOME": str(folder.parent / "hub")}
     done = subprocess.run(command, cwd=ladder.ROOT, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(processes)]
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 @pytest.mark.long
@@ -61,3 +65,4 @@ def test_a_published_program_ends_with_the_bits_of_the_original(program, process
         assert (expected.pop("library"), found.pop("library")) == ("accelerate", "common.accelerator")
         assert len(expected["steps"]) >= programs.STEPS
         assert found == expected
+    assert files(tmp_path / "ours") == files(tmp_path / "theirs")
