@@ -9,8 +9,8 @@ source defines and the core does not, the alias makes a stand-in of the same kin
   `is_torch_version` compares;
 - a constant has its value.
 
-What is no part of what a script uses comes from the installed wheel: `accelerate.test_utils`, and those of the
-original's commands that are out of scope here.
+What has no part in a training comes from the installed wheel: `accelerate.test_utils`, those of the original's commands
+that are out of scope here, and how libraries load a model (`init_empty_weights`).
 """
 
 import ast
@@ -31,12 +31,17 @@ import torch
 ORIGINAL = "accelerate"
 CORE = "common.accelerator"
 FROM_THE_WHEEL = (
+    "accelerate.big_modeling",
     "accelerate.commands.estimate",
     "accelerate.commands.menu",
     "accelerate.commands.merge",
     "accelerate.commands.to_fsdp2",
     "accelerate.commands.tpu",
+    "accelerate.hooks",
     "accelerate.test_utils",
+    "accelerate.utils.constants",
+    "accelerate.utils.modeling",
+    "accelerate.utils.offload",
 )
 
 

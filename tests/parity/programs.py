@@ -1,0 +1,314 @@
+"""Published programs on tiny models and made data; each notes every step that it makes.
+
+Each function is one program, as its own documentation starts it. `python -m tests.parity.programs NAME LIBRARY FOLDER`
+runs it on accelerate (`theirs`) or, through the alias, on the core (`ours`), alone or under torchrun, and writes what
+rank r did into `FOLDER/rank-r.json`.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from tests import alias
+
+STEPS = 3
+WORDS = [f"w{number}" for number in range(60)]
+
+
+class Diary:
+    """The losses of this rank and, after each optimizer step, weights, the optimizer's state and learning rates."""
+
+    def __init__(self) -> None:
+        self.losses: list[str] = []
+        self.steps: list[dict[str, Any]] = []
+        register_optimizer_step_post_hook(self.note_step)
+        self.backward = Tensor.backward
+        Tensor.backward = self.note_loss(Tensor.backward)
+
+    def note_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        rates = [float(group["lr"]).hex() for group in optimizer.param_groups]
+        moments = []
+        for state in optimizer.state.values():
+            moments += [value for value in state.values() if isinstance(value, Tensor)]
+        self.steps.append({"weights": digest(parameters), "moments": digest(moments), "rates": rates})
+
+    def note_loss(self, backward: Callable) -> Callable:
+        def noted(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+            self.losses.append(float(loss).hex())
+            return backward(loss, *args, **kwargs)
+
+        return noted
+
+
+def digest(tensors: list[Tensor]) -> str:
+    """A checksum of every bit."""
+    content = hashlib.sha256()
+    for tensor in tensors:
+        flat = tensor.detach().cpu().flatten()
+        content.update(flat.view(torch.uint8).numpy().tobytes())
+    return content.hexdigest()
+
+
+# What the programs train on.
+
+
+def sentences(number: int) -> list[str]:
+    """Sentences of three to twelve words."""
+    generator = torch.Generator().manual_seed(7)
+    found = []
+    for _ in range(number):
+        length = int(torch.randint(3, 13, (), generator=generator))
+        found.append(" ".join(WORDS[int(word)] for word in torch.randint(60, (length,), generator=generator)))
+    return found
+
+
+def make_images(folder: Path) -> None:
+    """120 images of noise, made before the ranks start: they read them in the order in which the folder lists them."""
+    from torchvision.io import write_png
+
+    generator = torch.Generator().manual_seed(1)
+    folder.mkdir(parents=True)
+    for number in range(120):
+        write_png(
+            torch.randint(256, (3, 16, 16), dtype=torch.uint8, generator=generator), str(folder / f"{number}.png")
+        )
+
+
+def tokenizer() -> Any:
+    """A tokenizer that knows WORDS."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<pad>", "<unk>", "<s>", "</s>"]
+    vocabulary = {word: number for number, word in enumerate([*special, *WORDS])}
+    fast = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    fast.pre_tokenizer = pre_tokenizers.Whitespace()
+    names = dict(zip(("pad_token", "unk_token", "bos_token", "eos_token"), special, strict=True))
+    return PreTrainedTokenizerFast(tokenizer_object=fast, model_max_length=32, **names)
+
+
+def language_model() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=64, max_position_embeddings=64, **sizes, **special))
+
+
+# The programs. Each returns what it comes to, as JSON can keep it.
+
+
+def diffusion(folder: Path) -> dict:
+    """lucidrains' denoising-diffusion-pytorch: random flips, accumulation, averaged weights, milestones."""
+    from denoising_diffusion_pytorch import GaussianDiffusion, Trainer, Unet
+
+    torch.manual_seed(0)
+    model = GaussianDiffusion(Unet(dim=8, dim_mults=(1, 2), flash_attn=False), image_size=16, timesteps=10)
+    trainer = Trainer(
+        model,
+        folder / "images",
+        train_batch_size=8,
+        train_num_steps=STEPS,
+        gradient_accumulate_every=2,
+        save_and_sample_every=2,
+        num_samples=4,
+        results_folder=folder / "results",
+        # Its default, True, is ignored by the original and not by the core.
+        split_batches=False,
+        calculate_fid=False,
+    )
+    trainer.train()
+    if not trainer.accelerator.is_main_process:
+        return {}
+    return {"averaged": digest(list(trainer.ema.ema_model.state_dict().values()))}
+
+
+def supervised_tuning(folder: Path) -> dict:
+    """trl's SFT."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    texts = Dataset.from_dict({"text": sentences(40)})
+    settings = SFTConfig(eval_strategy="steps", eval_steps=2, max_length=16, **trl_settings(folder))
+    trainer = SFTTrainer(
+        language_model(),
+        settings,
+        train_dataset=texts,
+        eval_dataset=texts.select(range(9)),
+        processing_class=tokenizer(),
+    )
+    trainer.train()
+    return log_of(trainer)
+
+
+def preference_tuning(folder: Path) -> dict:
+    """trl's DPO of an adapter: without it the network is its own reference."""
+    from datasets import Dataset
+    from peft import LoraConfig
+    from trl import DPOConfig, DPOTrainer
+
+    columns = {"prompt": sentences(40), "chosen": sentences(80)[40:], "rejected": sentences(120)[80:]}
+    trainer = DPOTrainer(
+        language_model(),
+        args=DPOConfig(**trl_settings(folder)),
+        train_dataset=Dataset.from_dict(columns),
+        processing_class=tokenizer(),
+        peft_config=LoraConfig(task_type="CAUSAL_LM", r=4, lora_dropout=0.1),
+    )
+    trainer.train()
+    return log_of(trainer)
+
+
+def trl_settings(folder: Path) -> dict[str, Any]:
+    return {
+        "output_dir": str(folder / "trainer"),
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "max_steps": STEPS,
+        "logging_steps": 1,
+        "save_steps": 2,
+        "report_to": "none",
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+    }
+
+
+def log_of(trainer: Any) -> dict:
+    """What a Trainer logged but times, as bits."""
+    times = ("runtime", "per_second", "num_tokens")
+    history = []
+    for entry in trainer.state.log_history:
+        history.append({name: str(value) for name, value in entry.items() if not name.endswith(times)})
+    return {"log": history}
+
+
+def sentence_embeddings(folder: Path) -> dict:
+    """sentence-transformers: pairs of sentences and how alike they are."""
+    from datasets import Dataset
+    from sentence_transformers import (
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+    )
+    from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+    from transformers import BertConfig, BertModel
+
+    source = folder / f"bert-{os.environ.get('RANK', 0)}"
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    BertModel(BertConfig(vocab_size=64, max_position_embeddings=64, **sizes)).save_pretrained(source)
+    tokenizer().save_pretrained(source)
+    transformer = Transformer(str(source))
+    model = SentenceTransformer(modules=[transformer, Pooling(16)], device="cpu")
+    columns = {"first": sentences(40), "second": sentences(80)[40:], "score": [number / 40 for number in range(40)]}
+    settings = SentenceTransformerTrainingArguments(
+        str(folder / "trainer"),
+        per_device_train_batch_size=4,
+        max_steps=STEPS,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+    )
+    trainer = SentenceTransformerTrainer(
+        model, settings, train_dataset=Dataset.from_dict(columns), loss=CosineSimilarityLoss(model)
+    )
+    trainer.train()
+    return log_of(trainer) | {"embeddings": digest([model.encode(sentences(3), convert_to_tensor=True)])}
+
+
+def adapters(folder: Path) -> dict:
+    """peft's LoRA in a loop of its examples' form: the adapter alone is trained and saved."""
+    from accelerate import Accelerator
+    from peft import LoraConfig, get_peft_model
+    from torch.utils.data import DataLoader
+    from transformers import get_linear_schedule_with_warmup
+
+    accelerator = Accelerator(gradient_accumulation_steps=2, cpu=True)
+    words = tokenizer()
+    model = get_peft_model(language_model(), LoraConfig(task_type="CAUSAL_LM", r=4, lora_dropout=0.1))
+
+    def collate(texts: list[str]) -> dict[str, Tensor]:
+        batch = words(texts, padding=True, return_tensors="pt")
+        keep = ("input_ids", "attention_mask")
+        return {name: batch[name] for name in keep} | {"labels": batch["input_ids"]}
+
+    loader = DataLoader(sentences(34), batch_size=4, shuffle=True, collate_fn=collate)
+    test_loader = DataLoader(sentences(9), batch_size=4, collate_fn=collate)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = get_linear_schedule_with_warmup(optimizer, 2, 2 * len(loader))
+    model, loader, test_loader, optimizer, schedule = accelerator.prepare(
+        model, loader, test_loader, optimizer, schedule
+    )
+    predictions = []
+    for _ in range(2):
+        model.train()
+        for batch in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(**batch).loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+        model.eval()
+        for batch in test_loader:
+            with torch.no_grad():
+                best = model(**batch).logits.argmax(-1)
+            best = accelerator.pad_across_processes(best, dim=1, pad_index=0)
+            predictions += accelerator.gather_for_metrics(best).sum(dim=1).tolist()
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        weights = accelerator.get_state_dict(model)
+        accelerator.unwrap_model(model).save_pretrained(folder / "adapter", state_dict=weights)
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+    return {"predictions": predictions}
+
+
+def accelerated(folder: Path) -> dict:
+    """pytorch-accelerated's Trainer."""
+    from pytorch_accelerated import Trainer
+    from torch.utils.data import TensorDataset
+
+    generator = torch.Generator().manual_seed(3)
+    dataset = TensorDataset(torch.randn(50, 6, generator=generator), torch.randint(3, (50,), generator=generator))
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(16, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    trainer = Trainer(model, torch.nn.CrossEntropyLoss(), optimizer)
+    options = {"per_device_batch_size": 4, "gradient_accumulation_steps": 2}
+    trainer.train(dataset, num_epochs=2, eval_dataset=dataset, **options)
+    trainer.save_checkpoint(folder / "checkpoint.pt")
+    history = trainer.run_history
+    metrics = {name: list(map(str, history.get_metric_values(name))) for name in sorted(history.get_metric_names())}
+    return {"metrics": metrics}
+
+
+def main(name: str, library: str, folder: Path) -> None:
+    if library == "ours":
+        alias.install()
+    torch.set_num_threads(1)
+    diary = Diary()
+    outcome = globals()[name](folder)
+    rank = os.environ.get("RANK", "0")
+    import accelerate
+
+    written = {"library": accelerate.__name__, "losses": diary.losses, "steps": diary.steps, "outcome": outcome}
+    (folder / f"rank-{rank}.json").write_text(json.dumps(written))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

@@ -1,0 +1,68 @@
+"""Published programs end on the core, under the original's name, with the bits that they have on accelerate.
+
+What each program does is in `programs.py`. Compared are the loss of every backward, the weights, the optimizer's state
+and the learning rates after every optimizer step, and what comes out: predictions, logs, the names of files.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common import ladder
+from tests.parity import programs
+
+NEEDS = {
+    programs.diffusion: "denoising_diffusion_pytorch",
+    programs.supervised_tuning: "trl",
+    programs.preference_tuning: "trl",
+    programs.sentence_embeddings: "sentence_transformers",
+    programs.adapters: "peft",
+    programs.accelerated: "pytorch_accelerated",
+}
+# One thread, as accelerate counts cores otherwise. Nothing is looked for on a network.
+ENVIRONMENT = {
+    "ACCELERATE_USE_CPU": "true",
+    "ACCELERATE_CPU_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+def run(name: str, library: str, processes: int, folder: Path) -> list[dict]:
+    """What each rank noted."""
+    programs.make_images(folder / "images")
+    launcher = [sys.executable]
+    if processes > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command = [*launcher, "-m", "tests.parity.programs", name, library, str(folder)]
+    environment = os.environ | ENVIRONMENT | {"HF_HOME": str(folder.parent / "hub")}
+    done = subprocess.run(command, cwd=ladder.ROOT, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(processes)]
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("program", NEEDS, ids=lambda program: program.__name__)
+def test_a_published_program_ends_with_the_bits_of_the_original(program, processes, tmp_path):
+    for package in ("accelerate", NEEDS[program]):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: the extra `programs` has it")
+    theirs = run(program.__name__, "theirs", processes, tmp_path / "theirs")
+    ours = run(program.__name__, "ours", processes, tmp_path / "ours")
+    for expected, found in zip(theirs, ours, strict=True):
+        assert (expected.pop("library"), found.pop("library")) == ("accelerate", "common.accelerator")
+        assert len(expected["steps"]) >= programs.STEPS
+        assert found == expected
+    assert files(tmp_path / "ours") == files(tmp_path / "theirs")
