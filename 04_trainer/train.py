@@ -44,7 +44,6 @@ def train(args):
     model = build_model(args)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     settings = TrainingArguments(
-        "checkpoints",  # the folder for what it saves: here nothing
         num_train_epochs=args.epochs,
         per_device_train_batch_size=args.batch_size // process.num_processes,
         per_device_eval_batch_size=args.batch_size // process.num_processes,
@@ -56,6 +55,7 @@ def train(args):
         label_names=["labels"],  # compute_metrics gets them; by default what model.forward calls "label…"
         dataloader_num_workers=args.num_workers,
         dataloader_pin_memory=train_set.device.type != args.device.type,  # by default always
+        accelerator_config={"non_blocking": True},  # by default the CPU waits for a copy to the GPU
         use_cpu=args.device.type == "cpu",
         # What makes this the training of the other levels, and is no advice.
         data_seed=args.seed,  # of the sample order; by default what torch was last seeded with

@@ -98,6 +98,7 @@ def train(args):
         label_names=["labels"],  # compute_metrics gets them; by default what model.forward calls "label…"
         dataloader_num_workers=args.num_workers,
         dataloader_pin_memory=train_set.device.type != args.device.type,  # by default always
+        accelerator_config={"non_blocking": True},  # by default the CPU waits for a copy to the GPU
         use_cpu=args.device.type == "cpu",
         # What makes this the training of the other levels, and is no advice.
         data_seed=args.seed,  # of the sample order; by default what torch was last seeded with

@@ -26,10 +26,12 @@ def training_summary(args: TrainingArguments, state: TrainerState, train_dataloa
     num_processes = PartialState().num_processes
     batch_size = args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes
     num_examples = length_of(getattr(train_dataloader, "dataset", None))
+    resumed = f"; resumed at step {state.global_step}" if state.global_step else ""
     return (
         f"Running training: {'unknown' if num_examples is None else num_examples} examples, steps "
         f"{state.global_step} to {state.max_steps} of {batch_size} each; "
         f"processes with one device each: {num_processes}, GPUs visible: {torch.cuda.device_count()}"
+        f"{resumed}"
     )
 
 
