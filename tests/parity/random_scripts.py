@@ -6,7 +6,7 @@ libraries differ on purpose, each difference has a test of its own. The place of
 "epochs.0.loss.3"; one that differs ends the comparison with an error that shows the script.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 
 from common.processes import ranks
 
-CHUNK = 20  # scripts that are given to the ranks at once
+CHUNK = 20  # scripts that are given to the ranks at once: each tensor that comes back keeps a file open
 PATIENCE = 600  # seconds for a chunk
 ABSENT = "ABSENT"  # in place of what one of the two does not have
 
@@ -57,13 +57,18 @@ def _same_bits(ours: Any, theirs: Any) -> bool:
     return both_nan or ours == theirs
 
 
-def assert_same(kind: Kind, seeds: Sequence[int], processes: int, folder: str) -> None:
-    """Run the scripts of `seeds` on both libraries; each comes to the same on every rank."""
+def chunks(seeds: range) -> Iterator[range]:
+    """The parts of `seeds` whose scripts the ranks get at once."""
     for start in range(0, len(seeds), CHUNK):
-        chunk = seeds[start : start + CHUNK]
+        yield seeds[start : start + CHUNK]
+
+
+def assert_same(kind: Kind, seeds: range, processes: int, folder: str) -> None:
+    """Run the scripts of `seeds` on both libraries; each comes to the same on every rank."""
+    for chunk in chunks(seeds):
         scripts = [kind.draw(seed, processes) for seed in chunk]
-        ours = run_on(kind, 0, scripts, processes, f"{folder}/ours-{start}")
-        theirs = run_on(kind, 1, scripts, processes, f"{folder}/theirs-{start}")
+        ours = run_on(kind, 0, scripts, processes, f"{folder}/ours-{chunk.start}")
+        theirs = run_on(kind, 1, scripts, processes, f"{folder}/theirs-{chunk.start}")
         for seed, script, here, there in zip(chunk, scripts, ours, theirs, strict=True):
             places = list(differences(here, there))
             assert not places, f"script {seed}, {script}: the ranks differ at {places[:10]}"
