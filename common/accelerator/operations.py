@@ -133,7 +133,9 @@ def _exchange(description: str, *pieces: torch.Tensor) -> torch.Tensor:
     longest = max(size_of_rank for _, size_of_rank in headers)
     if longest <= room:
         return of_ranks.narrow(1, HEADER.size, longest)
-    return _all_gather(*pieces, _zeros(longest - size))
+    if size < longest:
+        pieces = (*pieces, _zeros(longest - size))
+    return _all_gather(*pieces)
 
 
 def _zeros(size: int) -> torch.Tensor:
@@ -143,12 +145,15 @@ def _zeros(size: int) -> torch.Tensor:
 def _all_gather(*pieces: torch.Tensor) -> torch.Tensor:
     """A row for each process: its pieces of bytes, joined. All processes must have equally many."""
     state = PartialState()
-    content = torch.cat(pieces) if pieces else _zeros(0)
+    if len(pieces) == 1:
+        content = pieces[0]  # without a copy
+    else:
+        content = torch.cat(pieces) if pieces else _zeros(0)
     if state.distributed_type == DistributedType.NO or not pieces:
         return content.expand(state.num_processes, -1)
-    of_ranks = content.new_empty(state.num_processes, len(content))
-    dist.all_gather(list(of_ranks.unbind()), content)
-    return of_ranks
+    of_ranks = content.new_empty(state.num_processes * len(content))
+    dist.all_gather_into_tensor(of_ranks, content)
+    return of_ranks.view(state.num_processes, -1)
 
 
 def _describe(collective: str, named: list[NamedLeaf]) -> str:
@@ -205,14 +210,13 @@ def _gather_tensors(named: list[NamedLeaf], description: str) -> list[torch.Tens
     if len(pieces) < len(tensors):
         raise TypeError("sparse, nested and quantized tensors cannot be gathered")
     gathered = []
-    begin = 0
-    for tensor, piece in zip(tensors, pieces, strict=True):
-        of_tensor = of_ranks.narrow(1, begin, len(piece))
-        begin += len(piece)
-        # A copy, since a dtype can be viewed only at a multiple of its size, and the bytes may begin anywhere.
-        content = of_tensor.clone(memory_format=torch.contiguous_format).flatten().view(tensor.dtype)
+    of_tensors = of_ranks.split([piece.numel() for piece in pieces], dim=1)
+    for tensor, of_tensor in zip(tensors, of_tensors, strict=True):
+        if len(pieces) > 1:
+            # A dtype can be viewed only at a multiple of its size, and the bytes of one of several begin anywhere.
+            of_tensor = of_tensor.clone(memory_format=torch.contiguous_format)
         rows = tensor.shape[0] if tensor.ndim else 1
-        joined = content.view(rows * len(of_ranks), *tensor.shape[1:])
+        joined = of_tensor.flatten().view(tensor.dtype).view(rows * len(of_ranks), *tensor.shape[1:])
         gathered.append(joined.to(tensor.device))
     return gathered
 
