@@ -26,10 +26,6 @@ def is_namedtuple(data: Any) -> bool:
 def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
     """The items of `generator` in a list, tuple or namedtuple of the type of `obj`."""
     items = list(generator)
-    if type(obj) is list:
-        return items
-    if type(obj) is tuple:
-        return tuple(items)
     rebuilt = None
     with contextlib.suppress(Exception):  # the constructor of a class of the script's own may take something else
         arguments = items if is_namedtuple(obj) else [items]
