@@ -5,7 +5,6 @@ BatchEncoding and a list of a script's own are leaves to them. Here every list, 
 Hugging Face Accelerate.
 """
 
-import contextlib
 import copy
 from collections import UserDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -26,10 +25,10 @@ def is_namedtuple(data: Any) -> bool:
 def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
     """The items of `generator` in a list, tuple or namedtuple of the type of `obj`."""
     items = list(generator)
-    rebuilt = None
-    with contextlib.suppress(Exception):  # the constructor of a class of the script's own may take something else
-        arguments = items if is_namedtuple(obj) else [items]
-        rebuilt = type(obj)(*arguments)
+    try:
+        rebuilt = type(obj)(*items) if is_namedtuple(obj) else type(obj)(items)
+    except Exception:  # the constructor of a class of the script's own may take something else
+        rebuilt = None
     if rebuilt is not None and len(rebuilt) == len(items):
         return rebuilt
     if isinstance(obj, tuple):
@@ -42,9 +41,10 @@ def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
 def _mapping_like(data: Mapping, content: dict[Any, Any]) -> Any:
     """The items of `content`, which has the keys of `data`, in a mapping of the type of `data`."""
     mapping_class: Any = type(data)
-    rebuilt = None
-    with contextlib.suppress(Exception):  # a defaultdict wants its factory, a class of the script's own anything
+    try:
         rebuilt = mapping_class(content)
+    except Exception:  # a defaultdict wants its factory, a class of the script's own anything
+        rebuilt = None
     if rebuilt is not None and rebuilt.keys() == content.keys():
         return rebuilt
     if not isinstance(data, (dict, UserDict)):  # a copy of another kind might share its items with `data`
@@ -74,10 +74,7 @@ def map_nested(
         if is_leaf is not None and is_leaf(data):
             return function(data, *others)
         if isinstance(data, (tuple, list)):
-            items = []
-            for index, item in enumerate(data):
-                items.append(walk(item, *(other[index] for other in others)))
-            return honor_type(data, items)
+            return honor_type(data, [walk(*parts) for parts in zip(data, *others, strict=True)])
         if isinstance(data, Mapping):
             content = {}
             for key, value in data.items():
