@@ -292,7 +292,9 @@ class Training:
                 optimizer.step()
             for scheduler in self.schedulers:
                 if scheduler is not None:
-                    metric = [loss.detach()] if self.script.schedule == "plateau" else []
+                    # Ranks that follow a loss of their own drift apart, and a checkpoint holds rank 0's schedule alone.
+                    follows_loss = self.script.schedule == "plateau"
+                    metric = [self.accelerator.reduce(loss.detach(), "mean")] if follows_loss else []
                     scheduler.step(*metric)
             for optimizer in self.optimizers:
                 optimizer.zero_grad()
