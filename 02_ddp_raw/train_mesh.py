@@ -77,7 +77,7 @@ def train(args):
             for images, targets in train_loader:
                 images, targets = images.to(device, non_blocking=True), targets.to(device, non_blocking=True)
                 loss = F.nll_loss(model(images), targets)
-                loss.backward()  # averages the gradients of all ranks
+                loss.backward()  # averages the gradients over the column
                 optimizer.step()
                 optimizer.zero_grad()
                 train_loss += loss.detach()  # on the device: to read it, the CPU would wait for the GPU at every step
