@@ -2,10 +2,10 @@
 
 DDP decides in its forward whether backward will average. `no_sync` around
 backward alone comes too late, and each micro-batch sends all gradients. They
-are right in the end, because what is equal on all ranks stays equal when it is
-averaged again, so only the clock shows it. With all forwards inside and the
-last backward outside nothing is sent, and the ranks drift apart. Put both
-inside, as `accelerator.accumulate` does.
+are right in the end: averages are equal on all ranks, and to average them again
+changes nothing. So only the clock shows it. The other way round, with all
+forwards inside and only the last backward outside, nothing is sent, and the
+ranks drift apart. Put both inside, as `accelerator.accumulate` does.
 """
 
 from contextlib import nullcontext
