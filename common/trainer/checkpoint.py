@@ -86,14 +86,14 @@ def find_checkpoint(accelerator: Accelerator, output_dir: str, wanted: str | boo
     return wanted
 
 
-def read_trainer_state(folder: str) -> TrainerState:
-    """The state in a checkpoint that `find_checkpoint` has found. All ranks must call this."""
-    return run_on_all_ranks(lambda: TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}"))
+def read_progress(folder: str) -> tuple[TrainerState, dict[str, Any]]:
+    """What `save_checkpoint` was given, from a folder that `find_checkpoint` has found. All ranks must call this."""
 
+    def read() -> tuple[TrainerState, dict[str, Any]]:
+        progress = json.loads(Path(folder, PROGRESS_NAME).read_text(encoding="utf-8"))
+        return TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}"), progress
 
-def read_progress(folder: str) -> dict[str, Any]:
-    """The progress in a checkpoint that `find_checkpoint` has found. All ranks must call this."""
-    return run_on_all_ranks(lambda: json.loads(Path(folder, PROGRESS_NAME).read_text(encoding="utf-8")))
+    return run_on_all_ranks(read)
 
 
 def load_best_model(accelerator: Accelerator, model: nn.Module, folder: str) -> None:

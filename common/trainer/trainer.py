@@ -8,9 +8,9 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Sized
-from contextlib import closing, nullcontext
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Sized
+from contextlib import closing
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ class Trainer:
 
     loss_is_scaled_for_ga: bool | None = None
 
-    # The state of a training, which `train` makes, besides what callbacks see of it in `state`.
+    # A training, made anew by each call of `train`, besides what callbacks see of it in `state`.
     plan: Plan
     position: Position
     loss_log: LossLog
@@ -100,7 +100,9 @@ class Trainer:
             for library in ("transformers", "common.trainer"):
                 logging.getLogger(library).setLevel(self.args.get_process_log_level())
 
-        self.model = model.to(self.accelerator.device)
+        self.model = model
+        if not self.accelerator.is_fsdp2:  # whole, a model that is to be shared out may not fit on the device
+            model.to(self.accelerator.device)
         # `train` replaces this, the optimizer and the loader by the prepared ones.
         self.model_wrapped: Any = self.model
         label_names = self.args.label_names
@@ -172,83 +174,88 @@ class Trainer:
         self.model_wrapped.zero_grad()
         self.call_event("on_train_begin")
         is_over = self.control.should_training_stop or first_step >= self.state.max_steps
-        if first_step > 0 and is_over:  # a resumed run that makes no further step
+        if first_step > 0 and is_over:  # a resumed run makes no further step, where a new one makes at least one
             self.control.should_training_stop = True
             if not self.position.epoch_ended:
-                self._end_epoch()
+                self._end_epoch(is_whole=self.position.batches == self.plan.batches_per_epoch)
             return self._finish(start_time, first_step)
 
-        for epoch in range(self.position.epoch, self.plan.num_epochs):
-            self._train_epoch(epoch, to_skip)
+        while self.position.epoch < self.plan.num_epochs:
+            self._train_epoch(to_skip)
             to_skip = None
             if self.control.should_training_stop:
                 break
         return self._finish(start_time, first_step)
 
-    def _train_epoch(self, epoch: int, to_skip: loading.SkippedBatches | None) -> None:
+    def _train_epoch(self, to_skip: loading.SkippedBatches | None) -> None:
         """The windows of an epoch from `position` on, and what follows its end."""
-        self.position.epoch_ended = False
+        position = self.position
+        position.epoch_ended = False
         self.call_event("on_epoch_begin")
-        sizes = self.plan.window_sizes(self.position.batches)
-        windows = loading.read_windows(self.train_dataloader, epoch, sizes, to_skip, self.accelerator.device)
+        sizes = self.plan.window_sizes(position.batches)
+        device = self.accelerator.device
+        windows = loading.read_windows(self.train_dataloader, position.epoch, sizes, to_skip, device)
         # Open until the end of the epoch is saved, because a checkpoint holds the loader's position.
         with closing(windows):
-            is_stopped = False
-            for window in windows:
-                self._train_window(window)
-                is_stopped = self.control.should_epoch_stop or self.control.should_training_stop
-                if is_stopped:
-                    break
-            if not is_stopped and self.position.batches == 0:
+            is_whole = self._train_windows(windows)
+            if position.batches == 0:
                 logger.warning(
                     "epoch %s has no batch to train on: training stops after %s of %s steps",
-                    epoch,
+                    position.epoch,
                     self.state.global_step,
                     self.state.max_steps,
                 )
                 self.control.should_training_stop = True
-            self._end_epoch(loader_ended=not is_stopped)
+            self._end_epoch(is_whole)
+
+    def _train_windows(self, windows: Iterable[list[Any]]) -> bool:
+        """Train on window after window; returns False if a callback stopped that before the end of the epoch."""
+        for window in windows:
+            self._train_window(window)
+            if self._is_stopped():
+                return self.position.batches == self.plan.batches_per_epoch
+        return True
 
     def _train_window(self, window: list[Any]) -> None:
         """A pass over each micro-batch of a window, then an optimizer step; less where a callback stops it."""
         accelerator = self.accelerator
-        self._check_window(window)
         # A stream may end within a window. As in the original, no optimizer step follows then, and the next epoch's
         # first step takes the gradients in.
         ends_in_step = self.plan.ends_step(self.position.batches + len(window))
+        if not ends_in_step and self.position.batches == 0:
+            raise ValueError(
+                f"the stream ends after {len(window)} of the {self.plan.accumulation} batches that a step "
+                "accumulates: no epoch would ever have a step"
+            )
         num_items = self._count_items(window)
         # Every micro-batch weighs the same in the window, however many samples it has.
         self.current_gradient_accumulation_steps = len(window)
         self.call_event("on_step_begin")
-        for number, inputs in enumerate(window, start=1):
-            is_last = number == len(window)
-            self.position.batches += 1
-            accelerator.sync_gradients = is_last and ends_in_step
-            # The ranks average their gradients once in a window, in its last micro-batch.
-            with nullcontext() if is_last else accelerator.no_sync(self.model_wrapped):
-                loss = self.training_step(self.model_wrapped, inputs, num_items)
-            self.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
-            if is_last and ends_in_step:
-                self._optimizer_step()
-                self.call_event("on_step_end")
-                self._log_evaluate_save()
-            else:
-                self.call_event("on_substep_end")
-            if self.control.should_epoch_stop or self.control.should_training_stop:
-                return
 
-    def _check_window(self, window: list[Any]) -> None:
-        accumulation = self.plan.accumulation
-        if self.position.batches == 0 and not self.plan.ends_step(len(window)):
-            raise ValueError(
-                f"the stream ends after {len(window)} of the {accumulation} batches that a step "
-                "accumulates: no epoch would ever have a step"
-            )
-        if self.args.gradient_accumulation_steps != accumulation:
-            logger.warning_once(
-                f"gradient_accumulation_steps has become {self.args.gradient_accumulation_steps} within a training, "
-                f"which goes on with {accumulation}: a callback cannot change it"
-            )
+        # The ranks average their gradients once in a window, in its last micro-batch.
+        accelerator.sync_gradients = False
+        for inputs in window[:-1]:
+            with accelerator.no_sync(self.model_wrapped):
+                self._train_micro_batch(inputs, num_items)
+            self.call_event("on_substep_end")
+            if self._is_stopped():
+                return
+        accelerator.sync_gradients = ends_in_step
+        self._train_micro_batch(window[-1], num_items)
+        if ends_in_step:
+            self._optimizer_step()
+            self.call_event("on_step_end")
+            self._log_evaluate_save()
+        else:
+            self.call_event("on_substep_end")
+
+    def _is_stopped(self) -> bool:
+        return self.control.should_epoch_stop or self.control.should_training_stop
+
+    def _train_micro_batch(self, inputs: Any, num_items: Tensor | None) -> None:
+        self.position.batches += 1
+        loss = self.training_step(self.model_wrapped, inputs, num_items)
+        self.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
         """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
@@ -308,37 +315,35 @@ class Trainer:
         In float32 and bf16 nothing in it waits for the device. In fp16 the scaler does, once: the CPU must know whether
         a gradient overflowed before it calls the optimizer.
         """
-        loss_log = self.loss_log
-        loss_log.of_whole_steps = loss_log.since_log
         # Without a limit this measures the norm and leaves finite gradients alone. An infinite norm makes NaN of them,
         # as in the original: the gradients are multiplied by infinity divided by infinity.
         limit = self.args.max_grad_norm if self.args.max_grad_norm > 0 else float("inf")
-        loss_log.grad_norm = self.accelerator.clip_grad_norm_(self.model_wrapped.parameters(), limit)
+        grad_norm = self.accelerator.clip_grad_norm_(self.model_wrapped.parameters(), limit)
         self.call_event("on_pre_optimizer_step")
         self.optimizer.step()
         self.call_event("on_optimizer_step")
         if self._follows_metric():
-            loss_log.learning_rate = self.optimizer.param_groups[0]["lr"]
+            learning_rate = self.optimizer.param_groups[0]["lr"]
         else:
-            loss_log.learning_rate = self.lr_scheduler.get_last_lr()[0]
+            learning_rate = self.lr_scheduler.get_last_lr()[0]
             if not self.accelerator.optimizer_step_was_skipped:
                 self.lr_scheduler.step()
         self.model_wrapped.zero_grad()
+        self.loss_log.end_step(learning_rate, grad_norm)
         self.state.global_step += 1
         self.state.epoch = self.position.epoch + self.position.batches / self.plan.batches_per_epoch
 
-    def _end_epoch(self, loader_ended: bool = False) -> None:
+    def _end_epoch(self, is_whole: bool) -> None:
         """What follows an epoch, whether all of its batches are done or a callback has stopped it before.
 
         Args:
-            loader_ended: there are no more batches, as many as were planned or not: a stream ends where it likes.
+            is_whole: there are no more batches, as many as were planned or not: a stream ends where it likes.
         """
         position = self.position
-        is_whole = loader_ended or position.batches == self.plan.batches_per_epoch
         self.call_event("on_epoch_end")
         position.epoch_ended = True
         # A training that was stopped within an epoch goes on in it when it is resumed.
-        if is_whole or self.control.should_epoch_stop or not self.control.should_training_stop:
+        if is_whole or self.control.should_epoch_stop:
             position.epoch += 1
             position.batches = 0
         self._log_evaluate_save()
@@ -555,10 +560,9 @@ class Trainer:
         state.stateful_callbacks = self.callback_handler.states()
         state.stateful_callbacks["TrainerControl"] = {"args": asdict(self.control), "attributes": {}}
 
-        position = replace(self.position)
+        position = self.position
         if self.control.should_epoch_stop and not position.epoch_ended:
-            # A callback has ended the epoch, so nothing of it is left for a resumed run.
-            position.batches = self.plan.batches_per_epoch
+            position = self.plan.end_of_epoch(position)  # a callback cuts it short: nothing of it is left to train on
         progress = {
             "position": asdict(position),
             "order": self.plan.order,
@@ -581,8 +585,7 @@ class Trainer:
         That is nothing (None) where the loader takes its own position from the checkpoint. It cannot do so in another
         order than that of the saved run, nor where the run was stopped within a step, which is trained again.
         """
-        saved = checkpoint.read_trainer_state(folder)
-        progress = checkpoint.read_progress(folder)
+        saved, progress = checkpoint.read_progress(folder)
         self.state.go_on_from(saved)
         self.callback_handler.restore(saved.stateful_callbacks)
         self.loss_log.load_state_dict(progress["loss_log"], self.accelerator)
@@ -595,14 +598,12 @@ class Trainer:
         else:
             self.position = self.plan.after_steps(saved.global_step, saved_position)
         is_same_place = is_same_order and self.position == saved_position
-        if is_same_place and loading.keeps_position(self.train_dataloader):
-            self.accelerator.load_state(folder)
-            return None
-        return self._load_without_loader(folder)
-
-    def _load_without_loader(self, folder: str) -> loading.SkippedBatches | None:
-        """Load a checkpoint whose position of the loader is not valid here: `position` says what to skip instead."""
         accelerator = self.accelerator
+        if is_same_place and loading.keeps_position(self.train_dataloader):
+            accelerator.load_state(folder)
+            return None
+
+        # The loader starts at the beginning of an epoch, and skips its batches up to `position`.
         own_random_states = get_random_states(accelerator.device)
         accelerator.forget_loader(self.train_dataloader)
         accelerator.load_state(folder)
