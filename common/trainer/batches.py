@@ -59,11 +59,7 @@ def _stack(values: list) -> Tensor:
 
 
 class ColumnFilter:
-    """A collator that drops, from samples that are dicts, the keys that the model does not take.
-
-    Raises:
-        ValueError: when no key of any sample is left.
-    """
+    """A collator that drops, from samples that are dicts, the keys that the model does not take."""
 
     def __init__(self, collator: Callable[[list], Any], model: nn.Module, label_names: list[str]) -> None:
         self.collator = collator
@@ -119,10 +115,7 @@ def takes_any_keyword(function: Callable) -> bool:
 
 
 def takes_loss_keywords(model: nn.Module) -> bool:
-    """True if `forward` has a `**kwargs`: the Trainer then passes it `num_items_in_batch`.
-
-    A model whose attribute `accepts_loss_kwargs` is set says it so.
-    """
+    """True if `forward` has a `**kwargs`, for `num_items_in_batch`, or as the model's `accepts_loss_kwargs` says."""
     model = model_inside(model)
     if hasattr(model, "accepts_loss_kwargs"):
         return bool(model.accepts_loss_kwargs)
@@ -183,16 +176,10 @@ def split_labels(batch: Any) -> tuple[Any, Any]:
 
 
 def count_labels(batch: Any, shifted: bool = False) -> Tensor | None:
-    """Labels other than -100 in a batch, a tensor without dimensions; None where there are none to count.
-
-    `shift_labels`, which some collators of language models make, are counted in place of the labels.
-
-    Args:
-        shifted: leave out the first label of each row, see `shifts_labels`.
-    """
+    """Labels other than -100 in a batch, without the first of each row if `shifted`; None where there are none."""
     _, labels = split_labels(batch)
     if labels is not None and isinstance(batch, Mapping) and "shift_labels" in batch:
-        labels = batch["shift_labels"]
+        labels = batch["shift_labels"]  # which some collators of language models make
     elif shifted and isinstance(labels, Tensor):
         labels = labels[..., 1:]
     return labels.ne(-100).sum() if isinstance(labels, Tensor) else None
@@ -243,11 +230,7 @@ def call_model(model: nn.Module, batch: Any, **more: Any) -> Any:
 
 
 def get_loss(outputs: Any) -> Tensor:
-    """The loss among a model's outputs: under "loss" in a dict or an object, first in a tuple, or a bare scalar.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """The loss among a model's outputs: under "loss" in a dict or an object, first in a tuple, or a bare scalar."""
     if isinstance(outputs, Tensor):
         loss = outputs if outputs.dim() == 0 else None
     elif isinstance(outputs, tuple | list):
@@ -267,9 +250,6 @@ def get_logits(outputs: Any, ignore_keys: list[str], holds_loss: bool) -> Any:
     Args:
         ignore_keys: keys of a dict, or attributes of an object, to leave out.
         holds_loss: whether "loss", or a tuple's first element, is a loss and no prediction.
-
-    Raises:
-        TypeError: for an output of no known kind, such as a cache.
     """
     if isinstance(outputs, Tensor):
         return () if outputs.dim() == 0 else outputs
@@ -278,22 +258,17 @@ def get_logits(outputs: Any, ignore_keys: list[str], holds_loss: bool) -> Any:
             return list(outputs)  # an entry for each sample, as a detector's, and no loss
         # A slice of a list is a list, and one of a named tuple is a tuple.
         logits: Any = outputs[1:] if holds_loss else outputs[:]
-        for number, output in enumerate(logits):
-            _check_prediction(number, output)
+        named: dict = dict(enumerate(logits))
     else:
-        named = dict(outputs) if isinstance(outputs, Mapping) else vars(outputs)
         ignored = [*ignore_keys, "loss"] if holds_loss else ignore_keys
-        kept = {name: value for name, value in named.items() if name not in ignored and value is not None}
-        for name, value in kept.items():
-            _check_prediction(name, value)
-        logits = tuple(kept.values())
+        named = dict(outputs) if isinstance(outputs, Mapping) else vars(outputs)
+        named = {name: value for name, value in named.items() if name not in ignored and value is not None}
+        logits = tuple(named.values())
+    for name, output in named.items():
+        for leaf in leaves(output):
+            if not isinstance(leaf, Tensor | np.ndarray | int | float | str | None):
+                raise TypeError(
+                    f"the model's output {name!r} holds a {type(leaf).__name__}, of which no predictions can be made: "
+                    "name it in ignore_keys"
+                )
     return logits[0] if len(logits) == 1 else logits
-
-
-def _check_prediction(name: str | int, output: Any) -> None:
-    for leaf in leaves(output):
-        if not isinstance(leaf, Tensor | np.ndarray | int | float | str | None):
-            raise TypeError(
-                f"the model's output {name!r} holds a {type(leaf).__name__}, of which no predictions can be made: "
-                "name it in ignore_keys"
-            )

@@ -87,12 +87,7 @@ SWITCHED_OFF = {
 class CallbackHandler:
     """The callbacks in the order they were added, and for each event those of them that override it.
 
-    Args:
-        callbacks: instances or classes.
-        model, processing_class, optimizer, lr_scheduler: what callbacks get; renewed before each training.
-
-    Attributes:
-        train_dataloader, eval_dataloader: what callbacks get besides; None before there is one.
+    What callbacks get, the Trainer renews before each training.
     """
 
     def __init__(
@@ -135,11 +130,7 @@ class CallbackHandler:
         return self.call_event("on_evaluate", args, state, control, metrics=metrics)
 
     def add_callback(self, callback: Any) -> None:
-        """Add a callback, or a new instance of a callback class. During an event, it gets that event too.
-
-        Raises:
-            AttributeError: for an object that lacks the methods of a callback.
-        """
+        """Add a callback, or a new instance of a callback class. During an event, it gets that event too."""
         if isinstance(callback, type):
             callback = callback()
         self.callbacks.append(callback)
@@ -178,10 +169,7 @@ class CallbackHandler:
         return states
 
     def restore(self, states: dict[str, Any]) -> None:
-        """Give the attributes that `states` returned back to the callbacks of the same classes.
-
-        The states of a class go to its callbacks in their order; what there is no callback for is left out.
-        """
+        """Give the attributes that `states` returned back to the callbacks of the same classes, in their order."""
         left = {}
         for name, found in states.items():
             left[name] = list(found) if isinstance(found, list) else [found]
@@ -221,8 +209,7 @@ class DefaultFlowCallback(TrainerCallback):
 class EarlyStoppingCallback(TrainerCallback):
     """Stops training when the metric for the best model has not improved in `early_stopping_patience` evaluations.
 
-    An improvement by `early_stopping_threshold` or less counts as none. Needs `metric_for_best_model` and an
-    `eval_strategy`, else training raises ValueError.
+    An improvement by `early_stopping_threshold` or less counts as none.
     """
 
     def __init__(self, early_stopping_patience: int = 1, early_stopping_threshold: float = 0.0) -> None:

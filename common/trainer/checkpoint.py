@@ -25,7 +25,6 @@ PREFIX = "checkpoint-"
 
 
 def checkpoint_folder(output_dir: str, step: int) -> Path:
-    """The folder of the checkpoint of a step."""
     return Path(output_dir, f"{PREFIX}{step}")
 
 
@@ -34,8 +33,7 @@ def save_checkpoint(
 ) -> None:
     """Save a checkpoint of `state.global_step`, then delete the oldest beyond `limit`. All ranks must call this.
 
-    Args:
-        progress: what `read_progress` shall return, of JSON values; "saved_steps" among them are this run's.
+    `progress` has JSON values. "saved_steps" among them are this run's.
     """
     folder = checkpoint_folder(output_dir, state.global_step)
     is_main = accelerator.is_main_process
@@ -57,14 +55,12 @@ def save_checkpoint(
 def _delete_oldest(output_dir: Path, own: list[Path], kept: list[Path], limit: int) -> None:
     """Delete the oldest checkpoints until `limit` are left, but none of `kept`.
 
-    Those of other runs are older than this run's `own`, and lower steps than higher ones. What the disk says of times
-    does not count: copies have the time of the copying, and clocks are put back.
+    Those of other runs are older than this run's `own`, and lower steps than higher ones: the disk's times may lie.
     """
-    found = numbered(output_dir, PREFIX)
-    lowest_first = found[::-1]
+    lowest_first = numbered(output_dir, PREFIX)[::-1]
     oldest_first = sorted(lowest_first, key=own.__contains__)
     dispensable = [path for path in oldest_first if path not in kept]
-    surplus = max(0, len(found) - limit)
+    surplus = max(0, len(oldest_first) - limit)
     for path in dispensable[:surplus]:
         remove_folder(path)
 
@@ -100,9 +96,6 @@ def load_best_model(accelerator: Accelerator, model: nn.Module, folder: str) -> 
     """Load the weights of a checkpoint, after verifying them. All ranks must call this.
 
     The main process reads them and sends them to the others, whose machine may not see its disk.
-
-    Raises:
-        CheckpointError: naming what is missing or damaged; on the other ranks a RuntimeError that quotes it.
     """
     weights = {}
     for name, state in model.state_dict().items():

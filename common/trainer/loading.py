@@ -73,10 +73,7 @@ def count_rows(loader: Any, batch: Any, num_processes: int) -> int | None:
 
 
 def num_real(loader: Any, rows: int) -> int | None:
-    """Samples of the `rows` in the batch just read that are not repetitions for the sake of ranks of equal length.
-
-    None in a step in which no rank lacks samples of its own. A loader that is not prepared repeats nothing.
-    """
+    """Samples among `rows` that are not repeated to even the ranks out; None where no rank lacks samples of its own."""
     partial = loader.partial_step if is_prepared(loader) else None
     if partial is None:
         return None

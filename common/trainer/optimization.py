@@ -182,10 +182,6 @@ def make_scheduler(optimizer: Optimizer, args: Any, num_training_steps: int) -> 
     """The schedule `args.lr_scheduler_type` (one of `SCHEDULES`) over `num_training_steps` optimizer steps.
 
     It is stepped once per optimizer step, whatever the number of processes; "reduce_lr_on_plateau" once per evaluation.
-
-    Raises:
-        TypeError: for a name in `args.lr_scheduler_kwargs` that the schedule does not have.
-        ValueError: for a value there that it cannot have.
     """
     name = args.lr_scheduler_type
     options = args.lr_scheduler_kwargs or {}

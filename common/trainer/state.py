@@ -58,15 +58,12 @@ class TrainerState:
     def save_to_json(self, json_path: str) -> None:
         """Write all fields to a file; arrays and tensors among the logged values become lists."""
         text = json.dumps(asdict(self), indent=2, sort_keys=True, default=as_json)
-        path = Path(json_path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n", encoding="utf-8")
+        Path(json_path).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
     def load_from_json(cls, json_path: str) -> "TrainerState":
         """Read a state that `save_to_json` wrote."""
-        text = Path(json_path).read_text(encoding="utf-8")
-        return cls(**json.loads(text))
+        return cls(**json.loads(Path(json_path).read_text(encoding="utf-8")))
 
 
 @dataclass

@@ -395,11 +395,7 @@ class Trainer:
         self.call_event("on_log", logs=logs)
 
     def _finish(self, start_time: float, first_step: int) -> evaluation.TrainOutput:
-        """Log what the run came to, and load the best model.
-
-        Args:
-            start_time, first_step: when and where this call of `train` began.
-        """
+        """Log what the run came to since it began at `start_time` and `first_step`, and load the best model."""
         state = self.state
         # As in the original, the steps since the last log count with this rank's loss alone, so `training_loss` may
         # differ between ranks.
@@ -460,11 +456,7 @@ class Trainer:
         self.callback_handler.train_dataloader = self.train_dataloader
 
     def _new_state(self) -> TrainerState:
-        """The state that callbacks see at the beginning of a training as long as `plan` says.
-
-        Raises:
-            ValueError: if checkpoints would be saved after steps without an evaluation, which says which is the best.
-        """
+        """The state that callbacks see at the beginning of a training as long as `plan` says."""
         args = self.args
         max_steps = self.plan.max_steps
         state = TrainerState(max_steps=max_steps, num_train_epochs=self.plan.num_epochs)
@@ -545,11 +537,7 @@ class Trainer:
     # Checkpoints.
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Save everything that the run needs to go on. All ranks must call this.
-
-        Args:
-            model, trial: for overrides as they are written for `transformers`: the prepared model, and None.
-        """
+        """Save everything that the run needs to go on; `model` and `trial` are for overrides. All ranks call this."""
         state = self.state
         self.saved_steps.append(state.global_step)
         if state.best_global_step in self.saved_steps:
@@ -690,10 +678,7 @@ class Trainer:
     ) -> evaluation.EvalLoopOutput:
         """One pass over a loader, for `evaluate` and `predict`: what all ranks predicted, and the metrics.
 
-        Args:
-            description: "Evaluation" or "Prediction", for overrides.
-            prediction_loss_only: keep no predictions; by default as the arguments say.
-            ignore_keys: keys of the model's output that hold no predictions.
+        `description` is "Evaluation" or "Prediction", for overrides; `prediction_loss_only` is by default the argument.
         """
         accelerator = self.accelerator
         batch_size = self.args.per_device_eval_batch_size
@@ -706,6 +691,7 @@ class Trainer:
         if not accelerator.has_prepared(self.model):
             accelerator.undo_preparation(self.model)
             accelerator.prepare_model(self.model, evaluation_mode=True)
+            self.model.to(accelerator.device)  # where a model that `train` shares out has not been yet
         self.model.eval()
         self._set_optimizer_mode("eval")
 
@@ -729,7 +715,6 @@ class Trainer:
         gathered = evaluation.gather_batches(results.on_host())
         predictions = evaluation.concatenate([batch.logits for batch in gathered], gathered)
         label_ids = evaluation.concatenate([batch.labels for batch in gathered], gathered)
-
         metrics: dict[str, Any] = {}
         if self.compute_metrics is not None and predictions is not None and label_ids is not None:
             computed = self.compute_metrics(evaluation.EvalPrediction(predictions, label_ids))
@@ -751,8 +736,8 @@ class Trainer:
         loss = None
         with torch.no_grad():
             if has_loss:
-                loader = self.callback_handler.eval_dataloader
-                num_items = self._count_items([inputs], loading.all_ranks_have_a_batch(loader))
+                is_collective = loading.all_ranks_have_a_batch(self.callback_handler.eval_dataloader)
+                num_items = self._count_items([inputs], is_collective)
                 loss, outputs = self._call_compute_loss(model, inputs, num_items, return_outputs=True)
                 loss = loss.detach().mean()
             else:
@@ -772,19 +757,18 @@ class Trainer:
         Any object that can be iterated over will do. On one process its batches come in the order in which it has them,
         and a resumed run reads it again up to the batch where it stopped. On several, the batches of a `DataLoader` are
         dealt out to the ranks, unless its sampler does that.
-
-        Raises:
-            ValueError: without a training set.
         """
-        dataset = self.train_dataset
-        settings: dict[str, Any] = {}
-        if has_samplers(dataset):
-            settings["sampler"] = self._get_train_sampler(dataset)
-            settings["drop_last"] = self.args.dataloader_drop_last
-            num_workers = self.args.dataloader_num_workers
-            rank = self.accelerator.process_index
-            settings["worker_init_fn"] = partial(loading.seed_worker, num_workers=num_workers, rank=rank)
-        return self.accelerator.prepare(self._make_loader(dataset, self.args.per_device_train_batch_size, **settings))
+        seed = partial(
+            loading.seed_worker, num_workers=self.args.dataloader_num_workers, rank=self.accelerator.process_index
+        )
+        loader = self._make_loader(
+            self.train_dataset,
+            self.args.per_device_train_batch_size,
+            self._get_train_sampler,
+            drop_last=self.args.dataloader_drop_last,
+            worker_init_fn=seed,
+        )
+        return self.accelerator.prepare(loader)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         """The sampler of the training set, a random one; None, for the order that it has, if it has no length."""
@@ -796,9 +780,6 @@ class Trainer:
 
         An override may return a plain loader of the whole set: its batches are dealt out to the ranks before use.
         Any other object that can be iterated over is read as it is, by every rank.
-
-        Raises:
-            ValueError: without an evaluation set.
         """
         dataset: Any = eval_dataset
         if eval_dataset is None:
@@ -810,8 +791,7 @@ class Trainer:
         return self._make_eval_loader(dataset)
 
     def _make_eval_loader(self, dataset: Any) -> DataLoader:
-        sampler = self._get_eval_sampler(dataset) if has_samplers(dataset) else None
-        loader = self._make_loader(dataset, self.args.per_device_eval_batch_size, sampler=sampler)
+        loader = self._make_loader(dataset, self.args.per_device_eval_batch_size, self._get_eval_sampler)
         return self.accelerator.prepare_data_loader(loader)
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler | None:
@@ -822,14 +802,20 @@ class Trainer:
         """The loader of this rank's share of `test_dataset`, in order."""
         return self._make_eval_loader(test_dataset)
 
-    def _make_loader(self, dataset: Dataset | None, batch_size: int, **settings: Any) -> DataLoader:
+    def _make_loader(
+        self, dataset: Dataset | None, batch_size: int, get_sampler: Callable, **settings: Any
+    ) -> DataLoader:
+        """A loader that is not prepared. A stream has its own order, and no sampler nor `settings`."""
         if dataset is None:
             raise ValueError("the Trainer has been given no dataset for this: pass train_dataset, eval_dataset or both")
         args = self.args
         collator = self.data_collator
         if args.remove_unused_columns:
             collator = batches.ColumnFilter(collator, self.model, self.label_names)
-        pin_memory = args.dataloader_pin_memory and self.accelerator.device.type != "cpu"
+        if isinstance(dataset, IterableDataset):
+            settings = {}
+        else:
+            settings["sampler"] = get_sampler(dataset)
         return DataLoader(
             dataset,
             batch_size,
@@ -837,7 +823,7 @@ class Trainer:
             num_workers=args.dataloader_num_workers,
             persistent_workers=args.dataloader_persistent_workers,
             prefetch_factor=args.dataloader_prefetch_factor,
-            pin_memory=pin_memory,
+            pin_memory=args.dataloader_pin_memory and self.accelerator.device.type != "cpu",
             **settings,
         )
 
@@ -847,14 +833,9 @@ class Trainer:
         self.create_scheduler(num_training_steps=num_training_steps)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Make `self.optimizer` unless there is one. Biases and normalisation layers get no weight decay.
-
-        Args:
-            model: whose parameters it changes; by default the Trainer's own.
-        """
+        """Make `self.optimizer` unless there is one. Biases and normalisation layers get no weight decay."""
         if self.optimizer is None:
-            if model is None:
-                model = self.model
+            model = model or self.model
             decay_names = set(self.get_decay_parameter_names(model))
             self.optimizer = optimization.make_optimizer(model, self.args, decay_names)
         return self.optimizer
@@ -892,11 +873,8 @@ class Trainer:
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model into `output_dir`, by default `args.output_dir`, on the main process, and the tokenizer.
 
-        The weights are in `model.safetensors`; a model of `transformers` is saved as `from_pretrained` reads it. As in
-        the original, a script may call this on the main process alone.
-
-        Args:
-            _internal_call: for overrides as they are written for `transformers`; without effect.
+        The weights are in `model.safetensors`; a model of `transformers` is saved as `from_pretrained` reads it. A
+        script may call this on the main process alone. `_internal_call` is for overrides, and without effect.
         """
         folder = output_dir or self.args.output_dir
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
@@ -959,11 +937,6 @@ class Trainer:
 def steps_between(interval: float, max_steps: int) -> int:
     """An interval in steps; below 1 it is a share of all steps."""
     return int(interval) if interval >= 1 else math.ceil(interval * max_steps)
-
-
-def has_samplers(dataset: Dataset | None) -> bool:
-    """True if a sampler can say in which order samples are read: not for a stream, nor without a data set."""
-    return dataset is not None and not isinstance(dataset, IterableDataset)
 
 
 def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:
