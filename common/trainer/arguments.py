@@ -107,12 +107,11 @@ class TrainingArguments:
             without a length. -1: not set.
         optim: one of `OPTIMIZERS`. Weight decay spares biases and normalisation layers.
         lr_scheduler_type: one of `SCHEDULES`.
-        lr_scheduler_kwargs: what the schedule can be told beyond the steps, for example {"num_cycles": 1.5}.
+        lr_scheduler_kwargs: what the schedule can be told besides, for example {"num_cycles": 1.5}.
         warmup_steps: steps of warm-up, or below 1 the share of all steps.
         max_grad_norm: clip the total norm of the gradients to this; 0 leaves them alone.
         logging_steps, eval_steps, save_steps: below 1, the share of all steps. With `eval_strategy="steps"`,
             `eval_steps` defaults to `logging_steps`.
-        logging_first_step: log after the first step too.
         logging_nan_inf_filter: where the loss of a micro-batch is not finite, log the mean of those since the last log
             in its place; leave such losses out of an evaluation's loss too.
         logging_strategy, eval_strategy, save_strategy: "no", "steps" or "epoch"; `save_strategy` also "best": after
@@ -122,7 +121,7 @@ class TrainingArguments:
         metric_for_best_model: a key of the evaluation's metrics, with or without `eval_`; "loss" when one is needed.
         greater_is_better: by default True unless the metric's name ends in "loss".
         seed: of everything random in training; the same on all ranks.
-        data_seed: of the sample order: epoch e visits `torch.randperm(n)` seeded with data_seed + e. By default it is
+        data_seed: of the order: epoch e visits `torch.randperm(n)` seeded with data_seed + e. By default it is
             `torch.initial_seed()` when training begins, which is `seed` unless the script has seeded again.
         accelerator_config: an AcceleratorConfig, or its settings as a dict.
         dataloader_drop_last: drop each epoch's last batch if it is smaller. Evaluation never drops a sample.
@@ -136,15 +135,13 @@ class TrainingArguments:
         disable_tqdm: print plain lines in place of a progress bar; by default where stderr is no terminal.
         label_names: keys of a batch that hold labels; by default `forward`'s parameters with "label" in their name.
         fsdp: share the model out to the processes: True, or words of `FSDP_OPTIONS`.
-        fsdp_config: settings of FullyShardedDataParallelPlugin under the original's names, as a dict or a JSON file;
-            version 2 and transformer_based_wrap by default.
+        fsdp_config: settings of FullyShardedDataParallelPlugin; transformer_based_wrap by default.
         ddp_find_unused_parameters: let DDP look for parameters that a step does not use, which takes time in every
             step; on by default, unless a model of `transformers` checkpoints activations. Another network that does so
             in the reentrant way needs False.
         ddp_timeout: seconds that a collective waits for a missing rank before it raises.
-        activation_checkpointing: let the model compute activations again in the backward pass, by its own method
-            `activation_checkpointing_enable` or `gradient_checkpointing_enable`, which gets the `…_kwargs`.
-        gradient_checkpointing, gradient_checkpointing_kwargs: the older names of these.
+        activation_checkpointing, gradient_checkpointing: by either name, let the model compute activations again in
+            the backward pass, by its method `activation_checkpointing_enable` or `gradient_checkpointing_enable`.
         use_cache: what the configuration of a model of `transformers` is set to.
         do_train, do_eval, do_predict, resume_from_checkpoint: for the script, which decides what it calls. An
             `eval_strategy` sets `do_eval`.

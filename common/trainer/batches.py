@@ -23,8 +23,7 @@ WRAPPED = ("module", "_orig_mod", "base_model", "model")
 def default_data_collator(samples: list) -> Any:
     """Stack samples along a new first dimension: dicts become a dict, tuples a tuple, anything else a tensor.
 
-    In dicts "label" becomes "labels", of dtype int64 or float32, and strings and None are left out, as `transformers`
-    does. The first sample says which keys there are; numbers become tensors of torch's default types.
+    As in `transformers`, "label" in dicts becomes "labels", of dtype int64 or float32; strings and None are left out.
     """
     first = samples[0]
     if isinstance(first, tuple | list):
@@ -83,10 +82,10 @@ def parameters(function: Callable) -> list[str]:
 
 
 def model_inside(model: nn.Module) -> nn.Module:
-    """The model itself, or the one in a wrapper that hands on whatever it is given, whose `forward` says what it takes.
+    """The model itself, or the one in a wrapper that hands on whatever it is given.
 
-    Such wrappers are a compiled model, DataParallel, the adapters of PEFT, and any whose `forward` takes `*args` and
-    `**kwargs` alone, if its modules show which one is the model.
+    Such are a compiled model, DataParallel, the adapters of PEFT, and any whose `forward` takes `*args` and `**kwargs`
+    alone, if its modules show which one is the model.
     """
     get_base_model: Any = getattr(model, "get_base_model", None)  # PEFT's
     if get_base_model is not None:
@@ -138,11 +137,7 @@ class WatchedCount(Tensor):
 
 
 def shifts_labels(model: nn.Module) -> bool:
-    """True if the model's loss compares the output at a position with the label of the next position.
-
-    Then the first label of each row is no target, and is not counted. The causal language models of `transformers`
-    say it by their attribute `loss_type`. In an encoder-decoder the labels stand where they are predicted.
-    """
+    """True for a causal language model of `transformers`: the first label of each row is then no target."""
     model = model_inside(model)
     config = getattr(model, "config", None)
     is_encoder_decoder = getattr(config, "is_encoder_decoder", False)
@@ -204,10 +199,7 @@ def count_samples(batch: Any) -> int | None:
 
 
 def first_samples(batch: Any, rows: int, count: int) -> Any:
-    """The first `count` samples of a batch of `rows`: of tensors their first rows, of lists their first entries.
-
-    A tensor or a list of another length is no column of the batch, and stays as it is.
-    """
+    """The first `count` samples of a batch of `rows`. A tensor or list of another length stays as it is."""
 
     def is_column(part: Any) -> bool:
         is_list = isinstance(part, tuple | list) and part is not batch  # which are the arguments of a model

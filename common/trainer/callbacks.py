@@ -18,8 +18,7 @@ class TrainerCallback:
     get `metrics`, which are dicts. A callback changes the run through `control`, and may return it. All ranks call it.
 
     A callback that must survive a restart has a method `state`, which returns {"args": {…}, "attributes": {…}}, of JSON
-    values: what `__init__` takes, and what has changed since. It is in every checkpoint, and the attributes are set
-    when training resumes.
+    values: what `__init__` takes, and what has changed since, which is set again when training resumes.
     """
 
     def on_init_end(self, args, state, control, **kwargs):
@@ -137,10 +136,7 @@ class CallbackHandler:
         self._listen(callback)
 
     def pop_callback(self, callback: Any) -> Any:
-        """Remove and return the callback, or the first of a class; None if there is none.
-
-        During an event, those that were to get it still get it.
-        """
+        """Remove and return the callback, or the first of a class; None if there is none."""
         for candidate in self.callbacks:
             if candidate is callback or (isinstance(callback, type) and isinstance(candidate, callback)):
                 self.callbacks.remove(candidate)

@@ -23,12 +23,9 @@ _WITHOUT_DECAY = re.compile(r"bias|layernorm|rmsnorm|(^|\.|_)norm($|\.)")
 
 def make_optimizer(model: nn.Module, args: Any, decay_names: Collection[str]) -> Optimizer:
     """The optimizer `args.optim`, in two parameter groups: `decay_names` get `args.weight_decay`, the others none."""
-    with_decay: list[nn.Parameter] = []
-    without_decay: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            group = with_decay if name in decay_names else without_decay
-            group.append(parameter)
+    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    with_decay = [parameter for name, parameter in trainable if name in decay_names]
+    without_decay = [parameter for name, parameter in trainable if name not in decay_names]
     groups = [
         {"params": with_decay, "weight_decay": args.weight_decay},
         {"params": without_decay, "weight_decay": 0.0},

@@ -80,11 +80,7 @@ class Plan:
 
 
 def make_plan(args: TrainingArguments, loader: Any, num_processes: int) -> Plan:
-    """A training on this rank's `loader`, as long as `transformers` would make it.
-
-    Raises:
-        ValueError: for a loader without a batch or without a length, if `args.max_steps` is not set.
-    """
+    """A training on this rank's `loader`, as long as `transformers` would make it."""
     accumulation = args.gradient_accumulation_steps
     batches_per_epoch = length_of(loader)
     has_length = bool(batches_per_epoch)
@@ -136,8 +132,7 @@ class LossLog:
     def add(self, loss: Tensor, step: int, replace_not_finite: bool) -> None:
         """Add a batch's share of its step's loss, a scalar; `step` is the number of steps that are done.
 
-        Args:
-            replace_not_finite: add, in place of a loss that is NaN or infinite, the mean of those since the last log.
+        `replace_not_finite`: add, in place of a loss that is NaN or infinite, the mean of those since the last log.
         """
         if replace_not_finite:
             # Both are computed, because asking which one is needed would wait for the device.
@@ -154,10 +149,7 @@ class LossLog:
         self.grad_norm = grad_norm
 
     def take_mean(self, accelerator: Accelerator, step: int) -> float:
-        """The mean loss of the steps since the last log, over all ranks. All ranks must call this.
-
-        It waits for the device.
-        """
+        """The mean loss of the steps since the last log, over all ranks, which all must call this."""
         loss = accelerator.gather(self.since_log).mean().item()
         num_steps = step - self.logged_step
         self.total += loss

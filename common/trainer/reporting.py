@@ -37,10 +37,6 @@ def _shortened(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def log_line(logs: dict[str, Any]) -> str:
-    return " | ".join(f"{name} {_shortened(value)}" for name, value in logs.items())
-
-
 def metrics_lines(split: str, metrics: dict[str, Any]) -> str:
     """Metrics in aligned lines, as the original prints them: times as hours, minutes and seconds, four decimals."""
     shown = {name: _readable(name, metrics[name]) for name in sorted(metrics)}
@@ -82,7 +78,7 @@ class PrinterCallback(TrainerCallback):
             # As in the original: what `train` returns then lacks it too.
             logs.pop("total_flos", None)
         if state.is_world_process_zero:
-            print_above_bar(log_line(logs))
+            print_above_bar(" | ".join(f"{name} {_shortened(value)}" for name, value in logs.items()))
 
 
 class ProgressCallback(PrinterCallback):
@@ -118,15 +114,13 @@ class TrackerCallback(TrainerCallback):
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
-        self.started = False
 
     def on_train_begin(self, args, state, control, **kwargs):
         # A second training goes on in the same trackers: started again, they would write everything twice.
-        if not self.started:
+        if not self.accelerator.trackers:
             settings = args.to_dict().items()
             config = {name: value for name, value in settings if isinstance(value, bool | int | float | str)}
             self.accelerator.init_trackers(str(args.run_name), config=config)
-            self.started = True
 
     def on_log(self, args, state, control, logs, **kwargs):
         values = {}

@@ -20,9 +20,8 @@ def as_json(value: Any) -> Any:
 class TrainerState:
     """The position and the history of a run; `trainer_state.json` in a checkpoint holds exactly this.
 
-    Steps are optimizer steps. `epoch` counts passes over the training set and has a fraction within one. The fields
-    that this Trainer never changes (tokens, flos, trials) stay at their defaults: they are there so that whatever
-    reads the file of `transformers.Trainer` reads this one.
+    `epoch` has a fraction within an epoch. The fields that this Trainer never changes (tokens, flos, trials) are there
+    for whatever reads the file of `transformers.Trainer`.
     """
 
     epoch: float = 0

@@ -21,11 +21,12 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from common.accelerator import Accelerator, utils
+from common.accelerator.checkpointing import run_on_all_ranks
 from common.accelerator.logging import get_logger
 from common.accelerator.state import AcceleratorState
 from common.accelerator.utils.random import get_random_states, set_random_states
 from common.trainer import batches, checkpoint, evaluation, loading, optimization, pretrained, reporting
-from common.trainer.arguments import AcceleratorConfig, TrainingArguments
+from common.trainer.arguments import TrainingArguments
 from common.trainer.callbacks import CallbackHandler, DefaultFlowCallback
 from common.trainer.progress import LossLog, Plan, Position, make_plan
 from common.trainer.state import TrainerControl, TrainerState, as_json
@@ -41,7 +42,7 @@ class Trainer:
     a tuple. A process uses one device: several GPUs need several processes.
 
     Args:
-        model: to be trained; it is moved to the device in place.
+        model: moved to the device in place.
         args: by default `TrainingArguments("tmp_trainer")`.
         data_collator: turns a list of samples into a batch; by default `processing_class` pads them if it is a
             tokenizer, else the values of dicts and tuples are stacked.
@@ -60,9 +61,6 @@ class Trainer:
         loss_is_scaled_for_ga: for subclasses whose `compute_loss` returns its share of the step's loss (True) or the
             mean over its micro-batch (False). By default the loss is a mean unless it was divided by
             `num_items_in_batch`.
-
-    Raises:
-        ValueError: for an `eval_strategy` without an `eval_dataset`.
     """
 
     loss_is_scaled_for_ga: bool | None = None
@@ -159,11 +157,6 @@ class Trainer:
         Args:
             resume_from_checkpoint: a checkpoint's folder, or True for the newest in `args.output_dir` that is not
                 damaged. Weights, log history and everything else end up as without the interruption.
-
-        Raises:
-            ValueError: if there is nothing to train on.
-            CheckpointError: a ValueError too, naming what is damaged, if there is no whole checkpoint to resume from;
-                on the other processes a RuntimeError that quotes it.
         """
         folder = checkpoint.find_checkpoint(self.accelerator, self.args.output_dir, resume_from_checkpoint)
         self._prepare_training()
@@ -200,10 +193,8 @@ class Trainer:
             is_whole = self._train_windows(windows)
             if position.batches == 0:
                 logger.warning(
-                    "epoch %s has no batch to train on: training stops after %s of %s steps",
-                    position.epoch,
-                    self.state.global_step,
-                    self.state.max_steps,
+                    f"epoch {position.epoch} has no batch to train on: training stops after {self.state.global_step} "
+                    f"of {self.state.max_steps} steps"
                 )
                 self.control.should_training_stop = True
             self._end_epoch(is_whole)
@@ -363,14 +354,11 @@ class Trainer:
             self.call_event("on_save")
 
     def _update_best(self, metric: float) -> None:
-        """Note the metric of this moment's model if it is the best so far; `save_strategy="best"` then saves it.
-
-        NaN is never the best. After the first evaluation there is always a best metric, as in the original: infinity
-        if that one gave NaN.
-        """
+        """Note the metric of this moment's model if it is the best so far; `save_strategy="best"` then saves it."""
         state = self.state
         higher_is_better = self.args.greater_is_better
         if state.best_metric is None:
+            # NaN is never the best. As in the original, there is a best metric after a first one that is NaN.
             state.best_metric = float("-inf") if higher_is_better else float("inf")
         is_best = bool(metric > state.best_metric if higher_is_better else metric < state.best_metric)
         if is_best:
@@ -409,10 +397,8 @@ class Trainer:
         self.log(metrics)
         if state.best_global_step not in (None, *self.saved_steps):
             logger.warning(
-                "the best evaluation was at step %s, where no checkpoint was saved: best_model_checkpoint is %s. "
-                "save_strategy='best' saves where an evaluation is the best so far",
-                state.best_global_step,
-                state.best_model_checkpoint,
+                f"the best evaluation was at step {state.best_global_step}, where no checkpoint was saved: "
+                f"best_model_checkpoint is {state.best_model_checkpoint}. save_strategy='best' saves where it is best"
             )
         if self.args.load_best_model_at_end and state.best_model_checkpoint is not None:
             checkpoint.load_best_model(self.accelerator, self.model, state.best_model_checkpoint)
@@ -507,12 +493,9 @@ class Trainer:
     def _count_items(self, window: list[Any], is_collective: bool = True) -> Tensor | None:
         """Labels other than -100 in these batches of all ranks; None if nobody needs them, or a batch has no labels.
 
-        It is a float, as in the original, so that a loss in half precision becomes float32 when it is divided by it.
-
-        Args:
-            is_collective: False where another rank may have no batch. The others are then taken to have as many.
+        Without `is_collective`, as another rank may have no batch, the others are taken to have as many.
         """
-        if not (self.compute_loss_func is not None or self.model_accepts_loss_kwargs):
+        if self.compute_loss_func is None and not self.model_accepts_loss_kwargs:
             return None
         total = torch.zeros((), dtype=torch.int64, device=self.accelerator.device)
         for batch in window:
@@ -521,6 +504,7 @@ class Trainer:
                 return None
             total += count.to(total.device)
         of_ranks = self.accelerator.gather(total) if is_collective else total * self.accelerator.num_processes
+        # As in the original, a float: a loss in half precision becomes float32 when it is divided by it.
         return of_ranks.sum().to(torch.get_default_dtype())
 
     def _follows_metric(self) -> bool:
@@ -557,15 +541,23 @@ class Trainer:
             "loss_log": self.loss_log.state_dict(self.accelerator),
             "saved_steps": self.saved_steps,
         }
-        limit = self.args.save_total_limit
 
-        def add_description(models: list[nn.Module], weights: list[dict[str, Any]], draft: str) -> None:
+        def add_own_files(models: list[nn.Module], weights: list[dict[str, Any]], draft: str) -> None:
+            # Before the manifest is written, so that it names these files.
+            if self.is_world_process_zero():
+                checkpoint.write_progress(draft, state, progress)
             # The weights have a file of their own. Adapters are in one besides, for `from_pretrained`.
             has_adapters = hasattr(self.model, "peft_config")
             self._save_pretrained(self.model, draft, weights[0] if has_adapters else {})
 
-        with self.accelerator.register_save_state_pre_hook(add_description):
-            checkpoint.save_checkpoint(self.accelerator, state, progress, self.args.output_dir, limit)
+        folder = checkpoint.checkpoint_folder(self.args.output_dir, state.global_step)
+        with self.accelerator.register_save_state_pre_hook(add_own_files):
+            self.accelerator.save_state(folder, all_ranks=True)
+        limit = self.args.save_total_limit
+        if limit is not None:
+            kept = [folder, Path(state.best_model_checkpoint or folder)]
+            delete_oldest = partial(checkpoint.delete_oldest, self.args.output_dir, self.saved_steps, kept, limit)
+            run_on_all_ranks(delete_oldest, self.is_world_process_zero())
 
     def _load_checkpoint(self, folder: str) -> loading.SkippedBatches | None:
         """Put everything back as it was; returns what the loader has to skip in the first epoch.
@@ -587,11 +579,12 @@ class Trainer:
             self.position = self.plan.after_steps(saved.global_step, saved_position)
         is_same_place = is_same_order and self.position == saved_position
         accelerator = self.accelerator
-        if is_same_place and loading.keeps_position(self.train_dataloader):
+        if is_same_place and loading.is_prepared(self.train_dataloader):
             accelerator.load_state(folder)
             return None
 
-        # The loader starts at the beginning of an epoch, and skips its batches up to `position`.
+        # The loader starts at the beginning of an epoch, and skips its batches up to `position`. As in the original,
+        # these are drawn with the run's own random states.
         own_random_states = get_random_states(accelerator.device)
         accelerator.forget_loader(self.train_dataloader)
         accelerator.load_state(folder)
@@ -754,9 +747,8 @@ class Trainer:
     def get_train_dataloader(self) -> DataLoader:
         """The prepared loader of the training set, shuffled; an override may return one that is not prepared.
 
-        Any object that can be iterated over will do. On one process its batches come in the order in which it has them,
-        and a resumed run reads it again up to the batch where it stopped. On several, the batches of a `DataLoader` are
-        dealt out to the ranks, unless its sampler does that.
+        Any object that can be iterated over will do: a resumed run reads it again up to the batch where it stopped. On
+        several processes, the batches of a `DataLoader` are dealt out to the ranks, unless its sampler does that.
         """
         seed = partial(
             loading.seed_worker, num_workers=self.args.dataloader_num_workers, rank=self.accelerator.process_index
@@ -781,13 +773,9 @@ class Trainer:
         An override may return a plain loader of the whole set: its batches are dealt out to the ranks before use.
         Any other object that can be iterated over is read as it is, by every rank.
         """
-        dataset: Any = eval_dataset
-        if eval_dataset is None:
-            dataset = self.eval_dataset
-        elif isinstance(eval_dataset, str):
-            if not isinstance(self.eval_dataset, dict):
-                raise ValueError("a name stands for one of several evaluation sets, but eval_dataset is no dict")
-            dataset = self.eval_dataset[eval_dataset]
+        dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str):
+            dataset = self.eval_dataset[dataset]
         return self._make_eval_loader(dataset)
 
     def _make_eval_loader(self, dataset: Any) -> DataLoader:
@@ -887,9 +875,7 @@ class Trainer:
 
     def _save_pretrained(self, model: nn.Module, folder: str, weights: dict[str, Tensor]) -> None:
         if self.is_world_process_zero():
-            processing_class = self.processing_class
-            if processing_class is None:
-                processing_class = getattr(self.data_collator, "tokenizer", None)
+            processing_class = self.processing_class or getattr(self.data_collator, "tokenizer", None)
             pretrained.save(model, processing_class, folder, weights)
 
     def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
@@ -948,14 +934,10 @@ def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:
         mixed_precision = "fp16"
     elif args.bf16:
         mixed_precision = "bf16"
-    config = args.accelerator_config
-    assert isinstance(config, AcceleratorConfig)  # which the arguments have made of a dict
+    config: Any = args.accelerator_config
     dataloader_config = utils.DataLoaderConfiguration(
-        split_batches=config.split_batches,
-        dispatch_batches=config.dispatch_batches,
-        use_seedable_sampler=config.use_seedable_sampler,
+        **asdict(config),
         data_seed=args.data_seed,
-        non_blocking=config.non_blocking,
         use_stateful_dataloader=True,  # a checkpoint within an epoch holds the position
     )
     finds_unused = args.ddp_find_unused_parameters
