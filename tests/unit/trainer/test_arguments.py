@@ -230,12 +230,9 @@ def test_a_command_line_is_parsed_as_for_transformers(tmp_path, transformers):
 
 
 def test_argument_fsdp():
+    """What FSDP does in a training is in test_processes.py."""
     with pytest.raises(ValueError, match="fsdp is 'full_shard offload' but must be True, or of the words full_shard"):
         TrainingArguments(fsdp="full_shard offload")
-
-
-def test_argument_fsdp_config():
-    """What FSDP does in a training is in test_processes.py."""
     with pytest.raises((NotImplementedError, ValueError), match="FSDP with cpu_offload=True is out of scope"):
         TrainingArguments(fsdp=True, fsdp_config={"fsdp_cpu_offload": True})
 
@@ -244,8 +241,9 @@ def test_no_argument_is_left_out():
     by_comparison = {name for name, *_ in CHANGES}
     by_a_test = {name.removeprefix("test_argument_") for name in globals() if name.startswith("test_argument_")}
     also = {"activation_checkpointing_kwargs", "gradient_checkpointing", "gradient_checkpointing_kwargs"}
-    also |= {"logging_nan_inf_filter"}  # which random trainings draw
-    also |= {"use_cache", "use_cpu", "disable_tqdm", "output_dir", "fp16", "report_to"}  # which other tests show
+    # Which other tests show.
+    also |= {"use_cache", "use_cpu", "disable_tqdm", "output_dir", "fp16", "report_to", "fsdp_config"}
+    also |= {"logging_nan_inf_filter"}
     also |= {f"dataloader_{name}" for name in ("num_workers", "persistent_workers", "prefetch_factor")}
     assert by_comparison | by_a_test | FOR_SCRIPTS | also == {field.name for field in fields(TrainingArguments)}
 

@@ -142,14 +142,6 @@ def test_a_number_among_the_outputs_does_not_change_how_the_others_are_cut(tmp_p
 # How long it trains, with which optimizer and schedule.
 
 
-@pytest.mark.parametrize("epochs", [-1, 0, 9])
-def test_max_steps_overrides_any_number_of_epochs(epochs, tmp_path):
-    def script(library, folder):
-        return train(library, folder, num_train_epochs=epochs, max_steps=4)
-
-    assert same_on_both(script, tmp_path)["steps"][0] == 4
-
-
 def test_the_scheduler_of_the_script_is_given_to_callbacks_and_kept_in_a_second_training(tmp_path):
     def script(library, folder):
         positions = []
@@ -260,6 +252,17 @@ def test_the_loader_of_an_override_is_evaluated_in_its_order(name, tmp_path):
         return metrics, output.predictions.tolist(), output.label_ids.tolist(), end(trainer)
 
     same_on_both(script, tmp_path)
+
+
+def test_with_persistent_workers_each_evaluation_reads_its_own_set(tmp_path):
+    """The original keeps the loader of the first one."""
+
+    def script(library, folder):
+        trainer = make(library, folder, dataloader_num_workers=1, dataloader_persistent_workers=True)
+        return [trainer.evaluate(Points(n))["eval_loss"] for n in (16, 5)]
+
+    ours, theirs = on_both(script, tmp_path)
+    assert theirs == [ours[0], ours[0]] and ours[0] != ours[1]
 
 
 # Callbacks, trackers and overrides.
