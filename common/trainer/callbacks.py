@@ -84,14 +84,12 @@ SWITCHED_OFF = {
 
 
 class CallbackHandler:
-    """The callbacks in the order they were added, and for each event those of them that override it.
-
-    What callbacks get, the Trainer renews before each training.
-    """
+    """The callbacks in the order they were added, and for each event those of them that override it."""
 
     def __init__(
         self, callbacks: list[Any], model: Any, processing_class: Any, optimizer: Any, lr_scheduler: Any
     ) -> None:
+        # What callbacks get; the Trainer renews it before each training.
         self.model = model
         self.processing_class = processing_class
         self.optimizer = optimizer

@@ -67,10 +67,7 @@ class TrainerState:
 
 @dataclass
 class TrainerControl:
-    """The switches of a run. A callback sets them; the Trainer obeys after each step and each epoch.
-
-    `should_epoch_stop` ends the epoch, `should_training_stop` the training; the others say what they do.
-    """
+    """The switches of a run. A callback sets them; the Trainer obeys after each step and each epoch."""
 
     should_training_stop: bool = False
     should_epoch_stop: bool = False

@@ -671,10 +671,9 @@ class Trainer:
     ) -> evaluation.EvalLoopOutput:
         """One pass over a loader, for `evaluate` and `predict`: what all ranks predicted, and the metrics.
 
-        `description` is "Evaluation" or "Prediction", for overrides; `prediction_loss_only` is by default the argument.
+        `description` is "Evaluation" or "Prediction", for overrides; `prediction_loss_only` by default as `args` say.
         """
         accelerator = self.accelerator
-        batch_size = self.args.per_device_eval_batch_size
         if prediction_loss_only is None:
             prediction_loss_only = self.args.prediction_loss_only
         if dataloader is not self.train_dataloader:
@@ -690,19 +689,7 @@ class Trainer:
 
         results = evaluation.Results(accelerator.device)
         for inputs in loading.read_batches(dataloader, accelerator.device):
-            rows = loading.count_rows(dataloader, inputs, accelerator.num_processes) or batch_size
-            num_real = loading.num_real(dataloader, rows)
-            if num_real:
-                # Repeated samples do not count in the mean loss of a batch. A rank that has no others keeps them, and
-                # its results are left out later: a model that is sharded is computed by all ranks together.
-                inputs = batches.first_samples(inputs, rows, num_real)
-                rows = num_real
-            loss, logits, labels = self.prediction_step(
-                self.model, inputs, prediction_loss_only, ignore_keys=ignore_keys
-            )
-            if logits is not None and self.preprocess_logits_for_metrics is not None:
-                logits = self.preprocess_logits_for_metrics(logits, labels)
-            results.add(evaluation.BatchResult(rows, num_real, loss, logits, labels))
+            results.add(self._predict_batch(inputs, prediction_loss_only, ignore_keys))
             self.call_event("on_prediction_step")
 
         gathered = evaluation.gather_batches(results.on_host())
@@ -712,12 +699,29 @@ class Trainer:
         if self.compute_metrics is not None and predictions is not None and label_ids is not None:
             computed = self.compute_metrics(evaluation.EvalPrediction(predictions, label_ids))
             metrics = evaluation.as_numbers(dict(computed))
+        batch_size = self.args.per_device_eval_batch_size
         mean_loss = evaluation.mean_loss(gathered, batch_size, self.args.logging_nan_inf_filter)
         if mean_loss is not None:
             metrics[f"{metric_key_prefix}_loss"] = mean_loss
         metrics = evaluation.with_prefix(metrics, f"{metric_key_prefix}_")
         num_samples = sum(batch.num_counted for batch in gathered)
         return evaluation.EvalLoopOutput(predictions, label_ids, metrics, num_samples)
+
+    def _predict_batch(self, inputs: Any, loss_only: bool, ignore_keys: list[str] | None) -> evaluation.BatchResult:
+        """The results of the batch that has just been read from the loader of the evaluation."""
+        loader = self.callback_handler.eval_dataloader
+        rows = loading.count_rows(loader, inputs, self.accelerator.num_processes)
+        rows = rows or self.args.per_device_eval_batch_size
+        num_real = loading.num_real(loader, rows)
+        if num_real:
+            # Repeated samples do not count in the mean loss of a batch. A rank that has no others keeps them, and its
+            # results are left out later: a model that is sharded is computed by all ranks together.
+            inputs = batches.first_samples(inputs, rows, num_real)
+            rows = num_real
+        loss, logits, labels = self.prediction_step(self.model, inputs, loss_only, ignore_keys=ignore_keys)
+        if logits is not None and self.preprocess_logits_for_metrics is not None:
+            logits = self.preprocess_logits_for_metrics(logits, labels)
+        return evaluation.BatchResult(rows, num_real, loss, logits, labels)
 
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
