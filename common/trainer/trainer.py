@@ -190,7 +190,7 @@ class Trainer:
         windows = loading.read_windows(self.train_dataloader, position.epoch, sizes, to_skip, device)
         # Open until the end of the epoch is saved, because a checkpoint holds the loader's position.
         with closing(windows):
-            is_whole = self._train_windows(windows)
+            is_whole = self._train_until_stopped(windows)
             if position.batches == 0:
                 logger.warning(
                     f"epoch {position.epoch} has no batch to train on: training stops after {self.state.global_step} "
@@ -199,7 +199,7 @@ class Trainer:
                 self.control.should_training_stop = True
             self._end_epoch(is_whole)
 
-    def _train_windows(self, windows: Iterable[list[Any]]) -> bool:
+    def _train_until_stopped(self, windows: Iterable[list[Any]]) -> bool:
         """Train on window after window; returns False if a callback stopped that before the end of the epoch."""
         for window in windows:
             self._train_window(window)
