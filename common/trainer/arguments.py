@@ -48,6 +48,12 @@ CHOICES = {
     "log_level": ("passive", "debug", "info", "warning", "error", "critical"),
     "hub_strategy": ("end", "every_save", "checkpoint", "all_checkpoints"),
 }
+COUNTS = (
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "gradient_accumulation_steps",
+    "save_total_limit",
+)
 # A command line gives these as JSON, or as the name of a file with it.
 DICTS = (
     "accelerator_config",
@@ -91,10 +97,9 @@ def _read_dict(value: Any) -> Any:
 class TrainingArguments:
     """The settings of one run, with the names and defaults of `transformers.TrainingArguments`.
 
-    Making one starts nothing: no process group, no device, so that it can be made in a notebook and handed to
-    launched processes. Asking it for the device or the rank of its process does start them. Steps are optimizer steps;
-    batch sizes are samples per device and micro-batch, so that one step sees per_device_train_batch_size ·
-    gradient_accumulation_steps · processes samples.
+    Making one starts no process group and no device, so that a notebook can hand it to launched processes; asking it
+    for the device or the rank does start them. Steps are optimizer steps, batch sizes samples per device and
+    micro-batch: a step sees per_device_train_batch_size · gradient_accumulation_steps · processes samples.
 
     Args:
         output_dir: where checkpoints go, as `checkpoint-<step>/`.
@@ -102,14 +107,13 @@ class TrainingArguments:
             without a length. -1: not set.
         optim: one of `OPTIMIZERS`. Weight decay spares biases and normalisation layers.
         lr_scheduler_type: one of `SCHEDULES`.
-        lr_scheduler_kwargs: what the schedule can be told beyond the steps, for example {"num_cycles": 1.5}.
+        lr_scheduler_kwargs: what the schedule can be told besides, for example {"num_cycles": 1.5}.
         warmup_steps: steps of warm-up, or below 1 the share of all steps.
         max_grad_norm: clip the total norm of the gradients to this; 0 leaves them alone.
         logging_steps, eval_steps, save_steps: below 1, the share of all steps. With `eval_strategy="steps"`,
             `eval_steps` defaults to `logging_steps`.
-        logging_first_step: log after the first step too.
         logging_nan_inf_filter: where the loss of a micro-batch is not finite, log the mean of those since the last log
-            in its place; leave losses that are not finite out of an evaluation's loss.
+            in its place; leave such losses out of an evaluation's loss too.
         logging_strategy, eval_strategy, save_strategy: "no", "steps" or "epoch"; `save_strategy` also "best": after
             each evaluation that improves `metric_for_best_model`.
         eval_delay: steps, or with `eval_strategy="epoch"` epochs, before the first evaluation.
@@ -117,12 +121,10 @@ class TrainingArguments:
         metric_for_best_model: a key of the evaluation's metrics, with or without `eval_`; "loss" when one is needed.
         greater_is_better: by default True unless the metric's name ends in "loss".
         seed: of everything random in training; the same on all ranks.
-        data_seed: of the sample order: epoch e visits `torch.randperm(n)` seeded with data_seed + e. By default it is
+        data_seed: of the order: epoch e visits `torch.randperm(n)` seeded with data_seed + e. By default it is
             `torch.initial_seed()` when training begins, which is `seed` unless the script has seeded again.
         accelerator_config: an AcceleratorConfig, or its settings as a dict.
         dataloader_drop_last: drop each epoch's last batch if it is smaller. Evaluation never drops a sample.
-        dataloader_persistent_workers, dataloader_prefetch_factor: `persistent_workers` and `prefetch_factor` of torch's
-            `DataLoader`.
         dataloader_pin_memory: has no effect where the device is the CPU.
         remove_unused_columns: from samples that are dicts, drop keys that are neither parameters of the model's
             `forward` nor labels.
@@ -133,24 +135,18 @@ class TrainingArguments:
         disable_tqdm: print plain lines in place of a progress bar; by default where stderr is no terminal.
         label_names: keys of a batch that hold labels; by default `forward`'s parameters with "label" in their name.
         fsdp: share the model out to the processes: True, or words of `FSDP_OPTIONS`.
-        fsdp_config: settings of FullyShardedDataParallelPlugin under the original's names, as a dict or a JSON file;
-            version 2 and transformer_based_wrap by default.
-        ddp_find_unused_parameters: let DDP look for parameters that a step does not use; on by default, at the price
-            of a walk through the graph in every step, unless a model of `transformers` checkpoints activations. Another
-            network that does so in the reentrant way needs False.
+        fsdp_config: settings of FullyShardedDataParallelPlugin; transformer_based_wrap by default.
+        ddp_find_unused_parameters: let DDP look for parameters that a step does not use, which takes time in every
+            step; on by default, unless a model of `transformers` checkpoints activations. Another network that does so
+            in the reentrant way needs False.
         ddp_timeout: seconds that a collective waits for a missing rank before it raises.
-        activation_checkpointing: let the model compute activations again in the backward pass, by its own method
-            `activation_checkpointing_enable` or `gradient_checkpointing_enable`, which gets the `…_kwargs`.
-        gradient_checkpointing, gradient_checkpointing_kwargs: the older names of these.
+        activation_checkpointing, gradient_checkpointing: by either name, let the model compute activations again in
+            the backward pass, by its method `activation_checkpointing_enable` or `gradient_checkpointing_enable`.
         use_cache: what the configuration of a model of `transformers` is set to.
         do_train, do_eval, do_predict, resume_from_checkpoint: for the script, which decides what it calls. An
             `eval_strategy` sets `do_eval`.
         push_to_hub: must be False, because this Trainer uploads nothing.
         hub_model_id, hub_strategy, hub_token, hub_private_repo: for the script.
-
-    Raises:
-        TypeError: for a name that is not listed here.
-        ValueError: for a value that is impossible alone or together with another.
     """
 
     output_dir: str = "trainer_output"
@@ -223,42 +219,47 @@ class TrainingArguments:
     def __post_init__(self) -> None:
         if self.push_to_hub:
             raise ValueError("push_to_hub must be False: this Trainer uploads nothing")
-        self._complete_names()
+        self.output_dir = os.path.expanduser(self.output_dir)
+        self.run_name = self.run_name or os.path.basename(os.path.abspath(self.output_dir))
+        trackers = [self.report_to] if isinstance(self.report_to, str) else self.report_to
+        self.report_to = [] if trackers is None or list(trackers) == ["none"] else trackers
         for name in DICTS:
             setattr(self, name, _read_dict(getattr(self, name)))
         if not isinstance(self.accelerator_config, AcceleratorConfig):
             settings: Any = self.accelerator_config or {}
             self.accelerator_config = AcceleratorConfig(**settings)
         self._complete_activation_checkpointing()
-        if self.eval_strategy != "no":
-            self.do_eval = True
-        if self.eval_strategy == "steps" and (self.eval_steps is None or self.eval_steps == 0):
-            self.eval_steps = self.logging_steps
-        self._complete_metric()
         self._check_values()
-        if self.fp16 and self.bf16:
-            raise ValueError("fp16 and bf16 are both set: choose one")
-        if self.dataloader_prefetch_factor is not None and self.dataloader_num_workers == 0:
-            raise ValueError("dataloader_prefetch_factor needs dataloader_num_workers")
+        self._complete_evaluation()
         self._refuse_best_without_evaluation()
         self.make_fsdp_plugin()  # which refuses what it does not know
+
+    def _complete_activation_checkpointing(self) -> None:
+        if self.activation_checkpointing is None:
+            self.activation_checkpointing = bool(self.gradient_checkpointing)
+        if self.activation_checkpointing_kwargs is None:
+            self.activation_checkpointing_kwargs = self.gradient_checkpointing_kwargs
+        self.gradient_checkpointing = self.activation_checkpointing
+        self.gradient_checkpointing_kwargs = self.activation_checkpointing_kwargs
 
     def _check_values(self) -> None:
         for name, choices in CHOICES.items():
             self._check(name, choices.__contains__, f"one of {', '.join(choices)}")
-        for name in ("per_device_train_batch_size", "per_device_eval_batch_size"):
-            self._check(name, _is_count, "whole, above 0")
-        for name in ("gradient_accumulation_steps", "save_total_limit"):
+        for name in COUNTS:
             self._check(name, _is_count, "whole, above 0")
         self._check("max_steps", lambda value: value == -1 or _is_count(value), "whole and above 0, or -1 for no limit")
         for name in ("logging_steps", "save_steps"):
             self._check(name, lambda value: value > 0, "above 0")
         for name in ("logging_steps", "save_steps", "eval_steps", "warmup_steps"):
             self._check(name, lambda value: 0 <= value < 1 or _is_count(value), "whole, or a share below 1")
-        if self.max_steps == -1:  # else they override the epochs, also a number of epochs that is none
-            self._check("num_train_epochs", lambda value: value >= 0, "0 or more")
         for name in ("learning_rate", "weight_decay", "max_grad_norm", "eval_delay"):
             self._check(name, lambda value: value >= 0, "0 or more")
+        if self.max_steps == -1:  # else they override the epochs, also a number of epochs that is none
+            self._check("num_train_epochs", lambda value: value >= 0, "0 or more")
+        if self.fp16 and self.bf16:
+            raise ValueError("fp16 and bf16 are both set: choose one")
+        if self.dataloader_prefetch_factor is not None and self.dataloader_num_workers == 0:
+            raise ValueError("dataloader_prefetch_factor needs dataloader_num_workers")
 
     def _check(self, name: str, holds: Callable[[Any], bool], description: str) -> None:
         value = getattr(self, name)
@@ -271,24 +272,11 @@ class TrainingArguments:
         if not is_right:
             raise ValueError(f"{name} is {value!r} but must be {description}")
 
-    def _complete_names(self) -> None:
-        self.output_dir = os.path.expanduser(self.output_dir)
-        if not self.run_name:
-            self.run_name = os.path.basename(os.path.abspath(self.output_dir))
-        if isinstance(self.report_to, str):
-            self.report_to = [self.report_to]
-        if self.report_to is None or list(self.report_to) == ["none"]:
-            self.report_to = []
-
-    def _complete_activation_checkpointing(self) -> None:
-        if self.activation_checkpointing is None:
-            self.activation_checkpointing = bool(self.gradient_checkpointing)
-        if self.activation_checkpointing_kwargs is None:
-            self.activation_checkpointing_kwargs = self.gradient_checkpointing_kwargs
-        self.gradient_checkpointing = self.activation_checkpointing
-        self.gradient_checkpointing_kwargs = self.activation_checkpointing_kwargs
-
-    def _complete_metric(self) -> None:
+    def _complete_evaluation(self) -> None:
+        if self.eval_strategy != "no":
+            self.do_eval = True
+        if self.eval_strategy == "steps":
+            self.eval_steps = self.eval_steps or self.logging_steps
         if self.metric_for_best_model is None and self._needs_metric:
             self.metric_for_best_model = "loss"
         if self.greater_is_better is None and self.metric_for_best_model is not None:
@@ -304,19 +292,8 @@ class TrainingArguments:
             raise ValueError("load_best_model_at_end, save_strategy='best', reduce_lr_on_plateau: set eval_strategy")
         if saves_best and self.metric_for_best_model is None:
             raise ValueError("save_strategy='best' needs metric_for_best_model")
-        if self.load_best_model_at_end and not saves_best and not self._saves_only_after_evaluations():
-            raise ValueError("load_best_model_at_end: save_strategy must be 'best', or save only after evaluations")
-
-    def _saves_only_after_evaluations(self) -> bool:
-        if self.save_strategy != self.eval_strategy:
-            return False
-        if self.eval_strategy != "steps":
-            return True
-        if self.save_steps % self.eval_steps == 0:
-            return True  # also for a share and a number of steps, as in the original: `train` will know the steps
-        evaluations_per_save = self.save_steps / self.eval_steps
-        are_shares = self.save_steps < 1 and self.eval_steps < 1
-        return are_shares and math.isclose(evaluations_per_save, round(evaluations_per_save))
+        if self.load_best_model_at_end and self.save_strategy not in ("best", self.eval_strategy):
+            raise ValueError("load_best_model_at_end: save_strategy must be 'best', or that of the evaluations")
 
     def make_fsdp_plugin(self) -> FullyShardedDataParallelPlugin | None:
         """The settings by which the model is shared out; None if it is not, or if the launcher says how."""

@@ -23,8 +23,7 @@ WRAPPED = ("module", "_orig_mod", "base_model", "model")
 def default_data_collator(samples: list) -> Any:
     """Stack samples along a new first dimension: dicts become a dict, tuples a tuple, anything else a tensor.
 
-    In dicts "label" becomes "labels", of dtype int64 or float32, and strings and None are left out, as `transformers`
-    does. The first sample says which keys there are; numbers become tensors of torch's default types.
+    As in `transformers`, "label" in dicts becomes "labels", of dtype int64 or float32; strings and None are left out.
     """
     first = samples[0]
     if isinstance(first, tuple | list):
@@ -59,11 +58,7 @@ def _stack(values: list) -> Tensor:
 
 
 class ColumnFilter:
-    """A collator that drops, from samples that are dicts, the keys that the model does not take.
-
-    Raises:
-        ValueError: when no key of any sample is left.
-    """
+    """A collator that drops, from samples that are dicts, the keys that the model does not take."""
 
     def __init__(self, collator: Callable[[list], Any], model: nn.Module, label_names: list[str]) -> None:
         self.collator = collator
@@ -87,10 +82,10 @@ def parameters(function: Callable) -> list[str]:
 
 
 def model_inside(model: nn.Module) -> nn.Module:
-    """The model itself, or the one in a wrapper that hands on whatever it is given, whose `forward` says what it takes.
+    """The model itself, or the one in a wrapper that hands on whatever it is given.
 
-    Such wrappers are a compiled model, DataParallel, the adapters of PEFT, and any whose `forward` takes `*args` and
-    `**kwargs` alone, if its modules show which one is the model.
+    Such are a compiled model, DataParallel, the adapters of PEFT, and any whose `forward` takes `*args` and `**kwargs`
+    alone, if its modules show which one is the model.
     """
     get_base_model: Any = getattr(model, "get_base_model", None)  # PEFT's
     if get_base_model is not None:
@@ -119,10 +114,7 @@ def takes_any_keyword(function: Callable) -> bool:
 
 
 def takes_loss_keywords(model: nn.Module) -> bool:
-    """True if `forward` has a `**kwargs`: the Trainer then passes it `num_items_in_batch`.
-
-    A model whose attribute `accepts_loss_kwargs` is set says it so.
-    """
+    """True if `forward` has a `**kwargs`, for `num_items_in_batch`, or as the model's `accepts_loss_kwargs` says."""
     model = model_inside(model)
     if hasattr(model, "accepts_loss_kwargs"):
         return bool(model.accepts_loss_kwargs)
@@ -145,11 +137,7 @@ class WatchedCount(Tensor):
 
 
 def shifts_labels(model: nn.Module) -> bool:
-    """True if the model's loss compares the output at a position with the label of the next position.
-
-    Then the first label of each row is no target, and is not counted. The causal language models of `transformers`
-    say it by their attribute `loss_type`. In an encoder-decoder the labels stand where they are predicted.
-    """
+    """True for a causal language model of `transformers`: the first label of each row is then no target."""
     model = model_inside(model)
     config = getattr(model, "config", None)
     is_encoder_decoder = getattr(config, "is_encoder_decoder", False)
@@ -183,16 +171,10 @@ def split_labels(batch: Any) -> tuple[Any, Any]:
 
 
 def count_labels(batch: Any, shifted: bool = False) -> Tensor | None:
-    """Labels other than -100 in a batch, a tensor without dimensions; None where there are none to count.
-
-    `shift_labels`, which some collators of language models make, are counted in place of the labels.
-
-    Args:
-        shifted: leave out the first label of each row, see `shifts_labels`.
-    """
+    """Labels other than -100 in a batch, without the first of each row if `shifted`; None where there are none."""
     _, labels = split_labels(batch)
     if labels is not None and isinstance(batch, Mapping) and "shift_labels" in batch:
-        labels = batch["shift_labels"]
+        labels = batch["shift_labels"]  # which some collators of language models make
     elif shifted and isinstance(labels, Tensor):
         labels = labels[..., 1:]
     return labels.ne(-100).sum() if isinstance(labels, Tensor) else None
@@ -217,10 +199,7 @@ def count_samples(batch: Any) -> int | None:
 
 
 def first_samples(batch: Any, rows: int, count: int) -> Any:
-    """The first `count` samples of a batch of `rows`: of tensors their first rows, of lists their first entries.
-
-    A tensor or a list of another length is no column of the batch, and stays as it is.
-    """
+    """The first `count` samples of a batch of `rows`. A tensor or list of another length stays as it is."""
 
     def is_column(part: Any) -> bool:
         is_list = isinstance(part, tuple | list) and part is not batch  # which are the arguments of a model
@@ -243,11 +222,7 @@ def call_model(model: nn.Module, batch: Any, **more: Any) -> Any:
 
 
 def get_loss(outputs: Any) -> Tensor:
-    """The loss among a model's outputs: under "loss" in a dict or an object, first in a tuple, or a bare scalar.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """The loss among a model's outputs: under "loss" in a dict or an object, first in a tuple, or a bare scalar."""
     if isinstance(outputs, Tensor):
         loss = outputs if outputs.dim() == 0 else None
     elif isinstance(outputs, tuple | list):
@@ -267,9 +242,6 @@ def get_logits(outputs: Any, ignore_keys: list[str], holds_loss: bool) -> Any:
     Args:
         ignore_keys: keys of a dict, or attributes of an object, to leave out.
         holds_loss: whether "loss", or a tuple's first element, is a loss and no prediction.
-
-    Raises:
-        TypeError: for an output of no known kind, such as a cache.
     """
     if isinstance(outputs, Tensor):
         return () if outputs.dim() == 0 else outputs
@@ -278,22 +250,17 @@ def get_logits(outputs: Any, ignore_keys: list[str], holds_loss: bool) -> Any:
             return list(outputs)  # an entry for each sample, as a detector's, and no loss
         # A slice of a list is a list, and one of a named tuple is a tuple.
         logits: Any = outputs[1:] if holds_loss else outputs[:]
-        for number, output in enumerate(logits):
-            _check_prediction(number, output)
+        named: dict = dict(enumerate(logits))
     else:
-        named = dict(outputs) if isinstance(outputs, Mapping) else vars(outputs)
         ignored = [*ignore_keys, "loss"] if holds_loss else ignore_keys
-        kept = {name: value for name, value in named.items() if name not in ignored and value is not None}
-        for name, value in kept.items():
-            _check_prediction(name, value)
-        logits = tuple(kept.values())
+        named = dict(outputs) if isinstance(outputs, Mapping) else vars(outputs)
+        named = {name: value for name, value in named.items() if name not in ignored and value is not None}
+        logits = tuple(named.values())
+    for name, output in named.items():
+        for leaf in leaves(output):
+            if not isinstance(leaf, Tensor | np.ndarray | int | float | str | None):
+                raise TypeError(
+                    f"the model's output {name!r} holds a {type(leaf).__name__}, of which no predictions can be made: "
+                    "name it in ignore_keys"
+                )
     return logits[0] if len(logits) == 1 else logits
-
-
-def _check_prediction(name: str | int, output: Any) -> None:
-    for leaf in leaves(output):
-        if not isinstance(leaf, Tensor | np.ndarray | int | float | str | None):
-            raise TypeError(
-                f"the model's output {name!r} holds a {type(leaf).__name__}, of which no predictions can be made: "
-                "name it in ignore_keys"
-            )

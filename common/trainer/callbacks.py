@@ -18,8 +18,7 @@ class TrainerCallback:
     get `metrics`, which are dicts. A callback changes the run through `control`, and may return it. All ranks call it.
 
     A callback that must survive a restart has a method `state`, which returns {"args": {…}, "attributes": {…}}, of JSON
-    values: what `__init__` takes, and what has changed since. It is in every checkpoint, and the attributes are set
-    when training resumes.
+    values: what `__init__` takes, and what has changed since, which is set again when training resumes.
     """
 
     def on_init_end(self, args, state, control, **kwargs):
@@ -85,19 +84,12 @@ SWITCHED_OFF = {
 
 
 class CallbackHandler:
-    """The callbacks in the order they were added, and for each event those of them that override it.
-
-    Args:
-        callbacks: instances or classes.
-        model, processing_class, optimizer, lr_scheduler: what callbacks get; renewed before each training.
-
-    Attributes:
-        train_dataloader, eval_dataloader: what callbacks get besides; None before there is one.
-    """
+    """The callbacks in the order they were added, and for each event those of them that override it."""
 
     def __init__(
         self, callbacks: list[Any], model: Any, processing_class: Any, optimizer: Any, lr_scheduler: Any
     ) -> None:
+        # What callbacks get; the Trainer renews it before each training.
         self.model = model
         self.processing_class = processing_class
         self.optimizer = optimizer
@@ -135,21 +127,14 @@ class CallbackHandler:
         return self.call_event("on_evaluate", args, state, control, metrics=metrics)
 
     def add_callback(self, callback: Any) -> None:
-        """Add a callback, or a new instance of a callback class. During an event, it gets that event too.
-
-        Raises:
-            AttributeError: for an object that lacks the methods of a callback.
-        """
+        """Add a callback, or a new instance of a callback class. During an event, it gets that event too."""
         if isinstance(callback, type):
             callback = callback()
         self.callbacks.append(callback)
         self._listen(callback)
 
     def pop_callback(self, callback: Any) -> Any:
-        """Remove and return the callback, or the first of a class; None if there is none.
-
-        During an event, those that were to get it still get it.
-        """
+        """Remove and return the callback, or the first of a class; None if there is none."""
         for candidate in self.callbacks:
             if candidate is callback or (isinstance(callback, type) and isinstance(candidate, callback)):
                 self.callbacks.remove(candidate)
@@ -178,10 +163,7 @@ class CallbackHandler:
         return states
 
     def restore(self, states: dict[str, Any]) -> None:
-        """Give the attributes that `states` returned back to the callbacks of the same classes.
-
-        The states of a class go to its callbacks in their order; what there is no callback for is left out.
-        """
+        """Give the attributes that `states` returned back to the callbacks of the same classes, in their order."""
         left = {}
         for name, found in states.items():
             left[name] = list(found) if isinstance(found, list) else [found]
@@ -221,8 +203,7 @@ class DefaultFlowCallback(TrainerCallback):
 class EarlyStoppingCallback(TrainerCallback):
     """Stops training when the metric for the best model has not improved in `early_stopping_patience` evaluations.
 
-    An improvement by `early_stopping_threshold` or less counts as none. Needs `metric_for_best_model` and an
-    `eval_strategy`, else training raises ValueError.
+    An improvement by `early_stopping_threshold` or less counts as none.
     """
 
     def __init__(self, early_stopping_patience: int = 1, early_stopping_threshold: float = 0.0) -> None:

@@ -25,46 +25,35 @@ PREFIX = "checkpoint-"
 
 
 def checkpoint_folder(output_dir: str, step: int) -> Path:
-    """The folder of the checkpoint of a step."""
     return Path(output_dir, f"{PREFIX}{step}")
 
 
-def save_checkpoint(
-    accelerator: Accelerator, state: TrainerState, progress: dict[str, Any], output_dir: str, limit: int | None
-) -> None:
-    """Save a checkpoint of `state.global_step`, then delete the oldest beyond `limit`. All ranks must call this.
-
-    Args:
-        progress: what `read_progress` shall return, of JSON values; "saved_steps" among them are this run's.
-    """
-    folder = checkpoint_folder(output_dir, state.global_step)
-    is_main = accelerator.is_main_process
-
-    def add_own_files(models: list[nn.Module], weights: list[dict[str, Any]], draft: str) -> None:
-        # Before the manifest is written, so that these files are in it.
-        if is_main:
-            state.save_to_json(f"{draft}/{TRAINER_STATE_NAME}")
-            Path(draft, PROGRESS_NAME).write_text(json.dumps(progress), encoding="utf-8")
-
-    with accelerator.register_save_state_pre_hook(add_own_files):
-        accelerator.save_state(folder, all_ranks=True)
-    if limit is not None:
-        kept = [folder, Path(state.best_model_checkpoint or folder)]
-        own = [checkpoint_folder(output_dir, step) for step in progress["saved_steps"]]
-        run_on_all_ranks(lambda: _delete_oldest(Path(output_dir), own, kept, limit), is_main)
+def write_progress(folder: str, state: TrainerState, progress: dict[str, Any]) -> None:
+    """Write what `read_progress` returns; `progress` has JSON values."""
+    state.save_to_json(f"{folder}/{TRAINER_STATE_NAME}")
+    Path(folder, PROGRESS_NAME).write_text(json.dumps(progress), encoding="utf-8")
 
 
-def _delete_oldest(output_dir: Path, own: list[Path], kept: list[Path], limit: int) -> None:
+def read_progress(folder: str) -> tuple[TrainerState, dict[str, Any]]:
+    """State and progress in a checkpoint that `find_checkpoint` has found. All ranks must call this."""
+
+    def read() -> tuple[TrainerState, dict[str, Any]]:
+        progress = json.loads(Path(folder, PROGRESS_NAME).read_text(encoding="utf-8"))
+        return TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}"), progress
+
+    return run_on_all_ranks(read)
+
+
+def delete_oldest(output_dir: str, saved_steps: list[int], kept: list[Path], limit: int) -> None:
     """Delete the oldest checkpoints until `limit` are left, but none of `kept`.
 
-    Those of other runs are older than this run's `own`, and lower steps than higher ones. What the disk says of times
-    does not count: copies have the time of the copying, and clocks are put back.
+    Other runs' are older than those of `saved_steps`, and lower steps than higher ones: the disk's times may lie.
     """
-    found = numbered(output_dir, PREFIX)
-    lowest_first = found[::-1]
+    own = [checkpoint_folder(output_dir, step) for step in saved_steps]
+    lowest_first = numbered(Path(output_dir), PREFIX)[::-1]
     oldest_first = sorted(lowest_first, key=own.__contains__)
     dispensable = [path for path in oldest_first if path not in kept]
-    surplus = max(0, len(found) - limit)
+    surplus = max(0, len(oldest_first) - limit)
     for path in dispensable[:surplus]:
         remove_folder(path)
 
@@ -86,23 +75,10 @@ def find_checkpoint(accelerator: Accelerator, output_dir: str, wanted: str | boo
     return wanted
 
 
-def read_trainer_state(folder: str) -> TrainerState:
-    """The state in a checkpoint that `find_checkpoint` has found. All ranks must call this."""
-    return run_on_all_ranks(lambda: TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}"))
-
-
-def read_progress(folder: str) -> dict[str, Any]:
-    """The progress in a checkpoint that `find_checkpoint` has found. All ranks must call this."""
-    return run_on_all_ranks(lambda: json.loads(Path(folder, PROGRESS_NAME).read_text(encoding="utf-8")))
-
-
 def load_best_model(accelerator: Accelerator, model: nn.Module, folder: str) -> None:
     """Load the weights of a checkpoint, after verifying them. All ranks must call this.
 
     The main process reads them and sends them to the others, whose machine may not see its disk.
-
-    Raises:
-        CheckpointError: naming what is missing or damaged; on the other ranks a RuntimeError that quotes it.
     """
     weights = {}
     for name, state in model.state_dict().items():

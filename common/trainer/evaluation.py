@@ -18,15 +18,12 @@ from common.nested import honor_type, map_nested
 
 # Predictions of batches with different dimensions, such as lengths of texts, are filled up with this value.
 PADDING = -100
-# Batches of each rank that are gathered at once.
+# Batches of each rank that are gathered at once: the collective may pass through the device's memory.
 STEPS_AT_ONCE = 8
 
 
 class EvalPrediction(NamedTuple):
-    """The argument of `compute_metrics`: NumPy arrays, or tuples or dicts of them, with a row for each sample in order.
-
-    It can be taken apart: `predictions, labels = prediction`.
-    """
+    """The argument of `compute_metrics`: arrays, or tuples or dicts of them, with a row for each sample in order."""
 
     predictions: Any
     label_ids: Any
@@ -114,10 +111,7 @@ class Results:
 
 
 def gather_batches(own: list[BatchResult]) -> list[BatchResult]:
-    """The batches of all ranks in which there are real samples, in the order of the data set. All ranks must call this.
-
-    Only some steps are gathered at a time, because the collective may pass through the device's memory.
-    """
+    """The batches of all ranks in which there are real samples, in the order of the data set. All ranks call this."""
     num_steps = max(gather_object([len(own)]))
     gathered = []
     for start in range(0, num_steps, STEPS_AT_ONCE):
@@ -128,21 +122,14 @@ def gather_batches(own: list[BatchResult]) -> list[BatchResult]:
 
 
 def mean_loss(batches: list[BatchResult], batch_size: int, filter_not_finite: bool) -> float | None:
-    """The mean of the samples' losses, each of which is the mean loss of its batch; None without losses.
-
-    Where all batches weigh the same, each counts `batch_size` times, as in `transformers`, whatever its size: a sum of
-    float32 numbers is rounded with each of them.
-
-    Args:
-        filter_not_finite: leave out losses that are NaN or infinite, unless all are.
-    """
+    """The mean of the samples' losses, each of which is the mean loss of its batch; None without losses."""
     batches = [batch for batch in batches if batch.loss is not None]
     if not batches:
         return None
     are_whole = all(batch.num_real is None for batch in batches)
     counts: Any = [batch.num_counted for batch in batches]
     if are_whole and len(set(counts)) == 1:
-        counts = batch_size
+        counts = batch_size  # for the original's bits: a sum of float32 numbers is rounded with each of them
     losses = np.repeat([batch.loss.mean() for batch in batches], counts)
     finite = np.isfinite(losses)
     if filter_not_finite and finite.any():

@@ -10,29 +10,20 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from common.accelerator import skip_first_batches, utils
 from common.accelerator.data_loader import DataLoaderShard, index_sampler_of
 from common.accelerator.sampler import innermost_sampler
-from common.accelerator.stateful_data_loader import StatefulDataLoaderShard
 from common.accelerator.utils.random import set_random_states
 from common.eval_sampler import DistributedEvalSampler
 from common.trainer.batches import count_samples
 
 
 def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
-    """Seed all generators of a loader worker: torch has seeded its own, with another number in each worker and epoch.
-
-    The ranks draw the same number, because they have the same seed: each adds its own.
-    """
-    seed_of_worker = torch.initial_seed() % 2**32
-    utils.set_seed(num_workers * rank + seed_of_worker)
+    """Seed all generators of a loader worker; torch has seeded its own, otherwise in each worker and epoch."""
+    # The ranks have the same seed, and so draw the same number: each adds its own.
+    utils.set_seed(num_workers * rank + torch.initial_seed() % 2**32)
 
 
 def is_prepared(loader: Any) -> bool:
-    """True for a loader that an accelerator has made: it puts batches on the device, and knows its last batch."""
+    """True for a loader of the accelerator: it puts batches on the device, and its position is in checkpoints."""
     return isinstance(loader, DataLoaderShard)
-
-
-def keeps_position(loader: Any) -> bool:
-    """True for a loader whose position is in checkpoints, as is that of each one which the Trainer prepares."""
-    return isinstance(loader, StatefulDataLoaderShard)
 
 
 def every_rank_reads_all(loader: Any, num_processes: int) -> bool:
@@ -73,10 +64,7 @@ def count_rows(loader: Any, batch: Any, num_processes: int) -> int | None:
 
 
 def num_real(loader: Any, rows: int) -> int | None:
-    """Samples of the `rows` in the batch just read that are not repetitions for the sake of ranks of equal length.
-
-    None in a step in which no rank lacks samples of its own. A loader that is not prepared repeats nothing.
-    """
+    """Samples among `rows` that are not repeated to even the ranks out; None where no rank lacks samples of its own."""
     partial = loader.partial_step if is_prepared(loader) else None
     if partial is None:
         return None
@@ -98,10 +86,7 @@ def read_batches(loader: Any, device: torch.device) -> Iterator[Any]:
 
 
 class SkippedBatches(NamedTuple):
-    """What a resumed run leaves out of its first epoch, and the random states to go on with after that.
-
-    What is skipped is drawn with the states that the run itself has, as in `transformers`.
-    """
+    """What a resumed run leaves out of its first epoch, and the random states to go on with after that."""
 
     batches: int
     random_states_after: dict[str, Any]

@@ -23,12 +23,9 @@ _WITHOUT_DECAY = re.compile(r"bias|layernorm|rmsnorm|(^|\.|_)norm($|\.)")
 
 def make_optimizer(model: nn.Module, args: Any, decay_names: Collection[str]) -> Optimizer:
     """The optimizer `args.optim`, in two parameter groups: `decay_names` get `args.weight_decay`, the others none."""
-    with_decay: list[nn.Parameter] = []
-    without_decay: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            group = with_decay if name in decay_names else without_decay
-            group.append(parameter)
+    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    with_decay = [parameter for name, parameter in trainable if name in decay_names]
+    without_decay = [parameter for name, parameter in trainable if name not in decay_names]
     groups = [
         {"params": with_decay, "weight_decay": args.weight_decay},
         {"params": without_decay, "weight_decay": 0.0},
@@ -182,10 +179,6 @@ def make_scheduler(optimizer: Optimizer, args: Any, num_training_steps: int) -> 
     """The schedule `args.lr_scheduler_type` (one of `SCHEDULES`) over `num_training_steps` optimizer steps.
 
     It is stepped once per optimizer step, whatever the number of processes; "reduce_lr_on_plateau" once per evaluation.
-
-    Raises:
-        TypeError: for a name in `args.lr_scheduler_kwargs` that the schedule does not have.
-        ValueError: for a value there that it cannot have.
     """
     name = args.lr_scheduler_type
     options = args.lr_scheduler_kwargs or {}

@@ -45,11 +45,7 @@ def is_pretrained(model: Any) -> bool:
 
 
 def save(model: Any, processing_class: Any, folder: str, weights: dict[str, Any]) -> None:
-    """Write what `from_pretrained` needs of such a model, and of a tokenizer, into `folder`.
-
-    Args:
-        weights: those of the whole model; if there are none, the configuration is written alone.
-    """
+    """Write what `from_pretrained` needs of a model and a tokenizer into `folder`; without `weights`, only the rest."""
     if is_pretrained(model):
         model.save_pretrained(folder, state_dict=weights)
     if processing_class is not None:

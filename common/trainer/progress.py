@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -43,13 +43,13 @@ class Plan:
         order: what decides which samples a step has, as JSON. Where two runs have the same, so are their samples.
     """
 
-    num_epochs: int = 0
-    max_steps: int = 0
-    steps_per_epoch: int = 0
-    batches_per_epoch: int = 0
-    accumulation: int = 1
-    num_samples: float = 0
-    order: dict[str, Any] = field(default_factory=dict)
+    num_epochs: int
+    max_steps: int
+    steps_per_epoch: int
+    batches_per_epoch: int
+    accumulation: int
+    num_samples: float
+    order: dict[str, Any]
 
     def window_sizes(self, batches_done: int) -> Iterator[int]:
         """The number of batches of each step that is left of an epoch."""
@@ -66,6 +66,10 @@ class Plan:
             return position
         return replace(position, batches=position.batches - position.batches % self.accumulation)
 
+    def end_of_epoch(self, position: Position) -> Position:
+        """The end of the epoch in which `position` is."""
+        return replace(position, batches=self.batches_per_epoch)
+
     def after_steps(self, steps: int, position: Position) -> Position:
         """`position` of a run in another order, after the same number of steps in this one.
 
@@ -76,36 +80,26 @@ class Plan:
 
 
 def make_plan(args: TrainingArguments, loader: Any, num_processes: int) -> Plan:
-    """A training on this rank's `loader`, as long as `transformers` would make it.
-
-    Raises:
-        ValueError: for a loader without a batch or without a length, if `args.max_steps` is not set.
-    """
+    """A training on this rank's `loader`, as long as `transformers` would make it."""
     accumulation = args.gradient_accumulation_steps
-    samples_per_step = args.per_device_train_batch_size * accumulation * num_processes
     batches_per_epoch = length_of(loader)
-    if not batches_per_epoch and args.max_steps <= 0:
-        raise ValueError(
-            "the training set has no batch or no length, so the number of steps is not known: set max_steps"
-        )
-    if not batches_per_epoch:
-        num_epochs = sys.maxsize
+    has_length = bool(batches_per_epoch)
+    if not has_length:
+        if args.max_steps <= 0:
+            raise ValueError(
+                "the training set has no batch or no length, so the number of steps is not known: set max_steps"
+            )
+        batches_per_epoch = args.max_steps * accumulation
+    steps_per_epoch = math.ceil(batches_per_epoch / accumulation)
+    if args.max_steps > 0:
         max_steps = args.max_steps
-        steps_per_epoch = args.max_steps
-        num_samples = float(args.max_steps * samples_per_step)
-        if batches_per_epoch is None:
-            batches_per_epoch = max_steps * accumulation
+        num_epochs = math.ceil(max_steps / steps_per_epoch) if has_length else sys.maxsize
+        num_samples = float(max_steps * args.per_device_train_batch_size * accumulation * num_processes)
     else:
-        steps_per_epoch = math.ceil(batches_per_epoch / accumulation)
-        if args.max_steps > 0:
-            max_steps = args.max_steps
-            num_epochs = math.ceil(max_steps / steps_per_epoch)
-            num_samples = float(max_steps * samples_per_step)
-        else:
-            max_steps = math.ceil(args.num_train_epochs * steps_per_epoch)
-            num_epochs = math.ceil(args.num_train_epochs)
-            dataset_size = length_of(getattr(loader, "dataset", None))
-            num_samples = (dataset_size or batches_per_epoch * args.per_device_train_batch_size) * args.num_train_epochs
+        max_steps = math.ceil(args.num_train_epochs * steps_per_epoch)
+        num_epochs = math.ceil(args.num_train_epochs)
+        dataset_size = length_of(getattr(loader, "dataset", None))
+        num_samples = (dataset_size or batches_per_epoch * args.per_device_train_batch_size) * args.num_train_epochs
     order = {
         "batches_per_epoch": batches_per_epoch,
         "samples_per_batch": samples_per_batch(loader, num_processes),
@@ -124,7 +118,7 @@ class LossLog:
             over a step is the step's loss. It is a float32 tensor on the device, as in `transformers`.
         of_whole_steps: the same without the batches of a step that is not complete.
         logged_step: the step at which losses were last logged.
-        learning_rate, grad_norm: of the last step. The norm is a tensor until it is read from the device.
+        learning_rate, grad_norm: of the last step. The norm is a tensor on the device.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
@@ -132,29 +126,30 @@ class LossLog:
         self.since_log = torch.tensor(0.0, device=device)
         self.of_whole_steps = self.since_log
         self.logged_step = 0
-        self.learning_rate: float | None = None
-        self.grad_norm: Tensor | float | None = None
+        self.learning_rate = 0.0
+        self.grad_norm: Tensor | float = 0.0
 
     def add(self, loss: Tensor, step: int, replace_not_finite: bool) -> None:
         """Add a batch's share of its step's loss, a scalar; `step` is the number of steps that are done.
 
-        Args:
-            replace_not_finite: add, in place of a loss that is NaN or infinite, the mean of those since the last log.
+        `replace_not_finite`: add, in place of a loss that is NaN or infinite, the mean of those since the last log.
         """
         if replace_not_finite:
             # Both are computed, because asking which one is needed would wait for the device.
             mean = self.since_log / (1 + step - self.logged_step)
             is_finite = loss.abs() < float("inf")  # no comparison holds for NaN
             loss = torch.where(is_finite, loss, mean)
-        # This makes a new tensor, because `of_whole_steps` may be the old one. It is a float32 one, whatever the model
-        # computes in.
+        # A new tensor, because `of_whole_steps` may be the old one; in float32, whatever the model computes in.
         self.since_log = (self.since_log + loss).to(self.since_log.dtype)
 
-    def take_mean(self, accelerator: Accelerator, step: int) -> float:
-        """The mean loss of the steps since the last log, over all ranks. All ranks must call this.
+    def end_step(self, learning_rate: float, grad_norm: Tensor | float) -> None:
+        """All batches of a step have been added, and the optimizer has used these."""
+        self.of_whole_steps = self.since_log
+        self.learning_rate = learning_rate
+        self.grad_norm = grad_norm
 
-        It waits for the device.
-        """
+    def take_mean(self, accelerator: Accelerator, step: int) -> float:
+        """The mean loss of the steps since the last log, over all ranks, which all must call this."""
         loss = accelerator.gather(self.since_log).mean().item()
         num_steps = step - self.logged_step
         self.total += loss
@@ -166,13 +161,14 @@ class LossLog:
 
     def state_dict(self, accelerator: Accelerator) -> dict[str, Any]:
         """What a checkpoint holds, as JSON. All ranks must call this; it waits for the device."""
-        saved: dict[str, Any] = {"total": self.total, "logged_step": self.logged_step}
-        # The batches of a step that is not complete will be trained on again.
-        saved["of_ranks"] = accelerator.gather(self.of_whole_steps).reshape(-1).tolist()
-        for name in ("learning_rate", "grad_norm"):
-            value = getattr(self, name)
-            saved[name] = None if value is None else float(value)
-        return saved
+        return {
+            "total": self.total,
+            "logged_step": self.logged_step,
+            "learning_rate": float(self.learning_rate),
+            "grad_norm": float(self.grad_norm),
+            # The batches of a step that is not complete will be trained on again.
+            "of_ranks": accelerator.gather(self.of_whole_steps).reshape(-1).tolist(),
+        }
 
     def load_state_dict(self, saved: dict[str, Any], accelerator: Accelerator) -> None:
         """Go on where the run stood that saved this."""

@@ -15,10 +15,9 @@ from common.trainer.loading import length_of
 from common.trainer.state import TrainerState
 
 
-def say(text: str) -> None:
-    """Print `text` above the bar, at once: what is killed later has said it."""
+def print_above_bar(text: str) -> None:
     tqdm.write(text)
-    sys.stdout.flush()
+    sys.stdout.flush()  # a run that is killed later has said it
 
 
 def training_summary(args: TrainingArguments, state: TrainerState, train_dataloader: Any) -> str:
@@ -26,22 +25,16 @@ def training_summary(args: TrainingArguments, state: TrainerState, train_dataloa
     num_processes = PartialState().num_processes
     batch_size = args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes
     num_examples = length_of(getattr(train_dataloader, "dataset", None))
+    examples = "unknown" if num_examples is None else num_examples
     resumed = f"; resumed at step {state.global_step}" if state.global_step else ""
     return (
-        f"Running training: {'unknown' if num_examples is None else num_examples} examples, steps "
-        f"{state.global_step} to {state.max_steps} of {batch_size} each; "
-        f"processes with one device each: {num_processes}, GPUs visible: {torch.cuda.device_count()}"
-        f"{resumed}"
+        f"Running training: {examples} examples, steps {state.global_step} to {state.max_steps} of {batch_size} each; "
+        f"processes with one device each: {num_processes}, GPUs visible: {torch.cuda.device_count()}{resumed}"
     )
 
 
 def _shortened(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def log_line(logs: dict[str, Any]) -> str:
-    """The logged values in one line, with four digits of each number: "loss 1.464 | learning_rate 0.001"."""
-    return " | ".join(f"{name} {_shortened(value)}" for name, value in logs.items())
 
 
 def metrics_lines(split: str, metrics: dict[str, Any]) -> str:
@@ -78,14 +71,14 @@ class PrinterCallback(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         if state.is_world_process_zero:
-            say(training_summary(args, state, kwargs["train_dataloader"]))
+            print_above_bar(training_summary(args, state, kwargs["train_dataloader"]))
 
     def on_log(self, args, state, control, logs, **kwargs):
         if args.disable_tqdm:
             # As in the original: what `train` returns then lacks it too.
             logs.pop("total_flos", None)
         if state.is_world_process_zero:
-            say(log_line(logs))
+            print_above_bar(" | ".join(f"{name} {_shortened(value)}" for name, value in logs.items()))
 
 
 class ProgressCallback(PrinterCallback):
@@ -121,26 +114,21 @@ class TrackerCallback(TrainerCallback):
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
-        self.started = False
 
     def on_train_begin(self, args, state, control, **kwargs):
         # A second training goes on in the same trackers: started again, they would write everything twice.
-        if not self.started:
+        if not self.accelerator.trackers:
             settings = args.to_dict().items()
             config = {name: value for name, value in settings if isinstance(value, bool | int | float | str)}
             self.accelerator.init_trackers(str(args.run_name), config=config)
-            self.started = True
 
     def on_log(self, args, state, control, logs, **kwargs):
-        values = {_tracked_name(name): value for name, value in logs.items()}
+        values = {}
+        for name, value in logs.items():
+            split, _, rest = name.partition("_")
+            tracked = f"{split}/{rest}" if split in ("eval", "test") else f"train/{name}"
+            values[tracked] = value
         self.accelerator.log(values, step=state.global_step)
-
-
-def _tracked_name(name: str) -> str:
-    for split in ("eval", "test"):
-        if name.startswith(f"{split}_"):
-            return f"{split}/" + name.removeprefix(f"{split}_")
-    return f"train/{name}"
 
 
 def default_reporter(disable_tqdm: bool | None) -> TrainerCallback:

@@ -20,9 +20,8 @@ def as_json(value: Any) -> Any:
 class TrainerState:
     """The position and the history of a run; `trainer_state.json` in a checkpoint holds exactly this.
 
-    Steps are optimizer steps. `epoch` counts passes over the training set and has a fraction within one. The fields
-    that this Trainer never changes (tokens, flos, trials) stay at their defaults: they are there so that whatever
-    reads the file of `transformers.Trainer` reads this one.
+    `epoch` has a fraction within an epoch. The fields that this Trainer never changes (tokens, flos, trials) are there
+    for whatever reads the file of `transformers.Trainer`.
     """
 
     epoch: float = 0
@@ -58,23 +57,17 @@ class TrainerState:
     def save_to_json(self, json_path: str) -> None:
         """Write all fields to a file; arrays and tensors among the logged values become lists."""
         text = json.dumps(asdict(self), indent=2, sort_keys=True, default=as_json)
-        path = Path(json_path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n", encoding="utf-8")
+        Path(json_path).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
     def load_from_json(cls, json_path: str) -> "TrainerState":
         """Read a state that `save_to_json` wrote."""
-        text = Path(json_path).read_text(encoding="utf-8")
-        return cls(**json.loads(text))
+        return cls(**json.loads(Path(json_path).read_text(encoding="utf-8")))
 
 
 @dataclass
 class TrainerControl:
-    """The switches of a run. A callback sets them; the Trainer obeys after each step and each epoch.
-
-    `should_epoch_stop` ends the epoch, `should_training_stop` the training; the others say what they do.
-    """
+    """The switches of a run. A callback sets them; the Trainer obeys after each step and each epoch."""
 
     should_training_stop: bool = False
     should_epoch_stop: bool = False

@@ -8,9 +8,9 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Sized
-from contextlib import closing, nullcontext
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Sized
+from contextlib import closing
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,12 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from common.accelerator import Accelerator, utils
+from common.accelerator.checkpointing import run_on_all_ranks
 from common.accelerator.logging import get_logger
 from common.accelerator.state import AcceleratorState
 from common.accelerator.utils.random import get_random_states, set_random_states
 from common.trainer import batches, checkpoint, evaluation, loading, optimization, pretrained, reporting
-from common.trainer.arguments import AcceleratorConfig, TrainingArguments
+from common.trainer.arguments import TrainingArguments
 from common.trainer.callbacks import CallbackHandler, DefaultFlowCallback
 from common.trainer.progress import LossLog, Plan, Position, make_plan
 from common.trainer.state import TrainerControl, TrainerState, as_json
@@ -41,7 +42,7 @@ class Trainer:
     a tuple. A process uses one device: several GPUs need several processes.
 
     Args:
-        model: to be trained; it is moved to the device in place.
+        model: moved to the device in place.
         args: by default `TrainingArguments("tmp_trainer")`.
         data_collator: turns a list of samples into a batch; by default `processing_class` pads them if it is a
             tokenizer, else the values of dicts and tuples are stacked.
@@ -60,14 +61,11 @@ class Trainer:
         loss_is_scaled_for_ga: for subclasses whose `compute_loss` returns its share of the step's loss (True) or the
             mean over its micro-batch (False). By default the loss is a mean unless it was divided by
             `num_items_in_batch`.
-
-    Raises:
-        ValueError: for an `eval_strategy` without an `eval_dataset`.
     """
 
     loss_is_scaled_for_ga: bool | None = None
 
-    # The state of a training, which `train` makes, besides what callbacks see of it in `state`.
+    # A training, made anew by each call of `train`, besides what callbacks see of it in `state`.
     plan: Plan
     position: Position
     loss_log: LossLog
@@ -100,7 +98,9 @@ class Trainer:
             for library in ("transformers", "common.trainer"):
                 logging.getLogger(library).setLevel(self.args.get_process_log_level())
 
-        self.model = model.to(self.accelerator.device)
+        self.model = model
+        if not self.accelerator.is_fsdp2:  # whole, a model that is to be shared out may not fit on the device
+            model.to(self.accelerator.device)
         # `train` replaces this, the optimizer and the loader by the prepared ones.
         self.model_wrapped: Any = self.model
         label_names = self.args.label_names
@@ -157,11 +157,6 @@ class Trainer:
         Args:
             resume_from_checkpoint: a checkpoint's folder, or True for the newest in `args.output_dir` that is not
                 damaged. Weights, log history and everything else end up as without the interruption.
-
-        Raises:
-            ValueError: if there is nothing to train on.
-            CheckpointError: a ValueError too, naming what is damaged, if there is no whole checkpoint to resume from;
-                on the other processes a RuntimeError that quotes it.
         """
         folder = checkpoint.find_checkpoint(self.accelerator, self.args.output_dir, resume_from_checkpoint)
         self._prepare_training()
@@ -172,83 +167,86 @@ class Trainer:
         self.model_wrapped.zero_grad()
         self.call_event("on_train_begin")
         is_over = self.control.should_training_stop or first_step >= self.state.max_steps
-        if first_step > 0 and is_over:  # a resumed run that makes no further step
+        if first_step > 0 and is_over:  # a resumed run makes no further step, where a new one makes at least one
             self.control.should_training_stop = True
             if not self.position.epoch_ended:
-                self._end_epoch()
+                self._end_epoch(is_whole=self.position.batches == self.plan.batches_per_epoch)
             return self._finish(start_time, first_step)
 
-        for epoch in range(self.position.epoch, self.plan.num_epochs):
-            self._train_epoch(epoch, to_skip)
+        while self.position.epoch < self.plan.num_epochs:
+            self._train_epoch(to_skip)
             to_skip = None
             if self.control.should_training_stop:
                 break
         return self._finish(start_time, first_step)
 
-    def _train_epoch(self, epoch: int, to_skip: loading.SkippedBatches | None) -> None:
+    def _train_epoch(self, to_skip: loading.SkippedBatches | None) -> None:
         """The windows of an epoch from `position` on, and what follows its end."""
-        self.position.epoch_ended = False
+        position = self.position
+        position.epoch_ended = False
         self.call_event("on_epoch_begin")
-        sizes = self.plan.window_sizes(self.position.batches)
-        windows = loading.read_windows(self.train_dataloader, epoch, sizes, to_skip, self.accelerator.device)
+        sizes = self.plan.window_sizes(position.batches)
+        device = self.accelerator.device
+        windows = loading.read_windows(self.train_dataloader, position.epoch, sizes, to_skip, device)
         # Open until the end of the epoch is saved, because a checkpoint holds the loader's position.
         with closing(windows):
-            is_stopped = False
-            for window in windows:
-                self._train_window(window)
-                is_stopped = self.control.should_epoch_stop or self.control.should_training_stop
-                if is_stopped:
-                    break
-            if not is_stopped and self.position.batches == 0:
+            is_whole = self._train_until_stopped(windows)
+            if position.batches == 0:
                 logger.warning(
-                    "epoch %s has no batch to train on: training stops after %s of %s steps",
-                    epoch,
-                    self.state.global_step,
-                    self.state.max_steps,
+                    f"epoch {position.epoch} has no batch to train on: training stops after {self.state.global_step} "
+                    f"of {self.state.max_steps} steps"
                 )
                 self.control.should_training_stop = True
-            self._end_epoch(loader_ended=not is_stopped)
+            self._end_epoch(is_whole)
+
+    def _train_until_stopped(self, windows: Iterable[list[Any]]) -> bool:
+        """Train on window after window; returns False if a callback stopped that before the end of the epoch."""
+        for window in windows:
+            self._train_window(window)
+            if self._is_stopped():
+                return self.position.batches == self.plan.batches_per_epoch
+        return True
 
     def _train_window(self, window: list[Any]) -> None:
         """A pass over each micro-batch of a window, then an optimizer step; less where a callback stops it."""
         accelerator = self.accelerator
-        self._check_window(window)
         # A stream may end within a window. As in the original, no optimizer step follows then, and the next epoch's
         # first step takes the gradients in.
         ends_in_step = self.plan.ends_step(self.position.batches + len(window))
+        if not ends_in_step and self.position.batches == 0:
+            raise ValueError(
+                f"the stream ends after {len(window)} of the {self.plan.accumulation} batches that a step "
+                "accumulates: no epoch would ever have a step"
+            )
         num_items = self._count_items(window)
         # Every micro-batch weighs the same in the window, however many samples it has.
         self.current_gradient_accumulation_steps = len(window)
         self.call_event("on_step_begin")
-        for number, inputs in enumerate(window, start=1):
-            is_last = number == len(window)
-            self.position.batches += 1
-            accelerator.sync_gradients = is_last and ends_in_step
-            # The ranks average their gradients once in a window, in its last micro-batch.
-            with nullcontext() if is_last else accelerator.no_sync(self.model_wrapped):
-                loss = self.training_step(self.model_wrapped, inputs, num_items)
-            self.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
-            if is_last and ends_in_step:
-                self._optimizer_step()
-                self.call_event("on_step_end")
-                self._log_evaluate_save()
-            else:
-                self.call_event("on_substep_end")
-            if self.control.should_epoch_stop or self.control.should_training_stop:
-                return
 
-    def _check_window(self, window: list[Any]) -> None:
-        accumulation = self.plan.accumulation
-        if self.position.batches == 0 and not self.plan.ends_step(len(window)):
-            raise ValueError(
-                f"the stream ends after {len(window)} of the {accumulation} batches that a step "
-                "accumulates: no epoch would ever have a step"
-            )
-        if self.args.gradient_accumulation_steps != accumulation:
-            logger.warning_once(
-                f"gradient_accumulation_steps has become {self.args.gradient_accumulation_steps} within a training, "
-                f"which goes on with {accumulation}: a callback cannot change it"
-            )
+        # The ranks average their gradients once in a window, in its last micro-batch.
+        accelerator.sync_gradients = False
+        for inputs in window[:-1]:
+            with accelerator.no_sync(self.model_wrapped):
+                self._train_micro_batch(inputs, num_items)
+            self.call_event("on_substep_end")
+            if self._is_stopped():
+                return
+        accelerator.sync_gradients = ends_in_step
+        self._train_micro_batch(window[-1], num_items)
+        if ends_in_step:
+            self._optimizer_step()
+            self.call_event("on_step_end")
+            self._log_evaluate_save()
+        else:
+            self.call_event("on_substep_end")
+
+    def _is_stopped(self) -> bool:
+        return self.control.should_epoch_stop or self.control.should_training_stop
+
+    def _train_micro_batch(self, inputs: Any, num_items: Tensor | None) -> None:
+        self.position.batches += 1
+        loss = self.training_step(self.model_wrapped, inputs, num_items)
+        self.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
         """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
@@ -308,37 +306,35 @@ class Trainer:
         In float32 and bf16 nothing in it waits for the device. In fp16 the scaler does, once: the CPU must know whether
         a gradient overflowed before it calls the optimizer.
         """
-        loss_log = self.loss_log
-        loss_log.of_whole_steps = loss_log.since_log
         # Without a limit this measures the norm and leaves finite gradients alone. An infinite norm makes NaN of them,
         # as in the original: the gradients are multiplied by infinity divided by infinity.
         limit = self.args.max_grad_norm if self.args.max_grad_norm > 0 else float("inf")
-        loss_log.grad_norm = self.accelerator.clip_grad_norm_(self.model_wrapped.parameters(), limit)
+        grad_norm = self.accelerator.clip_grad_norm_(self.model_wrapped.parameters(), limit)
         self.call_event("on_pre_optimizer_step")
         self.optimizer.step()
         self.call_event("on_optimizer_step")
         if self._follows_metric():
-            loss_log.learning_rate = self.optimizer.param_groups[0]["lr"]
+            learning_rate = self.optimizer.param_groups[0]["lr"]
         else:
-            loss_log.learning_rate = self.lr_scheduler.get_last_lr()[0]
+            learning_rate = self.lr_scheduler.get_last_lr()[0]
             if not self.accelerator.optimizer_step_was_skipped:
                 self.lr_scheduler.step()
         self.model_wrapped.zero_grad()
+        self.loss_log.end_step(learning_rate, grad_norm)
         self.state.global_step += 1
         self.state.epoch = self.position.epoch + self.position.batches / self.plan.batches_per_epoch
 
-    def _end_epoch(self, loader_ended: bool = False) -> None:
+    def _end_epoch(self, is_whole: bool) -> None:
         """What follows an epoch, whether all of its batches are done or a callback has stopped it before.
 
         Args:
-            loader_ended: there are no more batches, as many as were planned or not: a stream ends where it likes.
+            is_whole: there are no more batches, as many as were planned or not: a stream ends where it likes.
         """
         position = self.position
-        is_whole = loader_ended or position.batches == self.plan.batches_per_epoch
         self.call_event("on_epoch_end")
         position.epoch_ended = True
         # A training that was stopped within an epoch goes on in it when it is resumed.
-        if is_whole or self.control.should_epoch_stop or not self.control.should_training_stop:
+        if is_whole or self.control.should_epoch_stop:
             position.epoch += 1
             position.batches = 0
         self._log_evaluate_save()
@@ -358,14 +354,11 @@ class Trainer:
             self.call_event("on_save")
 
     def _update_best(self, metric: float) -> None:
-        """Note the metric of this moment's model if it is the best so far; `save_strategy="best"` then saves it.
-
-        NaN is never the best. After the first evaluation there is always a best metric, as in the original: infinity
-        if that one gave NaN.
-        """
+        """Note the metric of this moment's model if it is the best so far; `save_strategy="best"` then saves it."""
         state = self.state
         higher_is_better = self.args.greater_is_better
         if state.best_metric is None:
+            # NaN is never the best. As in the original, there is a best metric after a first one that is NaN.
             state.best_metric = float("-inf") if higher_is_better else float("inf")
         is_best = bool(metric > state.best_metric if higher_is_better else metric < state.best_metric)
         if is_best:
@@ -390,11 +383,7 @@ class Trainer:
         self.call_event("on_log", logs=logs)
 
     def _finish(self, start_time: float, first_step: int) -> evaluation.TrainOutput:
-        """Log what the run came to, and load the best model.
-
-        Args:
-            start_time, first_step: when and where this call of `train` began.
-        """
+        """Log what the run came to since it began at `start_time` and `first_step`, and load the best model."""
         state = self.state
         # As in the original, the steps since the last log count with this rank's loss alone, so `training_loss` may
         # differ between ranks.
@@ -408,10 +397,8 @@ class Trainer:
         self.log(metrics)
         if state.best_global_step not in (None, *self.saved_steps):
             logger.warning(
-                "the best evaluation was at step %s, where no checkpoint was saved: best_model_checkpoint is %s. "
-                "save_strategy='best' saves where an evaluation is the best so far",
-                state.best_global_step,
-                state.best_model_checkpoint,
+                f"the best evaluation was at step {state.best_global_step}, where no checkpoint was saved: "
+                f"best_model_checkpoint is {state.best_model_checkpoint}. save_strategy='best' saves where it is best"
             )
         if self.args.load_best_model_at_end and state.best_model_checkpoint is not None:
             checkpoint.load_best_model(self.accelerator, self.model, state.best_model_checkpoint)
@@ -455,11 +442,7 @@ class Trainer:
         self.callback_handler.train_dataloader = self.train_dataloader
 
     def _new_state(self) -> TrainerState:
-        """The state that callbacks see at the beginning of a training as long as `plan` says.
-
-        Raises:
-            ValueError: if checkpoints would be saved after steps without an evaluation, which says which is the best.
-        """
+        """The state that callbacks see at the beginning of a training as long as `plan` says."""
         args = self.args
         max_steps = self.plan.max_steps
         state = TrainerState(max_steps=max_steps, num_train_epochs=self.plan.num_epochs)
@@ -510,12 +493,9 @@ class Trainer:
     def _count_items(self, window: list[Any], is_collective: bool = True) -> Tensor | None:
         """Labels other than -100 in these batches of all ranks; None if nobody needs them, or a batch has no labels.
 
-        It is a float, as in the original, so that a loss in half precision becomes float32 when it is divided by it.
-
-        Args:
-            is_collective: False where another rank may have no batch. The others are then taken to have as many.
+        Without `is_collective`, as another rank may have no batch, the others are taken to have as many.
         """
-        if not (self.compute_loss_func is not None or self.model_accepts_loss_kwargs):
+        if self.compute_loss_func is None and not self.model_accepts_loss_kwargs:
             return None
         total = torch.zeros((), dtype=torch.int64, device=self.accelerator.device)
         for batch in window:
@@ -524,6 +504,7 @@ class Trainer:
                 return None
             total += count.to(total.device)
         of_ranks = self.accelerator.gather(total) if is_collective else total * self.accelerator.num_processes
+        # As in the original, a float: a loss in half precision becomes float32 when it is divided by it.
         return of_ranks.sum().to(torch.get_default_dtype())
 
     def _follows_metric(self) -> bool:
@@ -540,11 +521,7 @@ class Trainer:
     # Checkpoints.
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Save everything that the run needs to go on. All ranks must call this.
-
-        Args:
-            model, trial: for overrides as they are written for `transformers`: the prepared model, and None.
-        """
+        """Save everything that the run needs to go on; `model` and `trial` are for overrides. All ranks call this."""
         state = self.state
         self.saved_steps.append(state.global_step)
         if state.best_global_step in self.saved_steps:
@@ -555,25 +532,32 @@ class Trainer:
         state.stateful_callbacks = self.callback_handler.states()
         state.stateful_callbacks["TrainerControl"] = {"args": asdict(self.control), "attributes": {}}
 
-        position = replace(self.position)
+        position = self.position
         if self.control.should_epoch_stop and not position.epoch_ended:
-            # A callback has ended the epoch, so nothing of it is left for a resumed run.
-            position.batches = self.plan.batches_per_epoch
+            position = self.plan.end_of_epoch(position)  # a callback cuts it short: nothing of it is left to train on
         progress = {
             "position": asdict(position),
             "order": self.plan.order,
             "loss_log": self.loss_log.state_dict(self.accelerator),
             "saved_steps": self.saved_steps,
         }
-        limit = self.args.save_total_limit
 
-        def add_description(models: list[nn.Module], weights: list[dict[str, Any]], draft: str) -> None:
+        def add_own_files(models: list[nn.Module], weights: list[dict[str, Any]], draft: str) -> None:
+            # Before the manifest is written, so that it names these files.
+            if self.is_world_process_zero():
+                checkpoint.write_progress(draft, state, progress)
             # The weights have a file of their own. Adapters are in one besides, for `from_pretrained`.
             has_adapters = hasattr(self.model, "peft_config")
             self._save_pretrained(self.model, draft, weights[0] if has_adapters else {})
 
-        with self.accelerator.register_save_state_pre_hook(add_description):
-            checkpoint.save_checkpoint(self.accelerator, state, progress, self.args.output_dir, limit)
+        folder = checkpoint.checkpoint_folder(self.args.output_dir, state.global_step)
+        with self.accelerator.register_save_state_pre_hook(add_own_files):
+            self.accelerator.save_state(folder, all_ranks=True)
+        limit = self.args.save_total_limit
+        if limit is not None:
+            kept = [folder, Path(state.best_model_checkpoint or folder)]
+            delete_oldest = partial(checkpoint.delete_oldest, self.args.output_dir, self.saved_steps, kept, limit)
+            run_on_all_ranks(delete_oldest, self.is_world_process_zero())
 
     def _load_checkpoint(self, folder: str) -> loading.SkippedBatches | None:
         """Put everything back as it was; returns what the loader has to skip in the first epoch.
@@ -581,8 +565,7 @@ class Trainer:
         That is nothing (None) where the loader takes its own position from the checkpoint. It cannot do so in another
         order than that of the saved run, nor where the run was stopped within a step, which is trained again.
         """
-        saved = checkpoint.read_trainer_state(folder)
-        progress = checkpoint.read_progress(folder)
+        saved, progress = checkpoint.read_progress(folder)
         self.state.go_on_from(saved)
         self.callback_handler.restore(saved.stateful_callbacks)
         self.loss_log.load_state_dict(progress["loss_log"], self.accelerator)
@@ -595,14 +578,13 @@ class Trainer:
         else:
             self.position = self.plan.after_steps(saved.global_step, saved_position)
         is_same_place = is_same_order and self.position == saved_position
-        if is_same_place and loading.keeps_position(self.train_dataloader):
-            self.accelerator.load_state(folder)
-            return None
-        return self._load_without_loader(folder)
-
-    def _load_without_loader(self, folder: str) -> loading.SkippedBatches | None:
-        """Load a checkpoint whose position of the loader is not valid here: `position` says what to skip instead."""
         accelerator = self.accelerator
+        if is_same_place and loading.is_prepared(self.train_dataloader):
+            accelerator.load_state(folder)
+            return None
+
+        # The loader starts at the beginning of an epoch, and skips its batches up to `position`. As in the original,
+        # these are drawn with the run's own random states.
         own_random_states = get_random_states(accelerator.device)
         accelerator.forget_loader(self.train_dataloader)
         accelerator.load_state(folder)
@@ -689,13 +671,9 @@ class Trainer:
     ) -> evaluation.EvalLoopOutput:
         """One pass over a loader, for `evaluate` and `predict`: what all ranks predicted, and the metrics.
 
-        Args:
-            description: "Evaluation" or "Prediction", for overrides.
-            prediction_loss_only: keep no predictions; by default as the arguments say.
-            ignore_keys: keys of the model's output that hold no predictions.
+        `description` is "Evaluation" or "Prediction", for overrides; `prediction_loss_only` by default as `args` say.
         """
         accelerator = self.accelerator
-        batch_size = self.args.per_device_eval_batch_size
         if prediction_loss_only is None:
             prediction_loss_only = self.args.prediction_loss_only
         if dataloader is not self.train_dataloader:
@@ -705,40 +683,45 @@ class Trainer:
         if not accelerator.has_prepared(self.model):
             accelerator.undo_preparation(self.model)
             accelerator.prepare_model(self.model, evaluation_mode=True)
+            self.model.to(accelerator.device)  # where a model that `train` shares out has not been yet
         self.model.eval()
         self._set_optimizer_mode("eval")
 
         results = evaluation.Results(accelerator.device)
         for inputs in loading.read_batches(dataloader, accelerator.device):
-            rows = loading.count_rows(dataloader, inputs, accelerator.num_processes) or batch_size
-            num_real = loading.num_real(dataloader, rows)
-            if num_real:
-                # Repeated samples do not count in the mean loss of a batch. A rank that has no others keeps them, and
-                # its results are left out later: a model that is sharded is computed by all ranks together.
-                inputs = batches.first_samples(inputs, rows, num_real)
-                rows = num_real
-            loss, logits, labels = self.prediction_step(
-                self.model, inputs, prediction_loss_only, ignore_keys=ignore_keys
-            )
-            if logits is not None and self.preprocess_logits_for_metrics is not None:
-                logits = self.preprocess_logits_for_metrics(logits, labels)
-            results.add(evaluation.BatchResult(rows, num_real, loss, logits, labels))
+            results.add(self._predict_batch(inputs, prediction_loss_only, ignore_keys))
             self.call_event("on_prediction_step")
 
         gathered = evaluation.gather_batches(results.on_host())
         predictions = evaluation.concatenate([batch.logits for batch in gathered], gathered)
         label_ids = evaluation.concatenate([batch.labels for batch in gathered], gathered)
-
         metrics: dict[str, Any] = {}
         if self.compute_metrics is not None and predictions is not None and label_ids is not None:
             computed = self.compute_metrics(evaluation.EvalPrediction(predictions, label_ids))
             metrics = evaluation.as_numbers(dict(computed))
+        batch_size = self.args.per_device_eval_batch_size
         mean_loss = evaluation.mean_loss(gathered, batch_size, self.args.logging_nan_inf_filter)
         if mean_loss is not None:
             metrics[f"{metric_key_prefix}_loss"] = mean_loss
         metrics = evaluation.with_prefix(metrics, f"{metric_key_prefix}_")
         num_samples = sum(batch.num_counted for batch in gathered)
         return evaluation.EvalLoopOutput(predictions, label_ids, metrics, num_samples)
+
+    def _predict_batch(self, inputs: Any, loss_only: bool, ignore_keys: list[str] | None) -> evaluation.BatchResult:
+        """The results of the batch that has just been read from the loader of the evaluation."""
+        loader = self.callback_handler.eval_dataloader
+        rows = loading.count_rows(loader, inputs, self.accelerator.num_processes)
+        rows = rows or self.args.per_device_eval_batch_size
+        num_real = loading.num_real(loader, rows)
+        if num_real:
+            # Repeated samples do not count in the mean loss of a batch. A rank that has no others keeps them, and its
+            # results are left out later: a model that is sharded is computed by all ranks together.
+            inputs = batches.first_samples(inputs, rows, num_real)
+            rows = num_real
+        loss, logits, labels = self.prediction_step(self.model, inputs, loss_only, ignore_keys=ignore_keys)
+        if logits is not None and self.preprocess_logits_for_metrics is not None:
+            logits = self.preprocess_logits_for_metrics(logits, labels)
+        return evaluation.BatchResult(rows, num_real, loss, logits, labels)
 
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -750,8 +733,8 @@ class Trainer:
         loss = None
         with torch.no_grad():
             if has_loss:
-                loader = self.callback_handler.eval_dataloader
-                num_items = self._count_items([inputs], loading.all_ranks_have_a_batch(loader))
+                is_collective = loading.all_ranks_have_a_batch(self.callback_handler.eval_dataloader)
+                num_items = self._count_items([inputs], is_collective)
                 loss, outputs = self._call_compute_loss(model, inputs, num_items, return_outputs=True)
                 loss = loss.detach().mean()
             else:
@@ -768,22 +751,20 @@ class Trainer:
     def get_train_dataloader(self) -> DataLoader:
         """The prepared loader of the training set, shuffled; an override may return one that is not prepared.
 
-        Any object that can be iterated over will do. On one process its batches come in the order in which it has them,
-        and a resumed run reads it again up to the batch where it stopped. On several, the batches of a `DataLoader` are
-        dealt out to the ranks, unless its sampler does that.
-
-        Raises:
-            ValueError: without a training set.
+        Any object that can be iterated over will do: a resumed run reads it again up to the batch where it stopped. On
+        several processes, the batches of a `DataLoader` are dealt out to the ranks, unless its sampler does that.
         """
-        dataset = self.train_dataset
-        settings: dict[str, Any] = {}
-        if has_samplers(dataset):
-            settings["sampler"] = self._get_train_sampler(dataset)
-            settings["drop_last"] = self.args.dataloader_drop_last
-            num_workers = self.args.dataloader_num_workers
-            rank = self.accelerator.process_index
-            settings["worker_init_fn"] = partial(loading.seed_worker, num_workers=num_workers, rank=rank)
-        return self.accelerator.prepare(self._make_loader(dataset, self.args.per_device_train_batch_size, **settings))
+        seed = partial(
+            loading.seed_worker, num_workers=self.args.dataloader_num_workers, rank=self.accelerator.process_index
+        )
+        loader = self._make_loader(
+            self.train_dataset,
+            self.args.per_device_train_batch_size,
+            self._get_train_sampler,
+            drop_last=self.args.dataloader_drop_last,
+            worker_init_fn=seed,
+        )
+        return self.accelerator.prepare(loader)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         """The sampler of the training set, a random one; None, for the order that it has, if it has no length."""
@@ -795,22 +776,14 @@ class Trainer:
 
         An override may return a plain loader of the whole set: its batches are dealt out to the ranks before use.
         Any other object that can be iterated over is read as it is, by every rank.
-
-        Raises:
-            ValueError: without an evaluation set.
         """
-        dataset: Any = eval_dataset
-        if eval_dataset is None:
-            dataset = self.eval_dataset
-        elif isinstance(eval_dataset, str):
-            if not isinstance(self.eval_dataset, dict):
-                raise ValueError("a name stands for one of several evaluation sets, but eval_dataset is no dict")
-            dataset = self.eval_dataset[eval_dataset]
+        dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str):
+            dataset = self.eval_dataset[dataset]
         return self._make_eval_loader(dataset)
 
     def _make_eval_loader(self, dataset: Any) -> DataLoader:
-        sampler = self._get_eval_sampler(dataset) if has_samplers(dataset) else None
-        loader = self._make_loader(dataset, self.args.per_device_eval_batch_size, sampler=sampler)
+        loader = self._make_loader(dataset, self.args.per_device_eval_batch_size, self._get_eval_sampler)
         return self.accelerator.prepare_data_loader(loader)
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler | None:
@@ -821,14 +794,20 @@ class Trainer:
         """The loader of this rank's share of `test_dataset`, in order."""
         return self._make_eval_loader(test_dataset)
 
-    def _make_loader(self, dataset: Dataset | None, batch_size: int, **settings: Any) -> DataLoader:
+    def _make_loader(
+        self, dataset: Dataset | None, batch_size: int, get_sampler: Callable, **settings: Any
+    ) -> DataLoader:
+        """A loader that is not prepared. A stream has its own order, and no sampler nor `settings`."""
         if dataset is None:
             raise ValueError("the Trainer has been given no dataset for this: pass train_dataset, eval_dataset or both")
         args = self.args
         collator = self.data_collator
         if args.remove_unused_columns:
             collator = batches.ColumnFilter(collator, self.model, self.label_names)
-        pin_memory = args.dataloader_pin_memory and self.accelerator.device.type != "cpu"
+        if isinstance(dataset, IterableDataset):
+            settings = {}
+        else:
+            settings["sampler"] = get_sampler(dataset)
         return DataLoader(
             dataset,
             batch_size,
@@ -836,7 +815,7 @@ class Trainer:
             num_workers=args.dataloader_num_workers,
             persistent_workers=args.dataloader_persistent_workers,
             prefetch_factor=args.dataloader_prefetch_factor,
-            pin_memory=pin_memory,
+            pin_memory=args.dataloader_pin_memory and self.accelerator.device.type != "cpu",
             **settings,
         )
 
@@ -846,14 +825,9 @@ class Trainer:
         self.create_scheduler(num_training_steps=num_training_steps)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Make `self.optimizer` unless there is one. Biases and normalisation layers get no weight decay.
-
-        Args:
-            model: whose parameters it changes; by default the Trainer's own.
-        """
+        """Make `self.optimizer` unless there is one. Biases and normalisation layers get no weight decay."""
         if self.optimizer is None:
-            if model is None:
-                model = self.model
+            model = model or self.model
             decay_names = set(self.get_decay_parameter_names(model))
             self.optimizer = optimization.make_optimizer(model, self.args, decay_names)
         return self.optimizer
@@ -891,11 +865,8 @@ class Trainer:
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model into `output_dir`, by default `args.output_dir`, on the main process, and the tokenizer.
 
-        The weights are in `model.safetensors`; a model of `transformers` is saved as `from_pretrained` reads it. As in
-        the original, a script may call this on the main process alone.
-
-        Args:
-            _internal_call: for overrides as they are written for `transformers`; without effect.
+        The weights are in `model.safetensors`; a model of `transformers` is saved as `from_pretrained` reads it. A
+        script may call this on the main process alone. `_internal_call` is for overrides, and without effect.
         """
         folder = output_dir or self.args.output_dir
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
@@ -908,9 +879,7 @@ class Trainer:
 
     def _save_pretrained(self, model: nn.Module, folder: str, weights: dict[str, Tensor]) -> None:
         if self.is_world_process_zero():
-            processing_class = self.processing_class
-            if processing_class is None:
-                processing_class = getattr(self.data_collator, "tokenizer", None)
+            processing_class = self.processing_class or getattr(self.data_collator, "tokenizer", None)
             pretrained.save(model, processing_class, folder, weights)
 
     def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
@@ -960,11 +929,6 @@ def steps_between(interval: float, max_steps: int) -> int:
     return int(interval) if interval >= 1 else math.ceil(interval * max_steps)
 
 
-def has_samplers(dataset: Dataset | None) -> bool:
-    """True if a sampler can say in which order samples are read: not for a stream, nor without a data set."""
-    return dataset is not None and not isinstance(dataset, IterableDataset)
-
-
 def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:
     """The accelerator of a run with `args`."""
     # A notebook may make several Trainers: each of them chooses its own precision.
@@ -974,14 +938,10 @@ def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:
         mixed_precision = "fp16"
     elif args.bf16:
         mixed_precision = "bf16"
-    config = args.accelerator_config
-    assert isinstance(config, AcceleratorConfig)  # which the arguments have made of a dict
+    config: Any = args.accelerator_config
     dataloader_config = utils.DataLoaderConfiguration(
-        split_batches=config.split_batches,
-        dispatch_batches=config.dispatch_batches,
-        use_seedable_sampler=config.use_seedable_sampler,
+        **asdict(config),
         data_seed=args.data_seed,
-        non_blocking=config.non_blocking,
         use_stateful_dataloader=True,  # a checkpoint within an epoch holds the position
     )
     finds_unused = args.ddp_find_unused_parameters

@@ -5,7 +5,8 @@ import importlib
 import torch
 
 from tests.parity.random_trainers import comparable_logs, digest, reset
-from tests.toys import Points, seeded_net
+from tests.toys import seeded_net
+from tests.unit.trainer.toy import make_trainer
 
 LIBRARIES = ("common.trainer", "transformers")
 
@@ -29,12 +30,8 @@ def same_on_both(script, folder, *args):
 
 def make(library, folder, trainer_class=None, extra=None, **arguments):
     """A Trainer of `library` that logs every step."""
-    settings = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
-    settings |= {"learning_rate": 0.05, "num_train_epochs": 2, "logging_steps": 1} | arguments
-    data = {"train_dataset": Points(22), "eval_dataset": Points(16)}
-    model = {"model": seeded_net(dropout=0.3)}
-    args = library.TrainingArguments(folder, **settings)
-    return (trainer_class or library.Trainer)(args=args, **(model | data | (extra or {})))
+    settings = {"num_train_epochs": 2, "logging_steps": 1} | arguments
+    return make_trainer(folder, seeded_net(dropout=0.3), 22, 16, trainer_class, extra, library, **settings)
 
 
 def end(trainer) -> dict:

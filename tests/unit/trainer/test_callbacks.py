@@ -5,7 +5,7 @@ import pytest
 from common.trainer import EarlyStoppingCallback, TrainerCallback
 from common.trainer.callbacks import EVENTS, GIVEN
 from tests.toys import Points
-from tests.unit.trainer.toy import make_trainer
+from tests.unit.trainer.toy import At, make_trainer, stop
 
 
 class Recorder(TrainerCallback):
@@ -53,13 +53,8 @@ def test_the_events_of_a_run(tmp_path):
 
 @pytest.mark.parametrize("switch", ["should_log", "should_evaluate", "should_save"])
 def test_callbacks_can_ask_for_it(switch, tmp_path):
-    class Ask(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == 3:
-                setattr(control, switch, True)
-                return control
-
-    trainer = make_trainer(tmp_path, evaluate=8, extra={"callbacks": [Ask()]}, logging_strategy="no")
+    ask = At("on_step_end", 3, lambda control: setattr(control, switch, True))
+    trainer = make_trainer(tmp_path, evaluate=8, extra={"callbacks": [ask]}, logging_strategy="no")
     trainer.train()
     logged = [entry.keys() & {"loss", "eval_loss"} for entry in trainer.state.log_history[:-1]]
     saved = [path.name for path in tmp_path.iterdir()]
@@ -122,11 +117,6 @@ def test_a_control_that_was_taken_before_the_training_steers_it(tmp_path):
     trainer = make_trainer(tmp_path)
     control = trainer.control
 
-    class StopAtStep3(TrainerCallback):
-        def on_step_end(self, args, state, _, **kwargs):
-            if state.global_step == 3:
-                control.should_training_stop = True
-
-    trainer.add_callback(StopAtStep3())
+    trainer.add_callback(At("on_step_end", 3, lambda given: stop(control)))
     trainer.train()
     assert trainer.control is control and trainer.state.global_step == 3

@@ -9,20 +9,14 @@ from tests.toys import Points
 from tests.unit.trainer.toy import make_trainer
 
 
-def dtypes_of(model) -> list[torch.dtype]:
-    """A list to which each forward of `model` adds the type that its layer computes in."""
-    dtypes = []
-    model.linear.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
-    return dtypes
-
-
 @pytest.mark.parametrize("evaluates_first", [True, False])
 def test_a_model_that_another_trainer_trained_in_bf16_computes_as_this_one_was_asked(evaluates_first, tmp_path):
     """In the original the model goes on in bf16."""
     earlier = make_trainer(tmp_path, bf16=True)
     earlier.train()
     trainer = make_trainer(tmp_path, model=earlier.model, evaluate=8)
-    dtypes = dtypes_of(trainer.model)
+    dtypes = []
+    trainer.model.linear.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
     if evaluates_first:
         trainer.evaluate()
     trainer.train()

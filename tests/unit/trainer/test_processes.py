@@ -1,5 +1,7 @@
 """The same training on several processes: same weights, same logs, same decisions, exact resumption."""
 
+import contextlib
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +17,7 @@ from common.processes import ranks
 from common.trainer import get_last_checkpoint
 from tests.states import on_a_rank
 from tests.toys import Points, seeded_net
-from tests.unit.trainer.toy import StopAt, accuracy, make_trainer, weights, without_timings
+from tests.unit.trainer.toy import At, accuracy, make_trainer, save_and_stop, stop, weights, without_timings
 
 ROOT = Path(__file__).parents[3]
 # 100 = 8 · 12 + 4: 12 divides by 1, 2 and 3 processes times 1 and 2 micro-batches.
@@ -48,7 +50,7 @@ def run(folder, accumulation=1, world_size=1, resume=None, stop_at=(), dropout=0
     settings |= {"eval_strategy": "epoch"} | arguments
     trainer = make_trainer(folder, model=model, extra=extra, **settings)
     if stop_at:
-        trainer.add_callback(StopAt(*stop_at))
+        trainer.add_callback(At(*stop_at))
     trainer.train(resume_from_checkpoint=resume)
     return outcome(trainer)
 
@@ -86,7 +88,7 @@ def test_two_processes_that_were_stopped_within_a_step_train_it_again_together(t
     saving = {"save_strategy": "epoch", "eval_strategy": "no"}
     straight = ranks(2).run(run, tmp_path / "straight", 2, 2, **saving)
     stopped = tmp_path / "stopped"
-    ranks(2).run(run, stopped, 2, 2, stop_at=("on_substep_end", 4), **saving)
+    ranks(2).run(run, stopped, 2, 2, stop_at=("on_substep_end", 4, stop), **saving)
     resumed = ranks(2).run(run, stopped, 2, 2, resume=str(stopped / "checkpoint-3"), **saving)
     assert torch.equal(resumed[0].weights, resumed[1].weights)
     for got, expected in zip(resumed, straight, strict=True):
@@ -98,7 +100,7 @@ def test_two_processes_pass_over_a_damaged_checkpoint_alike(tmp_path):
     """They go on from the one before it, of step 5, which is in the middle of an epoch."""
     saving = {"save_strategy": "steps", "save_steps": 5, "dropout": 0.3, "max_steps": 14}
     straight = ranks(2).run(run, tmp_path / "straight", 2, 2, **saving)
-    ranks(2).run(run, tmp_path / "killed", 2, 2, stop_at=("on_step_end", 10, True), **saving)
+    ranks(2).run(run, tmp_path / "killed", 2, 2, stop_at=("on_step_end", 10, save_and_stop), **saving)
     (tmp_path / "killed" / "checkpoint-10" / "random_states_1.pkl").unlink()
     resumed = ranks(2).run(run, tmp_path / "killed", 2, 2, resume=True, **saving)
     for got, expected in zip(resumed, straight, strict=True):
@@ -110,7 +112,7 @@ def test_two_processes_pass_over_a_damaged_checkpoint_alike(tmp_path):
 def test_another_number_of_processes_goes_on_in_the_same_order(tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 5, "eval_strategy": "no"}
     expected = run(tmp_path / "straight", **saving)
-    run(tmp_path, stop_at=("on_step_end", 10, True), **saving)
+    run(tmp_path, stop_at=("on_step_end", 10, save_and_stop), **saving)
     assert get_last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")
     assert_same(ranks(3).run(run, tmp_path, 1, 3, resume=str(tmp_path / "checkpoint-10"), **saving), expected)
 
@@ -140,9 +142,6 @@ def test_items_are_counted_over_all_ranks_and_micro_batches(world_size, accumula
 
 @on_a_rank
 def report_on_rank(folder):
-    import contextlib
-    import io
-
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         make_trainer(folder, evaluate=9, eval_strategy="epoch", logging_steps=2).train()
@@ -158,9 +157,8 @@ def test_only_rank_0_speaks(tmp_path):
 NOTEBOOK = """
 import sys
 from common.accelerator import notebook_launcher
-from common.trainer import TrainingArguments
+from common.trainer import Trainer, TrainingArguments
 from tests.toys import Points, seeded_net
-from tests.unit.trainer.toy import Trainer
 
 args = TrainingArguments(sys.argv[1], max_steps=3, save_strategy="no", disable_tqdm=True, use_cpu=True)
 

@@ -2,7 +2,8 @@
 
 import torch
 
-from common.trainer import Trainer, TrainerCallback, TrainingArguments
+import common.trainer
+from common.trainer import TrainerCallback
 from tests.toys import Points, seeded_net
 
 
@@ -10,14 +11,17 @@ def accuracy(prediction) -> dict:
     return {"accuracy": (prediction.predictions.argmax(-1) == prediction.label_ids).mean()}
 
 
-def make_trainer(output_dir, model=None, train=40, evaluate=None, trainer_class=Trainer, extra=None, **arguments):
+def make_trainer(
+    output_dir, model=None, train=40, evaluate=None, trainer_class=None, extra=None, library=common.trainer, **arguments
+):
     """A quiet Trainer that saves nothing unless told; `arguments` go to TrainingArguments, `extra` to the Trainer."""
-    settings = {"save_strategy": "no", "use_cpu": True, "learning_rate": 0.05, "num_train_epochs": 1} | arguments
-    extra = {"train_dataset": Points(train)} | (extra or {})
+    settings = {"save_strategy": "no", "report_to": "none", "use_cpu": True, "disable_tqdm": True}
+    settings |= {"learning_rate": 0.05, "num_train_epochs": 1} | arguments
+    pieces = {"model": seeded_net() if model is None else model, "train_dataset": Points(train)}
     if evaluate is not None:
-        extra["eval_dataset"] = Points(evaluate)
-    model = seeded_net() if model is None else model
-    return trainer_class(model, TrainingArguments(str(output_dir), disable_tqdm=True, **settings), **extra)
+        pieces["eval_dataset"] = Points(evaluate)
+    args = library.TrainingArguments(str(output_dir), **settings)
+    return (trainer_class or library.Trainer)(args=args, **(pieces | (extra or {})))
 
 
 def weights(trainer) -> torch.Tensor:
@@ -25,8 +29,7 @@ def weights(trainer) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in whole])
 
 
-def trained(output_dir, **kwargs) -> torch.Tensor:
-    """The weights after training a Trainer made of `kwargs`."""
+def trained_weights(output_dir, **kwargs) -> torch.Tensor:
     trainer = make_trainer(output_dir, **kwargs)
     trainer.train()
     return weights(trainer)
@@ -39,16 +42,24 @@ def without_timings(log_history: list[dict]) -> list[dict]:
     ]
 
 
-class StopAt(TrainerCallback):
-    """Stops the training at the `count`-th time that `event` happens, after a checkpoint if `saves`."""
+class At(TrainerCallback):
+    """Calls `action` with the control the `count`-th time that `event` happens."""
 
-    def __init__(self, event: str, count: int, saves: bool = False) -> None:
+    def __init__(self, event: str, count: int, action) -> None:
         self.left = count
-        self.saves = saves
+        self.action = action
         setattr(self, event, self.strike)
 
     def strike(self, args, state, control, **kwargs):
         self.left -= 1
         if self.left == 0:
-            control.should_training_stop = True
-            control.should_save = control.should_save or self.saves
+            self.action(control)
+
+
+def stop(control) -> None:
+    control.should_training_stop = True
+
+
+def save_and_stop(control) -> None:
+    control.should_save = True
+    control.should_training_stop = True
