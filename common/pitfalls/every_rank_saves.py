@@ -2,9 +2,10 @@
 
 The weights are equal on all ranks, so the file often looks right. Other state
 belongs to one rank: the generator, the position in the data, and what the last
-forward has done to BatchNorm's running statistics. And whoever reads while the
-file is being written finds half of it. One rank writes, under another name
-until the file is complete, and the others wait before they go on.
+forward has done to BatchNorm's running statistics. And whoever reads too early
+finds half of the file, no file or an old one. One rank writes, under another
+name until the file is complete. Before they read it all ranks meet at a
+barrier, which stands outside of `if rank == 0`.
 """
 
 import os
