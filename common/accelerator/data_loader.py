@@ -201,7 +201,7 @@ def skip_first_batches(dataloader: DataLoader, num_batches: int = 0) -> DataLoad
     e + 1.
     """
     if isinstance(dataloader, DataLoaderShard):
-        return dataloader.skipping(num_batches)
+        return type(dataloader)(dataloader.dataset, **dataloader.arguments_to_skip(num_batches))
     if isinstance(dataloader.dataset, IterableDataset):
         return SkipDataLoader(dataloader.dataset, num_batches, **loading_arguments(dataloader, None))
     rest = SkipBatchSampler(index_sampler_of(dataloader), num_batches)

@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader
 from common.nested import NamedLeaf, honor_type, is_namedtuple, map_nested, map_together, named_leaves
 
 from .operations import broadcast_object_list, is_list_of_entries, send_to_device
-from .sampler import PartialStep
-from .shard import DataLoaderShard, ReadBatch, StepState
+from .sampler import Counted, PartialStep
+from .shard import DataLoaderShard, StepState
 from .state import PartialState
 
 # What to do where the main process cannot read for all.
@@ -72,8 +72,8 @@ class DataLoaderDispatcher(DataLoaderShard):
     def total_batch_size(self) -> int:
         return super().total_batch_size * self.batches_per_step
 
-    def _arguments_of_copy(self, num_batches: int) -> dict[str, Any]:
-        return super()._arguments_of_copy(num_batches) | {
+    def arguments_to_skip(self, num_batches: int) -> dict[str, Any]:
+        return super().arguments_to_skip(num_batches) | {
             "split_batches": self.split_batches,
             "slice_fn": self.slice_fn,
         }
@@ -84,7 +84,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         steps = whole_steps if self._drop_last else whole_steps + (extra_batches > 0)
         return max(0, steps - self.skip_batches)
 
-    def _read(self) -> Iterator[ReadBatch]:
+    def _read(self) -> Iterator[Counted]:
         """On the main process the batches of whole steps; the others draw what reading draws there, a workers' seed.
 
         Without workers they make an iterator, as in the original. Torch's samplers draw the order when the first batch
@@ -101,7 +101,7 @@ class DataLoaderDispatcher(DataLoaderShard):
                 self._reader = self._make_reader()  # is not read, and says that the seed is drawn
         return iter(())
 
-    def _join_steps(self, reading: Iterator[ReadBatch]) -> Iterator[ReadBatch]:
+    def _join_steps(self, reading: Iterator[Counted]) -> Iterator[Counted]:
         """One batch for all processes after the other, joined from those of the script's loader."""
         while True:
             parts = [batch.content for batch in islice(reading, self.batches_per_step)]
@@ -110,9 +110,9 @@ class DataLoaderDispatcher(DataLoaderShard):
             if self.slice_fn is slice_rows:
                 for part in parts:
                     check_rows(part)
-            yield ReadBatch(_join_rows(parts, are_of_one_step=True), None)
+            yield Counted(_join_rows(parts, are_of_one_step=True), None)
 
-    def _steps(self, reading: Iterator[ReadBatch]) -> Iterator[tuple[Any, StepState]]:
+    def _steps(self, reading: Iterator[Counted]) -> Iterator[tuple[Any, StepState]]:
         rank = self.state.process_index
         processes = self.state.num_processes
         steps_of_all = self._dispatch(reading) if self.state.is_main_process else None
@@ -167,7 +167,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         how = {"process_index": self.state.process_index, "num_processes": self.state.num_processes}
         return self.slice_fn(batch, slice(begin, end), **how)
 
-    def _dispatch(self, reading: Iterator[ReadBatch]) -> Iterator[DispatchedStep]:
+    def _dispatch(self, reading: Iterator[Counted]) -> Iterator[DispatchedStep]:
         """The steps of all processes, on the main one. A batch is read ahead, so that the last one is known."""
         batch = next(reading, None)
         while batch is not None:

@@ -47,6 +47,13 @@ class PartialBatch(list):
         self.partial = partial
 
 
+class Counted(NamedTuple):
+    """A batch, or a sample of a stream, and the PartialStep that it belongs to; None in a step of whole batches."""
+
+    content: Any
+    partial: PartialStep | None
+
+
 def generator_of(sampler: Any) -> torch.Generator | None:
     """The generator of torch that `sampler` draws from, if any. Generators of NumPy and of `random` do not count."""
     generator = getattr(sampler, "generator", None)
@@ -146,11 +153,7 @@ class BatchSamplerShard(BatchSampler):
         return innermost_sampler(self.batch_sampler)
 
     def __iter__(self) -> Iterator[list]:
-        if self.split_batches:
-            return self._iter_parts_of_batches()
-        if self.batch_size is None:
-            return self._iter_batches_of_any_size()
-        return self._iter_whole_batches()
+        return self._iter_parts_of_batches() if self.split_batches else self._iter_whole_batches()
 
     def _iter_parts_of_batches(self) -> Iterator[list]:
         """Step k is batch k. Process r takes the r-th of its equal parts."""
@@ -172,34 +175,26 @@ class BatchSamplerShard(BatchSampler):
                     yield self._own_batch_of(parts)
 
     def _iter_whole_batches(self) -> Iterator[list]:
-        """Step k is the batches from k·num_processes on. Process r takes the r-th of them."""
-        first_samples: list = []
-        for step, group in enumerate(self._groups()):
-            if step == 0:
-                first_samples = list(chain(*group))
-            samples = sum(map(len, group))
-            if samples == self.num_processes * self.batch_size:
-                yield group[self.process_index]
-            elif self.drop_last and (self.even_batches or len(group) < self.num_processes):
-                # Without `even_batches` batches may differ in size: only a step that lacks whole batches is dropped.
-                return
-            elif self.even_batches:
-                yield self._filled_batch(chain(*group), first_samples, self.batch_size)
-            elif self.process_index < len(group):
-                yield self._own_batch_of(group)
+        """Step k is the batches from k·num_processes on. Process r takes the r-th of them.
 
-    def _iter_batches_of_any_size(self) -> Iterator[list]:
-        """Like `_iter_whole_batches`, but the last step is filled up with whole batches from the first step."""
+        Without a batch size nobody knows how many samples are missing: then whole batches are repeated.
+        """
         first_group: list = []
-        for step, group in enumerate(self._groups()):
-            if step == 0:
+        fills_up_samples = self.even_batches and self.batch_size is not None
+        for group in self._groups():
+            if not first_group:
                 first_group = group
             missing = self.num_processes - len(group)
-            if missing and self.drop_last:
+            if not missing and all(len(batch) == self.batch_size for batch in group):
+                yield group[self.process_index]
+            elif self.drop_last and (missing or fills_up_samples):
                 return
-            repeated = list(islice(cycle(first_group), missing)) if self.even_batches else []
-            if self.process_index < len(group) + len(repeated):
-                yield self._own_batch_of(group, repeated)
+            elif fills_up_samples:
+                yield self._filled_batch(chain(*group), chain(*first_group), self.batch_size)
+            else:
+                repeated = list(islice(cycle(first_group), missing)) if self.even_batches else []
+                if self.process_index < len(group) + len(repeated):
+                    yield self._own_batch_of(group, repeated)
 
     def _own_batch_of(self, group: list[list], repeated: Sequence[list] = ()) -> PartialBatch:
         """This process's batch of a step in which the processes after those of `group` get the `repeated` batches."""

@@ -32,10 +32,9 @@ from common.nested import leaves, map_nested
 
 from .dispatcher import DataLoaderDispatcher
 from .operations import is_list_of_entries
-from .sampler import DrawnBatches, SeedableRandomSampler, generator_of, innermost_sampler, shard_among
-from .shard import DataLoaderShard, ReadBatch, index_sampler_of
+from .sampler import Counted, DrawnBatches, SeedableRandomSampler, generator_of, innermost_sampler
+from .shard import DataLoaderShard, Pass, index_sampler_of
 from .state import PartialState
-from .streams import CountedShard
 from .utils.random import get_random_states, set_random_states
 
 logger = logging.getLogger(__name__)
@@ -49,7 +48,7 @@ class GeneratorStates(NamedTuple):
 
 
 class Position(NamedTuple):
-    """A place in an epoch, at which a checkpoint was made.
+    """A place in an epoch, at which a checkpoint is made.
 
     Attributes:
         step: how many steps were yielded, or skipped at the start.
@@ -68,16 +67,18 @@ class Position(NamedTuple):
 
 
 @dataclass(eq=False)
-class PassUnderWay:
-    """A pass that has begun and not ended, with the attributes of a Position; `resumed` is the one that it began at."""
+class StatefulPass(Pass):
+    """A Pass that knows its Position; `resumed` is the one that it began at."""
 
-    epoch: int
-    step: int
     resumed: Position | None = None
-    is_over: bool = False
     drawn_from: GeneratorStates | None = None
-    read_ahead: ReadBatch | None = None
+    read_ahead: Counted | None = None
     first_rows: list | None = None
+
+    def position(self) -> Position:
+        read_ahead = None if self.read_ahead is None else _content_of(self.read_ahead.content)
+        is_over = self.state.end_of_dataloader
+        return Position(self.epoch, self.step, is_over, self.drawn_from, read_ahead, self.first_rows)
 
 
 @dataclass
@@ -90,13 +91,13 @@ class RepeatableBatches(DrawnBatches):
     Attributes:
         sampler: what draws the order of `batches`.
         passes: those under way. The last one of them begins when this is iterated over.
-        batches_to_skip: of an epoch that is resumed, for each of its steps that had been yielded.
+        batches_per_step: to leave out of an epoch that is resumed, for each of its steps that had been yielded.
         drawn_ahead: batches that had been drawn and not yielded by then.
     """
 
     sampler: Any
-    passes: list[PassUnderWay]
-    batches_to_skip: int
+    passes: list[StatefulPass]
+    batches_per_step: int
     drawn_ahead: int
 
     def _make_iterator(self) -> Iterator[Any]:
@@ -106,7 +107,7 @@ class RepeatableBatches(DrawnBatches):
             return self._draw_anew(this_pass)
         return self._draw_again(resumed.step, resumed.drawn_from)
 
-    def _draw_anew(self, this_pass: PassUnderWay) -> Iterator[Any]:
+    def _draw_anew(self, this_pass: StatefulPass) -> Iterator[Any]:
         own = generator_of(self.sampler)
         this_pass.drawn_from = GeneratorStates(torch.get_rng_state(), _state_of(own))
         yield from self.batches
@@ -119,7 +120,7 @@ class RepeatableBatches(DrawnBatches):
             own.set_state(drawn_from.sampler)
         elif own is not None:
             self.sampler.generator = None  # as it was in the checkpoint's run, on one process
-        batches = islice(self.batches, step * self.batches_to_skip, None)
+        batches = islice(self.batches, step * self.batches_per_step, None)
         drawn = list(islice(batches, self.drawn_ahead))
         return chain(drawn, batches)
 
@@ -135,49 +136,38 @@ class StatefulDataLoaderShard(DataLoaderShard):
         first_step: how many steps this loader leaves out, as `skip_first_batches` was told.
     """
 
+    use_stateful_dataloader = True
+
     def __init__(self, *args: Any, first_step: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.use_stateful_dataloader = True
         self._first_step = first_step
-        # Of a loader that `skip_first_batches` made, those of the whole one count.
-        self._under_way: list[PassUnderWay] = []
-        self._saved: Position | None = None  # where a checkpoint was made: the next pass continues there
+        # Where a checkpoint was made: the next pass, also one of the rest of an epoch, continues there.
+        self._saved: Position | None = None
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        this_pass = PassUnderWay(self.iteration, self._first_step)
+    def _new_pass(self) -> StatefulPass:
+        is_rest = self._skipped_from is not None
+        this_pass = StatefulPass(self.iteration, is_rest, self._first_step)
         saved = self._whole._saved
+        self._whole._saved = None
         if saved is not None and saved.epoch == self.iteration:
+            this_pass.is_rest = True
             this_pass.resumed = saved
             this_pass.step = self._first_step or saved.step
             this_pass.drawn_from = saved.drawn_from
-        self._whole._saved = None
-        under_way = self._whole._under_way
-        under_way.append(this_pass)
-        try:
-            for batch in super().__iter__():
-                this_pass.step += 1
-                this_pass.is_over = self.end_of_dataloader
-                yield batch
-        finally:
-            under_way.remove(this_pass)
+        return this_pass
 
-    @property
-    def _visits_rest(self) -> bool:
-        return super()._visits_rest or self._whole._under_way[-1].resumed is not None
-
-    def _begin_reading(self) -> Iterator[ReadBatch]:
-        this_pass = self._whole._under_way[-1]
+    def _begin_reading(self, this_pass: Any) -> Iterator[Counted]:
         if this_pass.resumed is None:
-            return self._note(super()._begin_reading(), this_pass)
+            return self._note(super()._begin_reading(this_pass), this_pass)
         return self._note(self._go_on_reading(this_pass.resumed), this_pass)
 
-    def _note(self, reading: Iterator[ReadBatch], this_pass: PassUnderWay) -> Iterator[ReadBatch]:
+    def _note(self, reading: Iterator[Counted], this_pass: StatefulPass) -> Iterator[Counted]:
         for batch in reading:
             this_pass.read_ahead = batch
             yield batch
         this_pass.read_ahead = None
 
-    def _go_on_reading(self, resumed: Position) -> Iterator[ReadBatch]:
+    def _go_on_reading(self, resumed: Position) -> Iterator[Counted]:
         """What is left of an epoch. Then the generators are in the states that they have now, as the checkpoint had."""
         device = self.device or torch.device("cpu")
         sampler = self._order_sampler
@@ -207,15 +197,14 @@ class StatefulDataLoaderShard(DataLoaderShard):
         # For 3 processes of which one reads for all: when step 0 is yielded, the batches 3, 4 and 5 of step 1 have been
         # drawn. The resumed pass begins with batch 3.
         drawn_ahead = self.batches_per_step + self.num_workers * (self.prefetch_factor or 0)
-        # A loader that `skip_first_batches` made leaves its first batches out by itself.
-        batches_to_skip = 0 if self._first_step else self.batches_per_step
         return RepeatableBatches(
             index_sampler,
             self._is_of_one_process(index_sampler),
             self._order_sampler,
-            self._whole._under_way,
-            batches_to_skip,
-            drawn_ahead,
+            self._passes,
+            # A loader that `skip_first_batches` made leaves its first batches out by itself.
+            batches_per_step=0 if self._first_step else self.batches_per_step,
+            drawn_ahead=drawn_ahead,
         )
 
     @property
@@ -225,8 +214,8 @@ class StatefulDataLoaderShard(DataLoaderShard):
             return None
         return innermost_sampler(index_sampler_of(self))
 
-    def _arguments_of_copy(self, num_batches: int) -> dict[str, Any]:
-        return super()._arguments_of_copy(num_batches) | {"first_step": self._first_step + num_batches}
+    def arguments_to_skip(self, num_batches: int) -> dict[str, Any]:
+        return super().arguments_to_skip(num_batches) | {"first_step": self._first_step + num_batches}
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass visit `epoch`; where a checkpoint stopped in that very epoch, it continues there."""
@@ -241,9 +230,7 @@ class StatefulDataLoaderShard(DataLoaderShard):
         Only the content of the batch that is read ahead is for one of several processes: see `read_ahead`. A loader
         that is not being iterated over is at the beginning of its epoch, also after a `break`.
         """
-        position: PassUnderWay | Position = self._whole._saved or Position(self.iteration, 0)
-        if self._whole._under_way:
-            position = self._whole._under_way[-1]
+        position = self._position
         sampler = self._order_sampler
         return {
             "epoch": position.epoch,
@@ -281,15 +268,15 @@ class StatefulDataLoaderShard(DataLoaderShard):
             self._whole._saved = Position(epoch, step, state_dict["is_over"], drawn_from, first_rows=first_rows)
             self.load_read_ahead(state_dict.get("read_ahead"))
 
+    @property
+    def _position(self) -> Position:
+        if self._passes:
+            return self._passes[-1].position()
+        return self._whole._saved or Position(self.iteration, 0)
+
     def read_ahead(self) -> dict[str, Any]:
         """What is in the batch that this process has read and not yielded, if any; it is this process's own."""
-        whole = self._whole
-        content = None
-        if whole._under_way and whole._under_way[-1].read_ahead is not None:
-            content = _content_of(whole._under_way[-1].read_ahead.content)
-        elif whole._saved is not None:
-            content = whole._saved.read_ahead
-        return {"process": self._own_process, "content": content}
+        return {"process": self._own_process, "content": self._position.read_ahead}
 
     def load_read_ahead(self, read_ahead: dict[str, Any] | None) -> None:
         """Let the next pass begin with that batch, if it is of this process of a run with as many."""
@@ -302,9 +289,7 @@ class StatefulDataLoaderShard(DataLoaderShard):
     @property
     def _own_process(self) -> tuple[int, int]:
         """The process whose batches these are, and the number of processes that share them."""
-        shard: Any = shard_among(index_sampler_of(self))
-        if isinstance(self.dataset, CountedShard):
-            shard = self.dataset
+        shard: Any = self._shard
         if shard is None:
             shard = PartialState()
         return shard.process_index, shard.num_processes
@@ -325,17 +310,12 @@ class StatefulDataLoaderShard(DataLoaderShard):
         if state_dict["loader_generator"] is not None and self.generator is not None:
             self.generator.set_state(state_dict["loader_generator"])
 
-    def __getstate__(self) -> dict[str, Any]:
-        kept = super().__getstate__()
-        kept["_under_way"] = []  # no pass over the copy has begun
-        return kept
-
 
 class StatefulDataLoaderDispatcher(StatefulDataLoaderShard, DataLoaderDispatcher):
     """A DataLoaderDispatcher with `state_dict` and `load_state_dict`."""
 
     def _first_rows(self, first_batch: Any) -> Any:
-        this_pass = self._whole._under_way[-1]
+        this_pass = self._passes[-1]
         rows = super()._first_rows(first_batch)
         if this_pass.resumed is not None and this_pass.resumed.first_rows is not None:
             rows = _put_back(this_pass.resumed.first_rows, rows)  # from before the checkpoint

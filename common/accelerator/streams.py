@@ -9,19 +9,12 @@ in each worker, and one that reads from a queue yields each sample in one worker
 from collections.abc import Callable, Iterator
 from itertools import chain
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, IterableDataset
 
-from .sampler import BatchSamplerShard, PartialBatch, PartialStep
-
-
-class CountedSample(NamedTuple):
-    """A single sample of a partial step."""
-
-    content: Any
-    partial: PartialStep
+from .sampler import BatchSamplerShard, Counted, PartialBatch
 
 
 class CountedShard(IterableDataset):
@@ -30,7 +23,7 @@ class CountedShard(IterableDataset):
     The stream is cut into batches, which are shared as BatchSamplerShard shares them. The last step is filled up with
     samples from the first one; with `drop_last` it is dropped.
 
-    The samples of such a step come as CountedSample; in a stream that yields ready batches its content is such a batch.
+    The samples of such a step come as Counted; in a stream that yields ready batches its content is such a batch.
     A `generator` of the data set is seeded with the epoch unless the data set has `set_epoch`.
 
     Args:
@@ -86,20 +79,13 @@ class CountedShard(IterableDataset):
         """Samples of this process, its last batch taken as full."""
         return len(self._shard()) * self.samples_per_step
 
-    def batches(self) -> Iterator[list]:
-        """This process's samples, step by step."""
+    def __iter__(self) -> Iterator[Any]:
         generator = getattr(self.dataset, "generator", None)
         if isinstance(generator, torch.Generator) and not hasattr(self.dataset, "set_epoch"):
             generator.manual_seed(self.epoch)
-        yield from self._shard()
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self.batches():
-            if isinstance(batch, PartialBatch):
-                for sample in batch:
-                    yield CountedSample(sample, batch.partial)
-            else:
-                yield from batch
+        for batch in self._shard():
+            for sample in batch:
+                yield Counted(sample, batch.partial) if isinstance(batch, PartialBatch) else sample
 
 
 # How a stream's code asks for the rank: `torch.distributed.get_rank()`, an Accelerator, or what torchrun has set.
@@ -134,15 +120,15 @@ def seems_sharded_by_rank(stream: Any, rank: int, world_size: int) -> bool:
 
 
 class CountedCollate:
-    """`collate_fn` for samples of a stream. A batch of CountedSample objects becomes one CountedSample."""
+    """`collate_fn` for samples of a stream. A batch of Counted samples becomes one that is Counted."""
 
     def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
         self.collate_fn = collate_fn
 
     def __call__(self, samples: Any) -> Any:
-        if isinstance(samples, CountedSample):  # with batch_size=None the sample is a batch
-            return CountedSample(self.collate_fn(samples.content), samples.partial.of_unknown_rows())
-        if isinstance(samples, list) and isinstance(samples[0], CountedSample):
-            batch = self.collate_fn([sample.content for sample in samples])
-            return CountedSample(batch, samples[0].partial)
+        if isinstance(samples, Counted):  # with batch_size=None the sample is a batch
+            partial: Any = samples.partial
+            return Counted(self.collate_fn(samples.content), partial.of_unknown_rows())
+        if isinstance(samples, list) and isinstance(samples[0], Counted):
+            return Counted(self.collate_fn([sample.content for sample in samples]), samples[0].partial)
         return self.collate_fn(samples)
