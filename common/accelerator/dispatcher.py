@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader
 
-from common.nested import NamedLeaf, honor_type, is_namedtuple, map_nested, map_together, named_leaves
+from common.nested import honor_type, is_namedtuple, map_nested, named_leaves
 
 from .operations import broadcast_object_list, is_list_of_entries, send_to_device
 from .sampler import Counted, PartialStep
@@ -62,6 +62,9 @@ class DataLoaderDispatcher(DataLoaderShard):
         super().__init__(dataset, skip_batches=skip_batches, **kwargs)
         self.split_batches = split_batches
         self.slice_fn = slice_rows if slice_fn is None else slice_fn
+        if self.total_batch_size % self.state.num_processes:
+            sizes = f"{self.state.num_processes} processes can split, not {self.total_batch_size}"
+            raise ValueError(f"split_batches needs a batch size that {sizes}")
 
     @property
     def batches_per_step(self) -> int:  # type: ignore[override]  # a constant of the class for loaders that share
@@ -134,7 +137,10 @@ class DataLoaderDispatcher(DataLoaderShard):
             own = self._slice(batch, rank * share, (rank + 1) * share)
             if self.device is not None:
                 own = send_to_device(own, self.device, self._non_blocking)
-            yield own, StepState(is_last, rows if is_last else remainder, self._partial_step(rows, share))
+            partial = None
+            if rows != self.total_batch_size:
+                partial = PartialStep.filled(rows, share, rank, processes)
+            yield own, StepState(is_last, rows if is_last else remainder, partial)
 
     def _first_rows(self, first_batch: Any) -> Any:
         """What a last step that cannot be divided is filled up with."""
@@ -149,19 +155,6 @@ class DataLoaderDispatcher(DataLoaderShard):
                 f"a step of {rows} samples cannot be divided by {self.state.num_processes} processes: {READ_EVERYWHERE}"
             )
         return share if self._drop_last else share + 1
-
-    def _partial_step(self, rows: int, share: int) -> PartialStep | None:
-        """What is real in a step for which the main process has read `rows` samples and each process gets `share`."""
-        if rows == self.total_batch_size:
-            return None
-        rows_from_here_on = max(rows - self.state.process_index * share, 0)
-        return PartialStep(
-            num_real=min(rows_from_here_on, share),
-            rows=share,
-            num_ranks_present=self.state.num_processes,
-            num_real_all_ranks=rows,
-            is_filled=True,
-        )
 
     def _slice(self, batch: Any, begin: int, end: int) -> Any:
         how = {"process_index": self.state.process_index, "num_processes": self.state.num_processes}
@@ -247,24 +240,22 @@ def _join_rows(parts: Sequence[Any], are_of_one_step: bool) -> Any:
     leaves_of_parts = [dict(named_leaves(part, _is_entries)) for part in parts]
     rows_of_parts = [count_rows(part) for part in parts]
 
-    def join(named: list[NamedLeaf]) -> list[Any]:
-        joined = []
-        for name, first in named:
-            leaves = [leaves.pop(name, None) for leaves in leaves_of_parts]
-            are_columns = list(map(_is_column, leaves, rows_of_parts))
-            if all(are_columns):
-                joined.append(_join_columns(name, leaves))
-                continue
-            is_same = not any(are_columns) and all(leaf == first for leaf in leaves)
-            if are_columns[0] or (are_of_one_step and not is_same):
-                raise ValueError(f"{name} differs between the batches of a step: {READ_EVERYWHERE}")
-            joined.append(first)
-        more = [name for leaves in leaves_of_parts for name in leaves]
-        if are_of_one_step and more:
-            raise ValueError(f"only some of the batches of a step have {', '.join(more)}: {READ_EVERYWHERE}")
-        return joined
-
-    return map_together(join, parts[0], _is_entries)
+    joined = []
+    for name, first in leaves_of_parts[0].items():
+        leaves = [leaves.get(name) for leaves in leaves_of_parts]
+        are_columns = list(map(_is_column, leaves, rows_of_parts))
+        if all(are_columns):
+            joined.append(_join_columns(name, leaves))
+            continue
+        is_same = not any(are_columns) and all(leaf == first for leaf in leaves)
+        if are_columns[0] or (are_of_one_step and not is_same):
+            raise ValueError(f"{name} differs between the batches of a step: {READ_EVERYWHERE}")
+        joined.append(first)
+    more = set().union(*leaves_of_parts) - set(leaves_of_parts[0])
+    if are_of_one_step and more:
+        raise ValueError(f"only some of the batches of a step have {', '.join(sorted(more))}: {READ_EVERYWHERE}")
+    in_order = iter(joined)
+    return map_nested(lambda _: next(in_order), parts[0], is_leaf=_is_entries)
 
 
 def _join_columns(name: str, columns: list[Any]) -> Any:

@@ -32,6 +32,12 @@ class PartialStep(NamedTuple):
     num_real_all_ranks: int | None = None
     is_filled: bool = False
 
+    @classmethod
+    def filled(cls, num_real_all_ranks: int, rows: int, rank: int, num_ranks: int) -> "PartialStep":
+        """A step of so few real samples that is filled up to `rows` on each of `num_ranks` processes, seen by one."""
+        num_real = min(max(num_real_all_ranks - rank * rows, 0), rows)
+        return cls(num_real, rows, num_ranks, num_real_all_ranks, is_filled=True)
+
     def of_unknown_rows(self) -> "PartialStep":
         """The same step, for samples that are batches of the data set's: nobody knows how many rows they have."""
         # A whole batch is either real or a repetition.
@@ -133,24 +139,12 @@ class BatchSamplerShard(BatchSampler):
         self.drop_last = getattr(batch_sampler, "drop_last", False)
         size = self.batch_size
         if split_batches and (size is None or size % num_processes):
-            raise ValueError(
-                f"split_batches needs a batch size that {num_processes} processes can split, not {size}: "
-                "a round multiple of their number"
-            )
+            raise ValueError(f"split_batches needs a batch size that {num_processes} processes can split, not {size}")
 
     @property
-    def batch_size(self) -> Any:
+    def batch_size(self) -> Any:  # type: ignore[override]  # of BatchSampler an attribute
         """That of the batch sampler, which the script may change between two passes; None if it has none."""
         return getattr(self.batch_sampler, "batch_size", None)
-
-    @batch_size.setter
-    def batch_size(self, batch_size: Any) -> None:
-        self.batch_sampler.batch_size = batch_size
-
-    @property
-    def sampler(self) -> Any:  # type: ignore[override]  # of BatchSampler an attribute
-        """The sampler that draws the numbers, under the batch samplers."""
-        return innermost_sampler(self.batch_sampler)
 
     def __iter__(self) -> Iterator[list]:
         return self._iter_parts_of_batches() if self.split_batches else self._iter_whole_batches()
@@ -214,24 +208,13 @@ class BatchSamplerShard(BatchSampler):
         missing = self.num_processes * size - len(real)
         filled = [*real, *islice(cycle(first), missing)]
         begin = self.process_index * size
-        partial = PartialStep(
-            num_real=min(max(len(real) - begin, 0), size),
-            rows=size,
-            num_ranks_present=self.num_processes,
-            num_real_all_ranks=len(real),
-            is_filled=True,
-        )
+        partial = PartialStep.filled(len(real), size, self.process_index, self.num_processes)
         return PartialBatch(filled[begin : begin + size], partial)
 
     def _groups(self) -> Iterator[list[list]]:
         """The batches of each step; the last group may have fewer batches than there are processes."""
-        group: list[list] = []
-        for batch in self._check_sizes(self.batch_sampler):
-            group.append(batch)
-            if len(group) == self.num_processes:
-                yield group
-                group = []
-        if group:
+        batches = self._check_sizes(self.batch_sampler)
+        while group := list(islice(batches, self.num_processes)):
             yield group
 
     def _check_sizes(self, batches: Iterable[list]) -> Iterator[list]:
@@ -329,16 +312,13 @@ def shard_among(batches: Any) -> BatchSamplerShard | None:
     return None
 
 
-def groups_in_order(wrapper: Any) -> bool:
-    """True where `wrapper` makes batches of what it is given, and draws nothing by itself."""
-    return isinstance(wrapper, (BatchSamplerShard, SkipBatchSampler)) or type(wrapper) is BatchSampler
-
-
 def follows_from_epoch(batches: Any) -> bool:
     """True where the order of `batches` is sequential, or a function of a seed and the epoch, as far as is known."""
     *wrappers, sampler = sampler_chain(batches)
     known = (SequentialSampler, SeedableRandomSampler, DistributedSampler, DistributedEvalSampler, Sequence)
-    return isinstance(sampler, known) and all(map(groups_in_order, wrappers))
+    # These make batches of what they are given, and draw nothing by themselves; a script's own may draw.
+    in_order = (BatchSampler, BatchSamplerShard, SkipBatchSampler)
+    return isinstance(sampler, known) and all(type(wrapper) in in_order for wrapper in wrappers)
 
 
 class SkipBatchSampler(BatchSampler):

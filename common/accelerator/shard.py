@@ -91,7 +91,6 @@ class DataLoaderShard(DataLoader):
     """
 
     batches_per_step = 1  # of the script's loader
-    use_stateful_dataloader = False  # True where checkpoints hold the position: StatefulDataLoaderShard
 
     def __init__(
         self,
@@ -113,7 +112,6 @@ class DataLoaderShard(DataLoader):
         self.synchronized_generator = synchronized_generator
         self.skip_batches = skip_batches
         self.iteration = iteration
-        self.gradient_state = GradientState()
         self.rng_state_after_load: torch.Tensor | None = None
         self._skipped_from = skipped_from
         # Those over what `skip_first_batches` made of this loader too. The one that yielded a batch last is the last.
@@ -122,6 +120,11 @@ class DataLoaderShard(DataLoader):
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
         self._rng_state_at_checkpoint = rng_state_at_checkpoint
+
+    @property
+    def gradient_state(self) -> GradientState:
+        """That of the process."""
+        return GradientState()
 
     @property
     def step_state(self) -> StepState:
@@ -304,10 +307,10 @@ class DataLoaderShard(DataLoader):
         return max(0, super().__len__() - self.skip_batches)
 
     @property
-    def _shard(self) -> BatchSamplerShard | CountedShard | None:
+    def _shard(self) -> BatchSamplerShard | None:
         """What deals out the data among processes; None where a loader reads all of them."""
         if isinstance(self.dataset, IterableDataset):
-            return self.dataset if isinstance(self.dataset, CountedShard) else None
+            return self.dataset.shard if isinstance(self.dataset, CountedShard) else None
         return shard_among(index_sampler_of(self))
 
     @property
@@ -333,19 +336,11 @@ class DataLoaderShard(DataLoader):
         kept["_reader"] = None
         kept["_passes"] = []
         kept["_skipped_from"] = None
-        del kept["gradient_state"]  # it belongs to the process
         return kept
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self.gradient_state = GradientState()
 
 
 class SkipDataLoader(DataLoaderShard):
     """A loader of a stream that skips the first `skip_batches` batches; `skip_first_batches` makes it."""
-
-    def __init__(self, dataset: Any, skip_batches: int = 0, **kwargs: Any) -> None:
-        super().__init__(dataset, skip_batches=skip_batches, **kwargs)
 
     def _steps(self, reading: Iterator[Counted]) -> Iterator[tuple[Any, StepState]]:
         """As in the original, nothing is read ahead here, so no batch is known to be the last."""

@@ -40,20 +40,14 @@ from .utils.random import get_random_states, set_random_states
 logger = logging.getLogger(__name__)
 
 
-class GeneratorStates(NamedTuple):
-    """The states of the generators from which an epoch's order is drawn."""
-
-    torch: torch.Tensor  # of torch's generator on the CPU
-    sampler: torch.Tensor | None  # of the sampler's own; None where it has none and draws from torch's
-
-
 class Position(NamedTuple):
     """A place in an epoch, at which a checkpoint is made.
 
     Attributes:
         step: how many steps were yielded, or skipped at the start.
         is_over: no step follows.
-        drawn_from: the generators right before the order was drawn; None for streams.
+        drawn_from: the states of torch's generator and of the sampler's own, which may be None, right before the order
+            was drawn; None for streams.
         read_ahead: what was in the batch that had been read and not yielded, as `_content_of` returns it.
         first_rows: the same of the rows that a dispatched last step is filled up with.
     """
@@ -61,7 +55,7 @@ class Position(NamedTuple):
     epoch: int
     step: int
     is_over: bool = False
-    drawn_from: GeneratorStates | None = None
+    drawn_from: tuple[torch.Tensor, torch.Tensor | None] | None = None
     read_ahead: list | None = None
     first_rows: list | None = None
 
@@ -71,7 +65,7 @@ class StatefulPass(Pass):
     """A Pass that knows its Position; `resumed` is the one that it began at."""
 
     resumed: Position | None = None
-    drawn_from: GeneratorStates | None = None
+    drawn_from: tuple[torch.Tensor, torch.Tensor | None] | None = None
     read_ahead: Counted | None = None
     first_rows: list | None = None
 
@@ -105,19 +99,19 @@ class RepeatableBatches(DrawnBatches):
         resumed = this_pass.resumed
         if resumed is None or resumed.drawn_from is None:
             return self._draw_anew(this_pass)
-        return self._draw_again(resumed.step, resumed.drawn_from)
+        return self._draw_again(resumed.step, *resumed.drawn_from)
 
     def _draw_anew(self, this_pass: StatefulPass) -> Iterator[Any]:
         own = generator_of(self.sampler)
-        this_pass.drawn_from = GeneratorStates(torch.get_rng_state(), _state_of(own))
+        this_pass.drawn_from = torch.get_rng_state(), _state_of(own)
         yield from self.batches
 
-    def _draw_again(self, step: int, drawn_from: GeneratorStates) -> Iterator[Any]:
+    def _draw_again(self, step: int, state: torch.Tensor, state_of_sampler: torch.Tensor | None) -> Iterator[Any]:
         """The batches after `step`: those that had been drawn before the checkpoint now, the others later."""
-        torch.set_rng_state(drawn_from.torch)
+        torch.set_rng_state(state)
         own = generator_of(self.sampler)
-        if own is not None and drawn_from.sampler is not None:
-            own.set_state(drawn_from.sampler)
+        if own is not None and state_of_sampler is not None:
+            own.set_state(state_of_sampler)
         elif own is not None:
             self.sampler.generator = None  # as it was in the checkpoint's run, on one process
         batches = islice(self.batches, step * self.batches_per_step, None)
@@ -135,8 +129,6 @@ class StatefulDataLoaderShard(DataLoaderShard):
         args, kwargs: of DataLoaderShard.
         first_step: how many steps this loader leaves out, as `skip_first_batches` was told.
     """
-
-    use_stateful_dataloader = True
 
     def __init__(self, *args: Any, first_step: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -230,19 +222,14 @@ class StatefulDataLoaderShard(DataLoaderShard):
         Only the content of the batch that is read ahead is for one of several processes: see `read_ahead`. A loader
         that is not being iterated over is at the beginning of its epoch, also after a `break`.
         """
-        position = self._position
         sampler = self._order_sampler
-        return {
-            "epoch": position.epoch,
-            "step": position.step,
-            "is_over": position.is_over,
+        position = self._position
+        return position._asdict() | {
+            "read_ahead": {"process": self._own_process, "content": position.read_ahead},
             "step_size": self.total_batch_size,
             "sampler_seed": sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None,
             "sampler_generator": _state_of(generator_of(sampler)),
             "loader_generator": _state_of(self.generator),
-            "drawn_from": None if position.drawn_from is None else tuple(position.drawn_from),
-            "read_ahead": self.read_ahead(),
-            "first_rows": position.first_rows,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -261,11 +248,9 @@ class StatefulDataLoaderShard(DataLoaderShard):
         self._load_generators(state_dict)
         self._whole._saved = None
         if step:
-            drawn_from = state_dict["drawn_from"]
-            if drawn_from is not None:
-                drawn_from = GeneratorStates(*drawn_from)
             first_rows = state_dict.get("first_rows")
-            self._whole._saved = Position(epoch, step, state_dict["is_over"], drawn_from, first_rows=first_rows)
+            position = Position(epoch, step, state_dict["is_over"], state_dict["drawn_from"], first_rows=first_rows)
+            self._whole._saved = position
             self.load_read_ahead(state_dict.get("read_ahead"))
 
     @property
