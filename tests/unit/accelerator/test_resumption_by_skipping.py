@@ -165,19 +165,6 @@ def test_after_a_checkpoint_at_the_last_step_comes_a_whole_epoch(stateful, tmp_p
     assert gathered([loader]) == whole
 
 
-def test_load_state_moves_no_loader(tmp_path):
-    accelerator = Accelerator(cpu=True)
-    loader = accelerator.prepare(DataLoader(Numbers(4)))
-    look = iter(loader)
-    next(look)
-    for step, _ in enumerate(loader):
-        if step == 1:
-            accelerator.save_state(tmp_path / "c")
-        if step == 2:
-            accelerator.load_state(tmp_path / "c")
-    assert gathered([loader]) == [0, 1, 2, 3]
-
-
 def test_skipping_works_on_loaders_that_were_not_prepared():
     for data in (Numbers(5), Stream(range(5))):
         assert [batch.tolist() for batch in skip_first_batches(DataLoader(data, batch_size=2), 1)] == [[2, 3], [4]]
