@@ -173,11 +173,11 @@ def _generator_to_synchronize(index_sampler: Any, use_seedable_sampler: bool) ->
 def skip_first_batches(dataloader: DataLoader, num_batches: int = 0) -> DataLoader:
     """A loader like `dataloader` that leaves out the first `num_batches` batches of every epoch.
 
-    If `dataloader` is prepared, the new loader begins in the same epoch. A script resumes in the middle of epoch e with
-    `load_state`, `loader.set_epoch(e)` and this. In sequential and seedable orders the batches that were left follow,
-    and torch's generator stays as the checkpoint had it, so dropout goes on too. In other random orders the rest of
-    another epoch follows, with a warning. A stream is read again up to there. `dataloader` itself then visits epoch
-    e + 1.
+    If `dataloader` is prepared, the new loader begins in the same epoch, and `dataloader` itself then visits the next
+    one. A script resumes in the middle of epoch e with `load_state`, `loader.set_epoch(e)` and this. In sequential and
+    seedable orders the batches that were left follow, and torch's generator stays as the checkpoint had it, so dropout
+    goes on too. In other random orders the rest of another epoch follows, with a warning. A stream is read again up to
+    there.
     """
     if isinstance(dataloader, DataLoaderShard):
         return type(dataloader)(dataloader.dataset, **dataloader.arguments_to_skip(num_batches))

@@ -38,10 +38,6 @@ class DataLoaderDispatcher(DataLoaderShard):
     the script's loader, joined, or one with `split_batches`. Every process gets an equal part of it. A last step that
     cannot be divided is filled up with samples from the first one. What the main process raises is raised on all.
 
-    Without loader workers the other processes make an iterator too, as in the original, but ask it for no batch. So
-    `iter` of a stream is called on every process. It must succeed there, or the main process waits in vain: a file
-    that only the main process has is to be opened by a generator function, which runs when a sample is asked for.
-
     Args:
         dataset, skip_batches, kwargs: of DataLoaderShard.
         split_batches: a step is one batch of the script's loader.
@@ -90,9 +86,9 @@ class DataLoaderDispatcher(DataLoaderShard):
     def _read(self) -> Iterator[Counted]:
         """On the main process the batches of whole steps; the others draw what reading draws there, a workers' seed.
 
-        Without workers they make an iterator, as in the original. Torch's samplers draw the order when the first batch
-        is asked for, on the main process alone. A sampler that has no generator then draws from torch's, whose state
-        differs between the main process and the others from then on.
+        Without workers they make an iterator, as in the original, but ask it for no batch: `iter` of a stream must not
+        fail there. Torch's samplers draw the order when the first batch is asked for, on the main process alone. If it
+        is drawn from torch's generator, the state of that differs between the processes from then on.
         """
         if self.state.is_main_process:
             return self._join_steps(super()._read())

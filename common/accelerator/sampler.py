@@ -154,7 +154,7 @@ class BatchSamplerShard(BatchSampler):
         size = self.batch_size // self.num_processes
         own_part = slice(self.process_index * size, (self.process_index + 1) * size)
         first_batch = None
-        for batch in self._check_sizes(self.batch_sampler):
+        for batch in self._batches():
             if first_batch is None:
                 first_batch = batch
             if len(batch) == self.batch_size:
@@ -175,7 +175,8 @@ class BatchSamplerShard(BatchSampler):
         """
         first_group: list = []
         fills_up_samples = self.even_batches and self.batch_size is not None
-        for group in self._groups():
+        batches = self._batches()
+        while group := list(islice(batches, self.num_processes)):
             if not first_group:
                 first_group = group
             missing = self.num_processes - len(group)
@@ -211,16 +212,10 @@ class BatchSamplerShard(BatchSampler):
         partial = PartialStep.filled(len(real), size, self.process_index, self.num_processes)
         return PartialBatch(filled[begin : begin + size], partial)
 
-    def _groups(self) -> Iterator[list[list]]:
-        """The batches of each step; the last group may have fewer batches than there are processes."""
-        batches = self._check_sizes(self.batch_sampler)
-        while group := list(islice(batches, self.num_processes)):
-            yield group
-
-    def _check_sizes(self, batches: Iterable[list]) -> Iterator[list]:
-        """Yield all of `batches`. With `even_batches`, raise a ValueError if any but the last has another size."""
+    def _batches(self) -> Iterator[list]:
+        """All batches. With `even_batches`, raise a ValueError if any but the last has another size."""
         must_be_last = False
-        for batch in batches:
+        for batch in self.batch_sampler:
             if must_be_last:
                 raise ValueError("batches of different sizes need even_batches=False")
             must_be_last = self.even_batches and self.batch_size is not None and len(batch) != self.batch_size
@@ -317,8 +312,8 @@ def follows_from_epoch(batches: Any) -> bool:
     *wrappers, sampler = sampler_chain(batches)
     known = (SequentialSampler, SeedableRandomSampler, DistributedSampler, DistributedEvalSampler, Sequence)
     # These make batches of what they are given, and draw nothing by themselves; a script's own may draw.
-    in_order = (BatchSampler, BatchSamplerShard, SkipBatchSampler)
-    return isinstance(sampler, known) and all(type(wrapper) in in_order for wrapper in wrappers)
+    group_in_order = all(type(wrapper) in (BatchSampler, BatchSamplerShard, SkipBatchSampler) for wrapper in wrappers)
+    return group_in_order and isinstance(sampler, known)
 
 
 class SkipBatchSampler(BatchSampler):

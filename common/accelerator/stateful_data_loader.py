@@ -255,6 +255,7 @@ class StatefulDataLoaderShard(DataLoaderShard):
 
     @property
     def _position(self) -> Position:
+        """Where a checkpoint that is made now stops."""
         if self._passes:
             return self._passes[-1].position()
         return self._whole._saved or Position(self.iteration, 0)
@@ -274,9 +275,7 @@ class StatefulDataLoaderShard(DataLoaderShard):
     @property
     def _own_process(self) -> tuple[int, int]:
         """The process whose batches these are, and the number of processes that share them."""
-        shard: Any = self._shard
-        if shard is None:
-            shard = PartialState()
+        shard: Any = PartialState() if self._shard is None else self._shard
         return shard.process_index, shard.num_processes
 
     def _load_generators(self, state_dict: dict[str, Any]) -> None:

@@ -82,8 +82,7 @@ def seems_sharded_by_rank(stream: Any, rank: int, world_size: int) -> bool:
             if world_size in sizes and rank in (getattr(holder, "rank", None), getattr(holder, "process_index", None)):
                 return True
         for attribute in chain.from_iterable(vars(kind).values() for kind in type(stream).__mro__):
-            function = getattr(attribute, "fget", attribute)  # that of a property
-            code = getattr(function, "__code__", None)
+            code = getattr(attribute, "__code__", None)
             if isinstance(code, CodeType) and _asks_for_rank(code):
                 return True
         stream = getattr(stream, "dataset", None)

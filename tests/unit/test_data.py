@@ -98,15 +98,9 @@ def test_without_mnist_and_network_auto_says_loudly_what_it_takes(tmp_path, monk
     monkeypatch.setattr(MNIST, "mirrors", NO_MIRROR)
     train_set, _ = load_data(flags(dataset="auto", data_dir=tmp_path / "empty"))
     assert train_set.name == "synthetic"
+    assert not (tmp_path / "empty").exists()  # its name may be misspelt
     warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("NOT MNIST")]
     assert len(warnings) == 1 and "Training on the synthetic digits instead" in warnings[0]
-
-
-def test_without_mnist_and_network_mnist_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(MNIST, "mirrors", NO_MIRROR)
-    with pytest.raises(UserError, match="cannot be downloaded: "):
-        load_data(flags(dataset="mnist", data_dir=tmp_path / "empty"))
-    assert not (tmp_path / "empty").exists()  # its name may be misspelt
 
 
 def test_a_data_folder_that_cannot_be_made_is_an_error(tmp_path):
@@ -139,7 +133,6 @@ def _load_on_two_machines(folders: list[str], dataset: str) -> str:
 
     with process_group(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(MNIST, "download", download)
-        assert attempts == []
         try:
             name = load_data(flags(dataset=dataset, data_dir=folders[rank // 2], batch_size=4))[0].name
         except UserError as error:
