@@ -79,8 +79,8 @@ class StatefulPass(Pass):
 class RepeatableBatches(DrawnBatches):
     """DrawnBatches in an order that another run can draw again.
 
-    It does not know the loader. A loader whose workers stay alive keeps torch's iterator, which keeps this object. In a
-    circle only the garbage collector would end the workers, and then torch waits five seconds for each of them.
+    Neither it nor a pass knows the loader. A loader whose workers stay alive keeps torch's iterator, which keeps this
+    object. In a circle only the garbage collector would end the workers, and then torch waits five seconds for each.
 
     Attributes:
         sampler: what draws the order of `batches`.
@@ -171,19 +171,17 @@ class StatefulDataLoaderShard(DataLoaderShard):
         if isinstance(self.dataset, IterableDataset) and not self._first_step:
             for _ in range(resumed.step):  # a stream is always read from its first batch on
                 next(reading, None)
-        again = None
         # What `skip_first_batches` made may begin elsewhere.
-        begins_there = self._first_step in (0, resumed.step)
-        if begins_there and resumed.read_ahead is not None:
+        if resumed.read_ahead is not None and self._first_step in (0, resumed.step):
             again = next(reading, None)
+            if again is not None:
+                reading = chain([again._replace(content=_put_back(resumed.read_ahead, again.content))], reading)
         set_random_states(device, random_states)
         if own is not None:
             sampler.generator = own
         for generator, state in states.items():
             generator.set_state(state)
-        if again is None or resumed.read_ahead is None:
-            return reading
-        return chain([again._replace(content=_put_back(resumed.read_ahead, again.content))], reading)
+        return reading
 
     def _draw_from(self, index_sampler: Any) -> RepeatableBatches:
         # For 3 processes of which one reads for all: when step 0 is yielded, the batches 3, 4 and 5 of step 1 have been
