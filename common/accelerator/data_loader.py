@@ -81,8 +81,8 @@ def prepare_data_loader(
     num_processes = state.num_processes if num_processes is None else num_processes
     process_index = state.process_index if process_index is None else process_index
     index_sampler = index_sampler_of(dataloader)
+    _check_sampler(dataloader, num_processes, split_batches, needs_batches=not (is_stream or dispatch_batches))
     if num_processes > 1:
-        _check_sampler(dataloader, needs_batches=not (is_stream or dispatch_batches))
         _warn_of_stream_of_one_rank(dataset, process_index, num_processes)
     if use_seedable_sampler:
         index_sampler = _replace_random_sampler(index_sampler, data_seed)
@@ -117,8 +117,13 @@ def prepare_data_loader(
     )
 
 
-def _check_sampler(dataloader: DataLoader, needs_batches: bool) -> None:
+def _check_sampler(dataloader: DataLoader, num_processes: int, split_batches: bool, needs_batches: bool) -> None:
     index_sampler = index_sampler_of(dataloader)
+    size = getattr(index_sampler, "batch_size", None)
+    if split_batches and (size is None or size % num_processes):
+        raise ValueError(f"split_batches needs a batch size that {num_processes} processes can split, not {size}")
+    if num_processes == 1:
+        return
     if isinstance(innermost_sampler(index_sampler), (DistributedSampler, DistributedEvalSampler)):
         raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
     makes_batches = dataloader.batch_sampler is not None or isinstance(index_sampler, BatchSampler)

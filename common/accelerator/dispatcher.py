@@ -58,9 +58,6 @@ class DataLoaderDispatcher(DataLoaderShard):
         super().__init__(dataset, skip_batches=skip_batches, **kwargs)
         self.split_batches = split_batches
         self.slice_fn = slice_rows if slice_fn is None else slice_fn
-        if self.total_batch_size % self.state.num_processes:
-            sizes = f"{self.state.num_processes} processes can split, not {self.total_batch_size}"
-            raise ValueError(f"split_batches needs a batch size that {sizes}")
 
     @property
     def batches_per_step(self) -> int:  # type: ignore[override]  # a constant of the class for loaders that share

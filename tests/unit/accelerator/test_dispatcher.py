@@ -14,7 +14,7 @@ from common.accelerator.data_loader import DataLoaderDispatcher, prepare_data_lo
 from common.accelerator.utils import DataLoaderConfiguration, recursively_apply
 from common.processes import RankFailed
 from tests.toys import ShuffledStream
-from tests.unit.accelerator.several_processes import on_ranks, played_states
+from tests.unit.accelerator.several_processes import on_ranks
 
 
 class Rows(Dataset):
@@ -302,6 +302,5 @@ def test_what_cannot_be_dispatched_is_refused():
         prepare(DataLoader(Rows(4)))
     with pytest.raises(ValueError, match="twice"):
         prepare(DataLoader(Rows(4), sampler=DistributedEvalSampler(range(4), 2, 0)), put_on_device=True)
-    for _ in played_states(2):
-        with pytest.raises(ValueError, match="2 processes can split, not 5"):
-            prepare(DataLoader(Rows(5), batch_size=5), put_on_device=True, split_batches=True)
+    with pytest.raises(ValueError, match="2 processes can split, not 5"):
+        prepare(DataLoader(Rows(5), batch_size=5), put_on_device=True, split_batches=True)
