@@ -532,9 +532,13 @@ def _warn_of_what_is_missing(accelerator: Any, checkpoint: _Checkpoint) -> None:
         **_numbered(SAFE_WEIGHTS_NAME, accelerator._models),
         **_numbered(WEIGHTS_NAME, accelerator._models),
         **_objects(accelerator),
+        **_loaders(accelerator),
     }
-    kinds = re.compile(r"(model|pytorch_model|optimizer|scheduler)(_[0-9]+)?\.(safetensors|bin)")
-    left = [name for name in checkpoint.manifest.files if kinds.fullmatch(name) and name not in prepared]
+    kinds = "model|pytorch_model|optimizer|scheduler"
+    if not accelerator._has_forgotten_loaders:  # a Trainer may load without its loader on purpose
+        kinds += "|sampler|dl_state_dict"
+    names = re.compile(rf"({kinds})(_[0-9]+)?\.(safetensors|bin)")
+    left = [name for name in checkpoint.manifest.files if names.fullmatch(name) and name not in prepared]
     if left:
         what = "nothing is prepared that takes it: call `prepare` before `load_state`"
         logger.warning("%s holds %s, and %s", checkpoint.folder, ", ".join(left), what)

@@ -56,39 +56,34 @@ def prepare_data_loader(
         dataloader: what a single process would iterate over.
         device: where batches go with `put_on_device`.
         num_processes, process_index: by default those of the run.
-        split_batches, even_batches, non_blocking: see DataLoaderConfiguration.
-        put_on_device: send the batches to `device`.
+        split_batches, even_batches, non_blocking, use_seedable_sampler, data_seed: see DataLoaderConfiguration.
         rng_types: generators to take over from rank 0 at the start of every pass: "torch", "cuda", and "generator",
             the sampler's or the data set's.
         dispatch_batches: the main process reads for all, see DataLoaderDispatcher; by default for streams, if
             `put_on_device` is on.
         slice_fn_for_dispatch: see DataLoaderDispatcher.
-        use_seedable_sampler: a RandomSampler becomes a SeedableRandomSampler.
-        data_seed: its seed; by default `torch.initial_seed()` of rank 0.
-        use_stateful_dataloader: the loader has `state_dict` and `load_state_dict`, for checkpoints, see
-            `stateful_data_loader.py`.
+        use_stateful_dataloader: checkpoints hold the loader's position, see `stateful_data_loader.py`.
 
     Raises:
         NotImplementedError: for `torch_device_mesh` and a loader with `in_order=False`.
-        ValueError: for a batch size that cannot be split, none where one is needed, `dispatch_batches` without
-            `put_on_device`, and on several processes for a DistributedSampler, a DistributedEvalSampler and a
-            `batch_size=None`.
+        ValueError: for a batch size that cannot be split, `dispatch_batches` without `put_on_device`, and on several
+            processes for a DistributedSampler, a DistributedEvalSampler and a `batch_size=None`.
     """
     if torch_device_mesh is not None or not getattr(dataloader, "in_order", True):
         raise NotImplementedError("torch_device_mesh and loaders with in_order=False are out of scope")
     if dispatch_batches and not put_on_device:
         raise ValueError("dispatch_batches=True requires put_on_device=True")
+    dataset: Any = dataloader.dataset
+    is_stream = isinstance(dataset, IterableDataset)
     if dispatch_batches is None:
-        dispatch_batches = put_on_device and isinstance(dataloader.dataset, IterableDataset)
+        dispatch_batches = put_on_device and is_stream
     state = PartialState()
     num_processes = state.num_processes if num_processes is None else num_processes
     process_index = state.process_index if process_index is None else process_index
-    _check_batch_size(dataloader, num_processes, split_batches)
-    if num_processes > 1:
-        _check_sampler(dataloader, dispatch_batches)
-        _warn_of_stream_of_one_rank(dataloader.dataset, process_index, num_processes)
-    dataset: Any = dataloader.dataset
     index_sampler = index_sampler_of(dataloader)
+    _check_sampler(dataloader, num_processes, split_batches, needs_batches=not (is_stream or dispatch_batches))
+    if num_processes > 1:
+        _warn_of_stream_of_one_rank(dataset, process_index, num_processes)
     if use_seedable_sampler:
         index_sampler = _replace_random_sampler(index_sampler, data_seed)
     loading = loading_arguments(dataloader, index_sampler)
@@ -102,12 +97,14 @@ def prepare_data_loader(
     synchronized_generator = None
     if num_processes > 1:
         sharing = (num_processes, process_index, split_batches, even_batches)
-        if isinstance(dataset, IterableDataset):
-            dataset = CountedShard(dataset, dataloader.batch_size or 1, dataloader.drop_last, *sharing)
+        if is_stream:
+            synchronized_generator = generator_of(dataset)
+            batches = BatchSampler(dataset, dataloader.batch_size or 1, dataloader.drop_last)
+            dataset = CountedShard(dataset, BatchSamplerShard(batches, *sharing))
             loading["batch_size"] = dataloader.batch_size and dataset.samples_per_step
         else:
             loading |= loading_arguments(dataloader, BatchSamplerShard(index_sampler, *sharing))
-        synchronized_generator = _generator_to_synchronize(dataloader, use_seedable_sampler)
+            synchronized_generator = _generator_to_synchronize(index_sampler, use_seedable_sampler)
     if rng_types is not None and synchronized_generator is None:
         rng_types = [kind for kind in rng_types if kind != "generator"]
     loader_class = StatefulDataLoaderShard if use_stateful_dataloader else DataLoaderShard
@@ -120,13 +117,17 @@ def prepare_data_loader(
     )
 
 
-def _check_sampler(dataloader: DataLoader, dispatch_batches: bool) -> None:
+def _check_sampler(dataloader: DataLoader, num_processes: int, split_batches: bool, needs_batches: bool) -> None:
     index_sampler = index_sampler_of(dataloader)
+    size = getattr(index_sampler, "batch_size", None)
+    if split_batches and (size is None or size % num_processes):
+        raise ValueError(f"split_batches needs a batch size that {num_processes} processes can split, not {size}")
+    if num_processes == 1:
+        return
     if isinstance(innermost_sampler(index_sampler), (DistributedSampler, DistributedEvalSampler)):
         raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
     makes_batches = dataloader.batch_sampler is not None or isinstance(index_sampler, BatchSampler)
-    is_stream = isinstance(dataloader.dataset, IterableDataset)
-    if not (makes_batches or is_stream or dispatch_batches):
+    if needs_batches and not makes_batches:
         raise ValueError("on several processes a loader needs batches to share: batch_size=None makes none")
 
 
@@ -139,49 +140,32 @@ def _warn_of_stream_of_one_rank(stream: Any, process_index: int, num_processes: 
         )
 
 
-def _check_batch_size(dataloader: DataLoader, num_processes: int, split_batches: bool) -> None:
-    if not split_batches:
-        return
-    size = dataloader.batch_size
-    if size is None:
-        size = getattr(index_sampler_of(dataloader), "batch_size", None)
-    if size is None:
-        raise ValueError("split_batches=True needs a loader or a batch sampler with a `batch_size`")
-    if size % num_processes:
-        raise ValueError(f"split_batches needs a batch size that {num_processes} processes can split, not {size}")
-
-
 def _replace_random_sampler(index_sampler: Any, data_seed: int | None) -> Any:
     """`index_sampler`, with a SeedableRandomSampler in the place of a RandomSampler."""
-    if isinstance(index_sampler, RandomSampler):
-        return _seedable(index_sampler, data_seed)
-    sampler = getattr(index_sampler, "sampler", None)
-    if isinstance(sampler, RandomSampler):
-        index_sampler.sampler = _seedable(sampler, data_seed)
-    return index_sampler
-
-
-def _seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRandomSampler:
+    sampler = index_sampler if isinstance(index_sampler, RandomSampler) else getattr(index_sampler, "sampler", None)
+    if not isinstance(sampler, RandomSampler):
+        return index_sampler
     if data_seed is None:
         data_seed = broadcast_object_list([torch.initial_seed()])[0]
-    return SeedableRandomSampler(
+    seedable = SeedableRandomSampler(
         data_source=sampler.data_source,
         replacement=sampler.replacement,
         num_samples=sampler._num_samples,
         generator=sampler.generator,
         data_seed=data_seed,
     )
+    if sampler is index_sampler:
+        return seedable
+    index_sampler.sampler = seedable
+    return index_sampler
 
 
-def _generator_to_synchronize(dataloader: DataLoader, use_seedable_sampler: bool) -> torch.Generator | None:
-    """The generator that all processes must draw from alike: the stream's or the sampler's.
+def _generator_to_synchronize(index_sampler: Any, use_seedable_sampler: bool) -> torch.Generator | None:
+    """The generator that all processes must draw from alike: the sampler's, which gets one if it can have one.
 
-    Where a sampler can have one and has none, it gets one that is seeded from torch's.
+    As in the original, a sampler within a batch sampler within a batch sampler gets none.
     """
-    if isinstance(dataloader.dataset, IterableDataset):
-        return generator_of(dataloader.dataset)
-    # As in the original, a sampler within a batch sampler within a batch sampler gets no generator.
-    sampler: Any = getattr(index_sampler_of(dataloader), "sampler", None)
+    sampler: Any = getattr(index_sampler, "sampler", None)
     if use_seedable_sampler or not hasattr(sampler, "generator"):
         return None
     if sampler.generator is None:
@@ -194,15 +178,15 @@ def _generator_to_synchronize(dataloader: DataLoader, use_seedable_sampler: bool
 def skip_first_batches(dataloader: DataLoader, num_batches: int = 0) -> DataLoader:
     """A loader like `dataloader` that leaves out the first `num_batches` batches of every epoch.
 
-    If `dataloader` is prepared, the new loader begins in the same epoch. A script resumes in the middle of epoch e with
-    `load_state`, `loader.set_epoch(e)` and this. In sequential and seedable orders the batches that were left follow,
-    and torch's generator stays as the checkpoint had it, so dropout goes on too. In other random orders the rest of
-    another epoch follows, with a warning. A stream is read again up to there. `dataloader` itself then visits epoch
-    e + 1.
+    If `dataloader` is prepared, the new loader begins in the same epoch, and `dataloader` itself then visits the next
+    one. A script resumes in the middle of epoch e with `load_state`, `loader.set_epoch(e)` and this. In sequential and
+    seedable orders the batches that were left follow, and torch's generator stays as the checkpoint had it, so dropout
+    goes on too. In other random orders the rest of another epoch follows, with a warning. A stream is read again up to
+    there.
     """
     if isinstance(dataloader, DataLoaderShard):
-        return dataloader.skipping(num_batches)
+        return type(dataloader)(dataloader.dataset, **dataloader.arguments_to_skip(num_batches))
     if isinstance(dataloader.dataset, IterableDataset):
-        return SkipDataLoader(dataloader.dataset, num_batches, **loading_arguments(dataloader, None))
+        return SkipDataLoader(dataloader.dataset, skip_batches=num_batches, **loading_arguments(dataloader, None))
     rest = SkipBatchSampler(index_sampler_of(dataloader), num_batches)
     return DataLoader(dataloader.dataset, **loading_arguments(dataloader, rest))

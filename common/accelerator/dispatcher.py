@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader
 
-from common.nested import NamedLeaf, honor_type, is_namedtuple, map_nested, map_together, named_leaves
+from common.nested import honor_type, is_namedtuple, map_nested, named_leaves
 
 from .operations import broadcast_object_list, is_list_of_entries, send_to_device
-from .sampler import PartialStep
-from .shard import DataLoaderShard, ReadBatch, StepState
+from .sampler import Counted, PartialStep
+from .shard import DataLoaderShard, StepState
 from .state import PartialState
 
 # What to do where the main process cannot read for all.
@@ -37,10 +37,6 @@ class DataLoaderDispatcher(DataLoaderShard):
     It is for samples that the others cannot read, or that can be read only once. A step is `num_processes` batches of
     the script's loader, joined, or one with `split_batches`. Every process gets an equal part of it. A last step that
     cannot be divided is filled up with samples from the first one. What the main process raises is raised on all.
-
-    Without loader workers the other processes make an iterator too, as in the original, but ask it for no batch. So
-    `iter` of a stream is called on every process. It must succeed there, or the main process waits in vain: a file
-    that only the main process has is to be opened by a generator function, which runs when a sample is asked for.
 
     Args:
         dataset, skip_batches, kwargs: of DataLoaderShard.
@@ -72,8 +68,8 @@ class DataLoaderDispatcher(DataLoaderShard):
     def total_batch_size(self) -> int:
         return super().total_batch_size * self.batches_per_step
 
-    def _arguments_of_copy(self, num_batches: int) -> dict[str, Any]:
-        return super()._arguments_of_copy(num_batches) | {
+    def arguments_to_skip(self, num_batches: int) -> dict[str, Any]:
+        return super().arguments_to_skip(num_batches) | {
             "split_batches": self.split_batches,
             "slice_fn": self.slice_fn,
         }
@@ -84,12 +80,12 @@ class DataLoaderDispatcher(DataLoaderShard):
         steps = whole_steps if self._drop_last else whole_steps + (extra_batches > 0)
         return max(0, steps - self.skip_batches)
 
-    def _read(self) -> Iterator[ReadBatch]:
+    def _read(self) -> Iterator[Counted]:
         """On the main process the batches of whole steps; the others draw what reading draws there, a workers' seed.
 
-        Without workers they make an iterator, as in the original. Torch's samplers draw the order when the first batch
-        is asked for, on the main process alone. A sampler that has no generator then draws from torch's, whose state
-        differs between the main process and the others from then on.
+        Without workers they make an iterator, as in the original, but ask it for no batch: `iter` of a stream must not
+        fail there. Torch's samplers draw the order when the first batch is asked for, on the main process alone. If it
+        is drawn from torch's generator, the state of that differs between the processes from then on.
         """
         if self.state.is_main_process:
             return self._join_steps(super()._read())
@@ -101,7 +97,7 @@ class DataLoaderDispatcher(DataLoaderShard):
                 self._reader = self._make_reader()  # is not read, and says that the seed is drawn
         return iter(())
 
-    def _join_steps(self, reading: Iterator[ReadBatch]) -> Iterator[ReadBatch]:
+    def _join_steps(self, reading: Iterator[Counted]) -> Iterator[Counted]:
         """One batch for all processes after the other, joined from those of the script's loader."""
         while True:
             parts = [batch.content for batch in islice(reading, self.batches_per_step)]
@@ -110,9 +106,9 @@ class DataLoaderDispatcher(DataLoaderShard):
             if self.slice_fn is slice_rows:
                 for part in parts:
                     check_rows(part)
-            yield ReadBatch(_join_rows(parts, are_of_one_step=True), None)
+            yield Counted(_join_rows(parts, are_of_one_step=True), None)
 
-    def _steps(self, reading: Iterator[ReadBatch]) -> Iterator[tuple[Any, StepState]]:
+    def _steps(self, reading: Iterator[Counted]) -> Iterator[tuple[Any, StepState]]:
         rank = self.state.process_index
         processes = self.state.num_processes
         steps_of_all = self._dispatch(reading) if self.state.is_main_process else None
@@ -134,7 +130,10 @@ class DataLoaderDispatcher(DataLoaderShard):
             own = self._slice(batch, rank * share, (rank + 1) * share)
             if self.device is not None:
                 own = send_to_device(own, self.device, self._non_blocking)
-            yield own, StepState(is_last, rows if is_last else remainder, self._partial_step(rows, share))
+            partial = None
+            if rows != self.total_batch_size:
+                partial = PartialStep.filled(rows, share, rank, processes)
+            yield own, StepState(is_last, rows if is_last else remainder, partial)
 
     def _first_rows(self, first_batch: Any) -> Any:
         """What a last step that cannot be divided is filled up with."""
@@ -150,24 +149,11 @@ class DataLoaderDispatcher(DataLoaderShard):
             )
         return share if self._drop_last else share + 1
 
-    def _partial_step(self, rows: int, share: int) -> PartialStep | None:
-        """What is real in a step for which the main process has read `rows` samples and each process gets `share`."""
-        if rows == self.total_batch_size:
-            return None
-        rows_from_here_on = max(rows - self.state.process_index * share, 0)
-        return PartialStep(
-            num_real=min(rows_from_here_on, share),
-            rows=share,
-            num_ranks_present=self.state.num_processes,
-            num_real_all_ranks=rows,
-            is_filled=True,
-        )
-
     def _slice(self, batch: Any, begin: int, end: int) -> Any:
         how = {"process_index": self.state.process_index, "num_processes": self.state.num_processes}
         return self.slice_fn(batch, slice(begin, end), **how)
 
-    def _dispatch(self, reading: Iterator[ReadBatch]) -> Iterator[DispatchedStep]:
+    def _dispatch(self, reading: Iterator[Counted]) -> Iterator[DispatchedStep]:
         """The steps of all processes, on the main one. A batch is read ahead, so that the last one is known."""
         batch = next(reading, None)
         while batch is not None:
@@ -247,24 +233,22 @@ def _join_rows(parts: Sequence[Any], are_of_one_step: bool) -> Any:
     leaves_of_parts = [dict(named_leaves(part, _is_entries)) for part in parts]
     rows_of_parts = [count_rows(part) for part in parts]
 
-    def join(named: list[NamedLeaf]) -> list[Any]:
-        joined = []
-        for name, first in named:
-            leaves = [leaves.pop(name, None) for leaves in leaves_of_parts]
-            are_columns = list(map(_is_column, leaves, rows_of_parts))
-            if all(are_columns):
-                joined.append(_join_columns(name, leaves))
-                continue
-            is_same = not any(are_columns) and all(leaf == first for leaf in leaves)
-            if are_columns[0] or (are_of_one_step and not is_same):
-                raise ValueError(f"{name} differs between the batches of a step: {READ_EVERYWHERE}")
-            joined.append(first)
-        more = [name for leaves in leaves_of_parts for name in leaves]
-        if are_of_one_step and more:
-            raise ValueError(f"only some of the batches of a step have {', '.join(more)}: {READ_EVERYWHERE}")
-        return joined
-
-    return map_together(join, parts[0], _is_entries)
+    joined = []
+    for name, first in leaves_of_parts[0].items():
+        leaves = [leaves.get(name) for leaves in leaves_of_parts]
+        are_columns = list(map(_is_column, leaves, rows_of_parts))
+        if all(are_columns):
+            joined.append(_join_columns(name, leaves))
+            continue
+        is_same = not any(are_columns) and all(leaf == first for leaf in leaves)
+        if are_columns[0] or (are_of_one_step and not is_same):
+            raise ValueError(f"{name} differs between the batches of a step: {READ_EVERYWHERE}")
+        joined.append(first)
+    more = set().union(*leaves_of_parts) - set(leaves_of_parts[0])
+    if are_of_one_step and more:
+        raise ValueError(f"only some of the batches of a step have {', '.join(sorted(more))}: {READ_EVERYWHERE}")
+    in_order = iter(joined)
+    return map_nested(lambda _: next(in_order), parts[0], is_leaf=_is_entries)
 
 
 def _join_columns(name: str, columns: list[Any]) -> Any:

@@ -32,6 +32,12 @@ class PartialStep(NamedTuple):
     num_real_all_ranks: int | None = None
     is_filled: bool = False
 
+    @classmethod
+    def filled(cls, num_real_all_ranks: int, rows: int, rank: int, num_ranks: int) -> "PartialStep":
+        """A step of so few real samples that is filled up to `rows` on each of `num_ranks` processes, seen by one."""
+        num_real = min(max(num_real_all_ranks - rank * rows, 0), rows)
+        return cls(num_real, rows, num_ranks, num_real_all_ranks, is_filled=True)
+
     def of_unknown_rows(self) -> "PartialStep":
         """The same step, for samples that are batches of the data set's: nobody knows how many rows they have."""
         # A whole batch is either real or a repetition.
@@ -45,6 +51,13 @@ class PartialBatch(list):
     def __init__(self, samples: Iterable[Any], partial: PartialStep) -> None:
         super().__init__(samples)
         self.partial = partial
+
+
+class Counted(NamedTuple):
+    """A batch, or a sample of a stream, and the PartialStep that it belongs to; None in a step of whole batches."""
+
+    content: Any
+    partial: PartialStep | None
 
 
 def generator_of(sampler: Any) -> torch.Generator | None:
@@ -126,38 +139,22 @@ class BatchSamplerShard(BatchSampler):
         self.drop_last = getattr(batch_sampler, "drop_last", False)
         size = self.batch_size
         if split_batches and (size is None or size % num_processes):
-            raise ValueError(
-                f"split_batches needs a batch size that {num_processes} processes can split, not {size}: "
-                "a round multiple of their number"
-            )
+            raise ValueError(f"split_batches needs a batch size that {num_processes} processes can split, not {size}")
 
     @property
-    def batch_size(self) -> Any:
+    def batch_size(self) -> Any:  # type: ignore[override]  # of BatchSampler an attribute
         """That of the batch sampler, which the script may change between two passes; None if it has none."""
         return getattr(self.batch_sampler, "batch_size", None)
 
-    @batch_size.setter
-    def batch_size(self, batch_size: Any) -> None:
-        self.batch_sampler.batch_size = batch_size
-
-    @property
-    def sampler(self) -> Any:  # type: ignore[override]  # of BatchSampler an attribute
-        """The sampler that draws the numbers, under the batch samplers."""
-        return innermost_sampler(self.batch_sampler)
-
     def __iter__(self) -> Iterator[list]:
-        if self.split_batches:
-            return self._iter_parts_of_batches()
-        if self.batch_size is None:
-            return self._iter_batches_of_any_size()
-        return self._iter_whole_batches()
+        return self._iter_parts_of_batches() if self.split_batches else self._iter_whole_batches()
 
     def _iter_parts_of_batches(self) -> Iterator[list]:
         """Step k is batch k. Process r takes the r-th of its equal parts."""
         size = self.batch_size // self.num_processes
         own_part = slice(self.process_index * size, (self.process_index + 1) * size)
         first_batch = None
-        for batch in self._check_sizes(self.batch_sampler):
+        for batch in self._batches():
             if first_batch is None:
                 first_batch = batch
             if len(batch) == self.batch_size:
@@ -172,34 +169,27 @@ class BatchSamplerShard(BatchSampler):
                     yield self._own_batch_of(parts)
 
     def _iter_whole_batches(self) -> Iterator[list]:
-        """Step k is the batches from k·num_processes on. Process r takes the r-th of them."""
-        first_samples: list = []
-        for step, group in enumerate(self._groups()):
-            if step == 0:
-                first_samples = list(chain(*group))
-            samples = sum(map(len, group))
-            if samples == self.num_processes * self.batch_size:
-                yield group[self.process_index]
-            elif self.drop_last and (self.even_batches or len(group) < self.num_processes):
-                # Without `even_batches` batches may differ in size: only a step that lacks whole batches is dropped.
-                return
-            elif self.even_batches:
-                yield self._filled_batch(chain(*group), first_samples, self.batch_size)
-            elif self.process_index < len(group):
-                yield self._own_batch_of(group)
+        """Step k is the batches from k·num_processes on. Process r takes the r-th of them.
 
-    def _iter_batches_of_any_size(self) -> Iterator[list]:
-        """Like `_iter_whole_batches`, but the last step is filled up with whole batches from the first step."""
+        Without a batch size nobody knows how many samples are missing: then whole batches are repeated.
+        """
         first_group: list = []
-        for step, group in enumerate(self._groups()):
-            if step == 0:
+        fills_up_samples = self.even_batches and self.batch_size is not None
+        batches = self._batches()
+        while group := list(islice(batches, self.num_processes)):
+            if not first_group:
                 first_group = group
             missing = self.num_processes - len(group)
-            if missing and self.drop_last:
+            if not missing and all(len(batch) == self.batch_size for batch in group):
+                yield group[self.process_index]
+            elif self.drop_last and (missing or fills_up_samples):
                 return
-            repeated = list(islice(cycle(first_group), missing)) if self.even_batches else []
-            if self.process_index < len(group) + len(repeated):
-                yield self._own_batch_of(group, repeated)
+            elif fills_up_samples:
+                yield self._filled_batch(chain(*group), chain(*first_group), self.batch_size)
+            else:
+                repeated = list(islice(cycle(first_group), missing)) if self.even_batches else []
+                if self.process_index < len(group) + len(repeated):
+                    yield self._own_batch_of(group, repeated)
 
     def _own_batch_of(self, group: list[list], repeated: Sequence[list] = ()) -> PartialBatch:
         """This process's batch of a step in which the processes after those of `group` get the `repeated` batches."""
@@ -219,30 +209,13 @@ class BatchSamplerShard(BatchSampler):
         missing = self.num_processes * size - len(real)
         filled = [*real, *islice(cycle(first), missing)]
         begin = self.process_index * size
-        partial = PartialStep(
-            num_real=min(max(len(real) - begin, 0), size),
-            rows=size,
-            num_ranks_present=self.num_processes,
-            num_real_all_ranks=len(real),
-            is_filled=True,
-        )
+        partial = PartialStep.filled(len(real), size, self.process_index, self.num_processes)
         return PartialBatch(filled[begin : begin + size], partial)
 
-    def _groups(self) -> Iterator[list[list]]:
-        """The batches of each step; the last group may have fewer batches than there are processes."""
-        group: list[list] = []
-        for batch in self._check_sizes(self.batch_sampler):
-            group.append(batch)
-            if len(group) == self.num_processes:
-                yield group
-                group = []
-        if group:
-            yield group
-
-    def _check_sizes(self, batches: Iterable[list]) -> Iterator[list]:
-        """Yield all of `batches`. With `even_batches`, raise a ValueError if any but the last has another size."""
+    def _batches(self) -> Iterator[list]:
+        """All batches. With `even_batches`, raise a ValueError if any but the last has another size."""
         must_be_last = False
-        for batch in batches:
+        for batch in self.batch_sampler:
             if must_be_last:
                 raise ValueError("batches of different sizes need even_batches=False")
             must_be_last = self.even_batches and self.batch_size is not None and len(batch) != self.batch_size
@@ -334,16 +307,13 @@ def shard_among(batches: Any) -> BatchSamplerShard | None:
     return None
 
 
-def groups_in_order(wrapper: Any) -> bool:
-    """True where `wrapper` makes batches of what it is given, and draws nothing by itself."""
-    return isinstance(wrapper, (BatchSamplerShard, SkipBatchSampler)) or type(wrapper) is BatchSampler
-
-
 def follows_from_epoch(batches: Any) -> bool:
     """True where the order of `batches` is sequential, or a function of a seed and the epoch, as far as is known."""
     *wrappers, sampler = sampler_chain(batches)
     known = (SequentialSampler, SeedableRandomSampler, DistributedSampler, DistributedEvalSampler, Sequence)
-    return isinstance(sampler, known) and all(map(groups_in_order, wrappers))
+    # These make batches of what they are given, and draw nothing by themselves; a script's own may draw.
+    group_in_order = all(type(wrapper) in (BatchSampler, BatchSamplerShard, SkipBatchSampler) for wrapper in wrappers)
+    return group_in_order and isinstance(sampler, known)
 
 
 class SkipBatchSampler(BatchSampler):

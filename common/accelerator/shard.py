@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from .operations import send_to_device
 from .sampler import (
     BatchSamplerShard,
+    Counted,
     DrawnBatches,
     PartialStep,
     SkipBatchSampler,
@@ -21,7 +21,7 @@ from .sampler import (
     shard_among,
 )
 from .state import GradientState, PartialState
-from .streams import CountedCollate, CountedSample, CountedShard
+from .streams import CountedCollate, CountedShard
 from .utils.random import synchronize_rng_states
 
 logger = logging.getLogger(__name__)
@@ -40,13 +40,6 @@ LOADING_OPTIONS = (
 )
 
 
-class ReadBatch(NamedTuple):
-    """A batch that torch's loader has read, and what is real in it."""
-
-    content: Any
-    partial: PartialStep | None
-
-
 class StepState(NamedTuple):
     """The facts about a step while the script works on its batch: see the properties of DataLoaderShard."""
 
@@ -57,31 +50,18 @@ class StepState(NamedTuple):
 
 @dataclass(eq=False)
 class Pass:
-    """A `for` over a loader that has begun and not ended, and the facts about the step whose batch it yielded last."""
+    """A `for` over a loader that has begun and not ended.
 
-    loader: "DataLoaderShard"
+    Attributes:
+        is_rest: it visits what is left of the epoch, which may be nothing.
+        step: how many steps were yielded or, by `skip_first_batches` or a resumed run, left out at the start.
+        state: the facts about the step whose batch it yielded last.
+    """
+
+    epoch: int
+    is_rest: bool
+    step: int = 0
     state: StepState = field(default_factory=StepState)
-
-
-@dataclass
-class BatchReader:
-    """Torch's own loader, which reads for a prepared one, and what it draws from: None where it reads a stream."""
-
-    loader: DataLoader
-    drawn: DrawnBatches | None
-
-    def __iter__(self) -> Iterator[ReadBatch]:
-        # Making torch's iterator draws a seed for the workers, so it is made before the first batch is asked for.
-        return self._read(iter(self.loader))
-
-    def _read(self, batches: Iterator[Any]) -> Iterator[ReadBatch]:
-        for batch in batches:
-            if self.drawn is not None:
-                yield ReadBatch(batch, self.drawn.partial_steps.popleft())
-            elif isinstance(batch, CountedSample):
-                yield ReadBatch(batch.content, batch.partial)
-            else:
-                yield ReadBatch(batch, None)
 
 
 class DataLoaderShard(DataLoader):
@@ -102,7 +82,6 @@ class DataLoaderShard(DataLoader):
         synchronized_generator: the sampler's or the data set's.
         skip_batches: steps to skip in every pass, after they were read. Of a data set with a sampler, a
             SkipBatchSampler leaves them out unread.
-        use_stateful_dataloader: whether checkpoints hold the position; StatefulDataLoaderShard is one that does so.
         iteration: the epoch of the first pass.
         skipped_from: the loader of which this one visits the rest of an epoch, if `skip_first_batches` made it.
         rng_state_at_checkpoint: torch's generator as `load_state` left it, for a loader of the rest of an epoch.
@@ -111,8 +90,7 @@ class DataLoaderShard(DataLoader):
         rng_state_after_load: torch's generator as the last `load_state` left it; None before.
     """
 
-    # Batches of the script's loader that make a step.
-    batches_per_step = 1
+    batches_per_step = 1  # of the script's loader
 
     def __init__(
         self,
@@ -121,10 +99,8 @@ class DataLoaderShard(DataLoader):
         rng_types: list[str] | None = None,
         synchronized_generator: torch.Generator | None = None,
         skip_batches: int = 0,
-        use_stateful_dataloader: bool = False,
         _drop_last: bool = False,
         _non_blocking: bool = False,
-        torch_device_mesh: Any = None,
         iteration: int = 0,
         skipped_from: "DataLoaderShard | None" = None,
         rng_state_at_checkpoint: torch.Tensor | None = None,
@@ -135,25 +111,25 @@ class DataLoaderShard(DataLoader):
         self.rng_types = rng_types
         self.synchronized_generator = synchronized_generator
         self.skip_batches = skip_batches
-        self.use_stateful_dataloader = use_stateful_dataloader
         self.iteration = iteration
-        self.gradient_state = GradientState()
         self.rng_state_after_load: torch.Tensor | None = None
         self._skipped_from = skipped_from
         # Those over what `skip_first_batches` made of this loader too. The one that yielded a batch last is the last.
-        self._passes: list[Pass] = [] if skipped_from is None else skipped_from._passes
-        self._reader: BatchReader | None = None  # where workers stay alive from pass to pass
+        self._passes: list[Any] = [] if skipped_from is None else skipped_from._passes
+        self._reader: DataLoader | None = None  # where workers stay alive from pass to pass
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
         self._rng_state_at_checkpoint = rng_state_at_checkpoint
 
     @property
+    def gradient_state(self) -> GradientState:
+        """That of the process."""
+        return GradientState()
+
+    @property
     def step_state(self) -> StepState:
         """The facts about the batch that this loader yielded last; outside of a loop those of no batch."""
-        for each in reversed(self._passes):
-            if each.loader is self:
-                return each.state
-        return StepState()
+        return self._passes[-1].state if self._passes else StepState()
 
     @property
     def end_of_dataloader(self) -> bool:
@@ -175,12 +151,12 @@ class DataLoaderShard(DataLoader):
         return self.step_state.partial_step
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
-        this_pass = Pass(self)
+        this_pass = self._new_pass()
         self._passes.append(this_pass)
         self.gradient_state._add_dataloader(self)
         has_steps = False
         try:
-            reading = self._begin_reading()
+            reading = self._begin_reading(this_pass)
             for number, (batch, state) in enumerate(self._steps(reading)):
                 has_steps = True
                 this_pass.state = state
@@ -188,43 +164,68 @@ class DataLoaderShard(DataLoader):
                 self._passes.remove(this_pass)
                 self._passes.append(this_pass)
                 if number >= self.skip_batches:
+                    this_pass.step += 1
                     yield batch
         finally:
             self._passes.remove(this_pass)
             self.gradient_state._remove_dataloader(self)
-        if has_steps or self._visits_rest:  # as in the original, a pass without batches is no epoch
-            self._end_epoch()
+        if has_steps or this_pass.is_rest:  # as in the original, a pass without batches is no epoch
+            epoch = self.iteration
+            self.iteration = epoch + 1
+            # Unless the script has meanwhile sent it to another epoch.
+            if self._whole.iteration == epoch:
+                self._whole.iteration = epoch + 1
 
-    @property
-    def _visits_rest(self) -> bool:
-        """True for a pass over what is left of an epoch, which may be nothing."""
-        return self._skipped_from is not None
+    def _new_pass(self) -> Pass:
+        return Pass(self.iteration, is_rest=self._skipped_from is not None)
 
-    def _begin_reading(self) -> Iterator[ReadBatch]:
-        """The batches of one step after the other, each read when it is asked for."""
-        with self._generators_kept_at_checkpoint():
+    def _begin_reading(self, this_pass: Pass) -> Iterator[Counted]:
+        """The batches of one step after the other, each read when it is asked for.
+
+        If this pass goes on in an epoch that a checkpoint interrupted, torch's generators stay as they are: what is
+        drawn at the beginning of the epoch was drawn before the checkpoint already. In an order that nobody can draw
+        again a new epoch begins, in effect: then its draws stay, as in the original.
+        """
+        saved = self._rng_state_at_checkpoint
+        # Equal only if nothing was drawn since `load_state`.
+        goes_on = saved is not None and torch.equal(saved, torch.get_rng_state())
+        if goes_on and not (isinstance(self.dataset, IterableDataset) or follows_from_epoch(index_sampler_of(self))):
+            goes_on = False
+            if PartialState().is_main_process:
+                logger.warning(
+                    "the order of the interrupted epoch is lost, because %s draws another one: in "
+                    "DataLoaderConfiguration, use_seedable_sampler=True makes the order a function of the epoch, and "
+                    "use_stateful_dataloader=True keeps it in the checkpoint",
+                    type(innermost_sampler(index_sampler_of(self))).__name__,
+                )
+        is_on_gpu = self.device is not None and self.device.type == "cuda"
+        with torch.random.fork_rng([self.device] if is_on_gpu else [], enabled=goes_on):
             return self._open()
 
-    def _open(self) -> Iterator[ReadBatch]:
+    def _open(self) -> Iterator[Counted]:
         if self.rng_types:
             synchronize_rng_states(self.rng_types, self.synchronized_generator)
         self.set_epoch(self.iteration)
         return self._read()
 
-    def _read(self) -> Iterator[ReadBatch]:
+    def _read(self) -> Iterator[Counted]:
         reader = self._reader
         if reader is None:
             reader = self._make_reader()
         if self.persistent_workers:
             self._reader = reader
-        return iter(reader)
+        # Making torch's iterator draws a seed for the workers, so it is made before the first batch is asked for.
+        return _with_partial_steps(iter(reader), index_sampler_of(reader))
 
-    def _make_reader(self) -> BatchReader:
-        drawn = None if isinstance(self.dataset, IterableDataset) else self._draw_from(index_sampler_of(self))
-        arguments = loading_arguments(self, drawn)
+    def _make_reader(self) -> DataLoader:
+        """Torch's own loader, which reads for this one."""
+        index_sampler = None
+        if not isinstance(self.dataset, IterableDataset):
+            index_sampler = self._draw_from(index_sampler_of(self))
+        arguments = loading_arguments(self, index_sampler)
         if isinstance(self.dataset, CountedShard):
             arguments["collate_fn"] = CountedCollate(self.collate_fn)
-        return BatchReader(DataLoader(self.dataset, **arguments), drawn)
+        return DataLoader(self.dataset, **arguments)
 
     def _draw_from(self, index_sampler: Any) -> DrawnBatches:
         return DrawnBatches(index_sampler, self._is_of_one_process(index_sampler))
@@ -236,7 +237,7 @@ class DataLoaderShard(DataLoader):
         makes_batches = self.batch_sampler is not None or isinstance(index_sampler, BatchSampler)
         return makes_batches and not isinstance(index_sampler, BatchSamplerShard)
 
-    def _steps(self, reading: Iterator[ReadBatch]) -> Iterator[tuple[Any, StepState]]:
+    def _steps(self, reading: Iterator[Counted]) -> Iterator[tuple[Any, StepState]]:
         """The batches of a pass on the device, and what is known of each when it is yielded."""
         remainder = self._count_remainder()
         following = next(reading, None)
@@ -246,13 +247,6 @@ class DataLoaderShard(DataLoader):
                 batch = send_to_device(batch, self.device, self._non_blocking)
             following = next(reading, None)
             yield batch, StepState(following is None, remainder, partial)
-
-    def _end_epoch(self) -> None:
-        epoch = self.iteration
-        self.iteration = epoch + 1
-        # Unless the script has meanwhile sent it to another epoch.
-        if self._whole.iteration == epoch:
-            self._whole.iteration = epoch + 1
 
     @property
     def _whole(self) -> Any:
@@ -267,41 +261,7 @@ class DataLoaderShard(DataLoader):
         except Exception:  # as in the original: a data set without a length may raise anything
             return -1
 
-    @contextmanager
-    def _generators_kept_at_checkpoint(self) -> Iterator[None]:
-        """Put torch's generators back after the block, if this pass goes on in an epoch that a checkpoint interrupted.
-
-        What is drawn at the beginning of the epoch was drawn before the checkpoint already. In an order that nobody
-        can draw again a new epoch begins, in effect: then its draws stay, as in the original.
-        """
-        saved = self._rng_state_at_checkpoint
-        # Equal only if nothing was drawn since `load_state`.
-        goes_on = saved is not None and torch.equal(saved, torch.get_rng_state())
-        has_known_order = isinstance(self.dataset, IterableDataset) or follows_from_epoch(index_sampler_of(self))
-        if goes_on and not has_known_order:
-            goes_on = False
-            if PartialState().process_index == 0:
-                name = type(innermost_sampler(index_sampler_of(self))).__name__
-                logger.warning(
-                    "the order of the interrupted epoch is lost, because %s draws another one: in "
-                    "DataLoaderConfiguration, use_seedable_sampler=True makes the order a function of the epoch, and "
-                    "use_stateful_dataloader=True keeps it in the checkpoint",
-                    name,
-                )
-        with torch.random.fork_rng(self._cuda_devices, enabled=goes_on):
-            yield
-
-    @property
-    def _cuda_devices(self) -> list[torch.device]:
-        if self.device is None or self.device.type != "cuda":
-            return []
-        return [self.device]
-
-    def skipping(self, num_batches: int) -> "DataLoaderShard":
-        """The loader that `skip_first_batches` makes of this one."""
-        return type(self)(self.dataset, **self._arguments_of_copy(num_batches))
-
-    def _arguments_of_copy(self, num_batches: int) -> dict[str, Any]:
+    def arguments_to_skip(self, num_batches: int) -> dict[str, Any]:
         """The arguments for a loader like this one that leaves out `num_batches` steps more."""
         rest = None
         num_to_read = num_batches  # before the first batch of a stream
@@ -325,8 +285,8 @@ class DataLoaderShard(DataLoader):
         """The epoch to go on in after the step that is being worked on."""
         if not self._passes:
             return self.iteration
-        loader = self._passes[-1].loader  # this one, or the rest of an epoch
-        return loader.iteration + loader.end_of_dataloader
+        last = self._passes[-1]
+        return last.epoch + last.state.end_of_dataloader
 
     def get_sampler(self) -> Any:
         """See the function `get_sampler`."""
@@ -347,18 +307,21 @@ class DataLoaderShard(DataLoader):
         return max(0, super().__len__() - self.skip_batches)
 
     @property
+    def _shard(self) -> BatchSamplerShard | None:
+        """What deals out the data among processes; None where a loader reads all of them."""
+        if isinstance(self.dataset, IterableDataset):
+            return self.dataset.shard if isinstance(self.dataset, CountedShard) else None
+        return shard_among(index_sampler_of(self))
+
+    @property
     def total_batch_size(self) -> int:
         """Samples of a whole step over all processes; batches, where the data come without a batch size."""
-        source: Any = shard_among(index_sampler_of(self))
-        if isinstance(self.dataset, IterableDataset):
-            source = self.dataset if isinstance(self.dataset, CountedShard) else None
-        # If a batch sampler of the script's own has a `num_processes`, it may mean anything.
-        is_shared = source is not None and not source.split_batches
-        num_processes = source.num_processes if is_shared else 1
-        if source is None:
-            source = index_sampler_of(self)
+        shard = self._shard
+        source = index_sampler_of(self) if shard is None else shard
         size = getattr(source, "batch_size", None) or self.batch_size or 1
-        return size * num_processes
+        if shard is None or shard.split_batches:
+            return size
+        return size * shard.num_processes
 
     @property
     def total_dataset_length(self) -> int:
@@ -373,21 +336,13 @@ class DataLoaderShard(DataLoader):
         kept["_reader"] = None
         kept["_passes"] = []
         kept["_skipped_from"] = None
-        del kept["gradient_state"]  # it belongs to the process
         return kept
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self.gradient_state = GradientState()
 
 
 class SkipDataLoader(DataLoaderShard):
     """A loader of a stream that skips the first `skip_batches` batches; `skip_first_batches` makes it."""
 
-    def __init__(self, dataset: Any, skip_batches: int = 0, **kwargs: Any) -> None:
-        super().__init__(dataset, skip_batches=skip_batches, **kwargs)
-
-    def _steps(self, reading: Iterator[ReadBatch]) -> Iterator[tuple[Any, StepState]]:
+    def _steps(self, reading: Iterator[Counted]) -> Iterator[tuple[Any, StepState]]:
         """As in the original, nothing is read ahead here, so no batch is known to be the last."""
         for batch in reading:
             yield batch.content, StepState()
@@ -395,6 +350,17 @@ class SkipDataLoader(DataLoaderShard):
     def set_epoch(self, epoch: int) -> None:
         """Remember `epoch`. The data set was not prepared, and its epoch is the script's to choose."""
         self.iteration = epoch
+
+
+def _with_partial_steps(batches: Iterator[Any], drawn: Any) -> Iterator[Counted]:
+    """The `batches` of a loader, whose sample numbers are those of `drawn` if they have any."""
+    for batch in batches:
+        if isinstance(drawn, DrawnBatches):
+            yield Counted(batch, drawn.partial_steps.popleft())
+        elif isinstance(batch, Counted):
+            yield batch
+        else:
+            yield Counted(batch, None)
 
 
 def loading_arguments(dataloader: DataLoader, index_sampler: Any) -> dict[str, Any]:

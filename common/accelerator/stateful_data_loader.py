@@ -32,29 +32,22 @@ from common.nested import leaves, map_nested
 
 from .dispatcher import DataLoaderDispatcher
 from .operations import is_list_of_entries
-from .sampler import DrawnBatches, SeedableRandomSampler, generator_of, innermost_sampler, shard_among
-from .shard import DataLoaderShard, ReadBatch, index_sampler_of
+from .sampler import Counted, DrawnBatches, SeedableRandomSampler, generator_of, innermost_sampler
+from .shard import DataLoaderShard, Pass, index_sampler_of
 from .state import PartialState
-from .streams import CountedShard
 from .utils.random import get_random_states, set_random_states
 
 logger = logging.getLogger(__name__)
 
 
-class GeneratorStates(NamedTuple):
-    """The states of the generators from which an epoch's order is drawn."""
-
-    torch: torch.Tensor  # of torch's generator on the CPU
-    sampler: torch.Tensor | None  # of the sampler's own; None where it has none and draws from torch's
-
-
 class Position(NamedTuple):
-    """A place in an epoch, at which a checkpoint was made.
+    """A place in an epoch, at which a checkpoint is made.
 
     Attributes:
         step: how many steps were yielded, or skipped at the start.
         is_over: no step follows.
-        drawn_from: the generators right before the order was drawn; None for streams.
+        drawn_from: the states of torch's generator and of the sampler's own, which may be None, right before the order
+            was drawn; None for streams.
         read_ahead: what was in the batch that had been read and not yielded, as `_content_of` returns it.
         first_rows: the same of the rows that a dispatched last step is filled up with.
     """
@@ -62,41 +55,43 @@ class Position(NamedTuple):
     epoch: int
     step: int
     is_over: bool = False
-    drawn_from: GeneratorStates | None = None
+    drawn_from: tuple[torch.Tensor, torch.Tensor | None] | None = None
     read_ahead: list | None = None
     first_rows: list | None = None
 
 
 @dataclass(eq=False)
-class PassUnderWay:
-    """A pass that has begun and not ended, with the attributes of a Position; `resumed` is the one that it began at."""
+class StatefulPass(Pass):
+    """A Pass that knows its Position; `resumed` is the one that it began at."""
 
-    epoch: int
-    step: int
     resumed: Position | None = None
-    is_over: bool = False
-    drawn_from: GeneratorStates | None = None
-    read_ahead: ReadBatch | None = None
+    drawn_from: tuple[torch.Tensor, torch.Tensor | None] | None = None
+    read_ahead: Counted | None = None
     first_rows: list | None = None
+
+    def position(self) -> Position:
+        read_ahead = None if self.read_ahead is None else _content_of(self.read_ahead.content)
+        is_over = self.state.end_of_dataloader
+        return Position(self.epoch, self.step, is_over, self.drawn_from, read_ahead, self.first_rows)
 
 
 @dataclass
 class RepeatableBatches(DrawnBatches):
     """DrawnBatches in an order that another run can draw again.
 
-    It does not know the loader. A loader whose workers stay alive keeps torch's iterator, which keeps this object. In a
-    circle only the garbage collector would end the workers, and then torch waits five seconds for each of them.
+    Neither it nor a pass knows the loader. A loader whose workers stay alive keeps torch's iterator, which keeps this
+    object. In a circle only the garbage collector would end the workers, and then torch waits five seconds for each.
 
     Attributes:
         sampler: what draws the order of `batches`.
         passes: those under way. The last one of them begins when this is iterated over.
-        batches_to_skip: of an epoch that is resumed, for each of its steps that had been yielded.
+        batches_per_step: to leave out of an epoch that is resumed, for each of its steps that had been yielded.
         drawn_ahead: batches that had been drawn and not yielded by then.
     """
 
     sampler: Any
-    passes: list[PassUnderWay]
-    batches_to_skip: int
+    passes: list[StatefulPass]
+    batches_per_step: int
     drawn_ahead: int
 
     def _make_iterator(self) -> Iterator[Any]:
@@ -104,22 +99,22 @@ class RepeatableBatches(DrawnBatches):
         resumed = this_pass.resumed
         if resumed is None or resumed.drawn_from is None:
             return self._draw_anew(this_pass)
-        return self._draw_again(resumed.step, resumed.drawn_from)
+        return self._draw_again(resumed.step, *resumed.drawn_from)
 
-    def _draw_anew(self, this_pass: PassUnderWay) -> Iterator[Any]:
+    def _draw_anew(self, this_pass: StatefulPass) -> Iterator[Any]:
         own = generator_of(self.sampler)
-        this_pass.drawn_from = GeneratorStates(torch.get_rng_state(), _state_of(own))
+        this_pass.drawn_from = torch.get_rng_state(), _state_of(own)
         yield from self.batches
 
-    def _draw_again(self, step: int, drawn_from: GeneratorStates) -> Iterator[Any]:
+    def _draw_again(self, step: int, state: torch.Tensor, state_of_sampler: torch.Tensor | None) -> Iterator[Any]:
         """The batches after `step`: those that had been drawn before the checkpoint now, the others later."""
-        torch.set_rng_state(drawn_from.torch)
+        torch.set_rng_state(state)
         own = generator_of(self.sampler)
-        if own is not None and drawn_from.sampler is not None:
-            own.set_state(drawn_from.sampler)
+        if own is not None and state_of_sampler is not None:
+            own.set_state(state_of_sampler)
         elif own is not None:
             self.sampler.generator = None  # as it was in the checkpoint's run, on one process
-        batches = islice(self.batches, step * self.batches_to_skip, None)
+        batches = islice(self.batches, step * self.batches_per_step, None)
         drawn = list(islice(batches, self.drawn_ahead))
         return chain(drawn, batches)
 
@@ -137,47 +132,34 @@ class StatefulDataLoaderShard(DataLoaderShard):
 
     def __init__(self, *args: Any, first_step: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.use_stateful_dataloader = True
         self._first_step = first_step
-        # Of a loader that `skip_first_batches` made, those of the whole one count.
-        self._under_way: list[PassUnderWay] = []
-        self._saved: Position | None = None  # where a checkpoint was made: the next pass continues there
+        # Where a checkpoint was made: the next pass, also one of the rest of an epoch, continues there.
+        self._saved: Position | None = None
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        this_pass = PassUnderWay(self.iteration, self._first_step)
+    def _new_pass(self) -> StatefulPass:
+        is_rest = self._skipped_from is not None
+        this_pass = StatefulPass(self.iteration, is_rest, self._first_step)
         saved = self._whole._saved
+        self._whole._saved = None
         if saved is not None and saved.epoch == self.iteration:
+            this_pass.is_rest = True
             this_pass.resumed = saved
             this_pass.step = self._first_step or saved.step
             this_pass.drawn_from = saved.drawn_from
-        self._whole._saved = None
-        under_way = self._whole._under_way
-        under_way.append(this_pass)
-        try:
-            for batch in super().__iter__():
-                this_pass.step += 1
-                this_pass.is_over = self.end_of_dataloader
-                yield batch
-        finally:
-            under_way.remove(this_pass)
+        return this_pass
 
-    @property
-    def _visits_rest(self) -> bool:
-        return super()._visits_rest or self._whole._under_way[-1].resumed is not None
-
-    def _begin_reading(self) -> Iterator[ReadBatch]:
-        this_pass = self._whole._under_way[-1]
+    def _begin_reading(self, this_pass: Any) -> Iterator[Counted]:
         if this_pass.resumed is None:
-            return self._note(super()._begin_reading(), this_pass)
+            return self._note(super()._begin_reading(this_pass), this_pass)
         return self._note(self._go_on_reading(this_pass.resumed), this_pass)
 
-    def _note(self, reading: Iterator[ReadBatch], this_pass: PassUnderWay) -> Iterator[ReadBatch]:
+    def _note(self, reading: Iterator[Counted], this_pass: StatefulPass) -> Iterator[Counted]:
         for batch in reading:
             this_pass.read_ahead = batch
             yield batch
         this_pass.read_ahead = None
 
-    def _go_on_reading(self, resumed: Position) -> Iterator[ReadBatch]:
+    def _go_on_reading(self, resumed: Position) -> Iterator[Counted]:
         """What is left of an epoch. Then the generators are in the states that they have now, as the checkpoint had."""
         device = self.device or torch.device("cpu")
         sampler = self._order_sampler
@@ -189,33 +171,30 @@ class StatefulDataLoaderShard(DataLoaderShard):
         if isinstance(self.dataset, IterableDataset) and not self._first_step:
             for _ in range(resumed.step):  # a stream is always read from its first batch on
                 next(reading, None)
-        again = None
         # What `skip_first_batches` made may begin elsewhere.
-        begins_there = self._first_step in (0, resumed.step)
-        if begins_there and resumed.read_ahead is not None:
+        if resumed.read_ahead is not None and self._first_step in (0, resumed.step):
             again = next(reading, None)
+            if again is not None:
+                reading = chain([again._replace(content=_put_back(resumed.read_ahead, again.content))], reading)
         set_random_states(device, random_states)
         if own is not None:
             sampler.generator = own
         for generator, state in states.items():
             generator.set_state(state)
-        if again is None or resumed.read_ahead is None:
-            return reading
-        return chain([again._replace(content=_put_back(resumed.read_ahead, again.content))], reading)
+        return reading
 
     def _draw_from(self, index_sampler: Any) -> RepeatableBatches:
         # For 3 processes of which one reads for all: when step 0 is yielded, the batches 3, 4 and 5 of step 1 have been
         # drawn. The resumed pass begins with batch 3.
         drawn_ahead = self.batches_per_step + self.num_workers * (self.prefetch_factor or 0)
-        # A loader that `skip_first_batches` made leaves its first batches out by itself.
-        batches_to_skip = 0 if self._first_step else self.batches_per_step
         return RepeatableBatches(
             index_sampler,
             self._is_of_one_process(index_sampler),
             self._order_sampler,
-            self._whole._under_way,
-            batches_to_skip,
-            drawn_ahead,
+            self._passes,
+            # A loader that `skip_first_batches` made leaves its first batches out by itself.
+            batches_per_step=0 if self._first_step else self.batches_per_step,
+            drawn_ahead=drawn_ahead,
         )
 
     @property
@@ -225,8 +204,8 @@ class StatefulDataLoaderShard(DataLoaderShard):
             return None
         return innermost_sampler(index_sampler_of(self))
 
-    def _arguments_of_copy(self, num_batches: int) -> dict[str, Any]:
-        return super()._arguments_of_copy(num_batches) | {"first_step": self._first_step + num_batches}
+    def arguments_to_skip(self, num_batches: int) -> dict[str, Any]:
+        return super().arguments_to_skip(num_batches) | {"first_step": self._first_step + num_batches}
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass visit `epoch`; where a checkpoint stopped in that very epoch, it continues there."""
@@ -241,21 +220,14 @@ class StatefulDataLoaderShard(DataLoaderShard):
         Only the content of the batch that is read ahead is for one of several processes: see `read_ahead`. A loader
         that is not being iterated over is at the beginning of its epoch, also after a `break`.
         """
-        position: PassUnderWay | Position = self._whole._saved or Position(self.iteration, 0)
-        if self._whole._under_way:
-            position = self._whole._under_way[-1]
         sampler = self._order_sampler
-        return {
-            "epoch": position.epoch,
-            "step": position.step,
-            "is_over": position.is_over,
+        position = self._position
+        return position._asdict() | {
+            "read_ahead": {"process": self._own_process, "content": position.read_ahead},
             "step_size": self.total_batch_size,
             "sampler_seed": sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None,
             "sampler_generator": _state_of(generator_of(sampler)),
             "loader_generator": _state_of(self.generator),
-            "drawn_from": None if position.drawn_from is None else tuple(position.drawn_from),
-            "read_ahead": self.read_ahead(),
-            "first_rows": position.first_rows,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -274,22 +246,21 @@ class StatefulDataLoaderShard(DataLoaderShard):
         self._load_generators(state_dict)
         self._whole._saved = None
         if step:
-            drawn_from = state_dict["drawn_from"]
-            if drawn_from is not None:
-                drawn_from = GeneratorStates(*drawn_from)
             first_rows = state_dict.get("first_rows")
-            self._whole._saved = Position(epoch, step, state_dict["is_over"], drawn_from, first_rows=first_rows)
+            position = Position(epoch, step, state_dict["is_over"], state_dict["drawn_from"], first_rows=first_rows)
+            self._whole._saved = position
             self.load_read_ahead(state_dict.get("read_ahead"))
+
+    @property
+    def _position(self) -> Position:
+        """Where a checkpoint that is made now stops."""
+        if self._passes:
+            return self._passes[-1].position()
+        return self._whole._saved or Position(self.iteration, 0)
 
     def read_ahead(self) -> dict[str, Any]:
         """What is in the batch that this process has read and not yielded, if any; it is this process's own."""
-        whole = self._whole
-        content = None
-        if whole._under_way and whole._under_way[-1].read_ahead is not None:
-            content = _content_of(whole._under_way[-1].read_ahead.content)
-        elif whole._saved is not None:
-            content = whole._saved.read_ahead
-        return {"process": self._own_process, "content": content}
+        return {"process": self._own_process, "content": self._position.read_ahead}
 
     def load_read_ahead(self, read_ahead: dict[str, Any] | None) -> None:
         """Let the next pass begin with that batch, if it is of this process of a run with as many."""
@@ -302,11 +273,7 @@ class StatefulDataLoaderShard(DataLoaderShard):
     @property
     def _own_process(self) -> tuple[int, int]:
         """The process whose batches these are, and the number of processes that share them."""
-        shard: Any = shard_among(index_sampler_of(self))
-        if isinstance(self.dataset, CountedShard):
-            shard = self.dataset
-        if shard is None:
-            shard = PartialState()
+        shard: Any = PartialState() if self._shard is None else self._shard
         return shard.process_index, shard.num_processes
 
     def _load_generators(self, state_dict: dict[str, Any]) -> None:
@@ -325,17 +292,12 @@ class StatefulDataLoaderShard(DataLoaderShard):
         if state_dict["loader_generator"] is not None and self.generator is not None:
             self.generator.set_state(state_dict["loader_generator"])
 
-    def __getstate__(self) -> dict[str, Any]:
-        kept = super().__getstate__()
-        kept["_under_way"] = []  # no pass over the copy has begun
-        return kept
-
 
 class StatefulDataLoaderDispatcher(StatefulDataLoaderShard, DataLoaderDispatcher):
     """A DataLoaderDispatcher with `state_dict` and `load_state_dict`."""
 
     def _first_rows(self, first_batch: Any) -> Any:
-        this_pass = self._whole._under_way[-1]
+        this_pass = self._passes[-1]
         rows = super()._first_rows(first_batch)
         if this_pass.resumed is not None and this_pass.resumed.first_rows is not None:
             rows = _put_back(this_pass.resumed.first_rows, rows)  # from before the checkpoint

@@ -9,72 +9,36 @@ in each worker, and one that reads from a queue yields each sample in one worker
 from collections.abc import Callable, Iterator
 from itertools import chain
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, IterableDataset
+from torch.utils.data import IterableDataset
 
-from .sampler import BatchSamplerShard, PartialBatch, PartialStep
-
-
-class CountedSample(NamedTuple):
-    """A single sample of a partial step."""
-
-    content: Any
-    partial: PartialStep
+from .sampler import BatchSamplerShard, Counted, PartialBatch
 
 
 class CountedShard(IterableDataset):
     """The samples of a stream that belong to one process. Every process reads the whole stream.
 
-    The stream is cut into batches, which are shared as BatchSamplerShard shares them. The last step is filled up with
-    samples from the first one; with `drop_last` it is dropped.
-
-    The samples of such a step come as CountedSample; in a stream that yields ready batches its content is such a batch.
-    A `generator` of the data set is seeded with the epoch unless the data set has `set_epoch`.
+    The last step is filled up with samples from the first one; with `drop_last` it is dropped. The samples of such a
+    step come as Counted; in a stream that yields ready batches its content is such a batch. A `generator` of the data
+    set is seeded with the epoch unless the data set has `set_epoch`.
 
     Args:
         dataset: the stream.
-        batch_size: samples per process and step; with `split_batches` those of all processes.
-        drop_last: leave out the samples that do not fill a step.
-        num_processes: how many processes share the stream.
-        process_index: whose share this is.
-        split_batches: every process gets a part of each batch instead of every `num_processes`-th batch.
-        even_batches: fill the last step up. Otherwise the last processes get less of it, or nothing.
-
-    Raises:
-        ValueError: if `split_batches` cannot split the batch size evenly.
+        shard: its batches for this process. A BatchSamplerShard shares batches of samples as those of sample numbers.
     """
 
-    def __init__(
-        self,
-        dataset: IterableDataset,
-        batch_size: int = 1,
-        drop_last: bool = False,
-        num_processes: int = 1,
-        process_index: int = 0,
-        split_batches: bool = False,
-        even_batches: bool = True,
-    ) -> None:
+    def __init__(self, dataset: IterableDataset, shard: BatchSamplerShard) -> None:
         self.dataset = dataset
-        self.batch_size = batch_size
-        self.drop_last = drop_last
-        self.num_processes = num_processes
-        self.process_index = process_index
-        self.split_batches = split_batches
-        self.even_batches = even_batches
+        self.shard = shard
         self.epoch = 0
-        self._shard()  # raises for a batch size that cannot be split
 
     @property
     def samples_per_step(self) -> int:
         """Samples of this process in a whole step."""
-        return self.batch_size // self.num_processes if self.split_batches else self.batch_size
-
-    def _shard(self) -> BatchSamplerShard:
-        """The stream as batches of samples, which are sharded like batches of sample numbers."""
-        batches = BatchSampler(self.dataset, self.batch_size, self.drop_last)
-        return BatchSamplerShard(batches, self.num_processes, self.process_index, self.split_batches, self.even_batches)
+        shard = self.shard
+        return shard.batch_size // shard.num_processes if shard.split_batches else shard.batch_size
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, of the data set too."""
@@ -84,22 +48,15 @@ class CountedShard(IterableDataset):
 
     def __len__(self) -> int:
         """Samples of this process, its last batch taken as full."""
-        return len(self._shard()) * self.samples_per_step
+        return len(self.shard) * self.samples_per_step
 
-    def batches(self) -> Iterator[list]:
-        """This process's samples, step by step."""
+    def __iter__(self) -> Iterator[Any]:
         generator = getattr(self.dataset, "generator", None)
         if isinstance(generator, torch.Generator) and not hasattr(self.dataset, "set_epoch"):
             generator.manual_seed(self.epoch)
-        yield from self._shard()
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self.batches():
-            if isinstance(batch, PartialBatch):
-                for sample in batch:
-                    yield CountedSample(sample, batch.partial)
-            else:
-                yield from batch
+        for batch in self.shard:
+            for sample in batch:
+                yield Counted(sample, batch.partial) if isinstance(batch, PartialBatch) else sample
 
 
 # How a stream's code asks for the rank: `torch.distributed.get_rank()`, an Accelerator, or what torchrun has set.
@@ -125,8 +82,7 @@ def seems_sharded_by_rank(stream: Any, rank: int, world_size: int) -> bool:
             if world_size in sizes and rank in (getattr(holder, "rank", None), getattr(holder, "process_index", None)):
                 return True
         for attribute in chain.from_iterable(vars(kind).values() for kind in type(stream).__mro__):
-            function = getattr(attribute, "fget", attribute)  # that of a property
-            code = getattr(function, "__code__", None)
+            code = getattr(attribute, "__code__", None)
             if isinstance(code, CodeType) and _asks_for_rank(code):
                 return True
         stream = getattr(stream, "dataset", None)
@@ -134,15 +90,15 @@ def seems_sharded_by_rank(stream: Any, rank: int, world_size: int) -> bool:
 
 
 class CountedCollate:
-    """`collate_fn` for samples of a stream. A batch of CountedSample objects becomes one CountedSample."""
+    """`collate_fn` for samples of a stream. A batch of Counted samples becomes one that is Counted."""
 
     def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
         self.collate_fn = collate_fn
 
     def __call__(self, samples: Any) -> Any:
-        if isinstance(samples, CountedSample):  # with batch_size=None the sample is a batch
-            return CountedSample(self.collate_fn(samples.content), samples.partial.of_unknown_rows())
-        if isinstance(samples, list) and isinstance(samples[0], CountedSample):
-            batch = self.collate_fn([sample.content for sample in samples])
-            return CountedSample(batch, samples[0].partial)
+        if isinstance(samples, Counted):  # with batch_size=None the sample is a batch
+            partial: Any = samples.partial
+            return Counted(self.collate_fn(samples.content), partial.of_unknown_rows())
+        if isinstance(samples, list) and isinstance(samples[0], Counted):
+            return Counted(self.collate_fn([sample.content for sample in samples]), samples[0].partial)
         return self.collate_fn(samples)

@@ -214,6 +214,21 @@ def test_what_nothing_is_prepared_for_is_named_when_it_is_loaded(tmp_path, caplo
     assert "c holds model.safetensors, optimizer.bin, and" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("setting", "file"), [("use_seedable_sampler", "sampler.bin"), ("use_stateful_dataloader", "dl_state_dict.bin")]
+)
+def test_a_loader_that_is_prepared_only_after_loading_is_missed(setting, file, tmp_path, caplog):
+    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(**{setting: True}), cpu=True)
+    accelerator.prepare(DataLoader(Numbers(3), shuffle=True))
+    accelerator.save_state(tmp_path / "c")
+    accelerator.load_state(tmp_path / "c")
+    assert not caplog.records
+    accelerator.free_memory()
+    accelerator.load_state(tmp_path / "c")
+    (record,) = caplog.records
+    assert f"c holds {file}, and nothing is prepared that takes it" in record.getMessage()
+
+
 def test_numbers_and_arrays_of_numpy_come_back_as_they_were(tmp_path):
     saved = {
         "scalars": [numpy.float32(0.1), numpy.int64(2), numpy.bool_(True), numpy.complex64(1), 1 + 2j],

@@ -8,7 +8,6 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    IterableDataset,
     Sampler,
     SequentialSampler,
     WeightedRandomSampler,
@@ -121,20 +120,6 @@ def test_a_loader_without_batches_yields_single_samples_in_the_samplers_order():
         played_loaders(2, make)
 
 
-def test_the_batch_size_of_a_stream_of_ones_own_says_nothing_of_the_loader():
-    stream = Stream(range(13))
-    stream.batch_size = 100
-    stream.num_processes = 7
-    stream.split_batches = True
-
-    def make():
-        return DataLoader(stream, batch_size=4)
-
-    assert prepare_data_loader(make()).total_batch_size == 4
-    assert prepare_data_loader(make(), **DISPATCHING).total_batch_size == 4
-    assert [loader.total_batch_size for loader in played_loaders(2, make)] == [8, 8]
-
-
 # Epochs
 
 
@@ -148,24 +133,6 @@ def test_epochs_reach_samplers_and_datasets_that_ask_for_them(how):
     loader.set_epoch(5)
     rest = skip_first_batches(loader, 1)
     assert gathered([rest]) == [5000 + number for number in seeded_order(4, 6, 5)[1:]]
-
-
-class StreamOfItsEpoch(IterableDataset):
-    """The number of the epoch, four times."""
-
-    epoch = 0
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def __iter__(self):
-        return iter([1000 * self.epoch] * 4)
-
-
-def test_skipping_leaves_the_epoch_of_a_stream_that_was_not_prepared_to_the_script():
-    stream = StreamOfItsEpoch()
-    stream.set_epoch(3)
-    assert lists(skip_first_batches(DataLoader(stream, batch_size=2), 1)) == [[3000, 3000]]
 
 
 # Workers

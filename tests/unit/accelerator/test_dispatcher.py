@@ -7,12 +7,13 @@ import multiprocessing
 import numpy
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from common.accelerator import DistributedEvalSampler
 from common.accelerator.data_loader import DataLoaderDispatcher, prepare_data_loader, skip_first_batches
 from common.accelerator.utils import DataLoaderConfiguration, recursively_apply
 from common.processes import RankFailed
+from tests.toys import ShuffledStream
 from tests.unit.accelerator.several_processes import on_ranks
 
 
@@ -31,16 +32,9 @@ class Rows(Dataset):
         return {"number": index, "row": torch.full((2,), index)}
 
 
-class ShuffledRows(IterableDataset):
+def shuffled_rows(n, reader=0):
     """The same as a stream, in a random order."""
-
-    def __init__(self, n, reader=0):
-        self.rows = Rows(n, reader)
-        self.generator = torch.Generator().manual_seed(0)
-
-    def __iter__(self):
-        order = torch.randperm(self.rows.n, generator=self.generator).tolist()
-        return (self.rows[index] for index in order)
+    return ShuffledStream(Rows(n, reader), seed=0)
 
 
 def on_dispatching_ranks(world, job, *args, **config):
@@ -78,7 +72,7 @@ def epochs_of_every_shape(accelerator, kind):
     return epochs
 
 
-@pytest.mark.parametrize(("kind", "world"), [(Rows, 2), (ShuffledRows, 3)])
+@pytest.mark.parametrize(("kind", "world"), [(Rows, 2), (shuffled_rows, 3)])
 def test_the_main_process_reads_and_each_sample_is_gathered_once(kind, world):
     for shape, *epochs_of_ranks in zip(SHAPES, *on_ranks(world, epochs_of_every_shape, kind), strict=True):
         n, batch, _, drop_last = shape
@@ -104,7 +98,7 @@ def read_by_workers(accelerator, kind, workers):
     return epoch_of(accelerator, accelerator.prepare(plain))
 
 
-@pytest.mark.parametrize(("kind", "workers"), [(Rows, 2), (ShuffledRows, 1)])
+@pytest.mark.parametrize(("kind", "workers"), [(Rows, 2), (shuffled_rows, 1)])
 def test_workers_of_the_main_process_change_nothing(kind, workers):
     """Two workers would both read a stream that does not ask which worker it is in, as in plain torch."""
     plain, loaded = (on_dispatching_ranks(2, read_by_workers, kind, number) for number in (0, workers))
@@ -308,3 +302,5 @@ def test_what_cannot_be_dispatched_is_refused():
         prepare(DataLoader(Rows(4)))
     with pytest.raises(ValueError, match="twice"):
         prepare(DataLoader(Rows(4), sampler=DistributedEvalSampler(range(4), 2, 0)), put_on_device=True)
+    with pytest.raises(ValueError, match="2 processes can split, not 5"):
+        prepare(DataLoader(Rows(5), batch_size=5), put_on_device=True, split_batches=True)

@@ -9,8 +9,9 @@ from torch.utils.data import DataLoader
 from common.accelerator import Accelerator
 from common.accelerator.data_loader import prepare_data_loader
 from common.accelerator.state import GradientState
+from common.accelerator.utils import DataLoaderConfiguration
 from tests.toys import Numbers
-from tests.unit.accelerator.several_processes import on_ranks, played_loaders
+from tests.unit.accelerator.several_processes import on_ranks
 
 
 def test_break_exceptions_and_nesting_leave_no_stale_state():
@@ -48,16 +49,6 @@ def test_the_loop_between_two_over_the_same_loader_stays_active_after_the_inner_
     assert ends == [False, False, True] * 2
 
 
-def test_a_loader_that_is_nested_in_itself_knows_the_last_batch_of_both_loops():
-    for loader in played_loaders(2, lambda: DataLoader(Numbers(10), batch_size=2)):
-        ends = []
-        for step, _ in enumerate(loader):
-            if step == 0:
-                assert [loader.end_of_dataloader for _ in loader] == [False, False, True]
-            ends.append(loader.end_of_dataloader)
-        assert ends == [False, False, True]
-
-
 def looked_at_within(accelerator, samples):
     """What is gathered in each step of a loop that also looks at the first batch, and whether a window ends there."""
     loader = accelerator.prepare(DataLoader(range(samples)))
@@ -77,20 +68,15 @@ def test_a_look_at_the_first_batch_in_the_loop_leaves_the_last_step_known(sample
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
 def test_the_last_batch_of_a_copied_loader_ends_its_window(copied):
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    loader = copied(accelerator.prepare(DataLoader(Numbers(3), batch_size=1)))
-    ends = []
+    """Also of a copy that is made within a loop over the loader."""
+    config = DataLoaderConfiguration(use_stateful_dataloader=True)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, dataloader_config=config)
+    loader = accelerator.prepare(DataLoader(Numbers(3), batch_size=1))
     for _ in loader:
+        copy_of_loader = copied(loader)
+    assert not copy_of_loader.end_of_dataloader and copy_of_loader.state_dict()["step"] == 0
+    ends = []
+    for _ in copy_of_loader:
         with accelerator.accumulate():
             ends.append(accelerator.sync_gradients)
     assert ends == [False, True, True]
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
-def test_a_copy_that_is_made_in_a_loop_is_in_no_loop(copied):
-    loader = prepare_data_loader(DataLoader(Numbers(3)), use_stateful_dataloader=True)
-    for _ in loader:
-        copy_of_loader = copied(loader)
-    assert not copy_of_loader.end_of_dataloader
-    position = copy_of_loader.state_dict()
-    assert (position["epoch"], position["step"]) == (0, 0)

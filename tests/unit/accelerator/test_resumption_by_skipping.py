@@ -159,23 +159,8 @@ def test_after_a_checkpoint_at_the_last_step_comes_a_whole_epoch(stateful, tmp_p
     accelerator.load_state(tmp_path / "c")
     assert gathered([loader]) == whole == gathered([loader])
     accelerator.load_state(tmp_path / "c")
-    assert gathered([accelerator.skip_first_batches(loader, 0)]) == whole
-    accelerator.load_state(tmp_path / "c")
     loader.set_epoch(1)
     assert gathered([loader]) == whole
-
-
-def test_load_state_moves_no_loader(tmp_path):
-    accelerator = Accelerator(cpu=True)
-    loader = accelerator.prepare(DataLoader(Numbers(4)))
-    look = iter(loader)
-    next(look)
-    for step, _ in enumerate(loader):
-        if step == 1:
-            accelerator.save_state(tmp_path / "c")
-        if step == 2:
-            accelerator.load_state(tmp_path / "c")
-    assert gathered([loader]) == [0, 1, 2, 3]
 
 
 def test_skipping_works_on_loaders_that_were_not_prepared():

@@ -20,10 +20,10 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from common.accelerator import Accelerator, data_loader
+from common.accelerator import data_loader
 from common.accelerator.data_loader import skip_first_batches
 from common.accelerator.sampler import DistributedEvalSampler
-from common.accelerator.utils import DataLoaderConfiguration, listify, set_seed
+from common.accelerator.utils import listify, set_seed
 from common.accelerator.utils.random import get_random_states, set_random_states
 from tests.toys import Augmented, Numbers, Stream, seeded_order
 from tests.unit.accelerator.several_processes import gathered, steps_of
@@ -208,19 +208,6 @@ def test_a_checkpoint_made_while_the_rest_of_an_epoch_is_skipped_to_goes_on():
             state = loader.state_dict()
     loader.load_state_dict(state)
     assert gathered([loader]) == straight[4 * 2 :]
-
-
-def test_a_look_at_the_first_batch_in_the_loop_does_not_move_a_stateful_loader(tmp_path):
-    config = DataLoaderConfiguration(use_stateful_dataloader=True)
-    accelerator = Accelerator(dataloader_config=config, cpu=True)
-    loader = accelerator.prepare(DataLoader(Numbers(6)))
-    for step, _ in enumerate(loader):
-        assert int(next(iter(loader))) == 0
-        if step == 3:
-            accelerator.save_state(tmp_path / "c")
-            break
-    accelerator.load_state(tmp_path / "c")
-    assert gathered([loader]) == [4, 5]
 
 
 def test_a_position_that_is_no_whole_number_of_steps_is_refused():

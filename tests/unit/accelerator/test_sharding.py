@@ -202,12 +202,6 @@ class StreamThatInherits(StreamOfRank):
     pass
 
 
-class StreamWithProperty(Stream):
-    @property
-    def parts(self):
-        return (sample for sample in self.samples if sample % 2 == int(os.environ["LOCAL_RANK"]))
-
-
 def stream_with(**attributes):
     stream = Stream(range(8))
     vars(stream).update(attributes)
@@ -217,7 +211,6 @@ def stream_with(**attributes):
 STREAMS = {
     "asks for it": (StreamOfRank(range(8)), True),
     "inherits": (StreamThatInherits(range(8)), True),
-    "asks within a property": (StreamWithProperty(range(8)), True),
     "was told": (stream_with(rank=1, world_size=2), True),
     "datasets": (stream_with(_distributed=SimpleNamespace(rank=1, world_size=2)), True),
     "wrapped": (stream_with(dataset=StreamOfRank(range(8))), True),
