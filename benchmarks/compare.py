@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
-from benchmarks.harness import proof, records
+from benchmarks.harness import level_runs, records
 from benchmarks.harness.networks import NETWORKS
 from benchmarks.harness.paired import measure
 from benchmarks.harness.rows import BASELINE
@@ -27,7 +27,9 @@ from common import ladder
 from common.cores import available_cores
 from common.data.synthetic import SIZES
 from common.processes import RankFailed, ranks
+from common.weights import checksum, farthest
 
+EXACT = ["--dtype", "float64", "--no-dropout"]
 PROOF_STEPS = 10
 EVALUATION_RANKS = 3  # 10,000 samples do not divide by it: what pads or drops shows
 TIMEOUT = 900  # seconds, for any one part
@@ -123,26 +125,34 @@ class Comparison:
     def train(self, level: str) -> None:
         """Training for a number of steps, then the whole test set."""
         flags = [*self.flags(level), "--max-steps", str(self.options.steps)]
-        self.report["levels"][level]["run"] = self.on_ranks(level, proof.train, flags)[0]
+        self.report["levels"][level]["run"] = self.on_ranks(level, level_runs.train, flags)[0]
 
     def prove(self, level: str, result: dict) -> None:
         """The weights' distance from level 00's after steps in float64, and the bytes on each device."""
         path = self.folder / f"{level.replace('/', '_')}.pt"
         baseline = self.folder / f"{self.levels[0]}.pt"
-        exact = ["--dtype", "float64", "--no-dropout", "--max-steps", str(PROOF_STEPS), "--save", str(path), *proof.FEW]
-        self.on_ranks(level, proof.train, [*self.flags(level), *exact])
+        exact = [
+            "--dtype",
+            "float64",
+            "--no-dropout",
+            "--max-steps",
+            str(PROOF_STEPS),
+            "--save",
+            str(path),
+            *level_runs.FEW,
+        ]
+        self.on_ranks(level, level_runs.train, [*self.flags(level), *exact])
         weights = torch.load(path, weights_only=True)
         if baseline.exists():
-            result["max_weight_difference"] = proof.farthest(weights, torch.load(baseline, weights_only=True))
-        result["weight_checksum"] = proof.checksum(weights)
-        peaks = self.on_ranks(level, proof.peaks, self.flags(level))
+            result["max_weight_difference"] = farthest(weights, torch.load(baseline, weights_only=True))
+        result["weight_checksum"] = checksum(weights)
+        peaks = self.on_ranks(level, level_runs.peaks, self.flags(level))
         result["simulated_peak_memory"] = [device for rank in peaks for device in rank]
 
     def evaluate(self, level: str) -> None:
         """The whole test set on a number of ranks that it does not divide by, and its losses; at level 00 on one."""
-        flags = self.flags(level, 64 // EVALUATION_RANKS * EVALUATION_RANKS)
-        exact = ["--dtype", "float64", "--no-dropout", "--max-steps", "1"]
-        result = self.on_ranks(level, proof.train, [*flags, *exact], EVALUATION_RANKS)[0]
+        flags = [*self.flags(level, 64 // EVALUATION_RANKS * EVALUATION_RANKS), *EXACT, "--max-steps", "1"]
+        result = self.on_ranks(level, level_runs.train, flags, EVALUATION_RANKS)[0]
         processes = EVALUATION_RANKS if level in ladder.DISTRIBUTED else 1
         self.report["levels"][level]["evaluated_on"] = {str(processes): result["evaluated"]}
         self.report["levels"][level]["eval_loss_sum"] = result["eval_loss"] * result["evaluated"]
@@ -169,10 +179,10 @@ class Comparison:
         self.report.setdefault("memory", []).extend(rows)
 
     def on_ranks(self, level: str, job: Callable, flags: list[str], processes: int | None = None) -> list:
-        """A job of `benchmarks.harness.proof` on the processes of this level, which share the cores."""
+        """A job of `benchmarks.harness.level_runs` on the processes of this level, which share the cores."""
         processes = (processes or self.options.world_size) if ladder.is_distributed(level) else 1
         threads = max(1, available_cores() // processes)
-        on_cpu = job is proof.peaks or processes > torch.cuda.device_count()  # nccl needs a GPU for each process
+        on_cpu = job is level_runs.peaks or processes > torch.cuda.device_count()  # nccl needs a GPU for each process
         return ranks(processes, on_cpu).run(job, level, flags, threads, timeout=TIMEOUT)
 
     def flags(self, level: str, batch_size: int | None = None) -> list[str]:

@@ -15,7 +15,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.harness import proof, records
+from benchmarks.harness import level_runs, records
 from benchmarks.harness.groups import CannotMeasure, Extent, Group
 from benchmarks.harness.paired import Samples, measure
 from benchmarks.harness.rows import ALL_CORES, BASELINE, RAW_DDP
@@ -97,7 +97,7 @@ class Configuration:
 
 def train(level: str, argv: list[str], threads: int, warm_up: int = WARM_UP_STEPS) -> dict:
     """In one of the processes: the result of the level after a short warm-up."""
-    return proof.train(level, [*argv, "--warm-up-steps", str(warm_up)], threads)
+    return level_runs.train(level, [*argv, "--warm-up-steps", str(warm_up)], threads)
 
 
 class Throughput:

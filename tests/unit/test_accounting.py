@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.harness import proof
+from benchmarks.harness import level_runs
 from common import ladder
 from common.args import parse_args
 from common.machine import fit_to_machine
@@ -166,8 +166,8 @@ ROWS = [32, 32, 64, 64, 128, 128, 10, 10]  # of BasicNet's parameters, along the
 def test_the_ranks_of_fsdp_hold_one_copy_together(world_size):
     """But for blocks of 512 bytes, and the rows by which a parameter is filled up so that ranks have equally many."""
     flags = [*BATCH_64[:-1], "48"]
-    whole = proof.held("00_single_gpu", flags, 1)
-    parts = ranks(world_size).run(proof.held, ladder.FSDP, flags, 1)
+    whole = level_runs.held("00_single_gpu", flags, 1)
+    parts = ranks(world_size).run(level_runs.held, ladder.FSDP, flags, 1)
     sizes = [parameter.numel() * FLOAT for parameter in BasicNet().parameters()]
     padding = 0
     for rows, size in zip(ROWS, sizes, strict=True):
@@ -182,7 +182,7 @@ def test_the_ranks_of_fsdp_hold_one_copy_together(world_size):
 
 @pytest.mark.slow
 def test_on_a_mesh_the_ranks_of_a_row_divide_the_linear_layers_only():
-    parts = ranks(4).run(proof.held, ladder.MESH, [*BATCH_64, "--tensor", "2"], 1)
+    parts = ranks(4).run(level_runs.held, ladder.MESH, [*BATCH_64, "--tensor", "2"], 1)
     convolutions, linear = 18_816, 1_181_066
     for part in parts:
         assert part["parameters"] == pytest.approx((convolutions / 2 + linear / 4) * FLOAT, abs=10 * 512)

@@ -31,6 +31,7 @@ BASE = {
     "common.process_group",
     "common.rendezvous",
     "common.same_training",
+    "common.weights",
 }
 # What each room of common/ may import besides, and each of benchmarks/ of the other ones there. A module that is not in
 # one of them is a room of its own.

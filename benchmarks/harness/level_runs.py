@@ -1,13 +1,8 @@
-"""Proof that the levels are comparable: runs of their own train.py, and the distance between the weights they leave.
-
-`train`, `peaks` and `held` are jobs for a rank of `common.processes`, and return what this rank has to say.
-"""
+"""Runs of a level's own train.py, as jobs for ranks of `common.processes`: its result, and the memory that it holds."""
 
 import contextlib
 import functools
 import io
-import math
-import zlib
 from collections.abc import Sequence
 
 import torch
@@ -58,29 +53,3 @@ def held(level: str, flags: Sequence[str], threads: int) -> dict[str, int]:
         train(level, [*flags, *SIMULATED], threads)
         hook.remove()
     return {category: moments[-1][category] for category in STATE}
-
-
-def farthest(weights: dict, others: dict) -> float:
-    """The largest absolute difference between two state dicts; infinite where one is not a number.
-
-    ValueError is raised where their keys differ.
-    """
-    different = sorted(weights.keys() ^ others.keys())
-    if different:
-        raise ValueError(f"only one of two networks has {', '.join(different)}")
-    largest = 0.0
-    for name, weight in weights.items():
-        difference = (weight - others[name]).abs().max().item()
-        if math.isnan(difference):
-            return math.inf
-        largest = max(largest, difference)
-    return largest
-
-
-def checksum(weights: dict) -> str:
-    """CRC-32 of the weights rounded to 1e-4, far above the rounding errors of float64: equal runs show equal digits."""
-    crc = 0
-    for name in sorted(weights):
-        rounded = (weights[name] * 1e4).round().long()
-        crc = zlib.crc32(rounded.numpy().tobytes(), crc)
-    return f"{crc:08x}"
