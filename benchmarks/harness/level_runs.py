@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from benchmarks.harness.replica_memory import track_replicas
 from common import ladder
 from common.args import parse_args
 from common.instruments import prepare_process
-from common.memory import accounting
+from common.memory import track_memory
 
 ACCOUNTED_STEPS = 3  # DDP has its final buckets from the second step on
 FEW = ["--eval-samples", "100"]
@@ -37,9 +38,9 @@ def peaks(level: str, flags: list[str], threads: int) -> list[dict[str, int]]:
     They are simulated on the CPU, on machines with GPUs too: replicas that share a GPU would be charged to it together,
     and the threads of `nn.DataParallel` are not seen.
     """
-    with accounting() as ledger:
+    with track_replicas() as tracker:
         train(level, [*flags, *SIMULATED], threads)
-    return list(ledger.peaks().values())
+    return list(tracker.peaks().values())
 
 
 def held(level: str, flags: Sequence[str], threads: int) -> dict[str, int]:
@@ -48,8 +49,8 @@ def held(level: str, flags: Sequence[str], threads: int) -> dict[str, int]:
     What a rank gathers of the others' it has given back by then.
     """
     moments = []
-    with accounting() as ledger:
-        hook = register_optimizer_step_post_hook(lambda *_: moments.append(ledger.now()))
+    with track_memory() as tracker:
+        hook = register_optimizer_step_post_hook(lambda *_: moments.append(tracker.now()))
         train(level, [*flags, *SIMULATED], threads)
         hook.remove()
     return {category: moments[-1][category] for category in STATE}

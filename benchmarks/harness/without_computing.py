@@ -2,7 +2,7 @@
 
 Within `without_computing()` an operation's results are allocated and left as they are. Memory that nobody touches costs
 address space only, so a step that would need 40 GiB runs in some seconds on a laptop. Unlike torch's fake tensors these
-are ordinary tensors of the CPU, so DDP's C++ code, FSDP and optimizers work on them, and `common.memory.accounting`
+are ordinary tensors of the CPU, so DDP's C++ code, FSDP and optimizers work on them, and `common.memory.track_memory`
 counts their storages.
 
 Their numbers mean nothing. Small tensors are computed all the same: optimizers and wrappers read their steps and sizes.

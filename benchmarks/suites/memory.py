@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.harness.networks import NETWORKS, Network
+from benchmarks.harness.replica_memory import track_replicas
 from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP
-from common.memory import accounting, name_category
+from common.memory import name_category
 from common.process_group import process_group
 from common.processes import ranks
 from common.small.data_parallel import EmulatedDataParallel
@@ -89,9 +90,9 @@ def accounted(names: list[str], share: Share) -> list[list[dict[str, int]]]:
     """Of each network, for each of this process's devices, the bytes in each category at its peak."""
     result = []
     for name in names:
-        with accounting() as ledger:
+        with track_replicas() as tracker:
             train(NETWORKS[name], torch.device("cpu"), share)
-        result.append(list(ledger.peaks().values()))
+        result.append(list(tracker.peaks().values()))
     return result
 
 

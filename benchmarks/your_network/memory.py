@@ -15,6 +15,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from benchmarks.harness.fused_attention import FusedAttention
+from benchmarks.harness.replica_memory import track_replicas
 from benchmarks.harness.without_computing import without_computing
 from benchmarks.your_network import spec, strategies, training
 from benchmarks.your_network.answers import write_json
@@ -23,7 +24,7 @@ from benchmarks.your_network.spec import UserNetwork
 from benchmarks.your_network.strategies import Strategy
 from benchmarks.your_network.training import SMALLEST
 from common.errors import fail
-from common.memory import CATEGORIES, Ledger, accounting, name_category
+from common.memory import CATEGORIES, MemoryTracker, name_category
 
 PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 WARM_UP_STEPS = 2  # DDP makes its final buckets in the second step
@@ -178,10 +179,10 @@ class Steps:
         StepFailed: if the strategy cannot take the network; or if the network, its batch or its loss does not work.
     """
 
-    def __init__(self, network: UserNetwork, setting: Setting, mesh: DeviceMesh, ledger: Ledger) -> None:
+    def __init__(self, network: UserNetwork, setting: Setting, mesh: DeviceMesh, tracker: MemoryTracker) -> None:
         self.network = network
         self.setting = setting
-        self.ledger = ledger
+        self.tracker = tracker
         model = training.build(network)
         if setting.checkpointing:
             model = strategies.checkpointed(model)
@@ -208,16 +209,16 @@ class Steps:
 
     def need(self, samples: int) -> Need:
         """What a step of so many samples on each device needs."""
-        self.ledger.reset_peaks()
+        self.tracker.reset_peaks()
         self.step(samples)
-        return Need(tuple(self.ledger.peaks().values()))
+        return Need(tuple(self.tracker.peaks().values()))
 
 
 @contextmanager
 def steps(network: UserNetwork, setting: Setting) -> Iterator[Steps]:
     """Steps of one rank whose group has no other members. Raises what `Steps` raises."""
-    with strategies.lone_rank(setting.rank, setting.devices) as mesh, without_computing(), accounting() as ledger:
-        yield Steps(network, setting, mesh, ledger)
+    with strategies.lone_rank(setting.rank, setting.devices) as mesh, without_computing(), track_replicas() as tracker:
+        yield Steps(network, setting, mesh, tracker)
 
 
 def need(network: UserNetwork, setting: Setting, samples: int) -> Need:

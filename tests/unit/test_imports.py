@@ -38,7 +38,7 @@ BASE = {
 ROOMS = {
     "common.accelerator": set(),
     "common.allocator": set(),
-    "common.memory": {"common.small"},
+    "common.memory": set(),
     "common.processes": {"common.allocator"},
     "common.model": set(),
     "common.small": set(),

@@ -9,14 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from benchmarks.harness import level_runs
 from benchmarks.harness.networks import NETWORKS, Network
+from benchmarks.harness.replica_memory import track_replicas
 from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FSDP, totals
 from benchmarks.report.verdicts import MOST_SPREAD, spread
 from benchmarks.suites import memory
-from common import ladder
-from common.args import parse_args
-from common.machine import fit_to_machine
-from common.memory import CATEGORIES, accounting
+from common.memory import CATEGORIES, track_memory
 from common.process_group import process_group
 from common.processes import ranks
 from tests.levels import SHORT
@@ -34,9 +33,9 @@ WEIGHTS = INPUTS * OUTPUTS * FLOAT
 
 
 def _peaks(wrapper: str, devices: int) -> list[dict]:
-    with accounting() as ledger:
+    with track_replicas() as tracker:
         memory.train(LINEAR, torch.device("cpu"), memory.Share(wrapper, devices))
-    return list(ledger.peaks().values())
+    return list(tracker.peaks().values())
 
 
 def _peaks_of_rank(wrapper: str) -> list[dict]:
@@ -106,7 +105,7 @@ def test_a_whole_step_of_ddp_is_counted_to_the_byte_on_each_rank(wrapper, bucket
 
 
 def _held_between_steps() -> list[int]:
-    with process_group(), accounting() as ledger:
+    with process_group(), track_memory() as tracker:
         model = memory.Share(FSDP, 2).wrap(LINEAR, torch.device("cpu"))
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
         held = []
@@ -117,7 +116,7 @@ def _held_between_steps() -> list[int]:
             optimizer.zero_grad()
             del images
             time.sleep(0.1)  # gloo's threads let go of the messages
-            held.append(ledger.current())
+            held.append(tracker.current())
         return held
 
 
@@ -128,13 +127,9 @@ def test_between_steps_a_rank_of_fsdp_holds_its_part_to_the_byte():
 
 
 def test_basic_net_is_accounted_for_as_level_01_is():
-    module = ladder.load("01_data_parallel")
-    flags = [*SHORT[:-1], "64", "--replicas", "2", "--max-steps", "3", "--device", "cpu"]
-    args = fit_to_machine(parse_args(module.__file__, flags))
-    with accounting() as ledger:
-        module.train(args)
+    flags = [*SHORT[:-1], "64", "--replicas", "2"]
+    of_level = [sum(peak.values()) for peak in level_runs.peaks("01_data_parallel", flags, 1)]
     (ours,) = memory.accounted(["basic_net"], memory.Share(DATA_PARALLEL, 2))
-    of_level = [sum(peak.values()) for peak in ledger.peaks().values()]
     assert [sum(peak.values()) for peak in ours] == pytest.approx(of_level, rel=0.005)
 
 

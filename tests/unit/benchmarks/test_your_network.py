@@ -17,7 +17,7 @@ from benchmarks.your_network import memory, spec, strategies
 from benchmarks.your_network.memory import Setting, largest_batch
 from benchmarks.your_network.training import SMALLEST
 from common.errors import UserError
-from common.memory import accounting
+from common.memory import track_memory
 from common.process_group import process_group
 from common.processes import ranks
 
@@ -28,8 +28,8 @@ ALONE = Setting(strategies.ONE_DEVICE, 1)
 def on_ranks(path: str, number: int, devices: int, samples: int, shape: tuple[int, ...]) -> dict[str, int]:
     """What this rank, one of several that are really there, needs for steps that are really computed."""
     setting = Setting(strategies.ON_SEVERAL[number], devices)
-    with process_group("gloo"), accounting() as ledger:
-        run = memory.Steps(spec.load(path, shape), setting, init_device_mesh("cpu", (devices,)), ledger)
+    with process_group("gloo"), track_memory() as tracker:
+        run = memory.Steps(spec.load(path, shape), setting, init_device_mesh("cpu", (devices,)), tracker)
         (split,) = run.need(samples).devices
     return split
 
