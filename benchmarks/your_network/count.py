@@ -46,7 +46,7 @@ def count(network: UserNetwork, batch: int) -> Network:
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         # On a GPU an RNN, GRU or LSTM is one operator of torch. How many kernels cuDNN makes of it is not published.
         raise StepFailed(f"{network.title} has recurrent layers, whose time on a GPU no published figure tells")
-    optimizer = training.make_optimizer(network, training.trained(model))
+    optimizer = training.make_optimizer(network, training.trainable(model))
 
     def loss_of(samples: int) -> Callable[[], Tensor]:
         return partial(training.loss_of, network, model, training.make_batch(network, samples))
@@ -79,7 +79,7 @@ def count_products(model: nn.Module, loss: Callable[[], Tensor], samples: int) -
     def is_there(parameter: nn.Parameter) -> None:
         gradients.append(Gradient(parameter.numel(), multiply_adds() - of_forward))
 
-    hooks = [parameter.register_post_accumulate_grad_hook(is_there) for parameter in training.trained(model)]
+    hooks = [parameter.register_post_accumulate_grad_hook(is_there) for parameter in training.trainable(model)]
     # A fused attention, which the counter does not know of every device, multiplies what its parts multiply.
     with sdpa_kernel(SDPBackend.MATH), counter:
         result = loss()

@@ -5,10 +5,9 @@ samples takes no longer than a step of two.
 """
 
 import argparse
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from textwrap import fill, shorten
 
 import torch
@@ -29,18 +28,18 @@ from common.memory import CATEGORIES, MemoryTracker, name_category
 PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 WARM_UP_STEPS = 2  # DDP makes its final buckets in the second step
 GIB = 2**30
-LARGE = 512  # samples on a device, which for most networks are too many
+HALVINGS = 3  # of the last doubling, so that the largest batch is known to an eighth
 HEADS = "on devices        weights  grads optim.  acts.  comm.  temp.    peak   least    fits"
 LEGEND = """MiB at the peak of a step on the device that needs most. weights: parameters, the
 gathered ones too; optim.: the optimizer's state; acts.: activations, which
 forward keeps for backward; comm.: DDP's buckets, DataParallel's copies, messages;
 temp.: what an operation needs for a moment; least: the device that needs least;
-fits: the largest global batch if each device has {gib} GiB (--gib; –: none).
+fits: the largest global batch for devices of {gib} GiB (--gib), to an eighth; –: none.
 """
 NOT_COUNTED = """
 Not counted: the CUDA context (some 0.5 GiB), workspaces of cuBLAS and cuDNN,
-NCCL's buffers, fragmentation. ZeRO-1 shares out whole parameters: the state of a
-large one is on one device."""
+NCCL's buffers, fragmentation. ZeRO-1 shares out whole parameters: the row is of
+the device that has the largest."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +49,12 @@ class Setting:
     Attributes:
         precision: a key of PRECISIONS.
         checkpointing: whether units keep their inputs only, and compute again in backward.
-        rank: whose need is asked for.
     """
 
     strategy: Strategy
     devices: int
     precision: str = "no"
     checkpointing: bool = False
-    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -124,10 +121,7 @@ def answer(options: argparse.Namespace) -> None:
 
 def row_of(network: UserNetwork, setting: Setting, batch: int, limit: int) -> Row:
     """What a global batch needs, and the largest one that fits into `limit` bytes on each device."""
-    strategy = setting.strategy
     devices = setting.devices
-    if strategy is strategies.ZERO_1:
-        setting = replace(setting, rank=fullest_rank(network, devices))
     need = None
     largest = None
     problem = ""
@@ -137,39 +131,23 @@ def row_of(network: UserNetwork, setting: Setting, batch: int, limit: int) -> Ro
             largest = devices * largest_batch(lambda samples: run.need(samples).most, limit)
     except StepFailed as error:
         problem = str(error)
-    return Row(strategy.name, devices, need, largest, problem)
+    return Row(setting.strategy.name, devices, need, largest, problem)
 
 
 def largest_batch(peak_of: Callable[[int], int], limit: int) -> int:
-    """The most samples of which a step holds no more than `limit` bytes; 0 where not even SMALLEST fit.
-
-    What a step holds at one moment grows with the samples by a straight line. The peak is the largest of all moments,
-    so it bends upwards, mostly once, where the activations begin to decide:
-
-                                      / 2 * samples
-                                     /
-                                    /
-                                   / samples
-        limit ------------------- x -----------
-                                 /
-               _________________/
-
-    A line through two batches that do not fit meets the limit at the largest batch that does. Where the peak bends
-    below the two, the line meets the limit at a batch that does not fit yet, and the next line begins there. So does a
-    peak that is a curve, as with a score for each pair of samples.
-    """
-    if peak_of(SMALLEST) > limit:
+    """The most samples, known to an eighth, of which a step holds no more than `limit` bytes; 0 if not SMALLEST."""
+    fitting = 0
+    more = SMALLEST
+    while peak_of(fitting + more) <= limit:
+        fitting += more
+        more = fitting
+    if not fitting:
         return 0
-    samples = LARGE
-    peak = peak_of(samples)
-    while peak <= limit:
-        samples *= 16
-        peak = peak_of(samples)
-    while peak > limit:
-        slope = (peak_of(2 * samples) - peak) / samples
-        samples = math.floor(samples - (peak - limit) / slope)
-        peak = peak_of(samples)
-    return samples
+    for _ in range(HALVINGS):
+        more //= 2
+        if more and peak_of(fitting + more) <= limit:
+            fitting += more
+    return fitting
 
 
 class Steps:
@@ -216,8 +194,8 @@ class Steps:
 
 @contextmanager
 def steps(network: UserNetwork, setting: Setting) -> Iterator[Steps]:
-    """Steps of one rank whose group has no other members. Raises what `Steps` raises."""
-    with strategies.lone_rank(setting.rank, setting.devices) as mesh, without_computing(), track_replicas() as tracker:
+    """Steps of rank 0, whose group has no other members. Raises what `Steps` raises."""
+    with strategies.lone_rank(setting.devices) as mesh, without_computing(), track_replicas() as tracker:
         yield Steps(network, setting, mesh, tracker)
 
 
@@ -225,20 +203,6 @@ def need(network: UserNetwork, setting: Setting, samples: int) -> Need:
     """What a step of so many samples on each device needs. Raises what `Steps` raises."""
     with steps(network, setting) as run:
         return run.need(samples)
-
-
-def fullest_rank(network: UserNetwork, devices: int) -> int:
-    """The rank that keeps most of the optimizer's state under ZeRO-1.
-
-    It shares out whole parameters, the largest first, each to the rank that has least.
-    """
-    with without_computing():
-        sizes = [parameter.numel() for parameter in training.trained(training.build(network))]
-    of_ranks = [0] * devices
-    for size in sorted(sizes, reverse=True):
-        emptiest = of_ranks.index(min(of_ranks))
-        of_ranks[emptiest] += size
-    return of_ranks.index(max(of_ranks))
 
 
 def line_of(row: Row) -> str:

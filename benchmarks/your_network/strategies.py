@@ -117,9 +117,9 @@ def checkpointed(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def lone_rank(rank: int, world_size: int) -> Iterator[DeviceMesh]:
-    """This process as a rank of a group without other members."""
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+def lone_rank(world_size: int) -> Iterator[DeviceMesh]:
+    """This process as rank 0 of a group without other members."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     try:
         yield init_device_mesh("cpu", (world_size,))
     finally:
@@ -134,7 +134,7 @@ class ShardedOptimizer:
 
     @torch.no_grad()
     def __init__(self, network: UserNetwork, model: nn.Module) -> None:
-        self.parameters = training.trained(model)
+        self.parameters = training.trainable(model)
         self.shards = [parameter.to_local() for parameter in self.parameters]
         self.optimizer = training.make_optimizer(network, self.shards)
 
@@ -152,13 +152,13 @@ class ShardedOptimizer:
 
 def _whole(network: UserNetwork, model: nn.Module) -> torch.optim.Optimizer:
     """The network's optimizer, for all parameters."""
-    return training.make_optimizer(network, training.trained(model))
+    return training.make_optimizer(network, training.trainable(model))
 
 
 def _by_parameters(network: UserNetwork, model: nn.Module) -> ZeroRedundancyOptimizer:
     """The network's optimizer, for the parameters that ZeRO-1 gives to this rank."""
     with training.explained(f"the optimizer of {network.title} cannot be sharded"):
-        optimizer = ZeroRedundancyOptimizer(training.trained(model), network.optimizer)
+        optimizer = ZeroRedundancyOptimizer(training.trainable(model), network.optimizer)
     training.for_all_at_once(optimizer.optim)
     return optimizer
 
