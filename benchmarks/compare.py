@@ -17,7 +17,6 @@ from tqdm import tqdm
 
 from benchmarks.harness import level_runs, records
 from benchmarks.harness.networks import NETWORKS
-from benchmarks.harness.paired import measure
 from benchmarks.harness.rows import BASELINE
 from benchmarks.report.pictures import COMPARISON, draw
 from benchmarks.report.table import summary, wrapped
@@ -164,10 +163,10 @@ class Comparison:
             workers = 1 if level == BASELINE else self.options.world_size
             configurations.append(throughput.Configuration(level, workers, size, self.cores_per_device))
         configurations += throughput.all_cores(size)
-        timed = throughput.Throughput(configurations, tuple(self.data_flags()))
-        timed.calibrate()
-        samples = measure(timed.contestants, self.options.rounds)
-        group = throughput.record(f"global batch {size}", samples, timed.facts)
+        data_flags = tuple(self.data_flags())
+        steps = throughput.calibrated(configurations, data_flags)
+        title = f"global batch {size}"
+        group = throughput.measure_in_turns(title, configurations, data_flags, steps, self.options.rounds)
         self.report.setdefault("throughput", []).append(group)
 
     def account(self, devices: int) -> None:

@@ -2,7 +2,6 @@
 
 BASELINE = "00_single_gpu"  # the level that the others are held against
 RAW_DDP = "02_ddp_raw"  # the level that levels 03 and 04 are held against
-ALL_CORES = "all cores"  # a row of level 00 that belongs to no device of the comparison: see `suites.throughput`
 # Wrappers in rows of memory: see `suites.memory`.
 DATA_PARALLEL = "DataParallel"
 DDP = "DDP"

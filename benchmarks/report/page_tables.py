@@ -39,7 +39,7 @@ def five_levels() -> str:
     memory = peaks(record["levels"])
     rows = []
     for row in group["rows"].values():
-        if row["apart"]:
+        if row["all_cores"]:
             continue
         level = row["level"]
         ratio = 1.0 if level == BASELINE else paired(group, level)
@@ -59,7 +59,7 @@ def epoch(level: str) -> str:
     run = record["levels"][name]["run"]
     accuracy, losses, *_ = result_line(run).split(" | ")
     group = record["throughput"][0]
-    (speed,) = [row["median"] for row in group["rows"].values() if row["level"] == name and not row["apart"]]
+    (speed,) = [row["median"] for row in group["rows"].values() if row["level"] == name and not row["all_cores"]]
     cores = quantity(record["cores_per_device"], "core")
     memory = " and ".join(f"{size / 2**20:.0f}" for size in peaks(record["levels"])[name])
     lines = [

@@ -39,7 +39,7 @@ def _speeds(group: dict) -> str:
         if name in pairs:
             low, high = pairs[name]["interval"]
             ratio = f"{pairs[name]['median']:.2f} ({low:.2f} to {high:.2f})"
-        label, devices = (name, MISSING) if row["apart"] else (row["level"], row["workers"])
+        label, devices = (name, MISSING) if row["all_cores"] else (row["level"], row["workers"])
         spread = f"{row['spread']:.0%}{' noisy' if row['noisy'] else ''}"
         lines.append(SPEED_COLUMNS.format(label, devices, f"{row['median']:.0f}", spread, ratio))
     return "\n".join(lines)

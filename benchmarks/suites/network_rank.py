@@ -13,8 +13,9 @@ from unittest import mock
 
 import torch
 
+from benchmarks.harness import level_runs
 from benchmarks.harness.lanes import record_rank
-from benchmarks.suites.throughput import WARM_UP_STEPS, train
+from benchmarks.suites.throughput import WARM_UP_STEPS, Configuration, Steps
 from common.allocator import keep_large_blocks
 
 LEVEL = "02_ddp_raw"
@@ -23,9 +24,9 @@ LEVEL = "02_ddp_raw"
 def throughput(batch_per_process: int, steps: int) -> float:
     """Level 02's images per second over all ranks, by this rank's clock."""
     world_size = int(os.environ["WORLD_SIZE"])
-    batch = batch_per_process * world_size
-    argv = ("--dataset", "synthetic", "--device", "cpu", "--batch-size", str(batch), "--eval-samples", str(world_size))
-    result = train(LEVEL, (*argv, "--max-steps", str(WARM_UP_STEPS + steps)), threads=1)
+    level = Configuration(LEVEL, world_size, batch_per_process * world_size)
+    argv = [*level.argv(Steps(WARM_UP_STEPS, steps)), "--dataset", "synthetic", "--device", "cpu"]
+    result = level_runs.train(LEVEL, argv, threads=1)
     return result["images_per_sec"]
 
 

@@ -5,7 +5,7 @@ from functools import partial
 from benchmarks.harness.groups import CannotMeasure, Extent, Group
 from benchmarks.harness.lanes import record_level
 from benchmarks.suites import timeline
-from benchmarks.suites.throughput import Configuration
+from benchmarks.suites.throughput import Configuration, Steps
 from common.cores import available_cores
 from common.processes import ranks
 
@@ -42,7 +42,7 @@ def devices_of(data_flags: tuple[str, ...], row: str, steps: int) -> timeline.Re
     script, level = SCRIPTS[row]
     cores = cores_of_a_device()
     flags = ["--device", "cpu", "--cores-per-device", str(cores)]
-    argv = [*level.argv(1 + WARM_UP_STEPS + steps), *flags, *data_flags]
+    argv = [*level.argv(Steps(1 + WARM_UP_STEPS, steps)), *flags, *data_flags]
     recording = []
     for of_rank in ranks(level.processes, on_cpu=True).run(record_level, script, argv, cores):
         recording += [own[WARM_UP_STEPS:] for own in of_rank]
