@@ -105,10 +105,10 @@ def groups() -> list[Group]:
     rows = []
     for batch in BATCHES:
         rows += [one_node(batch), *(row_name(name, batch) for name in BANDWIDTHS)]
-    return [Group("network", TITLE, tuple(rows), measured)]
+    return [Group("network", TITLE, tuple(rows), measure_group)]
 
 
-def measured(extent: Extent) -> dict:
+def measure_group(extent: Extent) -> dict:
     """The record of all rows; with --quick of those of QUICK_BATCH."""
     reason = why_not()
     if reason:

@@ -27,10 +27,10 @@ def cores_of_a_device() -> int:
 
 
 def groups() -> list[Group]:
-    return [Group("one_step", TITLE, tuple(SCRIPTS), measured)]
+    return [Group("one_step", TITLE, tuple(SCRIPTS), measure_group)]
 
 
-def measured(extent: Extent) -> dict:
+def measure_group(extent: Extent) -> dict:
     """The record of all rows: milliseconds a step, and the lanes of a typical one of each device."""
     if not cores_of_a_device():
         raise CannotMeasure(f"{DEVICES} devices need as many cores")

@@ -16,8 +16,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness.paired import FEWEST_ROUNDS
-from benchmarks.predict import presets
-from benchmarks.your_network import measure, memory, predict, spec
+from benchmarks.your_network import measure, memory, predict, presets, spec
 from benchmarks.your_network.errors import StepFailed
 from common.errors import fail
 from common.numbers import positive, positive_float

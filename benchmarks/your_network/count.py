@@ -14,9 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.harness.fused_attention import FusedAttention
 from benchmarks.harness.without_computing import flat, without_computing
-from benchmarks.predict.model import Gradient, Network
 from benchmarks.your_network import training
 from benchmarks.your_network.errors import StepFailed
+from benchmarks.your_network.scaling import Gradient, Network
 from benchmarks.your_network.spec import UserNetwork
 from benchmarks.your_network.training import SMALLEST
 

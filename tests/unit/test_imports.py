@@ -56,8 +56,7 @@ ROOMS = {
     "benchmarks.harness": set(),
     "benchmarks.suites": {"benchmarks.harness"},
     "benchmarks.report": {"benchmarks.harness"},
-    "benchmarks.your_network": {"benchmarks.harness", "benchmarks.predict"},
-    "benchmarks.predict": {"benchmarks.harness"},
+    "benchmarks.your_network": {"benchmarks.harness"},
     "benchmarks.compare": {"benchmarks.harness", "benchmarks.suites", "benchmarks.report"},
     "benchmarks.conftest": {"benchmarks.harness", "benchmarks.report"},
 }
