@@ -25,6 +25,7 @@ from benchmarks.suites import memory, throughput
 from common import ladder
 from common.cores import available_cores
 from common.data.synthetic import SIZES
+from common.numbers import positive
 from common.processes import RankFailed, ranks
 from common.weights import checksum, farthest
 
@@ -38,9 +39,9 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__.splitlines()[0])
     flag = parser.add_argument
     flag("--full", action="store_true", help="whole epochs, batch 256, all networks' memory")
-    flag("--world-size", type=int, metavar="N", help="processes, or replicas (default: one for each GPU, else 2)")
-    flag("--steps", type=int, metavar="N", help="optimizer steps of each level's run (60; --full: an epoch)")
-    flag("--rounds", type=int, metavar="N", help="how often the levels take turns being timed (4; --full: 10)")
+    flag("--world-size", type=positive, metavar="N", help="processes, or replicas (default: one for each GPU, else 2)")
+    flag("--steps", type=positive, metavar="N", help="optimizer steps of each level's run (60; --full: an epoch)")
+    flag("--rounds", type=positive, metavar="N", help="how often the levels take turns being timed (4; --full: 10)")
     flag("--out", type=Path, default=Path("results"), metavar="PATH", help="folder for the results and the report")
     flag("--dataset", choices=["auto", "mnist", "synthetic"], default="auto")
     flag("--data-dir", metavar="PATH", help="holds MNIST/raw")
@@ -50,9 +51,6 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
         options.world_size = gpus or 2
     if gpus and options.world_size > gpus:
         parser.error(f"--world-size {options.world_size}: there are {gpus} GPUs")
-    given = [options.world_size, options.steps, options.rounds]
-    if min(number for number in given if number is not None) < 1:
-        parser.error("--world-size, --steps and --rounds must be at least 1")
     sizes = (64, 256) if options.full else (64,)
     options.batch_sizes = []
     for size in sizes:

@@ -10,6 +10,6 @@ FOREACH = "DDP, foreach AdamW"
 FSDP = "FSDP2"
 
 
-def totals(row: dict) -> list[int]:
-    """The peak bytes of each device."""
-    return [sum(split.values()) for split in row["peaks"]]
+def totals(devices: list[dict[str, int]]) -> list[int]:
+    """The bytes of each device, whose bytes by category are given."""
+    return [sum(split.values()) for split in devices]

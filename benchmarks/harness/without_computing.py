@@ -22,16 +22,18 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
 
+DROPOUT = 4  # the position of `dropout_p` among the arguments of attention
 SMALL = 2**14  # bytes of a storage up to which tensors are computed
 REFUSED = "can't allocate memory"  # is in what torch raises where the system gives no memory
 MAP_NORESERVE = 0x4000  # Linux's; Python has a name for it from 3.13 on
 _READ_NUMBERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
-_HALF = (torch.bfloat16, torch.float16)
 # These leave their results as they are, which a small tensor's must not be: what fills it may not be computed.
 _UNFILLED = (
     torch.ops.aten.empty_like.default,
@@ -55,10 +57,26 @@ def without_computing() -> Iterator[None]:
     was_disabled = log.disabled
     log.disabled = True
     try:
-        with _WithoutComputing():
+        with _WithoutComputing(), FusedAttention():
             yield
     finally:
         log.disabled = was_disabled
+
+
+class FusedAttention(TorchFunctionMode):
+    """Attention as a GPU computes it: one fused operator, which keeps no scores for backward.
+
+    A GPU's draws its dropout itself. The CPU's has none: with dropout a CPU computes attention in some ten operators,
+    which keep the scores of each pair of positions. So the dropout is left out.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if function is F.scaled_dot_product_attention:
+            kwargs.pop("dropout_p", None)
+            if len(args) > DROPOUT:
+                args = (*args[:DROPOUT], 0.0, *args[DROPOUT + 1 :])
+        return function(*args, **kwargs)
 
 
 class Layout(NamedTuple):
@@ -97,11 +115,11 @@ class _WithoutComputing(TorchDispatchMode):
             return func(*args, **kwargs)
         if func.namespace == "c10d":  # a group that is not there still copies what it is given
             if not all(map(_is_small, tensors)):
-                args, kwargs = tree_map_only(Tensor, _without_elements, (args, kwargs))
+                args, kwargs = tree_map_only(Tensor, lambda tensor: tensor[:0], (args, kwargs))
             return func(*args, **kwargs)
         if _shape_depends_on_numbers(func, tensors):
             raise DependsOnNumbers(f"the result of {func} has a shape that depends on numbers")
-        if tensors and func not in _UNFILLED and all(map(_can_be_computed, tensors)):
+        if tensors and func not in _UNFILLED and all(map(_is_small, tensors)):
             return func(*args, **kwargs)
         if _writes_to_arguments(func):
             written = [_argument(func, result.alias_info, args, kwargs) for result in func._schema.returns]
@@ -113,13 +131,9 @@ class _WithoutComputing(TorchDispatchMode):
 
     def _layouts_of_results(self, func, args, kwargs, leaves) -> Any:
         key = (func, *map(_key, leaves))
-        try:
-            if key in _known:
-                return _known[key]
-        except TypeError:  # an argument that cannot be a part of a key
-            return self._inferred(func, args, kwargs, leaves)
-        layouts = _known[key] = self._inferred(func, args, kwargs, leaves)
-        return layouts
+        if key not in _known:
+            _known[key] = self._inferred(func, args, kwargs, leaves)
+        return _known[key]
 
     def _inferred(self, func, args, kwargs, leaves) -> Any:
         if not any(isinstance(leaf, Tensor) for leaf in leaves):  # it makes a tensor, which needs no fake ones
@@ -161,15 +175,6 @@ def _key(leaf: Any) -> tuple:
 
 def _is_small(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() <= SMALL
-
-
-def _without_elements(tensor: Tensor) -> Tensor:
-    return tensor[:0]
-
-
-def _can_be_computed(tensor: Tensor) -> bool:
-    """True for a small tensor of a precision that every CPU computes with. No size or step is kept in another one."""
-    return tensor.dtype not in _HALF and _is_small(tensor)
 
 
 def _storage(tensor: Tensor) -> int:
@@ -236,14 +241,8 @@ def _in_address_space(layout: Layout) -> Tensor:
 
     Linux refuses a tensor that is larger than its memory, although nobody will write to it. It gives the address space
     to whoever says so. Such a storage cannot be resized.
-
-    Raises:
-        MemoryError: where there is not so much address space.
     """
     last = sum((size - 1) * stride for size, stride in zip(layout.shape, layout.stride, strict=True))
     kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-    try:
-        room = mmap.mmap(-1, (last + 1) * layout.dtype.itemsize, flags=kind)
-    except (OSError, OverflowError) as error:
-        raise MemoryError(REFUSED) from error
+    room = mmap.mmap(-1, (last + 1) * layout.dtype.itemsize, flags=kind)
     return torch.frombuffer(room, dtype=layout.dtype).as_strided(layout.shape, layout.stride)

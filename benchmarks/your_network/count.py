@@ -12,7 +12,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.harness.fused_attention import FusedAttention
 from benchmarks.harness.without_computing import flat, without_computing
 from benchmarks.your_network import training
 from benchmarks.your_network.errors import StepFailed
@@ -119,7 +118,6 @@ def count_step(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> 
     """
     optimizer.zero_grad()
     with StepCount() as counted:
-        with FusedAttention():
-            loss().backward()
+        loss().backward()
         optimizer.step()
     return counted

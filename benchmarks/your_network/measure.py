@@ -50,16 +50,9 @@ class Row(NamedTuple):
         try:
             return max(pool.run(time_steps, work, self.level, self.devices, steps, timeout=TIMEOUT))
         except RankFailed as error:
-            raise StepFailed(f"{self.name} cannot (--level leaves it out): {first_failure(error)}") from error
-
-
-def first_failure(error: RankFailed) -> str:
-    """The line of the first rank that has raised, else of the first that did not answer."""
-    of_ranks = [line for line in str(error).splitlines() if line.startswith("rank ")]
-    for line in of_ranks:
-        if "no answer" not in line:
-            return line
-    return of_ranks[0]
+            # The first rank that has raised; others, which waited for it, gave no answer.
+            reason = min(str(error).splitlines(), key=lambda line: "no answer" in line)
+            raise StepFailed(f"{self.name} cannot (--level leaves it out): {reason}") from error
 
 
 def answer(options: argparse.Namespace) -> None:
@@ -90,7 +83,9 @@ def rows_of(levels: Sequence[str], devices: Sequence[int]) -> list[Row]:
     """Level 00 on one device, level 01 on several, level 02 on each number of devices."""
     several = [count for count in devices if count > 1]
     counts = {"00": [1], "01": several, "02": devices}
-    rows = [Row(level, count) for level in sorted(set(levels)) for count in counts[level]]
+    rows = []
+    for level in sorted(set(levels)):
+        rows += [Row(level, count) for count in counts[level]]
     if not rows:
         fail("level 01 needs more than one device: give --devices 2")
     return rows
@@ -116,7 +111,6 @@ def cores_per_device(devices: int) -> int | None:
 def record(row: Row, samples: Samples, first: Row) -> dict:
     """A row as the table shows it and as JSON keeps it."""
     speed_ups = ratios(samples[first.name], samples[row.name])
-    interval = bootstrap(speed_ups)
     return {
         "name": row.name,
         "level": row.level,
@@ -124,7 +118,7 @@ def record(row: Row, samples: Samples, first: Row) -> dict:
         "samples": samples[row.name],
         "seconds": statistics.median(samples[row.name]),
         "speed_up": statistics.median(speed_ups),
-        "interval": [interval.low, interval.high],
+        "interval": bootstrap(speed_ups),
     }
 
 

@@ -13,8 +13,8 @@ from textwrap import fill, shorten
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from benchmarks.harness.fused_attention import FusedAttention
 from benchmarks.harness.replica_memory import track_replicas
+from benchmarks.harness.rows import totals
 from benchmarks.harness.without_computing import without_computing
 from benchmarks.your_network import spec, strategies, training
 from benchmarks.your_network.answers import write_json
@@ -42,6 +42,10 @@ NCCL's buffers, fragmentation. ZeRO-1 shares out whole parameters: the row is of
 the device that has the largest."""
 
 
+# The bytes of each device of this process at its peak, by category: of a rank, or of all replicas.
+Need = list[dict[str, int]]
+
+
 @dataclass(frozen=True)
 class Setting:
     """A way to train a network.
@@ -55,21 +59,6 @@ class Setting:
     devices: int
     precision: str = "no"
     checkpointing: bool = False
-
-
-@dataclass(frozen=True)
-class Need:
-    """The bytes of a device at its peak, by category; of DataParallel those of the first device and of another one."""
-
-    devices: tuple[dict[str, int], ...]
-
-    @property
-    def peaks(self) -> list[int]:
-        return [sum(split.values()) for split in self.devices]
-
-    @property
-    def most(self) -> int:
-        return max(self.peaks)
 
 
 @dataclass(frozen=True)
@@ -128,7 +117,7 @@ def row_of(network: UserNetwork, setting: Setting, batch: int, limit: int) -> Ro
     try:
         with steps(network, setting) as run:
             need = run.need(batch // devices)
-            largest = devices * largest_batch(lambda samples: run.need(samples).most, limit)
+            largest = devices * largest_batch(lambda samples: max(totals(run.need(samples))), limit)
     except StepFailed as error:
         problem = str(error)
     return Row(setting.strategy.name, devices, need, largest, problem)
@@ -177,10 +166,9 @@ class Steps:
         if self.setting.strategy.cuts_inputs:
             samples *= self.setting.devices
         batch = training.make_batch(self.network, samples)
-        with FusedAttention():
-            loss = training.loss_of(self.network, self.model, batch, PRECISIONS[self.setting.precision])
-            with training.explained(f"the backward of {self.network.title} failed"):
-                loss.backward()  # checkpointed units run their forward again
+        loss = training.loss_of(self.network, self.model, batch, PRECISIONS[self.setting.precision])
+        with training.explained(f"the backward of {self.network.title} failed"):
+            loss.backward()
         with training.explained(f"the optimizer of {self.network.title} failed"):
             self.optimizer.step()
         self.optimizer.zero_grad()
@@ -189,7 +177,7 @@ class Steps:
         """What a step of so many samples on each device needs."""
         self.tracker.reset_peaks()
         self.step(samples)
-        return Need(tuple(self.tracker.peaks().values()))
+        return list(self.tracker.peaks().values())
 
 
 @contextmanager
@@ -209,13 +197,12 @@ def line_of(row: Row) -> str:
     """The row in 84 columns: MiB of the fullest device by category, and of the emptiest, and the batch that fits."""
     if row.need is None:
         return f"{row.label:<18}" + shorten(f"cannot: {row.problem}", 62, placeholder=" …")
-    fullest = max(row.need.devices, key=lambda split: sum(split.values()))
+    peaks = totals(row.need)
+    fullest = row.need[peaks.index(max(peaks))]
     cells = "".join(f" {mib(fullest[category]):>6}" for category in CATEGORIES)
-    peaks = f" {mib(row.need.most):>7} {mib(min(row.need.peaks)):>7}"
-    if row.largest is None:
-        return f"{row.label:<18}{cells}{peaks}  cannot"
-    fits = str(row.largest or "–")
-    return f"{row.label:<18}{cells}{peaks} {fits:>7}"
+    cells += f" {mib(max(peaks)):>7} {mib(min(peaks)):>7}"
+    fits = "cannot" if row.largest is None else row.largest or "–"
+    return f"{row.label:<18}{cells} {fits:>7}"
 
 
 def mib(size: int) -> str:

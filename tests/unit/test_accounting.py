@@ -8,6 +8,7 @@ from torch import nn
 
 from benchmarks.harness import level_runs
 from benchmarks.harness.replica_memory import track_replicas
+from benchmarks.harness.rows import totals
 from common import ladder
 from common.memory import copy_to, track_memory
 from common.model import BasicNet
@@ -124,10 +125,6 @@ def test_only_one_tracker_at_a_time_and_none_after_an_error():
 
 
 BATCH_64 = [*SHORT[:-1], "64"]
-
-
-def totals(peaks: list[dict]) -> list[int]:
-    return [sum(peak.values()) for peak in peaks]
 
 
 def test_the_first_device_of_data_parallel_holds_more_than_the_others():

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from benchmarks.harness.rows import totals
 from benchmarks.your_network import __main__ as program
 from benchmarks.your_network import memory, spec, strategies
 from benchmarks.your_network.memory import Setting, largest_batch
@@ -27,7 +28,7 @@ def on_ranks(path: str, number: int, devices: int, samples: int, shape: tuple[in
     setting = Setting(strategies.ON_SEVERAL[number], devices)
     with process_group("gloo"), track_memory() as tracker:
         run = memory.Steps(spec.load(path, shape), setting, init_device_mesh("cpu", (devices,)), tracker)
-        (split,) = run.need(samples).devices
+        (split,) = run.need(samples)
     return split
 
 
@@ -46,7 +47,7 @@ OF_RANKS = [strategy for strategy in strategies.ON_SEVERAL if not strategy.cuts_
 def test_a_lone_rank_needs_what_ranks_need_that_compute_and_communicate(strategy, two_ranks):
     name, shape = "torchvision:resnet18", (3, 64, 64)
     of_ranks = two_ranks.run(on_ranks, name, strategies.ON_SEVERAL.index(strategy), 2, 8, shape, timeout=280)
-    (found,) = memory.need(spec.load(name, shape), Setting(strategy, 2), 8).devices
+    (found,) = memory.need(spec.load(name, shape), Setting(strategy, 2), 8)
     assert found == of_ranks[0]
 
 
@@ -61,7 +62,7 @@ def test_what_is_not_computed_needs_what_is_computed(texts, setting, computed_ne
     assert found == computed_need(texts, setting, 4)
     if setting.precision != "no" or setting.checkpointing:
         plain = memory.need(texts, COMPUTED[2], 4)
-        assert found.devices[0]["activations"] < plain.devices[0]["activations"]
+        assert found[0]["activations"] < plain[0]["activations"]
 
 
 @pytest.mark.parametrize("name", ["texts", pytest.param("resnet18", marks=pytest.mark.slow)])
@@ -70,7 +71,7 @@ def test_parameters_state_and_buckets_are_those_of_the_network(name, texts):
     with torch.device("meta"):
         parameters = list(network.build().parameters())
     in_blocks = sum(-(-parameter.nbytes // 512) * 512 for parameter in parameters)
-    (found,) = memory.need(network, Setting(strategies.DDP, 2), 2).devices
+    (found,) = memory.need(network, Setting(strategies.DDP, 2), 2)
     assert found["parameters"] == in_blocks
     # Two moments for each parameter, and its step, a number that stays on the host.
     assert found["optimizer state"] == 2 * in_blocks
@@ -83,7 +84,7 @@ def test_zero_shares_out_the_state_then_the_gradients_then_the_parameters(networ
     network = network_of("def build(): return nn.Sequential(*(nn.Linear(512, 512) for _ in range(7)))", (512,))
 
     def split(strategy):
-        return memory.need(network, Setting(strategy, 4), 2).devices[0]
+        return memory.need(network, Setting(strategy, 4), 2)[0]
 
     ddp, first, third = split(strategies.DDP), split(strategies.ZERO_1), split(strategies.ZERO_3)
     assert first["optimizer state"] < 0.6 * ddp["optimizer state"]
@@ -123,7 +124,7 @@ def test_a_row_whose_large_batch_fails_has_its_need_and_says_why(written, tmp_pa
     printed = capsys.readouterr().out.replace("\n", " ")
     assert len(rows) == 6
     for row in rows:
-        assert row["need"]["devices"] and row["largest"] is None
+        assert row["need"] and row["largest"] is None
         assert row["problem"] in printed
 
 
@@ -158,10 +159,9 @@ def batch(n): return torch.randn(n, 200, 32), torch.zeros(n, dtype=torch.long)
 def test_attention_keeps_no_scores_also_where_it_drops_some(checkpointing, network_of):
     """A GPU's fused attention draws its dropout anew in backward. The CPU's has no dropout."""
     setting = replace(ALONE, checkpointing=checkpointing)
-    needs = [
-        memory.need(network_of(ATTENTION.replace("DROPOUT", dropout)), setting, 8).most for dropout in ("0.0", "0.1")
-    ]
-    assert needs[0] == needs[1] < 4 * 8 * 4 * 200 * 200  # bytes of the scores
+    needs = [memory.need(network_of(ATTENTION.replace("DROPOUT", dropout)), setting, 8) for dropout in ("0.0", "0.1")]
+    assert needs[0] == needs[1]
+    assert max(totals(needs[0])) < 4 * 8 * 4 * 200 * 200  # bytes of the scores
 
 
 def test_a_file_may_have_dataclasses_whose_annotations_are_texts(tmp_path):
@@ -194,9 +194,6 @@ def frozen(): return nn.Linear(4, 5).requires_grad_(False)
 class Keys(nn.Linear):
     def forward(self, x): return {"scores": super().forward(x)}
 def keys(): return Keys(4, 5)
-class Lookup(nn.Linear):
-    def forward(self, x): return nn.functional.embedding(x[:, 0].long(), self.weight, sparse=True)
-def sparse(): return Lookup(9, 5)
 def batch(n): return BATCH
 """
 GOOD = "torch.zeros(n, 4), torch.zeros(n, dtype=torch.long)"
@@ -208,7 +205,6 @@ ROWS = "def loss(outputs, targets): return nn.functional.cross_entropy(outputs, 
     [
         ("resnet18", GOOD, "", "names no network"),
         ("torchvision:resnet19", GOOD, "", "no classification network 'resnet19'"),
-        ("torchvision:ssd300_vgg16", GOOD, "", "no classification network 'ssd300_vgg16'"),
         ("nowhere.py:build", GOOD, "", "there is no file nowhere.py"),
         ("FILE:make", GOOD, "", "has no function 'make'"),
         ("FILE:right --input 3x8x8", GOOD, "", "has a function 'batch', which says what a sample is"),
@@ -216,7 +212,6 @@ ROWS = "def loss(outputs, targets): return nn.functional.cross_entropy(outputs, 
         ("FILE:fails", GOOD, "", "cannot be built: ValueError: no weights (mine.py, line 5)"),
         ("FILE:frozen", GOOD, "", "has no parameter to train"),
         ("FILE:wrong", GOOD, "", "the forward of mine:wrong failed: RuntimeError"),
-        ("FILE:sparse", GOOD, "", "a gradient is sparse, and its bytes depend on the numbers"),
         ("FILE:keys", GOOD, "", "returns a dict and no tensor: write loss(outputs, targets)"),
         ("FILE:right", GOOD, ROWS, "must be a scalar tensor"),
         ("FILE:right", "torch.zeros(50, 4)[:n], torch.zeros(n)[:50].long()", "", "an input of shape (50, 4)"),
