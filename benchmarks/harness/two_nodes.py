@@ -1,4 +1,4 @@
-"""Two nodes on one machine: two network namespaces joined by a cable that can be throttled, cut and mended.
+"""Two nodes on one machine: two network namespaces joined by a cable that can be throttled.
 
 Needs root, iproute2 (`ip` and `tc`) and a kernel with veth and tbf; `why_not` says what is missing.
 """
@@ -68,20 +68,6 @@ class Nodes:
                 rate = ["rate", f"{bits_per_second:.0f}bit", "burst", str(burst)]
                 queue = ["limit", str(QUEUE_BYTES)]
                 _run("tc", "-n", name, "qdisc", "replace", "dev", INTERFACE, "root", "tbf", *rate, *queue)
-
-    def cut(self) -> None:
-        """Pull the plug: packets vanish, and neither side is told."""
-        _run("ip", "-n", self.names[1], "link", "set", INTERFACE, "down")
-
-    def mend(self) -> None:
-        _run("ip", "-n", self.names[1], "link", "set", INTERFACE, "up")
-
-    def give_up_after(self, retries: int) -> None:
-        """Let TCP repeat so often what nobody acknowledges: 5 times take some 13 s, Linux's 15 a quarter of an hour."""
-        for node, _ in enumerate(self.names):
-            setting = f"echo {retries} > /proc/sys/net/ipv4/tcp_retries2"
-            if code := self.start(node, ["sh", "-c", setting]).wait(30):
-                raise RuntimeError(f"{setting}: exit code {code}")
 
     def kill(self, node: int) -> None:
         """Switch the node off: SIGKILL to every process on it, until there is none."""

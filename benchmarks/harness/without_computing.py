@@ -112,7 +112,7 @@ class _WithoutComputing(TorchDispatchMode):
         leaves = flat((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if _changes_metadata_only(func) or func in _READ_NUMBERS or func.namespace == "profiler":
-            return func(*args, **kwargs)
+            return func(*args, **kwargs)  # it writes nothing
         if func.namespace == "c10d":  # a group that is not there still copies what it is given
             if not all(map(_is_small, tensors)):
                 args, kwargs = tree_map_only(Tensor, lambda tensor: tensor[:0], (args, kwargs))

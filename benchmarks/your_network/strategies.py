@@ -36,8 +36,7 @@ class Strategy:
         name: for tables.
         wrap: makes of the model, which lies on its device, and of the group's mesh the model that is trained.
         make_optimizer: of the network, for that model.
-        cuts_inputs: DataParallel: one process has the inputs of all devices, and cuts them, those too that all samples
-            share.
+        cuts_inputs: whether one process has the inputs of all devices and cuts them, as DataParallel's has.
     """
 
     name: str
