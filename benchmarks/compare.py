@@ -15,9 +15,8 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
-from benchmarks.harness import proof, records
+from benchmarks.harness import level_runs, records
 from benchmarks.harness.networks import NETWORKS
-from benchmarks.harness.paired import measure
 from benchmarks.harness.rows import BASELINE
 from benchmarks.report.pictures import COMPARISON, draw
 from benchmarks.report.table import summary, wrapped
@@ -26,8 +25,11 @@ from benchmarks.suites import memory, throughput
 from common import ladder
 from common.cores import available_cores
 from common.data.synthetic import SIZES
+from common.numbers import positive
 from common.processes import RankFailed, ranks
+from common.weights import checksum, farthest
 
+EXACT = ["--dtype", "float64", "--no-dropout"]
 PROOF_STEPS = 10
 EVALUATION_RANKS = 3  # 10,000 samples do not divide by it: what pads or drops shows
 TIMEOUT = 900  # seconds, for any one part
@@ -37,9 +39,9 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__.splitlines()[0])
     flag = parser.add_argument
     flag("--full", action="store_true", help="whole epochs, batch 256, all networks' memory")
-    flag("--world-size", type=int, metavar="N", help="processes, or replicas (default: one for each GPU, else 2)")
-    flag("--steps", type=int, metavar="N", help="optimizer steps of each level's run (60; --full: an epoch)")
-    flag("--rounds", type=int, metavar="N", help="how often the levels take turns being timed (4; --full: 10)")
+    flag("--world-size", type=positive, metavar="N", help="processes, or replicas (default: one for each GPU, else 2)")
+    flag("--steps", type=positive, metavar="N", help="optimizer steps of each level's run (60; --full: an epoch)")
+    flag("--rounds", type=positive, metavar="N", help="how often the levels take turns being timed (4; --full: 10)")
     flag("--out", type=Path, default=Path("results"), metavar="PATH", help="folder for the results and the report")
     flag("--dataset", choices=["auto", "mnist", "synthetic"], default="auto")
     flag("--data-dir", metavar="PATH", help="holds MNIST/raw")
@@ -49,9 +51,6 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
         options.world_size = gpus or 2
     if gpus and options.world_size > gpus:
         parser.error(f"--world-size {options.world_size}: there are {gpus} GPUs")
-    given = [options.world_size, options.steps, options.rounds]
-    if min(number for number in given if number is not None) < 1:
-        parser.error("--world-size, --steps and --rounds must be at least 1")
     sizes = (64, 256) if options.full else (64,)
     options.batch_sizes = []
     for size in sizes:
@@ -123,26 +122,34 @@ class Comparison:
     def train(self, level: str) -> None:
         """Training for a number of steps, then the whole test set."""
         flags = [*self.flags(level), "--max-steps", str(self.options.steps)]
-        self.report["levels"][level]["run"] = self.on_ranks(level, proof.train, flags)[0]
+        self.report["levels"][level]["run"] = self.on_ranks(level, level_runs.train, flags)[0]
 
     def prove(self, level: str, result: dict) -> None:
         """The weights' distance from level 00's after steps in float64, and the bytes on each device."""
         path = self.folder / f"{level.replace('/', '_')}.pt"
         baseline = self.folder / f"{self.levels[0]}.pt"
-        exact = ["--dtype", "float64", "--no-dropout", "--max-steps", str(PROOF_STEPS), "--save", str(path), *proof.FEW]
-        self.on_ranks(level, proof.train, [*self.flags(level), *exact])
+        exact = [
+            "--dtype",
+            "float64",
+            "--no-dropout",
+            "--max-steps",
+            str(PROOF_STEPS),
+            "--save",
+            str(path),
+            *level_runs.FEW,
+        ]
+        self.on_ranks(level, level_runs.train, [*self.flags(level), *exact])
         weights = torch.load(path, weights_only=True)
         if baseline.exists():
-            result["max_weight_difference"] = proof.farthest(weights, torch.load(baseline, weights_only=True))
-        result["weight_checksum"] = proof.checksum(weights)
-        peaks = self.on_ranks(level, proof.peaks, self.flags(level))
+            result["max_weight_difference"] = farthest(weights, torch.load(baseline, weights_only=True))
+        result["weight_checksum"] = checksum(weights)
+        peaks = self.on_ranks(level, level_runs.peaks, self.flags(level))
         result["simulated_peak_memory"] = [device for rank in peaks for device in rank]
 
     def evaluate(self, level: str) -> None:
         """The whole test set on a number of ranks that it does not divide by, and its losses; at level 00 on one."""
-        flags = self.flags(level, 64 // EVALUATION_RANKS * EVALUATION_RANKS)
-        exact = ["--dtype", "float64", "--no-dropout", "--max-steps", "1"]
-        result = self.on_ranks(level, proof.train, [*flags, *exact], EVALUATION_RANKS)[0]
+        flags = [*self.flags(level, 64 // EVALUATION_RANKS * EVALUATION_RANKS), *EXACT, "--max-steps", "1"]
+        result = self.on_ranks(level, level_runs.train, flags, EVALUATION_RANKS)[0]
         processes = EVALUATION_RANKS if level in ladder.DISTRIBUTED else 1
         self.report["levels"][level]["evaluated_on"] = {str(processes): result["evaluated"]}
         self.report["levels"][level]["eval_loss_sum"] = result["eval_loss"] * result["evaluated"]
@@ -154,10 +161,10 @@ class Comparison:
             workers = 1 if level == BASELINE else self.options.world_size
             configurations.append(throughput.Configuration(level, workers, size, self.cores_per_device))
         configurations += throughput.all_cores(size)
-        timed = throughput.Throughput(configurations, tuple(self.data_flags()))
-        timed.calibrate()
-        samples = measure(timed.contestants, self.options.rounds)
-        group = throughput.record(f"global batch {size}", samples, timed.facts)
+        data_flags = tuple(self.data_flags())
+        steps = throughput.calibrated(configurations, data_flags)
+        title = f"global batch {size}"
+        group = throughput.measure_in_turns(title, configurations, data_flags, steps, self.options.rounds)
         self.report.setdefault("throughput", []).append(group)
 
     def account(self, devices: int) -> None:
@@ -169,10 +176,10 @@ class Comparison:
         self.report.setdefault("memory", []).extend(rows)
 
     def on_ranks(self, level: str, job: Callable, flags: list[str], processes: int | None = None) -> list:
-        """A job of `benchmarks.harness.proof` on the processes of this level, which share the cores."""
+        """A job of `benchmarks.harness.level_runs` on the processes of this level, which share the cores."""
         processes = (processes or self.options.world_size) if ladder.is_distributed(level) else 1
         threads = max(1, available_cores() // processes)
-        on_cpu = job is proof.peaks or processes > torch.cuda.device_count()  # nccl needs a GPU for each process
+        on_cpu = job is level_runs.peaks or processes > torch.cuda.device_count()  # nccl needs a GPU for each process
         return ranks(processes, on_cpu).run(job, level, flags, threads, timeout=TIMEOUT)
 
     def flags(self, level: str, batch_size: int | None = None) -> list[str]:

@@ -16,7 +16,7 @@ from common.data import mnist_on_disk
 
 FULL_ROUNDS = 10
 QUICK_ROUNDS = 2
-REPLAYED = "The plugin's table replays these durations: the rows of a group took turns before its first test."
+REPLAYED = "pytest-benchmark's table shows these durations again: the rows of a group took turns before its first test."
 LITTLE = "--quick: a few short rounds show that everything runs; these numbers say little."
 
 # Of each suite the records of its groups, in the order in which they were measured.
@@ -92,25 +92,26 @@ def extent(request) -> Extent:
 @pytest.fixture(scope="session")
 def record_of(request, extent):
     """`record_of(suite, group)`: the group's record. It is measured once, whichever of its rows were selected."""
-    known: dict[str, dict | Exception] = {}
+    # A group that fails does so for all of its rows, each of which says so.
+    outcomes: dict[str, dict | Exception] = {}
 
-    def measured(suite: str, group: Group) -> dict:
+    def measure(suite: str, group: Group) -> dict:
         began = records.circumstances()
         record = group.measure(extent) | {"began": began, "ended": records.circumstances()}
         request.config.stash[MEASURED].setdefault(suite, []).append(record)
         return record
 
-    def once(suite: str, group: Group) -> dict:
-        if group.title not in known:
+    def record_or_raise(suite: str, group: Group) -> dict:
+        if group.title not in outcomes:
             try:
-                known[group.title] = measured(suite, group)
-            except Exception as error:  # it failed for all of its rows, each of which says so
-                known[group.title] = error
-        record = known[group.title]
-        if isinstance(record, CannotMeasure):
-            pytest.skip(str(record))
-        if isinstance(record, Exception):
-            raise record
-        return record
+                outcomes[group.title] = measure(suite, group)
+            except Exception as error:
+                outcomes[group.title] = error
+        outcome = outcomes[group.title]
+        if isinstance(outcome, CannotMeasure):
+            pytest.skip(str(outcome))
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
-    return once
+    return record_or_raise

@@ -1,6 +1,6 @@
 """Tensor bytes per device, counted rather than measured: the memory of N GPUs seen on a machine that has none.
 
-Within `accounting()` every operation's result is charged to the device on which it would be on a machine with GPUs:
+Within `track_memory()` every operation's result is charged to the device on which it would be on a machine with GPUs:
 
 - what is made without a device stays on the host and is not charged: datasets, batches, a model before `.to(device)`;
 - `.to(device)` moves it to the process's device, `copy_to` of the emulated DataParallel to a replica's;
@@ -12,21 +12,16 @@ Storage is rounded up to 512 bytes as CUDA's caching allocator does, and release
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
+from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-
-from common.nested import leaves
-from common.small import data_parallel
 
 BLOCK = 512
 # Communication: the buckets and messages of collectives, scattered inputs, gathered outputs.
@@ -42,7 +37,7 @@ class _Allocation:
     counts: bool = True
 
 
-class Ledger:
+class MemoryTracker:
     """The bytes that are held now, by device and category, and each device's at its peak."""
 
     def __init__(self) -> None:
@@ -157,17 +152,14 @@ class _Placement(threading.local):
     target: int | None = None
 
 
-# gloo has no reduce-scatter: it reduces a copy of the whole message, which is first seen when it is split, and which
-# nccl does not have. When gloo frees it depends on its threads.
-_SPLIT = torch.ops.aten.split.Tensor
 _placement = _Placement()
-_active: Ledger | None = None
+_active: MemoryTracker | None = None
 
 
 class _Operations(TorchDispatchMode):
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, tracker: MemoryTracker) -> None:
         super().__init__()
-        self.ledger = ledger
+        self.tracker = tracker
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -178,39 +170,43 @@ class _Operations(TorchDispatchMode):
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             # DTensor and its like do their work by operations on the plain tensors that they hold; those come here.
             return NotImplemented
-        ledger = self.ledger
         kwargs = kwargs or {}
         inputs = _tensors((args, kwargs))
-        if func is _SPLIT and not ledger.knows(inputs[0]):
-            ledger.leave_out(inputs[0])
-        device = self._device(inputs)
-        if device is not None:
-            for tensor in inputs:
-                # Numbers may stay on the host in an operation with device tensors; whole tensors may not.
-                if tensor.dim() and ledger.device_of(tensor) is None:
-                    ledger.charge(tensor, device)
-        if _placement.target is not None:
-            device = _placement.target
-        if func.namespace == "c10d":
-            for tensor in inputs:
-                ledger.label(tensor, "communication")
+        self._name_messages(func, inputs)
+        device = self._bring_together(inputs)
         results = func(*args, **kwargs)
         for tensor in _tensors(results):
             own_device = tensor.device.index if _is_on_a_gpu(tensor) else device
-            ledger.charge(tensor, own_device)
+            self.tracker.charge(tensor, own_device)
         return results
 
-    def _device(self, inputs: list[Tensor]) -> int | None:
-        """The place of an operation on these tensors: the first device that holds one, else the host."""
-        for tensor in inputs:
-            device = self.ledger.device_of(tensor)
-            if device is not None:
-                return device
-        return None
+    def _name_messages(self, func: torch._ops.OpOverload, inputs: list[Tensor]) -> None:
+        """Collectives send messages. gloo, which has no reduce-scatter, reduces a copy of the whole message.
+
+        That copy is first seen when it is split. nccl does not have it, and when gloo frees it depends on its threads.
+        """
+        if func is torch.ops.aten.split.Tensor and not self.tracker.knows(inputs[0]):
+            self.tracker.leave_out(inputs[0])
+        if func.namespace == "c10d":
+            for tensor in inputs:
+                self.tracker.label(tensor, "communication")
+
+    def _bring_together(self, inputs: list[Tensor]) -> int | None:
+        """The device of the results: an explicit copy's, or the first that holds an input, else the host.
+
+        Numbers may stay on the host in an operation with device tensors; whole tensors may not, and are moved.
+        """
+        devices = map(self.tracker.device_of, inputs)
+        device = next((device for device in devices if device is not None), None)
+        if device is not None:
+            for tensor in inputs:
+                if tensor.dim() and self.tracker.device_of(tensor) is None:
+                    self.tracker.charge(tensor, device)
+        return device if _placement.target is None else _placement.target
 
 
 @contextmanager
-def _moves_and_sizes(ledger: Ledger) -> Iterator[None]:
+def _moves_and_sizes(tracker: MemoryTracker) -> Iterator[None]:
     """Watch two methods that start no operation here.
 
     `.to(device)` does nothing where everything is the CPU: it becomes the copy that a GPU would need. `resize_` of a
@@ -222,28 +218,17 @@ def _moves_and_sizes(ledger: Ledger) -> Iterator[None]:
 
     def move(tensor: Tensor, *args, **kwargs) -> Tensor:
         result = to(tensor, *args, **kwargs)
-        if _names_device(args, kwargs) and result.device.type == "cpu" and ledger.device_of(result) is None:
+        if _names_device(args, kwargs) and result.device.type == "cpu" and tracker.device_of(result) is None:
             return copy_to(result, None, 0, UNNAMED)
         return result
 
-    def resize_and_tell(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+    def resize_and_track(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
         resize(storage, size)
-        ledger.look_at_size(storage)
+        tracker.look_at_size(storage)
         return storage
 
-    with replaced(Tensor, "to", move), replaced(torch.UntypedStorage, "resize_", resize_and_tell):
+    with patch.object(Tensor, "to", move), patch.object(torch.UntypedStorage, "resize_", resize_and_track):
         yield
-
-
-@contextmanager
-def replaced(owner: type | ModuleType, name: str, method: Callable) -> Iterator[None]:
-    """Another method of a class, or function of a module, for as long as the block runs."""
-    before = getattr(owner, name)
-    setattr(owner, name, method)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 def _names_device(args, kwargs) -> bool:
@@ -286,76 +271,47 @@ def _is_on_a_gpu(tensor: Tensor) -> bool:
 
 
 @contextmanager
-def accounting() -> Iterator[Ledger]:
-    """Account for everything that this thread does, and for the jobs of thread pools. One at a time a process."""
+def track_memory() -> Iterator[MemoryTracker]:
+    """Charge everything that this thread does. One at a time a process."""
     global _active
     if _active is not None:
-        raise RuntimeError("accounting() is active already")
-    _active = ledger = Ledger()
+        raise RuntimeError("track_memory() is active already")
+    _active = tracker = MemoryTracker()
 
     def label_trained(optimizer, *_) -> None:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                ledger.label(parameter, "parameters")
+                tracker.label(parameter, "parameters")
                 if parameter.grad is not None:
-                    ledger.label(parameter.grad, "gradients")
+                    tracker.label(parameter.grad, "gradients")
                 for value in optimizer.state[parameter].values():
                     if isinstance(value, Tensor):
-                        ledger.label(value, "optimizer state")
+                        tracker.label(value, "optimizer state")
 
     hook = register_optimizer_step_post_hook(label_trained)
     try:
-        with _watched(ledger), _moves_and_sizes(ledger), _replicas(ledger):
-            yield ledger
+        with observed(tracker), _moves_and_sizes(tracker):
+            yield tracker
     finally:
         hook.remove()
         _active = None
 
 
 @contextmanager
-def _watched(ledger: Ledger) -> Iterator[None]:
+def observed(tracker: MemoryTracker) -> Iterator[None]:
+    """Charge this thread's operations: torch's modes and hooks are of one thread, so each has to enter them."""
+
     def keep(tensor: Tensor) -> Tensor:
-        ledger.label(tensor, "activations")
+        tracker.label(tensor, "activations")
         return tensor
 
     # What autograd saves for backward is what one calls activations.
-    with _Operations(ledger), saved_tensors_hooks(keep, lambda tensor: tensor):
-        yield
-
-
-@contextmanager
-def _replicas(ledger: Ledger) -> Iterator[None]:
-    """Follow the emulated DataParallel to its devices: its copies, what it gathers, and its threads.
-
-    torch's modes and hooks are of one thread, so each job that a thread is given enters them again.
-    """
-    gather = data_parallel.gather
-    submit = ThreadPoolExecutor.submit
-
-    def copy_of_replica(tensor: Tensor, source: int, target: int) -> Tensor:
-        category = "parameters" if isinstance(tensor, nn.Parameter) else "communication"
-        return copy_to(tensor, source, target, category)
-
-    def gather_and_label(outputs: list[Any]) -> Any:
-        gathered = gather(outputs)
-        for leaf in leaves(gathered):
-            if isinstance(leaf, Tensor):
-                ledger.label(leaf, "communication")
-        return gathered
-
-    def submit_watched(pool: ThreadPoolExecutor, job: Callable, *args, **kwargs) -> Future:
-        return submit(pool, _watched(ledger)(job), *args, **kwargs)
-
-    with (
-        replaced(data_parallel, "copy_to", copy_of_replica),
-        replaced(data_parallel, "gather", gather_and_label),
-        replaced(ThreadPoolExecutor, "submit", submit_watched),
-    ):
+    with _Operations(tracker), saved_tensors_hooks(keep, lambda tensor: tensor):
         yield
 
 
 def name_category(tensor: Tensor, category: str) -> None:
-    """Say what `tensor` is, one of CATEGORIES, if somebody accounts."""
+    """Say what `tensor` is, one of CATEGORIES, if memory is tracked."""
     if _active is not None:
         _active.label(tensor, category)
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.harness.proof import farthest
 from common import ladder
 from common.args import parse_args
 from common.instruments import prepare_process
 from common.ladder.small import load_small
 from common.machine import fit_to_machine
 from common.processes import ranks
+from common.weights import farthest
 
 __all__ = ["EXACT", "SHORT", "farthest", "level_00", "run_level", "run_on_ranks", "run_script"]
 

@@ -1,9 +1,4 @@
-"""Groups of rows that are measured in turns, and the seconds per step that pytest-benchmark is shown of each row.
-
-A group is measured once, all of its rows in turns. Afterwards each row is a test of its own, whose rounds are the
-seconds that one step took in each round of the group. So pytest-benchmark shows, saves and compares single rows, and
-the rows of a group can still be compared with one another.
-"""
+"""Groups of rows that are measured in turns, so that the rows of a group can be compared with one another."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,16 +50,3 @@ def seconds_per_step(record: dict, row: str) -> list[float]:
     if unit in SECONDS:
         return [sample * SECONDS[unit] for sample in facts["samples"]]
     return [facts["global_batch_size"] / sample for sample in facts["samples"]]
-
-
-class ReplayClock:
-    """A clock that stands still until `advance` moves it: the timer of pytest-benchmark, while times are replayed."""
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-
-    def now(self) -> float:
-        return self._seconds
-
-    def advance(self, seconds: float) -> None:
-        self._seconds += seconds

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from benchmarks.harness import proof
+from benchmarks.harness import level_runs
 from benchmarks.harness.gradient_averaging import warmed_up
 from benchmarks.harness.spans import (
     ALL_REDUCE,
@@ -149,7 +149,7 @@ def record_level(script: str, argv: list[str], threads: int) -> list[list[Record
         for owner, method, phase in PHASES:
             stack.enter_context(patch.object(owner, method, _named(phase, getattr(owner, method))))
         profiler = stack.enter_context(profile(activities=[ProfilerActivity.CPU], experimental_config=every_thread))
-        proof.train(script, argv, threads)
+        level_runs.train(script, argv, threads)
     zero = profiler.profiler.kineto_results.trace_start_ns() / 1e9
     return steps_of_devices(_in_order(profiler.events()), zero)
 

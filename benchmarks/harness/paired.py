@@ -81,21 +81,13 @@ def summarise(samples: list[float]) -> Summary:
     return Summary(median, low, high)
 
 
-@dataclass(frozen=True)
-class Interval:
-    """An interval around a median, by a bootstrap over rounds; `confidence` says how sure it is."""
-
-    low: float
-    high: float
-
-
-def bootstrap(samples: list[float]) -> Interval:
-    """The interval of the median of at least one sample; a point if there is one. Repeats itself: it has a seed."""
+def bootstrap(samples: list[float]) -> tuple[float, float]:
+    """The ends of the interval of the median; equal ones of a single sample. Repeats itself: it has a seed."""
     dice = random.Random(SEED)
     medians = [statistics.median(dice.choices(samples, k=len(samples))) for _ in range(RESAMPLES)]
     medians.sort()
     outside = round((1 - CONFIDENCE) / 2 * RESAMPLES)
-    return Interval(medians[outside], medians[-outside - 1])
+    return medians[outside], medians[-outside - 1]
 
 
 def confidence(rounds: int) -> float:

@@ -89,9 +89,9 @@ def group(
 
 
 def _paired(by_round: list[float]) -> dict:
-    interval = paired.bootstrap(by_round)
+    low, high = paired.bootstrap(by_round)
     return _numbers(summarise(by_round)) | {
-        "interval": [rounded(interval.low), rounded(interval.high)],
+        "interval": [rounded(low), rounded(high)],
         "confidence": rounded(paired.confidence(len(by_round))),
     }
 
@@ -109,14 +109,12 @@ def rounded(number: float) -> float:
     return float(f"{number:.{DIGITS}g}")
 
 
-def write(folder: Path, suite: str, groups: list[dict], began: dict, ended: dict | None = None) -> dict:
+def write(folder: Path, suite: str, groups: list[dict], began: dict, ended: dict) -> dict:
     """Write one suite's file into `folder`, complete or not at all; returns its content.
 
     Args:
-        began: the `circumstances` before it was measured.
-        ended: those after it was measured; by default those of now.
+        began, ended: the `circumstances` before and after it was measured.
     """
-    ended = ended or circumstances()
     record = {"suite": suite, "machine": machine(), "began": began, "ended": ended, "groups": groups}
     write_json(folder / f"{suite}.json", record)
     return record

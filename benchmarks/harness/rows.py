@@ -2,7 +2,6 @@
 
 BASELINE = "00_single_gpu"  # the level that the others are held against
 RAW_DDP = "02_ddp_raw"  # the level that levels 03 and 04 are held against
-ALL_CORES = "all cores"  # a row of level 00 that belongs to no device of the comparison: see `suites.throughput`
 # Wrappers in rows of memory: see `suites.memory`.
 DATA_PARALLEL = "DataParallel"
 DDP = "DDP"
@@ -11,6 +10,6 @@ FOREACH = "DDP, foreach AdamW"
 FSDP = "FSDP2"
 
 
-def totals(row: dict) -> list[int]:
-    """The peak bytes of each device."""
-    return [sum(split.values()) for split in row["peaks"]]
+def totals(devices: list[dict[str, int]]) -> list[int]:
+    """The bytes of each device, whose bytes by category are given."""
+    return [sum(split.values()) for split in devices]

@@ -1,11 +1,10 @@
-"""Two nodes on one machine: two network namespaces joined by a cable that can be throttled, cut and mended.
+"""Two nodes on one machine: two network namespaces joined by a cable that can be throttled.
 
 Needs root, iproute2 (`ip` and `tc`) and a kernel with veth and tbf; `why_not` says what is missing.
 """
 
 import itertools
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -70,20 +69,6 @@ class Nodes:
                 queue = ["limit", str(QUEUE_BYTES)]
                 _run("tc", "-n", name, "qdisc", "replace", "dev", INTERFACE, "root", "tbf", *rate, *queue)
 
-    def cut(self) -> None:
-        """Pull the plug: packets vanish, and neither side is told."""
-        _run("ip", "-n", self.names[1], "link", "set", INTERFACE, "down")
-
-    def mend(self) -> None:
-        _run("ip", "-n", self.names[1], "link", "set", INTERFACE, "up")
-
-    def give_up_after(self, retries: int) -> None:
-        """Let TCP repeat so often what nobody acknowledges: 5 times take some 13 s, Linux's 15 a quarter of an hour."""
-        for node, _ in enumerate(self.names):
-            setting = f"echo {retries} > /proc/sys/net/ipv4/tcp_retries2"
-            if code := self.start(node, ["sh", "-c", setting]).wait(30):
-                raise RuntimeError(f"{setting}: exit code {code}")
-
     def kill(self, node: int) -> None:
         """Switch the node off: SIGKILL to every process on it, until there is none."""
         for process in self._started[node]:
@@ -129,18 +114,13 @@ def two_nodes() -> Iterator[Nodes]:
 @cache
 def why_not() -> str | None:
     """The reason why there can be no two nodes here, or None if there can."""
-    missing = [program for program in ("ip", "tc") if not shutil.which(program)]
-    if missing:
-        return f"iproute2 is not installed ({' and '.join(missing)} not found)"
-    if os.geteuid():
-        return "network namespaces need root"
     try:
         with two_nodes() as nodes:
             nodes.limit(1e9)
             if nodes.start(0, [sys.executable, "-c", ""]).wait(60):
                 return "a process cannot be started in a network namespace"
     except (RuntimeError, OSError) as error:
-        return f"no network namespaces here: {error}"
+        return f"network namespaces need root and iproute2: {error}"
     return None
 
 

@@ -68,7 +68,7 @@ def _devices(panel, row: dict, top: float) -> None:
         _stack(panel, start + device, split)
     middle = start + (n - 1) / 2
     above = max(_heights(row)) + 0.03 * top
-    ratio = f"ratio\n{spread(totals(row)):.2f}"
+    ratio = f"ratio\n{spread(_heights(row)):.2f}"
     panel.text(middle, above, ratio, ha="center", va="bottom", fontsize=SMALL, bbox=CLEAR)
 
 
@@ -82,7 +82,7 @@ def _stack(panel, position: float, split: dict[str, int]) -> None:
 
 
 def _heights(row: dict) -> list[float]:
-    return [size / 2**20 for size in totals(row)]
+    return [size / 2**20 for size in totals(row["peaks"])]
 
 
 def sharing(record: dict, path: Path) -> None:

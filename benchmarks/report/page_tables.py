@@ -39,7 +39,7 @@ def five_levels() -> str:
     memory = peaks(record["levels"])
     rows = []
     for row in group["rows"].values():
-        if row["apart"]:
+        if row["all_cores"]:
             continue
         level = row["level"]
         ratio = 1.0 if level == BASELINE else paired(group, level)
@@ -59,7 +59,7 @@ def epoch(level: str) -> str:
     run = record["levels"][name]["run"]
     accuracy, losses, *_ = result_line(run).split(" | ")
     group = record["throughput"][0]
-    (speed,) = [row["median"] for row in group["rows"].values() if row["level"] == name and not row["apart"]]
+    (speed,) = [row["median"] for row in group["rows"].values() if row["level"] == name and not row["all_cores"]]
     cores = quantity(record["cores_per_device"], "core")
     memory = " and ".join(f"{size / 2**20:.0f}" for size in peaks(record["levels"])[name])
     lines = [
@@ -83,21 +83,20 @@ def devices() -> str:
     """Peak MiB of BasicNet's training on several devices."""
     rows = []
     for count in WORLD_SIZES:
-        first, *others = totals(memory_row("basic_net", DATA_PARALLEL, count))
+        first, *others = totals(peaks_of("basic_net", DATA_PARALLEL, count))
         other = max(others)
-        ddp = max(totals(memory_row("basic_net", DDP, count)))
+        ddp = max(totals(peaks_of("basic_net", DDP, count)))
         rows.append([str(count), mib(first), mib(other), f"{first / other:.1f}", mib(ddp)])
     return markdown(["devices", "first", "each of the others", "ratio", "DDP, each"], rows)
 
 
 def memory_split() -> str:
     """BasicNet's memory on two devices at the peak of each, in MiB by category."""
-    first, second = memory_row("basic_net", DATA_PARALLEL, 2)["peaks"]
-    ddp, _ = memory_row("basic_net", DDP, 2)["peaks"]
-    splits = (first, second, ddp)
+    first, second = peaks_of("basic_net", DATA_PARALLEL, 2)
+    ddp, _ = peaks_of("basic_net", DDP, 2)
+    splits = [first, second, ddp]
     rows = [[category, *(mib(split[category]) for split in splits)] for category in first]
-    sums = [sum(split.values()) for split in splits]
-    rows.append(["sum", *map(mib, sums)])
+    rows.append(["sum", *map(mib, totals(splits))])
     return markdown(["MiB", "DataParallel, device 0", "DataParallel, device 1", "DDP, each"], rows)
 
 
@@ -107,17 +106,17 @@ def smaller() -> str:
     rows = []
     for network, title in (("basic_net", "BasicNet"), ("resnet18", "ResNet-18")):
         for count in WORLD_SIZES:
-            fullest = [max(totals(memory_row(network, wrapper, count))) for wrapper in columns]
+            fullest = [max(totals(peaks_of(network, wrapper, count))) for wrapper in columns]
             rows.append([title, str(count), *map(mib, fullest)])
     return markdown(["network", "devices", *columns.values()], rows)
 
 
-def memory_row(network: str, wrapper: str, devices: int) -> dict:
-    """The record of a network's memory under a wrapper on so many devices."""
+def peaks_of(network: str, wrapper: str, devices: int) -> list[dict[str, int]]:
+    """The recorded bytes of a network under a wrapper: of each device, by category."""
     wanted = (network, wrapper, devices)
     rows = recorded("results")["memory"]
     (row,) = [row for row in rows if (row["network"], row["wrapper"], row["devices"]) == wanted]
-    return row
+    return row["peaks"]
 
 
 def break_even() -> str:

@@ -1,4 +1,4 @@
-"""The generated parts of the pages: diffs of levels, line counts, recorded numbers.
+"""The generated parts of the pages: of the ladder's scripts here, of recorded results by `page_tables`.
 
 python -m benchmarks.report.readmes
 python -m benchmarks.report.readmes --check

@@ -2,7 +2,7 @@
 
 import textwrap
 
-from benchmarks.harness.rows import BASELINE
+from benchmarks.harness.rows import BASELINE, totals
 from benchmarks.report.verdicts import are_measured, peaks, verdicts
 from common import ladder
 from common.instruments.result import quantity
@@ -39,7 +39,7 @@ def _speeds(group: dict) -> str:
         if name in pairs:
             low, high = pairs[name]["interval"]
             ratio = f"{pairs[name]['median']:.2f} ({low:.2f} to {high:.2f})"
-        label, devices = (name, MISSING) if row["apart"] else (row["level"], row["workers"])
+        label, devices = (name, MISSING) if row["all_cores"] else (row["level"], row["workers"])
         spread = f"{row['spread']:.0%}{' noisy' if row['noisy'] else ''}"
         lines.append(SPEED_COLUMNS.format(label, devices, f"{row['median']:.0f}", spread, ratio))
     return "\n".join(lines)
@@ -62,7 +62,7 @@ def _checks(report: dict) -> str:
         cells = [processes, f"{run['accuracy']:.2%}", run["evaluated"], per_device(sizes)]
         lines.append(CHECK_COLUMNS.format(level, *cells, result["weight_checksum"]))
     for rung, result in report.get("sharded", {}).items():
-        sizes = [sum(split.values()) for split in result["simulated_peak_memory"]]
+        sizes = totals(result["simulated_peak_memory"])
         memory = MISSING if measured else per_device(sizes)
         cells = [len(sizes), MISSING, MISSING, memory]
         lines.append(CHECK_COLUMNS.format(ladder.short_name(rung), *cells, result["weight_checksum"]))

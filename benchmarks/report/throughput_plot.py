@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.harness.rows import ALL_CORES, BASELINE
+from benchmarks.harness.rows import BASELINE
 from benchmarks.report.plots import BLUE, GREY, INK, SKY, SMALL, SOFT, VERMILION, Bar, draw_bars, save, subplots
 from common.instruments.result import quantity
 
@@ -36,7 +36,7 @@ def speeds(report: dict, path: Path) -> None:
 
 
 def _speed(name: str, row: dict, ratio: float | None) -> Bar:
-    colour = SKY if row["apart"] else BLUE
+    colour = SKY if row["all_cores"] else BLUE
     text = f"{row['median']:.0f}"
     if name == BASELINE:
         colour = GREY
@@ -84,7 +84,7 @@ def speed_ups(group: dict) -> dict[str, dict]:
     """The pairs of a group that hold several devices, or all cores, against level 00 on one device, by their rows."""
     rows = group["rows"]
     pairs = {pair["of"]: pair for pair in group["pairs"] if pair["to"] == BASELINE}
-    return {name: pair for name, pair in pairs.items() if rows[name]["workers"] > 1 or rows[name]["apart"] == ALL_CORES}
+    return {name: pair for name, pair in pairs.items() if rows[name]["workers"] > 1 or rows[name]["all_cores"]}
 
 
 def _speed_ups(panel, group: dict, right: float) -> None:
@@ -93,8 +93,8 @@ def _speed_ups(panel, group: dict, right: float) -> None:
     for name, pair in speed_ups(group).items():
         row = group["rows"][name]
         low, high = pair["interval"]
-        label = f"{row['level'][:2]}, all" if row["apart"] else f"{row['level'][:2]} on {row['workers']}"
-        colour = SKY if row["apart"] else BLUE
+        label = f"{row['level'][:2]}, all" if row["all_cores"] else f"{row['level'][:2]} on {row['workers']}"
+        colour = SKY if row["all_cores"] else BLUE
         bars.append(Bar(label, pair["median"], low, high, high, f"{pair['median']:.2f}", colour))
     draw_bars(panel, bars, 0.03 * right)
     panel.axvline(1, color=SOFT, linewidth=1.2)

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from benchmarks.harness.rows import BASELINE
+from benchmarks.harness.rows import BASELINE, totals
 from common import ladder
 
 FARTHEST = 1e-9  # in float64; what rounding alone does is below 1e-11
@@ -88,7 +88,7 @@ def peaks(levels: dict[str, dict]) -> dict[str, list[int]]:
         return {level: result["run"]["peak_memory_bytes"] for level, result in levels.items()}
     sizes = {}
     for level, result in levels.items():
-        sizes[level] = [sum(split.values()) for split in result["simulated_peak_memory"]]
+        sizes[level] = totals(result["simulated_peak_memory"])
     return sizes
 
 

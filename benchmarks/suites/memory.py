@@ -4,7 +4,9 @@ Three steps of AdamW at the same global batch, with the wrappers that levels 01 
 its device by `common.memory`; DDP's ranks are real processes, each accounted for by itself.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -12,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.harness.networks import NETWORKS, Network
+from benchmarks.harness.replica_memory import track_replicas
 from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP
-from common.memory import accounting, name_category
+from common.memory import name_category
 from common.process_group import process_group
 from common.processes import ranks
 from common.small.data_parallel import EmulatedDataParallel
@@ -85,46 +88,29 @@ def train(network: Network, device: torch.device, share: Share, steps: int = STE
         optimizer.zero_grad()
 
 
-def accounted(names: list[str], share: Share) -> list[list[dict[str, int]]]:
-    """Of each network, for each of this process's devices, the bytes in each category at its peak."""
-    result = []
-    for name in names:
-        with accounting() as ledger:
-            train(NETWORKS[name], torch.device("cpu"), share)
-        result.append(list(ledger.peaks().values()))
-    return result
+def peaks_of_process(name: str, share: Share) -> list[dict[str, int]]:
+    """For each of this process's devices, the bytes in each category at its peak."""
+    group = nullcontext() if share.wrapper == DATA_PARALLEL else process_group("gloo")
+    with group, track_replicas() as tracker:
+        train(NETWORKS[name], torch.device("cpu"), share)
+    return list(tracker.peaks().values())
 
 
 def rows_on(devices: int, names: list[str], wrappers: tuple[str, ...] = WRAPPERS) -> list[dict]:
-    """A row for each network and wrapper; `peaks` has the bytes of each category on each device."""
+    """A row for each network and wrapper; `peaks` has the bytes of each category on each device, in their order."""
     rows = []
     for wrapper in wrappers:
-        for name, peaks in zip(names, on_devices(names, wrapper, devices), strict=True):
+        processes = ranks(1 if wrapper == DATA_PARALLEL else devices, on_cpu=True)
+        for name in names:
             network = NETWORKS[name]
+            by_process = processes.run(peaks_of_process, name, Share(wrapper, devices), timeout=TIMEOUT)
             row = {
                 "network": name,
                 "title": network.title,
                 "global_batch_size": network.batch_size,
                 "wrapper": wrapper,
                 "devices": devices,
-                "peaks": peaks,
+                "peaks": list(chain.from_iterable(by_process)),
             }
             rows.append(row)
     return rows
-
-
-def on_devices(names: list[str], wrapper: str, devices: int) -> list[list[dict[str, int]]]:
-    """Of each network the peaks of all devices, in their order."""
-    processes = 1 if wrapper == DATA_PARALLEL else devices
-    by_process = ranks(processes, on_cpu=True).run(_in_process, names, Share(wrapper, devices), timeout=TIMEOUT)
-    found = []
-    for of_processes in zip(*by_process, strict=True):
-        found.append([device for of_process in of_processes for device in of_process])
-    return found
-
-
-def _in_process(names: list[str], share: Share) -> list[list[dict[str, int]]]:
-    if share.wrapper == DATA_PARALLEL:
-        return accounted(names, share)
-    with process_group("gloo"):
-        return accounted(names, share)

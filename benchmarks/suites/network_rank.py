@@ -13,28 +13,22 @@ from unittest import mock
 
 import torch
 
+from benchmarks.harness import level_runs
 from benchmarks.harness.lanes import record_rank
-from benchmarks.suites.throughput import WARM_UP_STEPS, train
+from benchmarks.suites.throughput import WARM_UP_STEPS, Configuration, Steps
 from common.allocator import keep_large_blocks
 
 LEVEL = "02_ddp_raw"
 
 
-def throughput(batch_per_process: int, steps: int) -> float:
-    """Level 02's images per second over all ranks, by this rank's clock."""
-    world_size = int(os.environ["WORLD_SIZE"])
-    batch = batch_per_process * world_size
-    argv = ("--dataset", "synthetic", "--device", "cpu", "--batch-size", str(batch), "--eval-samples", str(world_size))
-    result = train(LEVEL, (*argv, "--max-steps", str(WARM_UP_STEPS + steps)), threads=1)
-    return result["images_per_sec"]
-
-
-def alone(batch_per_process: int, steps: int) -> float | None:
-    """The same of rank 0 as the only process there is; None elsewhere, where nothing is done meanwhile."""
-    if os.environ["RANK"] != "0":
+def throughput(nodes: int, batch_per_process: int, steps: int) -> float | None:
+    """Level 02's images per second over the first nodes, by this rank's clock; None of a node that stays idle."""
+    if int(os.environ["RANK"]) >= nodes:
         return None
-    with mock.patch.dict(os.environ, WORLD_SIZE="1"):
-        return throughput(batch_per_process, steps)
+    level = Configuration(LEVEL, nodes, batch_per_process * nodes)
+    argv = [*level.argv(Steps(WARM_UP_STEPS, steps)), "--dataset", "synthetic", "--device", "cpu"]
+    with mock.patch.dict(os.environ, WORLD_SIZE=str(nodes)):
+        return level_runs.train(LEVEL, argv, threads=1)["images_per_sec"]
 
 
 def main() -> None:
@@ -44,7 +38,7 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})  # one core a node, as though each had its own
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # rank 0 opens a store at the job's port, not torchrun's agent
-    jobs = {job.__name__: job for job in (throughput, alone, record_rank)}
+    jobs = {job.__name__: job for job in (throughput, record_rank)}
     for line in sys.stdin:
         name, port, arguments = json.loads(line)
         os.environ["MASTER_PORT"] = str(port)

@@ -5,7 +5,7 @@ from functools import partial
 from benchmarks.harness.groups import CannotMeasure, Extent, Group
 from benchmarks.harness.lanes import record_level
 from benchmarks.suites import timeline
-from benchmarks.suites.throughput import Configuration
+from benchmarks.suites.throughput import Configuration, Steps
 from common.cores import available_cores
 from common.processes import ranks
 
@@ -22,17 +22,13 @@ SCRIPTS = {
 }
 
 
-def cores_of_a_device() -> int:
-    return available_cores() // DEVICES
-
-
 def groups() -> list[Group]:
-    return [Group("one_step", TITLE, tuple(SCRIPTS), measured)]
+    return [Group("one_step", TITLE, tuple(SCRIPTS), measure_group)]
 
 
-def measured(extent: Extent) -> dict:
+def measure_group(extent: Extent) -> dict:
     """The record of all rows: milliseconds a step, and the lanes of a typical one of each device."""
-    if not cores_of_a_device():
+    if available_cores() < DEVICES:
         raise CannotMeasure(f"{DEVICES} devices need as many cores")
     return timeline.record(TITLE, tuple(SCRIPTS), partial(devices_of, extent.data_flags), extent)
 
@@ -40,9 +36,10 @@ def measured(extent: Extent) -> dict:
 def devices_of(data_flags: tuple[str, ...], row: str, steps: int) -> timeline.Recording:
     """Of each device the recorded steps of one run, after the warm-up."""
     script, level = SCRIPTS[row]
-    cores = cores_of_a_device()
+    cores = available_cores() // DEVICES
     flags = ["--device", "cpu", "--cores-per-device", str(cores)]
-    argv = [*level.argv(1 + WARM_UP_STEPS + steps), *flags, *data_flags]
+    of_run = Steps(1 + WARM_UP_STEPS, steps)
+    argv = [*level.argv(of_run), *flags, *data_flags]
     recording = []
     for of_rank in ranks(level.processes, on_cpu=True).run(record_level, script, argv, cores):
         recording += [own[WARM_UP_STEPS:] for own in of_rank]

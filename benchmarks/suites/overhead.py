@@ -191,10 +191,10 @@ def installed(*names: str) -> list[str]:
 
 
 def groups() -> list[Group]:
-    return [Group("overhead", TITLE, tuple(contestants()), measured)]
+    return [Group("overhead", TITLE, tuple(contestants()), measure_group)]
 
 
-def measured(extent: Extent) -> dict:
+def measure_group(extent: Extent) -> dict:
     """The record of all contestants, with what each abstraction adds to its raw loop.
 
     In "pairs" an entry's "of" is the abstraction and its "to" the raw loop that does the same work: RAW, or for the

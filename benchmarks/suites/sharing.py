@@ -9,7 +9,7 @@ It counts bytes by `common.memory`, and times nothing: so it stands apart from t
 import argparse
 from pathlib import Path
 
-from benchmarks.harness import proof, records
+from benchmarks.harness import level_runs, records
 from common import ladder
 from common.processes import ranks
 
@@ -22,7 +22,7 @@ def measure() -> dict:
     flags = ["--dataset", "synthetic", "--batch-size", "64"]
     rows = {}
     for rung, name in NAMES.items():
-        rows[name] = ranks(RANKS, on_cpu=True).run(proof.held, rung, flags, 1)
+        rows[name] = ranks(RANKS, on_cpu=True).run(level_runs.held, rung, flags, 1)
     return {"machine": records.machine(), "began": records.circumstances(), "rows": rows}
 
 

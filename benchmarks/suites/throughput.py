@@ -12,30 +12,40 @@ CPU offers this choice.
 import statistics
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
-from benchmarks.harness import proof, records
+from benchmarks.harness import level_runs, records
 from benchmarks.harness.groups import CannotMeasure, Extent, Group
-from benchmarks.harness.paired import Samples, measure
-from benchmarks.harness.rows import ALL_CORES, BASELINE, RAW_DDP
+from benchmarks.harness.paired import measure
+from benchmarks.harness.rows import BASELINE, RAW_DDP
 from common import ladder
 from common.cores import available_cores
 from common.data.synthetic import SIZES
 from common.processes import ranks
 
-# Fewer than a user's run has: the processes are warm from their first, uncounted run. DDP has its final buckets from
-# the second step on.
-WARM_UP_STEPS = 2
-# Of training in a sample. What makes an interval narrow is more rounds, not longer samples.
+# Of training in a sample. What makes an interval narrow is more rounds, not longer samples. On a GPU, whose clocks need
+# so long to settle, as many steps precede it.
 SECONDS = 0.5
-# On a GPU, whose clocks need so long to settle, a sample is preceded by steps that take this time.
-WARM_UP_SECONDS = 0.5
-QUICK_STEPS = 2
+MOST_STEPS = 400  # of a sample on a CPU
 TIMEOUT = 900  # seconds, for any one call
 BATCH_SIZES = (64, 256)
 QUICK_BATCH = 64  # the one that --quick measures
 REPLICATED = "01_data_parallel"
+
+
+class Steps(NamedTuple):
+    """The steps of one sample: those of a warm-up, which are not counted, and those that are."""
+
+    warm_up: int
+    counted: int
+
+
+# Fewer than a user's run has: the processes are warm from their first, uncounted run. DDP has its final buckets from
+# the second step on.
+WARM_UP_STEPS = 2
+QUICK_STEPS = Steps(1, 2)
 
 
 @dataclass(frozen=True)
@@ -46,19 +56,19 @@ class Configuration:
         workers: processes, or at level 01 replicas.
         batch_size: the global batch.
         cores_per_device: of a device that is a part of the cores; by default the workers share all of them.
-        apart: what tells a row of level 00 from that of the whole batch on one device.
+        all_cores: of level 00 on no device of the comparison, but on the whole CPU.
     """
 
     level: str
     workers: int = 1
     batch_size: int = 64
     cores_per_device: int | None = None
-    apart: str = ""
+    all_cores: bool = False
 
     @property
     def name(self) -> str:
         if self.level == BASELINE:
-            return f"{BASELINE}, {self.apart}" if self.apart else BASELINE
+            return f"{BASELINE}, all cores" if self.all_cores else BASELINE
         if self.level == REPLICATED:
             return f"{self.level}, {self.workers} {'replica' if self.workers == 1 else 'replicas'}"
         return f"{self.level}, {self.workers} {'process' if self.workers == 1 else 'processes'}"
@@ -72,94 +82,78 @@ class Configuration:
         """The threads of each process: one for each core that it may use."""
         return self.cores_per_device or max(1, available_cores() // self.processes)
 
-    def argv(self, steps: int) -> list[str]:
+    def argv(self, steps: Steps) -> list[str]:
         """The level's flags, but for those of the data, for so many steps."""
-        argv = ["--batch-size", str(self.batch_size), "--max-steps", str(steps), "--eval-samples", str(self.workers)]
+        argv = ["--batch-size", str(self.batch_size), "--eval-samples", str(self.workers)]
+        argv += ["--warm-up-steps", str(steps.warm_up), "--max-steps", str(steps.warm_up + steps.counted)]
         if self.level == REPLICATED:
             argv += ["--replicas", str(self.workers)]
         if self.cores_per_device:
             argv += ["--cores-per-device", str(self.cores_per_device)]
         return argv
 
-    def run(self, steps: int, flags: tuple[str, ...] = (), warm_up: int = WARM_UP_STEPS) -> dict:
-        """Train for so many steps after the warm-up; the slowest rank's result.
-
-        Args:
-            flags: the level's own, such as --dataset.
+    def run(self, steps: Steps, data_flags: tuple[str, ...]) -> dict:
+        """Train for so many steps; the slowest rank's result.
 
         Raises:
             RankFailed: if a rank fails.
         """
-        argv = [*self.argv(warm_up + steps), *flags]
-        results = ranks(self.processes).run(train, self.level, argv, self.threads, warm_up, timeout=TIMEOUT)
+        argv = [*self.argv(steps), *data_flags]
+        results = ranks(self.processes).run(level_runs.train, self.level, argv, self.threads, timeout=TIMEOUT)
         return min(results, key=lambda result: result["images_per_sec"])
 
 
-def train(level: str, argv: list[str], threads: int, warm_up: int = WARM_UP_STEPS) -> dict:
-    """In one of the processes: the result of the level after a short warm-up."""
-    return proof.train(level, [*argv, "--warm-up-steps", str(warm_up)], threads)
+def calibrated(configurations: list[Configuration], data_flags: tuple[str, ...]) -> Steps:
+    """The steps that take about SECONDS here: as many for all, so that each does the same work per image.
 
-
-class Throughput:
-    """Configurations to be measured in turns: `contestants` for `benchmarks.harness.paired`, and what is known of each.
-
-    Until `calibrate` a sample is QUICK_STEPS steps after a single one of warm-up, which shows that everything runs.
-
-    Attributes:
-        facts: of each configuration that has run, what its row says beside the images per second.
+    Every configuration runs once or twice for it, uncounted.
     """
+    in_an_epoch = SIZES["train"] // max(configuration.batch_size for configuration in configurations)
+    results = [configuration.run(Steps(WARM_UP_STEPS, 2), data_flags) for configuration in configurations]
+    if all(result["device"] == "cpu" for result in results):
+        return Steps(WARM_UP_STEPS, _steps_in_time(results, min(MOST_STEPS, in_an_epoch - WARM_UP_STEPS)))
+    most = in_an_epoch // 2  # the warm-up takes as many
+    settling = _steps_in_time(results, most)
+    # When these have run, a GPU's clocks have settled: only now the time of a step is the one that is measured.
+    results = [configuration.run(Steps(settling, settling), data_flags) for configuration in configurations]
+    settled = _steps_in_time(results, most)
+    return Steps(settled, settled)
 
-    def __init__(self, configurations: list[Configuration], flags: tuple[str, ...] = ()) -> None:
-        self.flags = flags
-        self.warm_up = 1
-        self.steps = QUICK_STEPS
-        self.configurations = {configuration.name: configuration for configuration in configurations}
-        self.facts: dict[str, dict] = {}
-        self.contestants = {name: partial(self._images_per_sec, name) for name in self.configurations}
 
-    def calibrate(self) -> None:
-        """Run every configuration once, uncounted, and find how many steps take about SECONDS here.
+def _steps_in_time(results: list[dict], most: int) -> int:
+    """The number of steps that take about SECONDS, 2 at least."""
+    seconds = statistics.median(result["global_batch_size"] / result["images_per_sec"] for result in results)
+    return min(most, max(2, round(SECONDS / seconds)))
 
-        It is the same number for all, so that each does the same work per image.
-        """
-        self.warm_up = WARM_UP_STEPS
-        self.steps = 2
-        speeds = self._all_speeds()
-        if any(row["device"] != "cpu" for row in self.facts.values()):
-            self.warm_up = self.steps = self._steps_in(WARM_UP_SECONDS, speeds)
-            # By now its clocks have settled: only now the time of a step is the one that is measured.
-            speeds = self._all_speeds()
-            self.warm_up = self._steps_in(WARM_UP_SECONDS, speeds)
-        self.steps = self._steps_in(SECONDS, speeds)
 
-    def _all_speeds(self) -> dict[str, float]:
-        return {name: contestant() for name, contestant in self.contestants.items()}
+def measure_in_turns(
+    title: str, configurations: list[Configuration], data_flags: tuple[str, ...], steps: Steps, rounds: int
+) -> dict:
+    """The group of `benchmarks.harness.records`: what rows reach of level 00, and levels 03 and 04 of level 02."""
+    facts: dict[str, dict] = {}
 
-    def _steps_in(self, seconds: float, speeds: dict[str, float]) -> int:
-        """The number of steps that take about `seconds`: 2 at least, and with the warm-up an epoch's at most."""
-        durations = [self.configurations[name].batch_size / speed for name, speed in speeds.items()]
-        wanted = max(2, round(seconds / statistics.median(durations)))
-        largest = max(configuration.batch_size for configuration in self.configurations.values())
-        in_an_epoch = SIZES["train"] // largest
-        if any(row["device"] != "cpu" for row in self.facts.values()):
-            return min(wanted, in_an_epoch // 2)  # the warm-up takes as many
-        return min(wanted, 400, in_an_epoch - WARM_UP_STEPS)
-
-    def _images_per_sec(self, name: str) -> float:
-        configuration = self.configurations[name]
-        result = configuration.run(self.steps, self.flags, self.warm_up)
-        self.facts[name] = {
+    def images_per_sec(configuration: Configuration) -> float:
+        result = configuration.run(steps, data_flags)
+        facts[configuration.name] = {
             "level": configuration.level,
             "workers": configuration.workers,
             "cores_per_device": configuration.cores_per_device,
-            "apart": configuration.apart,
+            "all_cores": configuration.all_cores,
             "global_batch_size": configuration.batch_size,
-            "steps": self.steps,
+            "steps": steps.counted,
             "device": result["device"],
             "backend": result["backend"],
             "dataset": result["dataset"],
         }
         return result["images_per_sec"]
+
+    contestants = {row.name: partial(images_per_sec, row) for row in configurations}
+    samples = measure(contestants, rounds)
+    ratios = [(name, BASELINE) for name in samples if name != BASELINE]
+    for level in ladder.DISTRIBUTED[1:]:
+        for workers in sorted({row.workers for row in configurations}):
+            ratios.append((Configuration(level, workers).name, Configuration(RAW_DDP, workers).name))
+    return records.group(title, "images/s", samples, facts, ratios)
 
 
 def world_sizes() -> list[int]:
@@ -200,7 +194,7 @@ def all_cores(batch_size: int) -> list[Configuration]:
     """Level 00 with all cores, where devices are made of cores."""
     if torch.cuda.is_available():
         return []
-    return [Configuration(BASELINE, 1, batch_size, apart=ALL_CORES)]
+    return [Configuration(BASELINE, 1, batch_size, all_cores=True)]
 
 
 def groups() -> list[Group]:
@@ -213,24 +207,13 @@ def groups() -> list[Group]:
         for size in BATCH_SIZES:
             rows = rows_of(size)
             names = tuple(row.name for row in rows)
-            measure_rows = partial(_measured, title.format(size), rows, size)
+            measure_rows = partial(_measure_group, title.format(size), rows, size)
             found.append(Group(f"{key}-{size}", title.format(size), names, measure_rows))
     return found
 
 
-def _measured(title: str, rows: list[Configuration], size: int, extent: Extent) -> dict:
+def _measure_group(title: str, rows: list[Configuration], size: int, extent: Extent) -> dict:
     if extent.quick and size != QUICK_BATCH:
         raise CannotMeasure(f"--quick measures batches of {QUICK_BATCH} only")
-    timed = Throughput(rows, extent.data_flags)
-    if not extent.quick:
-        timed.calibrate()
-    return record(title, measure(timed.contestants, extent.rounds), timed.facts)
-
-
-def record(title: str, samples: Samples, facts: dict[str, dict]) -> dict:
-    """With what rows reach of level 00 on one device, and levels 03 and 04 of level 02 on as many."""
-    ratios = [(name, BASELINE) for name in samples if name != BASELINE]
-    for level in ladder.DISTRIBUTED[1:]:
-        for workers in sorted({row["workers"] for row in facts.values()}):
-            ratios.append((Configuration(level, workers).name, Configuration(RAW_DDP, workers).name))
-    return records.group(title, "images/s", samples, facts, ratios)
+    steps = QUICK_STEPS if extent.quick else calibrated(rows, extent.data_flags)
+    return measure_in_turns(title, rows, extent.data_flags, steps, extent.rounds)

@@ -32,7 +32,7 @@ def groups() -> list[Group]:
     """A group for each link; whether there can be two nodes here shows when it is measured."""
     found = []
     for link in (*LINKS, LOOPBACK):
-        found.append(Group(link, title(link), tuple(WAYS), partial(measured, link)))
+        found.append(Group(link, title(link), tuple(WAYS), partial(measure_group, link)))
     return found
 
 
@@ -40,7 +40,7 @@ def title(link: str) -> str:
     return f"one step of two ranks over {link}, {BATCH} images a backward"
 
 
-def measured(link: str, extent: Extent) -> dict:
+def measure_group(link: str, extent: Extent) -> dict:
     """The record of all ways over one link: milliseconds a step, and the lanes of a typical one."""
     if link == LOOPBACK:
         return record(title(link), tuple(WAYS), over_loopback, extent) | {"link": link}

@@ -1,1 +1,1 @@
-"""Questions about a network that is not of this repository: its memory, its speed, and what a script does wrong."""
+"""Questions about a network that is not of this repository: its memory, its speed here, and its speed on many GPUs."""

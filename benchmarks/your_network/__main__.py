@@ -16,8 +16,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness.paired import FEWEST_ROUNDS
-from benchmarks.predict import presets
-from benchmarks.your_network import measure, memory, predict, spec
+from benchmarks.your_network import measure, memory, predict, presets, spec
 from benchmarks.your_network.errors import StepFailed
 from common.errors import fail
 from common.numbers import positive, positive_float
@@ -49,20 +48,13 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     of_a_step = "milliseconds of a step of --batch-per-gpu samples on one GPU, if you measured it"
     flag("--measured-ms", type=positive_float, metavar="T", help=of_a_step)
 
-    flag = add_question(questions, "measure", "how long a step takes at each level on this machine")
+    flag = add_question(questions, "measure", "how long a step takes on this machine, under DataParallel and DDP too")
     flag("--batch", type=positive, default=64, metavar="N", help=GLOBAL_BATCH)
     usual_devices = [1] if torch.cuda.device_count() == 1 else [1, 2]
     flag("--devices", type=positive, nargs="+", default=usual_devices, metavar="N", help="how many (1 2; 1 on one GPU)")
-    flag(
-        "--level",
-        choices=measure.NAMES,
-        nargs="+",
-        default=list(measure.NAMES),
-        metavar="LEVEL",
-        help="00 01 02 03 04 (all)",
-    )
+    levels = {"choices": measure.NAMES, "default": list(measure.NAMES)}
+    flag("--level", nargs="+", **levels, metavar="LEVEL", help="00 01 02 (all)")
     flag("--rounds", type=positive, default=FEWEST_ROUNDS, metavar="R", help="turns that each takes (%(default)s)")
-    flag("--minutes", type=positive, default=10, metavar="M", help="that it may take (%(default)s)")
     return parser.parse_args(argv)
 
 

@@ -12,11 +12,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.harness.fused_attention import FusedAttention
 from benchmarks.harness.without_computing import flat, without_computing
-from benchmarks.predict.model import Gradient, Network
 from benchmarks.your_network import training
 from benchmarks.your_network.errors import StepFailed
+from benchmarks.your_network.scaling import Gradient, Network
 from benchmarks.your_network.spec import UserNetwork
 from benchmarks.your_network.training import SMALLEST
 
@@ -46,7 +45,7 @@ def count(network: UserNetwork, batch: int) -> Network:
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         # On a GPU an RNN, GRU or LSTM is one operator of torch. How many kernels cuDNN makes of it is not published.
         raise StepFailed(f"{network.title} has recurrent layers, whose time on a GPU no published figure tells")
-    optimizer = training.make_optimizer(network, training.trained(model))
+    optimizer = training.make_optimizer(network, training.trainable(model))
 
     def loss_of(samples: int) -> Callable[[], Tensor]:
         return partial(training.loss_of, network, model, training.make_batch(network, samples))
@@ -79,7 +78,7 @@ def count_products(model: nn.Module, loss: Callable[[], Tensor], samples: int) -
     def is_there(parameter: nn.Parameter) -> None:
         gradients.append(Gradient(parameter.numel(), multiply_adds() - of_forward))
 
-    hooks = [parameter.register_post_accumulate_grad_hook(is_there) for parameter in training.trained(model)]
+    hooks = [parameter.register_post_accumulate_grad_hook(is_there) for parameter in training.trainable(model)]
     # A fused attention, which the counter does not know of every device, multiplies what its parts multiply.
     with sdpa_kernel(SDPBackend.MATH), counter:
         result = loss()
@@ -119,7 +118,6 @@ def count_step(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> 
     """
     optimizer.zero_grad()
     with StepCount() as counted:
-        with FusedAttention():
-            loss().backward()
+        loss().backward()
         optimizer.step()
     return counted

@@ -16,8 +16,6 @@ class StepFailed(Exception):
 def described(error: Exception) -> str:
     """The error in one line, with the innermost line of the user's own code."""
     message = str(error).strip().partition("\n")[0]
-    if "SparseTensorImpl" in message:
-        message = "a gradient is sparse, and its bytes depend on the numbers: ask with sparse=False"
     text = f"{type(error).__name__}: {message}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith(_NOT_THE_USERS):

@@ -1,4 +1,4 @@
-"""How long does a step take here, at each level and on so many devices of this machine?
+"""How long does a step take here, on one device and, under DataParallel and DDP, on several of this machine?
 
 A device is a GPU. On a machine without GPUs it is an equal part of the cores (see `common.cores`), so that level 00 has
 as much to compute with as each rank of the others. All rows have the same global batch, which every step takes from the
@@ -6,7 +6,6 @@ host's memory, and take turns (`benchmarks.harness.paired`).
 """
 
 import argparse
-import math
 import statistics
 from collections.abc import Sequence
 from functools import partial
@@ -24,8 +23,7 @@ from common.cores import available_cores
 from common.errors import fail
 from common.processes import RankFailed, ranks
 
-NAMES = {"00": "raw loop", "01": "DataParallel", "02": "DDP", "03": "core", "04": "Trainer"}
-WARM_UP_STEPS = 2  # DDP makes its final buckets in the second step
+NAMES = {"00": "raw loop", "01": "DataParallel", "02": "DDP"}
 SECONDS = 1.0  # that one sample takes, about
 MOST_STEPS = 50  # of one sample
 TIMEOUT = 900  # seconds, for any one sample
@@ -47,22 +45,14 @@ class Row(NamedTuple):
         Raises:
             StepFailed: if a process fails.
         """
-        processes = 1 if self.level in ("00", "01") else self.devices
+        processes = self.devices if self.level == "02" else 1
         pool = ranks(processes, on_cpu=work.cores_per_device is not None)
         try:
-            times = pool.run(time_steps, work, self.level, self.devices, WARM_UP_STEPS, steps, timeout=TIMEOUT)
-            return max(times)
+            return max(pool.run(time_steps, work, self.level, self.devices, steps, timeout=TIMEOUT))
         except RankFailed as error:
-            raise StepFailed(f"{self.name} cannot (--level leaves it out): {first_failure(error)}") from error
-
-
-def first_failure(error: RankFailed) -> str:
-    """The line of the first rank that has raised, else of the first that did not answer."""
-    of_ranks = [line for line in str(error).splitlines() if line.startswith("rank ")]
-    for line in of_ranks:
-        if "no answer" not in line:
-            return line
-    return of_ranks[0]
+            # The first rank that has raised; others, which waited for it, gave no answer.
+            reason = min(str(error).splitlines(), key=lambda line: "no answer" in line)
+            raise StepFailed(f"{self.name} cannot (--level leaves it out): {reason}") from error
 
 
 def answer(options: argparse.Namespace) -> None:
@@ -77,7 +67,9 @@ def answer(options: argparse.Namespace) -> None:
         device = torch.cuda.get_device_name()
     network = spec.load(options.spec, options.input, options.optimizer)
     work = Work(options.spec, options.input, options.optimizer, options.batch, cores)
-    steps = steps_of_a_sample(rows, work, options.rounds, 60 * options.minutes)
+    # Each row runs a step for it, uncounted.
+    seconds = statistics.median(row.sample(work, steps=1) for row in rows)
+    steps = max(1, min(round(SECONDS / seconds), MOST_STEPS))
     print(f"{network.title}, global batch {options.batch}, {options.rounds} rounds; a device is {device}.", flush=True)
     with tqdm(range(options.rounds), leave=False, disable=None) as turns:
         samples = measure({row.name: partial(row.sample, work, steps) for row in rows}, turns)
@@ -88,15 +80,12 @@ def answer(options: argparse.Namespace) -> None:
 
 
 def rows_of(levels: Sequence[str], devices: Sequence[int]) -> list[Row]:
-    """Level 00 on one device, level 01 on several, the others on each number of devices."""
+    """Level 00 on one device, level 01 on several, level 02 on each number of devices."""
+    several = [count for count in devices if count > 1]
+    counts = {"00": [1], "01": several, "02": devices}
     rows = []
     for level in sorted(set(levels)):
-        counts = devices
-        if level == "00":
-            counts = [1]
-        elif level == "01":
-            counts = [count for count in devices if count > 1]
-        rows += [Row(level, count) for count in counts]
+        rows += [Row(level, count) for count in counts[level]]
     if not rows:
         fail("level 01 needs more than one device: give --devices 2")
     return rows
@@ -119,30 +108,9 @@ def cores_per_device(devices: int) -> int | None:
     return cores // devices
 
 
-def steps_of_a_sample(rows: Sequence[Row], work: Work, rounds: int, limit: float) -> int:
-    """The steps that take about SECONDS. Each row runs one for it, uncounted.
-
-    Raises:
-        UserError: if all rounds would take more than `limit` seconds.
-        StepFailed: if a row cannot be measured.
-    """
-    seconds: list[float] = []
-    steps = 1
-    for row in rows:
-        seconds.append(row.sample(work, steps=1))
-        steps = max(1, min(round(SECONDS / statistics.median(seconds)), MOST_STEPS))
-        # Each row says already whether the others would take hours.
-        needed = rounds * (WARM_UP_STEPS + steps) * sum(seconds)
-        if needed > limit:
-            minutes = math.ceil(needed / 60)
-            fail(f"all would take at least {minutes} minutes here. Give a smaller --batch, or more --minutes")
-    return steps
-
-
 def record(row: Row, samples: Samples, first: Row) -> dict:
     """A row as the table shows it and as JSON keeps it."""
     speed_ups = ratios(samples[first.name], samples[row.name])
-    interval = bootstrap(speed_ups)
     return {
         "name": row.name,
         "level": row.level,
@@ -150,7 +118,7 @@ def record(row: Row, samples: Samples, first: Row) -> dict:
         "samples": samples[row.name],
         "seconds": statistics.median(samples[row.name]),
         "speed_up": statistics.median(speed_ups),
-        "interval": [interval.low, interval.high],
+        "interval": bootstrap(speed_ups),
     }
 
 

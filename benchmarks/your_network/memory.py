@@ -5,16 +5,16 @@ samples takes no longer than a step of two.
 """
 
 import argparse
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from textwrap import fill, shorten
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from benchmarks.harness.fused_attention import FusedAttention
+from benchmarks.harness.replica_memory import track_replicas
+from benchmarks.harness.rows import totals
 from benchmarks.harness.without_computing import without_computing
 from benchmarks.your_network import spec, strategies, training
 from benchmarks.your_network.answers import write_json
@@ -23,23 +23,27 @@ from benchmarks.your_network.spec import UserNetwork
 from benchmarks.your_network.strategies import Strategy
 from benchmarks.your_network.training import SMALLEST
 from common.errors import fail
-from common.memory import CATEGORIES, Ledger, accounting, name_category
+from common.memory import CATEGORIES, MemoryTracker, name_category
 
 PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 WARM_UP_STEPS = 2  # DDP makes its final buckets in the second step
 GIB = 2**30
-LARGE = 512  # samples on a device, which for most networks are too many
+HALVINGS = 3  # of the last doubling, so that the largest batch is known to an eighth
 HEADS = "on devices        weights  grads optim.  acts.  comm.  temp.    peak   least    fits"
 LEGEND = """MiB at the peak of a step on the device that needs most. weights: parameters, the
 gathered ones too; optim.: the optimizer's state; acts.: activations, which
 forward keeps for backward; comm.: DDP's buckets, DataParallel's copies, messages;
 temp.: what an operation needs for a moment; least: the device that needs least;
-fits: the largest global batch if each device has {gib} GiB (--gib; –: none).
+fits: the largest global batch for devices of {gib} GiB (--gib), to an eighth; –: none.
 """
 NOT_COUNTED = """
 Not counted: the CUDA context (some 0.5 GiB), workspaces of cuBLAS and cuDNN,
-NCCL's buffers, fragmentation. ZeRO-1 shares out whole parameters: the state of a
-large one is on one device."""
+NCCL's buffers, fragmentation. ZeRO-1 shares out whole parameters: the row is of
+the device that has the largest."""
+
+
+# The bytes of each device of this process at its peak, by category: of a rank, or of all replicas.
+Need = list[dict[str, int]]
 
 
 @dataclass(frozen=True)
@@ -49,29 +53,12 @@ class Setting:
     Attributes:
         precision: a key of PRECISIONS.
         checkpointing: whether units keep their inputs only, and compute again in backward.
-        rank: whose need is asked for.
     """
 
     strategy: Strategy
     devices: int
     precision: str = "no"
     checkpointing: bool = False
-    rank: int = 0
-
-
-@dataclass(frozen=True)
-class Need:
-    """The bytes of a device at its peak, by category; of DataParallel those of the first device and of another one."""
-
-    devices: tuple[dict[str, int], ...]
-
-    @property
-    def peaks(self) -> list[int]:
-        return [sum(split.values()) for split in self.devices]
-
-    @property
-    def most(self) -> int:
-        return max(self.peaks)
 
 
 @dataclass(frozen=True)
@@ -123,52 +110,33 @@ def answer(options: argparse.Namespace) -> None:
 
 def row_of(network: UserNetwork, setting: Setting, batch: int, limit: int) -> Row:
     """What a global batch needs, and the largest one that fits into `limit` bytes on each device."""
-    strategy = setting.strategy
     devices = setting.devices
-    if strategy is strategies.ZERO_1:
-        setting = replace(setting, rank=fullest_rank(network, devices))
     need = None
     largest = None
     problem = ""
     try:
         with steps(network, setting) as run:
             need = run.need(batch // devices)
-            largest = devices * largest_batch(lambda samples: run.need(samples).most, limit)
+            largest = devices * largest_batch(lambda samples: max(totals(run.need(samples))), limit)
     except StepFailed as error:
         problem = str(error)
-    return Row(strategy.name, devices, need, largest, problem)
+    return Row(setting.strategy.name, devices, need, largest, problem)
 
 
 def largest_batch(peak_of: Callable[[int], int], limit: int) -> int:
-    """The most samples of which a step holds no more than `limit` bytes; 0 where not even SMALLEST fit.
-
-    What a step holds at one moment grows with the samples by a straight line. The peak is the largest of all moments,
-    so it bends upwards, mostly once, where the activations begin to decide:
-
-                                      / 2 * samples
-                                     /
-                                    /
-                                   / samples
-        limit ------------------- x -----------
-                                 /
-               _________________/
-
-    A line through two batches that do not fit meets the limit at the largest batch that does. Where the peak bends
-    below the two, the line meets the limit at a batch that does not fit yet, and the next line begins there. So does a
-    peak that is a curve, as with a score for each pair of samples.
-    """
-    if peak_of(SMALLEST) > limit:
+    """The most samples, known to an eighth, of which a step holds no more than `limit` bytes; 0 if not SMALLEST."""
+    fitting = 0
+    more = SMALLEST
+    while peak_of(fitting + more) <= limit:
+        fitting += more
+        more = fitting
+    if not fitting:
         return 0
-    samples = LARGE
-    peak = peak_of(samples)
-    while peak <= limit:
-        samples *= 16
-        peak = peak_of(samples)
-    while peak > limit:
-        slope = (peak_of(2 * samples) - peak) / samples
-        samples = math.floor(samples - (peak - limit) / slope)
-        peak = peak_of(samples)
-    return samples
+    for _ in range(HALVINGS):
+        more //= 2
+        if more and peak_of(fitting + more) <= limit:
+            fitting += more
+    return fitting
 
 
 class Steps:
@@ -178,10 +146,10 @@ class Steps:
         StepFailed: if the strategy cannot take the network; or if the network, its batch or its loss does not work.
     """
 
-    def __init__(self, network: UserNetwork, setting: Setting, mesh: DeviceMesh, ledger: Ledger) -> None:
+    def __init__(self, network: UserNetwork, setting: Setting, mesh: DeviceMesh, tracker: MemoryTracker) -> None:
         self.network = network
         self.setting = setting
-        self.ledger = ledger
+        self.tracker = tracker
         model = training.build(network)
         if setting.checkpointing:
             model = strategies.checkpointed(model)
@@ -198,26 +166,25 @@ class Steps:
         if self.setting.strategy.cuts_inputs:
             samples *= self.setting.devices
         batch = training.make_batch(self.network, samples)
-        with FusedAttention():
-            loss = training.loss_of(self.network, self.model, batch, PRECISIONS[self.setting.precision])
-            with training.explained(f"the backward of {self.network.title} failed"):
-                loss.backward()  # checkpointed units run their forward again
+        loss = training.loss_of(self.network, self.model, batch, PRECISIONS[self.setting.precision])
+        with training.explained(f"the backward of {self.network.title} failed"):
+            loss.backward()
         with training.explained(f"the optimizer of {self.network.title} failed"):
             self.optimizer.step()
         self.optimizer.zero_grad()
 
     def need(self, samples: int) -> Need:
         """What a step of so many samples on each device needs."""
-        self.ledger.reset_peaks()
+        self.tracker.reset_peaks()
         self.step(samples)
-        return Need(tuple(self.ledger.peaks().values()))
+        return list(self.tracker.peaks().values())
 
 
 @contextmanager
 def steps(network: UserNetwork, setting: Setting) -> Iterator[Steps]:
-    """Steps of one rank whose group has no other members. Raises what `Steps` raises."""
-    with strategies.lone_rank(setting.rank, setting.devices) as mesh, without_computing(), accounting() as ledger:
-        yield Steps(network, setting, mesh, ledger)
+    """Steps of rank 0, whose group has no other members. Raises what `Steps` raises."""
+    with strategies.lone_rank(setting.devices) as mesh, without_computing(), track_replicas() as tracker:
+        yield Steps(network, setting, mesh, tracker)
 
 
 def need(network: UserNetwork, setting: Setting, samples: int) -> Need:
@@ -226,31 +193,16 @@ def need(network: UserNetwork, setting: Setting, samples: int) -> Need:
         return run.need(samples)
 
 
-def fullest_rank(network: UserNetwork, devices: int) -> int:
-    """The rank that keeps most of the optimizer's state under ZeRO-1.
-
-    It shares out whole parameters, the largest first, each to the rank that has least.
-    """
-    with without_computing():
-        sizes = [parameter.numel() for parameter in training.trained(training.build(network))]
-    of_ranks = [0] * devices
-    for size in sorted(sizes, reverse=True):
-        emptiest = of_ranks.index(min(of_ranks))
-        of_ranks[emptiest] += size
-    return of_ranks.index(max(of_ranks))
-
-
 def line_of(row: Row) -> str:
     """The row in 84 columns: MiB of the fullest device by category, and of the emptiest, and the batch that fits."""
     if row.need is None:
         return f"{row.label:<18}" + shorten(f"cannot: {row.problem}", 62, placeholder=" …")
-    fullest = max(row.need.devices, key=lambda split: sum(split.values()))
+    peaks = totals(row.need)
+    fullest = row.need[peaks.index(max(peaks))]
     cells = "".join(f" {mib(fullest[category]):>6}" for category in CATEGORIES)
-    peaks = f" {mib(row.need.most):>7} {mib(min(row.need.peaks)):>7}"
-    if row.largest is None:
-        return f"{row.label:<18}{cells}{peaks}  cannot"
-    fits = str(row.largest or "–")
-    return f"{row.label:<18}{cells}{peaks} {fits:>7}"
+    cells += f" {mib(max(peaks)):>7} {mib(min(peaks)):>7}"
+    fits = "cannot" if row.largest is None else row.largest or "–"
+    return f"{row.label:<18}{cells} {fits:>7}"
 
 
 def mib(size: int) -> str:

@@ -3,8 +3,11 @@
 import argparse
 from dataclasses import asdict, dataclass, replace
 
-from benchmarks.predict import presets
-from benchmarks.predict.model import (
+from benchmarks.your_network import presets, spec
+from benchmarks.your_network.answers import milliseconds, write_json
+from benchmarks.your_network.count import count
+from benchmarks.your_network.presets import Hardware
+from benchmarks.your_network.scaling import (
     GRADIENT_BYTES,
     LARGEST_BATCH,
     PAYS,
@@ -14,10 +17,6 @@ from benchmarks.predict.model import (
     scaling_efficiency,
     step,
 )
-from benchmarks.predict.presets import Hardware
-from benchmarks.your_network import spec
-from benchmarks.your_network.answers import milliseconds, write_json
-from benchmarks.your_network.count import count
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # GPUs
 LEGEND = f"""
@@ -42,7 +41,7 @@ def answer(options: argparse.Namespace) -> None:
     setup = presets.setup(network, hardware)
     gpu = presets.GPUS[options.gpu].name
     if options.measured_ms:
-        setup = measured(setup, options.batch, options.measured_ms / 1000)
+        setup = with_measured_step(setup, options.batch, options.measured_ms / 1000)
         gpu = f"your GPU, measured: {options.measured_ms:g} ms for {options.batch}"
     rows = []
     for gpus in COUNTS:
@@ -55,7 +54,7 @@ def answer(options: argparse.Namespace) -> None:
     write_json(options, {**about, "predict": [asdict(row) for row in rows]})
 
 
-def measured(setup: Setup, batch: int, seconds: float) -> Setup:
+def with_measured_step(setup: Setup, batch: int, seconds: float) -> Setup:
     """The setup whose step on one GPU takes so long."""
     # A step is no faster than its launches: where the measured one is, they take less time than is assumed.
     launch_seconds = min(setup.launch_seconds, seconds)

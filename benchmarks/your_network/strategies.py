@@ -23,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from benchmarks.your_network import training
 from benchmarks.your_network.spec import UserNetwork
 from common.memory import name_category
-from common.small import data_parallel
+from common.small.data_parallel import EmulatedDataParallel
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -36,8 +36,7 @@ class Strategy:
         name: for tables.
         wrap: makes of the model, which lies on its device, and of the group's mesh the model that is trained.
         make_optimizer: of the network, for that model.
-        cuts_inputs: DataParallel: one process has the inputs of all devices, and cuts them, those too that all samples
-            share.
+        cuts_inputs: whether one process has the inputs of all devices and cuts them, as DataParallel's has.
     """
 
     name: str
@@ -46,21 +45,15 @@ class Strategy:
     cuts_inputs: bool = False
 
 
-class Replicated(nn.Module):
-    """DataParallel's four steps, one replica after the other: tensors without memory are of one thread."""
+class OneAfterTheOther(EmulatedDataParallel):
+    """DataParallel without threads: tensors whose memory is never used are of one thread."""
 
-    def __init__(self, module: nn.Module, mesh: DeviceMesh) -> None:
-        super().__init__()
-        self.module = module
-        self.devices = mesh.size()
+    def _parallel_apply(self, replicas: list[nn.Module], shards: list[tuple[tuple, dict]]) -> list[Any]:
+        return [replica(*args, **kwargs) for replica, (args, kwargs) in zip(replicas, shards, strict=True)]
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        shards = data_parallel.scatter((args, kwargs), self.devices)
-        replicas = data_parallel.replicate(self.module, len(shards))
-        outputs = []
-        for replica, (own_args, own_kwargs) in zip(replicas, shards, strict=True):
-            outputs.append(replica(*own_args, **own_kwargs))
-        return data_parallel.gather(outputs)
+
+def _data_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return OneAfterTheOther(model, mesh.size())
 
 
 def _ddp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -117,58 +110,34 @@ def checkpointed(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def lone_rank(rank: int, world_size: int) -> Iterator[DeviceMesh]:
-    """This process as a rank of a group without other members."""
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+def lone_rank(world_size: int) -> Iterator[DeviceMesh]:
+    """This process as rank 0 of a group without other members."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     try:
         yield init_device_mesh("cpu", (world_size,))
     finally:
         dist.destroy_process_group()
 
 
-class ShardedOptimizer:
-    """The network's optimizer under FSDP, on the plain tensors that this rank has of each parameter.
-
-    They need what sharded ones need. Those take seconds: torch works out for every list how its operations share it.
-    """
-
-    @torch.no_grad()
-    def __init__(self, network: UserNetwork, model: nn.Module) -> None:
-        self.parameters = training.trained(model)
-        self.shards = [parameter.to_local() for parameter in self.parameters]
-        self.optimizer = training.make_optimizer(network, self.shards)
-
-    @torch.no_grad()
-    def step(self) -> None:
-        for parameter, shard in zip(self.parameters, self.shards, strict=True):
-            if parameter.grad is not None:
-                shard.grad = parameter.grad.to_local()
-        self.optimizer.step()
-
-    def zero_grad(self) -> None:
-        for tensor in (*self.parameters, *self.shards):
-            tensor.grad = None
-
-
 def _whole(network: UserNetwork, model: nn.Module) -> torch.optim.Optimizer:
     """The network's optimizer, for all parameters."""
-    return training.make_optimizer(network, training.trained(model))
+    return training.make_optimizer(network, training.trainable(model))
 
 
 def _by_parameters(network: UserNetwork, model: nn.Module) -> ZeroRedundancyOptimizer:
     """The network's optimizer, for the parameters that ZeRO-1 gives to this rank."""
     with training.explained(f"the optimizer of {network.title} cannot be sharded"):
-        optimizer = ZeroRedundancyOptimizer(training.trained(model), network.optimizer)
+        optimizer = ZeroRedundancyOptimizer(training.trainable(model), network.optimizer)
     training.for_all_at_once(optimizer.optim)
     return optimizer
 
 
 ONE_DEVICE = Strategy("one device", lambda model, _: model, _whole)
-DATA_PARALLEL = Strategy("DataParallel", Replicated, _whole, cuts_inputs=True)
+DATA_PARALLEL = Strategy("DataParallel", _data_parallel, _whole, cuts_inputs=True)
 DDP = Strategy("DDP", _ddp, _whole)
 ZERO_1 = Strategy("ZeRO-1", _ddp, _by_parameters)
-ZERO_2 = Strategy("ZeRO-2", partial(_fully_sharded, reshard_after_forward=False), ShardedOptimizer)
-ZERO_3 = Strategy("ZeRO-3 / FSDP", partial(_fully_sharded, reshard_after_forward=True), ShardedOptimizer)
+ZERO_2 = Strategy("ZeRO-2", partial(_fully_sharded, reshard_after_forward=False), _whole)
+ZERO_3 = Strategy("ZeRO-3 / FSDP", partial(_fully_sharded, reshard_after_forward=True), _whole)
 ON_SEVERAL = (DATA_PARALLEL, DDP, ZERO_1, ZERO_2, ZERO_3)
 
 

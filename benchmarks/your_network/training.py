@@ -36,7 +36,7 @@ def build(network: UserNetwork) -> nn.Module:
         model = network.build()
         if not isinstance(model, nn.Module):
             raise TypeError(f"it returns a {type(model).__name__}, not a module")
-        if not trained(model):
+        if not trainable(model):
             raise ValueError("it has no parameter to train")
         return model.train().to("cpu")  # the accounting of memory takes what is moved to be on the device
 
@@ -76,7 +76,7 @@ def loss_of(network: UserNetwork, model: nn.Module, batch: tuple[Any, Any], dtyp
     return loss
 
 
-def trained(model: nn.Module) -> list[nn.Parameter]:
+def trainable(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.harness import proof
+from benchmarks.harness import level_runs
+from benchmarks.harness.replica_memory import track_replicas
+from benchmarks.harness.rows import totals
 from common import ladder
-from common.args import parse_args
-from common.machine import fit_to_machine
-from common.memory import accounting, copy_to
+from common.memory import copy_to, track_memory
 from common.model import BasicNet
 from common.processes import ranks
 from tests.levels import SHORT
@@ -20,72 +20,72 @@ FLOAT = 4
 
 
 def test_a_tensor_is_charged_when_it_moves_and_released_when_it_dies():
-    with accounting() as ledger:
+    with track_memory() as tracker:
         on_host = torch.ones(1000)
-        assert ledger.current() == 0
+        assert tracker.current() == 0
         on_device = on_host.to(DEVICE)
-        assert ledger.current() == 4096  # 4000 bytes in blocks of 512
+        assert tracker.current() == 4096  # 4000 bytes in blocks of 512
         view = on_device[10:].view(-1, 10)
-        assert ledger.current() == 4096
+        assert tracker.current() == 4096
         del on_device
-        assert ledger.current() == 4096
+        assert tracker.current() == 4096
         del view
-        assert ledger.current() == 0
-    assert sum(ledger.peaks()[0].values()) == 4096
+        assert tracker.current() == 0
+    assert sum(tracker.peaks()[0].values()) == 4096
 
 
 def test_moving_twice_costs_once_and_results_live_where_their_inputs_live():
-    with accounting() as ledger:
+    with track_memory() as tracker:
         tensor = torch.ones(128).to(DEVICE)
         assert tensor.to(DEVICE) is tensor
         doubled = tensor * 2
-        assert ledger.device_of(doubled) == 0 and ledger.current() == 1024
+        assert tracker.device_of(doubled) == 0 and tracker.current() == 1024
         tensor.add_(1)
-        assert ledger.current() == 1024
+        assert tracker.current() == 1024
         elsewhere = copy_to(doubled, 0, 3)
-        assert ledger.device_of(elsewhere + 1) == 3
-        assert (ledger.current(0), ledger.current(3)) == (1024, 512)
+        assert tracker.device_of(elsewhere + 1) == 3
+        assert (tracker.current(0), tracker.current(3)) == (1024, 512)
 
 
 def test_a_batch_used_without_a_move_is_taken_to_have_moved():
-    with accounting() as ledger:
+    with track_memory() as tracker:
         batch, weight = torch.ones(256), torch.ones(256).to(DEVICE)
-        assert ledger.current() == 1024
+        assert tracker.current() == 1024
         total = (batch * weight).sum()
         # The batch, the weight and the sum; the product was released.
-        assert ledger.current() == 2 * 1024 + 512
+        assert tracker.current() == 2 * 1024 + 512
         del total
 
 
 def test_storage_that_is_resized_without_an_operation_is_followed():
-    with accounting() as ledger:
+    with track_memory() as tracker:
         kept = torch.ones(128).to(DEVICE)
         gathered = kept.clone()
         gathered.untyped_storage().resize_(0)
-        assert ledger.current() == 512
+        assert tracker.current() == 512
         gathered.untyped_storage().resize_(4096)
-        assert ledger.current() == 512 + 4096
+        assert tracker.current() == 512 + 4096
         del gathered
-        assert ledger.current() == 512
+        assert tracker.current() == 512
 
 
 def test_a_linear_layer_is_counted_to_the_byte():
     """One step of AdamW on Linear(128 → 64) without bias, batch 32: everything is a multiple of 512 bytes."""
     inputs, outputs, batch = 128, 64, 32
-    with accounting() as ledger:
+    with track_memory() as tracker:
         model = nn.Linear(inputs, outputs, bias=False).to(DEVICE)
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
         images = torch.ones(batch, inputs).to(DEVICE)
         weights = inputs * outputs * FLOAT
-        assert ledger.current() == weights + batch * inputs * FLOAT
+        assert tracker.current() == weights + batch * inputs * FLOAT
         result = model(images)
         after_forward = weights + batch * inputs * FLOAT + batch * outputs * FLOAT
-        assert ledger.current() == after_forward
+        assert tracker.current() == after_forward
         result.backward(torch.ones_like(result))
-        assert ledger.current() == after_forward + weights
+        assert tracker.current() == after_forward + weights
         optimizer.step()
-        assert ledger.current() == after_forward + 3 * weights
-    peak = ledger.peaks()[0]
+        assert tracker.current() == after_forward + 3 * weights
+    peak = tracker.peaks()[0]
     # At the peak AdamW holds two temporaries: the root of the second moment, and that divided by its bias correction.
     assert peak == {
         "parameters": weights,
@@ -98,59 +98,46 @@ def test_a_linear_layer_is_counted_to_the_byte():
 
 
 def test_the_gradient_of_a_copy_flows_back_over_the_same_way():
-    with accounting() as ledger:
+    with track_memory() as tracker:
         weight = torch.ones(512).to(DEVICE).requires_grad_()
         replica = copy_to(weight, 0, 1, "parameters")
         (replica * 2).sum().backward()
-        assert ledger.device_of(weight.grad) == 0
+        assert tracker.device_of(weight.grad) == 0
         del replica
-        assert ledger.current(1) == 0
-    assert ledger.peaks()[1]["parameters"] == 2048 and ledger.peaks()[1]["gradients"] >= 2048
+        assert tracker.current(1) == 0
+    assert tracker.peaks()[1]["parameters"] == 2048 and tracker.peaks()[1]["gradients"] >= 2048
 
 
 def test_the_jobs_of_a_thread_pool_are_accounted_for():
-    with accounting() as ledger, ThreadPoolExecutor(1) as pool:
+    with track_replicas() as tracker, ThreadPoolExecutor(1) as pool:
         weight = torch.ones(128).to(DEVICE)
         kept = pool.submit(torch.add, weight, 1).result()
-        assert kept.numel() == 128 and ledger.current() == 1024
+        assert kept.numel() == 128 and tracker.current() == 1024
 
 
-def test_only_one_accounting_at_a_time_and_none_after_an_error():
-    with pytest.raises(ZeroDivisionError), accounting():
-        with pytest.raises(RuntimeError, match="active already"), accounting():
+def test_only_one_tracker_at_a_time_and_none_after_an_error():
+    with pytest.raises(ZeroDivisionError), track_memory():
+        with pytest.raises(RuntimeError, match="active already"), track_memory():
             pass
         _ = 1 / 0
-    with accounting() as ledger:
-        assert ledger.peaks() == {}
-
-
-def _peaks(level: str, argv: list[str]) -> list[dict]:
-    module = ladder.load(level)
-    args = fit_to_machine(parse_args(module.__file__, [*argv, "--max-steps", "2"]))
-    with accounting() as ledger:
-        module.train(args)
-    return list(ledger.peaks().values())
+    with track_memory() as tracker:
+        assert tracker.peaks() == {}
 
 
 BATCH_64 = [*SHORT[:-1], "64"]
 
 
-def totals(peaks: list[dict]) -> list[int]:
-    return [sum(peak.values()) for peak in peaks]
-
-
-@pytest.mark.parametrize("replicas, least", [(2, 1.5), (4, 2.0), (8, 2.0)])
-def test_the_first_device_of_data_parallel_holds_more_than_the_others(replicas, least):
-    peaks = _peaks("01_data_parallel", [*BATCH_64, "--replicas", str(replicas)])
+def test_the_first_device_of_data_parallel_holds_more_than_the_others():
+    peaks = level_runs.peaks("01_data_parallel", [*BATCH_64, "--replicas", "4"], 1)
     first, *others = totals(peaks)
-    assert len(others) == replicas - 1
-    assert first >= least * max(others)
+    assert len(others) == 3
+    assert first >= 2 * max(others)
     assert peaks[0]["optimizer state"] > 9e6 and all(peak["optimizer state"] == 0 for peak in peaks[1:])
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_ranks_of_ddp_hold_the_same(world_size):
-    peaks = [peak for (peak,) in ranks(world_size).run(_peaks, "02_ddp_raw", BATCH_64)]
+    peaks = [peak for (peak,) in ranks(world_size).run(level_runs.peaks, "02_ddp_raw", BATCH_64, 1)]
     assert max(totals(peaks)) <= 1.01 * min(totals(peaks))
     # 1,199,882 float32 parameters, twice as much for AdamW, and the bucket that carries the gradients.
     assert all(peak["parameters"] == pytest.approx(4_799_528, abs=8 * 512) for peak in peaks)
@@ -166,8 +153,8 @@ ROWS = [32, 32, 64, 64, 128, 128, 10, 10]  # of BasicNet's parameters, along the
 def test_the_ranks_of_fsdp_hold_one_copy_together(world_size):
     """But for blocks of 512 bytes, and the rows by which a parameter is filled up so that ranks have equally many."""
     flags = [*BATCH_64[:-1], "48"]
-    whole = proof.held("00_single_gpu", flags, 1)
-    parts = ranks(world_size).run(proof.held, ladder.FSDP, flags, 1)
+    whole = level_runs.held("00_single_gpu", flags, 1)
+    parts = ranks(world_size).run(level_runs.held, ladder.FSDP, flags, 1)
     sizes = [parameter.numel() * FLOAT for parameter in BasicNet().parameters()]
     padding = 0
     for rows, size in zip(ROWS, sizes, strict=True):
@@ -182,7 +169,7 @@ def test_the_ranks_of_fsdp_hold_one_copy_together(world_size):
 
 @pytest.mark.slow
 def test_on_a_mesh_the_ranks_of_a_row_divide_the_linear_layers_only():
-    parts = ranks(4).run(proof.held, ladder.MESH, [*BATCH_64, "--tensor", "2"], 1)
+    parts = ranks(4).run(level_runs.held, ladder.MESH, [*BATCH_64, "--tensor", "2"], 1)
     convolutions, linear = 18_816, 1_181_066
     for part in parts:
         assert part["parameters"] == pytest.approx((convolutions / 2 + linear / 4) * FLOAT, abs=10 * 512)

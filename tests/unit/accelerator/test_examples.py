@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from common.accelerator.utils import FullyShardedDataParallelPlugin
-from common.memory import accounting
+from common.memory import track_memory
 from common.processes import ranks
 from tests.states import THEIRS, forget_states
 from tests.unit.accelerator.several_processes import on_ranks
@@ -157,13 +157,13 @@ def held_by_tiny_gpt(accelerator):
     spec = importlib.util.spec_from_file_location("example", EXAMPLES / "tiny_gpt.py")
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
-    with accounting() as ledger:
+    with track_memory() as tracker:
         model = example.TinyGPT(length=96)
         model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
         lines = torch.ones(2, 9, dtype=torch.int64).to("cpu")
         accelerator.backward(example.mean_loss(accelerator, model, lines))
         optimizer.step()
-        held = ledger.now(0)
+        held = tracker.now(0)
     return [f"{held[kind] / 2**20:.1f}" for kind in ("parameters", "optimizer state")]
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from common.accelerator import Accelerator
 from common.accelerator.state import DistributedType
 from common.accelerator.utils import FullyShardedDataParallelPlugin
-from common.memory import accounting
+from common.memory import track_memory
 from common.processes import ranks
 from tests.states import OURS, THEIRS, forget_states
 from tests.unit.accelerator.several_processes import on_ranks
@@ -142,13 +142,13 @@ def test_a_checkpoint_goes_on_under_fsdp_and_under_ddp(tmp_path, stop, before, a
 
 def bytes_held(accelerator):
     """What the accounting finds after a step, before its gradients are dropped."""
-    with accounting() as ledger:
+    with track_memory() as tracker:
         layers = [nn.Linear(64, 64, bias=False) for _ in range(3)]
         model = nn.Sequential(*layers)
         model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
         accelerator.backward(model(torch.ones(1, 64).to("cpu")).sum())
         optimizer.step()
-        held = ledger.now(0)
+        held = tracker.now(0)
     return [held[kind] for kind in ("parameters", "gradients", "optimizer state")]
 
 

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torchvision import models
 
-from benchmarks.predict.model import Bucket, Link, Network, Setup, fill_buckets, step
-from benchmarks.predict.presets import AVERAGE_EFFECTS, GPUS, PCIE, ethernet, nvlink
 from benchmarks.your_network.count import count
+from benchmarks.your_network.presets import AVERAGE_EFFECTS, GPUS, PCIE, ethernet, nvlink
+from benchmarks.your_network.scaling import Bucket, Link, Network, Setup, fill_buckets, step
 from benchmarks.your_network.spec import UserNetwork
 from common.model import BasicNet
 

@@ -12,12 +12,12 @@ import torch
 
 from benchmarks import compare
 from benchmarks.compare import Comparison, parse_options
-from benchmarks.harness import proof
-from benchmarks.harness.proof import checksum, farthest
+from benchmarks.harness import level_runs
 from benchmarks.report.verdicts import exact
 from common import ladder, machine
 from common.eval_sampler import DistributedEvalSampler
 from common.processes import RankFailed
+from common.weights import checksum, farthest
 from tests.nested_pytest import environment_without_xdist
 
 LARGE = ["--dataset", "synthetic", "--train-samples", "300", "--batch-size", "96"]
@@ -96,7 +96,7 @@ def test_the_batch_is_the_largest_that_all_processes_can_share():
 def test_two_replicas_on_a_machine_with_one_gpu_are_charged_to_two_devices(monkeypatch):
     """Both would compute on the GPU, be charged to it together, and look balanced."""
     monkeypatch.setattr(machine, "visible_gpus", lambda: 1)
-    first, second = proof.peaks("01_data_parallel", [*LARGE, "--replicas", "2"], 1)
+    first, second = level_runs.peaks("01_data_parallel", [*LARGE, "--replicas", "2"], 1)
     assert sum(first.values()) > 1.2 * sum(second.values()) > 0
 
 
@@ -142,7 +142,7 @@ def test_more_ranks_than_gpus_run_on_the_cpu(gpus, tmp_path, monkeypatch):
 
 
 def train_with_one_sample_twice(level, flags, threads):
-    """`proof.train`, where rank 0 evaluates its first sample in place of its last one."""
+    """`level_runs.train`, where rank 0 evaluates its first sample in place of its last one."""
     indices = DistributedEvalSampler.__iter__
 
     def one_twice(sampler):
@@ -151,14 +151,14 @@ def train_with_one_sample_twice(level, flags, threads):
 
     DistributedEvalSampler.__iter__ = one_twice
     try:
-        return proof.train(level, flags, threads)
+        return level_runs.train(level, flags, threads)
     finally:
         DistributedEvalSampler.__iter__ = indices
 
 
 def test_a_sample_in_anothers_place_is_inexact_although_as_many_are_counted(monkeypatch, report):
     comparison = Comparison(parse_options(["--dataset", "synthetic"]))
-    monkeypatch.setattr(comparison, "data_flags", lambda: ["--dataset", "synthetic", *proof.FEW])
+    monkeypatch.setattr(comparison, "data_flags", lambda: ["--dataset", "synthetic", *level_runs.FEW])
     levels = report["levels"]
     for result in levels.values():
         result["run"]["evaluated"] = 100
@@ -168,7 +168,7 @@ def test_a_sample_in_anothers_place_is_inexact_although_as_many_are_counted(monk
         if level != "01_data_parallel":
             comparison.evaluate(level)
     assert exact(levels).kept
-    monkeypatch.setattr(proof, "train", train_with_one_sample_twice)
+    monkeypatch.setattr(level_runs, "train", train_with_one_sample_twice)
     comparison.evaluate("02_ddp_raw")
     verdict = exact(levels)
     assert not verdict.kept and "02_ddp_raw adds up losses to" in verdict.line

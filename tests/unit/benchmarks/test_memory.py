@@ -1,7 +1,6 @@
 """Memory per device: a step counted by hand, and what the wrappers do to three networks."""
 
 import gc
-import time
 from functools import partial
 
 import pytest
@@ -9,14 +8,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from benchmarks.harness import level_runs
 from benchmarks.harness.networks import NETWORKS, Network
+from benchmarks.harness.replica_memory import track_replicas
 from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FSDP, totals
 from benchmarks.report.verdicts import MOST_SPREAD, spread
 from benchmarks.suites import memory
-from common import ladder
-from common.args import parse_args
-from common.machine import fit_to_machine
-from common.memory import CATEGORIES, accounting
+from common.memory import CATEGORIES
 from common.process_group import process_group
 from common.processes import ranks
 from tests.levels import SHORT
@@ -34,9 +32,9 @@ WEIGHTS = INPUTS * OUTPUTS * FLOAT
 
 
 def _peaks(wrapper: str, devices: int) -> list[dict]:
-    with accounting() as ledger:
+    with track_replicas() as tracker:
         memory.train(LINEAR, torch.device("cpu"), memory.Share(wrapper, devices))
-    return list(ledger.peaks().values())
+    return list(tracker.peaks().values())
 
 
 def _peaks_of_rank(wrapper: str) -> list[dict]:
@@ -105,47 +103,21 @@ def test_a_whole_step_of_ddp_is_counted_to_the_byte_on_each_rank(wrapper, bucket
     assert ranks(2).run(_peaks_of_rank, wrapper) == [[expected], [expected]]
 
 
-def _held_between_steps() -> list[int]:
-    with process_group(), accounting() as ledger:
-        model = memory.Share(FSDP, 2).wrap(LINEAR, torch.device("cpu"))
-        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-        held = []
-        for _ in range(2):
-            images = torch.ones(BATCH, INPUTS).to(torch.device("cpu"))
-            model(images).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            del images
-            time.sleep(0.1)  # gloo's threads let go of the messages
-            held.append(ledger.current())
-        return held
-
-
-def test_between_steps_a_rank_of_fsdp_holds_its_part_to_the_byte():
-    """Half of the weights, and of AdamW's two averages: what was gathered for the step has been freed."""
-    part = WEIGHTS // 2
-    assert ranks(2).run(_held_between_steps) == [[3 * part] * 2, [3 * part] * 2]
-
-
 def test_basic_net_is_accounted_for_as_level_01_is():
-    module = ladder.load("01_data_parallel")
-    flags = [*SHORT[:-1], "64", "--replicas", "2", "--max-steps", "3", "--device", "cpu"]
-    args = fit_to_machine(parse_args(module.__file__, flags))
-    with accounting() as ledger:
-        module.train(args)
-    (ours,) = memory.accounted(["basic_net"], memory.Share(DATA_PARALLEL, 2))
-    of_level = [sum(peak.values()) for peak in ledger.peaks().values()]
-    assert [sum(peak.values()) for peak in ours] == pytest.approx(of_level, rel=0.005)
+    flags = [*SHORT[:-1], "64", "--replicas", "2"]
+    of_level = totals(level_runs.peaks("01_data_parallel", flags, 1))
+    ours = memory.peaks_of_process("basic_net", memory.Share(DATA_PARALLEL, 2))
+    assert totals(ours) == pytest.approx(of_level, rel=0.005)
 
 
 @pytest.mark.slow
 def test_only_data_parallel_is_uneven_and_fsdp_lowers_what_ddp_evens():
     rows = {row["wrapper"]: row for row in memory.rows_on(4, ["basic_net"], memory.ALL_WRAPPERS)}
     for wrapper, row in rows.items():
-        uneven = spread(totals(row))
+        uneven = spread(totals(row["peaks"]))
         assert uneven > 1.5 if wrapper == DATA_PARALLEL else uneven <= MOST_SPREAD, wrapper
     of_ddp, of_fsdp = rows[DDP], rows[FSDP]
-    assert max(totals(of_fsdp)) < 0.65 * min(totals(of_ddp))
+    assert max(totals(of_fsdp["peaks"])) < 0.65 * min(totals(of_ddp["peaks"]))
     state = [row["peaks"][0]["optimizer state"] for row in (of_ddp, of_fsdp)]
     assert state[1] == pytest.approx(state[0] / 4, rel=0.01)
 
@@ -154,7 +126,7 @@ def test_gathered_outputs_hurt_the_first_device():
     for_dp, for_ddp = memory.rows_on(2, ["big_output"])
     for row, wrapper in ((for_dp, DATA_PARALLEL), (for_ddp, DDP)):
         assert row["wrapper"] == wrapper and [list(peak) for peak in row["peaks"]] == [list(CATEGORIES)] * 2
-    assert spread(totals(for_ddp)) <= 1.01 and spread(totals(for_dp)) > 2
+    assert spread(totals(for_ddp["peaks"])) <= 1.01 and spread(totals(for_dp["peaks"])) > 2
     network = NETWORKS["big_output"]
     outputs = network.batch_size * network.classes * FLOAT
     assert for_dp["peaks"][0]["communication"] >= outputs
@@ -178,5 +150,5 @@ def test_the_accounting_agrees_with_the_allocator_of_a_gpu(network):
     torch._C._cuda_clearCublasWorkspaces()
     workspaces = held - torch.cuda.memory_allocated()
     peak = torch.cuda.max_memory_allocated() - before - workspaces
-    ((simulated,),) = memory.accounted([network], share)
+    (simulated,) = memory.peaks_of_process(network, share)
     assert peak == pytest.approx(sum(simulated.values()), rel=0.05)

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.torch_version import TorchVersion
 
-from benchmarks.predict import presets
-from benchmarks.predict.model import (
+from benchmarks.your_network import presets
+from benchmarks.your_network.presets import Hardware
+from benchmarks.your_network.scaling import (
     ALL_REDUCE_START,
     LARGEST_BATCH,
     PAYS,
@@ -27,7 +28,6 @@ from benchmarks.predict.model import (
     step,
     transfers,
 )
-from benchmarks.predict.presets import Hardware
 from common import ladder
 from tests.unit.benchmarks import published
 from tests.unit.benchmarks.published import counted

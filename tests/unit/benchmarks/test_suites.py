@@ -46,7 +46,7 @@ def test_without_the_peers_their_rows_are_left_out_and_it_is_said(monkeypatch):
     ours = {overhead.RAW, overhead.RAW_LIKE_TRAINER, "common.trainer"}
     assert set(overhead.contestants()) == ours | {"common.accelerator", "common.accelerator, accumulate()"}
     monkeypatch.setattr(overhead, "measure", lambda contestants, rounds: {})
-    (note,) = overhead.measured(QUICK)["skipped"]
+    (note,) = overhead.measure_group(QUICK)["skipped"]
     assert all(peer in note for peer in overhead.PEERS)
 
 

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from benchmarks.harness.rows import ALL_CORES, BASELINE
+from benchmarks.harness.rows import BASELINE
 from benchmarks.suites import throughput
-from benchmarks.suites.throughput import Configuration
+from benchmarks.suites.throughput import Configuration, Steps
 from common import ladder
+from common.data.synthetic import SIZES
 
 
 @pytest.fixture
@@ -21,32 +22,31 @@ def test_on_gpus_no_row_has_a_share_of_the_cores(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     configurations = throughput.strong_scaling(64)
     assert {row.batch_size for row in configurations} == {64}
-    assert not any(row.apart or row.cores_per_device for row in configurations)
+    assert not any(row.all_cores or row.cores_per_device for row in configurations)
 
 
 def test_strong_scaling_keeps_the_global_batch_and_weak_scaling_the_share(no_gpu):
     """A device has 8 of the 16 cores, because the larger number of workers is two."""
     one = Configuration(BASELINE, 1, 64, 8)
-    all_cores = Configuration(BASELINE, 1, 64, apart="all cores")
+    all_cores = Configuration(BASELINE, 1, 64, all_cores=True)
     strong = [Configuration(level, 2, 64, 8) for level in ladder.levels()[1:]]
     weak = [Configuration(level, 2, 128, 8) for level in ladder.levels()[1:]]
     assert throughput.strong_scaling(64) == [one, *strong, all_cores]
     assert throughput.weak_scaling(64) == [one, *weak, all_cores]
 
 
-def test_a_row_on_a_device_asks_its_level_for_that_devices_cores_and_one_apart_for_all(no_gpu):
+def test_a_row_on_a_device_asks_its_level_for_that_devices_cores_and_level_00_may_have_all(no_gpu):
     on_a_device = Configuration("02_ddp_raw", 2, 64, 3)
-    assert on_a_device.argv(5)[-2:] == ["--cores-per-device", "3"] and on_a_device.threads == 3
-    alone = Configuration(BASELINE, 1, 64, apart=ALL_CORES)
-    assert "--cores-per-device" not in alone.argv(5) and alone.threads == 16
+    assert on_a_device.argv(Steps(2, 3))[-2:] == ["--cores-per-device", "3"] and on_a_device.threads == 3
+    alone = Configuration(BASELINE, 1, 64, all_cores=True)
+    assert "--cores-per-device" not in alone.argv(Steps(2, 3)) and alone.threads == 16
 
 
 def test_a_sample_on_a_fast_gpu_and_its_warm_up_fit_into_an_epoch(monkeypatch):
-    result = {"device": "cuda", "backend": None, "dataset": "mnist", "images_per_sec": 1e7}
+    result = {"device": "cuda", "global_batch_size": 256, "images_per_sec": 1e7}
     monkeypatch.setattr(Configuration, "run", lambda *args: result)
-    for_gpu = throughput.Throughput([Configuration(BASELINE, 1, 256)])
-    for_gpu.calibrate()
-    assert for_gpu.steps == for_gpu.warm_up == 60_000 // 256 // 2
+    most = SIZES["train"] // 256 // 2
+    assert throughput.calibrated([Configuration(BASELINE, 1, 256)], ()) == Steps(most, most)
 
 
 @pytest.mark.parametrize(("gpus", "sizes"), [(0, [1, 2]), (1, [1]), (3, [1, 2, 3])])

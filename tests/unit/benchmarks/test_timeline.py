@@ -153,6 +153,6 @@ def test_the_recorded_lanes_of_a_narrow_link_show_what_the_pages_say_of_them(lin
 
 @pytest.mark.slow
 def test_over_loopback_the_lanes_are_recorded_without_root():
-    group = timeline.measured(timeline.LOOPBACK, EXTENT)
+    group = timeline.measure_group(timeline.LOOPBACK, EXTENT)
     check_lanes(group["lanes"])
     assert set(group["rows"]) == set(group["lanes"]) == set(timeline.WAYS)

@@ -6,18 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from benchmarks.harness.rows import totals
 from benchmarks.your_network import __main__ as program
 from benchmarks.your_network import memory, spec, strategies
 from benchmarks.your_network.memory import Setting, largest_batch
 from benchmarks.your_network.training import SMALLEST
 from common.errors import UserError
-from common.memory import accounting
+from common.memory import track_memory
 from common.process_group import process_group
 from common.processes import ranks
 
@@ -28,9 +26,9 @@ ALONE = Setting(strategies.ONE_DEVICE, 1)
 def on_ranks(path: str, number: int, devices: int, samples: int, shape: tuple[int, ...]) -> dict[str, int]:
     """What this rank, one of several that are really there, needs for steps that are really computed."""
     setting = Setting(strategies.ON_SEVERAL[number], devices)
-    with process_group("gloo"), accounting() as ledger:
-        run = memory.Steps(spec.load(path, shape), setting, init_device_mesh("cpu", (devices,)), ledger)
-        (split,) = run.need(samples).devices
+    with process_group("gloo"), track_memory() as tracker:
+        run = memory.Steps(spec.load(path, shape), setting, init_device_mesh("cpu", (devices,)), tracker)
+        (split,) = run.need(samples)
     return split
 
 
@@ -49,9 +47,8 @@ OF_RANKS = [strategy for strategy in strategies.ON_SEVERAL if not strategy.cuts_
 def test_a_lone_rank_needs_what_ranks_need_that_compute_and_communicate(strategy, two_ranks):
     name, shape = "torchvision:resnet18", (3, 64, 64)
     of_ranks = two_ranks.run(on_ranks, name, strategies.ON_SEVERAL.index(strategy), 2, 8, shape, timeout=280)
-    for rank, really in enumerate(of_ranks):
-        (found,) = memory.need(spec.load(name, shape), Setting(strategy, 2, rank=rank), 8).devices
-        assert found == really
+    (found,) = memory.need(spec.load(name, shape), Setting(strategy, 2), 8)
+    assert found == of_ranks[0]
 
 
 COMPUTED = [Setting(strategy, 1 if strategy is strategies.ONE_DEVICE else 2) for strategy in ALL]
@@ -65,7 +62,7 @@ def test_what_is_not_computed_needs_what_is_computed(texts, setting, computed_ne
     assert found == computed_need(texts, setting, 4)
     if setting.precision != "no" or setting.checkpointing:
         plain = memory.need(texts, COMPUTED[2], 4)
-        assert found.devices[0]["activations"] < plain.devices[0]["activations"]
+        assert found[0]["activations"] < plain[0]["activations"]
 
 
 @pytest.mark.parametrize("name", ["texts", pytest.param("resnet18", marks=pytest.mark.slow)])
@@ -74,7 +71,7 @@ def test_parameters_state_and_buckets_are_those_of_the_network(name, texts):
     with torch.device("meta"):
         parameters = list(network.build().parameters())
     in_blocks = sum(-(-parameter.nbytes // 512) * 512 for parameter in parameters)
-    (found,) = memory.need(network, Setting(strategies.DDP, 2), 2).devices
+    (found,) = memory.need(network, Setting(strategies.DDP, 2), 2)
     assert found["parameters"] == in_blocks
     # Two moments for each parameter, and its step, a number that stays on the host.
     assert found["optimizer state"] == 2 * in_blocks
@@ -86,47 +83,25 @@ def test_parameters_state_and_buckets_are_those_of_the_network(name, texts):
 def test_zero_shares_out_the_state_then_the_gradients_then_the_parameters(network_of):
     network = network_of("def build(): return nn.Sequential(*(nn.Linear(512, 512) for _ in range(7)))", (512,))
 
-    def split(strategy, **rank):
-        return memory.need(network, Setting(strategy, 4, **rank), 2).devices[0]
+    def split(strategy):
+        return memory.need(network, Setting(strategy, 4), 2)[0]
 
-    ddp, third = split(strategies.DDP), split(strategies.ZERO_3)
-    of_ranks = [split(strategies.ZERO_1, rank=rank)["optimizer state"] for rank in range(4)]
-    assert max(of_ranks) < 0.6 * ddp["optimizer state"]
-    assert of_ranks[memory.fullest_rank(network, 4)] == max(of_ranks) > min(of_ranks)
+    ddp, first, third = split(strategies.DDP), split(strategies.ZERO_1), split(strategies.ZERO_3)
+    assert first["optimizer state"] < 0.6 * ddp["optimizer state"]
+    assert first["parameters"] == ddp["parameters"]
     assert third["optimizer state"] == pytest.approx(ddp["optimizer state"] / 4, rel=0.1)
     assert third["parameters"] < 0.7 * ddp["parameters"]
 
 
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.integers(2, 5))
-@settings(deadline=None, derandomize=True, max_examples=20)
-def test_the_fullest_rank_is_the_one_of_torchs_sharded_optimizer(widths, devices):
-    network = spec.UserNetwork("any", lambda: nn.ParameterList(torch.ones(width) for width in widths), None, None, None)
-    with strategies.lone_rank(0, devices):
-        optimizer = ZeroRedundancyOptimizer(network.build().parameters(), torch.optim.SGD, lr=0.0)
-    parts = optimizer._partition_parameters()
-    sizes = [sum(parameter.numel() for group in part for parameter in group["params"]) for part in parts]
-    assert sizes[memory.fullest_rank(network, devices)] == max(sizes)
-
-
-MOMENTS = st.lists(st.tuples(st.integers(0, 2**35), st.integers(0, 2**27)), max_size=4)
-
-
-@given(MOMENTS, st.integers(2**13, 2**27), st.sampled_from([0, 0, 2**10, 2**20]), st.sampled_from([8, 24, 80]))
-@settings(deadline=None, derandomize=True, max_examples=300)
-def test_the_largest_batch_fits_and_one_more_sample_does_not(moments, of_a_sample, of_a_pair, gib):
-    """Whatever straight lines the peak is made of, and where it is a curve."""
-    run = []
-
+@pytest.mark.parametrize("of_a_sample, of_a_pair", [(3 * 2**20, 0), (7, 5), (2**29, 0), (2**34, 0)])
+def test_the_largest_batch_fits_and_an_eighth_more_does_not(of_a_sample, of_a_pair):
     def peak_of(samples):
-        run.append(samples)
-        lines = [*moments, (0, of_a_sample)]
-        return samples**2 * of_a_pair + max(constant + slope * samples for constant, slope in lines)
+        return 2**28 + samples * of_a_sample + samples**2 * of_a_pair
 
-    limit = gib * 2**30
+    limit = 24 * 2**30
     found = largest_batch(peak_of, limit)
-    assert len(run) < 40
     if found:
-        assert peak_of(found) <= limit < peak_of(found + 1)
+        assert peak_of(found) <= limit < peak_of(found + max(found // 8, 1))
     else:
         assert peak_of(SMALLEST) > limit
 
@@ -149,22 +124,8 @@ def test_a_row_whose_large_batch_fails_has_its_need_and_says_why(written, tmp_pa
     printed = capsys.readouterr().out.replace("\n", " ")
     assert len(rows) == 6
     for row in rows:
-        assert row["need"]["devices"] and row["largest"] is None
+        assert row["need"] and row["largest"] is None
         assert row["problem"] in printed
-
-
-@pytest.mark.parametrize("strategy", ALL, ids=lambda strategy: strategy.name)
-def test_a_row_has_the_need_of_its_fullest_rank_and_the_largest_batch_that_fits(strategy, network_of):
-    network = network_of("def build(): return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 640))", (64,))
-    devices = 1 if strategy is strategies.ONE_DEVICE else 2
-    limit = 20 * 2**20
-    row = memory.row_of(network, Setting(strategy, devices), 16, limit)
-    of_ranks = [Setting(strategy, devices, rank=rank) for rank in range(devices)]
-    needs = [memory.need(network, setting, 16 // devices) for setting in of_ranks]
-    assert row.need == max(needs, key=lambda need: need.most)
-    share = row.largest // devices
-    assert max(memory.need(network, setting, share).most for setting in of_ranks) <= limit
-    assert max(memory.need(network, setting, share + 1).most for setting in of_ranks) > limit
 
 
 def test_weights_that_fit_only_where_they_are_shared_out_have_a_largest_batch_there(written, tmp_path, monkeypatch):
@@ -198,10 +159,9 @@ def batch(n): return torch.randn(n, 200, 32), torch.zeros(n, dtype=torch.long)
 def test_attention_keeps_no_scores_also_where_it_drops_some(checkpointing, network_of):
     """A GPU's fused attention draws its dropout anew in backward. The CPU's has no dropout."""
     setting = replace(ALONE, checkpointing=checkpointing)
-    needs = [
-        memory.need(network_of(ATTENTION.replace("DROPOUT", dropout)), setting, 8).most for dropout in ("0.0", "0.1")
-    ]
-    assert needs[0] == needs[1] < 4 * 8 * 4 * 200 * 200  # bytes of the scores
+    needs = [memory.need(network_of(ATTENTION.replace("DROPOUT", dropout)), setting, 8) for dropout in ("0.0", "0.1")]
+    assert needs[0] == needs[1]
+    assert max(totals(needs[0])) < 4 * 8 * 4 * 200 * 200  # bytes of the scores
 
 
 def test_a_file_may_have_dataclasses_whose_annotations_are_texts(tmp_path):
@@ -234,9 +194,6 @@ def frozen(): return nn.Linear(4, 5).requires_grad_(False)
 class Keys(nn.Linear):
     def forward(self, x): return {"scores": super().forward(x)}
 def keys(): return Keys(4, 5)
-class Lookup(nn.Linear):
-    def forward(self, x): return nn.functional.embedding(x[:, 0].long(), self.weight, sparse=True)
-def sparse(): return Lookup(9, 5)
 def batch(n): return BATCH
 """
 GOOD = "torch.zeros(n, 4), torch.zeros(n, dtype=torch.long)"
@@ -248,7 +205,6 @@ ROWS = "def loss(outputs, targets): return nn.functional.cross_entropy(outputs, 
     [
         ("resnet18", GOOD, "", "names no network"),
         ("torchvision:resnet19", GOOD, "", "no classification network 'resnet19'"),
-        ("torchvision:ssd300_vgg16", GOOD, "", "no classification network 'ssd300_vgg16'"),
         ("nowhere.py:build", GOOD, "", "there is no file nowhere.py"),
         ("FILE:make", GOOD, "", "has no function 'make'"),
         ("FILE:right --input 3x8x8", GOOD, "", "has a function 'batch', which says what a sample is"),
@@ -256,7 +212,6 @@ ROWS = "def loss(outputs, targets): return nn.functional.cross_entropy(outputs, 
         ("FILE:fails", GOOD, "", "cannot be built: ValueError: no weights (mine.py, line 5)"),
         ("FILE:frozen", GOOD, "", "has no parameter to train"),
         ("FILE:wrong", GOOD, "", "the forward of mine:wrong failed: RuntimeError"),
-        ("FILE:sparse", GOOD, "", "a gradient is sparse, and its bytes depend on the numbers"),
         ("FILE:keys", GOOD, "", "returns a dict and no tensor: write loss(outputs, targets)"),
         ("FILE:right", GOOD, ROWS, "must be a scalar tensor"),
         ("FILE:right", "torch.zeros(50, 4)[:n], torch.zeros(n)[:50].long()", "", "an input of shape (50, 4)"),

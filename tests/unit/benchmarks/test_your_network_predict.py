@@ -5,11 +5,11 @@ import json
 import pytest
 from torchvision import models
 
-from benchmarks.predict.model import Network
 from benchmarks.your_network import __main__ as program
 from benchmarks.your_network import spec
 from benchmarks.your_network.count import count
 from benchmarks.your_network.errors import StepFailed
+from benchmarks.your_network.scaling import Network
 
 
 @pytest.fixture

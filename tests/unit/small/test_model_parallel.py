@@ -15,7 +15,7 @@ from common import ladder
 from common.args import parse_args
 from common.data import collate, load_data
 from common.machine import fit_to_machine
-from common.memory import accounting
+from common.memory import track_memory
 from common.model import BasicNet, build_model
 from common.process_group import process_group
 from common.processes import ranks
@@ -145,7 +145,7 @@ def messages_and_bytes(cut) -> tuple[dict, dict]:
     """What a rank sends in the second step, and the bytes of its parameters, optimizer's state and activations."""
     images = torch.randn(BATCH, 1, 28, 28)
     targets = torch.zeros(BATCH, dtype=torch.long)
-    with process_group(), accounting() as ledger:
+    with process_group(), track_memory() as tracker:
         module, backward = cut(BasicNet(dropout=False))
         module.to("cpu")
         optimizer = torch.optim.AdamW(module.parameters(), foreach=False)
@@ -154,7 +154,7 @@ def messages_and_bytes(cut) -> tuple[dict, dict]:
                 backward(images.to("cpu"), targets.to("cpu"))
             optimizer.step()
             optimizer.zero_grad()
-        return sent, ledger.peaks()[0]
+        return sent, tracker.peaks()[0]
 
 
 def test_a_step_of_cut_layers_sums_the_outputs_and_the_gradient_of_the_inputs():

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from common.memory import Ledger, accounting, name_category
+from common.memory import MemoryTracker, name_category, track_memory
 from common.process_group import process_group
 from common.processes import ranks
 from common.small.zero import ZeRO1, ZeRO2, ZeRO3
@@ -44,29 +44,29 @@ def shards_of(optimizer) -> list[Shard]:
 
 
 def held(kind: Callable) -> Held:
-    with process_group(), accounting() as ledger:
+    with process_group(), track_memory() as tracker:
         network = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).to("cpu")
         optimizer = kind(network, torch.optim.AdamW, foreach=False)
         shards = shards_of(optimizer)
         for _ in range(2):
             loss = network(torch.ones(1, WIDTH)).sum()
-            after_forward = by_category(ledger, network, shards)
+            after_forward = by_category(tracker, network, shards)
             loss.backward()
             del loss
-            after_backward = by_category(ledger, network, shards)
+            after_backward = by_category(tracker, network, shards)
             optimizer.step()
             optimizer.zero_grad()
-        peak = sum(ledger.peaks()[0].values())
+        peak = sum(tracker.peaks()[0].values())
         return Held(after_forward, after_backward, peak)
 
 
-def by_category(ledger: Ledger, network: nn.Module, shards: list[Shard]) -> dict[str, int]:
+def by_category(tracker: MemoryTracker, network: nn.Module, shards: list[Shard]) -> dict[str, int]:
     parts = [shard.part for shard in shards]
     for parameter in [*network.parameters(), *parts]:
         name_category(parameter, "parameters")
         if parameter.grad is not None:
             name_category(parameter.grad, "gradients")
-    return ledger.now()
+    return tracker.now()
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])

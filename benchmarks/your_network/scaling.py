@@ -146,15 +146,11 @@ def all_reduce(setup: Setup, size: int, gpus: int) -> float:
     bandwidths = []
     for members, link in ((of_one_node, setup.inner), (nodes, setup.between)):
         if members > 1:
-            latency += 2 * tree_levels(members) * link.latency
+            levels = (members - 1).bit_length()  # of the tree
+            latency += 2 * levels * link.latency
             bandwidths.append(link.bandwidth)
     sent = 2 * (gpus - 1) / gpus * size
     return ALL_REDUCE_START + latency + sent / min(bandwidths)
-
-
-def tree_levels(members: int) -> int:
-    """The binary logarithm, rounded up."""
-    return (members - 1).bit_length()
 
 
 def transfers(setup: Setup, backward: float, gpus: int) -> list[Transfer]:
@@ -212,17 +208,14 @@ def scaling_efficiency(setup: Setup, global_batch: int, gpus: int) -> float:
     return alone / together / gpus
 
 
-def global_batches(gpus: int) -> list[int]:
-    """The powers of two from a sample on each GPU to LARGEST_BATCH; the number of GPUs is one too."""
-    batches = [gpus]
-    while batches[-1] < LARGEST_BATCH:
-        batches.append(2 * batches[-1])
-    return batches
-
-
 def pays_from(setup: Setup, gpus: int) -> int | None:
-    """The smallest of the global batches whose scaling efficiency is more than PAYS; None if there is none."""
-    for global_batch in global_batches(gpus):
+    """The smallest global batch whose scaling efficiency is more than PAYS, of the powers of two up to LARGEST_BATCH.
+
+    The number of GPUs is one too, with a sample on each. None if there is no such batch.
+    """
+    global_batch = gpus
+    while global_batch <= LARGEST_BATCH:
         if scaling_efficiency(setup, global_batch, gpus) > PAYS:
             return global_batch
+        global_batch *= 2
     return None

@@ -1,22 +1,18 @@
-"""Proof that the levels are comparable: runs of their own train.py, and the distance between the weights they leave.
-
-`train`, `peaks` and `held` are jobs for a rank of `common.processes`, and return what this rank has to say.
-"""
+"""Runs of a level's own train.py, as jobs for ranks of `common.processes`: its result, and the memory that it holds."""
 
 import contextlib
 import functools
 import io
-import math
-import zlib
 from collections.abc import Sequence
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from benchmarks.harness.replica_memory import track_replicas
 from common import ladder
 from common.args import parse_args
 from common.instruments import prepare_process
-from common.memory import accounting
+from common.memory import track_memory
 
 ACCOUNTED_STEPS = 3  # DDP has its final buckets from the second step on
 FEW = ["--eval-samples", "100"]
@@ -42,9 +38,9 @@ def peaks(level: str, flags: list[str], threads: int) -> list[dict[str, int]]:
     They are simulated on the CPU, on machines with GPUs too: replicas that share a GPU would be charged to it together,
     and the threads of `nn.DataParallel` are not seen.
     """
-    with accounting() as ledger:
+    with track_replicas() as tracker:
         train(level, [*flags, *SIMULATED], threads)
-    return list(ledger.peaks().values())
+    return list(tracker.peaks().values())
 
 
 def held(level: str, flags: Sequence[str], threads: int) -> dict[str, int]:
@@ -53,34 +49,8 @@ def held(level: str, flags: Sequence[str], threads: int) -> dict[str, int]:
     What a rank gathers of the others' it has given back by then.
     """
     moments = []
-    with accounting() as ledger:
-        hook = register_optimizer_step_post_hook(lambda *_: moments.append(ledger.now()))
+    with track_memory() as tracker:
+        hook = register_optimizer_step_post_hook(lambda *_: moments.append(tracker.now()))
         train(level, [*flags, *SIMULATED], threads)
         hook.remove()
     return {category: moments[-1][category] for category in STATE}
-
-
-def farthest(weights: dict, others: dict) -> float:
-    """The largest absolute difference between two state dicts; infinite where one is not a number.
-
-    ValueError is raised where their keys differ.
-    """
-    different = sorted(weights.keys() ^ others.keys())
-    if different:
-        raise ValueError(f"only one of two networks has {', '.join(different)}")
-    largest = 0.0
-    for name, weight in weights.items():
-        difference = (weight - others[name]).abs().max().item()
-        if math.isnan(difference):
-            return math.inf
-        largest = max(largest, difference)
-    return largest
-
-
-def checksum(weights: dict) -> str:
-    """CRC-32 of the weights rounded to 1e-4, far above the rounding errors of float64: equal runs show equal digits."""
-    crc = 0
-    for name in sorted(weights):
-        rounded = (weights[name] * 1e4).round().long()
-        crc = zlib.crc32(rounded.numpy().tobytes(), crc)
-    return f"{crc:08x}"

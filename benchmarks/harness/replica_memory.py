@@ -1,0 +1,42 @@
+"""The memory of the emulated DataParallel's devices: its copies, what it gathers, and its threads are followed."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from torch import Tensor, nn
+
+from common.memory import MemoryTracker, copy_to, observed, track_memory
+from common.nested import leaves
+from common.small import data_parallel
+
+
+@contextmanager
+def track_replicas() -> Iterator[MemoryTracker]:
+    """`track_memory` for a process that may have replicas: copies move between devices, threads are observed too."""
+    gather = data_parallel.gather
+    submit = ThreadPoolExecutor.submit
+
+    def copy_of_replica(tensor: Tensor, source: int, target: int) -> Tensor:
+        category = "parameters" if isinstance(tensor, nn.Parameter) else "communication"
+        return copy_to(tensor, source, target, category)
+
+    def gather_and_label(outputs: list[Any]) -> Any:
+        gathered = gather(outputs)
+        for leaf in leaves(gathered):
+            if isinstance(leaf, Tensor):
+                tracker.label(leaf, "communication")
+        return gathered
+
+    def submit_observed(pool: ThreadPoolExecutor, job: Callable, *args, **kwargs) -> Future:
+        return submit(pool, observed(tracker)(job), *args, **kwargs)
+
+    with (
+        track_memory() as tracker,
+        patch.object(data_parallel, "copy_to", copy_of_replica),
+        patch.object(data_parallel, "gather", gather_and_label),
+        patch.object(ThreadPoolExecutor, "submit", submit_observed),
+    ):
+        yield tracker

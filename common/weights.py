@@ -1,0 +1,32 @@
+"""Two trainings held against each other: how far their weights lie apart, and a checksum that equal ones share."""
+
+import math
+import zlib
+
+from torch import Tensor
+
+
+def farthest(weights: dict[str, Tensor], others: dict[str, Tensor]) -> float:
+    """The largest absolute difference between two state dicts; infinite where one is not a number.
+
+    ValueError is raised where their keys differ.
+    """
+    different = sorted(weights.keys() ^ others.keys())
+    if different:
+        raise ValueError(f"only one of two networks has {', '.join(different)}")
+    largest = 0.0
+    for name, weight in weights.items():
+        difference = (weight - others[name]).abs().max().item()
+        if math.isnan(difference):
+            return math.inf
+        largest = max(largest, difference)
+    return largest
+
+
+def checksum(weights: dict[str, Tensor]) -> str:
+    """CRC-32 of the weights rounded to 1e-4, far above the rounding errors of float64: equal runs show equal digits."""
+    crc = 0
+    for name in sorted(weights):
+        rounded = (weights[name] * 1e4).round().long()
+        crc = zlib.crc32(rounded.numpy().tobytes(), crc)
+    return f"{crc:08x}"
