@@ -31,7 +31,6 @@ NAMES = (
     "overlapped_ddp",
     "buckets",
     "ring_all_reduce",
-    "sampler",
     "exact_evaluation",
     "accumulate",
     "zero1",

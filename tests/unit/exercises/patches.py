@@ -103,10 +103,6 @@ WRONG = {
             "too much sent",
         ),
     ],
-    "sampler": [
-        ("self.seed + self.epoch", "self.seed", "other order", "in epoch 1"),
-        ("self.seed + self.epoch", "self.seed + self.epoch + self.rank", "not once each"),
-    ],
     "exact_evaluation": [
         ("dist.all_reduce(counts)", "pass", "other accuracy"),
         ("dataset[dist.get_rank() :: dist.get_world_size()]", "dataset", "not shared out"),
