@@ -100,8 +100,7 @@ def run_level(options: argparse.Namespace, flags: list[str]) -> None:
     except ValueError as error:
         parser().error(str(error))
     # As the last lines of the script do.
-    args = module.parse_args(module.__file__, flags)
-    module.prepare_process(args)
+    args = module.prepare_process(module.parse_args(module.__file__, flags))
     module.train(args)
 
 
