@@ -114,6 +114,11 @@ MISTAKES = {
         {"self.model.module.state_dict()": "self.model.state_dict()"}, "saved keys", "prefixed_keys"
     ),
     # No pitfall shows these.
+    "data drawn anew on each rank": Planted(
+        {"Circles(opts.samples, seed=1,": "Circles(opts.samples, seed=1 + self.rank,"},
+        "data sets",
+        text="have other contents on another rank",
+    ),
     "weights loaded on one rank": Planted(
         {
             WRAP: f"{WRAP}\n        torch.manual_seed(5 + self.rank)\n        if self.is_chief:\n"

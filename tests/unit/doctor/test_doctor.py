@@ -150,6 +150,31 @@ def test_training_samples(records, kind, pitfall):
     assert getattr(answer, "pitfall", None) == pitfall
 
 
+def drawn(rank: int, epoch: int, kind: str) -> list[tuple[int, ...]]:
+    """The contents of the samples 0 to 99, of three tensors each."""
+    if kind == "augmented":
+        return [(1000 * rank + 100 * epoch + sample, sample % 7, 0) for sample in range(100)]
+    if kind == "new at each read":
+        return [(1000 * rank + 100 * epoch + sample, (sample + rank + epoch) % 7, 0) for sample in range(100)]
+    return [(1000 * rank + sample, (sample + rank) % 7, 0) for sample in range(100)]
+
+
+@pytest.mark.parametrize(
+    "kind, expected", [("of each rank", Finding), ("augmented", Right), ("new at each read", Unseen)]
+)
+def test_numbers_that_are_dealt_out_are_one_sample_on_all_ranks(kind, expected):
+    records = [Record(rank) for rank in range(2)]
+    for epoch in range(4):
+        order = shuffled(100, epoch)
+        for one in records:
+            own = order[one.rank :: 2]
+            of_rank = Epoch(0, 100, True, samples=own, batches=12, last_batch=2, forwards=12)
+            of_rank.contents = [drawn(one.rank, epoch, kind)[sample] for sample in own]
+            one.epochs.append(of_rank)
+    answer = compare_data.data_sets(records)
+    assert isinstance(answer, expected), answer
+
+
 def test_a_text_is_the_same_however_far_it_is_filled_up():
     alone = watch_data.contents(torch.tensor([[5, 6, 7, 8]]))
     padded = watch_data.contents({"words": torch.tensor([[5, 6, 7, 8, 0, 0], [3, 1, 4, 5, 9, 2]])})
