@@ -48,7 +48,7 @@ def refusal(capsys, level: str, *argv: str) -> str:
     return captured.err
 
 
-@pytest.mark.parametrize("level", ladder.rungs())
+@pytest.mark.parametrize("level", ladder.scripts())
 def test_defaults_are_the_contract(level, monkeypatch, rank_of_two):
     if level not in ONE_PROCESS:
         rank_of_two()
