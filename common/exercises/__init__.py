@@ -34,7 +34,6 @@ NAMES = (
     "exact_evaluation",
     "accumulate",
     "zero1",
-    "loss_scaler",
     "prepare",
 )
 ONE_CASE: dict[str, dict[str, Any]] = {"on {} ranks": {}}

@@ -37,9 +37,6 @@ RIGHT = {
 """,
         ),
     ],
-    "loss_scaler": [
-        ("dist.all_reduce(overflows)", "dist.all_reduce(overflows, op=dist.ReduceOp.MAX)"),
-    ],
     "prepare": [
         ("shuffle=shuffle", "num_replicas=dist.get_world_size(), rank=dist.get_rank(), shuffle=shuffle, seed=7"),
     ],
@@ -121,11 +118,6 @@ WRONG = {
         ("dist.broadcast(parameter.detach(), ", "dict(", "not exchanged"),
         ("[dist.get_rank() :: dist.get_world_size()]", "", "state not divided"),
         ("            parameter.grad /= dist.get_world_size()\n", "", "stepped with sums"),
-    ],
-    "loss_scaler": [
-        ("return loss * self.factor", "return loss", "not scaled"),
-        ("                parameter.grad /= self.factor\n", "", "not unscaled"),
-        ("        dist.all_reduce(overflows)\n", "", "not skipped", "overflow on rank 1"),
     ],
     "prepare": [
         ("return DistributedDataParallel(obj)", "return obj", "no replicas"),
