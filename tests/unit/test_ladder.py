@@ -1,6 +1,5 @@
 """The list of levels, the changes between them, and the views of these changes."""
 
-import io
 import json
 import os
 import re
@@ -59,18 +58,10 @@ def test_a_diff_has_all_lines_of_both_scripts_and_shows_those_that_change(before
     assert +old == Counter(ladder.code_lines(after)) and min(old.values()) >= 0
 
 
-def test_a_terminal_gets_colour_and_whoever_does_not_want_it_none(monkeypatch, capsys):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    printed = []
-    for no_colour in ("", "1"):
-        monkeypatch.setenv("NO_COLOR", no_colour)
-        monkeypatch.setattr(sys, "stdout", Terminal())
-        main(["diff", "01", "02"])
-        printed.append(sys.stdout.getvalue())
-    assert printed[0] != printed[1] == re.sub(r"\x1b\[\d*m", "", printed[0])
+def test_colour_changes_no_text():
+    text = diffs.unified("01_data_parallel", "02_ddp_raw")
+    coloured = diffs.coloured(text)
+    assert coloured != text == re.sub(r"\x1b\[\d*m", "", coloured)
 
 
 def test_the_command_line_names_levels_by_their_number(capsys):

@@ -5,17 +5,11 @@ and sometimes a fact that the learner is told.
 """
 
 RIGHT = {
-    "average_gradients": [
-        ("dist.all_reduce(parameter.grad)", "dist.all_reduce(parameter.grad, async_op=True).wait()"),
-    ],
     "overlapped_ddp": [
         ("in self.handles:", "in self.handles[:: -1 if dist.get_rank() == 0 else 1]:"),
     ],
     "buckets": [
         ("parameter.grad.copy_(part.view_as(parameter))", "parameter.grad = part.view_as(parameter)"),
-    ],
-    "ring_all_reduce": [
-        ("dist.recv(arrived, left)", "dist.irecv(arrived, left).wait()"),
     ],
     "exact_evaluation": [
         (
@@ -23,9 +17,6 @@ RIGHT = {
             """rank, size = dist.get_rank(), len(dataset) // dist.get_world_size()
     own = dataset[rank * size : (rank + 1) * size if rank < dist.get_world_size() - 1 else None]""",
         ),
-    ],
-    "accumulate": [
-        ("    for number,", "    optimizer.zero_grad()\n    for number,"),
     ],
     "zero1": [
         (
@@ -36,9 +27,6 @@ RIGHT = {
             dist.reduce(parameter.grad, dst=number % dist.get_world_size())
 """,
         ),
-    ],
-    "prepare": [
-        ("shuffle=shuffle", "num_replicas=dist.get_world_size(), rank=dist.get_rank(), shuffle=shuffle, seed=7"),
     ],
 }
 
