@@ -33,7 +33,7 @@ def incomparable(of_ranks: OfRanks) -> Unseen | None:
 
 
 def shards(records: list[Record]) -> Answer:
-    answers = []
+    answers: list[Answer] = []
     for number, of_ranks in enumerate(across_ranks(map(training_epochs, records))):
         if all(epoch.shares == epoch.forwards <= epoch.batches for epoch in of_ranks):
             answers.append(Unseen("the script itself cuts each rank's share out of a batch"))
@@ -47,7 +47,9 @@ def shards(records: list[Record]) -> Answer:
 def _same_contents(number: int, of_ranks: OfRanks) -> Finding | None:
     """The finding that all ranks have read the same, where samples have no numbers."""
     contents = of_ranks[0].contents
-    if any(epoch.contents != contents for epoch in of_ranks) or len(set(contents)) < ENOUGH:
+    if len(set(contents)) < ENOUGH:
+        return None
+    if any(epoch.contents != contents for epoch in of_ranks):
         return None
     return Finding(
         f"each rank read the same {len(contents)} contents in the same order in epoch {number}",
@@ -56,7 +58,7 @@ def _same_contents(number: int, of_ranks: OfRanks) -> Finding | None:
 
 
 def _same_numbers(number: int, of_ranks: OfRanks) -> Answer:
-    """The answer about numbers that several ranks have read."""
+    """The answer about numbers that several ranks have read: first what keeps it from being a mistake."""
     if min(epoch.batches for epoch in of_ranks) < 2:
         return Unseen("fewer than two batches were read")
     # The last batch may be filled up with samples of the beginning.
@@ -67,7 +69,7 @@ def _same_numbers(number: int, of_ranks: OfRanks) -> Answer:
     shared = sum(ranks > 1 for ranks in readers.values())
     if not shared:
         return Right()
-    twice = read_by_two([_contents(of_rank) for of_rank in zip(of_ranks)])
+    twice = read_by_two([_contents([epoch]) for epoch in of_ranks])
     if of_ranks[0].contents and not are_the_same(twice):
         return Unseen("a number has other contents on another rank: a data set of its own, or changes with each read")
     advice = "deal one order out among the ranks, with one seed on all of them, as DistributedSampler does"
@@ -123,11 +125,13 @@ def data_sets(records: list[Record]) -> Answer:
         return Unseen("the samples are not dealt out among the ranks by their numbers")
     of_ranks = []
     for record in records:
-        first, *others = training_epochs(record)
-        of_ranks.append(_contents([first, *(epoch for epoch in others if epoch.loader == first.loader)]))
+        epochs = training_epochs(record)
+        of_ranks.append(_contents(epoch for epoch in epochs if epoch.loader == epochs[0].loader))
     read_again = []
     for of_rank in of_ranks:
-        read_again += [(contents[0], contents[1]) for contents in of_rank.values() if len(contents) > 1]
+        for contents in of_rank.values():
+            if len(contents) > 1:
+                read_again.append((contents[0], contents[1]))
     twice = read_by_two(of_ranks)
     if min(len(read_again), len(twice)) < ENOUGH:
         return Unseen("too few samples were read again, by the same rank and by another one")

@@ -55,9 +55,10 @@ def unified(before: str, after: str) -> str:
     """The diff of two scripts as text, in the form of `diff -u`, without the module docstrings and line numbers."""
     ours = lines_below_docstring(before)
     theirs = lines_below_docstring(after)
-    names = [script(name).relative_to(ROOT).as_posix() for name in (before, after)]
+    old_path = script(before).relative_to(ROOT).as_posix()
+    new_path = script(after).relative_to(ROOT).as_posix()
     text = ""
-    for line in difflib.unified_diff(ours, theirs, *names, n=CONTEXT, lineterm=""):
+    for line in difflib.unified_diff(ours, theirs, old_path, new_path, n=CONTEXT, lineterm=""):
         # The numbers would count from behind the docstrings.
         text += "@@\n" if line.startswith("@@ ") else f"{line}\n"
     return text
