@@ -78,6 +78,5 @@ def train(args):
 
 
 if __name__ == "__main__":
-    args = parse_args(__file__)
-    prepare_process(args)  # its device, cores and memory, before torch computes
+    args = prepare_process(parse_args(__file__))  # device, cores and memory, before torch computes
     train(args)

@@ -42,8 +42,7 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     """The flags of the script at the path `script`, checked against each other.
 
     `args.level` is the level's name, `args.script` that of the script, such as 03_accelerate/train_full, `args.dtype` a
-    torch.dtype, `args.checkpoint_every` a CheckpointInterval. For `args.device`, a text, `fit_to_machine` finds the
-    device.
+    torch.dtype, `args.checkpoint_every` a CheckpointInterval. `args.device` stays a text: see `fit_to_machine`.
 
     Raises:
         UserError: after one line on stderr.

@@ -1,40 +1,39 @@
 """What this machine gives to a training, and whether that is what the flags ask for."""
 
-import contextlib
 import os
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
 
 import torch
 
 from common.errors import fail
+from common.gpus import visible_gpus
 
 LAUNCHER_ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"  # how a launcher's configuration file arrives
-_NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 def fit_to_machine(args: Namespace) -> Namespace:
-    """Find what the flags leave to this machine, and refuse what it cannot serve. Returns `args`.
+    """The settings of a run on this machine: the flags, with what they leave to it. `args` stays as it is.
 
-    `args.device` becomes a torch.device, and level 01's `args.replicas` a number.
+    `device` is a torch.device, and level 01's `replicas` a number.
 
     Raises:
         UserError: after one line that says what to do.
     """
-    args.device = find_device(args.device, one_process=is_one_process(args))
+    settings = Namespace(**vars(args))
+    settings.device = find_device(args.device, one_process=is_one_process(args))
     if "replicas" in args:
-        args.replicas = choose_replicas(args.replicas, args.device)
+        settings.replicas = choose_replicas(args.replicas, settings.device)
     if "mixed_precision" in args:
-        warn_of_slow_precision(args.mixed_precision, args.device)
+        warn_of_slow_precision(args.mixed_precision, settings.device)
         launchers = os.environ.get(LAUNCHER_ACCUMULATION, str(args.gradient_accumulation_steps))
         if launchers != str(args.gradient_accumulation_steps):  # an Accelerator would obey the launcher, not the flag
             fail(
                 f"--gradient-accumulation-steps {args.gradient_accumulation_steps} contradicts the launcher's "
                 f"--gradient_accumulation_steps {launchers} ({LAUNCHER_ACCUMULATION}): give one of them"
             )
-    return args
+    return settings
 
 
 def is_one_process(args: Namespace) -> bool:
@@ -81,28 +80,6 @@ def choose_replicas(replicas: int | None, device: torch.device) -> int:
     if 2 <= gpus < replicas:
         fail(f"argument --replicas: {replicas} replicas need as many GPUs, {gpus} are visible")
     return replicas
-
-
-def visible_gpus() -> int:
-    with _without_starting_cuda():
-        return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-@contextlib.contextmanager
-def _without_starting_cuda() -> Iterator[None]:
-    """Within the block torch asks the driver, not the CUDA runtime: after that a notebook could start no processes.
-
-    Source: https://docs.pytorch.org/docs/stable/notes/multiprocessing.html#poison-fork-in-multiprocessing
-    """
-    before = os.environ.get(_NVML_CHECK)
-    os.environ[_NVML_CHECK] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_NVML_CHECK]
-        else:
-            os.environ[_NVML_CHECK] = before
 
 
 def warn_of_slow_precision(precision: str, device: torch.device) -> None:

@@ -28,14 +28,14 @@ def meet(store: dist.Store, rank: int, world_size: int, timeout: timedelta, back
     """
     choice = f"{backend} on {socket.gethostname()}"
     if rank == 0:
-        name, choices = _welcome(store, world_size, timeout)
+        name, choices = _admit_all(store, world_size, timeout)
         verdict = _compare_backends([choice, *choices])
         store.set(f"meet/{name}/verdict", verdict)
     else:
         name = _ask_for_name(store, rank, choice)
         verdict = store.get(f"meet/{name}/verdict").decode()
     if verdict != AGREED:
-        _leave_together(store, name, rank, world_size)
+        _wait_for_readers(store, name, rank, world_size)
         raise ValueError(verdict)
     return name
 
@@ -48,7 +48,7 @@ def _ask_for_name(store: dist.Store, rank: int, choice: str) -> str:
     return name
 
 
-def _welcome(store: dist.Store, world_size: int, timeout: timedelta) -> tuple[str, list[str]]:
+def _admit_all(store: dist.Store, world_size: int, timeout: timedelta) -> tuple[str, list[str]]:
     """Give the name to all other ranks; returns it and what they chose, in rank order."""
     name = uuid.uuid4().hex
     absent = set(range(1, world_size))
@@ -68,7 +68,7 @@ def _welcome(store: dist.Store, world_size: int, timeout: timedelta) -> tuple[st
     return name, choices
 
 
-def _leave_together(store: dist.Store, name: str, rank: int, world_size: int) -> None:
+def _wait_for_readers(store: dist.Store, name: str, rank: int, world_size: int) -> None:
     """Rank 0 may hold the store: it waits a little until all others have read the verdict."""
     if rank > 0:
         store.set(f"meet/{name}/leaving/{rank}", "")

@@ -33,11 +33,8 @@ def run_level(level: str, argv: list[str], path: Path | None = None, small: bool
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.pt"
         args = parse_args(module.__file__, [*argv, "--save", str(path)])
-        if args.cores_per_device:
-            prepare_process(args)
-        else:
-            fit_to_machine(args)
-        result = module.train(args)
+        prepare = prepare_process if args.cores_per_device else fit_to_machine
+        result = module.train(prepare(args))
         return result, torch.load(path, weights_only=True) if path.exists() else {}
 
 

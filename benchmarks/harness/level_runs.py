@@ -25,8 +25,7 @@ def train(level: str, flags: Sequence[str], threads: int) -> dict:
     """The result of the level; what it prints is left out."""
     module = load(level)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        args = parse_args(module.__file__, flags)
-        prepare_process(args)
+        args = prepare_process(parse_args(module.__file__, flags))
         if not args.cores_per_device:
             torch.set_num_threads(threads)
         return module.train(args)

@@ -4,17 +4,18 @@ Some samples are on two ranks although nothing is wrong: a sampler draws with re
 then also brings a sample twice to one rank, or only a few to both.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from itertools import chain, pairwise
 
 from common.doctor.answers import Answer, Finding, Right, Unseen, overall
 from common.doctor.record import Epoch, Record, across_ranks
 
-ALIKE = 0.9  # of the samples that two ranks have read, for them to be the same: labels alone agree by chance
-CHANCE = 1e-4  # a probability: what is less probable is not taken for chance
-ORDERED = 16  # samples that an order needs to be told from another
+ALIKE = 0.9  # of the samples that were read twice, for them to be the same: labels alone agree by chance
+ENOUGH = 16  # samples; what fewer of them have in common may be chance
 
 OfRanks = tuple[Epoch, ...]  # one epoch, as each rank has seen it
+Content = tuple[int, ...]  # a fingerprint of each tensor of a sample
 
 
 def training_epochs(record: Record) -> list[Epoch]:
@@ -32,54 +33,23 @@ def incomparable(of_ranks: OfRanks) -> Unseen | None:
 
 
 def shards(records: list[Record]) -> Answer:
-    answers = []
+    answers: list[Answer] = []
     for number, of_ranks in enumerate(across_ranks(map(training_epochs, records))):
-        answers.append(_shards_of_epoch(number, of_ranks))
+        if all(epoch.shares == epoch.forwards <= epoch.batches for epoch in of_ranks):
+            answers.append(Unseen("the script itself cuts each rank's share out of a batch"))
+        elif incomparable(of_ranks):
+            answers.append(_same_contents(number, of_ranks) or incomparable(of_ranks))
+        else:
+            answers.append(_same_numbers(number, of_ranks))
     return overall(answers, "no pass over a DataLoader was seen in training on all ranks")
-
-
-def _shards_of_epoch(number: int, of_ranks: OfRanks) -> Answer:
-    if all(epoch.shares == epoch.forwards <= epoch.batches for epoch in of_ranks):
-        return Unseen("the script itself cuts each rank's share out of a batch")
-    unseen = incomparable(of_ranks)
-    if unseen:
-        return _same_contents(number, of_ranks) or unseen
-    if min(epoch.batches for epoch in of_ranks) < 2:
-        return Unseen("fewer than two batches were read")
-    # The last batch may be filled up with samples of the beginning.
-    shares = [epoch.samples[: -epoch.last_batch] for epoch in of_ranks]
-    for share in shares:
-        if len(share) > len(set(share)):
-            return Unseen("the sampler repeats samples")
-    readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
-    shared = {sample for sample, ranks in readers.items() if ranks > 1}
-    if not shared:
-        return Right()
-    return _read_by_several(shared, len(readers), number, of_ranks)
-
-
-def _read_by_several(shared: set[int], read: int, number: int, of_ranks: OfRanks) -> Finding | Unseen:
-    """The answer about numbers that several ranks have read, of all the numbers `read`."""
-    if of_ranks[0].contents and not _are_the_same(shared, of_ranks):
-        return Unseen("a number has other contents on another rank: a data set of its own, or changes with each read")
-    advice = "deal one order out among the ranks, with one seed on all of them, as DistributedSampler does"
-    samples = of_ranks[0].samples
-    if all(epoch.samples == samples for epoch in of_ranks):
-        return Finding(f"each rank read the same {len(samples)} in the same order in epoch {number}", advice)
-    # Of samples drawn at random, each that comes twice would come to one rank twice with a probability of 1 in W.
-    by_chance = (1 - 1 / len(of_ranks)) ** len(shared)
-    if by_chance > CHANCE:
-        return Unseen(f"{len(shared)} numbers were read by several ranks, which may be the sampler's chance")
-    text = f"without the last batch, {len(shared)} of {read} were read by several ranks in epoch {number}"
-    return Finding(text, advice, pitfall="different_orders")
 
 
 def _same_contents(number: int, of_ranks: OfRanks) -> Finding | None:
     """The finding that all ranks have read the same, where samples have no numbers."""
     contents = of_ranks[0].contents
-    if any(epoch.contents != contents for epoch in of_ranks):
+    if len(set(contents)) < ENOUGH:
         return None
-    if len(set(contents)) < ORDERED:
+    if any(epoch.contents != contents for epoch in of_ranks):
         return None
     return Finding(
         f"each rank read the same {len(contents)} contents in the same order in epoch {number}",
@@ -87,30 +57,98 @@ def _same_contents(number: int, of_ranks: OfRanks) -> Finding | None:
     )
 
 
-def _are_the_same(shared: set[int], of_ranks: OfRanks) -> bool:
-    """True where the numbers that several ranks have read are one sample each.
+def _same_numbers(number: int, of_ranks: OfRanks) -> Answer:
+    """The answer about numbers that several ranks have read: first what keeps it from being a mistake."""
+    if min(epoch.batches for epoch in of_ranks) < 2:
+        return Unseen("fewer than two batches were read")
+    # The last batch may be filled up with samples of the beginning.
+    shares = [epoch.samples[: -epoch.last_batch] for epoch in of_ranks]
+    if any(len(share) > len(set(share)) for share in shares):
+        return Unseen("the sampler repeats samples")
+    readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
+    shared = sum(ranks > 1 for ranks in readers.values())
+    if not shared:
+        return Right()
+    twice = read_by_two([_contents([epoch]) for epoch in of_ranks])
+    if of_ranks[0].contents and not are_the_same(twice):
+        return Unseen("a number has other contents on another rank: a data set of its own, or changes with each read")
+    advice = "deal one order out among the ranks, with one seed on all of them, as DistributedSampler does"
+    samples = of_ranks[0].samples
+    if all(epoch.samples == samples for epoch in of_ranks):
+        return Finding(f"each rank read the same {len(samples)} in the same order in epoch {number}", advice)
+    if shared < ENOUGH:
+        return Unseen(f"{shared} numbers were read by several ranks, which may be the sampler's chance")
+    text = f"without the last batch, {shared} of {len(readers)} were read by several ranks in epoch {number}"
+    return Finding(text, advice, pitfall="different_orders")
+
+
+def _contents(epochs: Iterable[Epoch]) -> dict[int, list[Content]]:
+    """The contents that one rank has read under each number."""
+    found = defaultdict(list)
+    for epoch in epochs:
+        for sample, content in zip(epoch.samples or [], epoch.contents, strict=False):
+            found[sample].append(content)
+    return found
+
+
+def read_by_two(of_ranks: list[dict[int, list[Content]]]) -> list[tuple[Content, Content]]:
+    """The contents of each number that rank 0 and another one have read."""
+    of_rank_0, *others = of_ranks
+    pairs = []
+    for of_another in others:
+        for sample in of_rank_0.keys() & of_another.keys():
+            pairs.append((of_rank_0[sample][0], of_another[sample][0]))
+    return pairs
+
+
+def are_the_same(pairs: list[tuple[Content, Content]]) -> bool:
+    """True where the two contents of a pair are of one sample.
 
     Augmentation changes some tensors of a sample at each read: the steadiest decides, the label for example.
     """
-    contents_of_ranks = [dict(zip(epoch.samples, epoch.contents, strict=False)) for epoch in of_ranks]
-    of_rank_0 = contents_of_ranks[0]
-    pairs = []
-    for of_another in contents_of_ranks[1:]:
-        for sample in shared & of_rank_0.keys() & of_another.keys():
-            pairs.append((of_rank_0[sample], of_another[sample]))
-    tensors = min((len(mine) for mine, _ in pairs), default=0)
+    tensors = min((len(one) for one, _ in pairs), default=0)
     for tensor in range(tensors):
-        equal = sum(mine[tensor] == its[tensor] for mine, its in pairs)
-        distinct = {mine[tensor] for mine, _ in pairs}
+        equal = sum(one[tensor] == other[tensor] for one, other in pairs)
+        distinct = {one[tensor] for one, _ in pairs}
         if equal >= ALIKE * len(pairs) and len(distinct) > 1:
             return True
     return False
 
 
+def data_sets(records: list[Record]) -> Answer:
+    """The answer about numbers that are dealt out among the ranks: each must be one sample on all of them.
+
+    A number comes to another rank in another epoch. Where a sample changes with each read, by augmentation, it changes
+    on its own rank too.
+    """
+    if not isinstance(shards(records), Right):
+        return Unseen("the samples are not dealt out among the ranks by their numbers")
+    of_ranks = []
+    for record in records:
+        epochs = training_epochs(record)
+        of_ranks.append(_contents(epoch for epoch in epochs if epoch.loader == epochs[0].loader))
+    read_again = []
+    for of_rank in of_ranks:
+        for contents in of_rank.values():
+            if len(contents) > 1:
+                read_again.append((contents[0], contents[1]))
+    twice = read_by_two(of_ranks)
+    if min(len(read_again), len(twice)) < ENOUGH:
+        return Unseen("too few samples were read again, by the same rank and by another one")
+    if not are_the_same(read_again):
+        return Unseen("the samples change with each read")
+    if are_the_same(twice):
+        return Right()
+    return Finding(
+        f"the sampler deals out numbers, but {len(twice)} of them have other contents on another rank",
+        "make the data alike on all ranks: draw them, and any random split, with the same seed",
+    )
+
+
 def orders(records: list[Record]) -> Answer:
     answers = []
     for record in records:
-        epochs = [epoch for epoch in training_epochs(record) if len(epoch.samples or []) >= ORDERED]
+        epochs = [epoch for epoch in training_epochs(record) if len(epoch.samples or []) >= ENOUGH]
         for earlier, later in pairwise(epochs):
             if earlier.loader == later.loader:
                 answers.append(_order(record.rank, earlier.samples, later.samples))

@@ -1,7 +1,4 @@
-"""The thread of a watched rank that shows how far the script is, and stops it where the doctor wants that.
-
-The two talk by files in the folder of the rank.
-"""
+"""The thread of a watched rank that shows the doctor whether the script gets on, and where it is when it does not."""
 
 import os
 import sys
@@ -13,9 +10,7 @@ from common.doctor.script_line import script_line
 from common.doctor.watcher import Watcher
 
 INTERVAL = 0.2  # seconds
-PROGRESS = "progress"  # the numbers of events and of optimizer steps until now
-STOP = "stop"  # made by the doctor
-STOPPED = "stopped"  # made by the rank when its last record is written
+PROGRESS = "progress"  # in the folder of the rank: the numbers of events and of optimizer steps until now
 
 
 def start(watcher: Watcher, folder: Path, script: Path) -> None:
@@ -29,27 +24,16 @@ def _beat(watcher: Watcher, folder: Path, script: Path, thread: int, doctor: int
     shown = -1
     while os.getppid() == doctor:
         time.sleep(INTERVAL)
-        if (folder / STOP).exists():
-            _stop(watcher, folder, script, thread, doctor)
-        if record.ended is None and watcher.events != shown:
-            shown = watcher.events
-            (folder / PROGRESS).write_text(f"{shown} {record.steps}")
+        with watcher.lock:
+            place = script_line(sys._current_frames().get(thread), script)
+            if record.ended is not None or place is None:
+                continue
+            if watcher.events != shown:
+                shown = watcher.events
+                record.line = ""
+                (folder / PROGRESS).write_text(f"{shown} {record.steps}")
+            elif record.line != place.line:  # nothing has happened since the last beat: it may hang
+                record.line = place.line
+                record.called = place.called
+                watcher.write()
     os._exit(1)  # nobody will read the record
-
-
-def _stop(watcher: Watcher, folder: Path, script: Path, thread: int, doctor: int) -> None:
-    """Write where the script is, and wait to be killed.
-
-    A rank that ended at once could break the connection of another one before this has noted its own line. The lock
-    stays taken, so that nothing that the script meets from now on comes into the record.
-    """
-    with watcher.lock:
-        place = script_line(sys._current_frames().get(thread), script)
-        if place is not None:
-            watcher.record.line = place.line
-            watcher.record.called = place.called
-        watcher.finish("stopped")
-        (folder / STOPPED).touch()
-        while os.getppid() == doctor:
-            time.sleep(INTERVAL)
-        os._exit(1)

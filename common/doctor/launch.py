@@ -11,13 +11,12 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from common.doctor.heartbeat import PROGRESS, STOP, STOPPED
+from common.doctor.heartbeat import PROGRESS
 from common.doctor.record import RECORD, Record, read
 from common.processes import free_port
 
 POLL = 0.2  # seconds
 AFTER_A_CRASH = 5.0  # seconds that the other ranks have
-TO_WRITE = 10.0  # seconds for the last records
 LOG = "log"
 
 
@@ -38,14 +37,22 @@ def observe(
             command = [sys.executable, "-u", run_script, of_rank, str(last_step or 0), script, *arguments]
             started.append(_start(command, _environment(rank, processes, port), of_rank / LOG))
         _wait(started, folders, patience)
-        _let_all_write(started, folders)
     finally:
-        for process in started:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
+        was_running = [process.poll() is None for process in started]
+        # A rank that saw another one's connections close would note that, and not where it was: all are stopped first.
+        for signal_number in (signal.SIGSTOP, signal.SIGKILL):
+            for process in started:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal_number)  # what it has started, too
         for process in started:  # after all are killed: a second Ctrl-C may interrupt this
             process.wait()
-    return [_record(rank, folders[rank], process.returncode) for rank, process in enumerate(started)]
+    records = []
+    for rank, process in enumerate(started):
+        record = _record(rank, folders[rank], process.returncode)
+        if was_running[rank]:
+            record.ended = "stopped"
+        records.append(record)
+    return records
 
 
 def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
@@ -94,18 +101,6 @@ def _wait(started: list[subprocess.Popen], folders: list[Path], patience: float)
             idle = time.monotonic() - got_on
             crashed = any(process.poll() for process in started)
             if idle > patience or (crashed and idle > AFTER_A_CRASH):  # the others may wait for it in vain
-                return
-            time.sleep(POLL)
-
-
-def _let_all_write(started: list[subprocess.Popen], folders: list[Path]) -> None:
-    """Let every rank that still runs write its last record. Only then may the first be killed."""
-    for of_rank in folders:
-        (of_rank / STOP).touch()
-    deadline = time.monotonic() + TO_WRITE
-    for process, of_rank in zip(started, folders, strict=True):
-        while process.poll() is None and not (of_rank / STOPPED).exists():
-            if time.monotonic() > deadline:
                 return
             time.sleep(POLL)
 

@@ -98,7 +98,7 @@ class Record:
         crash: the error of a crash, in one line; None where there is only an exit code.
         exit_code: that of a signal where it had to be killed.
         last_line: the last that it has printed.
-        line: of the script, where it was stopped.
+        line: of the script, where it last stood still.
         called: the functions that were called from there, the outermost first.
         backend: of the process group, if there was one.
         steps: of optimizers.

@@ -14,6 +14,7 @@ CHECKS = {
     "learning rates": compare_optimizers.learning_rates,
     "weights": compare_networks.weights,
     "training samples": compare_data.shards,
+    "data sets": compare_data.data_sets,
     "order of the epochs": compare_data.orders,
     "random numbers": compare_networks.random_numbers,
     "schedule": compare_optimizers.schedule,

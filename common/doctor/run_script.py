@@ -2,7 +2,8 @@
 
     python common/doctor/run_script.py FOLDER LAST_STEP SCRIPT [ARGUMENTS …]
 
-It is run by its path, and nothing of this repository stays imported: the script may have a `common` of its own.
+It is run by its path, and nothing of this repository stays imported: the script may have a `common` of its own. The
+process is the script's alone and ends with it, so the observers may stay in torch.
 """
 
 import os

@@ -85,10 +85,15 @@ class Watcher:
         """Write the record, unless that was often done: the next line of the script may abort the process."""
         if self._kept < ALWAYS:
             self._kept += 1
-            write(self.record, self._path)
+            self.write()
 
     def finish(self, ended: End) -> None:
         """Write the record for the last time."""
         with self.lock:
             self.record.ended = ended
-            write(self.record, self._path)
+            self.record.line = ""
+            self.write()
+
+    def write(self) -> None:
+        """Write the record as it is. The caller has the lock."""
+        write(self.record, self._path)

@@ -31,11 +31,9 @@ NAMES = (
     "overlapped_ddp",
     "buckets",
     "ring_all_reduce",
-    "sampler",
     "exact_evaluation",
     "accumulate",
     "zero1",
-    "loss_scaler",
     "prepare",
 )
 ONE_CASE: dict[str, dict[str, Any]] = {"on {} ranks": {}}
@@ -60,28 +58,31 @@ def check(name: str, path: Path) -> Mistake | None:
     checker = module(name)
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
-    before = None
+    passed_on = None
     for world_size in checker.WORLD_SIZES:
-        for title, case in getattr(checker, "CASES", ONE_CASE).items():
-            mistake = _judged(name, world_size, case, path)
-            if mistake:
-                mistake = mistake.at(title.format(world_size))
-                if before is None:
-                    return mistake
-                return Mistake("fixed world size", f"all was right on {before} ranks", mistake.explained(name))
-        before = world_size
+        mistake = _first_mistake(name, world_size, path)
+        if mistake and passed_on:
+            return Mistake("fixed world size", f"all was right on {passed_on} ranks", mistake.explained(name))
+        if mistake:
+            return mistake
+        passed_on = world_size
     return None
 
 
-def _judged(name: str, world_size: int, case: dict[str, Any], path: Path) -> Mistake | None:
-    """The mistake of a solution on one number of ranks and in one case."""
-    try:
-        of_ranks = on_ranks(world_size, functools.partial(_facts, name, case), path)
-    except SolutionFailed as failure:
-        return failure.mistake
-    made = _by_field([facts.made for facts in of_ranks])
-    expected = _by_field([facts.expected for facts in of_ranks])
-    return module(name).finding(made, expected)
+def _first_mistake(name: str, world_size: int, path: Path) -> Mistake | None:
+    """The mistake of a solution on one number of ranks, in the first case that has one."""
+    checker = module(name)
+    for title, case in getattr(checker, "CASES", ONE_CASE).items():
+        try:
+            of_ranks = on_ranks(world_size, functools.partial(_facts, name, case), path)
+        except SolutionFailed as failure:
+            return failure.mistake.at(title.format(world_size))
+        made = _by_field([facts.made for facts in of_ranks])
+        expected = _by_field([facts.expected for facts in of_ranks])
+        mistake = checker.finding(made, expected)
+        if mistake:
+            return mistake.at(title.format(world_size))
+    return None
 
 
 def _facts(name: str, case: dict[str, Any], path: str) -> Facts:

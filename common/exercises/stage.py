@@ -5,47 +5,44 @@ way in which a solution fails to return ends here in a mistake with the learner'
 exception, a collective that nobody answers, a loop without an end.
 """
 
-import contextlib
 import importlib.util
 import os
-import pickle
 import sys
-import tempfile
+import textwrap
 import threading
-import time
 import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
 from common.exercises.mistake import Mistake, SolutionFailed
-from common.process_group import process_group
+from common.process_group import leave_process_group
 from common.processes import RankFailed, ranks
 
 SECONDS = 8  # that a solution has on every rank, from the import of its file to its return
 PATIENCE = 60  # seconds for everything that is not the solution's, such as the start of the ranks
 # Each rank is as on a machine of its own, so that a solution cannot take the ranks of one machine for all of them.
 ONE_RANK_A_MACHINE = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-End = Literal["returned", "raised", "stuck"]
 
 
-class Report(NamedTuple):
-    """The end of a job on a rank, which leaves it in a file: it is there too if another rank has to be ended.
+class Returned(NamedTuple):
+    """The end of a job that returned."""
 
-    Attributes:
-        line: the learner's, or of the checker that has called it.
-        mistake: None where the time was over, or the job has returned.
-        moment: on the clock that all processes of this machine have.
-    """
+    value: Any
+    line: str = "has returned"
 
-    end: End
+
+class Stuck(NamedTuple):
+    """The end of a job whose time was over: the line that it had come to, of the learner or else of the checker."""
+
     line: str
-    mistake: Mistake | None
-    moment: float
+
+
+Outcome = Returned | Stuck | Mistake
 
 
 def load_name(path: str, name: str) -> Callable[..., Any]:
@@ -70,107 +67,64 @@ def on_ranks(world_size: int, job: Callable[[str], Any], path: Path) -> list[Any
         SolutionFailed: if the job does not return on every rank; the message says why.
     """
     pool = ranks(world_size, on_cpu=True)
-    with tempfile.TemporaryDirectory(prefix="exercise-") as folder:
-        try:
-            return pool.run(
-                _play,
-                job,
-                str(path.resolve()),
-                folder,
-                SECONDS,
-                timeout=PATIENCE + SECONDS,
-                environment=ONE_RANK_A_MACHINE,
-            )
-        except RankFailed as error:
-            reports = {}
-            for file in Path(folder).glob("*.report"):
-                reports[int(file.stem)] = pickle.loads(file.read_bytes())
-            raise SolutionFailed(_cause(reports, world_size)) from error
+    arguments = (job, str(path.resolve()), SECONDS)
+    try:
+        outcomes = pool.run(_play, *arguments, timeout=PATIENCE + SECONDS, environment=ONE_RANK_A_MACHINE)
+    except RankFailed as error:
+        raise SolutionFailed(Mistake("ended", details=textwrap.indent(str(error), "    "))) from error
+    if all(isinstance(outcome, Returned) for outcome in outcomes):
+        return [outcome.value for outcome in outcomes]
+    pool.stop()  # in its processes a thread may still wait
+    for outcome in outcomes:
+        if isinstance(outcome, Mistake):  # the other ranks may have waited for this one
+            raise SolutionFailed(outcome)
+    lines = [f"    rank {rank}: {outcome.line}" for rank, outcome in enumerate(outcomes)]
+    raise SolutionFailed(Mistake("stuck", f"after {SECONDS} seconds not every rank had returned", "\n".join(lines)))
 
 
-def _cause(reports: dict[int, Report], world_size: int) -> Mistake:
-    """Why the job did not return on every rank.
-
-    The first rank that raised or was stuck has left, and what other ranks have met since then came of it.
-    """
-    silent = [rank for rank in range(world_size) if rank not in reports]
-    failures = [report for report in reports.values() if report.end != "returned"]
-    if not failures:
-        return Mistake("ended", f"rank {silent[0]}")
-    first = min(failures, key=lambda report: report.moment)
-    if first.end == "stuck":
-        lines = []
-        for rank in range(world_size):
-            line = reports[rank].line if rank in reports else "has ended"
-            lines.append(f"    rank {rank}: {line}")
-        return Mistake("stuck", f"after {SECONDS} seconds not every rank had returned", "\n".join(lines))
-    return first.mistake
-
-
-def _play(job: Callable[[str], Any], path: str, folder: str, seconds: int) -> Any:
-    """The value of the job on this rank. A rank that is not ready within `seconds` writes where it is, and exits."""
+def _play(job: Callable[[str], Any], path: str, seconds: int) -> Outcome:
+    """The end of the job on this rank."""
     rank = int(os.environ["RANK"])
     world_size = int(os.environ["WORLD_SIZE"])
-    files = Path(folder)
-    store = dist.FileStore(str(files / "meeting"), world_size)
-    store.set_timeout(timedelta(seconds=PATIENCE))
-    group = process_group(
+    address = os.environ["MASTER_ADDR"]
+    store = dist.TCPStore(address, int(os.environ["MASTER_PORT"]), world_size, is_master=rank == 0)
+    dist.init_process_group(
+        "gloo",
         store=dist.PrefixStore("group", store),
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=PATIENCE),
     )
-    with group, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's name a line of the checker, and would stand before the findings
-        report = files / f"{rank}.report"
-        watchdog = _watchdog(seconds, report, path)
-        watchdog.start()
+    outcome = _outcome_within(seconds, job, path)
+    # Not by a collective, which would answer one of a rank whose solution has called one more. And a rank that left the
+    # group would close its connections: whoever still waits for it would see that, and could not be asked where.
+    store.set(f"end/{rank}", type(outcome).__name__)
+    ends = {store.get(f"end/{other}") for other in range(world_size)}
+    if ends == {b"Returned"}:
+        leave_process_group()
+    return outcome
+
+
+def _outcome_within(seconds: int, job: Callable[[str], Any], path: str) -> Outcome:
+    """Run the job on a thread, which this one can leave where it is."""
+    outcomes: list[Outcome] = []
+
+    def run() -> None:
         try:
-            value = job(path)
+            outcomes.append(Returned(job(path)))
         except BaseException as error:
-            line = _innermost(traceback.extract_tb(error.__traceback__), Path(path))
-            _write(report, "raised", line, _mistake_of(error, line, path, rank))
-            _leave()
-        finally:
-            watchdog.cancel()
-        _write(report, "returned", "has returned")
-        store.set_timeout(timedelta(seconds=seconds + 1))
-        # By no collective: it would answer one of a rank whose solution has called one more. And a rank that left
-        # would close its connections: whoever still waits for it would see that, and could not be asked where.
-        with contextlib.suppress(RuntimeError):
-            store.set(f"end/{rank}", "")
-            store.wait([f"end/{other}" for other in range(world_size)])
-        return value
+            outcomes.append(_mistake_of(error, path))
 
-
-def _watchdog(seconds: int, report: Path, path: str) -> threading.Timer:
-    """A thread that writes after `seconds` where the thread that calls this one is, and ends the process.
-
-    It asks Python. The thread of `faulthandler` reads the frames of a running thread without the interpreter's lock: in
-    3 of 100 reports of a loop it found no frame, and then it crashed.
-    """
-    watched = threading.get_ident()
-
-    def report_and_leave() -> None:
-        stack = traceback.extract_stack(sys._current_frames()[watched])
-        line = _innermost(stack, Path(path)) or _innermost(stack, Path(__file__).parent)
-        _write(report, "stuck", line)
-        _leave()
-
-    watchdog = threading.Timer(seconds, report_and_leave)
-    watchdog.daemon = True
-    return watchdog
-
-
-def _write(file: Path, end: End, line: str, mistake: Mistake | None = None) -> None:
-    draft = file.with_suffix(".draft")
-    draft.write_bytes(pickle.dumps(Report(end, line, mistake, time.monotonic())))
-    draft.rename(file)  # so that nobody reads a half of it, who ends this process at the same moment
-
-
-def _leave() -> None:
-    """End this process, which closes its connections, so that nobody waits for this rank any more."""
-    os._exit(1)
+    thread = threading.Thread(target=run, daemon=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's name a line of the checker, and would stand before the findings
+        thread.start()
+        thread.join(seconds)
+    frame = sys._current_frames().get(thread.ident)
+    if outcomes or frame is None:
+        return outcomes[0]
+    stack = traceback.extract_stack(frame)
+    return Stuck(_innermost(stack, Path(path)) or _innermost(stack, Path(__file__).parent))
 
 
 def _innermost(stack: traceback.StackSummary, place: Path) -> str:
@@ -186,8 +140,10 @@ def _line(file: Path, number: int | None, code: str | None) -> str:
     return f"line {number} of {file.name}: {(code or '').strip()}"
 
 
-def _mistake_of(error: BaseException, line: str, path: str, rank: int) -> Mistake:
+def _mistake_of(error: BaseException, path: str) -> Mistake:
     """The mistake that an exception on this rank shows, and the learner's line."""
+    line = _innermost(traceback.extract_tb(error.__traceback__), Path(path))
+    rank = f"rank {dist.get_rank()}"
     if isinstance(error, SolutionFailed):
         return error.mistake
     if isinstance(error, NotImplementedError) and line:
@@ -197,5 +153,5 @@ def _mistake_of(error: BaseException, line: str, path: str, rank: int) -> Mistak
     message = str(error).partition("\n")[0]
     raised = f"{type(error).__name__}: {message}"
     if line:
-        return Mistake("raised", f"rank {rank}", f"    {line}\n    {raised}")
-    return Mistake("wrong call", f"rank {rank}", f"    the call of {Path(path).name} raised {raised}")
+        return Mistake("raised", rank, f"    {line}\n    {raised}")
+    return Mistake("wrong call", rank, f"    the call of {Path(path).name} raised {raised}")

@@ -27,7 +27,7 @@ class Message:
 
     Args:
         arguments: those of the call, by name.
-        finish: what is called when somebody waits for the first time.
+        arrive: lets it arrive.
 
     Attributes:
         tensor: the one that is sent, if it is one; `sent` is a copy from its start.
@@ -35,10 +35,11 @@ class Message:
         was_changed: the tensor was changed between its start and its arrival.
     """
 
-    def __init__(self, traffic: "Traffic", name: str, arguments: dict[str, Any], finish: Callable[[], Any]) -> None:
+    def __init__(self, traffic: "Traffic", name: str, arguments: dict[str, Any], arrive: Callable[[], Any]) -> None:
         self.traffic = traffic
         self.name = name
         self.arguments = arguments
+        self.arrive = arrive
         self.tensor = arguments.get("tensor")
         self.sent: Tensor | None = None
         if isinstance(self.tensor, Tensor):
@@ -46,17 +47,10 @@ class Message:
         self.began = traffic.moment
         self.waits: list[Any] = []
         self.was_changed = False
-        self.finish = finish
 
     def wait(self, *_: Any) -> bool:
-        # What began earlier arrives earlier, as in a process group, so that ranks may wait in any order.
-        while self in self.traffic.under_way:
-            message = self.traffic.under_way.pop(0)
-            if message.sent is not None:
-                message.was_changed = not torch.equal(message.tensor.detach(), message.sent)
-            message.finish()
-        if self.name in POINT_TO_POINT and not self.waits:
-            self.finish()
+        if not self.waits:
+            self.traffic.deliver(self)
         self.waits.append(self.traffic.moment)
         return True
 
@@ -82,17 +76,27 @@ class Traffic:
         if arguments.get("tensor", self) is None:
             raise TypeError(f"{name} got None for a tensor: a parameter without a gradient has to be passed over")
         in_background = arguments.pop("async_op", False)
-        message = Message(self, name, arguments, finish=functools.partial(original, **arguments))
+        message = Message(self, name, arguments, arrive=functools.partial(original, **arguments))
         self.messages.append(message)
         self.note(message)
         if name in POINT_TO_POINT:
-            message.finish = message.finish().wait
-        else:
-            self.under_way.append(message)
-        if in_background or name in POINT_TO_POINT:
+            message.arrive = original(**arguments).wait
+            return message
+        self.under_way.append(message)
+        if in_background:
             return message
         message.wait()
         return None
+
+    def deliver(self, message: Message) -> None:
+        """Let a message arrive, and before it the collectives that began earlier: ranks may wait in any order."""
+        if message.name in POINT_TO_POINT:
+            message.arrive()
+        while message in self.under_way:
+            earliest = self.under_way.pop(0)
+            if earliest.sent is not None:
+                earliest.was_changed = not torch.equal(earliest.tensor.detach(), earliest.sent)
+            earliest.arrive()
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Instruments for a training, attached from outside: clock, progress bar, memory, the result and its JSON.
 
-    prepare_process(args)                                # once, before torch computes anything
+    args = prepare_process(parse_args(__file__))         # once, before torch computes anything
     with measured(args, model, train_set, test_set) as report:
         ...                                              # a training loop that knows nothing of being measured
         result = report(loss, eval_loss, accuracy, evaluated)   # after each evaluation

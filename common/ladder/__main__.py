@@ -28,14 +28,14 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m common.ladder", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command")
     command = commands.add_parser("diff", help="what changes from one script to another")
-    command.add_argument("before", type=rung, metavar="LEVEL", help="such as 01, fsdp, or 03/train_full")
-    command.add_argument("after", type=rung, metavar="LEVEL", help="such as 02")
+    command.add_argument("before", type=script_name, metavar="LEVEL", help="such as 01, fsdp, or 03/train_full")
+    command.add_argument("after", type=script_name, metavar="LEVEL", help="such as 02")
     run = commands.add_parser(
         "run",
         help="a level's train.py, also on common.small",
         epilog="All other flags are those of the level's train.py.",
     )
-    run.add_argument("level", type=rung, metavar="LEVEL", help="such as 03")
+    run.add_argument("level", type=script_name, metavar="LEVEL", help="such as 03")
     run.add_argument("--small", action="store_true", help=f"on common.small: one of {', '.join(small.COUNTERPARTS)}")
     run.add_argument("--processes", type=int, metavar="N", help="under torchrun, with N processes on this machine")
     commands.add_parser("ring", help="a ring all-reduce of four ranks, message by message")
@@ -46,8 +46,8 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def rung(text: str) -> str:
-    """The rung that a user names; argparse shows the message of its own error only."""
+def script_name(text: str) -> str:
+    """The script that a user names; argparse shows the message of its own error only."""
     try:
         return named(text)
     except ValueError as error:
@@ -100,8 +100,7 @@ def run_level(options: argparse.Namespace, flags: list[str]) -> None:
     except ValueError as error:
         parser().error(str(error))
     # As the last lines of the script do.
-    args = module.parse_args(module.__file__, flags)
-    module.prepare_process(args)
+    args = module.prepare_process(module.parse_args(module.__file__, flags))
     module.train(args)
 
 

@@ -1,16 +1,16 @@
-"""Differences between two rungs of the ladder."""
+"""Differences between two scripts of the ladder."""
 
 import difflib
 from typing import NamedTuple
 
-from common.ladder import docstring_end, file_name, source, story
+from common.ladder import ROOT, code_lines, lines_below_docstring, script
 
 CONTEXT = 3  # equal lines shown around a change
 COLOURS = {"-": "\x1b[31m", "+": "\x1b[32m"}
 
 
 class ChangedLines(NamedTuple):
-    """The numbers of the story's lines that a step adds and removes."""
+    """The numbers of lines of code that are added and removed from one script to another."""
 
     added: int
     removed: int
@@ -26,7 +26,7 @@ class Hunk(NamedTuple):
 
 def changed_lines(before: str, after: str) -> ChangedLines:
     """The numbers of lines that a reader of `before` finds new in `after`, or gone; blank ones do not count."""
-    matcher = difflib.SequenceMatcher(None, story(before), story(after), autojunk=False)
+    matcher = difflib.SequenceMatcher(None, code_lines(before), code_lines(after), autojunk=False)
     added = removed = 0
     for kind, start, end, other_start, other_end in matcher.get_opcodes():
         if kind != "equal":
@@ -37,8 +37,8 @@ def changed_lines(before: str, after: str) -> ChangedLines:
 
 def diff(before: str, after: str) -> list[Hunk]:
     """The changes from one script to another, in order, with all lines of both but the module docstrings."""
-    ours = source(before)[docstring_end(before) :]
-    theirs = source(after)[docstring_end(after) :]
+    ours = lines_below_docstring(before)
+    theirs = lines_below_docstring(after)
     matcher = difflib.SequenceMatcher(_is_blank, ours, theirs, autojunk=False)
     hunks = []
     for kind, start, end, other_start, other_end in matcher.get_opcodes():
@@ -53,11 +53,12 @@ def _is_blank(line: str) -> bool:
 
 def unified(before: str, after: str) -> str:
     """The diff of two scripts as text, in the form of `diff -u`, without the module docstrings and line numbers."""
-    ours = source(before)[docstring_end(before) :]
-    theirs = source(after)[docstring_end(after) :]
-    names = (file_name(before), file_name(after))
+    ours = lines_below_docstring(before)
+    theirs = lines_below_docstring(after)
+    old_path = script(before).relative_to(ROOT).as_posix()
+    new_path = script(after).relative_to(ROOT).as_posix()
     text = ""
-    for line in difflib.unified_diff(ours, theirs, *names, n=CONTEXT, lineterm=""):
+    for line in difflib.unified_diff(ours, theirs, old_path, new_path, n=CONTEXT, lineterm=""):
         # The numbers would count from behind the docstrings.
         text += "@@\n" if line.startswith("@@ ") else f"{line}\n"
     return text

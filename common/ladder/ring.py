@@ -15,63 +15,49 @@ from common.small.ring import ring_messages
 
 RANKS = 4
 START = [[1, 2, 3, 4], [10, 20, 30, 40], [100, 200, 300, 400], [1000, 2000, 3000, 4000]]  # by rank and part
+WHAT_HAPPENS = {
+    "reduce-scatter": "receive a part and add it to your own",
+    "all-gather": "receive a sum and keep it",
+}
 
 
 class State(NamedTuple):
-    """The numbers of all ranks after a message, and what the message was.
-
-    Attributes:
-        half: "start", "reduce-scatter" or "all-gather".
-        numbers: by rank and part.
-        sent, received: the part that each rank has sent to the right and received from the left; empty at the start.
-    """
+    """The numbers of a rank after a message, and the message: which half it belongs to, and which parts it moved."""
 
     half: str
-    numbers: list[list[int]]
-    sent: list[int]
-    received: list[int]
+    numbers: list[int]
+    sent: int
+    received: int
 
 
-def trace() -> list[State]:
-    """The states of a ring all-reduce of START, from four processes that carry it out."""
-    by_rank = ranks(RANKS).run(_numbers_of_this_rank)
-    states = [State("start", START, [], [])]
-    for of_a_message in zip(*by_rank, strict=True):
-        half = of_a_message[0][0].half
-        sent = [message.sent for message, _ in of_a_message]
-        received = [message.received for message, _ in of_a_message]
-        states.append(State(half, [numbers for _, numbers in of_a_message], sent, received))
+def trace() -> list[tuple[State, ...]]:
+    """The states of all ranks after each message of a ring all-reduce of START, which four processes carry out."""
+    by_rank = ranks(RANKS).run(_states_of_this_rank)
+    return list(zip(*by_rank, strict=True))
+
+
+def _states_of_this_rank() -> list[State]:
+    states = []
+    with process_group():
+        numbers = torch.tensor(START[dist.get_rank()])
+        for message in ring_messages(numbers):
+            states.append(State(message.half, numbers.tolist(), message.sent, message.received))
     return states
 
 
-def _numbers_of_this_rank() -> list:
-    """This rank's messages, each with its numbers afterwards."""
-    with process_group():
-        numbers = torch.tensor(START[dist.get_rank()])
-        return [(message, numbers.tolist()) for message in ring_messages(numbers)]
-
-
-def text(states: list[State]) -> str:
+def text(states: list[tuple[State, ...]]) -> str:
     """All states, one below the other."""
-    blocks = []
-    for number, state in enumerate(states):
-        lines = [title(number, state)]
-        for rank, numbers in enumerate(state.numbers):
-            line = f"  rank {rank}  " + "".join(f"{value:>6}" for value in numbers)
-            lines.append(f"{line}   {action(state, rank)}".rstrip())
-        blocks.append("\n".join(lines))
-    return "\n\n".join(blocks) + "\n"
+    lines = ["Before: each rank has four parts"]
+    for rank, numbers in enumerate(START):
+        lines.append(_row(rank, numbers))
+    for number, of_ranks in enumerate(states, start=1):
+        half = of_ranks[0].half
+        lines += ["", f"Message {number}, {half}: {WHAT_HAPPENS[half]}"]
+        for rank, state in enumerate(of_ranks):
+            action = f"rank {rank} sends part {state.sent} to rank {(rank + 1) % RANKS}"
+            lines.append(f"{_row(rank, state.numbers)}   {action}")
+    return "\n".join(lines) + "\n"
 
 
-def title(number: int, state: State) -> str:
-    if state.half == "start":
-        return "Before: each rank has four parts"
-    if state.half == "reduce-scatter":
-        return f"Message {number}, reduce-scatter: receive a part and add it to your own"
-    return f"Message {number}, all-gather: receive a sum and keep it"
-
-
-def action(state: State, rank: int) -> str:
-    if state.half == "start":
-        return ""
-    return f"rank {rank} sends part {state.sent[rank]} to rank {(rank + 1) % RANKS}"
+def _row(rank: int, numbers: list[int]) -> str:
+    return f"  rank {rank}  " + "".join(f"{value:>6}" for value in numbers)

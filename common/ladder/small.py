@@ -18,16 +18,16 @@ COUNTERPARTS = {
 }
 
 
-def load_small(rung: str) -> ModuleType:
+def load_small(level: str) -> ModuleType:
     """The script of a level on `common.small`, as a module.
 
     Raises:
         ValueError: for a level that has no small counterpart.
     """
-    if rung not in COUNTERPARTS:
-        raise ValueError(f"{rung} has no small counterpart: one of {', '.join(COUNTERPARTS)}")
-    script = load(rung)
-    for name, (module, counterpart) in COUNTERPARTS[rung].items():
+    if level not in COUNTERPARTS:
+        raise ValueError(f"{level} has no small counterpart: one of {', '.join(COUNTERPARTS)}")
+    script = load(level)
+    for name, (module, counterpart) in COUNTERPARTS[level].items():
         assert hasattr(script, name), name
         setattr(script, name, getattr(importlib.import_module(module), counterpart))
     return script

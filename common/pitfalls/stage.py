@@ -61,7 +61,10 @@ def play(name: str, version: str, folder: str) -> tuple[str | None, bool]:
     _folder = Path(folder)
     pitfall = load(name)
     # The correction has all the time it needs on a slow machine.
-    timeout = getattr(pitfall, "TIMEOUT", None) if version == "wrong" else None
+    timeout = PATIENCE
+    may_hang = version == "wrong" and hasattr(pitfall, "TIMEOUT")
+    if may_hang:
+        timeout = timedelta(seconds=pitfall.TIMEOUT)
     store = dist.FileStore(str(_folder / "meeting"), world_size(name))
     store.set_timeout(PATIENCE)
     torch.manual_seed(0)
@@ -71,14 +74,14 @@ def play(name: str, version: str, folder: str) -> tuple[str | None, bool]:
         store=dist.PrefixStore("group", store),
         rank=int(os.environ["RANK"]),
         world_size=world_size(name),
-        timeout=timedelta(seconds=timeout) if timeout else PATIENCE,
+        timeout=timeout,
     ):
         # Who has joined and fails at once would take down those who join.
         _wait_for_all("start", store, world_size(name))
         try:
             outcome = getattr(pitfall, version)()
         except RuntimeError as error:
-            if not timeout:
+            if not may_hang:
                 raise
             outcome = error
         finding = pitfall.detect(outcome)  # at once: it may be about time

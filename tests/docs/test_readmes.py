@@ -115,8 +115,8 @@ def test_a_page_shows_a_diff_with_all_new_lines_but_imports(before, level):
     assert page in GENERATED
     assert re.search(rf"^<!-- (diff|added) {before[:2]} {level[:2]} -->$", page.read_text(), re.MULTILINE)
     shown = [line[2:] for line in readmes.diff(before, level).splitlines() if line.startswith("+ ")]
-    assert set(shown) <= set(ladder.source(level))
-    imports = [line for line in ladder.source(level) if line.startswith(("import ", "from "))]
+    assert set(shown) <= set(ladder.lines_below_docstring(level))
+    imports = [line for line in ladder.lines_below_docstring(level) if line.startswith(("import ", "from "))]
     assert 0 < diffs.changed_lines(before, level).added - len(shown) <= len(imports)
 
 

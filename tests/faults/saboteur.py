@@ -51,8 +51,7 @@ def _at_loss(module, step: int, strike) -> None:
 def main() -> None:
     fault, step, level, *flags = sys.argv[1:]
     module = ladder.load(level)
-    args = parse_args(module.__file__, flags)
-    prepare_process(args)
+    args = prepare_process(parse_args(module.__file__, flags))
     if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
         globals()[fault](module, int(step))
     module.train(args)

@@ -63,7 +63,7 @@ def waits_of_steps(machine: Machine) -> list[list[str]]:
 
 def all_rungs(*quick: str) -> list:
     """All rungs that can be imitated, those that are not `quick` marked as slow."""
-    rungs = [rung for rung in ladder.rungs() if rung not in ladder.SHARDED]
+    rungs = [rung for rung in ladder.scripts() if rung not in ladder.SHARDED]
     return [pytest.param(rung, marks=[] if rung in quick else SLOW) for rung in rungs]
 
 

@@ -106,5 +106,5 @@ def test_a_run_on_a_cpu_keeps_blocks_unless_it_is_told_not_to(flags, asked, glib
     calls, _ = glibc
     args = parse_args(str(ladder.script("00_single_gpu")), ["--device", "cpu", *flags])
     assert calls == []  # parsing changes nothing
-    prepare_process(args)
+    assert prepare_process(args).device.type == "cpu" and args.device == "cpu"  # which it leaves as they were
     assert (calls != []) is bool(asked)

@@ -8,13 +8,7 @@ import pytest
 import torch
 
 from common import cores, ladder
-from common.cores import (
-    available_cores,
-    confine_to_device,
-    device_cores,
-    threads_per_worker,
-    use_all_cores,
-)
+from common.cores import available_cores, confine_to_device, device_cores, threads_per_worker, use_all_cores
 from common.processes import ranks
 from tests.levels import SHORT, run_level
 

@@ -107,12 +107,9 @@ def test_the_result_has_the_keys_of_the_contract():
 def _say(level: str, folder: str) -> str:
     """What a rank prints."""
     module = ladder.load(level)
+    args = parse_args(module.__file__, [*SMALL, "--json", f"{folder}/r.json", "--save", f"{folder}/w.pt"])
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        module.train(
-            fit_to_machine(
-                parse_args(module.__file__, [*SMALL, "--json", f"{folder}/r.json", "--save", f"{folder}/w.pt"])
-            )
-        )
+        module.train(fit_to_machine(args))
     return printed.getvalue()
 
 

@@ -1,6 +1,5 @@
 """The list of levels, the changes between them, and the views of these changes."""
 
-import io
 import json
 import os
 import re
@@ -19,59 +18,50 @@ from common.ladder.__main__ import main
 LEVELS = ["00_single_gpu", "01_data_parallel", "02_ddp_raw", "03_accelerate", "04_trainer"]
 
 
-def test_levels_and_rungs_stand_in_order():
+def test_levels_and_scripts_stand_in_order():
     full = ["03_accelerate/train_full", "04_trainer/train_full"]
     assert ladder.levels() == LEVELS
-    assert ladder.rungs() == [*LEVELS, ladder.FSDP, ladder.MESH, *full]
+    assert ladder.scripts() == [*LEVELS, ladder.FSDP, ladder.MESH, *full]
     sharded = [("02_ddp_raw", ladder.FSDP), (ladder.FSDP, ladder.MESH)]
-    assert ladder.steps() == [*pairwise(LEVELS), *sharded, *zip(LEVELS[3:], full, strict=True)]
+    assert ladder.neighbours() == [*pairwise(LEVELS), *sharded, *zip(LEVELS[3:], full, strict=True)]
 
 
-def test_rungs_are_named_by_numbers_folders_and_paths():
+def test_scripts_are_named_by_numbers_folders_and_paths():
     for text in ("03", "03_accelerate", "03/", "03_accelerate/train.py", "03/train"):
         assert ladder.named(text) == "03_accelerate"
     for text in ("03/train_full", "03_accelerate/train_full.py"):
         assert ladder.named(text) == ladder.FULL
     assert ladder.named("fsdp") == ladder.named("02/train_fsdp.py") == ladder.FSDP
-    assert ladder.file_name(ladder.FULL) == "03_accelerate/train_full.py"
     with pytest.raises(ValueError, match="'02/train_full' names no level"):
         ladder.named("02/train_full")
 
 
 def test_loading_a_script_runs_nothing(capsys):
-    for rung in ladder.rungs():
-        module = ladder.load(rung)
+    for name in ladder.scripts():
+        module = ladder.load(name)
         assert callable(module.train)
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("before, after", ladder.steps())
+@pytest.mark.parametrize("before, after", ladder.neighbours())
 def test_a_diff_has_all_lines_of_both_scripts_and_shows_those_that_change(before, after):
     hunks = diffs.diff(before, after)
-    for side, rung in (("before", before), ("after", after)):
+    for side, name in (("before", before), ("after", after)):
         lines = [line for hunk in hunks for line in getattr(hunk, side)]
-        assert lines == ladder.source(rung)[ladder.docstring_end(rung) :]
+        assert lines == ladder.lines_below_docstring(name)
     assert all((hunk.kind == "equal") == (hunk.before == hunk.after) for hunk in hunks)
     # What is shown turns one text into the other, whatever lines it pairs.
     shown = diffs.unified(before, after).splitlines()[2:]
-    old = Counter(ladder.story(before))
+    old = Counter(ladder.code_lines(before))
     old.subtract(line[1:] for line in shown if line.startswith("-") and line[1:].strip())
     old.update(line[1:] for line in shown if line.startswith("+") and line[1:].strip())
-    assert +old == Counter(ladder.story(after)) and min(old.values()) >= 0
+    assert +old == Counter(ladder.code_lines(after)) and min(old.values()) >= 0
 
 
-def test_a_terminal_gets_colour_and_whoever_does_not_want_it_none(monkeypatch, capsys):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    printed = []
-    for no_colour in ("", "1"):
-        monkeypatch.setenv("NO_COLOR", no_colour)
-        monkeypatch.setattr(sys, "stdout", Terminal())
-        main(["diff", "01", "02"])
-        printed.append(sys.stdout.getvalue())
-    assert printed[0] != printed[1] == re.sub(r"\x1b\[\d*m", "", printed[0])
+def test_colour_changes_no_text():
+    text = diffs.unified("01_data_parallel", "02_ddp_raw")
+    coloured = diffs.coloured(text)
+    assert coloured != text == re.sub(r"\x1b\[\d*m", "", coloured)
 
 
 def test_the_command_line_names_levels_by_their_number(capsys):
@@ -100,9 +90,9 @@ def test_a_level_runs_on_the_small_ones(tmp_path):
 
 
 def test_all_that_a_level_imports_of_its_abstraction_has_a_small_counterpart():
-    for rung, whole in (("02_ddp_raw", "torch.nn.parallel"), ("03_accelerate", "common.accelerator")):
-        module = small.load_small(rung)
-        imported = [line for line in ladder.source(rung) if line.startswith(f"from {whole}")]
+    for level, whole in (("02_ddp_raw", "torch.nn.parallel"), ("03_accelerate", "common.accelerator")):
+        module = small.load_small(level)
+        imported = [line for line in ladder.lines_below_docstring(level) if line.startswith(f"from {whole}")]
         names = [name for line in imported for name in line.partition(" import ")[2].split(", ")]
         assert names and all(vars(module)[name].__module__.startswith("common.small.") for name in names)
 

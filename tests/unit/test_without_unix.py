@@ -1,4 +1,4 @@
-"""The levels train where there is no `fcntl` and no `os.getuid`, as on Windows, and without what only Linux has."""
+"""The levels train without what only Linux has, and where there is no `fcntl` and no `os.getuid`, as on Windows."""
 
 import os
 import subprocess
@@ -9,39 +9,16 @@ import pytest
 from common import ladder
 from tests.levels import run_script
 
-HIDING = """
-import os, sys
-sys.modules["fcntl"] = None
-del os.getuid
-from common import ladder
-from common.args import parse_args
-from common.machine import fit_to_machine
-for rung in ("00_single_gpu", ladder.FULL):
-    module = ladder.load(rung)
-    flags = ["--checkpoint-dir", "c", "--checkpoint-every", "1"] if rung == ladder.FULL else []
-    module.train(fit_to_machine(parse_args(module.__file__, [*sys.argv[1:], *flags])))
-"""
 SMALL = ["--dataset", "synthetic", "--train-samples", "64", "--eval-samples", "32", "--batch-size", "32"]
-
-
-@pytest.mark.slow
-def test_levels_train_without_what_only_unix_has(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", HIDING, *SMALL, "--json", "r.json"],
-        capture_output=True, text=True, timeout=240, cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ladder.ROOT), "USERNAME": "somebody"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("synthetic accuracy") == 2
-    assert (tmp_path / "r.json").exists() and list((tmp_path / "c").rglob("manifest.json"))
 
 
 # Read by Python at its start, in each process: no mallopt, prctl, /proc, affinity and fork, as on other systems.
 WITHOUT_LINUX = """
 import ctypes, errno, multiprocessing, os, platform, sys
 
-for name in ("fork", "sched_setaffinity", "sched_getaffinity"):
+for name in ("fork", "getuid", "sched_setaffinity", "sched_getaffinity"):
     delattr(os, name)
+sys.modules["fcntl"] = None
 sys.platform = "freebsd14"
 sys.modules["triton"] = None  # which knows Linux only
 platform.libc_ver = lambda *_: ("", "")
@@ -72,15 +49,18 @@ os.stat, os.listdir, os.scandir = map(without_proc, (os.stat, os.listdir, os.sca
 def elsewhere(tmp_path):
     """The environment of a system without them."""
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_LINUX)
-    return {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ladder.ROOT)])}
+    return {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ladder.ROOT)]), "USERNAME": "somebody"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", ladder.levels())
-def test_a_level_trains_without_what_only_linux_has(level, elsewhere):
-    done = run_script(level, SMALL, processes=2 if level in ladder.DISTRIBUTED else None, **elsewhere)
+@pytest.mark.parametrize("level", [*ladder.levels(), ladder.FULL])
+def test_a_level_trains_without_what_only_linux_has(level, elsewhere, tmp_path):
+    flags = ["--checkpoint-dir", f"{tmp_path}/checkpoints"] if level == ladder.FULL else []
+    processes = 2 if level in ladder.DISTRIBUTED else None
+    done = run_script(level, [*SMALL, *flags], processes=processes, **elsewhere)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("synthetic accuracy") == 1
+    assert bool(flags) == any(tmp_path.rglob("manifest.json"))
 
 
 @pytest.mark.long

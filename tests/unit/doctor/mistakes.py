@@ -114,6 +114,11 @@ MISTAKES = {
         {"self.model.module.state_dict()": "self.model.state_dict()"}, "saved keys", "prefixed_keys"
     ),
     # No pitfall shows these.
+    "data drawn anew on each rank": Planted(
+        {"Circles(opts.samples, seed=1,": "Circles(opts.samples, seed=1 + self.rank,"},
+        "data sets",
+        text="have other contents on another rank",
+    ),
     "weights loaded on one rank": Planted(
         {
             WRAP: f"{WRAP}\n        torch.manual_seed(5 + self.rank)\n        if self.is_chief:\n"
@@ -121,11 +126,6 @@ MISTAKES = {
         },
         "weights",
         text="before the first step, though DistributedDataParallel holds the network",
-    ),
-    "a learning rate for each rank": Planted(
-        {"lr=opts.lr)": "lr=opts.lr * (1 + self.rank))"},
-        "learning rates",
-        text="differ at 16 of 16 steps; at step 1 rank 0 has 0.003, rank 1 has 0.006",
     ),
 }
 # What looks like a mistake, and is none.

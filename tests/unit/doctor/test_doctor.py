@@ -150,6 +150,31 @@ def test_training_samples(records, kind, pitfall):
     assert getattr(answer, "pitfall", None) == pitfall
 
 
+def drawn(rank: int, epoch: int, kind: str) -> list[tuple[int, ...]]:
+    """The contents of the samples 0 to 99, of three tensors each."""
+    if kind == "augmented":
+        return [(1000 * rank + 100 * epoch + sample, sample % 7, 0) for sample in range(100)]
+    if kind == "new at each read":
+        return [(1000 * rank + 100 * epoch + sample, (sample + rank + epoch) % 7, 0) for sample in range(100)]
+    return [(1000 * rank + sample, (sample + rank) % 7, 0) for sample in range(100)]
+
+
+@pytest.mark.parametrize(
+    "kind, expected", [("of each rank", Finding), ("augmented", Right), ("new at each read", Unseen)]
+)
+def test_numbers_that_are_dealt_out_are_one_sample_on_all_ranks(kind, expected):
+    records = [Record(rank) for rank in range(2)]
+    for epoch in range(4):
+        order = shuffled(100, epoch)
+        for one in records:
+            own = order[one.rank :: 2]
+            of_rank = Epoch(0, 100, True, samples=own, batches=12, last_batch=2, forwards=12)
+            of_rank.contents = [drawn(one.rank, epoch, kind)[sample] for sample in own]
+            one.epochs.append(of_rank)
+    answer = compare_data.data_sets(records)
+    assert isinstance(answer, expected), answer
+
+
 def test_a_text_is_the_same_however_far_it_is_filled_up():
     alone = watch_data.contents(torch.tensor([[5, 6, 7, 8]]))
     padded = watch_data.contents({"words": torch.tensor([[5, 6, 7, 8, 0, 0], [3, 1, 4, 5, 9, 2]])})
@@ -172,12 +197,8 @@ def ask(*arguments: object) -> tuple[int, str]:
     return code, unwrapped(out.getvalue())
 
 
-FREQUENT_ENDS = ("collective on rank 0", "uneven inputs")  # the others end with an error of torch's, or wait too
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in FREQUENT_ENDS else pytest.mark.long) for name in ENDS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENDS)
 def test_a_bad_end_is_explained(name, tmp_path):
     mistake = ENDS[name]
     code, text = ask("--time-out", 12, planted(mistake.changes, tmp_path), "--out", tmp_path)
@@ -211,34 +232,21 @@ LEVEL = ["--dataset", "synthetic", "--train-samples", "250", "--eval-samples", "
 TEMPLATE = ["--arch", "squeezenet1_1", "--size", "32", "--epochs", "2", "--batch-size", "8", "--workers", "1"]
 OURS = {
     "02_ddp_raw/train.py": [*LEVEL, "--epochs", "2"],
-    "03_accelerate/train.py": [*LEVEL, "--epochs", "2"],
     "03_accelerate/train_full.py": [*LEVEL, "--epochs", "2", "--gradient-accumulation-steps", "2"],
-    "04_trainer/train.py": [*LEVEL, "--epochs", "2"],
     "04_trainer/train_full.py": [*LEVEL, "--epochs", "2", "--gradient-accumulation-steps", "2"],
-    "03_accelerate/examples/cifar_resnet18.py": ["--max-steps", "5", "--samples", "160"],
 }
-# Each of the others has a template or a pitfall of its kind among the slow tests.
-OFTEN = ("02_ddp_raw/train.py", "04_trainer/train.py")
 
 
-@pytest.mark.parametrize(
-    "script",
-    [pytest.param(script, marks=pytest.mark.slow if script in OFTEN else pytest.mark.long) for script in OURS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("script", OURS)
 def test_our_own_scripts_are_healthy(script, tmp_path):
     answers, text = examined(ROOT / script, tmp_path, *OURS[script])
     assert report.findings(answers) == {}
     assert "Healthy: " in text
 
 
-@pytest.mark.parametrize(
-    "level",
-    [
-        pytest.param("02_ddp_raw", marks=pytest.mark.long),
-        pytest.param("03_accelerate", marks=pytest.mark.slow),
-        pytest.param("04_trainer", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("level", ["02_ddp_raw", "03_accelerate", "04_trainer"])
 def test_the_templates_are_healthy(level, tmp_path):
     for split, count in {"train": 25, "val": 9}.items():
         for brightness in (60, 120):

@@ -5,17 +5,11 @@ and sometimes a fact that the learner is told.
 """
 
 RIGHT = {
-    "average_gradients": [
-        ("dist.all_reduce(parameter.grad)", "dist.all_reduce(parameter.grad, async_op=True).wait()"),
-    ],
     "overlapped_ddp": [
         ("in self.handles:", "in self.handles[:: -1 if dist.get_rank() == 0 else 1]:"),
     ],
     "buckets": [
         ("parameter.grad.copy_(part.view_as(parameter))", "parameter.grad = part.view_as(parameter)"),
-    ],
-    "ring_all_reduce": [
-        ("dist.recv(arrived, left)", "dist.irecv(arrived, left).wait()"),
     ],
     "exact_evaluation": [
         (
@@ -23,9 +17,6 @@ RIGHT = {
             """rank, size = dist.get_rank(), len(dataset) // dist.get_world_size()
     own = dataset[rank * size : (rank + 1) * size if rank < dist.get_world_size() - 1 else None]""",
         ),
-    ],
-    "accumulate": [
-        ("    for number,", "    optimizer.zero_grad()\n    for number,"),
     ],
     "zero1": [
         (
@@ -36,12 +27,6 @@ RIGHT = {
             dist.reduce(parameter.grad, dst=number % dist.get_world_size())
 """,
         ),
-    ],
-    "loss_scaler": [
-        ("dist.all_reduce(overflows)", "dist.all_reduce(overflows, op=dist.ReduceOp.MAX)"),
-    ],
-    "prepare": [
-        ("shuffle=shuffle", "num_replicas=dist.get_world_size(), rank=dist.get_rank(), shuffle=shuffle, seed=7"),
     ],
 }
 
@@ -103,10 +88,6 @@ WRONG = {
             "too much sent",
         ),
     ],
-    "sampler": [
-        ("self.seed + self.epoch", "self.seed", "other order", "in epoch 1"),
-        ("self.seed + self.epoch", "self.seed + self.epoch + self.rank", "not once each"),
-    ],
     "exact_evaluation": [
         ("dist.all_reduce(counts)", "pass", "other accuracy"),
         ("dataset[dist.get_rank() :: dist.get_world_size()]", "dataset", "not shared out"),
@@ -125,11 +106,6 @@ WRONG = {
         ("dist.broadcast(parameter.detach(), ", "dict(", "not exchanged"),
         ("[dist.get_rank() :: dist.get_world_size()]", "", "state not divided"),
         ("            parameter.grad /= dist.get_world_size()\n", "", "stepped with sums"),
-    ],
-    "loss_scaler": [
-        ("return loss * self.factor", "return loss", "not scaled"),
-        ("                parameter.grad /= self.factor\n", "", "not unscaled"),
-        ("        dist.all_reduce(overflows)\n", "", "not skipped", "overflow on rank 1"),
     ],
     "prepare": [
         ("return DistributedDataParallel(obj)", "return obj", "no replicas"),
