@@ -890,10 +890,6 @@ class Accelerator:
         """The number of the next checkpoint under automatic naming."""
         return self.project_configuration.iteration
 
-    @save_iteration.setter
-    def save_iteration(self, iteration: int) -> None:
-        self.project_configuration.iteration = iteration
-
     def __deepcopy__(self, memo: dict[int, Any]) -> "Accelerator":
         """The Accelerator itself: there is one run."""
         return self

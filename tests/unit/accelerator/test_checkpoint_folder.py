@@ -163,14 +163,14 @@ def test_automatic_naming_keeps_the_newest_and_continues_after_a_load(tmp_path):
     accelerator.load_state(tmp_path / "checkpoints" / "checkpoint_11")  # back by one, as after a loss that is no number
     accelerator.save_state()
     assert kept(tmp_path) == {"checkpoint_12", "checkpoint_13"}
-    accelerator.save_iteration = 13
+    accelerator.project_configuration.iteration = 13
     with pytest.raises(ValueError, match="already exists"):
         accelerator.save_state()
 
 
 def test_what_was_just_written_is_never_pruned(tmp_path):
     accelerator = numbering(tmp_path)
-    accelerator.save_iteration = 10
+    accelerator.project_configuration.iteration = 10
     accelerator.save_state()
     accelerator.save_state()
     accelerator = numbering(tmp_path, total_limit=2)  # a new run, that numbers from 0
@@ -179,7 +179,7 @@ def test_what_was_just_written_is_never_pruned(tmp_path):
     accelerator.save_state()
     assert kept(tmp_path) == {"checkpoint_0", "checkpoint_1"}
     accelerator = numbering(tmp_path, total_limit=0)
-    accelerator.save_iteration = 5
+    accelerator.project_configuration.iteration = 5
     accelerator.save_state()
     assert kept(tmp_path) == {"checkpoint_5"}
 

@@ -222,10 +222,11 @@ def test_what_does_not_fit_is_refused():
         ({"reshard_after_forward": "FULL_SHARD"}, "reshard_after_forward must be true or false, not 'FULL_SHARD'"),
         ({"min_num_params": "few"}, "min_num_params must be a whole number, not 'few'"),
         ({"activation_checkpointing": True}, "activation_checkpointing needs an auto_wrap_policy"),
+        ({"sharding_strategy": "FULL_SHARD"}, "unexpected keyword argument 'sharding_strategy'"),
     ],
 )
 def test_a_bad_plugin_is_one_clear_line(settings, message):
-    with pytest.raises((NotImplementedError, ValueError), match=message) as raised:
+    with pytest.raises((NotImplementedError, TypeError, ValueError), match=message) as raised:
         FullyShardedDataParallelPlugin(**{"fsdp_version": 2, **settings})
     assert "\n" not in str(raised.value)
 

@@ -24,6 +24,8 @@ FACADES = ("accelerate", "accelerate.utils")
 OTHER_SIGNATURE = {
     "AcceleratorState": "the plugins that it takes there are out of scope",
     "ClusterConfig": "a file's settings have defaults here, and no place among the others",
+    "FullyShardedDataParallelPlugin": "what its first version alone has is missing",
+    "TorchDynamoPlugin": "regional compilation is out of scope",
     "DataLoaderDispatcher": "`prepare_data_loader` makes it, by keywords",
     "extract_model_from_parallel": "what is recursive there is for parts that are out of scope",
     "load_checkpoint_in_model": "maps of a model over devices are out of scope, and offloading",

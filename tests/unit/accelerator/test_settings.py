@@ -7,7 +7,6 @@ from common.accelerator import Accelerator, utils
 from common.accelerator.utils import (
     AutocastKwargs,
     GradientAccumulationPlugin,
-    InitProcessGroupKwargs,
     KwargsHandler,
     TorchDynamoPlugin,
 )
@@ -45,9 +44,7 @@ def test_contradictory_settings_are_refused(settings, error, match):
         Accelerator(cpu=True, **settings)
 
 
-def test_regional_compilation_and_sharding_by_the_launcher_are_refused(monkeypatch):
-    with pytest.raises(NotImplementedError, match="use_regional_compilation"):
-        TorchDynamoPlugin(use_regional_compilation=True)
+def test_the_first_version_of_sharding_is_refused_where_the_launcher_asks_for_it(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(NotImplementedError, match="out of scope"):
         Accelerator(cpu=True)
@@ -65,7 +62,6 @@ def test_settings_of_the_launcher_are_read_from_the_environment(monkeypatch):
     [
         ("GradScalerKwargs", {"growth_interval": 5}),
         ("AutocastKwargs", {"cache_enabled": False}),
-        ("InitProcessGroupKwargs", {"backend": "gloo"}),
         ("DistributedDataParallelKwargs", {"find_unused_parameters": True, "comm_state_option": {"a": 1}}),
         ("ProfileKwargs", {"with_stack": True}),
         ("TorchDynamoPlugin", {"backend": "inductor", "mode": "max-autotune", "dynamic": True}),
@@ -77,10 +73,6 @@ def test_handlers_give_only_what_differs_from_the_defaults(name, kwargs):
     ours = getattr(utils, name)
     assert ours().to_kwargs() == theirs().to_kwargs() == {}
     assert ours(**kwargs).to_kwargs() == theirs(**kwargs).to_kwargs() != {}
-
-
-def test_an_unset_timeout_is_ten_minutes():
-    assert InitProcessGroupKwargs().timeout.total_seconds() == 600
 
 
 def test_a_second_accelerator_keeps_the_precision_and_after_end_training_one_starts_afresh():
