@@ -393,13 +393,6 @@ class _Checkpoint:
     states: dict[str, Any] = field(default_factory=dict)
     of_ranks: dict[int, dict[str, Any]] = field(default_factory=dict)
 
-    def count(self, pattern: str) -> int:
-        """The number of files that are numbered from 0 by `pattern`."""
-        number = 0
-        while pattern.format(number) in self.manifest.files:
-            number += 1
-        return number
-
     def path(self, name: str) -> Path:
         """A file that is there.
 
@@ -460,7 +453,7 @@ def _read(accelerator: Any, folder: Path, load_kwargs: dict[str, Any]) -> _Check
         RuntimeError: if another number of objects was registered than now.
     """
     checkpoint = _Checkpoint(folder, read_manifest(folder), load_kwargs)
-    saved = checkpoint.count(CUSTOM_FILE)
+    saved = len([name for name in checkpoint.manifest.files if re.fullmatch(CUSTOM_FILE.format("[0-9]+"), name)])
     registered = len(accelerator._custom_objects)
     if saved != registered:
         where = f"Number of custom checkpoints in folder {folder}"

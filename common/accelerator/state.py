@@ -400,7 +400,6 @@ class AcceleratorState(PartialState):
     Args:
         mixed_precision: "no", "fp16" or "bf16"; by default ACCELERATE_MIXED_PRECISION.
         cpu: stay on the CPU.
-        dynamo_plugin: the compiler of prepared models.
         fsdp_plugin: how models are sharded; kept only where there is a process group to share them out to.
         kwargs: of PartialState.
 
@@ -425,7 +424,6 @@ class AcceleratorState(PartialState):
         self,
         mixed_precision: str | None = None,
         cpu: bool = False,
-        dynamo_plugin: Any = None,
         fsdp_plugin: Any = None,
         _from_accelerator: bool = False,
         **kwargs: Any,
@@ -453,7 +451,7 @@ class AcceleratorState(PartialState):
         self.__dict__.update(PartialState._shared_state)
         if fsdp_plugin is not None:
             self.distributed_type = DistributedType.FSDP
-        self.dynamo_plugin = dynamo_plugin
+        self.dynamo_plugin: Any = None  # the Accelerator chooses it, and each later one may choose another
         self.fsdp_plugin = fsdp_plugin
         self._mixed_precision = precision
 

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.checkpoint import checkpoint
 
 from ..operations import broadcast
@@ -204,21 +203,3 @@ def whole_parameters(model: nn.Module) -> Iterator[None]:
     yield
     for module in _sharded_modules(model):
         module.reshard()
-
-
-def clip_grad_norm_(parameters: list[Tensor], max_norm: float, norm_type: float) -> Tensor:
-    """Clip the gradients of sharded parameters by the norm over all ranks' parts, and return it. A collective.
-
-    torch's own function fails for the infinity norm on a rank whose part is empty.
-    """
-    gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    parts = [gradient.to_local() for gradient in gradients if gradient.to_local().numel() > 0]
-    total = get_total_norm(parts, norm_type).to(parameters[0].device)
-    if norm_type == float("inf"):
-        dist.all_reduce(total, dist.ReduceOp.MAX)
-    else:
-        total = total**norm_type
-        dist.all_reduce(total)
-        total = total ** (1 / norm_type)
-    clip_grads_with_norm_(parameters, max_norm, total)
-    return total
