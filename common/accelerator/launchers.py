@@ -67,7 +67,7 @@ def notebook_launcher(
     if meeting != (THIS_MACHINE, 0, 1, "", {}, "none") or rdzv_backend not in ("static", "c10d"):
         raise NotImplementedError("master_addr, node_rank, num_nodes, rdzv_*: a notebook launches on one machine")
     if num_processes is None:
-        num_processes = _count_gpus()
+        num_processes = 0 if parse_flag_from_env("ACCELERATE_USE_CPU") else torch.cuda.device_count()
     with patch_environment(ACCELERATE_MIXED_PRECISION=mixed_precision.lower()):
         if num_processes <= 1:
             # What the notebook has prepared must follow the accumulation of the function's Accelerator.
@@ -94,11 +94,6 @@ def debug_launcher(function: Callable[..., Any], args: tuple = (), num_processes
     """
     with patch_environment(ACCELERATE_USE_CPU="true", ACCELERATE_MIXED_PRECISION="no"):
         _fork(function, args, num_processes, port="0", max_restarts=0)
-
-
-def _count_gpus() -> int:
-    """The GPUs that processes may use."""
-    return 0 if parse_flag_from_env("ACCELERATE_USE_CPU") else torch.cuda.device_count()
 
 
 def _fork(function: Callable[..., Any], args: tuple, num_processes: int, port: str, **supervision: Any) -> None:

@@ -10,8 +10,7 @@ of its random generators. Nobody waits for anybody: not all ranks need to save, 
     c/manifest_1.json       rank 1's part is in the folder too; whoever of rank 0 and rank 1 comes last has moved it
 
 A manifest has the format's version, the size and checksum of each file of a part, and a name of the save that every
-rank finds by itself. Parts of other saves count for nothing. (Checksums find damage, not forgery: whoever changes a
-file can change them too.)
+rank finds by itself. Parts of other saves count for nothing.
 
 **Whole** is a checkpoint with the parts of all ranks that the writer's manifest expects: those whose parts were there
 before its own, and those that took part in the save before. So one that rank 0 saves alone is whole, and where a rank
@@ -26,8 +25,7 @@ newer one is whole. Nobody waits for the disk: after a power failure the newest 
 before it is taken.
 
 A folder may come from anywhere. So only files are opened or moved that were found by walking through it, which follows
-no link; a name in a manifest says which of these belong to the checkpoint. (There is no protection against somebody who
-changes the folder while it is being read.)
+no link; a name in a manifest says which of these belong to the checkpoint.
 """
 
 import contextlib

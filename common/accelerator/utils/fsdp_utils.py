@@ -53,7 +53,7 @@ def shard_model(model: nn.Module, plugin: FullyShardedDataParallelPlugin, device
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for layer in layers:
         if plugin.activation_checkpointing:
-            _recompute_in_backward(layer)
+            layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
         fully_shard(layer, mesh=mesh, reshard_after_forward=plugin.reshard_after_forward)
     fully_shard(model, mesh=mesh)  # what is in none of these layers
     for name, parameter in model.named_parameters():
@@ -86,10 +86,6 @@ def _layers_to_wrap(model: nn.Module, plugin: FullyShardedDataParallelPlugin) ->
         if is_wanted and not is_tied and plugin.auto_wrap_policy != "NO_WRAP":
             layers.append(layer)
     return layers
-
-
-def _recompute_in_backward(layer: nn.Module) -> None:
-    layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def _free_after_evaluation(model: nn.Module, *_: Any) -> None:
