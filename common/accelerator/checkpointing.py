@@ -190,14 +190,13 @@ def save_state(
         # A state may be put together by a collective, so all that save ask for it, and hooks find weights everywhere.
         weights = run(lambda: [accelerator.get_state_dict(model) for model in accelerator._models])
         run(lambda: _call_save_hooks(accelerator, weights, part.draft))
-        objects = _objects(accelerator) | _loaders(accelerator)
-        # Of all processes: a state may need a collective.
-        contents = run(lambda: {name: each.state_dict() for name, each in objects.items()})
+        contents = run(lambda: _state_dicts(accelerator))
         contents |= _numbered(SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME, weights)
         if not writes:
             contents = {}
         contents[RANDOM_STATES_FILE.format(part.rank)] = run(lambda: _state_of_rank(accelerator))
         run(lambda: _write(contents, part.draft))
+        # With `all_ranks` the writer comes last: all parts are there when the checkpoint appears.
         run(lambda: part.publish(expected), runs_here=not writes)
         expected = run(lambda: part.publish(expected), runs_here=writes)
     except BaseException:
@@ -206,7 +205,8 @@ def save_state(
     if not all_ranks:
         _saves.last = part
     if expected == {part.rank} and part.world_size > 1 and not config.save_on_each_node:
-        logger.warning_once("the main process saves alone: its checkpoints have no random states of the other ranks")
+        others = "random states of the other ranks are only there once these call `save_state` too"
+        logger.warning_once("the main process has saved alone: %s", others)
     if config.automatic_checkpoint_naming and config.total_limit is not None:
         run(lambda: remove_old_checkpoints(part.folder, config.total_limit), runs_here=writes)
     config.iteration += 1
@@ -246,6 +246,11 @@ def _call_save_hooks(accelerator: Any, weights: list[dict[str, Any]], draft: Pat
     """Let the script's hooks change what is saved of the models, or write files of their own into `draft`."""
     for hook in accelerator._save_model_state_pre_hook.values():
         hook(accelerator._models, weights, str(draft))
+
+
+def _state_dicts(accelerator: Any) -> dict[str, Any]:
+    """The content of each file but those of the models, on every process: a state may need a collective."""
+    return {name: state.state_dict() for name, state in (_objects(accelerator) | _loaders(accelerator)).items()}
 
 
 def _objects(accelerator: Any) -> dict[str, Any]:

@@ -259,9 +259,9 @@ class PartialState:
         share = _share_of_rank(len(inputs), self.process_index, self.num_processes)
         padding = share.lacking if apply_padding else 0
         if isinstance(inputs, (list, tuple)):
-            mine: Any = inputs[share.start : share.stop]
+            elements: Any = inputs[share.start : share.stop]
             last_element = inputs[-1:]
-            return mine + last_element * padding
+            return elements + last_element * padding
         rows = [*range(share.start, share.stop), *[len(inputs) - 1] * padding]
         if isinstance(inputs, torch.Tensor):
             return inputs[rows].to(self.device) if apply_padding else inputs[share.start : share.stop]
@@ -448,7 +448,7 @@ class AcceleratorState(PartialState):
             fsdp_plugin = None
         if fsdp_plugin is not None and precision == "fp16":
             raise NotImplementedError("FSDP in fp16 is out of scope: choose mixed_precision 'bf16' or 'no'")
-        self.__dict__.update(PartialState._shared_state)
+        self.__dict__.update(PartialState._shared_state)  # which does not change while the process runs
         if fsdp_plugin is not None:
             self.distributed_type = DistributedType.FSDP
         self.dynamo_plugin: Any = None  # the Accelerator chooses it, and each later one may choose another

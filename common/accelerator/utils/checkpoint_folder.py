@@ -265,7 +265,7 @@ class Part:
             with contextlib.suppress(OSError):  # made meanwhile, and not empty
                 self.draft.rename(self.folder)
         if self.draft.exists():
-            _moves(self.draft, self.folder)  # raises where something is in the way
+            _files_and_places(self.draft, self.folder)  # raises where something is in the way
             if expects != {self.rank, *waiting}:
                 _keep_as_previous(self.folder)
             self.draft.rename(self.folder / COMPLETE_NAME)
@@ -354,27 +354,27 @@ def finish_interrupted_save(folder: Path) -> None:
 
 def _move(draft: Path, folder: Path, unless_in: Collection[str] = ()) -> None:
     """Move the files of `draft` to their places in `folder`, and remove it with those whose names are `unless_in`."""
-    for file, place in _moves(draft, folder):
+    for file, place in _files_and_places(draft, folder):
         if file.relative_to(draft).as_posix() not in unless_in:
             place.parent.mkdir(parents=True, exist_ok=True)
             os.replace(file, place)
     shutil.rmtree(draft)
 
 
-def _moves(draft: Path, folder: Path) -> list[tuple[Path, Path]]:
+def _files_and_places(draft: Path, folder: Path) -> list[tuple[Path, Path]]:
     """Each file in `draft` with its place in `folder`, the manifest last.
 
     Raises:
         CheckpointError: if one of the places is a folder, or behind a link.
     """
-    moves = []
+    files_and_places = []
     files = _files_in(draft)
     for name in sorted(files, key=_is_manifest):
         place = folder / name
         if place.is_dir() or place.parent.resolve() != folder.resolve() / Path(name).parent:
             raise CheckpointError(f"{place} is a folder or behind a link, where a file is to be")
-        moves.append((files[name], place))
-    return moves
+        files_and_places.append((files[name], place))
+    return files_and_places
 
 
 def _is_manifest(name: str) -> bool:

@@ -84,13 +84,6 @@ def test_what_is_wrong_is_said_in_one_line_with_the_file(tmp_path, text, message
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_not_there_and_one_that_is_no_text(tmp_path):
-    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x81")
-    for name in ("none.yaml", "binary.yaml"):
-        with pytest.raises(ConfigError, match=name):
-            load_config_from_file(tmp_path / name)
-
-
 def test_default_file_lies_where_accelerate_keeps_it(tmp_path, monkeypatch):
     monkeypatch.delenv("HF_HOME", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)

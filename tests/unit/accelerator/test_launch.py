@@ -156,11 +156,6 @@ def test_the_scripts_own_flags_arrive_at_the_script_also_if_they_begin_like_a_la
     assert command[-len(OF_THE_SCRIPT) :] == OF_THE_SCRIPT
 
 
-def test_torchruns_own_flags_reach_torchrun(started):
-    command, _ = started("--cpu", "--max_restarts=2", __file__)
-    assert "--max-restarts=2" in command
-
-
 @pytest.mark.parametrize(
     ("backend", "more"),
     [("c10d", ["--rdzv-conf=is_host=0,timeout=9"]), ("static", ["--rdzv-conf=timeout=9"])],
