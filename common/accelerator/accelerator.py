@@ -314,16 +314,11 @@ class Accelerator:
 
     def _run_forward_in_mixed_precision(self, model: Any) -> None:
         model._original_forward = model.forward
-        # The function of a bound method is wrapped and bound again: a deep copy of the model then runs its own forward.
-        function = getattr(model.forward, "__func__", None)
-        if function is None:
-            model.forward = self._in_mixed_precision(model.forward)
-        else:
-            model.forward = MethodType(self._in_mixed_precision(function), model)
-
-    def _in_mixed_precision(self, forward: Callable) -> Callable:
         autocast: Any = self._autocast(self.autocast_handler)
-        return operations.convert_outputs_to_fp32(autocast(forward))
+        # The function of a bound method is wrapped and bound again: a deep copy of the model then runs its own forward.
+        function = getattr(model.forward, "__func__", model.forward)
+        forward: Any = operations.convert_outputs_to_fp32(autocast(function))
+        model.forward = forward if function is model.forward else MethodType(forward, model)
 
     def _wrap_in_ddp(self, model: torch.nn.Module) -> torch.nn.Module:
         if not any(parameter.requires_grad for parameter in model.parameters()):

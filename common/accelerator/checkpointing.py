@@ -410,11 +410,6 @@ class _Checkpoint:
             raise CheckpointError(f"{where}: it was saved by a run that had prepared something else")
         return path
 
-    def path_of_weights(self, index: int) -> Path:
-        """The file with the weights of model `index`."""
-        safe_name = _numbered_name(SAFE_WEIGHTS_NAME, index)
-        return self.path(safe_name if safe_name in self.manifest.files else _numbered_name(WEIGHTS_NAME, index))
-
     def read(self, path: Path) -> Any:
         """The content of a file, with its tensors on the CPU.
 
@@ -500,7 +495,8 @@ def _restore(accelerator: Any, checkpoint: _Checkpoint, load_model_func_kwargs: 
     models = list(accelerator._models)
     for hook in accelerator._load_model_state_pre_hook.values():
         hook(models, str(checkpoint.folder))
-    files_of_weights = [checkpoint.path_of_weights(index) for index in range(len(models))]
+    file_name = SAFE_WEIGHTS_NAME if SAFE_WEIGHTS_NAME in checkpoint.manifest.files else WEIGHTS_NAME
+    files_of_weights = [checkpoint.path(_numbered_name(file_name, index)) for index in range(len(models))]
     for name, loader in _loaders(accelerator).items():  # First: one that cannot go on there raises an error.
         if name in checkpoint.states:
             loader.load_state_dict(checkpoint.states[name])

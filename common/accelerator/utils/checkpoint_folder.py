@@ -90,9 +90,8 @@ class Manifest:
 def describe(path: Path) -> Description:
     """The size of a file in bytes, and its checksum: a polynomial of the sums of its blocks, as numbers of 8 bytes.
 
-    What lies behind the last whole block, which may be all of a file, is one number more: its CRC-32. Any changed bit
-    changes the checksum, and so do blocks that change places; numbers that change places within a block do not. A
-    mapped file is summed without a copy and in one call, where a CRC-32 can take longer than all of the save.
+    What lies behind the last whole block, which may be all of a file, is one number more: its CRC-32. A mapped file is
+    summed without a copy and in one call, where a CRC-32 can take longer than all of the save.
     """
     size = path.stat().st_size
     content = torch.from_file(str(path), size=size, dtype=torch.uint8)

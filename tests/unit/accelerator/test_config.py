@@ -15,22 +15,11 @@ from common.accelerator.commands.config.config_args import (
     load_config_from_file,
 )
 
-LEVEL = Path(__file__).parents[3] / "03_accelerate"
-
 
 def loaded(folder: Path, text: str) -> ClusterConfig:
     path = folder / "config.yaml"
     path.write_text(text)
     return load_config_from_file(path)
-
-
-def test_shipped_files_mean_what_their_names_say():
-    assert load_config_from_file(LEVEL / "two_processes.yaml") == ClusterConfig(
-        distributed_type="MULTI_CPU", num_processes=2, use_cpu=True, mixed_precision="no"
-    )
-    assert load_config_from_file(LEVEL / "multi_gpu_fp16.yaml") == ClusterConfig(
-        distributed_type="MULTI_GPU", num_processes=2, mixed_precision="fp16"
-    )
 
 
 def test_a_file_of_accelerates_means_the_same_here(tmp_path):

@@ -1,5 +1,6 @@
 """The questions of `config`, asked until each answer fits."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +16,10 @@ def get_cluster_input() -> ClusterConfig:
     """
     import torch
 
+    read_flag = functools.partial(str_to_bool, to_bool=True)
     has_gpus = torch.cuda.device_count() > 0
     config = ClusterConfig(distributed_type="NO")
-    config.use_cpu = _ask("Train on the CPU, yes or no?", _read_flag, "no" if has_gpus else "yes")
+    config.use_cpu = _ask("Train on the CPU, yes or no?", read_flag, "no" if has_gpus else "yes")
     config.num_processes = _ask("How many processes?", int, "1")
     if config.num_processes > 1:
         config.distributed_type = "MULTI_CPU" if config.use_cpu else "MULTI_GPU"
@@ -36,10 +38,6 @@ def _ask(question: str, read: Callable[[str], Any], default: str) -> Any:
             return read(answer)
         except ValueError as error:
             print(error)
-
-
-def _read_flag(answer: str) -> bool:
-    return str_to_bool(answer) == 1
 
 
 def _read_precision(answer: str) -> str:
