@@ -414,7 +414,6 @@ class AcceleratorState(PartialState):
     parallelism_config: ClassVar[None] = None
 
     _shared_state: ClassVar[dict[str, Any]] = {}
-    _mixed_precision: str
     _CANNOT_CHANGE: ClassVar[str] = (
         "AcceleratorState has already been initialized and cannot be changed ({}): restart your runtime completely "
         "and pass `{}` to the first `Accelerator()`"

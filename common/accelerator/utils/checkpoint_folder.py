@@ -57,8 +57,7 @@ _BYTES_IN_BLOCK = 2**18
 _FACTOR = 1_000_003  # odd, so that no difference is lost
 _KINDS_IN_MANIFEST = {"save": str, "rank": int, "world_size": int, "expects": list, "files": dict}
 
-# The size of a file and its checksum.
-Description = dict[str, int]
+Description = dict[str, int]  # the size of a file and its checksum
 
 
 class CheckpointError(ValueError):
