@@ -106,6 +106,10 @@ class Accelerator:
         ValueError: if one thing is set twice, or a setting differs from that of an earlier Accelerator in this process.
     """
 
+    # Programs read these to learn that something is off.
+    deepspeed_plugin = None
+    parallelism_config = None
+
     def __init__(
         self,
         device_placement: bool = True,
@@ -285,8 +289,9 @@ class Accelerator:
         if self._is_placed(device_placement) and not self.is_fsdp2:  # whole, a model that is to be sharded may not fit
             model = model.to(self.device)
         # On the CPU a group of one process is wrapped in DDP too, as in the original.
-        uses_ddp = self.multi_device or self.distributed_type == DistributedType.MULTI_CPU
-        if uses_ddp and not evaluation_mode:
+        is_on_cpu = self.distributed_type == DistributedType.MULTI_CPU
+        is_on_gpus = self.distributed_type == DistributedType.MULTI_GPU and self.num_processes > 1
+        if (is_on_cpu or is_on_gpus) and not evaluation_mode:
             model = self._wrap_in_ddp(model)
         if self.is_fsdp2 and not evaluation_mode:
             fsdp_utils.shard_model(own_model, self.state.fsdp_plugin, self.device)
@@ -310,16 +315,11 @@ class Accelerator:
 
     def _run_forward_in_mixed_precision(self, model: Any) -> None:
         model._original_forward = model.forward
-        # The function of a bound method is wrapped and bound again: a deep copy of the model then runs its own forward.
-        function = getattr(model.forward, "__func__", None)
-        if function is None:
-            model.forward = self._in_mixed_precision(model.forward)
-        else:
-            model.forward = MethodType(self._in_mixed_precision(function), model)
-
-    def _in_mixed_precision(self, forward: Callable) -> Callable:
         autocast: Any = self._autocast(self.autocast_handler)
-        return operations.convert_outputs_to_fp32(autocast(forward))
+        # The function of a bound method is wrapped and bound again: a deep copy of the model then runs its own forward.
+        function = getattr(model.forward, "__func__", model.forward)
+        forward: Any = operations.convert_outputs_to_fp32(autocast(function))
+        model.forward = forward if function is model.forward else MethodType(forward, model)
 
     def _wrap_in_ddp(self, model: torch.nn.Module) -> torch.nn.Module:
         if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -498,10 +498,9 @@ class Accelerator:
             # More micro-batches will add scaled gradients to these.
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             return torch.nn.utils.get_total_norm(gradients, norm_type) / self.scaler.get_scale()
-        if any(map(fsdp_utils.is_part, parameters)):
-            return fsdp_utils.clip_grad_norm_(parameters, max_norm, norm_type)
         self._unscale_gradients_of(parameters)
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+        norm: Any = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+        return norm.full_tensor() if fsdp_utils.is_part(norm) else norm
 
     def clip_grad_value_(self, parameters: torch.Tensor | Iterable[torch.Tensor], clip_value: float) -> None:
         """Cut the gradients to [-clip_value, clip_value]; under fp16 only where a window ends."""
@@ -771,16 +770,6 @@ class Accelerator:
         return self.state.distributed_type
 
     @property
-    def deepspeed_plugin(self) -> None:
-        """None: there is no DeepSpeed here."""
-        return self.state.deepspeed_plugin
-
-    @property
-    def parallelism_config(self) -> None:
-        """None: a run is parallel in one way."""
-        return self.state.parallelism_config
-
-    @property
     def is_fsdp2(self) -> bool:
         """True where prepared models are sharded."""
         return self.state.is_fsdp2
@@ -789,11 +778,6 @@ class Accelerator:
     def use_distributed(self) -> bool:
         """True if there are several processes."""
         return self.state.use_distributed
-
-    @property
-    def multi_device(self) -> bool:
-        """True if there are several processes on GPUs."""
-        return self.use_distributed and self.distributed_type == DistributedType.MULTI_GPU
 
     @property
     def num_processes(self) -> int:
@@ -886,15 +870,6 @@ class Accelerator:
     def logging_dir(self) -> str | os.PathLike | None:
         """See ProjectConfiguration."""
         return self.project_configuration.logging_dir
-
-    @property
-    def save_iteration(self) -> int:
-        """The number of the next checkpoint under automatic naming."""
-        return self.project_configuration.iteration
-
-    @save_iteration.setter
-    def save_iteration(self, iteration: int) -> None:
-        self.project_configuration.iteration = iteration
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Accelerator":
         """The Accelerator itself: there is one run."""

@@ -5,7 +5,6 @@ The files bear the names that Accelerate gives them. `utils/checkpoint_folder.py
 """
 
 import contextlib
-import logging
 import os
 import re
 import uuid
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .logging import get_logger
 from .operations import broadcast_object_list, gather_object
 from .sampler import SeedableRandomSampler, innermost_sampler
 from .shard import index_sampler_of
@@ -32,7 +32,6 @@ from .utils.checkpoint_folder import (
     finish_interrupted_save,
     is_whole,
     read_manifest,
-    remove,
     remove_old_checkpoints,
     verify,
 )
@@ -43,7 +42,7 @@ from .utils.random import get_random_states, set_random_states
 from .utils.serialization import load_safely, save_loadable
 from .utils.weights import under_names_of, write_safetensors
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 OPTIMIZER_FILE = "optimizer.bin"
 SCHEDULER_FILE = "scheduler.bin"
@@ -102,14 +101,12 @@ class _Saves:
         count: the saves that were named there.
         last: its part in the last save without `all_ranks`.
         ranks: those that had a part in that save, or in the checkpoint that was loaded since.
-        is_alone_said: the user has been told what it means that the main process saves alone.
     """
 
     place: str = ""
     count: int = 0
     last: Part | None = None
     ranks: set[int] = field(default_factory=set)
-    is_alone_said: bool = False
 
     def next_name(self) -> str:
         """A name that all ranks find for one save without asking each other, and that no other save has."""
@@ -156,10 +153,10 @@ def save_state(
 ) -> Path:
     """Write everything that the run needs to go on, and return the folder. It waits for no other process.
 
-    The main process writes the models' weights (under the names that the script's models give them), optimizers,
-    schedulers, seed and epoch of seedable samplers, positions of stateful loaders, the loss scale and registered
-    objects; with `save_on_each_node`, one process of every machine does. Each process that calls this writes its random
-    generators and, in the middle of an accumulation window, its gradients. Other files in the folder stay.
+    The main process writes weights, optimizers, schedulers, the loss scale, seed and epoch of seedable samplers,
+    positions of stateful loaders and registered objects; with `save_on_each_node`, one process of every machine does.
+    Each process that calls this writes its random generators and, in the middle of an accumulation window, its
+    gradients. Other files in the folder stay.
 
     The main process alone may call it. Then the other ranks' generators and gradients are not there, and a run that
     goes on from it is not exact. `utils/checkpoint_folder.py` says when a checkpoint counts as whole.
@@ -170,32 +167,36 @@ def save_state(
         safe_serialization: write model.safetensors; otherwise pytorch_model.bin.
         all_ranks: all processes call this, and wait for each other. Then the checkpoint appears with all its parts or
             not at all, and what one process meets is raised on all. (The original ignores this argument.)
-        save_model_func_kwargs: for engines of the original that are out of scope; else it ignores them too.
+        save_model_func_kwargs: ignored, as by the original.
 
     Raises:
         ValueError: without a folder; under automatic naming, if that checkpoint is there already.
         CheckpointError: if a state could not be loaded again, or the folder holds something that is in the way.
-        Exception: what this process met (OSError, …). In each case what was there before is untouched, and no draft of
-            this process is left.
+        Exception: what this process met (OSError, …). In each case what was there before is untouched.
     """
     config = accelerator.project_configuration
     run = run_on_all_ranks if all_ranks else _run_here
-    part = _new_part(accelerator, _folder_to_save(accelerator, output_dir), all_ranks)
-    writes = part.is_writers
+    writes = _is_writer(config.save_on_each_node)
+    folder = _folder_to_save(accelerator, output_dir)
+    name = _saves.next_name()
     expected = set()
-    if not all_ranks:
-        expected = _saves.expected_ranks(part.world_size)
+    if all_ranks:
+        name = broadcast_object_list([name])[0]
+    else:
+        expected = _saves.expected_ranks(accelerator.num_processes)
+    part = Part(folder, name, accelerator.process_index, accelerator.num_processes, writes)
     try:
         run(lambda: _start(config, part))
         # A state may be put together by a collective, so all that save ask for it, and hooks find weights everywhere.
         weights = run(lambda: [accelerator.get_state_dict(model) for model in accelerator._models])
         run(lambda: _call_save_hooks(accelerator, weights, part.draft))
-        contents = run(lambda: _collect(accelerator))
+        contents = run(lambda: _state_dicts(accelerator))
         contents |= _numbered(SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME, weights)
         if not writes:
             contents = {}
         contents[RANDOM_STATES_FILE.format(part.rank)] = run(lambda: _state_of_rank(accelerator))
         run(lambda: _write(contents, part.draft))
+        # With `all_ranks` the writer comes last: all parts are there when the checkpoint appears.
         run(lambda: part.publish(expected), runs_here=not writes)
         expected = run(lambda: part.publish(expected), runs_here=writes)
     except BaseException:
@@ -203,8 +204,9 @@ def save_state(
         raise
     if not all_ranks:
         _saves.last = part
-    if expected == {part.rank} and not config.save_on_each_node:
-        _say_that_it_is_alone(part)
+    if expected == {part.rank} and part.world_size > 1 and not config.save_on_each_node:
+        others = "random states of the other ranks are only there once these call `save_state` too"
+        logger.warning_once("the main process has saved alone: %s", others)
     if config.automatic_checkpoint_naming and config.total_limit is not None:
         run(lambda: remove_old_checkpoints(part.folder, config.total_limit), runs_here=writes)
     config.iteration += 1
@@ -214,25 +216,6 @@ def save_state(
 def _run_here(action: Callable[[], Any], runs_here: bool = True) -> Any:
     """`run_on_all_ranks`, but for the others."""
     return action() if runs_here else None
-
-
-def _new_part(accelerator: Any, folder: Path, all_ranks: bool) -> Part:
-    last = _saves.last
-    place = _saves.place
-    name = _saves.next_name()
-    if all_ranks:
-        name = broadcast_object_list([name])[0]
-    elif last is not None and place != _saves.place:
-        remove(last.waiting)  # After a collective nobody will come for it: the main process has not saved.
-    writes = _is_writer(accelerator.project_configuration.save_on_each_node)
-    return Part(folder, name, accelerator.process_index, accelerator.num_processes, writes)
-
-
-def _say_that_it_is_alone(part: Part) -> None:
-    if part.world_size > 1 and not _saves.is_alone_said:
-        _saves.is_alone_said = True
-        others = "random states of the other ranks are only there once these call `save_state` too"
-        logger.warning("%s is of rank %d alone: %s", part.folder, part.rank, others)
 
 
 def _folder_to_save(accelerator: Any, output_dir: str | os.PathLike | None) -> Path:
@@ -246,7 +229,7 @@ def _folder_to_save(accelerator: Any, output_dir: str | os.PathLike | None) -> P
 
 def _start(config: ProjectConfiguration, part: Part) -> None:
     if part.is_writers and config.automatic_checkpoint_naming and os.path.lexists(part.folder):
-        how = "`load_state` first, or set `save_iteration`"
+        how = "`load_state` first, or set `project_configuration.iteration`"
         raise ValueError(f"Checkpoint directory {part.folder} ({config.iteration}) already exists: {how}")
     part.start()
 
@@ -265,7 +248,7 @@ def _call_save_hooks(accelerator: Any, weights: list[dict[str, Any]], draft: Pat
         hook(accelerator._models, weights, str(draft))
 
 
-def _collect(accelerator: Any) -> dict[str, Any]:
+def _state_dicts(accelerator: Any) -> dict[str, Any]:
     """The content of each file but those of the models, on every process: a state may need a collective."""
     return {name: state.state_dict() for name, state in (_objects(accelerator) | _loaders(accelerator)).items()}
 
@@ -341,18 +324,14 @@ def load_state(
 ) -> None:
     """Put weights, optimizers, schedules and generators where `save_state` left them. A collective.
 
-    The script says where its loaders go on: `loader.set_epoch(e)` and `skip_first_batches(loader, n)`. The next pass
-    over a stateful loader yields the next batch by itself, see `stateful_data_loader.py`. Either way, on as many
-    processes as before, what follows equals the uninterrupted run bit for bit: explicitly in sequential and seedable
-    orders, statefully in those of torch's samplers (except random draws inside loader workers and streams, and without
-    a stateful loader those of a data set that draws where it is read). On another number of processes the global order
-    goes on and gradients of an unfinished window are averaged. A rank without a part in the checkpoint keeps its random
-    states, which a warning says, and gets the mean of the gradients that are there. Registered objects get the main
-    process's state.
+    The script says where its loaders go on: `loader.set_epoch(e)` and `skip_first_batches(loader, n)`. A stateful
+    loader yields the next batch by itself. On as many processes as before, what follows then equals the uninterrupted
+    run bit for bit; DATA.md says in which orders. On another number of processes the global order goes on, and
+    gradients of an unfinished window are averaged. A rank without a part in the checkpoint keeps its random states,
+    which a warning says, and gets the mean of the gradients that are there.
 
-    First every file is verified, and every state but the weights read: until then an error leaves the run as it was.
-    Then the hooks run. If a model that they leave in the list has no weights there, or a stateful loader cannot go on
-    at its saved position, an error is raised before a weight changes. After any other error the run should not go on.
+    First every file is verified, and every state but the weights read; then the hooks run. Until a weight changes, an
+    error leaves the run as it was. After a later error the run should not go on.
 
     Args:
         input_dir: the folder, where ~ is the home folder; under automatic naming the newest complete checkpoint by
@@ -374,10 +353,11 @@ def load_state(
     accelerator.wait_for_everyone()  # Whoever took part in this run's last save has written its part now.
     folder = _folder_to_load(accelerator, input_dir)
     run_on_all_ranks(lambda: finish_interrupted_save(folder), runs_here=writes)
-    is_replaced = run_on_all_ranks(lambda: _lacks_parts_of_others(folder), runs_here=writes)
-    source = folder / PREVIOUS_NAME if any(gather_object([is_replaced])) else folder
+    # One that this run has saved counts, for nobody is saving now.
+    is_newest_whole = run_on_all_ranks(lambda: is_whole(folder, _name_of_run()), runs_here=writes)
+    has_previous = writes and not is_newest_whole and (folder / PREVIOUS_NAME).is_dir()
+    source = folder / PREVIOUS_NAME if any(gather_object([has_previous])) else folder
     checkpoint = run_on_all_ranks(lambda: _verify_and_read(accelerator, source, load_kwargs or {}, verifies=writes))
-    run_on_all_ranks(lambda: _check_that_it_is_one_save(checkpoint))
     run_on_all_ranks(lambda: _restore(accelerator, checkpoint, load_model_func_kwargs))
     _warn_of_what_is_missing(accelerator, checkpoint)
     _saves.last = None
@@ -401,11 +381,6 @@ def _folder_to_load(accelerator: Any, input_dir: str | os.PathLike | None) -> Pa
     return parent / broadcast_object_list([chosen])[0]
 
 
-def _lacks_parts_of_others(folder: Path) -> bool:
-    """True if the checkpoint in `folder` is not whole, but the one is there that it replaced."""
-    return (folder / PREVIOUS_NAME).is_dir() and not is_whole(folder, _name_of_run())
-
-
 @dataclass
 class _Checkpoint:
     """A checkpoint that is being loaded. Only files that its manifest names are ever opened.
@@ -423,13 +398,6 @@ class _Checkpoint:
     states: dict[str, Any] = field(default_factory=dict)
     of_ranks: dict[int, dict[str, Any]] = field(default_factory=dict)
 
-    def count(self, pattern: str) -> int:
-        """The number of files that are numbered from 0 by `pattern`."""
-        number = 0
-        while pattern.format(number) in self.manifest.files:
-            number += 1
-        return number
-
     def path(self, name: str) -> Path:
         """A file that is there.
 
@@ -441,11 +409,6 @@ class _Checkpoint:
             where = f"{self.folder} holds no {name}"
             raise CheckpointError(f"{where}: it was saved by a run that had prepared something else")
         return path
-
-    def path_of_weights(self, index: int) -> Path:
-        """The file with the weights of model `index`."""
-        safe_name = _numbered_name(SAFE_WEIGHTS_NAME, index)
-        return self.path(safe_name if safe_name in self.manifest.files else _numbered_name(WEIGHTS_NAME, index))
 
     def read(self, path: Path) -> Any:
         """The content of a file, with its tensors on the CPU.
@@ -490,7 +453,7 @@ def _read(accelerator: Any, folder: Path, load_kwargs: dict[str, Any]) -> _Check
         RuntimeError: if another number of objects was registered than now.
     """
     checkpoint = _Checkpoint(folder, read_manifest(folder), load_kwargs)
-    saved = checkpoint.count(CUSTOM_FILE)
+    saved = len([name for name in checkpoint.manifest.files if re.fullmatch(CUSTOM_FILE.format("[0-9]+"), name)])
     registered = len(accelerator._custom_objects)
     if saved != registered:
         where = f"Number of custom checkpoints in folder {folder}"
@@ -499,8 +462,9 @@ def _read(accelerator: Any, folder: Path, load_kwargs: dict[str, Any]) -> _Check
     loaders = [name for name in _loaders(accelerator) if name in checkpoint.manifest.files]
     for name in [*_objects(accelerator), *loaders]:
         checkpoint.states[name] = checkpoint.read(checkpoint.path(name))
-    ranks = checkpoint.manifest.ranks
-    if _is_own_part_there(accelerator, checkpoint.manifest):
+    manifest = checkpoint.manifest
+    ranks = manifest.ranks
+    if manifest.world_size == accelerator.num_processes and accelerator.process_index in ranks:
         ranks = [accelerator.process_index]
     for rank in ranks:
         path = checkpoint.path(RANDOM_STATES_FILE.format(rank))
@@ -508,24 +472,11 @@ def _read(accelerator: Any, folder: Path, load_kwargs: dict[str, Any]) -> _Check
     return checkpoint
 
 
-def _is_own_part_there(accelerator: Any, manifest: Manifest) -> bool:
-    is_same_number = manifest.world_size == accelerator.num_processes
-    return is_same_number and accelerator.process_index in manifest.ranks
-
-
-def _check_that_it_is_one_save(checkpoint: _Checkpoint) -> None:
-    """Raise an error where the folders of several machines hold different saves. A collective."""
-    if len(set(gather_object([checkpoint.manifest.save]))) > 1:
-        raise CheckpointError(f"{checkpoint.folder} is not the same save on all machines")
-
-
 def _warn_of_what_is_missing(accelerator: Any, checkpoint: _Checkpoint) -> None:
     """Log which ranks found no random states, and which states found nothing prepared. A collective."""
     rank = accelerator.process_index
     is_missing = rank < checkpoint.manifest.world_size and rank not in checkpoint.of_ranks
     ranks = gather_object([rank] if is_missing else [])
-    if not accelerator.is_main_process:
-        return
     if ranks:
         logger.warning("%s holds no random states of ranks %s: they keep their own", checkpoint.folder, ranks)
     prepared = {
@@ -548,7 +499,8 @@ def _restore(accelerator: Any, checkpoint: _Checkpoint, load_model_func_kwargs: 
     models = list(accelerator._models)
     for hook in accelerator._load_model_state_pre_hook.values():
         hook(models, str(checkpoint.folder))
-    files_of_weights = [checkpoint.path_of_weights(index) for index in range(len(models))]
+    file_name = SAFE_WEIGHTS_NAME if SAFE_WEIGHTS_NAME in checkpoint.manifest.files else WEIGHTS_NAME
+    files_of_weights = [checkpoint.path(_numbered_name(file_name, index)) for index in range(len(models))]
     for name, loader in _loaders(accelerator).items():  # First: one that cannot go on there raises an error.
         if name in checkpoint.states:
             loader.load_state_dict(checkpoint.states[name])

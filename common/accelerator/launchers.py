@@ -54,7 +54,7 @@ def notebook_launcher(
     the CPU computes with one thread, since the thread pool of the notebook does not survive the fork.
 
     Raises:
-        ValueError: for an unknown precision, and for an impossible rank of the node.
+        ValueError: for an unknown precision.
         NotImplementedError: for several nodes, which `python -m common.accelerator launch` starts a script on; for
             how the processes are to meet, which on one machine is not open to choice; and on systems that cannot fork.
         RuntimeError: if the notebook has a process group or has used CUDA, which no forked process can use again.
@@ -63,20 +63,11 @@ def notebook_launcher(
     if mixed_precision.lower() not in PRECISIONS:
         choices = ", ".join(PRECISIONS)
         raise ValueError(f"Unknown mixed_precision mode: {mixed_precision}. Choose between {choices}.")
-    if node_rank >= num_nodes:
-        raise ValueError("The node_rank must be less than the number of nodes.")
-    on_one_machine = (
-        num_nodes == 1
-        and master_addr == THIS_MACHINE
-        and rdzv_backend in ("static", "c10d")
-        and not rdzv_endpoint
-        and not rdzv_conf
-        and rdzv_id == "none"
-    )
-    if not on_one_machine:
+    meeting = (master_addr, node_rank, num_nodes, rdzv_endpoint, rdzv_conf or {}, rdzv_id)
+    if meeting != (THIS_MACHINE, 0, 1, "", {}, "none") or rdzv_backend not in ("static", "c10d"):
         raise NotImplementedError("master_addr, node_rank, num_nodes, rdzv_*: a notebook launches on one machine")
     if num_processes is None:
-        num_processes = _count_gpus()
+        num_processes = 0 if parse_flag_from_env("ACCELERATE_USE_CPU") else torch.cuda.device_count()
     with patch_environment(ACCELERATE_MIXED_PRECISION=mixed_precision.lower()):
         if num_processes <= 1:
             # What the notebook has prepared must follow the accumulation of the function's Accelerator.
@@ -103,11 +94,6 @@ def debug_launcher(function: Callable[..., Any], args: tuple = (), num_processes
     """
     with patch_environment(ACCELERATE_USE_CPU="true", ACCELERATE_MIXED_PRECISION="no"):
         _fork(function, args, num_processes, port="0", max_restarts=0)
-
-
-def _count_gpus() -> int:
-    """The GPUs that processes may use."""
-    return 0 if parse_flag_from_env("ACCELERATE_USE_CPU") else torch.cuda.device_count()
 
 
 def _fork(function: Callable[..., Any], args: tuple, num_processes: int, port: str, **supervision: Any) -> None:

@@ -35,18 +35,14 @@ class AcceleratedScheduler:
         self.optimizers: Any = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
         self.split_batches = split_batches
         self.step_with_optimizer = step_with_optimizer
-        self.gradient_state = GradientState()
-        self.process_state = PartialState()
+        self.num_processes = PartialState().num_processes
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Step the schedule, if the optimizers stepped."""
         if not self.step_with_optimizer:
             self.scheduler.step(*args, **kwargs)
             return
-        if not self.gradient_state.sync_gradients:
-            if self.gradient_state.adjust_scheduler:
-                # As in the original: the schedule counts a step that it does not take.
-                self.scheduler._step_count += 1
+        if not GradientState().sync_gradients:
             return
         if any(optimizer.step_was_skipped for optimizer in self.optimizers):
             return
@@ -55,7 +51,7 @@ class AcceleratedScheduler:
             return
         # OneCycleLR raises beyond its total, which padded batches can exceed.
         total_steps = getattr(self.scheduler, "total_steps", None)
-        for _ in range(self.process_state.num_processes):
+        for _ in range(self.num_processes):
             if total_steps is None or self.scheduler._step_count <= total_steps:
                 self.scheduler.step(*args, **kwargs)
 
@@ -74,12 +70,3 @@ class AcceleratedScheduler:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` gave."""
         self.scheduler.load_state_dict(state_dict)
-
-    def __getstate__(self) -> dict[str, Any]:
-        shared = ("process_state", "gradient_state")
-        return {name: value for name, value in self.__dict__.items() if name not in shared}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.process_state = PartialState()
-        self.gradient_state = GradientState()

@@ -259,9 +259,9 @@ class PartialState:
         share = _share_of_rank(len(inputs), self.process_index, self.num_processes)
         padding = share.lacking if apply_padding else 0
         if isinstance(inputs, (list, tuple)):
-            mine: Any = inputs[share.start : share.stop]
+            elements: Any = inputs[share.start : share.stop]
             last_element = inputs[-1:]
-            return mine + last_element * padding
+            return elements + last_element * padding
         rows = [*range(share.start, share.stop), *[len(inputs) - 1] * padding]
         if isinstance(inputs, torch.Tensor):
             return inputs[rows].to(self.device) if apply_padding else inputs[share.start : share.stop]
@@ -361,8 +361,6 @@ def _choose_device(cpu: bool, gpus: int, processes: _Processes) -> torch.device:
         # On the CPU the original says cpu:0, which torch.load does not take for a place to put tensors.
         return torch.device("cuda", processes.local_rank % gpus) if gpus else torch.device("cpu")
     if torch.backends.mps.is_available() and not cpu:
-        # The original sets PYTORCH_ENABLE_MPS_FALLBACK here. torch has read it by then, when it was imported: whoever
-        # wants the CPU to do what Apple's GPU cannot must set it before.
         return torch.device("mps")
     return torch.device("cuda" if gpus else "cpu")
 
@@ -402,7 +400,6 @@ class AcceleratorState(PartialState):
     Args:
         mixed_precision: "no", "fp16" or "bf16"; by default ACCELERATE_MIXED_PRECISION.
         cpu: stay on the CPU.
-        dynamo_plugin: the compiler of prepared models.
         fsdp_plugin: how models are sharded; kept only where there is a process group to share them out to.
         kwargs: of PartialState.
 
@@ -417,7 +414,6 @@ class AcceleratorState(PartialState):
     parallelism_config: ClassVar[None] = None
 
     _shared_state: ClassVar[dict[str, Any]] = {}
-    _mixed_precision: str
     _CANNOT_CHANGE: ClassVar[str] = (
         "AcceleratorState has already been initialized and cannot be changed ({}): restart your runtime completely "
         "and pass `{}` to the first `Accelerator()`"
@@ -427,7 +423,6 @@ class AcceleratorState(PartialState):
         self,
         mixed_precision: str | None = None,
         cpu: bool = False,
-        dynamo_plugin: Any = None,
         fsdp_plugin: Any = None,
         _from_accelerator: bool = False,
         **kwargs: Any,
@@ -452,7 +447,10 @@ class AcceleratorState(PartialState):
             fsdp_plugin = None
         if fsdp_plugin is not None and precision == "fp16":
             raise NotImplementedError("FSDP in fp16 is out of scope: choose mixed_precision 'bf16' or 'no'")
-        self.dynamo_plugin = dynamo_plugin
+        self.__dict__.update(PartialState._shared_state)  # which does not change while the process runs
+        if fsdp_plugin is not None:
+            self.distributed_type = DistributedType.FSDP
+        self.dynamo_plugin: Any = None  # the Accelerator chooses it, and each later one may choose another
         self.fsdp_plugin = fsdp_plugin
         self._mixed_precision = precision
 
@@ -462,15 +460,6 @@ class AcceleratorState(PartialState):
             raise ValueError(self._CANNOT_CHANGE.format(now, f"mixed_precision='{mixed_precision}'"))
         if fsdp_plugin not in (None, self.fsdp_plugin) and PartialState().distributed_type != DistributedType.NO:
             raise ValueError(self._CANNOT_CHANGE.format("its models are sharded otherwise, or not", "fsdp_plugin"))
-
-    def __getattr__(self, name: str) -> Any:
-        # Rank, device and what else belongs to the process stand in the dict of PartialState alone.
-        if name in PartialState._shared_state:
-            return PartialState._shared_state[name]
-        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *PartialState._shared_state]
 
     def __repr__(self) -> str:
         return f"{super().__repr__()}\nMixed precision type: {self.mixed_precision}\n"
@@ -499,11 +488,6 @@ class AcceleratorState(PartialState):
     def is_fsdp2(self) -> bool:
         """True where models are sharded."""
         return self.fsdp_plugin is not None
-
-    @property
-    def distributed_type(self) -> DistributedType:  # type: ignore[override]  # of PartialState an attribute
-        """FSDP where models are sharded, else the kind that PartialState has."""
-        return DistributedType.FSDP if self.is_fsdp2 else self.__getattr__("distributed_type")
 
 
 def forget_ended_training() -> None:
@@ -550,11 +534,6 @@ class GradientState:
     def num_steps(self) -> int:
         """Micro-batches in a window."""
         return self.plugin_kwargs.get("num_steps", 1)
-
-    @property
-    def adjust_scheduler(self) -> bool:
-        """True where schedulers count steps that they do not take."""
-        return self.plugin_kwargs.get("adjust_scheduler", False)
 
     @property
     def sync_with_dataloader(self) -> bool:

@@ -6,9 +6,7 @@ starts, never before.
 
 import functools
 import json
-import math
 import os
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -76,7 +74,7 @@ class JSONLinesTracker(GeneralTracker):
     """One JSON object a line in `<logging_dir>/<run_name>.jsonl`: first {"config": …}, then {"step": …, name: value}.
 
     Lines are appended, so that a resumed run continues its file, and are on disk when `log` returns. NaN and infinities
-    are the texts "nan", "inf" and "-inf", which JSON has no numbers for; other objects, such as paths, are their text.
+    are written as Python's json reads them; other objects, such as paths, are their text.
     """
 
     name = "jsonl"
@@ -105,8 +103,7 @@ class JSONLinesTracker(GeneralTracker):
         self.tracker.close()
 
     def _write(self, row: dict[str, Any]) -> None:
-        line = json.dumps(plain(row, _finite_number_or_text), allow_nan=False, default=str)
-        self.tracker.write(line + "\n")
+        self.tracker.write(json.dumps(plain(row), default=str) + "\n")
 
 
 class TensorBoardTracker(GeneralTracker):
@@ -128,41 +125,26 @@ class TensorBoardTracker(GeneralTracker):
 
     def start(self) -> None:
         """Open the event file."""
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ModuleNotFoundError:
-            from tensorboardX import SummaryWriter  # type: ignore[assignment, no-redef]
+        from torch.utils.tensorboard import SummaryWriter
 
         self.tracker = self.writer = SummaryWriter(self.logging_dir, **self.init_kwargs)
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Show `values` as hyperparameters, and write them to `<time>/hparams.yml`; lists, paths and such as text."""
-        import yaml
-
+        """Show `values` as hyperparameters; lists, paths and such as text."""
         hyperparameters = {}
         for name, value in plain(values).items():
             is_plain = value is None or isinstance(value, (bool, int, float, str))
             hyperparameters[name] = value if is_plain else str(value)
         self.writer.add_hparams(hyperparameters, metric_dict={})
         self.writer.flush()
-        folder = Path(self.logging_dir, str(time.time()))
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / "hparams.yml", "w", encoding="utf-8") as file:
-            yaml.safe_dump(hyperparameters, file)
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Add numbers as scalars, texts as texts and dicts of numbers as scalars of one figure.
-
-        Args:
-            kwargs: of `add_scalar`, `add_text` and `add_scalars`.
-        """
+        """Add numbers as scalars and texts as texts; `kwargs` are of `add_scalar` and `add_text`."""
         for name, value in plain(values).items():
             if isinstance(value, (int, float)):
                 self.writer.add_scalar(name, value, global_step=step, **kwargs)
             elif isinstance(value, str):
                 self.writer.add_text(name, value, global_step=step, **kwargs)
-            elif _is_figure(value):
-                self.writer.add_scalars(name, value, global_step=step, **kwargs)
             else:
                 # Python shows the same warning once.
                 kind = type(value).__name__
@@ -198,16 +180,15 @@ def select_trackers(log_with: Any, logging_dir: str | os.PathLike | None = None)
     """
     if log_with is None:
         return []
+    wanted = list(log_with) if isinstance(log_with, (list, tuple)) else [log_with]
+    if "all" in wanted:
+        wanted.remove("all")
+        wanted += get_available_trackers() if logging_dir is not None else []
     chosen: list[Any] = []
-    for wanted in log_with if isinstance(log_with, (list, tuple)) else [log_with]:
-        if wanted == "all":
-            names = get_available_trackers() if logging_dir is not None else []
-            found: list[Any] = [LOGGER_TYPE_TO_CLASS[name] for name in names]
-        elif isinstance(wanted, str):
-            found = [_tracker_class(str(wanted), logging_dir)]
-        else:
-            found = [wanted]
-        chosen += [each for each in found if each not in chosen]
+    for each in wanted:
+        tracker = _tracker_class(str(each), logging_dir) if isinstance(each, str) else each
+        if tracker not in chosen:
+            chosen.append(tracker)
     if not chosen:
         warnings.warn(f"`log_with={log_with}` was passed, but no tracker of these is there", stacklevel=3)
     return chosen
@@ -233,28 +214,12 @@ def _tracker_class(name: str, logging_dir: str | os.PathLike | None) -> type[Gen
 # Values
 
 
-def plain(value: Any, convert: Callable[[Any], Any] | None = None) -> Any:
-    """Nested `value` in dicts and lists, with Python numbers and lists in place of tensors and arrays.
-
-    Args:
-        convert: applied to each number, text or other object that is left.
-    """
+def plain(value: Any) -> Any:
+    """Nested `value` in dicts and lists, with Python numbers and lists in place of tensors and arrays."""
     if hasattr(value, "tolist"):
-        value = value.tolist()
+        return value.tolist()
     if isinstance(value, dict):
-        return {name: plain(item, convert) for name, item in value.items()}
+        return {name: plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item, convert) for item in value]
-    return value if convert is None else convert(value)
-
-
-def _finite_number_or_text(value: Any) -> Any:
-    is_finite = not isinstance(value, float) or math.isfinite(value)
-    return value if is_finite else str(value)
-
-
-def _is_figure(value: Any) -> bool:
-    """True for a dict of numbers, which are lines of one figure."""
-    if not isinstance(value, dict):
-        return False
-    return all(isinstance(part, (int, float)) for part in value.values())
+        return [plain(item) for item in value]
+    return value

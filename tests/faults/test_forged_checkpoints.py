@@ -66,7 +66,7 @@ def use(accelerator: Accelerator, folder: Path, draw: random.Random) -> None:
     elif way == "load newest":
         accelerator.load_state()
     elif way == "save":
-        accelerator.save_iteration = 9
+        accelerator.project_configuration.iteration = 9
         accelerator.save_state()
     else:
         accelerator.project_configuration.automatic_checkpoint_naming = False

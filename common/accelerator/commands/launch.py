@@ -39,17 +39,6 @@ def launch_command_parser(subparsers: argparse._SubParsersAction | None = None) 
     parser = command_parser("launch", subparsers, __doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--config_file", help="YAML that `config` wrote")
-    _add_hardware_arguments(parser)
-    _add_machine_arguments(parser)
-    parser.add_argument("-m", "--module", action="store_true", help="a module's name, as for `python -m`")
-    parser.add_argument("--no_python", action="store_true", help="the script is a program to execute as it is")
-    parser.add_argument("training_script")
-    parser.add_argument("training_script_args", nargs="...")
-    parser.set_defaults(func=launch_command)
-    return parser
-
-
-def _add_hardware_arguments(parser: CustomArgumentParser) -> None:
     parser.add_argument("--num_processes", type=int, help="of all machines together")
     parser.add_argument("--cpu", action="store_true", help="train on the CPU whatever the file says")
     parser.add_argument("--multi_gpu", action="store_true", help="one GPU per process, or an error")
@@ -60,9 +49,6 @@ def _add_hardware_arguments(parser: CustomArgumentParser) -> None:
     parser.add_argument("--use_fsdp", action="store_true", help="share the model out to the processes")
     for name in FSDP_SETTINGS:
         parser.add_argument(f"--{name}")
-
-
-def _add_machine_arguments(parser: CustomArgumentParser) -> None:
     parser.add_argument("--num_machines", type=int)
     parser.add_argument("--machine_rank", type=int, help="of this machine, from 0")
     parser.add_argument("--main_process_ip", help="address of machine 0")
@@ -71,6 +57,12 @@ def _add_machine_arguments(parser: CustomArgumentParser) -> None:
     parser.add_argument("--rdzv_backend", choices=RENDEZVOUS)
     parser.add_argument("--rdzv_conf", help="more about the rendezvous: key=value,key=value")
     parser.add_argument("--max_restarts", type=int, help="how often to start all again after a failure")
+    parser.add_argument("-m", "--module", action="store_true", help="a module's name, as for `python -m`")
+    parser.add_argument("--no_python", action="store_true", help="the script is a program to execute as it is")
+    parser.add_argument("training_script")
+    parser.add_argument("training_script_args", nargs="...")
+    parser.set_defaults(func=launch_command)
+    return parser
 
 
 def launch_command(args: argparse.Namespace) -> NoReturn:

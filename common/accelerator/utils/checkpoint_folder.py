@@ -10,8 +10,7 @@ of its random generators. Nobody waits for anybody: not all ranks need to save, 
     c/manifest_1.json       rank 1's part is in the folder too; whoever of rank 0 and rank 1 comes last has moved it
 
 A manifest has the format's version, the size and checksum of each file of a part, and a name of the save that every
-rank finds by itself. Parts of other saves count for nothing. (Checksums find damage, not forgery: whoever changes a
-file can change them too.)
+rank finds by itself. Parts of other saves count for nothing.
 
 **Whole** is a checkpoint with the parts of all ranks that the writer's manifest expects: those whose parts were there
 before its own, and those that took part in the save before. So one that rank 0 saves alone is whole, and where a rank
@@ -26,8 +25,7 @@ newer one is whole. Nobody waits for the disk: after a power failure the newest 
 before it is taken.
 
 A folder may come from anywhere. So only files are opened or moved that were found by walking through it, which follows
-no link; a name in a manifest says which of these belong to the checkpoint. (There is no protection against somebody who
-changes the folder while it is being read.)
+no link; a name in a manifest says which of these belong to the checkpoint.
 """
 
 import contextlib
@@ -59,8 +57,7 @@ _BYTES_IN_BLOCK = 2**18
 _FACTOR = 1_000_003  # odd, so that no difference is lost
 _KINDS_IN_MANIFEST = {"save": str, "rank": int, "world_size": int, "expects": list, "files": dict}
 
-# The size of a file and its checksum.
-Description = dict[str, int]
+Description = dict[str, int]  # the size of a file and its checksum
 
 
 class CheckpointError(ValueError):
@@ -92,9 +89,8 @@ class Manifest:
 def describe(path: Path) -> Description:
     """The size of a file in bytes, and its checksum: a polynomial of the sums of its blocks, as numbers of 8 bytes.
 
-    What lies behind the last whole block, which may be all of a file, is one number more: its CRC-32. Any changed bit
-    changes the checksum, and so do blocks that change places; numbers that change places within a block do not. A
-    mapped file is summed without a copy and in one call, where a CRC-32 can take longer than all of the save.
+    What lies behind the last whole block, which may be all of a file, is one number more: its CRC-32. A mapped file is
+    summed without a copy and in one call, where a CRC-32 can take longer than all of the save.
     """
     size = path.stat().st_size
     content = torch.from_file(str(path), size=size, dtype=torch.uint8)
@@ -267,7 +263,7 @@ class Part:
             with contextlib.suppress(OSError):  # made meanwhile, and not empty
                 self.draft.rename(self.folder)
         if self.draft.exists():
-            _moves(self.draft, self.folder)  # raises where something is in the way
+            _files_and_places(self.draft, self.folder)  # raises where something is in the way
             if expects != {self.rank, *waiting}:
                 _keep_as_previous(self.folder)
             self.draft.rename(self.folder / COMPLETE_NAME)
@@ -356,27 +352,27 @@ def finish_interrupted_save(folder: Path) -> None:
 
 def _move(draft: Path, folder: Path, unless_in: Collection[str] = ()) -> None:
     """Move the files of `draft` to their places in `folder`, and remove it with those whose names are `unless_in`."""
-    for file, place in _moves(draft, folder):
+    for file, place in _files_and_places(draft, folder):
         if file.relative_to(draft).as_posix() not in unless_in:
             place.parent.mkdir(parents=True, exist_ok=True)
             os.replace(file, place)
     shutil.rmtree(draft)
 
 
-def _moves(draft: Path, folder: Path) -> list[tuple[Path, Path]]:
+def _files_and_places(draft: Path, folder: Path) -> list[tuple[Path, Path]]:
     """Each file in `draft` with its place in `folder`, the manifest last.
 
     Raises:
         CheckpointError: if one of the places is a folder, or behind a link.
     """
-    moves = []
+    files_and_places = []
     files = _files_in(draft)
     for name in sorted(files, key=_is_manifest):
         place = folder / name
         if place.is_dir() or place.parent.resolve() != folder.resolve() / Path(name).parent:
             raise CheckpointError(f"{place} is a folder or behind a link, where a file is to be")
-        moves.append((files[name], place))
-    return moves
+        files_and_places.append((files[name], place))
+    return files_and_places
 
 
 def _is_manifest(name: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..environment import FALSE_WORDS, str_to_bool
+from ..environment import str_to_bool
 from ..state import DistributedType  # noqa: F401
 
 
@@ -166,22 +166,6 @@ class InitProcessGroupKwargs(KwargsHandler):
     init_method: str | None = None
     timeout: timedelta | None = None
 
-    def __post_init__(self) -> None:
-        self._has_own_timeout = self.timeout is not None
-        if self.timeout is None:
-            minutes = 10 if self.backend == "nccl" else 30
-            self.timeout = timedelta(minutes=minutes)
-
-    def to_kwargs(self) -> dict[str, Any]:
-        """The attributes that differ from the defaults, and a `timeout` that was given.
-
-        One of 10 minutes equals the default, which is that of nccl. gloo must hear of it nevertheless.
-        """
-        kwargs = super().to_kwargs()
-        if kwargs.pop("_has_own_timeout", False):
-            kwargs["timeout"] = self.timeout
-        return kwargs
-
 
 @dataclass
 class ProfileKwargs(KwargsHandler):
@@ -322,33 +306,16 @@ FSDP_VARIABLES = {
     "reshard_after_forward": "FSDP_RESHARD_AFTER_FORWARD",
     "auto_wrap_policy": "FSDP_AUTO_WRAP_POLICY",
     "cpu_offload": "FSDP_OFFLOAD_PARAMS",
-    "ignored_modules": "FSDP_IGNORED_MODULES",
     "state_dict_type": "FSDP_STATE_DICT_TYPE",
-    "forward_prefetch": "FSDP_FORWARD_PREFETCH",
     "activation_checkpointing": "FSDP_ACTIVATION_CHECKPOINTING",
-    "activation_checkpointing_offload": "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD",
+    "cpu_ram_efficient_loading": "FSDP_CPU_RAM_EFFICIENT_LOADING",
     "transformer_cls_names_to_wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP",
     "min_num_params": "FSDP_MIN_NUM_PARAMS",
-    "cpu_ram_efficient_loading": "FSDP_CPU_RAM_EFFICIENT_LOADING",
-    "backward_prefetch": "FSDP_BACKWARD_PREFETCH",
-    "sharding_strategy": "FSDP_SHARDING_STRATEGY",
-    "sync_module_states": "FSDP_SYNC_MODULE_STATES",
-    "use_orig_params": "FSDP_USE_ORIG_PARAMS",
 }
-_FSDP_OUT_OF_SCOPE = (
-    "mixed_precision_policy",
-    "cpu_offload",
-    "ignored_modules",
-    "state_dict_config",
-    "optim_state_dict_config",
-    "param_init_fn",
-    "forward_prefetch",
-    "activation_checkpointing_offload",
-)
 _FSDP_WRAP_POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class FullyShardedDataParallelPlugin:
     """How models are sharded, by version 2 of torch's FSDP; see `utils/fsdp_utils.py`.
 
@@ -360,50 +327,43 @@ class FullyShardedDataParallelPlugin:
             backward: less memory, more traffic. On by default.
         auto_wrap_policy: which layers are gathered one after the other: "transformer_based_wrap", "size_based_wrap" or
             "no_wrap", by which the whole model is gathered at once.
+        cpu_offload: out of scope; only False passes.
         state_dict_type: "FULL_STATE_DICT".
         activation_checkpointing: keep only the inputs of these layers, and compute their forward again in backward.
         transformer_cls_names_to_wrap: names of classes, as a list or with commas; by default the model's
             `_no_split_modules`.
         min_num_params: layers with more parameters are wrapped by size.
         cpu_ram_efficient_loading: has no effect: each rank's part is one of rank 0's weights in any case.
-        sharding_strategy, backward_prefetch, limit_all_gathers, use_orig_params, sync_module_states: of version 1; they
-            have no effect, as in the original.
-        mixed_precision_policy, cpu_offload, ignored_modules, state_dict_config, optim_state_dict_config, param_init_fn,
-            forward_prefetch, activation_checkpointing_offload: out of scope; only an empty setting passes.
 
     Raises:
         NotImplementedError: for what is out of scope.
         ValueError: for a value that is none of these.
     """
 
-    fsdp_version: int | None = None
-    sharding_strategy: Any = None
+    fsdp_version: int | str | None = None
     reshard_after_forward: Any = None
-    backward_prefetch: Any = None
-    mixed_precision_policy: Any = None
     auto_wrap_policy: str | None = None
     cpu_offload: bool | str | None = None
-    ignored_modules: Any = None
     state_dict_type: Any = None
-    state_dict_config: Any = None
-    optim_state_dict_config: Any = None
-    limit_all_gathers: bool = True
-    use_orig_params: bool | None = None
-    param_init_fn: Any = None
-    sync_module_states: bool | None = None
-    forward_prefetch: bool | str | None = None
     activation_checkpointing: bool | str | None = None
-    activation_checkpointing_offload: bool | str | None = None
-    cpu_ram_efficient_loading: bool | None = None
     transformer_cls_names_to_wrap: list[str] | str | None = None
     min_num_params: Any = None
+    cpu_ram_efficient_loading: bool | None = None
 
     def __post_init__(self) -> None:
         for name, variable in FSDP_VARIABLES.items():
             if getattr(self, name) is None:
                 setattr(self, name, os.environ.get(variable))
-        self._check_scope()
+        kind = str(getattr(self.state_dict_type, "name", self.state_dict_type or "FULL_STATE_DICT")).upper()
+        version = self.fsdp_version or 1
+        if str(version) != "2":
+            raise NotImplementedError(f"FSDP of version {version} is out of scope: fsdp_version must be 2")
+        if _read_flag("cpu_offload", self.cpu_offload):
+            raise NotImplementedError(f"FSDP with cpu_offload={self.cpu_offload!r} is out of scope")
+        if kind != "FULL_STATE_DICT":
+            raise NotImplementedError(f"FSDP with state_dict_type={kind} is out of scope: choose FULL_STATE_DICT")
         self.fsdp_version = 2
+        self.cpu_offload = False
         self.state_dict_type = "FULL_STATE_DICT"
         policy = str(self.auto_wrap_policy or "NO_WRAP").upper()
         if policy not in _FSDP_WRAP_POLICIES:
@@ -418,18 +378,6 @@ class FullyShardedDataParallelPlugin:
         if not str(self.min_num_params or 0).isdigit():
             raise ValueError(f"min_num_params must be a whole number, not {self.min_num_params!r}")
         self.min_num_params = int(self.min_num_params or 0)
-
-    def _check_scope(self) -> None:
-        version = self.fsdp_version or 1
-        if str(version) != "2":
-            raise NotImplementedError(f"FSDP of version {version} is out of scope: fsdp_version must be 2")
-        for name in _FSDP_OUT_OF_SCOPE:
-            value = getattr(self, name)
-            if value and str(value).lower() not in FALSE_WORDS:
-                raise NotImplementedError(f"FSDP with {name}={value!r} is out of scope")
-        kind = str(getattr(self.state_dict_type, "name", self.state_dict_type or "FULL_STATE_DICT")).upper()
-        if kind != "FULL_STATE_DICT":
-            raise NotImplementedError(f"FSDP with state_dict_type={kind} is out of scope: choose FULL_STATE_DICT")
 
 
 def _read_flag(name: str, value: bool | str | None, default: bool = False) -> bool:
@@ -450,11 +398,9 @@ class TorchDynamoPlugin(KwargsHandler):
         dynamic: trace with dynamic shapes.
         options: for the backend.
         disable: let `torch.compile` do nothing.
-        use_regional_compilation: out of scope; compile repeated blocks once.
 
     Raises:
         ValueError: for an unknown backend.
-        NotImplementedError: for `use_regional_compilation`.
     """
 
     backend: DynamoBackend | str | None = None
@@ -463,22 +409,13 @@ class TorchDynamoPlugin(KwargsHandler):
     dynamic: bool | None = None
     options: Any = None
     disable: bool = False
-    use_regional_compilation: bool | None = None
 
     def __post_init__(self) -> None:
         backend_name = str(self.backend or "no").upper()
         self.backend = DynamoBackend(backend_name)
-        if self.use_regional_compilation:
-            raise NotImplementedError("use_regional_compilation is out of scope: the whole model is compiled")
 
     def to_dict(self) -> dict[str, Any]:
         """The attributes, with the backend by the name that torch has for it."""
         settings = super().to_dict()
         settings["backend"] = DynamoBackend(self.backend).value.lower()
         return settings
-
-    def to_kwargs(self) -> dict[str, Any]:
-        """The arguments of `torch.compile` that differ from the defaults."""
-        kwargs = super().to_kwargs()
-        kwargs.pop("use_regional_compilation", None)
-        return kwargs

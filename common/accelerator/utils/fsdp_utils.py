@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.checkpoint import checkpoint
 
 from ..operations import broadcast
@@ -54,7 +53,7 @@ def shard_model(model: nn.Module, plugin: FullyShardedDataParallelPlugin, device
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for layer in layers:
         if plugin.activation_checkpointing:
-            _recompute_in_backward(layer)
+            layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
         fully_shard(layer, mesh=mesh, reshard_after_forward=plugin.reshard_after_forward)
     fully_shard(model, mesh=mesh)  # what is in none of these layers
     for name, parameter in model.named_parameters():
@@ -87,10 +86,6 @@ def _layers_to_wrap(model: nn.Module, plugin: FullyShardedDataParallelPlugin) ->
         if is_wanted and not is_tied and plugin.auto_wrap_policy != "NO_WRAP":
             layers.append(layer)
     return layers
-
-
-def _recompute_in_backward(layer: nn.Module) -> None:
-    layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def _free_after_evaluation(model: nn.Module, *_: Any) -> None:
@@ -204,21 +199,3 @@ def whole_parameters(model: nn.Module) -> Iterator[None]:
     yield
     for module in _sharded_modules(model):
         module.reshard()
-
-
-def clip_grad_norm_(parameters: list[Tensor], max_norm: float, norm_type: float) -> Tensor:
-    """Clip the gradients of sharded parameters by the norm over all ranks' parts, and return it. A collective.
-
-    torch's own function fails for the infinity norm on a rank whose part is empty.
-    """
-    gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    parts = [gradient.to_local() for gradient in gradients if gradient.to_local().numel() > 0]
-    total = get_total_norm(parts, norm_type).to(parameters[0].device)
-    if norm_type == float("inf"):
-        dist.all_reduce(total, dist.ReduceOp.MAX)
-    else:
-        total = total**norm_type
-        dist.all_reduce(total)
-        total = total ** (1 / norm_type)
-    clip_grads_with_norm_(parameters, max_norm, total)
-    return total

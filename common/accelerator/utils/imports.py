@@ -14,7 +14,7 @@ def _is_installed(package: str) -> bool:
 
 
 def is_tensorboard_available() -> bool:
-    return _is_installed("tensorboard") or _is_installed("tensorboardX")
+    return _is_installed("tensorboard")
 
 
 def is_peft_available() -> bool:

@@ -12,7 +12,7 @@ from common.files import atomic_write
 from ..commands.config.default import write_basic_config  # noqa: F401
 from ..state import PartialState
 from .serialization import types_of_numpy
-from .weights import clean_state_dict_for_safetensors, write_file
+from .weights import clean_state_dict_for_safetensors, write_safetensors
 
 
 def is_port_in_use(port: int | str | None = None) -> bool:
@@ -46,7 +46,10 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
         _write_to_open_file(obj, f, safe_serialization)
         return
     with atomic_write(f) as draft:
-        write_file(obj, draft, safe_serialization)
+        if safe_serialization:
+            write_safetensors(obj, draft)
+        else:
+            torch.save(obj, draft)
 
 
 def _write_to_open_file(obj: Any, file: Any, safe_serialization: bool) -> None:

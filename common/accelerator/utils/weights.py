@@ -10,14 +10,6 @@ import torch
 logger = logging.getLogger(__name__)
 
 
-def write_file(obj: Any, path: Path, safe_serialization: bool) -> None:
-    """Write `obj` to `path` on this process: as safetensors or by `torch.save`."""
-    if safe_serialization:
-        write_safetensors(obj, path)
-    else:
-        torch.save(obj, path)
-
-
 def write_safetensors(state_dict: Mapping[str, torch.Tensor], path: Path) -> None:
     """Write `state_dict` to `path` on this process."""
     from safetensors.torch import save_file

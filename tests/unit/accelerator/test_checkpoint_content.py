@@ -308,7 +308,7 @@ def prepare_larger_batches(accelerator, model):
     [
         (register_a_thing, RuntimeError, "does not match the number of registered objects: 0, not 1"),
         (prepare_an_optimizer, CheckpointError, r"optimizer_1\.bin"),
-        (prepare_a_model, CheckpointError, r"pytorch_model_1\.bin"),
+        (prepare_a_model, CheckpointError, r"model_1\.safetensors"),
         (prepare_larger_batches, ValueError, "no whole number of steps of 3"),
     ],
 )

@@ -72,8 +72,7 @@ def trained(accelerator, batches, dropout, optimizer_first, load, save):
         with accelerator.accumulate(model):
             accelerator.backward(model(share).square().mean())
             if accelerator.sync_gradients:
-                for norm_type in (2, float("inf")):
-                    norms.append(accelerator.clip_grad_norm_(model.parameters(), limit, norm_type).item())
+                norms.append(accelerator.clip_grad_norm_(model.parameters(), limit).item())
             optimizer.step()
             optimizer.zero_grad()
         with torch.no_grad():
@@ -109,7 +108,7 @@ def test_two_ranks_end_with_the_bits_of_ddp_and_each_has_a_half(fsdp, precision,
     sharded = train(2, fsdp, dropout=0.1, precision=precision, optimizer_first=optimizer_first)
     copied = train(2, None, dropout=0.1, precision=precision)
     assert distance(sharded, copied) == 0.0 < distance(sharded, train(2, fsdp, range(6), precision=precision))
-    assert sharded[0][1] == pytest.approx(copied[0][1], rel=1e-6) and len(sharded[0][1]) == 8
+    assert sharded[0][1] == pytest.approx(copied[0][1], rel=1e-6) and len(sharded[0][1]) == 4
     assert sharded[1][0] == {}, "rank 1 has lent its part only"
     whole = copied[0][2]
     assert sharded[0][2] + sharded[1][2] == whole == copied[1][2] and sharded[1][2] < 0.5 * whole
@@ -222,10 +221,11 @@ def test_what_does_not_fit_is_refused():
         ({"reshard_after_forward": "FULL_SHARD"}, "reshard_after_forward must be true or false, not 'FULL_SHARD'"),
         ({"min_num_params": "few"}, "min_num_params must be a whole number, not 'few'"),
         ({"activation_checkpointing": True}, "activation_checkpointing needs an auto_wrap_policy"),
+        ({"sharding_strategy": "FULL_SHARD"}, "unexpected keyword argument 'sharding_strategy'"),
     ],
 )
 def test_a_bad_plugin_is_one_clear_line(settings, message):
-    with pytest.raises((NotImplementedError, ValueError), match=message) as raised:
+    with pytest.raises((NotImplementedError, TypeError, ValueError), match=message) as raised:
         FullyShardedDataParallelPlugin(**{"fsdp_version": 2, **settings})
     assert "\n" not in str(raised.value)
 

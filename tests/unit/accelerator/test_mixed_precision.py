@@ -127,25 +127,19 @@ def test_an_overflow_skips_the_step_and_the_scheduler_and_halves_the_scale(fused
     assert accelerator.scaler.get_scale() == 2.0**9
 
 
-@pytest.mark.parametrize("order", ["one after the other", "together"])
-def test_clipping_twice_and_with_several_optimizers_in_one_window_is_safe(order):
+def test_clipping_twice_and_with_several_optimizers_in_one_window_is_safe():
     # https://github.com/huggingface/accelerate/issues/641: "unscale_() has already been called".
     accelerator = fp16(accumulation=2, init_scale=8.0)
-    models, optimizers = prepared(accelerator, new_models(3))
-    idle = optimizers[2]  # has no gradients, ever
-    for _ in range(2):
-        for _ in range(2):
-            with accelerator.accumulate(*models):
-                for model, optimizer in zip(models[:2], optimizers[:2], strict=True):
-                    accelerator.backward(loss_of(model))
-                    accelerator.clip_grad_norm_(model.parameters(), 0.4)
-                    accelerator.clip_grad_norm_(model.parameters(), 0.2)
-                    if order == "one after the other":
-                        optimizer.step()
-                        optimizer.zero_grad()
-                for optimizer in optimizers if order == "together" else [idle]:
-                    optimizer.step()
-                    optimizer.zero_grad()
+    models, optimizers = prepared(accelerator, new_models(3))  # the third has no gradients, ever
+    for _ in range(4):
+        with accelerator.accumulate(*models):
+            for model in models[:2]:
+                accelerator.backward(loss_of(model))
+                accelerator.clip_grad_norm_(model.parameters(), 0.4)
+                accelerator.clip_grad_norm_(model.parameters(), 0.2)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
     for model, reference in zip(models[:2], new_models(2), strict=True):
         assert_steps_in_float32(model, reference, steps=2, max_norm=0.2)
 
@@ -212,17 +206,6 @@ def test_clipping_leaves_the_scaled_gradients_of_an_unfinished_window_alone():
                 assert torch.equal(model.weight.grad, scaled)
             optimizer.step()
             optimizer.zero_grad()
-
-
-def test_a_prepared_optimizer_under_fp16_still_sees_skipped_steps_after_a_copy():
-    _, (optimizer,) = prepared(fp16(), new_models(1))
-    clone = copy.deepcopy(optimizer)
-    parameter = clone.param_groups[0]["params"][0]
-    for gradient, skipped in ((math.inf, True), (1.0, False)):
-        parameter.grad = torch.full_like(parameter, gradient)
-        clone.scaler.scale(torch.ones(()))
-        clone.step()
-        assert clone.step_was_skipped is skipped
 
 
 def test_an_optimizer_that_was_not_prepared_is_stepped_with_through_the_scaler():

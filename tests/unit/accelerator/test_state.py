@@ -38,32 +38,6 @@ def test_both_states_of_a_single_process_show_themselves_as_in_accelerate(librar
     assert shown[0] == shown[1] and "Num processes: 1" in shown[0][0]
 
 
-# Attributes of the original's states that are of parts which are out of scope, or functions of the module here.
-LEFT_OUT = {
-    "debug",
-    "deepspeed_plugins",
-    "default_device",
-    "device_mesh",
-    "fork_launched",
-    "get_deepspeed_plugin",
-    "select_deepspeed_plugin",
-    "set_device",
-    "torch_tp_plugin",
-}
-
-
-def test_both_states_have_the_attributes_of_accelerates(libraries):
-    def attributes(state):
-        return {name for name in dir(state) if not name.startswith(("_", "on_")) and hasattr(state, name)}
-
-    for library in libraries:
-        library.Accelerator(cpu=True)
-    for kind in ("PartialState", "AcceleratorState"):
-        here, there = (getattr(library.state, kind)() for library in libraries)
-        assert attributes(there) - attributes(here) <= LEFT_OUT
-        assert attributes(here) - attributes(there) <= {"ended", "fsdp_plugin"}
-
-
 def test_programs_may_ask_what_is_off(libraries):
     answers = []
     for library in libraries:
@@ -206,7 +180,7 @@ def timeout_of_the_group(accelerator):
 
 @pytest.mark.parametrize(("asked", "holds"), [(None, 30), (10, 10), (30, 30), (5, 5)])
 def test_a_timeout_that_was_asked_for_holds_on_gloo_too(asked, holds):
-    """In minutes. 10 is what the handler shows where nobody asks, because it is the default of nccl."""
+    """In minutes. 10 is the default of nccl."""
     handler = InitProcessGroupKwargs() if asked is None else InitProcessGroupKwargs(timeout=timedelta(minutes=asked))
     found = on_ranks(2, timeout_of_the_group, kwargs_handlers=[handler])
     assert found == [timedelta(minutes=holds)] * 2

@@ -11,33 +11,11 @@ from typing import Any
 from ...state import PRECISIONS
 from ...utils.dataclasses import FSDP_VARIABLES
 
-# Keys of parts of Accelerate that do not exist here, or of what is the script's to choose.
-OUT_OF_SCOPE = (
-    "command_file",
-    "commands",
-    "debug",
-    "deepspeed_config",
-    "downcast_bf16",
-    "dynamo_config",
-    "enable_cpu_affinity",
-    "fp8_config",
-    "megatron_lm_config",
-    "mpirun_config",
-    "parallelism_config",
-    "tpu_env",
-    "tpu_name",
-    "tpu_use_cluster",
-    "tpu_use_sudo",
-    "tpu_vm",
-    "tpu_zone",
-)
-# The values of such a key that ask for nothing.
-EMPTY: tuple = (None, False, "", "no", [], {})
-# Those with one meaning here; another value would ask for SageMaker, or for a TPU launch by function name.
-FIXED = {"compute_environment": "LOCAL_MACHINE", "main_training_function": "main"}
+# The values of keys that are no settings here, in a file that asks for nothing but what is here. The last two are those
+# of `compute_environment` and `main_training_function`.
+ASKS_FOR_NOTHING: tuple = (None, False, "", "no", [], {}, "LOCAL_MACHINE", "main")
 RENDEZVOUS = ("static", "c10d")
 CHOICES = {
-    **{key: (value,) for key, value in FIXED.items()},
     "distributed_type": ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP"),
     "mixed_precision": PRECISIONS,
     "rdzv_backend": RENDEZVOUS,
@@ -64,10 +42,6 @@ def default_config_path() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
     return Path(os.path.expanduser(home), "accelerate", "default_config.yaml")
-
-
-# The original's name for the same place, as it is when this module is imported.
-default_config_file = str(default_config_path())
 
 
 @dataclass
@@ -120,8 +94,6 @@ class ClusterConfig:
         require(is_sharded or not self.fsdp_config, "settings of FSDP need distributed_type FSDP, or --use_fsdp")
         if self.use_cpu:
             require(self.distributed_type != "MULTI_GPU", "use_cpu contradicts distributed_type MULTI_GPU")
-        if self.on_cpu:
-            require(self.gpu_ids == "all", "gpu_ids are about GPUs, this is for the CPU")
 
     def to_yaml_file(self, yaml_file: str | os.PathLike) -> None:
         """Write the settings that are not open; raises ConfigError if the place cannot be written."""
@@ -165,9 +137,8 @@ def _config_from_dict(settings: Any) -> ClusterConfig:
     require(isinstance(settings, dict), f"holds {settings!r}, not a mapping of keys to values")
     config = ClusterConfig()
     for key, value in settings.items():
-        require(key in (*SETTINGS, *FIXED, *OUT_OF_SCOPE), f"unknown key {key!r}")
-        if key in OUT_OF_SCOPE:
-            require(value in EMPTY, f"{key} is out of scope here: leave it empty")
+        if key not in SETTINGS:
+            require(value in ASKS_FOR_NOTHING, f"unknown key {key!r}, or one that is out of scope: {value!r}")
         elif value is not None:
             setattr(config, key, _read_value(key, value))
     config.check()
