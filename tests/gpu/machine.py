@@ -36,7 +36,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from common.accelerator import state
 from common.nested import leaves
-from tests.gpu.watch import Event, Misplaced, Watch
+from tests.gpu.watch import Misplaced, Watch
 from tests.states import forget_states
 
 GPUS = 8
@@ -85,13 +85,11 @@ class Cuda:
         return self._current
 
     def current_stream(self, device: Any = None) -> Any:
-        return SimpleNamespace(
-            record_event=lambda: Event(self._watch), synchronize=self.synchronize, is_capturing=lambda: False
-        )
+        return SimpleNamespace(record_event=self._watch.record_event, is_capturing=lambda: False)
 
     def synchronize(self, device: Any = None) -> None:
         self._note("synchronize", device)
-        self._watch.arrived(len(self._watch.operations))
+        self._watch.note_all_arrived()
         self._watch.note_wait("synchronize")
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
