@@ -138,7 +138,8 @@ def train_with_transformers(seeds: list[int], world_size: int, folder: str) -> t
         config["arguments"] |= {"save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
         config["arguments"] |= {"load_best_model_at_end": False}
         config |= {"train_twice": False, "early_stopping": False}
-        straight = random_trainers.outcome("transformers", config, f"{folder}/{seed}")
+        straight = {}
+        random_trainers.run("transformers", config, f"{folder}/{seed}", straight)
         reset_states(THEIRS)
         resumed = random_trainers.make_trainer("transformers", config, f"{folder}/resumed-{seed}")
         resumed.train(resume_from_checkpoint=f"{folder}/{seed}/checkpoint-1")
