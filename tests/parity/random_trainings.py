@@ -183,7 +183,7 @@ class Training:
         self.epoch = 0
         self.batches_done = script.skipped
         self.micro_batches = 0
-        self.resumed = False
+        self.stops_after = script.stopped_after
         self.epochs: list[dict[str, list]] = []  # what was seen in each
         torch.manual_seed(3)
         random.seed(3)
@@ -224,17 +224,15 @@ class Training:
             self.batches_done = 0
 
     def stop_if_due(self, number):
-        due = self.script.stopped_after
-        if due is None or self.micro_batches < due or self.resumed or not self.accelerator.sync_gradients:
-            return
-        if self.ends_window(number):
+        is_due = self.stops_after is not None and self.micro_batches >= self.stops_after
+        if is_due and self.accelerator.sync_gradients and self.ends_window(number):
             self.accelerator.save_state(self.folder)
             self.accelerator.wait_for_everyone()
             raise Stopped
 
     def resume(self, stopped):
         """Go on where the run `stopped` was, as scripts do that remember how far they were."""
-        self.resumed = True
+        self.stops_after = None
         self.epoch = stopped.epoch
         self.batches_done = stopped.batches_done
         torch.rand(7)
