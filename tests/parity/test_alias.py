@@ -69,6 +69,8 @@ def train_with_transformers(seeds: list[int], world_size: int, folder: str) -> t
         config["arguments"] |= {"save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
         config["arguments"] |= {"load_best_model_at_end": False}
         config |= {"train_twice": False, "early_stopping": False}
+        if world_size > 1:  # where the main process reads for all, the original skips other batches
+            config["arguments"]["accelerator_config"]["dispatch_batches"] = False
         straight = {}
         random_trainers.run("transformers", config, f"{folder}/{seed}", straight)
         reset_states(THEIRS)
