@@ -1,6 +1,8 @@
 """Running levels in tests: in this process, on the reused ranks, or as the scripts that users start."""
 
+import itertools
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -8,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from common import ladder
 from common.args import parse_args
@@ -15,13 +18,18 @@ from common.instruments import prepare_process
 from common.ladder.small import load_small
 from common.machine import fit_to_machine
 from common.processes import ranks
-from common.weights import farthest
-
-__all__ = ["EXACT", "SHORT", "farthest", "level_00", "run_level", "run_on_ranks", "run_script"]
+from common.weights import farthest as farthest
 
 # Two epochs with a tail that is dropped: 250 = 2 × 96 + 58.
 SHORT = ["--dataset", "synthetic", "--train-samples", "250", "--eval-samples", "101", "--batch-size", "96"]
 EXACT = [*SHORT, "--epochs", "2", "--dtype", "float64", "--no-dropout"]
+# As the launcher sets it: levels 03 and 04 share out the model.
+FSDP = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP",
+    "FSDP_MIN_NUM_PARAMS": "1000",
+}
 
 
 def run_level(level: str, argv: list[str], path: Path | None = None, small: bool = False) -> tuple[dict, dict]:
@@ -36,6 +44,18 @@ def run_level(level: str, argv: list[str], path: Path | None = None, small: bool
         prepare = prepare_process if args.cores_per_device else fit_to_machine
         result = module.train(prepare(args))
         return result, torch.load(path, weights_only=True) if path.exists() else {}
+
+
+def killed_at_step(step: int, level: str, argv: list[str], path: Path | None = None) -> None:
+    """Train, and kill this process where its optimizer is about to make this step."""
+    steps = itertools.count(1)
+
+    def kill(*_) -> None:
+        if next(steps) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    register_optimizer_step_pre_hook(kill)
+    run_level(level, argv, path)
 
 
 @cache

@@ -145,12 +145,11 @@ def _zeros(size: int) -> torch.Tensor:
 def _all_gather(*pieces: torch.Tensor) -> torch.Tensor:
     """A row for each process: its pieces of bytes, joined. All processes must have equally many."""
     state = PartialState()
-    if len(pieces) == 1:
-        content = pieces[0]  # without a copy
-    else:
-        content = torch.cat(pieces) if pieces else _zeros(0)
-    if state.distributed_type == DistributedType.NO or not pieces:
-        return content.expand(state.num_processes, -1)
+    if not pieces:
+        return _zeros(0).expand(state.num_processes, -1)
+    content = pieces[0] if len(pieces) == 1 else torch.cat(pieces)  # a single one is not copied
+    if state.distributed_type == DistributedType.NO:
+        return content.expand(1, -1)
     of_ranks = content.new_empty(state.num_processes * len(content))
     dist.all_gather_into_tensor(of_ranks, content)
     return of_ranks.view(state.num_processes, -1)

@@ -53,13 +53,6 @@ def run(command: list[str]) -> subprocess.CompletedProcess:
     )
 
 
-def prose(text: str) -> str:
-    """A README without its generated parts and its code."""
-    text = re.sub(r"^<!-- (\w+)[^\n]* -->\n.*?^<!-- /\1 -->$", "", text, flags=re.MULTILINE | re.DOTALL)
-    text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-    return re.sub(r"^    .*$", "", text, flags=re.MULTILINE)
-
-
 def section(level: str, title: str, page: str = "README.md") -> str:
     """What a page of a level says under a heading."""
     text = (ladder.ROOT / level / page).read_text()

@@ -47,9 +47,7 @@ def calls(level):
 def rows():
     """The table's (level, line, collective, how often, bytes); a cell that is empty is that of the row above."""
     level = line = ""
-    for cells in re.findall(
-        r"^\| ([\d, ]*)\| (?:`(.*?)` )?\| ([a-z-]+) \| (\w+) \| ([<\d, ]+) \|$", PAGE, re.MULTILINE
-    ):
+    for cells in re.findall(ROW, PAGE, re.MULTILINE):
         level, line = cells[0].strip() or level, cells[1] or line
         for each in level.split(", "):
             yield each, line, *cells[2:]

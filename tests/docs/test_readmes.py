@@ -9,26 +9,9 @@ from benchmarks.report import page_tables, readmes
 from common import ladder
 from common.eval_sampler import DistributedEvalSampler
 from common.ladder import diffs
-from tests.docs.pages import PAGES, name, prose
+from tests.docs.pages import PAGES, name
 
 GENERATED = readmes.readmes()
-UNIT = r"(?:[KMG]i?B|images/s|µs|ms|s|%|seconds|minutes|times)(?![\w-])"
-QUANTITY = re.compile(rf"\b\d[\d.,]*[ -]?{UNIT}|\b\d+\.\d+\b", re.IGNORECASE)
-# Quantities in prose that are no results.
-NO_RESULTS = {
-    "3.11",  # Python
-    "3.14",  # Python
-    "4 GB",  # of torch's CUDA libraries
-    "8 times",  # 8 processes with their own batch each
-    "47 MB",  # 60,000 images of 28 × 28 pixels, a byte each
-    "25 MiB",  # torch's default for a bucket
-    "1 MiB",  # torch's default for the first bucket
-    "88 %",  # the confidence of four rounds
-    "95 %",  # the confidence that an interval asks for
-    "24 GiB",  # of a GPU
-}
-
-
 DEFINITION = re.compile(r"^\[([^\]]+)\]: (\S+)$", re.MULTILINE)
 
 
@@ -118,17 +101,6 @@ def test_a_page_shows_a_diff_with_all_new_lines_but_imports(before, level):
     assert set(shown) <= set(ladder.lines_below_docstring(level))
     imports = [line for line in ladder.lines_below_docstring(level) if line.startswith(("import ", "from "))]
     assert 0 < diffs.changed_lines(before, level).added - len(shown) <= len(imports)
-
-
-@pytest.mark.parametrize("path", GENERATED, ids=name)
-def test_quantities_in_the_prose_are_no_results(path):
-    """What was measured stands in generated parts, where it cannot differ from its record.
-
-    The numbers in the answers of exercises are compared by `test_exercises.py`.
-    """
-    text = re.sub(r"<details>.*?</details>", "", prose(path.read_text()), flags=re.DOTALL)
-    text = re.sub(r"`[^`]*`|\]\([^)]*\)|^\[.*$", "", text, flags=re.MULTILINE)
-    assert set(QUANTITY.findall(text)) <= NO_RESULTS
 
 
 def test_what_the_readme_says_of_two_devices_holds_in_the_record():

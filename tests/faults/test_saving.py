@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from common import ladder
-from common.processes import ranks
-from tests.levels import EXACT, SHORT, farthest, run_level
+from common.processes import RankFailed, ranks
+from tests.levels import EXACT, FSDP, SHORT, farthest, killed_at_step, run_level, run_on_ranks
 
 CHECKPOINTING = ladder.with_checkpoints()
 SLOW = pytest.mark.slow
@@ -55,6 +55,28 @@ def test_stopped_on_two_processes_and_resumed_on_others_the_weights_are_those_of
         said, resumed = run(level, processes, [*EXACT, *saving, str(folder)])
         assert re.search("[Rr]esumed at step (= )?3\n", said), said
         assert farthest(resumed, expected) <= 1e-9, processes
+
+
+@pytest.mark.parametrize("level", CHECKPOINTING)
+@pytest.mark.parametrize(
+    "before, step",  # of 10, in two epochs
+    [
+        pytest.param(FSDP, 7, marks=SLOW),
+        *(pytest.param(FSDP, step, marks=pytest.mark.long) for step in (4, 6, 10)),
+        pytest.param({}, 6, marks=SLOW),
+    ],
+)
+def test_killed_at_any_step_it_goes_on_under_fsdp_and_under_ddp(level, before, step, tmp_path):
+    training = [*EXACT, "--batch-size", "48"]
+    saving = [*training, "--checkpoint-every", "2", "--checkpoint-dir"]
+    _, expected = run_on_ranks(level, 2, training, environment=before)
+    with pytest.raises(RankFailed):
+        ranks(2).run(killed_at_step, step, level, [*saving, str(tmp_path / "killed")], environment=before)
+    for number, (processes, environment) in enumerate([(2, FSDP), (3, FSDP), (2, {}), (1, {})]):
+        folder = shutil.copytree(tmp_path / "killed", tmp_path / str(number))
+        said, weights = ranks(processes).run(heard, level, [*saving, str(folder)], environment=environment)[0]
+        assert re.search(f"[Rr]esumed at step (= )?{(step - 1) // 2 * 2}\n", said), said
+        assert farthest(weights, expected) <= (0.0 if processes == 2 else 1e-9), (processes, environment)
 
 
 def heard_in_own_folder(level: str, argv: list[str], folders: list[Path]) -> str:

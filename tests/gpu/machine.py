@@ -36,7 +36,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from common.accelerator import state
 from common.nested import leaves
-from tests.gpu.watch import Event, Misplaced, Watch
+from tests.gpu.watch import Misplaced, Watch
 from tests.states import forget_states
 
 GPUS = 8
@@ -85,13 +85,11 @@ class Cuda:
         return self._current
 
     def current_stream(self, device: Any = None) -> Any:
-        return SimpleNamespace(
-            record_event=lambda: Event(self._watch), synchronize=self.synchronize, is_capturing=lambda: False
-        )
+        return SimpleNamespace(record_event=self._watch.record_event, is_capturing=lambda: False)
 
     def synchronize(self, device: Any = None) -> None:
         self._note("synchronize", device)
-        self._watch.arrived(len(self._watch.operations))
+        self._watch.note_all_arrived()
         self._watch.note_wait("synchronize")
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
@@ -215,23 +213,26 @@ class Machine:
 
     def replacements(self) -> Iterator[tuple[Any, str, Any]]:
         """What is another one on this machine: its owner, its name, and what stands in its place."""
+        # The GPUs.
         for name, function in (*public_methods(self.cuda), *self.cuda.answers.items()):
             yield torch.cuda, name, function
             if hasattr(torch.accelerator, name):  # which asks whatever GPU there is
                 yield torch.accelerator, name, function
         yield torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda")
+        # The process group, and the meeting before it.
         for name, function in public_methods(self.group):
             yield dist, name, function
         yield dist.distributed_c10d, "_abort_process_group", self.group._abort_process_group
         yield state, "meet", meet
+        # DataParallel, and DDP's C++.
         yield nn.DataParallel, "forward", lambda wrapper, *inputs: wrapper.module(*inputs)
-        # DDP's C++.
         for name in ("Reducer", "Logger", "_verify_params_across_processes"):
             yield dist, name, mock.MagicMock()
         yield dist, "_broadcast_coalesced", broadcast_coalesced
+        # What a FakeTensor cannot do, or would do without being seen.
         yield Tensor, "backward", give_gradients
         yield Tensor, "pin_memory", lambda tensor, *args: self.watch.pinned_copy(tensor)
-        yield Tensor, "numpy", lambda tensor, **kwargs: self.watch.as_array(tensor)
+        yield Tensor, "numpy", lambda tensor: self.watch.as_array(tensor)
         # A network that moves to a GPU keeps its Parameters, which the optimizer knows. torch swaps the contents of
         # FakeTensors only if nobody refers to them weakly, as the fake mode's own memory does.
         yield torch.__future__, "_swap_module_params_on_conversion", True

@@ -8,6 +8,7 @@ Every operation is asked four questions:
 - does it read memory of the CPU into which a copy from the GPU has not arrived?
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -36,7 +37,7 @@ class Watch(TorchDispatchMode):
     Attributes:
         waits: for what the CPU waited before the first optimizer step, between it and the second, and so on: the list
             of names number n is of the time after n steps.
-        operations: the names of those so far that had a GPU's tensor among their arguments: the GPU's queue.
+        operations: the names of those so far that had a GPU's tensor among their arguments.
         computed_in: the dtypes of the layers' products of matrices so far.
     """
 
@@ -47,8 +48,7 @@ class Watch(TorchDispatchMode):
         self.computed_in: set[torch.dtype] = set()
         self._own_gpus = own_gpus
         self._pinned: set[StorageWeakRef] = set()
-        # Memory of the CPU that a copy is to fill, and the length of the GPU's queue when the copy was put there.
-        self._in_flight: dict[StorageWeakRef, int] = {}
+        self._in_flight: set[StorageWeakRef] = set()  # memory of the CPU that copies from the GPU are to fill
 
     def count_step(self, *_: Any) -> None:
         """A hook after each optimizer step."""
@@ -57,30 +57,29 @@ class Watch(TorchDispatchMode):
     def note_wait(self, name: str) -> None:
         self.waits[-1].append(name)
 
-    def pin(self, tensor: Tensor) -> Tensor:
-        """Remember that the memory of `tensor` is pinned."""
-        self._pinned.add(StorageWeakRef(tensor.untyped_storage()))
-        return tensor
-
     def pinned_copy(self, tensor: Tensor) -> Tensor:
         """In place of `Tensor.pin_memory`."""
-        if tensor.is_cuda:
-            raise RuntimeError("cannot pin a tensor of the GPU: only those of the CPU can be pinned")
-        return self.pin(tensor.clone())
+        copy = tensor.clone()
+        self._pinned.add(memory_of(copy))
+        return copy
 
-    def arrived(self, operations: int) -> None:
-        """The GPU has done the first `operations` of its queue."""
-        self._in_flight = {memory: position for memory, position in self._in_flight.items() if position > operations}
+    def note_all_arrived(self) -> None:
+        """The CPU has waited until the GPU had nothing left to do."""
+        self._in_flight.clear()
 
-    def check_arrived(self, tensor: Tensor) -> None:
-        """Raise Misplaced if nobody has waited for the copy that fills `tensor`."""
-        if StorageWeakRef(tensor.untyped_storage()) in self._in_flight:
-            raise Misplaced("memory of the CPU is read before a copy from the GPU has arrived there")
+    def record_event(self) -> SimpleNamespace:
+        """An event: whoever waits for it knows that the copies up to here have arrived."""
+        copies = set(self._in_flight)
+        return SimpleNamespace(synchronize=lambda: self._in_flight.difference_update(copies))
 
     def as_array(self, tensor: Tensor) -> numpy.ndarray:
         """In place of `Tensor.numpy`."""
-        self.check_arrived(tensor)
+        self._check_arrived(tensor)
         return numpy.zeros(tensor.shape, str(tensor.dtype).removeprefix("torch."))
+
+    def _check_arrived(self, tensor: Tensor) -> None:
+        if memory_of(tensor) in self._in_flight:
+            raise Misplaced("memory of the CPU is read before a copy from the GPU has arrived there")
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -91,8 +90,14 @@ class Watch(TorchDispatchMode):
         if function is _aten._local_scalar_dense.default:
             return self._read(args[0])
         result = function(*args, **kwargs)
-        self._look_at_result(function, result)
-        self._look_for_wait(function, args, kwargs, result)
+        self._check_result(function, result)
+        if function in INDEXINGS:
+            self._note_indexing(function, *args[:2])
+        elif function is _aten._to_copy.default:
+            self._note_copy(args[0], result, kwargs.get("non_blocking", False), is_new=True)
+        elif function is _aten.copy_.default:
+            non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
+            self._note_copy(args[1], args[0], non_blocking, is_new=False)
         return result
 
     def _check_inputs(self, function: Any, inputs: list[Tensor]) -> None:
@@ -101,9 +106,9 @@ class Watch(TorchDispatchMode):
             if is_sent and not tensor.is_cuda:
                 raise Misplaced(f"{function} of a tensor on the CPU: nccl takes those of a GPU only")
             if not function.is_view:
-                self.check_arrived(tensor)
+                self._check_arrived(tensor)
 
-    def _look_at_result(self, function: Any, result: Any) -> None:
+    def _check_result(self, function: Any, result: Any) -> None:
         for tensor in tree_iter(result):
             if isinstance(tensor, Tensor) and tensor.is_cuda and tensor.device.index not in self._own_gpus:
                 raise Misplaced(f"{function} makes a tensor on {tensor.device}, where other ranks compute")
@@ -121,40 +126,23 @@ class Watch(TorchDispatchMode):
         value = 0 if tensor.is_cuda and tensor.dtype != torch.float64 else 1
         return float(value) if tensor.is_floating_point() else value
 
-    def _look_for_wait(self, function: Any, args: tuple, kwargs: dict, result: Any) -> None:
-        if function in INDEXINGS and args[0].is_cuda:
-            if any(index is not None and not index.is_cuda for index in args[1]):
-                self.note_wait(f"{function} with indices on the CPU")
-        elif function is _aten._to_copy.default:
-            self._look_at_copy(args[0], result, kwargs.get("non_blocking", False), is_new=True)
-        elif function is _aten.copy_.default:
-            non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
-            self._look_at_copy(args[1], args[0], non_blocking, is_new=False)
+    def _note_indexing(self, function: Any, tensor: Tensor, indices: list[Tensor | None]) -> None:
+        if tensor.is_cuda and any(index is not None and not index.is_cuda for index in indices):
+            self.note_wait(f"{function} with indices on the CPU")
 
-    def _look_at_copy(self, source: Tensor, target: Tensor, non_blocking: bool, is_new: bool) -> None:
+    def _note_copy(self, source: Tensor, target: Tensor, non_blocking: bool, is_new: bool) -> None:
         if source.device == target.device:
             return
-        if is_new and non_blocking and source.is_cuda:
-            self.pin(target)  # torch takes pinned memory then
-        on_cpu = target if source.is_cuda else source
-        is_pinned = StorageWeakRef(on_cpu.untyped_storage()) in self._pinned
         way = f"from {source.device.type} to {target.device.type}"
+        memory = memory_of(target if source.is_cuda else source)
+        is_pinned = memory in self._pinned or (is_new and source.is_cuda)  # for a new copy torch takes pinned memory
         if not non_blocking:
             self.note_wait(f"copy {way}")
         elif not is_pinned:
             self.note_wait(f"copy {way}, not pinned")
-        elif on_cpu is target:
-            self._in_flight[StorageWeakRef(target.untyped_storage())] = len(self.operations)
+        elif source.is_cuda:
+            self._in_flight.add(memory)
 
 
-class Event:
-    """A mark in the GPU's queue. Who waits for it waits for the GPU, unless the GPU has more to do after it."""
-
-    def __init__(self, watch: Watch) -> None:
-        self.watch = watch
-        self.operations_before = len(watch.operations)
-
-    def synchronize(self) -> None:
-        self.watch.arrived(self.operations_before)
-        if self.operations_before == len(self.watch.operations):
-            self.watch.note_wait("event.synchronize")
+def memory_of(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())

@@ -6,7 +6,8 @@ libraries differ on purpose, each difference has a test of its own. The place of
 "epochs.0.loss.3"; one that differs ends the comparison with an error that shows the script.
 """
 
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from common.processes import ranks
+from tests.states import OURS, THEIRS, forget_states, reset_states
 
 CHUNK = 20  # scripts that are given to the ranks at once: each tensor that comes back keeps a file open
 PATIENCE = 600  # seconds for a chunk
@@ -27,12 +29,43 @@ class Kind:
     Attributes:
         libraries: the packages of ours and of the original.
         draw: the script of a seed and a number of processes.
-        run: what each of some scripts comes to on this rank, called with the library, the scripts and a folder.
+        run: runs a script on this rank, called with the library, the script, a folder, and a dict to fill with all that
+            is compared. An error ends the script, and is compared too.
     """
 
     libraries: tuple[str, str]
     draw: Callable[[int, int], Any]
-    run: Callable[[str, list, str], list]
+    run: Callable[[str, Any, str, dict[str, Any]], None]
+
+
+def draw_from(choices: dict[str, Sequence], generator: random.Random) -> dict[str, Any]:
+    """One value of each name. A value is drawn the more often, the more often it stands there."""
+    return {name: generator.choice(values) for name, values in choices.items()}
+
+
+def core_of(library: str) -> str:
+    """The package in which a library has its Accelerator."""
+    return {"common.trainer": OURS, "transformers": THEIRS}.get(library, library)
+
+
+def outcomes_of(kind: Kind, library: str, scripts: list, folder: str) -> list[dict[str, Any]]:
+    """What scripts come to that run one after the other on this rank, in one process group."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    outcomes = []
+    for number, script in enumerate(scripts):
+        torch.manual_seed(11)
+        outcome: dict[str, Any] = {"error": None}
+        try:
+            kind.run(library, script, f"{folder}/{number}", outcome)
+        except Exception as error:
+            outcome["error"] = type(error).__name__
+        finally:
+            reset_states(core_of(library))
+        outcomes.append(outcome)
+    forget_states(core_of(library))
+    torch.set_num_threads(threads)
+    return outcomes
 
 
 def differences(ours: Any, theirs: Any, place: str = "") -> Iterator[str]:
@@ -78,6 +111,6 @@ def run_on(kind: Kind, which: int, scripts: list, processes: int, folder: str) -
     """What each script comes to on the ranks, in their order, with ours (0) or the original (1)."""
     library = kind.libraries[which]
     if processes == 1:
-        return [(outcome,) for outcome in kind.run(library, scripts, folder)]
-    by_rank = ranks(processes).run(kind.run, library, scripts, folder, timeout=PATIENCE)
+        return [(outcome,) for outcome in outcomes_of(kind, library, scripts, folder)]
+    by_rank = ranks(processes).run(outcomes_of, kind, library, scripts, folder, timeout=PATIENCE)
     return list(zip(*by_rank, strict=True))

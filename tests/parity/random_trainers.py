@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.parity.random_scripts import Kind
-from tests.states import OURS, THEIRS, forget_states, reset_states
+from tests.parity.random_scripts import Kind, core_of, draw_from
+from tests.states import forget_states
 from tests.toys import Points, Stream
 
 # What takes another time in each run.
@@ -33,7 +33,6 @@ SCHEDULES = {
     "constant_with_warmup": [None],
     "reduce_lr_on_plateau": [{"patience": 0, "factor": 0.5}],
 }
-LOSSES = ("model", "function", "keywords", "override", "sometimes_nan")
 
 
 class Net(nn.Module):
@@ -83,89 +82,94 @@ def metrics_of(prediction):
     return {"accuracy": right.mean(), "spread": prediction.predictions.std(), "count": len(right)}
 
 
+LOSSES = ["model", "function", "keywords", "override", "sometimes_nan"]
+ARGUMENTS = {
+    "gradient_accumulation_steps": [1, 1, 2, 3],
+    "learning_rate": [0.05, 0.01],
+    "lr_scheduler_type": list(SCHEDULES),
+    "optim": ["adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"],
+    "weight_decay": [0.0, 0.1],
+    "max_grad_norm": [0.0, 0.5, 1.0],
+    "warmup_steps": [0, 0, 2, 0.3],
+    "seed": [1, 42],
+    "data_seed": [None, None, 7],
+    "dataloader_drop_last": [False] * 4 + [True],
+    "logging_nan_inf_filter": [True] * 4 + [False],
+    "logging_strategy": ["steps", "epoch", "no"],
+    "logging_steps": [1, 2, 3, 0.4],
+    "logging_first_step": [False, False, True],
+    "eval_strategy": ["steps", "epoch", "no"],
+    "eval_steps": [1, 2, 3],
+    "eval_delay": [0, 0, 2],
+    "save_strategy": ["no", "no", "steps", "epoch"],
+    "save_steps": [1, 2, 4],
+    "save_total_limit": [None, 2],
+    "metric_for_best_model": [None, "loss", "accuracy", "eval_spread"],
+}
+BATCHES = {
+    "per_device_train_batch_size": [1, 2, 3, 4, 6],
+    "per_device_eval_batch_size": [2, 4, 6],
+}
+LENGTHS = [
+    *({"num_train_epochs": epochs} for epochs in (1, 2, 1.5, 3)),
+    *({"max_steps": steps} for steps in (1, 5, 9)),
+]
+LOADING = {
+    "split_batches": [False] * 5 + [True],
+    "use_seedable_sampler": [True] * 4 + [False],
+    "dispatch_batches": [None, None, None, True, False],
+}
+OTHERS = {
+    "steps": [1, 2, 3.5, 4.2],  # of an epoch
+    "evaluate": [5, 12, 24, 31],  # samples
+    "stream": [False] * 6 + [True],
+    "loss": LOSSES,
+    "dropout": [0.0, 0.3],
+    "best": ["watched", "saved", "loaded"],  # the model that is best by a metric
+    "early_stopping": [False, False, True],
+    "evaluate_afterwards": [False, True],
+    "train_twice": [False] * 6 + [True],
+}
+
+
 def draw_configuration(seed: int, world_size: int) -> dict[str, Any]:
     """A training drawn from all in which the two Trainers are to agree; the same for the same seed."""
     draw = random.Random(seed)
-    accumulation = draw.choice([1, 1, 2, 3])
-    batch_size = draw.choice([1, 2, 3, 4, 6]) * world_size
-    arguments = {
-        "per_device_train_batch_size": batch_size,
-        "per_device_eval_batch_size": draw.choice([2, 4, 6]) * world_size,
-        "gradient_accumulation_steps": accumulation,
-        "learning_rate": draw.choice([0.05, 0.01]),
-        "optim": draw.choice(["adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"]),
-        "weight_decay": draw.choice([0.0, 0.1]),
-        "max_grad_norm": draw.choice([0.0, 0.5, 1.0]),
-        "warmup_steps": draw.choice([0, 0, 2, 0.3]),
-        "seed": draw.choice([1, 42]),
-        "data_seed": draw.choice([None, None, 7]),
-        "dataloader_drop_last": draw.random() < 0.2,
-        "logging_nan_inf_filter": draw.random() < 0.8,
-    }
-    stream = draw.random() < 0.15
-    if stream or draw.random() < 0.4:
-        arguments["max_steps"] = draw.randint(1, 9)
-    else:
-        arguments["num_train_epochs"] = draw.choice([1, 2, 1.5, 3])
-    name = draw.choice(list(SCHEDULES))
-    if name == "polynomial":  # where all steps are a warm-up, the original divides by zero
-        arguments["warmup_steps"] = 0
-    arguments["lr_scheduler_type"] = name
-    arguments["lr_scheduler_kwargs"] = draw.choice(SCHEDULES[name])
-    draw_strategies(draw, arguments)
-    split_batches = draw.random() < 0.15
-    arguments["accelerator_config"] = {
-        "split_batches": split_batches,
-        "use_seedable_sampler": draw.random() < 0.8,
-        # Of a last step that the main process splits, the original's evaluation counts the first rank's loss alone.
-        "dispatch_batches": draw.choice([None, False] if split_batches else [None, None, None, True, False]),
-    }
-    steps = draw.choice([1, 2, 3.5, 4.2])
-    evaluate = draw.choice([5, 12, 24, 31])
-    # In steps of equal parts: the original counts repeated samples in the loss, and drops a last step with the tail.
-    if world_size > 1 or arguments["dataloader_drop_last"]:
-        samples_per_step = arguments["per_device_eval_batch_size"] * (1 if split_batches else world_size)
-        evaluate = draw.choice([1, 3]) * samples_per_step
-    train = int(steps * batch_size * accumulation) + draw.randint(0, 3)
-    return {
-        "arguments": arguments,
-        "train": train * world_size if stream else train,  # over a stream without a whole step the original never ends
-        "evaluate": evaluate,
-        "stream": stream,
-        "loss": draw.choice(LOSSES),
-        "dropout": draw.choice([0.0, 0.3]),
-        "early_stopping": arguments.get("metric_for_best_model") is not None and draw.random() < 0.3,
-        "evaluate_afterwards": draw.random() < 0.5,
-        "train_twice": draw.random() < 0.15,
-    }
-
-
-def draw_strategies(draw: random.Random, arguments: dict[str, Any]) -> None:
-    """When to log, evaluate and save."""
-    arguments["logging_strategy"] = draw.choice(["steps", "epoch", "no"])
-    arguments["logging_steps"] = draw.choice([1, 2, 3, 0.4])
-    arguments["logging_first_step"] = draw.random() < 0.3
-    arguments["eval_strategy"] = draw.choice(["steps", "epoch", "no"])
-    if arguments["lr_scheduler_type"] == "reduce_lr_on_plateau":
-        arguments["eval_strategy"] = draw.choice(["steps", "epoch"])
-    arguments["eval_steps"] = draw.choice([1, 2, 3])
-    arguments["eval_delay"] = draw.choice([0, 0, 2])
-    arguments["save_strategy"] = draw.choice(["no", "no", "steps", "epoch"])
-    arguments["save_steps"] = draw.choice([1, 2, 4])
-    arguments["save_total_limit"] = draw.choice([None, 2])
+    config = draw_from(OTHERS, draw)
+    arguments = draw_from(ARGUMENTS, draw) | draw.choice(LENGTHS)
+    loading = draw_from(LOADING, draw)
+    arguments["accelerator_config"] = loading
+    for name, sizes in BATCHES.items():
+        arguments[name] = draw.choice(sizes) * world_size
+    schedule = arguments["lr_scheduler_type"]
+    arguments["lr_scheduler_kwargs"] = draw.choice(SCHEDULES[schedule])
+    if schedule == "reduce_lr_on_plateau":
+        arguments["eval_strategy"] = "epoch"
     if arguments["eval_strategy"] == "no":
-        return
-    arguments["metric_for_best_model"] = draw.choice([None, "loss", "accuracy", "eval_spread"])
+        arguments["metric_for_best_model"] = None
     if arguments["metric_for_best_model"] is None:
-        return
-    kind = draw.choice(["watched", "loaded", "best"])
-    if kind == "loaded":
-        arguments["load_best_model_at_end"] = True
-        arguments["save_strategy"] = arguments["eval_strategy"]
-        arguments["save_steps"] = arguments["eval_steps"] * draw.choice([1, 2])
-    elif kind == "best":
-        arguments["save_strategy"] = "best"
-        arguments["load_best_model_at_end"] = draw.random() < 0.5
+        config["early_stopping"] = False
+    elif config["best"] != "watched":
+        arguments["load_best_model_at_end"] = config["best"] == "loaded"
+        arguments["save_strategy"] = arguments["eval_strategy"] if config["best"] == "loaded" else "best"
+        arguments["save_steps"] = arguments["eval_steps"]
+    # Where all steps are a warm-up, the original divides by zero.
+    if schedule == "polynomial":
+        arguments["warmup_steps"] = 0
+    # Of a last step that the main process splits, the original's evaluation counts the first rank's loss alone.
+    if loading["split_batches"] and loading["dispatch_batches"]:
+        loading["dispatch_batches"] = False
+    # In unequal steps the original counts repeated samples in the loss, and drops a last step with the tail.
+    if world_size > 1 or arguments["dataloader_drop_last"]:
+        parts = 1 if loading["split_batches"] else world_size
+        config["evaluate"] = draw.choice([1, 3]) * arguments["per_device_eval_batch_size"] * parts
+    samples_per_step = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
+    config["train"] = int(config["steps"] * samples_per_step) + draw.randint(0, 3)
+    # Over a stream without a whole step the original never ends.
+    if config["stream"]:
+        config["train"] *= world_size
+        arguments["max_steps"] = draw.randint(1, 9)
+    return config | {"arguments": arguments}
 
 
 def make_trainer(library: str, config: dict[str, Any], folder: str) -> Any:
@@ -195,28 +199,23 @@ def make_trainer(library: str, config: dict[str, Any], folder: str) -> Any:
     )
 
 
-def outcome(library: str, config: dict[str, Any], folder: str) -> dict[str, Any]:
-    """All that is compared of a training: every number is exact."""
+def run(library: str, config: dict[str, Any], folder: str, seen: dict[str, Any]) -> None:
+    """Note all that is compared of a training: every number is exact."""
     trainer = make_trainer(library, config, folder)
     output = trainer.train()
-    histories = [comparable_logs(trainer.state.log_history)]
+    seen["histories"] = [comparable_logs(trainer.state.log_history)]
     if config["train_twice"]:
         trainer.train()
-        histories.append(comparable_logs(trainer.state.log_history))
-    evaluation = comparable(trainer.evaluate()) if config["evaluate_afterwards"] else None
+        seen["histories"].append(comparable_logs(trainer.state.log_history))
+    seen["evaluation"] = comparable(trainer.evaluate()) if config["evaluate_afterwards"] else None
     state = trainer.state
     best = state.best_model_checkpoint
-    return {
-        "error": None,
-        "weights": {name: digest(tensor) for name, tensor in trainer.model.state_dict().items()},
-        "next_random_number": torch.rand(()).item(),
-        "training_loss": exact(output.training_loss),
-        "metrics": comparable(output.metrics),
-        "histories": histories,
-        "evaluation": evaluation,
-        "steps": (state.global_step, state.max_steps, state.epoch, state.num_train_epochs),
-        "best": (exact(state.best_metric), state.best_global_step, best and best.rpartition("/")[2]),
-    }
+    seen["weights"] = {name: digest(tensor) for name, tensor in trainer.model.state_dict().items()}
+    seen["next_random_number"] = torch.rand(()).item()
+    seen["training_loss"] = exact(output.training_loss)
+    seen["metrics"] = comparable(output.metrics)
+    seen["steps"] = (state.global_step, state.max_steps, state.epoch, state.num_train_epochs)
+    seen["best"] = (exact(state.best_metric), state.best_global_step, best and best.rpartition("/")[2])
 
 
 def digest(tensor: torch.Tensor) -> str:
@@ -239,29 +238,6 @@ def comparable_logs(log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def reset(library: str) -> None:
     """Let the next training of this process begin as in a new process."""
     forget_states(core_of(library))
-
-
-def core_of(library: str) -> str:
-    """The library on which this Trainer stands."""
-    return THEIRS if library == "transformers" else OURS
-
-
-def run(library: str, configurations: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
-    """The outcomes of trainings one after the other, or what they raised; all ranks are given the same folder."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    outcomes: list[dict[str, Any]] = []
-    for number, config in enumerate(configurations):
-        torch.manual_seed(11)
-        try:
-            outcomes.append(outcome(library, config, f"{folder}/{library}-{number}"))
-        except Exception as error:
-            outcomes.append({"error": f"{type(error).__name__}: {error}"})
-        finally:
-            reset_states(core_of(library))
-    reset(library)
-    torch.set_num_threads(threads)
-    return outcomes
 
 
 TRAINERS = Kind(("common.trainer", "transformers"), draw_configuration, run)

@@ -10,53 +10,41 @@ import importlib
 import multiprocessing
 import random
 from collections import defaultdict
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import torch
+from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
-from tests.parity.random_scripts import Kind
-from tests.states import OURS, THEIRS, forget_states, reset_states
+from tests.parity.random_scripts import Kind, draw_from
+from tests.states import OURS, THEIRS
 
 WIDTH = 4
-
-
-@dataclass(frozen=True)
-class Script:
-    """What a training script asks for. `batch_size` is that of one process."""
-
-    samples: int = 13
-    batch_size: int = 2
-    epochs: int = 2
-    order: str = "sequential"
-    drop_last: bool = False
-    split_batches: bool = False
-    accumulation: int = 1
-    window: str = "accumulate"
-    sync_with_dataloader: bool = True
-    sync_each_batch: bool = False
-    adjust_scheduler: bool = True
-    models: int = 1
-    optimizer: str = "sgd"
-    schedule: str = "none"
-    step_scheduler_with_optimizer: bool = True
-    clip: str = "none"
-    dropout: float = 0.0
-    precision: str = "no"
-    skipped: int = 0
-    evaluation: str = "none"
-    stopped_after: int | None = None  # the first window that ends at this micro-batch of the script or later
-    passes_over: bool = False  # instead of calling `skip_first_batches`
-    draws: str = "nobody"  # while data are read
-    stateful: bool = False  # a resumed loader goes on by itself: not on the original
-
-
-# What `draw` chooses from, in this order. A value stands as often as its weight.
+SCHEDULES = {
+    "none": lambda optimizer, steps: None,
+    "step": lambda optimizer, steps: lr_scheduler.StepLR(optimizer, 2, gamma=0.5),
+    "lambda": lambda optimizer, steps: lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "one cycle": lambda optimizer, steps: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps),
+    "cosine": lambda optimizer, steps: lr_scheduler.CosineAnnealingLR(optimizer, steps),
+    "sequential": lambda optimizer, steps: lr_scheduler.SequentialLR(
+        optimizer,
+        [lr_scheduler.LinearLR(optimizer, 0.1, 1.0, total_iters=2), lr_scheduler.ExponentialLR(optimizer, 0.9)],
+        milestones=[2],
+    ),
+    "chained": lambda optimizer, steps: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(optimizer, 0.5, 3), lr_scheduler.ExponentialLR(optimizer, 0.9)]
+    ),
+    "plateau": lambda optimizer, steps: lr_scheduler.ReduceLROnPlateau(optimizer, patience=1, factor=0.5),
+    "cyclic": lambda optimizer, steps: lr_scheduler.CyclicLR(
+        optimizer, 0.01, 0.1, step_size_up=2, cycle_momentum=False
+    ),
+}
+# What a training script asks for. The first value of each is the plainest one.
 CHOICES = {
     "samples": range(2, 26),
-    "batch_size": [2, 4],
+    "batch_size": [2, 4],  # of one process
     "epochs": [1, 2, 3],
     "order": ["sequential", "seedable", "shuffled", "shuffled"],
     "drop_last": [False, True],
@@ -68,27 +56,32 @@ CHOICES = {
     "adjust_scheduler": [True, False],
     "models": [1, 1, 2],
     "optimizer": ["sgd", "adamw", "fused"],
-    "schedule": ["none", "step", "lambda", "one cycle", "cosine", "sequential", "chained", "plateau", "cyclic"],
+    "schedule": list(SCHEDULES),
     "step_scheduler_with_optimizer": [True, True, False],
     "clip": ["none", "norm where it syncs", "norm", "value"],
     "dropout": [0.0, 0.5],
     "precision": ["no", "no", "bf16"],
     "skipped": [0, 0, 1, 2],
-    "evaluation": ["none", "nested"],
-    "stopped_after": [None] * 4 + [1, 2, 4, 7],
-    "passes_over": [False, False, True],
-    "draws": ["nobody"] * 4 + ["data set"] * 4 + ["collator"] * 4 + ["workers"],
+    "evaluates": [False, True],  # after each batch
+    "stopped_after": [None] * 4 + [1, 2, 4, 7],  # the first window that ends at this micro-batch or later
+    "passes_over": [False, False, True],  # instead of calling `skip_first_batches`
+    "draws": ["nobody"] * 4 + ["data set"] * 4 + ["collator"] * 4 + ["workers"],  # while data are read
+    "stateful": [False],  # a resumed loader goes on by itself: not on the original
 }
 
 
-def draw(seed: int, processes: int) -> Script:
-    generator = random.Random(seed)
-    while True:
-        script = Script(**{name: generator.choice(values) for name, values in CHOICES.items()})
-        draws = script.dropout > 0 or script.draws in ("data set", "workers")
-        # Such a training the original does not resume exactly: it draws the seed of the loader's workers once more.
-        if script.stopped_after is None or script.order == "shuffled" or not draws:
-            return script
+def draw(seed: int, processes: int) -> SimpleNamespace:
+    script = SimpleNamespace(**draw_from(CHOICES, random.Random(seed)))
+    if script.stopped_after is not None and script.order != "shuffled":
+        # The original draws the seed of the loader's workers once more when it resumes, which others would notice.
+        script.dropout = 0.0
+        script.draws = "nobody" if script.draws == "nobody" else "collator"
+    return script
+
+
+def plainest(**others: Any) -> SimpleNamespace:
+    """A script that asks for nothing but `others`."""
+    return SimpleNamespace(**{name: values[0] for name, values in CHOICES.items()} | others)
 
 
 class Augmented(TensorDataset):
@@ -130,29 +123,8 @@ def new_optimizer(script, model):
 
 
 def new_scheduler(script, optimizer):
-    schedulers = torch.optim.lr_scheduler
     steps = max(2, script.epochs * script.samples // (script.batch_size * script.accumulation))
-    if script.schedule == "step":
-        return schedulers.StepLR(optimizer, 2, gamma=0.5)
-    if script.schedule == "lambda":
-        return schedulers.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-    if script.schedule == "one cycle":
-        return schedulers.OneCycleLR(optimizer, 0.1, total_steps=steps)
-    if script.schedule == "cosine":
-        return schedulers.CosineAnnealingLR(optimizer, steps)
-    if script.schedule == "sequential":
-        warmup = schedulers.LinearLR(optimizer, 0.1, 1.0, total_iters=2)
-        decay = schedulers.ExponentialLR(optimizer, 0.9)
-        return schedulers.SequentialLR(optimizer, [warmup, decay], milestones=[2])
-    if script.schedule == "chained":
-        constant = schedulers.ConstantLR(optimizer, 0.5, 3)
-        decay = schedulers.ExponentialLR(optimizer, 0.9)
-        return schedulers.ChainedScheduler([constant, decay])
-    if script.schedule == "plateau":
-        return schedulers.ReduceLROnPlateau(optimizer, patience=1, factor=0.5)
-    if script.schedule == "cyclic":
-        return schedulers.CyclicLR(optimizer, 0.01, 0.1, step_size_up=2, cycle_momentum=False)
-    return None
+    return SCHEDULES[script.schedule](optimizer, steps)
 
 
 def clip(script, accelerator, models):
@@ -188,7 +160,7 @@ def new_accelerator(library, script, **settings):
         cpu=True,
         **settings,
     )
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # ours has taken those of this rank's cores
     return accelerator
 
 
@@ -211,7 +183,7 @@ class Training:
         self.epoch = 0
         self.batches_done = script.skipped
         self.micro_batches = 0
-        self.resumed = False
+        self.stops_after = script.stopped_after
         self.epochs: list[dict[str, list]] = []  # what was seen in each
         torch.manual_seed(3)
         random.seed(3)
@@ -252,17 +224,15 @@ class Training:
             self.batches_done = 0
 
     def stop_if_due(self, number):
-        due = self.script.stopped_after
-        if due is None or self.micro_batches < due or self.resumed or not self.accelerator.sync_gradients:
-            return
-        if self.ends_window(number):
+        is_due = self.stops_after is not None and self.micro_batches >= self.stops_after
+        if is_due and self.accelerator.sync_gradients and self.ends_window(number):
             self.accelerator.save_state(self.folder)
             self.accelerator.wait_for_everyone()
             raise Stopped
 
     def resume(self, stopped):
         """Go on where the run `stopped` was, as scripts do that remember how far they were."""
-        self.resumed = True
+        self.stops_after = None
         self.epoch = stopped.epoch
         self.batches_done = stopped.batches_done
         torch.rand(7)
@@ -303,48 +273,29 @@ class Training:
         self.epochs[-1]["rate"].append([optimizer.param_groups[0]["lr"] for optimizer in self.optimizers])
 
     def evaluate(self):
-        if self.script.evaluation != "none":
+        if self.script.evaluates:
             with torch.no_grad():
                 for x, _ in self.evaluation:
                     self.epochs[-1]["evaluated"].append(self.models[0](x).sum())
 
 
-def outcome(library: str, script: Script, folder: str = "", **settings: Any) -> dict[str, Any]:
-    """What a training sees in each epoch, its weights and its optimizers' states, and the error that ended it.
-
-    The process group stays for the next training of the same job.
-    """
-    threads = torch.get_num_threads()
-    accelerator = new_accelerator(library, script, **settings)
-    try:
-        training = Training(accelerator, script, folder)
-        error = None
-        until = []
-        try:
-            try:
-                training.run()
-            except Stopped:
-                stopped = training
-                until = [dict(seen) for seen in stopped.epochs]
-                accelerator.free_memory()
-                training = Training(accelerator, script, folder)
-                training.resume(stopped)
-        except Exception as failure:
-            error = f"{type(failure).__name__}: {failure}"
-        weights = [accelerator.unwrap_model(model).state_dict() for model in training.models]
-        states = [optimizer.state_dict()["state"] for optimizer in training.optimizers]
-        epochs = [dict(seen) for seen in training.epochs]
-        return copy.deepcopy({"error": error, "until": until, "epochs": epochs, "weights": weights, "states": states})
-    finally:
-        reset_states(library)
-        torch.set_num_threads(threads)
-
-
-def run(library: str, scripts: list[Script], folder: str) -> list[dict[str, Any]]:
+def run(library: str, script: SimpleNamespace, folder: str, seen: dict[str, Any], **settings: Any) -> None:
+    """Note what a training sees in each epoch, its weights and its optimizers' states."""
     multiprocessing.current_process()._config["daemon"] = False  # a rank that torchrun starts may have workers
-    outcomes = [outcome(library, script, f"{folder}/{number}") for number, script in enumerate(scripts)]
-    forget_states(library)
-    return outcomes
+    accelerator = new_accelerator(library, script, **settings)
+    training = Training(accelerator, script, folder)
+    seen["epochs"] = training.epochs
+    try:
+        training.run()
+    except Stopped:
+        stopped = training
+        accelerator.free_memory()
+        training = Training(accelerator, script, folder)
+        seen["resumed"] = training.epochs
+        training.resume(stopped)
+    weights = [accelerator.unwrap_model(model).state_dict() for model in training.models]
+    states = [optimizer.state_dict()["state"] for optimizer in training.optimizers]
+    seen |= copy.deepcopy({"weights": weights, "states": states})
 
 
 TRAININGS = Kind((OURS, THEIRS), draw, run)

@@ -5,21 +5,17 @@ they import, does not import it either.
 """
 
 import contextlib
-import functools
 import importlib.util
 import io
 import runpy
-from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, default_collate
 
 from common.processes import Ranks, ranks
 from tests import alias
 from tests.parity import random_trainers
-from tests.states import OURS, THEIRS, forget_states, reset_states
+from tests.states import THEIRS, forget_states, reset_states
 
 SCRIPTS = "accelerate.test_utils.scripts"
 # One thread on the core, and on the original, which counts cores where OpenMP's variable is not set.
@@ -65,71 +61,6 @@ def test_a_script_of_the_wheel_passes_on_the_core(name, says, on_the_core):
     assert says in printed
 
 
-# Of scripts that do not run as a whole on CPUs, with accelerate either: what does.
-
-
-def ddp_comm_hook() -> None:
-    """The whole script, with a DDP that takes no notice of the device ids, which it would refuse on CPUs."""
-    script = importlib.import_module(f"{SCRIPTS}.test_ddp_comm_hook")
-    ddp = torch.nn.parallel.DistributedDataParallel
-
-    class WithoutDeviceIds(ddp):
-        def __init__(self, module, device_ids=None, output_device=None, **kwargs) -> None:
-            super().__init__(module, **kwargs)
-
-    with mock.patch.object(torch.nn.parallel, "DistributedDataParallel", WithoutDeviceIds):
-        script.main()
-    forget_states()
-
-
-def distributed_data_loop() -> None:
-    """What does not join uneven inputs, for which accelerate needs GPUs, and needs no torchdata."""
-    script = importlib.import_module(f"{SCRIPTS}.test_distributed_data_loop")
-    accelerator = script.create_accelerator()
-    torch.manual_seed(accelerator.process_index)
-    script.test_default_ensures_even_batch_sizes()
-    script.test_can_disable_even_batches()
-    script.test_pickle_accelerator()
-    dataset = script.DummyDataset()
-    make = functools.partial(DataLoader, dataset)  # a rank of a pool may not start workers
-    sampler = BatchSampler(RandomSampler(dataset), batch_size=script.BATCH_SIZE, drop_last=False)
-    script.test_data_loader(make(shuffle=False, batch_size=script.BATCH_SIZE), accelerator)
-    script.test_data_loader(make(shuffle=True, batch_size=script.BATCH_SIZE), accelerator)
-    script.test_data_loader(make(batch_sampler=sampler), accelerator)
-    script.test_data_loader(make(sampler=sampler, batch_size=None, collate_fn=default_collate), accelerator)
-    forget_states()
-
-
-def ops() -> None:
-    """The whole script but for debug mode, which the core does not have."""
-    script = importlib.import_module(f"{SCRIPTS}.test_ops")
-    with mock.patch.object(script, "test_op_checker"):
-        script.main()
-    forget_states()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", [ddp_comm_hook, distributed_data_loop, ops])
-def test_the_parts_of_a_script_that_run_on_cpus_pass_on_the_core(part, on_the_core):
-    on_the_core(2, part)
-
-
-def modules() -> tuple:
-    import accelerate.test_utils.testing
-    import accelerate.utils.operations
-    from accelerate.state import PartialState
-
-    names = accelerate.__name__, accelerate.utils.operations.__name__, PartialState.__module__, accelerate.__spec__.name
-    return *names, accelerate.test_utils.testing.__file__
-
-
-@pytest.mark.slow
-def test_the_alias_gives_one_module_two_names(on_the_core):
-    (*names, testing), _ = on_the_core(2, modules)
-    assert names == [OURS, f"{OURS}.utils.operations", f"{OURS}.state", OURS]
-    assert "common" not in Path(testing).parts
-
-
 def train_with_transformers(seeds: list[int], world_size: int, folder: str) -> tuple[str, list]:
     """Each training from its beginning, and then once more from its first checkpoint."""
     outcomes = []
@@ -138,7 +69,10 @@ def train_with_transformers(seeds: list[int], world_size: int, folder: str) -> t
         config["arguments"] |= {"save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
         config["arguments"] |= {"load_best_model_at_end": False}
         config |= {"train_twice": False, "early_stopping": False}
-        straight = random_trainers.outcome("transformers", config, f"{folder}/{seed}")
+        if world_size > 1:  # where the main process reads for all, the original skips other batches
+            config["arguments"]["accelerator_config"]["dispatch_batches"] = False
+        straight = {}
+        random_trainers.run("transformers", config, f"{folder}/{seed}", straight)
         reset_states(THEIRS)
         resumed = random_trainers.make_trainer("transformers", config, f"{folder}/resumed-{seed}")
         resumed.train(resume_from_checkpoint=f"{folder}/{seed}/checkpoint-1")

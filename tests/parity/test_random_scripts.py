@@ -3,15 +3,14 @@
 The quick cases take a few scripts, the long ones as many as a release needs.
 """
 
-from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from tests.parity.random_orders import ORDERS, PLAYED
 from tests.parity.random_scripts import assert_same, chunks, differences, run_on
 from tests.parity.random_trainers import TRAINERS
-from tests.parity.random_trainings import TRAININGS
-from tests.states import OURS
+from tests.parity.random_trainings import TRAININGS, plainest
 
 pytest.importorskip("accelerate")
 # Random scripts step their schedules where torch advises otherwise.
@@ -46,16 +45,20 @@ def test_trainings_end_with_the_bits_of_accelerate(number, processes, tmp_path):
 def draw_stateful(seed, processes):
     """The script of a seed, stopped and resumed with a stateful loader."""
     script = TRAININGS.draw(seed, processes)
-    draws = "data set" if script.draws == "workers" else script.draws
-    how = {"stateful": True, "skipped": 0, "passes_over": False, "draws": draws}
-    return replace(script, **how, stopped_after=script.stopped_after or 3)
+    if script.draws == "workers":
+        script.draws = "data set"
+    script.stateful = True
+    script.skipped = 0
+    script.passes_over = False
+    script.stopped_after = script.stopped_after or 3
+    return script
 
 
 @pytest.mark.parametrize(("number", "processes"), cases((1, 10, 300), (2, 5, 200)))
 def test_trainings_over_stateful_loaders_resume_with_the_same_bits(number, processes, tmp_path):
     for seeds in chunks(range(number)):
         stopped = [draw_stateful(seed, processes) for seed in seeds]
-        straight = [replace(script, stopped_after=None) for script in stopped]
+        straight = [SimpleNamespace(**vars(script) | {"stopped_after": None}) for script in stopped]
         resumed = run_on(TRAININGS, 0, stopped, processes, f"{tmp_path}/{seeds.start}")
         whole = run_on(TRAININGS, 0, straight, processes, "")
         for script, of_ranks, whole_of_ranks in zip(stopped, resumed, whole, strict=True):
@@ -79,7 +82,7 @@ def test_trainings_by_a_trainer_end_with_the_bits_of_transformers(
 
 
 def test_a_bit_is_a_difference():
-    (outcome,) = TRAININGS.run(OURS, [TRAININGS.draw(0, 1)], "")
+    ((outcome,),) = run_on(TRAININGS, 0, [plainest()], 1, "")
     changed = {"weights": [{name: weight.clone() for name, weight in outcome["weights"][0].items()}]}
     changed["weights"][0]["0.bias"][0] *= 1 + 1e-7
     assert list(differences(outcome["weights"], outcome["weights"])) == []

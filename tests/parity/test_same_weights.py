@@ -6,16 +6,10 @@ import pytest
 
 from common import ladder
 from common.processes import RankFailed
-from tests.levels import EXACT, SHORT, farthest, level_00, run_level, run_on_ranks
+from tests.levels import EXACT, FSDP, SHORT, farthest, level_00, run_level, run_on_ranks
 
 TOLERANCE = 1e-9
 SLOW = pytest.mark.slow
-FSDP = {
-    "ACCELERATE_USE_FSDP": "true",
-    "FSDP_VERSION": "2",
-    "FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP",
-    "FSDP_MIN_NUM_PARAMS": "1000",
-}
 
 
 @pytest.mark.parametrize("replicas", [2, *(pytest.param(n, marks=SLOW) for n in (1, 3, 4))])

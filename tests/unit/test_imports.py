@@ -3,11 +3,12 @@
 In benchmarks/ what measures stands below what is measured, and beside that what draws and prints: see ROOMS.
 
 What is imported inside of a function counts too: it runs later, but the reader of one module still has to know the
-other. What stands under `if TYPE_CHECKING` does not run at all.
+other.
 """
 
 import ast
 import graphlib
+import importlib.util
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -93,38 +94,12 @@ LEVELS = module_files("0?_*/**/*.py")
 MODULES = COMMON | BENCHMARKS | LEVELS
 
 
-def is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
-
-
-def import_statements(tree: ast.AST) -> list[ast.Import | ast.ImportFrom]:
-    """All that can run, also those inside of functions."""
-    found = []
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            found.append(node)
-        elif is_type_checking(node):
-            for other in node.orelse:
-                found += import_statements(ast.Module([other], []))
-        else:
-            found += import_statements(node)
-    return found
-
-
-def absolute(module: str | None, level: int, importer: str, is_package: bool) -> str:
-    """The module that `from ..module import` means in the module `importer`."""
-    if level == 0:
-        return module
-    parts = importer.split(".")
-    base = parts[: len(parts) - level + is_package]
-    return ".".join([*base, *([module] if module else [])])
-
-
 def names_of(node: ast.Import | ast.ImportFrom, importer: str, is_package: bool) -> list[str]:
     """The modules that a statement imports; of `from package import name` the submodule where `name` is one."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
-    source = absolute(node.module, node.level, importer, is_package)
+    package = importer if is_package else importer.rpartition(".")[0]
+    source = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
     submodules = [f"{source}.{alias.name}" for alias in node.names if f"{source}.{alias.name}" in MODULES]
     if len(submodules) == len(node.names):
         return submodules
@@ -132,11 +107,11 @@ def names_of(node: ast.Import | ast.ImportFrom, importer: str, is_package: bool)
 
 
 def imports_of(name: str, path: Path) -> list[Import]:
-    tree = ast.parse(path.read_text())
     found = []
-    for node in import_statements(tree):
-        for imported in names_of(node, name, path.name == "__init__.py"):
-            found.append(Import(name, imported, path, node.lineno))
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for imported in names_of(node, name, path.name == "__init__.py"):
+                found.append(Import(name, imported, path, node.lineno))
     return found
 
 
@@ -243,8 +218,6 @@ def test_the_core_imports_torch_and_the_standard_library_when_it_is_imported():
         ("from common import ladder", ["common.ladder"]),
         ("from common.ladder import levels, diffs", ["common.ladder", "common.ladder.diffs"]),
         ("def f():\n    from common import args", ["common.args"]),
-        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import common.args", ["typing"]),
-        ("import typing\nif typing.TYPE_CHECKING:\n    import common.args\nelse:\n    import os", ["typing", "os"]),
         ("from . import diffs", ["common.ladder.diffs"]),
         ("from ..model import BasicNet", ["common.model"]),
     ],

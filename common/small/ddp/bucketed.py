@@ -74,8 +74,6 @@ class BucketedDDP(nn.Module):
             parameter.register_post_accumulate_grad_hook(self._note_gradient)
 
     def forward(self, *args, **kwargs):
-        if self._backward_is_running:
-            self._forget_failed_backward()
         return self.module(*args, **kwargs)
 
     @contextmanager
@@ -98,12 +96,6 @@ class BucketedDDP(nn.Module):
         bucket.missing.discard(parameter)
         if not bucket.missing:
             bucket.start_all_reduce(self.world_size)
-
-    def _forget_failed_backward(self) -> None:
-        """An error has ended the last backward before autograd could call `_finish`."""
-        self._backward_is_running = False
-        for bucket in self.buckets:
-            bucket.missing = set(bucket.parameters)
 
     def _finish(self) -> None:
         self._check_all_gradients_came()

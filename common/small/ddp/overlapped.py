@@ -39,7 +39,6 @@ class OverlappedDDP(nn.Module):
                 parameter.register_post_accumulate_grad_hook(self._start_all_reduce)
 
     def forward(self, *args, **kwargs):
-        self._pending.clear()  # what a backward that failed has left
         return self.module(*args, **kwargs)
 
     @contextmanager

@@ -120,23 +120,13 @@ def test_any_number_of_ranks_trains_the_same_weights(world):
 
 
 @pytest.mark.parametrize("stop", [4, 5])  # between two steps, and within a window
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ((2, SIZED), (2, LAYERS)),
-        ((2, SIZED), (2, None)),
-        ((2, None), (2, SIZED)),
-        pytest.param((2, SIZED), (3, SIZED), marks=pytest.mark.slow),
-        pytest.param((1, None), (4, SIZED), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("before", "after"), [(SIZED, LAYERS), (SIZED, None), (None, SIZED)])
 def test_a_checkpoint_goes_on_under_fsdp_and_under_ddp(tmp_path, stop, before, after):
-    same_world = before[0] == after[0]
-    how = {"dropout": 0.1 if same_world else 0.0}
-    straight = train(*before, range(8), **how)
-    train(*before, range(stop), **how, save=tmp_path / "saved")
-    resumed = train(*after, range(stop, 8), **how, load=tmp_path / "saved")
-    assert distance(resumed, straight) <= (0.0 if same_world else 1e-9)
+    """Killed, and on other numbers of ranks: `tests/faults/test_saving.py`."""
+    straight = train(2, before, range(8), dropout=0.1)
+    train(2, before, range(stop), dropout=0.1, save=tmp_path / "saved")
+    resumed = train(2, after, range(stop, 8), dropout=0.1, load=tmp_path / "saved")
+    assert distance(resumed, straight) == 0.0
 
 
 def bytes_held(accelerator):
