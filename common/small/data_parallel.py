@@ -8,9 +8,8 @@ first device, the only one that holds an optimizer. So the first device does mor
 The outputs and gradients are those of `nn.DataParallel`; the memory is not quite. torch copies all parameters in one
 autograd function (`Broadcast` in torch/nn/parallel/_functions.py). Its backward begins when every gradient of every
 replica is there, and allocates their sums on the first device. Here each parameter is copied by itself, so its
-gradients are added, and their copies freed, while backward goes on. On GPUs the other devices therefore need as much as
-here or more. The first needs more where parameters take most of its memory, and less where activations do, because
-these are gone when the sums are made.
+gradients are added, and their copies freed, while backward goes on. So on GPUs the other devices need more memory than
+here. The first device needs more for the sums; but then the activations are gone, so its peak may even be lower.
 """
 
 import copy

@@ -217,7 +217,10 @@ class Trainer:
 
     @property
     def generator(self) -> torch.Generator:
-        """The generator of dropout. All ranks have seeded theirs alike and draw equally often, so they stay alike."""
+        """The generator of dropout. As in transformers all ranks seed theirs alike and draw equally often.
+
+        Level 02 calls that a mistake: all ranks drop the same units. Level 04 seeds each rank by itself.
+        """
         device = self.accelerator.device
         return torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
 
