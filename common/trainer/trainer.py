@@ -976,7 +976,7 @@ def has_samplers(dataset: Dataset | None) -> bool:
 def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:
     """The accelerator of a run with `args`."""
     if args.tf32 is not None and torch.cuda.is_available():
-        torch.backends.fp32_precision = "tf32" if args.tf32 else "ieee"
+        torch.backends.fp32_precision = "tf32" if args.tf32 else "ieee"  # type: ignore[attr-defined]
     elif args.tf32:
         raise ValueError("tf32 needs a GPU")
     # A notebook may make several Trainers: each of them chooses its own precision.
