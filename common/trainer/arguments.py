@@ -61,6 +61,14 @@ DICTS = (
     "activation_checkpointing_kwargs",
     "gradient_checkpointing_kwargs",
 )
+# What a script may ask for, or ask about, is off: with another value than this it is an error.
+NOT_OFFERED = {
+    "push_to_hub": False,
+    "deepspeed": None,
+    "debug": [],
+    "label_smoothing_factor": 0.0,
+    "eval_do_concat_batches": True,
+}
 # Lets `HfArgumentParser` take a flag without a value.
 FLAG = {"nargs": "?", "const": True}
 
@@ -142,10 +150,13 @@ class TrainingArguments:
         ddp_timeout: seconds that a collective waits for a missing rank before it raises.
         activation_checkpointing, gradient_checkpointing: by either name, let the model compute activations again in
             the backward pass, by its method `activation_checkpointing_enable` or `gradient_checkpointing_enable`.
+        tf32: multiply float32 matrices on GPUs in TensorFloat-32 (True) or not (False); by default as torch is set.
         use_cache: what the configuration of a model of `transformers` is set to.
         do_train, do_eval, do_predict, resume_from_checkpoint: for the script, which decides what it calls. An
             `eval_strategy` sets `do_eval`.
-        push_to_hub: must be False, because this Trainer uploads nothing.
+        push_to_hub, deepspeed, debug, label_smoothing_factor, eval_do_concat_batches: only with the values of
+            `NOT_OFFERED`, because this Trainer does nothing of the kind.
+        local_rank: for the script, and for launchers that pass it; `local_process_index` is this process's.
         hub_model_id, hub_strategy, hub_token, hub_private_repo: for the script.
     """
 
@@ -196,6 +207,7 @@ class TrainingArguments:
     disable_tqdm: bool | None = None
     label_names: list[str] | None = None
     torch_compile: bool = False
+    tf32: bool | None = None
     use_cpu: bool = False
     fsdp: str | None = field(default=None, metadata=FLAG)
     fsdp_config: dict[str, Any] | str | None = None
@@ -210,6 +222,11 @@ class TrainingArguments:
     do_eval: bool = False
     do_predict: bool = False
     resume_from_checkpoint: str | None = None
+    local_rank: int = -1
+    deepspeed: dict[str, Any] | str | None = None
+    debug: str | list[str] = ""
+    label_smoothing_factor: float = 0.0
+    eval_do_concat_batches: bool = True
     push_to_hub: bool = False
     hub_model_id: str | None = None
     hub_strategy: str = "every_save"
@@ -217,8 +234,10 @@ class TrainingArguments:
     hub_private_repo: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.push_to_hub:
-            raise ValueError("push_to_hub must be False: this Trainer uploads nothing")
+        self.debug = self.debug or []
+        for name, value in NOT_OFFERED.items():
+            if getattr(self, name) != value:
+                raise ValueError(f"{name} must be {value!r}: this Trainer offers nothing of the kind")
         self.output_dir = os.path.expanduser(self.output_dir)
         self.run_name = self.run_name or os.path.basename(os.path.abspath(self.output_dir))
         trackers = [self.report_to] if isinstance(self.report_to, str) else self.report_to
@@ -325,13 +344,13 @@ class TrainingArguments:
         return int(os.environ.get("WORLD_SIZE", "1"))
 
     @property
-    def _process(self) -> PartialState:
+    def distributed_state(self) -> PartialState:
         """This process. Asking for it joins the process group, which making the arguments does not."""
         return PartialState(cpu=self.use_cpu, timeout=self.ddp_timeout_delta)
 
     @property
     def device(self) -> torch.device:
-        return self._process.device
+        return self.distributed_state.device
 
     @property
     def n_gpu(self) -> int:
@@ -354,11 +373,11 @@ class TrainingArguments:
 
     @property
     def process_index(self) -> int:
-        return self._process.process_index
+        return self.distributed_state.process_index
 
     @property
     def local_process_index(self) -> int:
-        return self._process.local_process_index
+        return self.distributed_state.local_process_index
 
     @property
     def should_log(self) -> bool:
@@ -380,7 +399,7 @@ class TrainingArguments:
 
     def main_process_first(self, local: bool = True, desc: str = "work") -> AbstractContextManager:
         """The block runs in the main process, of each machine if `local`, before it runs in the others."""
-        process = self._process
+        process = self.distributed_state
         return process.local_main_process_first() if local else process.main_process_first()
 
     def to_dict(self) -> dict[str, Any]:

@@ -64,6 +64,9 @@ class Trainer:
     """
 
     loss_is_scaled_for_ga: bool | None = None
+    # Scripts ask for these before they save.
+    deepspeed = None
+    is_deepspeed_enabled = False
 
     # A training, made anew by each call of `train`, besides what callbacks see of it in `state`.
     plan: Plan
@@ -94,6 +97,7 @@ class Trainer:
             raise ValueError(f"eval_strategy is {str(self.args.eval_strategy)!r}, but there is no eval_dataset")
         utils.set_seed(self.args.seed)
         self.accelerator = make_accelerator(self.args, model)
+        self.is_fsdp_enabled = self.accelerator.state.fsdp_plugin is not None
         if self.args.log_level != "passive":
             for library in ("transformers", "common.trainer"):
                 logging.getLogger(library).setLevel(self.args.get_process_log_level())
@@ -868,13 +872,17 @@ class Trainer:
         The weights are in `model.safetensors`; a model of `transformers` is saved as `from_pretrained` reads it. A
         script may call this on the main process alone. `_internal_call` is for overrides, and without effect.
         """
+        # The parts of a model that is shared out are gathered by all ranks, before an override may return on some.
+        self._save(output_dir, self.accelerator.get_state_dict(self.model) if self.is_fsdp_enabled else None)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        """What `save_model` does, with other weights if `state_dict` has them. Scripts call and override it."""
         folder = output_dir or self.args.output_dir
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
-        weights: dict[str, Tensor] = {}
-        if pretrained.is_pretrained(model):
-            weights = self.accelerator.get_state_dict(model)
-        else:
-            self.accelerator.save_model(self.model, folder)
+        weights = self.accelerator.get_state_dict(model) if state_dict is None else state_dict
+        if not pretrained.is_pretrained(model) and self.is_world_process_zero():
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self.accelerator.save(weights, f"{folder}/model.safetensors", safe_serialization=True)
         self._save_pretrained(model, folder, weights)
 
     def _save_pretrained(self, model: nn.Module, folder: str, weights: dict[str, Tensor]) -> None:
@@ -931,6 +939,10 @@ def steps_between(interval: float, max_steps: int) -> int:
 
 def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:
     """The accelerator of a run with `args`."""
+    if args.tf32 is not None and torch.cuda.is_available():
+        torch.backends.fp32_precision = "tf32" if args.tf32 else "ieee"  # type: ignore[attr-defined]
+    elif args.tf32:
+        raise ValueError("tf32 needs a GPU")
     # A notebook may make several Trainers: each of them chooses its own precision.
     AcceleratorState._reset_state()
     mixed_precision = None

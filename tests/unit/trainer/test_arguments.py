@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from common.trainer import AcceleratorConfig, Trainer, TrainingArguments
+from common.trainer.arguments import NOT_OFFERED
 from tests.toys import Net, Points
 from tests.unit.trainer.both import LIBRARIES, end, make, on_both, same_on_both
 from tests.unit.trainer.toy import accuracy, make_trainer, trained_weights, weights
@@ -200,7 +201,8 @@ def test_argument_activation_checkpointing(tmp_path):
 
 
 # What the Trainer itself does not look at.
-FOR_SCRIPTS = {"do_train", "do_eval", "do_predict", "resume_from_checkpoint", "push_to_hub"}
+FOR_SCRIPTS = {"do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank"}
+FOR_SCRIPTS |= set(NOT_OFFERED)
 FOR_SCRIPTS |= {"hub_model_id", "hub_strategy", "hub_token", "hub_private_repo"}
 
 
@@ -208,8 +210,9 @@ def test_arguments_for_scripts(tmp_path):
     args = TrainingArguments(str(tmp_path), do_train=True, hub_token="a secret", eval_strategy="epoch")
     assert args.do_train and args.do_eval and not args.do_predict
     assert "secret" not in f"{args} {args.to_dict()}" and args.hub_token == "a secret"
-    with pytest.raises(ValueError, match="push_to_hub must be False"):
-        TrainingArguments(push_to_hub=True)
+    for name, other in [("push_to_hub", True), ("deepspeed", "zero.json"), ("debug", "underflow_overflow")]:
+        with pytest.raises(ValueError, match=f"{name} must be "):
+            TrainingArguments(**{name: other})
 
 
 def test_a_command_line_is_parsed_as_for_transformers(tmp_path, transformers):
@@ -227,6 +230,13 @@ def test_a_command_line_is_parsed_as_for_transformers(tmp_path, transformers):
     file.write_text(json.dumps(given))
     for (args,) in (parser.parse_args_into_dataclasses(flags), parser.parse_json_file(file)):
         assert {name: getattr(args, name) for name in given} == given
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="TensorFloat-32 is a matter of GPUs")
+def test_argument_tf32(tmp_path):
+    make_trainer(tmp_path, tf32=False)
+    with pytest.raises(ValueError, match="tf32 needs a GPU"):
+        make_trainer(tmp_path, tf32=True)
 
 
 def test_argument_fsdp():

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from tests.parity.random_trainers import digest
 from tests.unit.trainer.both import end, make, same_on_both
 
 pytestmark = pytest.mark.usefixtures("transformers")
@@ -14,6 +16,27 @@ def test_arguments_say_which_process_this_is(tmp_path):
         return args.device, args.process_index, args.world_size, args.should_save
 
     assert same_on_both(script, tmp_path) == (torch.device("cpu"), 0, 1, True)
+
+
+def test_a_script_asks_what_is_on_and_saves_the_weights_that_it_has_copied(tmp_path):
+    def script(library, folder):
+        class Own(library.Trainer):
+            def _save(self, output_dir=None, state_dict=None):
+                super()._save(f"{output_dir}/inner", state_dict)
+
+        trainer = make(library, folder, Own)
+        args = trainer.args
+        asked = [trainer.deepspeed, trainer.is_deepspeed_enabled, trainer.is_fsdp_enabled, args.deepspeed]
+        asked += [args.debug, args.local_rank, args.label_smoothing_factor, args.eval_do_concat_batches]
+        asked += [args.distributed_state.num_processes]
+        trainer.save_model(f"{folder}/as-it-is")
+        halves = {name: tensor / 2 for name, tensor in trainer.model.state_dict().items()}
+        trainer._save(f"{folder}/halves", state_dict=halves)
+        files = [f"{folder}/{name}/inner/model.safetensors" for name in ("as-it-is", "halves")]
+        return asked, [{name: digest(tensor) for name, tensor in load_file(file).items()} for file in files]
+
+    _, saved = same_on_both(script, tmp_path)
+    assert saved[0] != saved[1]
 
 
 def test_overrides_of_evaluate_and_log_tell_the_callbacks_themselves(tmp_path):
