@@ -250,7 +250,7 @@ REFUSED = {
     "varies": "['first'] differs between the batches of a step",
     "keys": "['more'] differs between the batches of a step",
     "longest": "['rows'] of the shapes [4, 1] and [4, 5] cannot be joined",
-    "lambda": "pickle",
+    "lambda": "<lambda>",
 }
 
 
