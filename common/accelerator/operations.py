@@ -274,8 +274,8 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
         (lengths,) = _gather_tensors([NamedLeaf("lengths", own)], description)
         longest = lengths.view(PartialState().num_processes, len(named)).amax(0).tolist()
         padded = []
-        for (_, leaf), length in zip(named, longest, strict=True):
-            padded.append(_pad_one(leaf, dim, length, pad_index, pad_first))
+        for tensor, length in zip(_only_tensors(named), longest, strict=True):
+            padded.append(_pad_one(tensor, dim, length, pad_index, pad_first))
         return padded
 
     return map_together(pad_all, tensor)
@@ -285,17 +285,15 @@ def _has_dimension(leaf: Any, dim: int) -> bool:
     return isinstance(leaf, torch.Tensor) and not leaf.is_nested and -leaf.ndim <= dim < leaf.ndim
 
 
-def _pad_one(leaf: Any, dim: int, length: int, pad_index: float, pad_first: bool) -> torch.Tensor:
-    if not isinstance(leaf, torch.Tensor):
-        raise TypeError(f"Unsupported types ({type(leaf)}) in a collective: only tensors can be padded")
-    if not _has_dimension(leaf, dim) or length == leaf.shape[dim]:
-        return leaf
-    shape = list(leaf.shape)
-    shape[dim] = length - leaf.shape[dim]
-    padding = leaf.new_zeros(shape) + pad_index
-    if leaf.dtype == torch.bool:  # of which a sum makes integers, and that on the shorter ranks alone
+def _pad_one(tensor: torch.Tensor, dim: int, length: int, pad_index: float, pad_first: bool) -> torch.Tensor:
+    if not _has_dimension(tensor, dim) or length == tensor.shape[dim]:
+        return tensor
+    shape = list(tensor.shape)
+    shape[dim] = length - tensor.shape[dim]
+    padding = tensor.new_zeros(shape) + pad_index
+    if tensor.dtype == torch.bool:  # the sum has made integers of it, and only on the ranks that are padded
         padding = padding.bool()
-    parts = [padding, leaf] if pad_first else [leaf, padding]
+    parts = [padding, tensor] if pad_first else [tensor, padding]
     return torch.cat(parts, dim=dim)
 
 
