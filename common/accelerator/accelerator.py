@@ -244,7 +244,7 @@ class Accelerator:
     ) -> DataLoaderShard:
         """This process's part of `data_loader`: `data_loader.prepare_data_loader` with the settings of the run.
 
-        `sampler.BatchSamplerShard` cuts the batches of a data set with sample numbers, and `streams.CountedShard` a
+        `sampler.BatchSamplerShard` cuts the batches of a data set with sample numbers, and `streams.StreamShard` a
         stream. A DataLoaderDispatcher cuts the batches themselves, which the main process has read.
         """
         if _is_prepared(data_loader) or isinstance(data_loader, DataLoaderShard):
@@ -594,7 +594,7 @@ class Accelerator:
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """All processes' results for the batch at hand, each real sample once: `operations.gather_for_metrics`.
 
-        The loader knows by a `sampler.PartialStep` which samples of the step are real. The others are cut off.
+        The loader knows by a `sampler.ShortStep` which samples of the step are real. The others are cut off.
         """
         return operations.gather_for_metrics(input_data, self.gradient_state.active_dataloader, use_gather_object)
 

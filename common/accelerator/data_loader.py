@@ -21,10 +21,17 @@ from .sampler import (
     generator_of,
     innermost_sampler,
 )
-from .shard import DataLoaderShard, SkipDataLoader, get_sampler, index_sampler_of, loading_arguments  # noqa: F401
+from .shard import (
+    DataLoaderShard,
+    SkipDataLoader,
+    get_sampler,  # noqa: F401
+    index_sampler_of,
+    loading_arguments,
+    makes_batches,
+)
 from .state import DistributedType, GradientState, PartialState  # noqa: F401
 from .stateful_data_loader import StatefulDataLoaderDispatcher, StatefulDataLoaderShard
-from .streams import CountedShard, seems_sharded_by_rank
+from .streams import StreamShard, seems_sharded_by_rank
 from .utils.dataclasses import RNGType  # noqa: F401
 
 logger = get_logger(__name__)
@@ -82,29 +89,31 @@ def prepare_data_loader(
     process_index = state.process_index if process_index is None else process_index
     index_sampler = index_sampler_of(dataloader)
     _check_sampler(dataloader, num_processes, split_batches, needs_batches=not (is_stream or dispatch_batches))
-    if num_processes > 1:
-        _warn_of_stream_of_one_rank(dataset, process_index, num_processes)
+    _warn_of_stream_of_one_rank(dataset, process_index, num_processes)
     if use_seedable_sampler:
         index_sampler = _replace_random_sampler(index_sampler, data_seed)
-    loading = loading_arguments(dataloader, index_sampler)
-    loading["_drop_last"] = dataloader.drop_last
-    loading["_non_blocking"] = non_blocking
+    unchanged: dict[str, Any] = {"_drop_last": dataloader.drop_last, "_non_blocking": non_blocking}
     if dispatch_batches:
+        loading = loading_arguments(dataloader, index_sampler)
         loading["generator"] = None  # as in the original: what the loader itself draws comes from torch's generator
         dispatcher = StatefulDataLoaderDispatcher if use_stateful_dataloader else DataLoaderDispatcher
-        return dispatcher(dataset, split_batches, slice_fn=slice_fn_for_dispatch, **loading)
+        return dispatcher(dataset, split_batches, slice_fn=slice_fn_for_dispatch, **unchanged, **loading)
 
     synchronized_generator = None
+    batch_size = dataloader.batch_size  # torch makes the batches of a stream
     if num_processes > 1:
         sharing = (num_processes, process_index, split_batches, even_batches)
         if is_stream:
             synchronized_generator = generator_of(dataset)
-            batches = BatchSampler(dataset, dataloader.batch_size or 1, dataloader.drop_last)
-            dataset = CountedShard(dataset, BatchSamplerShard(batches, *sharing))
-            loading["batch_size"] = dataloader.batch_size and dataset.samples_per_step
+            batches = BatchSampler(dataset, batch_size or 1, dataloader.drop_last)
+            dataset = StreamShard(dataset, BatchSamplerShard(batches, *sharing))
+            batch_size = batch_size and dataset.samples_per_step
         else:
-            loading |= loading_arguments(dataloader, BatchSamplerShard(index_sampler, *sharing))
             synchronized_generator = _generator_to_synchronize(index_sampler, use_seedable_sampler)
+            index_sampler = BatchSamplerShard(index_sampler, *sharing)
+    loading = loading_arguments(dataloader, index_sampler)
+    if is_stream:
+        loading["batch_size"] = batch_size
     if rng_types is not None and synchronized_generator is None:
         rng_types = [kind for kind in rng_types if kind != "generator"]
     loader_class = StatefulDataLoaderShard if use_stateful_dataloader else DataLoaderShard
@@ -113,6 +122,7 @@ def prepare_data_loader(
         device=device if put_on_device else None,
         rng_types=rng_types,
         synchronized_generator=synchronized_generator,
+        **unchanged,
         **loading,
     )
 
@@ -126,13 +136,12 @@ def _check_sampler(dataloader: DataLoader, num_processes: int, split_batches: bo
         return
     if isinstance(innermost_sampler(index_sampler), (DistributedSampler, DistributedEvalSampler)):
         raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
-    makes_batches = dataloader.batch_sampler is not None or isinstance(index_sampler, BatchSampler)
-    if needs_batches and not makes_batches:
+    if needs_batches and not makes_batches(dataloader):
         raise ValueError("on several processes a loader needs batches to share: batch_size=None makes none")
 
 
 def _warn_of_stream_of_one_rank(stream: Any, process_index: int, num_processes: int) -> None:
-    if seems_sharded_by_rank(stream, process_index, num_processes):
+    if num_processes > 1 and seems_sharded_by_rank(stream, process_index, num_processes):
         logger.warning(
             f"{type(stream).__name__} knows its rank: if it yields the samples of this rank alone, most of them are "
             "lost, because a prepared loader deals all samples out by itself. Let the stream yield all of them, or "

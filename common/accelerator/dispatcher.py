@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader
 from common.nested import honor_type, is_namedtuple, map_nested, named_leaves
 
 from .operations import broadcast_object_list, is_list_of_entries, send_to_device
-from .sampler import Counted, PartialStep
-from .shard import DataLoaderShard, StepState
+from .sampler import ShortStep, Tagged
+from .shard import DataLoaderShard
 from .state import PartialState
 
 # What to do where the main process cannot read for all.
@@ -80,7 +80,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         steps = whole_steps if self._drop_last else whole_steps + (extra_batches > 0)
         return max(0, steps - self.skip_batches)
 
-    def _read(self) -> Iterator[Counted]:
+    def _read(self) -> Iterator[Tagged]:
         """On the main process the batches of whole steps; the others draw what reading draws there, a workers' seed.
 
         Without workers they make an iterator, as in the original, but ask it for no batch: `iter` of a stream must not
@@ -97,7 +97,7 @@ class DataLoaderDispatcher(DataLoaderShard):
                 self._reader = self._make_reader()  # is not read, and says that the seed is drawn
         return iter(())
 
-    def _join_steps(self, reading: Iterator[Counted]) -> Iterator[Counted]:
+    def _join_steps(self, reading: Iterator[Tagged]) -> Iterator[Tagged]:
         """One batch for all processes after the other, joined from those of the script's loader."""
         while True:
             parts = [batch.content for batch in islice(reading, self.batches_per_step)]
@@ -106,9 +106,9 @@ class DataLoaderDispatcher(DataLoaderShard):
             if self.slice_fn is slice_rows:
                 for part in parts:
                     check_rows(part)
-            yield Counted(_join_rows(parts, are_of_one_step=True), None)
+            yield Tagged(_join_rows(parts, are_of_one_step=True), None)
 
-    def _steps(self, reading: Iterator[Counted]) -> Iterator[tuple[Any, StepState]]:
+    def _steps(self, reading: Iterator[Tagged], this_pass: Any) -> Iterator[Any]:
         rank = self.state.process_index
         processes = self.state.num_processes
         steps_of_all = self._dispatch(reading) if self.state.is_main_process else None
@@ -130,10 +130,12 @@ class DataLoaderDispatcher(DataLoaderShard):
             own = self._slice(batch, rank * share, (rank + 1) * share)
             if self.device is not None:
                 own = send_to_device(own, self.device, self._non_blocking)
-            partial = None
+            this_pass.end_of_dataloader = is_last
+            this_pass.remainder = rows if is_last else remainder
+            this_pass.short_step = None
             if rows != self.total_batch_size:
-                partial = PartialStep.filled(rows, share, rank, processes)
-            yield own, StepState(is_last, rows if is_last else remainder, partial)
+                this_pass.short_step = ShortStep.filled(rows, share, rank, processes)
+            yield own
 
     def _first_rows(self, first_batch: Any) -> Any:
         """What a last step that cannot be divided is filled up with."""
@@ -153,7 +155,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         how = {"process_index": self.state.process_index, "num_processes": self.state.num_processes}
         return self.slice_fn(batch, slice(begin, end), **how)
 
-    def _dispatch(self, reading: Iterator[Counted]) -> Iterator[DispatchedStep]:
+    def _dispatch(self, reading: Iterator[Tagged]) -> Iterator[DispatchedStep]:
         """The steps of all processes, on the main one. A batch is read ahead, so that the last one is known."""
         batch = next(reading, None)
         while batch is not None:

@@ -1,9 +1,11 @@
-"""Tensors and objects across processes: gather, reduce, broadcast, pad; and through nested structures."""
+"""Collectives on nested structures: gather, reduce, broadcast and pad; and what else is done with each tensor in one.
+
+A collective has three steps. It describes the leaves of its structure in a text, it exchanges the text and the bytes
+of the leaves with the other ranks (`exchange.py`, which raises an error on all ranks if the texts differ), and it
+unpacks the tensors of all ranks from the bytes that it got.
+"""
 
 import pickle
-import struct
-import textwrap
-import zlib
 from collections.abc import Callable
 from functools import update_wrapper
 from itertools import chain
@@ -15,7 +17,9 @@ import torch.distributed as dist
 from common.process_group import all_gather_object
 
 from ..nested import NamedLeaf, leaves, map_nested, map_together
-from .sampler import PartialStep
+from .exchange import DistributedOperationException as DistributedOperationException
+from .exchange import as_bytes, describe, exchange, from_bytes, has_bytes
+from .sampler import ShortStep
 from .state import DistributedType, PartialState
 
 # Nested structures
@@ -91,96 +95,6 @@ def holds_tensors(data: Any) -> bool:
     return any(isinstance(leaf, torch.Tensor) for leaf in leaves(data))
 
 
-# Agreement of the processes
-
-
-class DistributedOperationException(RuntimeError):
-    """The processes enter a collective with other keys, numbers, shapes or dtypes; raised on all of them."""
-
-
-# The bytes of a collective's first message. The results of most batches fit in, and a shorter one is hardly faster.
-FIRST_MESSAGE = 2**14
-HEADER = struct.Struct("=qq")
-MOST_SHOWN = 500  # letters of a rank's differences in an error
-
-
-def _exchange(description: str, *pieces: torch.Tensor) -> torch.Tensor:
-    """A row for each process: its `pieces` of bytes, joined, and zeros up to the length of the longest row.
-
-    A description names the collective in its first line, and in each other one something that has to be equal.
-
-    gloo ends a process that gets more bytes than it expects. So all begin with a message of one size: a checksum of
-    the description, the number of bytes, and the bytes if they fit in. Else they follow in messages of equal size.
-    On nccl nothing is compared, since that would wait for the GPU's kernels, and all must have equally many bytes.
-
-    Raises:
-        DistributedOperationException: on all processes, if the descriptions differ.
-    """
-    state = PartialState()
-    if state.distributed_type == DistributedType.NO or state.backend == "nccl":
-        return _all_gather(*(piece.to(state.device) for piece in pieces))
-    pieces = tuple(piece.cpu() for piece in pieces)
-    size = sum(map(len, pieces))
-    checksum = zlib.crc32(description.encode())  # Python's own `hash` differs between processes
-    header = torch.frombuffer(bytearray(HEADER.pack(checksum, size)), dtype=torch.uint8)
-    room = FIRST_MESSAGE - HEADER.size
-    inside = pieces if size <= room else ()
-    filling = _zeros(room - sum(map(len, inside)))
-    of_ranks = _all_gather(header, *inside, filling)
-    headers = [HEADER.unpack_from(row) for row in of_ranks.numpy()]
-    if any(checksum_of_rank != checksum for checksum_of_rank, _ in headers):
-        raise DistributedOperationException(_differences(all_gather_object(description)))
-    longest = max(size_of_rank for _, size_of_rank in headers)
-    if longest <= room:
-        return of_ranks.narrow(1, HEADER.size, longest)
-    if size < longest:
-        pieces = (*pieces, _zeros(longest - size))
-    return _all_gather(*pieces)
-
-
-def _zeros(size: int) -> torch.Tensor:
-    return torch.zeros(size, dtype=torch.uint8)
-
-
-def _all_gather(*pieces: torch.Tensor) -> torch.Tensor:
-    """A row for each process: its pieces of bytes, joined. All processes must have equally many."""
-    state = PartialState()
-    if not pieces:
-        return _zeros(0).expand(state.num_processes, -1)
-    content = pieces[0] if len(pieces) == 1 else torch.cat(pieces)  # a single one is not copied
-    if state.distributed_type == DistributedType.NO:
-        return content.expand(1, -1)
-    of_ranks = content.new_empty(state.num_processes * len(content))
-    dist.all_gather_into_tensor(of_ranks, content)
-    return of_ranks.view(state.num_processes, -1)
-
-
-def _describe(collective: str, named: list[NamedLeaf]) -> str:
-    """A line for the collective and one for what the processes must have in common of each leaf."""
-    lines = [collective]
-    for name, leaf in named:
-        content = type(leaf).__name__
-        if isinstance(leaf, torch.Tensor):
-            content = f"{list(leaf.shape) if _has_bytes(leaf) else leaf.layout} {leaf.dtype}"
-        lines.append(f"{name or 'tensor'} {content}")
-    return "\n".join(lines)
-
-
-def _differences(descriptions: list[str]) -> str:
-    """A message with those lines of the ranks' descriptions that are not in all of them."""
-    lines_of_ranks = [description.splitlines() for description in descriptions]
-    in_all = set(lines_of_ranks[0]).intersection(*lines_of_ranks)
-    message = [f"the processes enter `{lines_of_ranks[0][0]}` with different keys, shapes or dtypes:"]
-    for rank, lines in enumerate(lines_of_ranks):
-        own = [line for line in lines if line not in in_all]
-        message.append(f"  - rank {rank}: {textwrap.shorten('; '.join(own) or 'nothing else', MOST_SHOWN)}")
-    message.append(
-        "Fill tensors up to one shape with `pad_across_processes` first, or gather them as objects with "
-        "`gather_for_metrics(..., use_gather_object=True)`."
-    )
-    return "\n".join(message)
-
-
 # Collectives
 
 
@@ -197,14 +111,14 @@ def gather(tensor: Any) -> Any:
     """
     if PartialState().distributed_type == DistributedType.NO:
         return tensor
-    return map_together(lambda named: _gather_tensors(named, _describe("gather", named)), tensor)
+    return map_together(lambda named: _gather_tensors(named, describe("gather", named)), tensor)
 
 
 def _gather_tensors(named: list[NamedLeaf], description: str) -> list[torch.Tensor]:
     """Tensors of all processes, joined, if `description` is the same on all of them."""
     # What has no bytes is refused after the exchange: the others may have tensors in its place.
-    pieces = [_as_bytes(leaf) for _, leaf in named if _has_bytes(leaf)]
-    of_ranks = _exchange(description, *pieces)
+    pieces = [as_bytes(leaf) for _, leaf in named if has_bytes(leaf)]
+    of_ranks = exchange(description, *pieces)
     tensors = _only_tensors(named)
     if len(pieces) < len(tensors):
         raise TypeError("sparse, nested and quantized tensors cannot be gathered")
@@ -214,24 +128,8 @@ def _gather_tensors(named: list[NamedLeaf], description: str) -> list[torch.Tens
         if len(pieces) > 1:
             # A dtype can be viewed only at a multiple of its size, and the bytes of one of several begin anywhere.
             of_tensor = of_tensor.clone(memory_format=torch.contiguous_format)
-        rows = tensor.shape[0] if tensor.ndim else 1
-        joined = of_tensor.flatten().view(tensor.dtype).view(rows * len(of_ranks), *tensor.shape[1:])
-        gathered.append(joined.to(tensor.device))
+        gathered.append(from_bytes(of_tensor, tensor))
     return gathered
-
-
-def _has_bytes(leaf: Any) -> bool:
-    """True for a tensor that is nothing but its elements."""
-    if not isinstance(leaf, torch.Tensor) or leaf.is_nested or leaf.is_quantized:
-        return False
-    return leaf.layout == torch.strided
-
-
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor, in its memory if it is contiguous. gloo and nccl each lack some dtypes, but not bytes."""
-    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    # Not `view(-1)`, which would keep the stride of a column of a single row: it counts as contiguous too.
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _only_tensors(named: list[NamedLeaf]) -> list[torch.Tensor]:
@@ -264,7 +162,7 @@ def _gather_objects(object: Any, description: str) -> list[Any]:
         description += f"\nwhat cannot be pickled: {error}"
     content = torch.frombuffer(bytearray(pickled), dtype=torch.uint8)
     # A pickle knows its end.
-    return [pickle.loads(of_rank.numpy().tobytes()) for of_rank in _exchange(description, content)]
+    return [pickle.loads(of_rank.numpy().tobytes()) for of_rank in exchange(description, content)]
 
 
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
@@ -277,11 +175,11 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
         return tensor
 
     def broadcast_all(named: list[NamedLeaf]) -> list[torch.Tensor]:
-        _exchange(_describe(f"broadcast from {from_process}", named))
+        exchange(describe(f"broadcast from {from_process}", named))
         tensors = _only_tensors(named)
         for tensor in tensors:
             content = tensor.detach().contiguous()
-            dist.broadcast(_as_bytes(content), from_process)
+            dist.broadcast(as_bytes(content), from_process)
             if not tensor.is_contiguous():  # `content` is a copy
                 tensor.detach().copy_(content)
         return tensors
@@ -334,7 +232,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
         raise ValueError(f"reduction must be 'mean', 'sum', 'max' or 'none', not {reduction!r}")
 
     def reduce_all(named: list[NamedLeaf]) -> list[torch.Tensor]:
-        _exchange(_describe(f"reduce by {reduction}", named))
+        exchange(describe(f"reduce by {reduction}", named))
         return [_reduce_one(tensor, reduction) for tensor in _only_tensors(named)]
 
     return map_together(reduce_all, tensor)
@@ -347,7 +245,7 @@ def _reduce_one(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
         return result
     operation = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
     # The ranks add up what is at the same place in memory.
-    content = result.contiguous() if _has_bytes(result) else result
+    content = result.contiguous() if has_bytes(result) else result
     dist.all_reduce(content, operation)
     if content is not result:
         result.copy_(content)
@@ -376,8 +274,8 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
         (lengths,) = _gather_tensors([NamedLeaf("lengths", own)], description)
         longest = lengths.view(PartialState().num_processes, len(named)).amax(0).tolist()
         padded = []
-        for (_, leaf), length in zip(named, longest, strict=True):
-            padded.append(_pad_one(leaf, dim, length, pad_index, pad_first))
+        for tensor, length in zip(_only_tensors(named), longest, strict=True):
+            padded.append(_pad_one(tensor, dim, length, pad_index, pad_first))
         return padded
 
     return map_together(pad_all, tensor)
@@ -387,17 +285,15 @@ def _has_dimension(leaf: Any, dim: int) -> bool:
     return isinstance(leaf, torch.Tensor) and not leaf.is_nested and -leaf.ndim <= dim < leaf.ndim
 
 
-def _pad_one(leaf: Any, dim: int, length: int, pad_index: float, pad_first: bool) -> torch.Tensor:
-    if not isinstance(leaf, torch.Tensor):
-        raise TypeError(f"Unsupported types ({type(leaf)}) in a collective: only tensors can be padded")
-    if not _has_dimension(leaf, dim) or length == leaf.shape[dim]:
-        return leaf
-    shape = list(leaf.shape)
-    shape[dim] = length - leaf.shape[dim]
-    padding = leaf.new_zeros(shape) + pad_index
-    if leaf.dtype == torch.bool:  # of which a sum makes integers, and that on the shorter ranks alone
+def _pad_one(tensor: torch.Tensor, dim: int, length: int, pad_index: float, pad_first: bool) -> torch.Tensor:
+    if not _has_dimension(tensor, dim) or length == tensor.shape[dim]:
+        return tensor
+    shape = list(tensor.shape)
+    shape[dim] = length - tensor.shape[dim]
+    padding = tensor.new_zeros(shape) + pad_index
+    if tensor.dtype == torch.bool:  # the sum has made integers of it, and only on the ranks that are padded
         padding = padding.bool()
-    parts = [padding, leaf] if pad_first else [leaf, padding]
+    parts = [padding, tensor] if pad_first else [tensor, padding]
     return torch.cat(parts, dim=dim)
 
 
@@ -427,18 +323,18 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
         RuntimeError: if some process has no batch in this step, so that it cannot take part.
         DistributedOperationException: as `gather`; in an uneven step only the numbers of rows may differ.
     """
-    partial = None if loader is None else loader.partial_step
+    short_step = None if loader is None else loader.short_step
     is_last = loader is not None and loader.end_of_dataloader
     state = PartialState()
-    if partial is not None and partial.num_ranks_present < state.num_processes:
-        present = f"only ranks 0 to {partial.num_ranks_present - 1} have a batch in this step"
+    if short_step is not None and short_step.num_ranks_present < state.num_processes:
+        present = f"only ranks 0 to {short_step.num_ranks_present - 1} have a batch in this step"
         raise RuntimeError(f"{present}: evaluate with even_batches=True")
     is_column = _is_anything if use_gather_object else is_list_of_entries
     if state.distributed_type == DistributedType.NO:
-        return map_nested(lambda column: _real_rows(column, partial, is_last), data, is_leaf=is_column)
+        return map_nested(lambda column: _real_rows(column, short_step, is_last), data, is_leaf=is_column)
     if use_gather_object and isinstance(data, torch.Tensor):
         data = [row.clone() for row in torch.atleast_1d(data.detach()).cpu()]
-    return map_together(lambda named: _gather_columns(named, partial, is_last), data, is_leaf=is_column)
+    return map_together(lambda named: _gather_columns(named, short_step, is_last), data, is_leaf=is_column)
 
 
 def is_list_of_entries(data: Any) -> bool:
@@ -450,21 +346,18 @@ def _is_anything(data: Any) -> bool:
     return True
 
 
-def _real_rows(column: Any, partial: PartialStep | None, is_last: bool) -> Any:
-    """The results of a single process, of which none are gathered."""
-    has_rows = _count_rows(column) is not None
-    if partial is not None and (_is_batch(column, partial) or (is_last and has_rows)):
-        return column[: partial.num_real_all_ranks]
-    return column
+# A *column* is a leaf of the results: a tensor, a list of entries, or a single object. Its rows belong to samples if
+# there are as many as samples in the batch (`_is_batch`). Rows are *real* if their samples were not repeated to fill up
+# the step; the real rows of a process come first in its batch, and those of all processes first in the step.
 
 
-def _is_batch(column: Any, partial: PartialStep | None) -> bool:
-    """True for a column with a row for each sample of this process's batch in the step `partial`."""
+def _is_batch(column: Any, short_step: ShortStep | None) -> bool:
+    """True for a column with a row for each sample of this process's batch in the step."""
     rows = _count_rows(column)
-    if partial is None or rows is None:
+    if short_step is None or rows is None:
         return False
-    nobody_knows = partial.rows is None
-    return nobody_knows or rows == partial.rows
+    nobody_knows = short_step.rows is None
+    return nobody_knows or rows == short_step.rows
 
 
 def _count_rows(data: Any) -> int | None:
@@ -474,59 +367,70 @@ def _count_rows(data: Any) -> int | None:
     return len(data) if isinstance(data, (list, tuple, str)) else None
 
 
-class _Part(NamedTuple):
-    """A process's part of a column: is it a batch of this step, and how many rows of such a batch are real?"""
+def _real_rows(column: Any, short_step: ShortStep | None, is_last: bool) -> Any:
+    """The results of a single process, of which none are gathered."""
+    has_rows = _count_rows(column) is not None
+    if short_step is not None and (_is_batch(column, short_step) or (is_last and has_rows)):
+        return column[: short_step.num_real_all_ranks]
+    return column
 
-    content: Any
-    is_batch: bool
-    num_real: int | None
 
-
-def _gather_columns(named: list[NamedLeaf], partial: PartialStep | None, is_last: bool) -> list[Any]:
+def _gather_columns(named: list[NamedLeaf], short_step: ShortStep | None, is_last: bool) -> list[Any]:
     """The real rows of all processes' columns: tensors as they are, everything else and uneven tensors pickled."""
-    is_uneven = partial is not None and not partial.is_filled
-    tensors = []
-    parts = []
-    description = "gather_for_metrics"
-    for column in named:
-        if not isinstance(column.leaf, torch.Tensor):
-            description += f"\n{column.name} objects"
-            parts.append(_own_part(column.leaf, partial))
-        elif is_uneven:
-            description += f"\n{column.name} rows of {list(column.leaf.shape[1:])} {column.leaf.dtype}"
-            parts.append(_own_part(column.leaf, partial))
-        else:
-            tensors.append(column)
-    description = _describe(description, tensors)
-    # Where a process has neither, all have neither, or the description differs.
-    rows_of_tensors = iter(_gather_tensors(tensors, description) if tensors or not parts else ())
-    columns_of_ranks = _gather_objects(parts, description) if parts else ()
-    parts_of_columns = zip(*columns_of_ranks, strict=True)
+    is_uneven = short_step is not None and not short_step.is_filled
+    pickled = [column for column in named if is_uneven or not isinstance(column.leaf, torch.Tensor)]
+    tensors = [] if is_uneven else [column for column in named if isinstance(column.leaf, torch.Tensor)]
+    description = describe(_describe_pickled(pickled), tensors)
+    # Where this process has neither, all have neither, or the descriptions differ.
+    rows_of_tensors = iter(_gather_tensors(tensors, description) if tensors or not pickled else ())
+    own_parts = [_own_part(column.leaf, short_step) for column in pickled]
+    parts_of_ranks = _gather_objects(own_parts, description) if pickled else ()
+    parts_of_columns = zip(*parts_of_ranks, strict=True)
+
     results = []
     for _, own in named:
         if is_uneven or not isinstance(own, torch.Tensor):
             rows, is_batch = _join(next(parts_of_columns))
         else:
             rows = next(rows_of_tensors)
-            is_batch = _is_batch(own, partial)
-        if partial is not None and (is_batch or is_last):
-            rows = rows[: partial.num_real_all_ranks]
+            is_batch = _is_batch(own, short_step)
+        if short_step is not None and (is_batch or is_last):
+            rows = rows[: short_step.num_real_all_ranks]
         results.append(rows)
     return results
 
 
-def _own_part(column: Any, partial: PartialStep | None) -> _Part:
+def _describe_pickled(columns: list[NamedLeaf]) -> str:
+    """The first lines of a description. Objects may differ between the processes, tensors only in their rows."""
+    lines = ["gather_for_metrics"]
+    for name, leaf in columns:
+        if isinstance(leaf, torch.Tensor):
+            lines.append(f"{name} rows of {list(leaf.shape[1:])} {leaf.dtype}")
+        else:
+            lines.append(f"{name} objects")
+    return "\n".join(lines)
+
+
+class _Part(NamedTuple):
+    """A pickled column of one process: `num_real` of its rows are real if its rows belong to samples."""
+
+    content: Any
+    is_batch: bool
+    num_real: int | None
+
+
+def _own_part(column: Any, short_step: ShortStep | None) -> _Part:
     # The lists of several processes are joined, so what is one entry goes into a list of its own.
     content = [column] if column is None or isinstance(column, (int, float)) else column
-    is_batch = _is_batch(content, partial)
+    is_batch = _is_batch(content, short_step)
     if isinstance(column, torch.Tensor):
         # A tensor of a GPU would come out of its pickle on the GPU of the sender.
         content = torch.atleast_1d(column.detach()).cpu()
-    return _Part(content, is_batch, None if partial is None else partial.num_real)
+    return _Part(content, is_batch, None if short_step is None else short_step.num_real)
 
 
 def _join(parts: tuple[_Part, ...]) -> tuple[Any, bool]:
-    """The parts of all processes as one column; is it a batch of this step on each of them?"""
+    """The rows of all processes for a pickled column, and whether they belong to samples on each of the processes."""
     is_batch = all(part.is_batch for part in parts)
     contents = [part.content[: part.num_real] if is_batch else part.content for part in parts]
     if isinstance(contents[0], torch.Tensor):

@@ -1,4 +1,13 @@
-"""Which samples, in which order, on which process: arithmetic on indices, without data and without collectives."""
+"""Which samples, in which order, on which process: arithmetic on indices, without data and without collectives.
+
+Most steps have a whole batch on every process. In a *short step* there are too few samples for that, so some of them
+are repeated, or some processes get less. A ShortStep says which samples are real, and goes with the batch to the loop:
+
+    BatchSamplerShard  makes a ShortBatch, which is a list of sample numbers with a ShortStep
+    DrawnBatches       keeps the ShortStep in a queue while torch's loader reads the batch
+    StreamShard        has no sample numbers, and so makes each sample Tagged with the ShortStep (in `streams.py`)
+    DataLoaderShard    yields the batch, and has the ShortStep as its `short_step` (in `shard.py`)
+"""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,10 +21,11 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 from common.eval_sampler import DistributedEvalSampler
 
 
-class PartialStep(NamedTuple):
+class ShortStep(NamedTuple):
     """Real and repeated samples of a step in which some process lacks samples of its own.
 
-    In all other steps every process has a whole batch, and all of its samples are real.
+    In all other steps every process has a whole batch, and all of its samples are real. BatchSamplerShard, DrawnBatches
+    and DataLoaderDispatcher make it. `gather_for_metrics` and the Trainer read it from the loader.
 
     Attributes:
         num_real: how many samples of this process's batch are real: the first ones. The others were repeated to fill
@@ -33,31 +43,34 @@ class PartialStep(NamedTuple):
     is_filled: bool = False
 
     @classmethod
-    def filled(cls, num_real_all_ranks: int, rows: int, rank: int, num_ranks: int) -> "PartialStep":
+    def filled(cls, num_real_all_ranks: int, rows: int, rank: int, num_ranks: int) -> "ShortStep":
         """A step of so few real samples that is filled up to `rows` on each of `num_ranks` processes, seen by one."""
         num_real = min(max(num_real_all_ranks - rank * rows, 0), rows)
         return cls(num_real, rows, num_ranks, num_real_all_ranks, is_filled=True)
 
-    def of_unknown_rows(self) -> "PartialStep":
+    def of_unknown_rows(self) -> "ShortStep":
         """The same step, for samples that are batches of the data set's: nobody knows how many rows they have."""
         # A whole batch is either real or a repetition.
         num_real = None if self.num_real else 0
-        return PartialStep(num_real=num_real, rows=None, num_ranks_present=self.num_ranks_present)
+        return ShortStep(num_real=num_real, rows=None, num_ranks_present=self.num_ranks_present)
 
 
-class PartialBatch(list):
-    """The samples of a process in a partial step: a list that says which of its entries are real."""
+class ShortBatch(list):
+    """The samples of a process in a short step, as BatchSamplerShard makes them for DrawnBatches and StreamShard."""
 
-    def __init__(self, samples: Iterable[Any], partial: PartialStep) -> None:
+    def __init__(self, samples: Iterable[Any], short_step: ShortStep) -> None:
         super().__init__(samples)
-        self.partial = partial
+        self.short_step = short_step
 
 
-class Counted(NamedTuple):
-    """A batch, or a sample of a stream, and the PartialStep that it belongs to; None in a step of whole batches."""
+class Tagged(NamedTuple):
+    """A batch, or a sample of a stream, and the ShortStep that it belongs to; None in a step of whole batches.
+
+    StreamShard tags samples, `collate_tagged` makes of them a batch that is tagged, and DataLoaderShard reads it.
+    """
 
     content: Any
-    partial: PartialStep | None
+    short_step: ShortStep | None
 
 
 def generator_of(sampler: Any) -> torch.Generator | None:
@@ -107,7 +120,7 @@ class BatchSamplerShard(BatchSampler):
     ==========================  ==============================  ==============================
 
     If there are too few samples for the last step, `even_batches` fills it up with the first samples of the epoch.
-    Without `even_batches` the last processes get less of it, or nothing. The batches of such a step are PartialBatch
+    Without `even_batches` the last processes get less of it, or nothing. The batches of such a step are ShortBatch
     objects. With the batch sampler's `drop_last` the step is dropped. A batch sampler without a `batch_size`, whose
     batches may differ in size, is sharded in whole batches.
 
@@ -191,26 +204,26 @@ class BatchSamplerShard(BatchSampler):
                 if self.process_index < len(group) + len(repeated):
                     yield self._own_batch_of(group, repeated)
 
-    def _own_batch_of(self, group: list[list], repeated: Sequence[list] = ()) -> PartialBatch:
+    def _own_batch_of(self, group: list[list], repeated: Sequence[list] = ()) -> ShortBatch:
         """This process's batch of a step in which the processes after those of `group` get the `repeated` batches."""
         batches = [*group, *repeated]
         own = batches[self.process_index]
-        partial = PartialStep(
+        short_step = ShortStep(
             num_real=len(own) if self.process_index < len(group) else 0,
             rows=len(own),
             num_ranks_present=len(batches),
             num_real_all_ranks=sum(map(len, group)),
         )
-        return PartialBatch(own, partial)
+        return ShortBatch(own, short_step)
 
-    def _filled_batch(self, samples: Iterable[Any], first: Iterable[Any], size: int) -> PartialBatch:
+    def _filled_batch(self, samples: Iterable[Any], first: Iterable[Any], size: int) -> ShortBatch:
         """This process's `size` samples of a step that has only `samples` and is filled up from `first`."""
         real = list(samples)
         missing = self.num_processes * size - len(real)
         filled = [*real, *islice(cycle(first), missing)]
         begin = self.process_index * size
-        partial = PartialStep.filled(len(real), size, self.process_index, self.num_processes)
-        return PartialBatch(filled[begin : begin + size], partial)
+        short_step = ShortStep.filled(len(real), size, self.process_index, self.num_processes)
+        return ShortBatch(filled[begin : begin + size], short_step)
 
     def _batches(self) -> Iterator[list]:
         """All batches. With `even_batches`, raise a ValueError if any but the last has another size."""
@@ -245,22 +258,23 @@ class BatchSamplerShard(BatchSampler):
 
 @dataclass
 class DrawnBatches:
-    """The sample numbers that torch's loader draws, and the facts about the batches that it has not returned yet.
+    """The batch sampler of torch's loader, with a queue of the ShortSteps of batches that are not read yet.
 
-    torch returns batches in the order in which it has drawn their numbers, so their facts wait in a queue.
+    torch returns batches in the order in which it has drawn their numbers. DataLoaderShard makes this for each reader,
+    and takes an entry out of the queue for each batch.
 
     Attributes:
         batches: of sample numbers, or single numbers.
-        are_of_one_process: they are what the script's own batch sampler makes. A batch of another size than its
-            `batch_size` is that of a partial step.
+        are_whole: no BatchSamplerShard has shared them out. Then a batch of another size than `batches.batch_size`
+            makes a short step.
     """
 
     batches: Any
-    are_of_one_process: bool
-    partial_steps: deque[PartialStep | None] = field(init=False, default_factory=deque)
+    are_whole: bool
+    short_steps: deque[ShortStep | None] = field(init=False, default_factory=deque)
 
     def __iter__(self) -> Iterator[Any]:
-        self.partial_steps = deque()
+        self.short_steps = deque()
         # Some batch samplers draw when their iterator is made. That is now, before torch draws a seed for its workers.
         return self._draw(self._make_iterator())
 
@@ -270,14 +284,14 @@ class DrawnBatches:
     def _draw(self, batches: Iterator[Any]) -> Iterator[Any]:
         whole_size = getattr(self.batches, "batch_size", None)
         for batch in batches:
-            partial = None
-            if isinstance(batch, PartialBatch):
-                partial = batch.partial
+            short_step = None
+            if isinstance(batch, ShortBatch):
+                short_step = batch.short_step
                 batch = list(batch)
-            elif self.are_of_one_process and len(batch) != whole_size:
+            elif self.are_whole and len(batch) != whole_size:
                 rows = len(batch)
-                partial = PartialStep(rows, rows, num_ranks_present=1, num_real_all_ranks=rows)
-            self.partial_steps.append(partial)
+                short_step = ShortStep(rows, rows, num_ranks_present=1, num_real_all_ranks=rows)
+            self.short_steps.append(short_step)
             yield batch
 
     def __len__(self) -> int:

@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
@@ -11,17 +12,17 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from .operations import send_to_device
 from .sampler import (
     BatchSamplerShard,
-    Counted,
     DrawnBatches,
-    PartialStep,
+    ShortStep,
     SkipBatchSampler,
+    Tagged,
     follows_from_epoch,
     innermost_sampler,
     sampler_chain,
     shard_among,
 )
 from .state import GradientState, PartialState
-from .streams import CountedCollate, CountedShard
+from .streams import StreamShard, collate_tagged
 from .utils.random import synchronize_rng_states
 
 logger = logging.getLogger(__name__)
@@ -40,28 +41,22 @@ LOADING_OPTIONS = (
 )
 
 
-class StepState(NamedTuple):
-    """The facts about a step while the script works on its batch: see the properties of DataLoaderShard."""
-
-    end_of_dataloader: bool = False
-    remainder: int = -1
-    partial_step: PartialStep | None = None
-
-
 @dataclass(eq=False)
 class Pass:
-    """A `for` over a loader that has begun and not ended.
+    """A `for` over a loader that has begun and not ended. The loader makes it; its properties read it.
 
     Attributes:
         is_rest: it visits what is left of the epoch, which may be nothing.
         step: how many steps were yielded or, by `skip_first_batches` or a resumed run, left out at the start.
-        state: the facts about the step whose batch it yielded last.
+        end_of_dataloader, remainder, short_step: of the batch that was yielded last, see the loader's properties.
     """
 
     epoch: int
     is_rest: bool
     step: int = 0
-    state: StepState = field(default_factory=StepState)
+    end_of_dataloader: bool = False
+    remainder: int = -1
+    short_step: ShortStep | None = None
 
 
 class DataLoaderShard(DataLoader):
@@ -127,28 +122,28 @@ class DataLoaderShard(DataLoader):
         return GradientState()
 
     @property
-    def step_state(self) -> StepState:
-        """The facts about the batch that this loader yielded last; outside of a loop those of no batch."""
-        return self._passes[-1].state if self._passes else StepState()
+    def _current_pass(self) -> Any:
+        """The pass that yielded a batch last; outside of a loop one that has not begun."""
+        return self._passes[-1] if self._passes else Pass(self.iteration, is_rest=False)
 
     @property
     def end_of_dataloader(self) -> bool:
         """True if the batch just yielded is the last."""
-        return self.step_state.end_of_dataloader
+        return self._current_pass.end_of_dataloader
 
     @property
     def remainder(self) -> int:
         """Samples of all processes in the last step, 0 if that step is whole, -1 where it is not known.
 
         In a DataLoaderDispatcher's whole last step it is the number of samples. It is there for scripts that read it:
-        `gather_for_metrics` goes by `partial_step`.
+        `gather_for_metrics` goes by `short_step`.
         """
-        return self.step_state.remainder
+        return self._current_pass.remainder
 
     @property
-    def partial_step(self) -> PartialStep | None:
-        """A PartialStep where some process lacks samples of its own in this step, else None."""
-        return self.step_state.partial_step
+    def short_step(self) -> ShortStep | None:
+        """A ShortStep where some process lacks samples of its own in this step, else None."""
+        return self._current_pass.short_step
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
         this_pass = self._new_pass()
@@ -157,9 +152,8 @@ class DataLoaderShard(DataLoader):
         has_steps = False
         try:
             reading = self._begin_reading(this_pass)
-            for number, (batch, state) in enumerate(self._steps(reading)):
+            for number, batch in enumerate(self._steps(reading, this_pass)):
                 has_steps = True
-                this_pass.state = state
                 # A script may begin a pass within a loop over this very loader. The one that goes on comes last.
                 self._passes.remove(this_pass)
                 self._passes.append(this_pass)
@@ -179,7 +173,7 @@ class DataLoaderShard(DataLoader):
     def _new_pass(self) -> Pass:
         return Pass(self.iteration, is_rest=self._skipped_from is not None)
 
-    def _begin_reading(self, this_pass: Pass) -> Iterator[Counted]:
+    def _begin_reading(self, this_pass: Pass) -> Iterator[Tagged]:
         """The batches of one step after the other, each read when it is asked for.
 
         If this pass goes on in an epoch that a checkpoint interrupted, torch's generators stay as they are: what is
@@ -202,51 +196,52 @@ class DataLoaderShard(DataLoader):
         with torch.random.fork_rng([self.device] if is_on_gpu else [], enabled=goes_on):
             return self._open()
 
-    def _open(self) -> Iterator[Counted]:
+    def _open(self) -> Iterator[Tagged]:
         if self.rng_types:
             synchronize_rng_states(self.rng_types, self.synchronized_generator)
         self.set_epoch(self.iteration)
         return self._read()
 
-    def _read(self) -> Iterator[Counted]:
+    def _read(self) -> Iterator[Tagged]:
         reader = self._reader
         if reader is None:
             reader = self._make_reader()
         if self.persistent_workers:
             self._reader = reader
         # Making torch's iterator draws a seed for the workers, so it is made before the first batch is asked for.
-        return _with_partial_steps(iter(reader), index_sampler_of(reader))
+        return _with_short_steps(iter(reader), index_sampler_of(reader))
 
     def _make_reader(self) -> DataLoader:
         """Torch's own loader, which reads for this one."""
         index_sampler = None
         if not isinstance(self.dataset, IterableDataset):
-            index_sampler = self._draw_from(index_sampler_of(self))
+            index_sampler = self._drawn_batches()
         arguments = loading_arguments(self, index_sampler)
-        if isinstance(self.dataset, CountedShard):
-            arguments["collate_fn"] = CountedCollate(self.collate_fn)
+        if isinstance(self.dataset, StreamShard):
+            arguments["collate_fn"] = partial(collate_tagged, self.collate_fn)
         return DataLoader(self.dataset, **arguments)
 
-    def _draw_from(self, index_sampler: Any) -> DrawnBatches:
-        return DrawnBatches(index_sampler, self._is_of_one_process(index_sampler))
+    def _drawn_batches(self) -> DrawnBatches:
+        return DrawnBatches(index_sampler_of(self), self._has_whole_batches)
 
-    def _is_of_one_process(self, index_sampler: Any) -> bool:
-        """True where `index_sampler` makes batches, and not those of one of several processes."""
-        while isinstance(index_sampler, SkipBatchSampler):
-            index_sampler = index_sampler.batch_sampler
-        makes_batches = self.batch_sampler is not None or isinstance(index_sampler, BatchSampler)
-        return makes_batches and not isinstance(index_sampler, BatchSamplerShard)
+    @property
+    def _has_whole_batches(self) -> bool:
+        """True where this process gets whole batches of a batch sampler that no BatchSamplerShard has shared out."""
+        return makes_batches(self) and self._shard is None
 
-    def _steps(self, reading: Iterator[Counted]) -> Iterator[tuple[Any, StepState]]:
-        """The batches of a pass on the device, and what is known of each when it is yielded."""
+    def _steps(self, reading: Iterator[Tagged], this_pass: Any) -> Iterator[Any]:
+        """The batches of a pass on the device. Right before each is yielded, `this_pass` learns what is known of it."""
         remainder = self._count_remainder()
         following = next(reading, None)
         while following is not None:
-            batch, partial = following
+            batch, short_step = following
             if self.device is not None:
                 batch = send_to_device(batch, self.device, self._non_blocking)
             following = next(reading, None)
-            yield batch, StepState(following is None, remainder, partial)
+            this_pass.end_of_dataloader = following is None
+            this_pass.remainder = remainder
+            this_pass.short_step = short_step
+            yield batch
 
     @property
     def _whole(self) -> Any:
@@ -283,10 +278,8 @@ class DataLoaderShard(DataLoader):
     @property
     def epoch_of_next_step(self) -> int:
         """The epoch to go on in after the step that is being worked on."""
-        if not self._passes:
-            return self.iteration
-        last = self._passes[-1]
-        return last.epoch + last.state.end_of_dataloader
+        current = self._current_pass
+        return current.epoch + current.end_of_dataloader
 
     def get_sampler(self) -> Any:
         """See the function `get_sampler`."""
@@ -310,7 +303,7 @@ class DataLoaderShard(DataLoader):
     def _shard(self) -> BatchSamplerShard | None:
         """What deals out the data among processes; None where a loader reads all of them."""
         if isinstance(self.dataset, IterableDataset):
-            return self.dataset.shard if isinstance(self.dataset, CountedShard) else None
+            return self.dataset.shard if isinstance(self.dataset, StreamShard) else None
         return shard_among(index_sampler_of(self))
 
     @property
@@ -327,7 +320,7 @@ class DataLoaderShard(DataLoader):
     def total_dataset_length(self) -> int:
         """Samples in the whole data set."""
         dataset: Any = self.dataset
-        if isinstance(dataset, CountedShard):
+        if isinstance(dataset, StreamShard):
             dataset = dataset.dataset
         return dataset.total_length if hasattr(dataset, "total_length") else len(dataset)
 
@@ -342,25 +335,25 @@ class DataLoaderShard(DataLoader):
 class SkipDataLoader(DataLoaderShard):
     """A loader of a stream that skips the first `skip_batches` batches; `skip_first_batches` makes it."""
 
-    def _steps(self, reading: Iterator[Counted]) -> Iterator[tuple[Any, StepState]]:
+    def _steps(self, reading: Iterator[Tagged], this_pass: Any) -> Iterator[Any]:
         """As in the original, nothing is read ahead here, so no batch is known to be the last."""
         for batch in reading:
-            yield batch.content, StepState()
+            yield batch.content
 
     def set_epoch(self, epoch: int) -> None:
         """Remember `epoch`. The data set was not prepared, and its epoch is the script's to choose."""
         self.iteration = epoch
 
 
-def _with_partial_steps(batches: Iterator[Any], drawn: Any) -> Iterator[Counted]:
+def _with_short_steps(batches: Iterator[Any], drawn: Any) -> Iterator[Tagged]:
     """The `batches` of a loader, whose sample numbers are those of `drawn` if they have any."""
     for batch in batches:
         if isinstance(drawn, DrawnBatches):
-            yield Counted(batch, drawn.partial_steps.popleft())
-        elif isinstance(batch, Counted):
+            yield Tagged(batch, drawn.short_steps.popleft())
+        elif isinstance(batch, Tagged):
             yield batch
         else:
-            yield Counted(batch, None)
+            yield Tagged(batch, None)
 
 
 def loading_arguments(dataloader: DataLoader, index_sampler: Any) -> dict[str, Any]:
@@ -380,6 +373,14 @@ def loading_arguments(dataloader: DataLoader, index_sampler: Any) -> dict[str, A
 def index_sampler_of(dataloader: DataLoader) -> Any:
     """The sampler that the loader reads by: the batch sampler or, in a loader with `batch_size=None`, the sampler."""
     return dataloader.sampler if dataloader.batch_sampler is None else dataloader.batch_sampler
+
+
+def makes_batches(dataloader: DataLoader) -> bool:
+    """True where the loader reads batches of sample numbers; with `batch_size=None` it may read single ones."""
+    index_sampler = index_sampler_of(dataloader)
+    while isinstance(index_sampler, SkipBatchSampler):  # what it skips may be single numbers too
+        index_sampler = index_sampler.batch_sampler
+    return dataloader.batch_sampler is not None or isinstance(index_sampler, BatchSampler)
 
 
 def get_sampler(dataloader: DataLoader) -> Any:

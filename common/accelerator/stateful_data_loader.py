@@ -32,7 +32,7 @@ from common.nested import leaves, map_nested
 
 from .dispatcher import DataLoaderDispatcher
 from .operations import is_list_of_entries
-from .sampler import Counted, DrawnBatches, SeedableRandomSampler, generator_of, innermost_sampler
+from .sampler import DrawnBatches, SeedableRandomSampler, Tagged, generator_of, innermost_sampler
 from .shard import DataLoaderShard, Pass, index_sampler_of
 from .state import PartialState
 from .utils.random import get_random_states, set_random_states
@@ -66,13 +66,12 @@ class StatefulPass(Pass):
 
     resumed: Position | None = None
     drawn_from: tuple[torch.Tensor, torch.Tensor | None] | None = None
-    read_ahead: Counted | None = None
+    read_ahead: Tagged | None = None
     first_rows: list | None = None
 
     def position(self) -> Position:
         read_ahead = None if self.read_ahead is None else _content_of(self.read_ahead.content)
-        is_over = self.state.end_of_dataloader
-        return Position(self.epoch, self.step, is_over, self.drawn_from, read_ahead, self.first_rows)
+        return Position(self.epoch, self.step, self.end_of_dataloader, self.drawn_from, read_ahead, self.first_rows)
 
 
 @dataclass
@@ -148,18 +147,18 @@ class StatefulDataLoaderShard(DataLoaderShard):
             this_pass.drawn_from = saved.drawn_from
         return this_pass
 
-    def _begin_reading(self, this_pass: Any) -> Iterator[Counted]:
+    def _begin_reading(self, this_pass: Any) -> Iterator[Tagged]:
         if this_pass.resumed is None:
             return self._note(super()._begin_reading(this_pass), this_pass)
         return self._note(self._go_on_reading(this_pass.resumed), this_pass)
 
-    def _note(self, reading: Iterator[Counted], this_pass: StatefulPass) -> Iterator[Counted]:
+    def _note(self, reading: Iterator[Tagged], this_pass: StatefulPass) -> Iterator[Tagged]:
         for batch in reading:
             this_pass.read_ahead = batch
             yield batch
         this_pass.read_ahead = None
 
-    def _go_on_reading(self, resumed: Position) -> Iterator[Counted]:
+    def _go_on_reading(self, resumed: Position) -> Iterator[Tagged]:
         """What is left of an epoch. Then the generators are in the states that they have now, as the checkpoint had."""
         device = self.device or torch.device("cpu")
         sampler = self._order_sampler
@@ -183,13 +182,13 @@ class StatefulDataLoaderShard(DataLoaderShard):
             generator.set_state(state)
         return reading
 
-    def _draw_from(self, index_sampler: Any) -> RepeatableBatches:
+    def _drawn_batches(self) -> RepeatableBatches:
         # For 3 processes of which one reads for all: when step 0 is yielded, the batches 3, 4 and 5 of step 1 have been
         # drawn. The resumed pass begins with batch 3.
         drawn_ahead = self.batches_per_step + self.num_workers * (self.prefetch_factor or 0)
         return RepeatableBatches(
-            index_sampler,
-            self._is_of_one_process(index_sampler),
+            index_sampler_of(self),
+            self._has_whole_batches,
             self._order_sampler,
             self._passes,
             # A loader that `skip_first_batches` made leaves its first batches out by itself.

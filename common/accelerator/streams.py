@@ -7,21 +7,19 @@ in each worker, and one that reads from a queue yields each sample in one worker
 """
 
 from collections.abc import Callable, Iterator
-from itertools import chain
-from types import CodeType
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset
 
-from .sampler import BatchSamplerShard, Counted, PartialBatch
+from .sampler import BatchSamplerShard, ShortBatch, Tagged
 
 
-class CountedShard(IterableDataset):
+class StreamShard(IterableDataset):
     """The samples of a stream that belong to one process. Every process reads the whole stream.
 
     The last step is filled up with samples from the first one; with `drop_last` it is dropped. The samples of such a
-    step come as Counted; in a stream that yields ready batches its content is such a batch. A `generator` of the data
+    step come as Tagged; in a stream that yields ready batches its content is such a batch. A `generator` of the data
     set is seeded with the epoch unless the data set has `set_epoch`.
 
     Args:
@@ -56,49 +54,38 @@ class CountedShard(IterableDataset):
             generator.manual_seed(self.epoch)
         for batch in self.shard:
             for sample in batch:
-                yield Counted(sample, batch.partial) if isinstance(batch, PartialBatch) else sample
+                yield Tagged(sample, batch.short_step) if isinstance(batch, ShortBatch) else sample
 
 
 # How a stream's code asks for the rank: `torch.distributed.get_rank()`, an Accelerator, or what torchrun has set.
 _RANK_IN_CODE = {"get_rank", "process_index", "RANK", "LOCAL_RANK"}
 
 
-def _asks_for_rank(code: CodeType) -> bool:
-    """True if `code`, or a function or a generator expression within it, asks for the rank."""
-    if not _RANK_IN_CODE.isdisjoint(code.co_names + code.co_consts):
-        return True
-    return any(_asks_for_rank(constant) for constant in code.co_consts if isinstance(constant, CodeType))
-
-
 def seems_sharded_by_rank(stream: Any, rank: int, world_size: int) -> bool:
-    """True where `stream`, or what is under it, knows its rank or asks for it: it seems to yield this rank's part.
+    """True if `stream` has its rank and the world size as attributes, or asks for the rank in `__init__` or `__iter__`.
 
-    That the ranks' samples differ could be seen for certain only by reading some on every rank, before the first step.
+    The same holds for the stream that it wraps in the attribute `dataset`. Only a look at the samples of all ranks
+    could show for certain that they differ.
     """
-    while isinstance(stream, IterableDataset):
-        # `datasets.distributed.split_dataset_by_node` leaves rank and world size in the attribute `_distributed`.
-        for holder in (stream, getattr(stream, "_distributed", None)):
-            sizes = [getattr(holder, name, None) for name in ("world_size", "num_replicas", "num_processes")]
-            if world_size in sizes and rank in (getattr(holder, "rank", None), getattr(holder, "process_index", None)):
-                return True
-        for attribute in chain.from_iterable(vars(kind).values() for kind in type(stream).__mro__):
-            code = getattr(attribute, "__code__", None)
-            if isinstance(code, CodeType) and _asks_for_rank(code):
-                return True
-        stream = getattr(stream, "dataset", None)
-    return False
+    if not isinstance(stream, IterableDataset):
+        return False
+    # `datasets.distributed.split_dataset_by_node` leaves rank and world size in the attribute `_distributed`.
+    for holder in (stream, getattr(stream, "_distributed", None)):
+        sizes = [getattr(holder, name, None) for name in ("world_size", "num_replicas", "num_processes")]
+        if world_size in sizes and rank in (getattr(holder, "rank", None), getattr(holder, "process_index", None)):
+            return True
+    for name in ("__init__", "__iter__"):
+        code = getattr(getattr(type(stream), name, None), "__code__", None)
+        if code is not None and not _RANK_IN_CODE.isdisjoint(code.co_names + code.co_consts):
+            return True
+    return seems_sharded_by_rank(getattr(stream, "dataset", None), rank, world_size)
 
 
-class CountedCollate:
-    """`collate_fn` for samples of a stream. A batch of Counted samples becomes one that is Counted."""
-
-    def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
-        self.collate_fn = collate_fn
-
-    def __call__(self, samples: Any) -> Any:
-        if isinstance(samples, Counted):  # with batch_size=None the sample is a batch
-            partial: Any = samples.partial
-            return Counted(self.collate_fn(samples.content), partial.of_unknown_rows())
-        if isinstance(samples, list) and isinstance(samples[0], Counted):
-            return Counted(self.collate_fn([sample.content for sample in samples]), samples[0].partial)
-        return self.collate_fn(samples)
+def collate_tagged(collate_fn: Callable[[Any], Any], samples: Any) -> Any:
+    """`collate_fn(samples)`; a Tagged batch, if the samples of a StreamShard are Tagged."""
+    if isinstance(samples, Tagged):  # with batch_size=None the sample is a batch
+        short_step: Any = samples.short_step
+        return Tagged(collate_fn(samples.content), short_step.of_unknown_rows())
+    if isinstance(samples, list) and isinstance(samples[0], Tagged):
+        return Tagged(collate_fn([sample.content for sample in samples]), samples[0].short_step)
+    return collate_fn(samples)

@@ -52,28 +52,28 @@ def samples_per_batch(loader: Any, num_processes: int) -> int:
 def count_rows(loader: Any, batch: Any, num_processes: int) -> int | None:
     """Samples in the batch just read; None where neither the loader nor the batch says it."""
     if is_prepared(loader):
-        partial = loader.partial_step
-        if partial is not None and partial.rows is not None:
-            return partial.rows
+        short_step = loader.short_step
+        if short_step is not None and short_step.rows is not None:
+            return short_step.rows
         # A collator may have joined the samples to one row, so the loader is asked first. It does not know how many
         # samples are in the last batch of a stream on one process.
         knows = num_processes > 1 or not isinstance(loader.dataset, IterableDataset)
-        if partial is None and knows and getattr(index_sampler_of(loader), "batch_size", None):
+        if short_step is None and knows and getattr(index_sampler_of(loader), "batch_size", None):
             return loader.total_batch_size // num_processes
     return count_samples(batch)
 
 
 def num_real(loader: Any, rows: int) -> int | None:
     """Samples among `rows` that are not repeated to even the ranks out; None where no rank lacks samples of its own."""
-    partial = loader.partial_step if is_prepared(loader) else None
-    if partial is None:
+    short_step = loader.short_step if is_prepared(loader) else None
+    if short_step is None:
         return None
-    return rows if partial.num_real is None else partial.num_real
+    return rows if short_step.num_real is None else short_step.num_real
 
 
 def all_ranks_have_a_batch(loader: Any) -> bool:
     """True in a step of which the loader knows that every rank has a whole batch."""
-    return is_prepared(loader) and loader.partial_step is None
+    return is_prepared(loader) and loader.short_step is None
 
 
 def read_batches(loader: Any, device: torch.device) -> Iterator[Any]:

@@ -74,8 +74,8 @@ def steps_of(loaders: list[DataLoader]) -> Iterator[list[Share]]:
         for loader, batch in zip(loaders, step, strict=True):
             if batch is not None:
                 rows = batch.tolist()
-                partial = loader.partial_step
-                shares.append(Share(rows, real=rows if partial is None else rows[: partial.num_real]))
+                short_step = loader.short_step
+                shares.append(Share(rows, real=rows if short_step is None else rows[: short_step.num_real]))
         yield shares
 
 

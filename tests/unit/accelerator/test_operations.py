@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from common.accelerator import PartialState, operations
+from common.accelerator import PartialState, exchange, operations
 from common.accelerator.utils import (
     broadcast,
     find_executable_batch_size,
@@ -423,7 +423,7 @@ def test_what_differs_between_the_processes_is_the_same_error_on_all_of_them(wor
 def gather_of_sizes(accelerator):
     """Tensors and texts that fit in a collective's first message, fill it, or do not, alone or on one rank only."""
     found = []
-    room = operations.FIRST_MESSAGE - operations.HEADER.size
+    room = exchange.FIRST_MESSAGE - exchange.HEADER.size
     for size in (0, 1, room - 1, room, room + 1, 5 * room):
         numbers = torch.arange(size, dtype=torch.uint8)
         together, alone = gather([numbers, torch.tensor(size)])

@@ -1,0 +1,143 @@
+"""The exchange under each collective: the ranks compare what they are about to send, and get the bytes of all ranks.
+
+A rank that enters a collective with another shape or dtype than the others would not get an error: gloo aborts a
+process that receives more bytes than it expects. So each rank describes what it sends in a text, and every collective
+begins with a message of the same fixed size, which gloo can always receive:
+
+    +----------+--------+---------------------------------------------+
+    | checksum | length | the content if it fits, and zeros behind it |   FIRST_MESSAGE bytes from each rank
+    +----------+--------+---------------------------------------------+
+      of the     of the
+      description content
+
+If the checksums differ, the ranks gather their descriptions, and all raise an error that shows the differences. If the
+content of some rank does not fit, a second message follows, in which each rank fills its content up to the largest
+length.
+
+On nccl nothing is compared, because the CPU would have to wait for the GPU's kernels.
+"""
+
+import struct
+import textwrap
+import zlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from common.process_group import all_gather_object
+
+from ..nested import NamedLeaf
+from .state import DistributedType, PartialState
+
+# The results of most batches fit into a message of this size, and a smaller message is hardly faster.
+FIRST_MESSAGE = 2**14
+HEADER = struct.Struct("=qq")  # checksum and length
+MOST_SHOWN = 500  # letters of a rank's differences in an error
+
+
+class DistributedOperationException(RuntimeError):
+    """The processes enter a collective with other keys, numbers, shapes or dtypes; raised on all of them."""
+
+
+def exchange(description: str, *pieces: torch.Tensor) -> torch.Tensor:
+    """A row of bytes for each rank: its `pieces`, joined, and zeros up to the length of the longest row.
+
+    Args:
+        description: what all ranks must have in common. The first line is the collective's name.
+        pieces: tensors of bytes. On nccl all ranks must have equally many bytes.
+
+    Raises:
+        DistributedOperationException: on all ranks, if the descriptions differ; not on nccl.
+    """
+    state = PartialState()
+    if state.distributed_type == DistributedType.NO or state.backend == "nccl":
+        return _all_gather(*(piece.to(state.device) for piece in pieces))
+    pieces = tuple(piece.cpu() for piece in pieces)
+    length = sum(map(len, pieces))
+    checksum = zlib.crc32(description.encode())  # Python's own `hash` differs between processes
+    header = torch.frombuffer(bytearray(HEADER.pack(checksum, length)), dtype=torch.uint8)
+    room = FIRST_MESSAGE - HEADER.size
+    content = pieces if length <= room else ()
+    zeros = _zeros(room - sum(map(len, content)))
+    first_messages = _all_gather(header, *content, zeros)
+
+    headers = [HEADER.unpack_from(message) for message in first_messages.numpy()]
+    if any(checksum_of_rank != checksum for checksum_of_rank, _ in headers):
+        raise DistributedOperationException(_differences(all_gather_object(description)))
+    longest = max(length_of_rank for _, length_of_rank in headers)
+    if longest <= room:
+        return first_messages.narrow(1, HEADER.size, longest)
+    if length < longest:
+        pieces = (*pieces, _zeros(longest - length))
+    return _all_gather(*pieces)
+
+
+def _zeros(size: int) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.uint8)
+
+
+def _all_gather(*pieces: torch.Tensor) -> torch.Tensor:
+    """A row for each rank: its pieces of bytes, joined. All ranks must have equally many bytes."""
+    state = PartialState()
+    if not pieces:
+        return _zeros(0).expand(state.num_processes, -1)
+    content = pieces[0] if len(pieces) == 1 else torch.cat(pieces)  # a single one is not copied
+    if state.distributed_type == DistributedType.NO:
+        return content.expand(1, -1)
+    of_ranks = content.new_empty(state.num_processes * len(content))
+    dist.all_gather_into_tensor(of_ranks, content)
+    return of_ranks.view(state.num_processes, -1)
+
+
+# Descriptions
+
+
+def describe(collective: str, named: list[NamedLeaf]) -> str:
+    """A line for the collective, and one for each leaf: its name, shape and dtype, or its class if it is no tensor."""
+    lines = [collective]
+    for name, leaf in named:
+        content = type(leaf).__name__
+        if isinstance(leaf, torch.Tensor):
+            content = f"{list(leaf.shape) if has_bytes(leaf) else leaf.layout} {leaf.dtype}"
+        lines.append(f"{name or 'tensor'} {content}")
+    return "\n".join(lines)
+
+
+def _differences(descriptions: list[str]) -> str:
+    """An error message with the lines that are not in the descriptions of all ranks."""
+    lines_of_ranks = [description.splitlines() for description in descriptions]
+    in_all = set(lines_of_ranks[0]).intersection(*lines_of_ranks)
+    message = [f"the processes enter `{lines_of_ranks[0][0]}` with different keys, shapes or dtypes:"]
+    for rank, lines in enumerate(lines_of_ranks):
+        own = [line for line in lines if line not in in_all]
+        message.append(f"  - rank {rank}: {textwrap.shorten('; '.join(own) or 'nothing else', MOST_SHOWN)}")
+    message.append(
+        "Fill tensors up to one shape with `pad_across_processes` first, or gather them as objects with "
+        "`gather_for_metrics(..., use_gather_object=True)`."
+    )
+    return "\n".join(message)
+
+
+# Tensors as bytes
+
+
+def has_bytes(leaf: Any) -> bool:
+    """True for a tensor that is nothing but its elements: not sparse, nested or quantized."""
+    if not isinstance(leaf, torch.Tensor) or leaf.is_nested or leaf.is_quantized:
+        return False
+    return leaf.layout == torch.strided
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor, in its memory if it is contiguous. gloo and nccl each lack some dtypes, but not bytes."""
+    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    # Not `view(-1)`, which would keep the stride of a column of a single row: it counts as contiguous too.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def from_bytes(content: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The tensors of all ranks, each shaped as `like`, joined; `content` has a row of bytes for each rank."""
+    rows = like.shape[0] if like.ndim else 1
+    joined = content.flatten().view(like.dtype)
+    return joined.view(rows * len(content), *like.shape[1:]).to(like.device)
