@@ -12,7 +12,7 @@ UNFINISHED = "finished reduction in the prior iteration"  # DDP, where a gradien
 
 
 def end(records: list[Record], patience: float) -> Answer:
-    """The answer about the end, where a rank that got on for `patience` seconds no more was stopped."""
+    """The answer about the end, where ranks that made no progress for `patience` seconds were stopped."""
     crashes = {}
     for record in records:
         error = _error(record)
@@ -55,7 +55,7 @@ def _crashed(error: str, record: Record) -> Finding:
 def _waiting(records: list[Record], crashed: set[int], patience: float) -> Finding:
     text = ", ".join(_where(record, crashed) for record in records)
     if not crashed:
-        text = f"no rank got on for {patience:g} s: {text}"
+        text = f"no rank made progress for {patience:g} s: {text}"
     uneven = _uneven_epoch(records)
     if uneven:
         return Finding(f"{text}; {uneven}", "give all ranks equally many batches, or use Join", pitfall="uneven_inputs")

@@ -1,4 +1,4 @@
-"""The thread of a watched rank that shows the doctor whether the script gets on, and where it is when it does not."""
+"""The thread of a watched rank that shows whether the script makes progress, and its line where it makes none."""
 
 import os
 import sys

@@ -27,7 +27,7 @@ class Watcher:
         rank: of this process.
 
     Attributes:
-        events: how often an observer was called; while the number grows, the script gets on.
+        events: how often an observer was called; while the number grows, the script makes progress.
         gradients: the script wants them, at the event that is observed.
         lock: held while the record is changed or written.
     """

@@ -10,15 +10,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from common.exercises.compare import at_step, near
+from common.exercises.exercise import Exercise
 from common.exercises.mistake import Mistake
 from common.exercises.stage import load_name
 from common.exercises.traffic import observed
 from common.small.ddp.overlapped import OverlappedDDP
 
-MINUTES = 15
-READ = "common/small/ddp/README.md"
-SAME_AS = "OverlappedDDP (common/small/ddp/overlapped.py)"
-WORLD_SIZES = (2, 3)
 MICRO_BATCHES = (3, 2)  # by step
 MICRO_BATCH_SIZE = 2
 FORWARD = f"forward of {MICRO_BATCH_SIZE}"
@@ -134,3 +131,14 @@ def wrong_gradient(gradient: float, expected: list[float], step: int) -> Mistake
     if step > 0 and near(gradient, expected[step] + expected[step - 1]):
         return Mistake("not cleared")
     return Mistake("other gradient")
+
+
+EXERCISE = Exercise(
+    minutes=15,
+    read="common/small/ddp/README.md",
+    same_as="OverlappedDDP (common/small/ddp/overlapped.py)",
+    world_sizes=(2, 3),
+    reference=reference,
+    attempt=attempt,
+    finding=finding,
+)

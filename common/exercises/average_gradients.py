@@ -5,15 +5,12 @@ import torch.distributed as dist
 from torch import nn
 
 from common.exercises.compare import Gradients, gradients, wrong_means
+from common.exercises.exercise import Exercise
 from common.exercises.mistake import Mistake
 from common.exercises.stage import load_name
 from common.exercises.traffic import observed
 from common.small.ddp.naive import NaiveDDP
 
-MINUTES = 10
-READ = "02_ddp_raw/README.md"
-SAME_AS = "NaiveDDP (common/small/ddp/naive.py)"
-WORLD_SIZES = (2, 3)
 # The gradients of the biases, by rank. On two and on three ranks no rank's own is the mean, nor the sum divided twice,
 # and the mean is no whole number.
 FIRST = (1.0, 3.2, 8.0)
@@ -66,3 +63,14 @@ def finding(made: Gradients, expected: Gradients) -> Mistake | None:
         return None
     had = {f"rank_{rank}_had": own for rank, own in enumerate(expected.own)}
     return mistake.shown("of the first, the unused and the last layer", made.after, **had, means=expected.after[0])
+
+
+EXERCISE = Exercise(
+    minutes=10,
+    read="02_ddp_raw/README.md",
+    same_as="NaiveDDP (common/small/ddp/naive.py)",
+    world_sizes=(2, 3),
+    reference=reference,
+    attempt=attempt,
+    finding=finding,
+)

@@ -9,14 +9,11 @@ from torch import nn
 
 from common.eval_sampler import DistributedEvalSampler
 from common.exercises.compare import near
+from common.exercises.exercise import Exercise
 from common.exercises.mistake import Mistake
 from common.exercises.stage import load_name
 from common.exercises.traffic import observed
 
-MINUTES = 15
-READ = "02_ddp_raw/README.md"
-SAME_AS = "one device, and DistributedEvalSampler (common/eval_sampler.py)"
-WORLD_SIZES = (3, 2)
 # On three ranks: a remainder of two, and fewer samples than ranks.
 CASES = {"17 samples on {} ranks": {"size": 17}, "2 samples on {} ranks": {"size": 2}}
 
@@ -87,3 +84,15 @@ def finding(made: Facts, expected: Facts) -> Mistake | None:
         Mistake("mean of means") if near(made.accuracy, [mean_of_means] * world_size) else Mistake("other accuracy")
     )
     return mistake.shown("returned", made.accuracy, one_device=expected.accuracy[0])
+
+
+EXERCISE = Exercise(
+    minutes=15,
+    read="02_ddp_raw/README.md",
+    same_as="one device, and DistributedEvalSampler (common/eval_sampler.py)",
+    world_sizes=(3, 2),
+    reference=reference,
+    attempt=attempt,
+    finding=finding,
+    cases=CASES,
+)

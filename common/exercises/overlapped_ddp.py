@@ -7,15 +7,12 @@ import torch.distributed as dist
 from torch import nn
 
 from common.exercises.compare import Gradients, at_step, gradients, wrong_means
+from common.exercises.exercise import Exercise
 from common.exercises.mistake import Mistake, SolutionFailed
 from common.exercises.stage import load_name
 from common.exercises.traffic import Message, Traffic, observed
 from common.small.ddp.overlapped import OverlappedDDP
 
-MINUTES = 25
-READ = "common/small/ddp/README.md"
-SAME_AS = "OverlappedDDP (common/small/ddp/overlapped.py)"
-WORLD_SIZES = (2, 3)
 INPUTS = (1.0, 3.0, 8.0)  # by rank
 STEPS = 2
 LAYERS = 3
@@ -103,3 +100,14 @@ def finding(made: Gradients, expected: Gradients) -> Mistake | None:
         if mistake:
             return mistake.at(f"step {step + 1}").shown("of the layers", after, means=means[0])
     return None
+
+
+EXERCISE = Exercise(
+    minutes=25,
+    read="common/small/ddp/README.md",
+    same_as="OverlappedDDP (common/small/ddp/overlapped.py)",
+    world_sizes=(2, 3),
+    reference=reference,
+    attempt=attempt,
+    finding=finding,
+)

@@ -12,13 +12,10 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader
 
 from common.exercises.compare import flat, near, plain, weights
+from common.exercises.exercise import Exercise
 from common.exercises.mistake import Mistake, SolutionFailed, shown
 from common.exercises.stage import load_name
 
-MINUTES = 25
-READ = "03_accelerate/README.md"
-SAME_AS = "one device. common/small/accelerator.py has a `prepare` to read"
-WORLD_SIZES = (2, 3)
 SAMPLES = 24  # so many that a rank does not by chance have the same ones with and without shuffling
 BATCH_SIZE = 6  # of all ranks
 
@@ -145,3 +142,14 @@ def joined(samples: list[list[list[int]]]) -> list[list[int]]:
     """The samples of each step on all ranks, in the order of the dataset."""
     steps = zip_longest(*samples, fillvalue=[])
     return [sorted(flat(shares)) for shares in steps]
+
+
+EXERCISE = Exercise(
+    minutes=25,
+    read="03_accelerate/README.md",
+    same_as="one device. common/small/accelerator.py has a `prepare` to read",
+    world_sizes=(2, 3),
+    reference=reference,
+    attempt=attempt,
+    finding=finding,
+)

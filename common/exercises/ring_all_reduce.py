@@ -8,16 +8,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common.exercises.compare import flat, near, plain
+from common.exercises.exercise import Exercise
 from common.exercises.mistake import Mistake, SolutionFailed, shown
 from common.exercises.stage import load_name
 from common.exercises.traffic import Message, observed
 from common.process_group import COLLECTIVES
 from common.small.ring import ring_messages
 
-MINUTES = 40
-READ = "02_ddp_raw/README.md"
-SAME_AS = "the small ring (common/small/ring.py), with as few numbers on each link"
-WORLD_SIZES = (3, 2)
 # On three ranks chunks are equal, and 3, 2 and 2.
 CASES = {"6 numbers on {} ranks": {"size": 6}, "7 numbers on {} ranks": {"size": 7}}
 
@@ -87,3 +84,15 @@ def wrong_message(made: Facts, expected: Facts) -> Mistake | None:
                 what = f"message {step + 1} of rank {rank} is {shown(message)}, and should be {shown(to_be_sent[step])}"
                 return mistake.at(what)
     return None
+
+
+EXERCISE = Exercise(
+    minutes=40,
+    read="02_ddp_raw/README.md",
+    same_as="the small ring (common/small/ring.py), with as few numbers on each link",
+    world_sizes=(3, 2),
+    reference=reference,
+    attempt=attempt,
+    finding=finding,
+    cases=CASES,
+)

@@ -9,15 +9,12 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from common.exercises.compare import at_step, flat, near, weights
+from common.exercises.exercise import Exercise
 from common.exercises.mistake import Mistake
 from common.exercises.stage import load_name
 from common.exercises.traffic import observed
 from common.small.zero import ZeRO1
 
-MINUTES = 30
-READ = "02_ddp_raw/MEMORY_AND_ZERO.md"
-SAME_AS = "ZeRO1 (common/small/zero/zero1.py)"
-WORLD_SIZES = (2, 3)
 INPUTS = ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), (7.0, 2.0, 9.0))  # by rank
 STEPS = 2
 LAYERS = 5  # which the ranks cannot share out equally
@@ -104,3 +101,14 @@ def wrong_weights(after: list[list], expected: list[list[float]]) -> Mistake:
         if not is_right_somewhere:
             return Mistake("other weights")
     return Mistake("not exchanged")
+
+
+EXERCISE = Exercise(
+    minutes=30,
+    read="02_ddp_raw/MEMORY_AND_ZERO.md",
+    same_as="ZeRO1 (common/small/zero/zero1.py)",
+    world_sizes=(2, 3),
+    reference=reference,
+    attempt=attempt,
+    finding=finding,
+)
