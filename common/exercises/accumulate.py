@@ -103,12 +103,14 @@ def finding(made: Facts, expected: Facts) -> Mistake | None:
             mistake = wrong_events(events[step], count)
             if mistake:
                 of_ranks = at_step(made.events, step)
-                return mistake.at(where).shown("what happened", of_ranks, it_should_be=expected_events(count))
+                return mistake.at(where).with_values(
+                    "what happened", of_ranks, {"it should be": expected_events(count)}
+                )
         gradients = at_step(made.gradients, step)
         if not near(gradients, at_step(expected.gradients, step)):
             mistake = wrong_gradient(gradients[0], expected.gradients[0], step)
             what = "the gradient with which the step was made"
-            return mistake.at(where).shown(what, gradients, it_should_be=expected.gradients[0][step])
+            return mistake.at(where).with_values(what, gradients, {"it should be": expected.gradients[0][step]})
     return None
 
 

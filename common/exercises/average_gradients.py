@@ -61,8 +61,9 @@ def finding(made: Gradients, expected: Gradients) -> Mistake | None:
     mistake = wrong_means(made.after, expected)
     if mistake is None:
         return None
-    had = {f"rank_{rank}_had": own for rank, own in enumerate(expected.own)}
-    return mistake.shown("of the first, the unused and the last layer", made.after, **had, means=expected.after[0])
+    others = {f"rank {rank} had": own for rank, own in enumerate(expected.own)}
+    others["means"] = expected.after[0]
+    return mistake.with_values("of the first, the unused and the last layer", made.after, others)
 
 
 EXERCISE = Exercise(

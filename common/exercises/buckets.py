@@ -85,7 +85,7 @@ def finding(made: Gradients, expected: Gradients) -> Mistake | None:
     has_all_numbers = near(sorted(flat(of_rank_0)), sorted(flat(means)))
     if has_all_numbers and not near(of_rank_0, means):
         mistake = Mistake("unpacked elsewhere")
-    return mistake.shown("the gradients of a, b, c, d and e", made.after, means=means)
+    return mistake.with_values("the gradients of a, b, c, d and e", made.after, {"means": means})
 
 
 EXERCISE = Exercise(

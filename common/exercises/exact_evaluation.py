@@ -75,7 +75,7 @@ def finding(made: Facts, expected: Facts) -> Mistake | None:
     size = sum(expected.seen)
     one_runs_all = size > world_size and max(made.seen) == size
     if sum(made.seen) != size or one_runs_all:
-        return Mistake("not shared out").shown("samples that were run", made.seen, for_example=expected.seen)
+        return Mistake("not shared out").with_values("samples that were run", made.seen, {"for example": expected.seen})
     if near(made.accuracy, expected.accuracy):
         return None
     accuracies = [accuracy_of(share_of(rank, world_size, size)) for rank in range(world_size)]
@@ -83,7 +83,7 @@ def finding(made: Facts, expected: Facts) -> Mistake | None:
     mistake = (
         Mistake("mean of means") if near(made.accuracy, [mean_of_means] * world_size) else Mistake("other accuracy")
     )
-    return mistake.shown("returned", made.accuracy, one_device=expected.accuracy[0])
+    return mistake.with_values("returned", made.accuracy, {"one device": expected.accuracy[0]})
 
 
 EXERCISE = Exercise(

@@ -98,7 +98,7 @@ def finding(made: Facts, expected: Facts) -> Mistake | None:
             right = at_step(getattr(expected, field), step)
             if not near(of_ranks, right):
                 mistake = wrong_step(field, step, of_ranks, right)
-                return mistake.at(f"step {step + 1}").shown(field, of_ranks, they_should_be=right)
+                return mistake.at(f"step {step + 1}").with_values(field, of_ranks, {"they should be": right})
     return None
 
 

@@ -98,7 +98,7 @@ def finding(made: Gradients, expected: Gradients) -> Mistake | None:
         means = at_step(expected.after, step)
         mistake = wrong_means(after, Gradients(expected.own, means))
         if mistake:
-            return mistake.at(f"step {step + 1}").shown("of the layers", after, means=means[0])
+            return mistake.at(f"step {step + 1}").with_values("of the layers", after, {"means": means[0]})
     return None
 
 

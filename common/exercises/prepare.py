@@ -115,18 +115,18 @@ def finding(made: Facts, expected: Facts) -> Mistake | None:
     batches = expected.samples[0]
     if joined(made.samples) != batches:
         mistake = wrong_samples(made.samples)
-        return mistake.shown("the samples of each step", made.samples, batches_of_the_original_loader=batches)
+        return mistake.with_values("the samples of each step", made.samples, {"the loader's batches": batches})
     if made.read != [sorted(flat(of_rank)) for of_rank in made.samples]:
-        return Mistake("read in vain").shown("read", made.read)
+        return Mistake("read in vain").with_values("read", made.read)
     if not near(made.weights, expected.weights):
-        return Mistake("no replicas").shown(
-            "the weight after each step", made.weights, it_should_be=expected.weights[0]
+        return Mistake("no replicas").with_values(
+            "the weight after each step", made.weights, {"it should be": expected.weights[0]}
         )
     of_all = flat(joined(made.shuffled))
     if sorted(of_all) != list(range(SAMPLES)):
-        return Mistake("own orders").shown("the samples of each step", made.shuffled)
+        return Mistake("own orders").with_values("the samples of each step", made.shuffled)
     if of_all == sorted(of_all):
-        return Mistake("not shuffled").shown("the samples of each step", made.shuffled)
+        return Mistake("not shuffled").with_values("the samples of each step", made.shuffled)
     return None
 
 

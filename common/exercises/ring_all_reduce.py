@@ -64,12 +64,12 @@ def finding(made: Facts, expected: Facts) -> Mistake | None:
     sums = expected.after[0]
     if not near(made.after, expected.after):
         mistake = wrong_message(made, expected) or Mistake("not in the tensor")
-        return mistake.shown("the tensor after the call", made.after, they_should_be=sums)
+        return mistake.with_values("the tensor after the call", made.after, {"they should be": sums})
     sent = [len(flat(of_rank)) for of_rank in made.sent]
     # Each rank sends W - 1 chunks in each half, and no chunk has more than a W-th of the numbers, rounded up.
     most = 2 * (world_size - 1) * math.ceil(len(sums) / world_size)
     if max(sent) > most:
-        return Mistake("too much sent").shown("numbers sent", sent, at_most=most)
+        return Mistake("too much sent").with_values("numbers sent", sent, {"at most": most})
     return None
 
 

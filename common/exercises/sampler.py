@@ -71,9 +71,9 @@ def finding(made: Facts, expected: Facts) -> Mistake | None:
         shares = at_step(made.shares, number)
         right = at_step(expected.shares, number)
         if shares != right:
-            return wrong_shares(shares, right).at(time).shown("samples", shares, they_should_be=right)
+            return wrong_shares(shares, right).at(time).with_values("samples", shares, {"they should be": right})
     if made.length != expected.length:
-        return Mistake("length").shown("lengths", made.length, they_should_be=expected.length)
+        return Mistake("length").with_values("lengths", made.length, {"they should be": expected.length})
     return None
 
 

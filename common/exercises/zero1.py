@@ -82,8 +82,8 @@ def attempt(path: str) -> Facts:
 
 def finding(made: Facts, expected: Facts) -> Mistake | None:
     if max(made.state) > MOMENTS * 2 / 3:  # a part is half of it, on two ranks, and perhaps a parameter more
-        return Mistake("state not divided").shown(
-            "numbers in the state", made.state, all_parameters=MOMENTS, a_part=expected.state[0]
+        return Mistake("state not divided").with_values(
+            "numbers in the state", made.state, {"all parameters": MOMENTS, "a part": expected.state[0]}
         )
     for step in range(STEPS):
         after = at_step(made.weights, step)
@@ -91,7 +91,7 @@ def finding(made: Facts, expected: Facts) -> Mistake | None:
         by_sums = at_step(expected.by_sums, step)
         if not near(after, right):
             mistake = Mistake("stepped with sums") if near(after, by_sums) else wrong_weights(after, right[0])
-            return mistake.at(f"step {step + 1}").shown("weights", after, they_should_be=right[0])
+            return mistake.at(f"step {step + 1}").with_values("weights", after, {"they should be": right[0]})
     return None
 
 

@@ -99,13 +99,13 @@ def run_level(options: argparse.Namespace, flags: list[str]) -> None:
         module = small.load_small(options.level)
     except ValueError as error:
         parser().error(str(error))
-    # As the last lines of the script do.
+    # These are the last two lines of every script.
     args = module.prepare_process(module.parse_args(module.__file__, flags))
     module.train(args)
 
 
 def show_tour() -> None:
-    """Print what there is to run here, given what this machine has."""
+    """Print the commands that suit this machine."""
     from common.ladder import tour  # imports torch, which takes seconds; the other commands begin without it
 
     sys.stdout.write(tour.text(tour.look()))
