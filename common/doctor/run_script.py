@@ -2,8 +2,8 @@
 
     python common/doctor/run_script.py FOLDER LAST_STEP SCRIPT [ARGUMENTS …]
 
-This file is run by its path, and afterwards removes this repository's modules from `sys.modules`, because the script may
-have a package `common` of its own. The process ends with the script, so the observers need not be taken out of torch.
+This file is run by its path, and removes this repository's modules from `sys.modules`, because the script may have a
+package `common` of its own. The process ends with the script, so the observers need not be taken out of torch.
 """
 
 import os

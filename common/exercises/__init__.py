@@ -2,36 +2,38 @@
 
 The files of an exercise have its name:
 
-    NAME.py             its checker: an `Exercise`, which is named EXERCISE
+    NAME.py             CHECKER, the functions that check a solution (see `checker`)
     starters/NAME.py    the task as a docstring, and gaps where the learner writes
+    exercises.toml      [NAME]: the time that it takes, and what to read
     mistakes.toml       [NAME]: the text that a learner reads for each mistake
 
-The checkers share `exercise` (its parts), `mistake`, `compare` (numbers), `stage` (the run of a solution on ranks) and
-`traffic` (its messages).
+The checkers share `mistake`, `compare` (numbers), `stage` (the run on ranks) and `traffic` (the messages).
 """
 
 import ast
 import functools
+import tomllib
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.exercises.exercise import Exercise
+from common.exercises.checker import Checker
 from common.exercises.mistake import Mistake, SolutionFailed
 from common.exercises.stage import on_ranks
 
-NAMES = (
-    "average_gradients",
-    "overlapped_ddp",
-    "buckets",
-    "ring_all_reduce",
-    "sampler",
-    "exact_evaluation",
-    "accumulate",
-    "zero1",
-    "loss_scaler",
-    "prepare",
-)
+
+class About(NamedTuple):
+    """The time that an exercise takes, the page to read first, and the code with which the verdict compares it."""
+
+    minutes: int
+    read: str
+    same_as: str
+
+
+EXERCISES: dict[str, About] = {}
+for _name, _entry in tomllib.loads(Path(__file__).with_name("exercises.toml").read_text()).items():
+    EXERCISES[_name] = About(**_entry)
+NAMES = tuple(EXERCISES)
 
 
 class RankFacts(NamedTuple):
@@ -44,17 +46,17 @@ class RankFacts(NamedTuple):
 def check(name: str, path: Path) -> Mistake | None:
     """The mistake of the solution in `path`, on the first number of ranks and in the first case; None if it passed.
 
-    Only a solution that was right on one number of ranks comes to the next. So what is wrong then is mostly a number
-    that was written where the world size or the rank belongs.
+    A solution that is right on one number of ranks and wrong on the next mostly has a fixed number where the world size
+    or the rank belongs.
 
     Raises:
         ValueError: if there is no such exercise, or no such file.
     """
-    exercise = load(name)
+    checker = load(name)
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     passed_on = None
-    for world_size in exercise.world_sizes:
+    for world_size in checker.world_sizes:
         mistake = _first_mistake(name, world_size, path)
         if mistake and passed_on:
             return Mistake("fixed world size", f"all was right on {passed_on} ranks", mistake.explained(name))
@@ -66,15 +68,15 @@ def check(name: str, path: Path) -> Mistake | None:
 
 def _first_mistake(name: str, world_size: int, path: Path) -> Mistake | None:
     """The mistake of a solution on one number of ranks, in the first case that has one."""
-    exercise = load(name)
-    for title, case in exercise.cases.items():
+    checker = load(name)
+    for title, case in checker.cases.items():
         try:
             of_ranks = on_ranks(world_size, functools.partial(_facts, name, case), path)
         except SolutionFailed as failure:
             return failure.mistake.at(title.format(world_size))
         made = _by_field([facts.made for facts in of_ranks])
         expected = _by_field([facts.expected for facts in of_ranks])
-        mistake = exercise.finding(made, expected)
+        mistake = checker.finding(made, expected)
         if mistake:
             return mistake.at(title.format(world_size))
     return None
@@ -82,9 +84,9 @@ def _first_mistake(name: str, world_size: int, path: Path) -> Mistake | None:
 
 def _facts(name: str, case: dict[str, Any], path: str) -> RankFacts:
     """The facts of this rank."""
-    exercise = load(name)
-    expected = exercise.reference(**case)
-    return RankFacts(exercise.attempt(path, **case), expected)
+    checker = load(name)
+    expected = checker.reference(**case)
+    return RankFacts(checker.attempt(path, **case), expected)
 
 
 def _by_field(of_ranks: list[Any]) -> Any:
@@ -94,15 +96,15 @@ def _by_field(of_ranks: list[Any]) -> Any:
     return kind(*map(list, fields))
 
 
-def load(name: str) -> Exercise:
-    """The exercise with this name.
+def load(name: str) -> Checker:
+    """The checker of an exercise.
 
     Raises:
         ValueError: if there is no such exercise.
     """
     if name not in NAMES:
         raise ValueError(f"{name!r} is no exercise: one of {', '.join(NAMES)}")
-    return import_module(f"{__name__}.{name}").EXERCISE
+    return import_module(f"{__name__}.{name}").CHECKER
 
 
 def starter(name: str) -> Path:

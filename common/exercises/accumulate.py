@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
+from common.exercises.checker import Checker
 from common.exercises.compare import at_step, near
-from common.exercises.exercise import Exercise
 from common.exercises.mistake import Mistake
 from common.exercises.stage import load_name
 from common.exercises.traffic import observed
@@ -135,12 +135,4 @@ def wrong_gradient(gradient: float, expected: list[float], step: int) -> Mistake
     return Mistake("other gradient")
 
 
-EXERCISE = Exercise(
-    minutes=15,
-    read="common/small/ddp/README.md",
-    same_as="OverlappedDDP (common/small/ddp/overlapped.py)",
-    world_sizes=(2, 3),
-    reference=reference,
-    attempt=attempt,
-    finding=finding,
-)
+CHECKER = Checker(reference, attempt, finding)

@@ -4,8 +4,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from common.exercises.checker import Checker
 from common.exercises.compare import Gradients, gradients, wrong_means
-from common.exercises.exercise import Exercise
 from common.exercises.mistake import Mistake
 from common.exercises.stage import load_name
 from common.exercises.traffic import observed
@@ -66,12 +66,4 @@ def finding(made: Gradients, expected: Gradients) -> Mistake | None:
     return mistake.with_values("of the first, the unused and the last layer", made.after, others)
 
 
-EXERCISE = Exercise(
-    minutes=10,
-    read="02_ddp_raw/README.md",
-    same_as="NaiveDDP (common/small/ddp/naive.py)",
-    world_sizes=(2, 3),
-    reference=reference,
-    attempt=attempt,
-    finding=finding,
-)
+CHECKER = Checker(reference, attempt, finding)

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from common.exercises.checker import Checker
 from common.exercises.compare import Gradients, flat, gradients, near, wrong_means
-from common.exercises.exercise import Exercise
 from common.exercises.mistake import Mistake, SolutionFailed
 from common.exercises.stage import load_name
 from common.exercises.traffic import observed
@@ -88,12 +88,4 @@ def finding(made: Gradients, expected: Gradients) -> Mistake | None:
     return mistake.with_values("the gradients of a, b, c, d and e", made.after, {"means": means})
 
 
-EXERCISE = Exercise(
-    minutes=25,
-    read="common/small/ddp/README.md",
-    same_as="BucketedDDP (common/small/ddp/bucketed.py)",
-    world_sizes=(2, 3),
-    reference=reference,
-    attempt=attempt,
-    finding=finding,
-)
+CHECKER = Checker(reference, attempt, finding)

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import nn
 
 from common.eval_sampler import DistributedEvalSampler
+from common.exercises.checker import Checker
 from common.exercises.compare import near
-from common.exercises.exercise import Exercise
 from common.exercises.mistake import Mistake
 from common.exercises.stage import load_name
 from common.exercises.traffic import observed
@@ -86,13 +86,4 @@ def finding(made: Facts, expected: Facts) -> Mistake | None:
     return mistake.with_values("returned", made.accuracy, {"one device": expected.accuracy[0]})
 
 
-EXERCISE = Exercise(
-    minutes=15,
-    read="02_ddp_raw/README.md",
-    same_as="one device, and DistributedEvalSampler (common/eval_sampler.py)",
-    world_sizes=(3, 2),
-    reference=reference,
-    attempt=attempt,
-    finding=finding,
-    cases=CASES,
-)
+CHECKER = Checker(reference, attempt, finding, world_sizes=(3, 2), cases=CASES)

@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from common.exercises.checker import Checker
 from common.exercises.compare import Gradients, at_step, gradients, wrong_means
-from common.exercises.exercise import Exercise
 from common.exercises.mistake import Mistake, SolutionFailed
 from common.exercises.stage import load_name
 from common.exercises.traffic import Message, Traffic, observed
@@ -102,12 +102,4 @@ def finding(made: Gradients, expected: Gradients) -> Mistake | None:
     return None
 
 
-EXERCISE = Exercise(
-    minutes=25,
-    read="common/small/ddp/README.md",
-    same_as="OverlappedDDP (common/small/ddp/overlapped.py)",
-    world_sizes=(2, 3),
-    reference=reference,
-    attempt=attempt,
-    finding=finding,
-)
+CHECKER = Checker(reference, attempt, finding)

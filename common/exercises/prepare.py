@@ -11,8 +11,8 @@ from torch import nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader
 
+from common.exercises.checker import Checker
 from common.exercises.compare import flat, near, plain, weights
-from common.exercises.exercise import Exercise
 from common.exercises.mistake import Mistake, SolutionFailed, shown
 from common.exercises.stage import load_name
 
@@ -144,12 +144,4 @@ def joined(samples: list[list[list[int]]]) -> list[list[int]]:
     return [sorted(flat(shares)) for shares in steps]
 
 
-EXERCISE = Exercise(
-    minutes=25,
-    read="03_accelerate/README.md",
-    same_as="one device. common/small/accelerator.py has a `prepare` to read",
-    world_sizes=(2, 3),
-    reference=reference,
-    attempt=attempt,
-    finding=finding,
-)
+CHECKER = Checker(reference, attempt, finding)

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from common.exercises.checker import Checker
 from common.exercises.compare import flat, near, plain
-from common.exercises.exercise import Exercise
 from common.exercises.mistake import Mistake, SolutionFailed, shown
 from common.exercises.stage import load_name
 from common.exercises.traffic import Message, observed
@@ -86,13 +86,4 @@ def wrong_message(made: Facts, expected: Facts) -> Mistake | None:
     return None
 
 
-EXERCISE = Exercise(
-    minutes=40,
-    read="02_ddp_raw/README.md",
-    same_as="the small ring (common/small/ring.py), with as few numbers on each link",
-    world_sizes=(3, 2),
-    reference=reference,
-    attempt=attempt,
-    finding=finding,
-    cases=CASES,
-)
+CHECKER = Checker(reference, attempt, finding, world_sizes=(3, 2), cases=CASES)

@@ -8,8 +8,8 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from common.exercises.checker import Checker
 from common.exercises.compare import at_step, flat, near, weights
-from common.exercises.exercise import Exercise
 from common.exercises.mistake import Mistake
 from common.exercises.stage import load_name
 from common.exercises.traffic import observed
@@ -103,12 +103,4 @@ def wrong_weights(after: list[list], expected: list[list[float]]) -> Mistake:
     return Mistake("not exchanged")
 
 
-EXERCISE = Exercise(
-    minutes=30,
-    read="02_ddp_raw/MEMORY_AND_ZERO.md",
-    same_as="ZeRO1 (common/small/zero/zero1.py)",
-    world_sizes=(2, 3),
-    reference=reference,
-    attempt=attempt,
-    finding=finding,
-)
+CHECKER = Checker(reference, attempt, finding)

@@ -60,7 +60,7 @@ def check_solution(exercise: str, solution: Path) -> None:
     if mistake:
         print(f"NOT YET: {exercise}\n\n{textwrap.indent(mistake.explained(exercise), '  ')}")
         sys.exit(1)
-    print(f"PASSED: {exercise}\n\n  The same numbers as {exercises.load(exercise).same_as}.")
+    print(f"PASSED: {exercise}\n\n  The same numbers as {exercises.EXERCISES[exercise].same_as}.")
     following = exercises.following(exercise)
     if following:
         print(f"  Next: python -m common.ladder check {following}")
@@ -71,14 +71,14 @@ def check_solution(exercise: str, solution: Path) -> None:
 def list_exercises() -> None:
     """Print a line for each exercise, in the order of the climb."""
     for name in exercises.NAMES:
-        print(f"{name:<18} {exercises.load(name).minutes:>3} min  {exercises.title(name)}")
+        print(f"{name:<18} {exercises.EXERCISES[name].minutes:>3} min  {exercises.title(name)}")
     print("\nThe task and the file to begin with: python -m common.ladder check NAME")
 
 
 def show_task(exercise: str) -> None:
     """Print the task of an exercise, what to read first, and the commands with which to begin and to check."""
     print(f"{exercises.task(exercise)}\n")
-    print(f"About {exercises.load(exercise).minutes} minutes. Read first: {exercises.load(exercise).read}\n")
+    print(f"About {exercises.EXERCISES[exercise].minutes} minutes. Read first: {exercises.EXERCISES[exercise].read}\n")
     print("Begin with:")
     print(f"    cp {os.path.relpath(exercises.starter(exercise))} my_{exercise}.py")
 

@@ -86,7 +86,7 @@ def test_an_exercise_that_does_not_exist_is_an_error(path, capsys):
 def test_the_page_lists_the_exercises():
     page = PAGE.read_text()
     for number, name in enumerate(exercises.NAMES, start=1):
-        exercise = exercises.load(name)
+        exercise = exercises.EXERCISES[name]
         title = exercises.title(name).removesuffix(".")
         read = f"[{exercise.read}](../../{exercise.read})"
         assert f"| {number} | [{name}](starters/{name}.py) | {title} | {exercise.minutes} | {read} |\n" in page
