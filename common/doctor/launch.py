@@ -37,14 +37,14 @@ def observe(
     folders = [folder / f"rank{rank}" for rank in range(processes)]
     started: list[subprocess.Popen] = []
     try:
-        for rank, of_rank in enumerate(folders):
-            of_rank.mkdir()
-            command = [sys.executable, "-u", run_script, of_rank, str(last_step or 0), script, *arguments]
-            started.append(_start(command, _environment(rank, processes, port), of_rank / LOG))
+        for rank, rank_folder in enumerate(folders):
+            rank_folder.mkdir()
+            command = [sys.executable, "-u", run_script, rank_folder, str(last_step or 0), script, *arguments]
+            started.append(_start(command, _environment(rank, processes, port), rank_folder / LOG))
         _wait(started, folders, patience)
     finally:
         was_running = [process.poll() is None for process in started]
-        # A rank that saw another one's connections close would note that, and not where it was: all are stopped first.
+        # All are stopped before one is killed: a rank whose connections close would leave the line where it waits.
         for signal_number in (signal.SIGSTOP, signal.SIGKILL):
             for process in started:
                 with contextlib.suppress(ProcessLookupError):
@@ -96,8 +96,8 @@ def _wait(started: list[subprocess.Popen], folders: list[Path], patience: float)
     last_progress = time.monotonic()
     with tqdm(desc="optimizer steps", leave=False, disable=None) as bar:
         while any(process.poll() is None for process in started):
-            for rank, of_rank in enumerate(folders):
-                file = of_rank / PROGRESS
+            for rank, rank_folder in enumerate(folders):
+                file = rank_folder / PROGRESS
                 text = file.read_text() if file.exists() else ""
                 if text in ("", progress[rank]):  # it is empty while it is written
                     continue
@@ -121,7 +121,7 @@ def _wait(started: list[subprocess.Popen], folders: list[Path], patience: float)
 
 
 def _record(rank: int, folder: Path, exit_code: int) -> Record:
-    """The record of a rank, with what was seen of it from here; nothing else where it left none."""
+    """The record that a rank has left, or an empty one, with its exit code and the last line that it has printed."""
     record = Record(rank)
     if (folder / RECORD).exists():
         record = read(folder / RECORD)
