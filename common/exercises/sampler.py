@@ -49,8 +49,9 @@ def finding(made: Facts, expected: Facts) -> Mistake | None:
         shares = at_step(made.shares, number)
         right = at_step(expected.shares, number)
         if shares != right:
-            name = "other order" if sorted(flat(shares), key=str) == sorted(flat(right), key=str) else "not once each"
-            return Mistake(name).at(moment).with_values("samples", shares, {"they should be": right})
+            once_each = sorted(flat(shares), key=str) == sorted(flat(right), key=str)
+            mistake = Mistake("other order") if once_each else Mistake("not once each")
+            return mistake.at(moment).with_values("samples", shares, {"they should be": right})
     if made.length != expected.length:
         return Mistake("length").with_values("lengths", made.length, {"they should be": expected.length})
     return None
