@@ -1,4 +1,4 @@
-"""glibc's allocator: let it keep large blocks, instead of returning them to the system after every step.
+"""Settings of glibc's allocator by which it keeps large blocks, and does not return them to the system at each step.
 
 A block that is larger than a threshold is mapped from the system by itself, and unmapped when it is freed. When it is
 next used the kernel fills every page of it with zeros, one fault each. The threshold grows with the blocks that are
@@ -16,16 +16,13 @@ import ctypes
 import os
 import platform
 
-# The parameters' numbers in glibc's malloc.h.
+# Numbers of the parameters in glibc's malloc.h.
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 M_ARENA_MAX = -8
-# Bytes.
-MMAP_THRESHOLD = 2**30
-# What glibc before 2.35 accepts at most.
-OLD_MMAP_THRESHOLD = 2**25
-# The largest that mallopt can be given: an int.
-TRIM_THRESHOLD = 2**31 - 1
+MMAP_THRESHOLD = 2**30  # bytes
+OLD_MMAP_THRESHOLD = 2**25  # bytes; glibc before 2.35 accepts no more
+TRIM_THRESHOLD = 2**31 - 1  # bytes; the largest int, which mallopt takes
 VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX")
 
 
@@ -45,7 +42,7 @@ def keep_large_blocks() -> None:
 
 
 def set_parameter(parameter: int, value: int) -> bool:
-    """Call glibc's mallopt; whether it accepted the value. A threshold that was set no longer grows by itself."""
+    """Call glibc's mallopt, and return if it accepted the value. A threshold that was set no longer grows by itself."""
     return ctypes.CDLL(None).mallopt(parameter, value) == 1
 
 

@@ -29,8 +29,7 @@ _OWN_FLAGS = {
     "--checkpoint-every": _FULL,
 }
 PRECISIONS = ("no", "fp16", "bf16")
-# How a launcher's configuration file arrives.
-_LAUNCHER_PRECISION = "ACCELERATE_MIXED_PRECISION"
+_LAUNCHER_PRECISION = "ACCELERATE_MIXED_PRECISION"  # set by a launcher from its configuration file
 
 
 class _Parser(argparse.ArgumentParser):
@@ -127,12 +126,12 @@ def _seed(text: str) -> int:
 
 
 def _seconds(text: str) -> timedelta:
-    # What lies above is more than a backend's clock can count.
+    # A backend's clock cannot count more.
     return timedelta(seconds=number(text, int, 1, "a whole number from 1 to 1000000", 10**6))
 
 
 def _folder(text: str) -> str:
-    """One absolute path, whoever looks for the folder, and from where; it is there, or can be made."""
+    """The absolute path of a folder that exists or can be made."""
     if not text:
         raise argparse.ArgumentTypeError("must name a folder")
     path = Path(os.path.abspath(os.path.expanduser(text)))

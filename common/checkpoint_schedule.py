@@ -1,7 +1,7 @@
 """The steps at which all ranks of a long training save, and the one at which they stop.
 
-A signal, or a clock, may say on one rank what it does not say on another, and all have to save at the same step. So the
-ranks ask each other every few steps, in one small all-reduce. Slurm and Kubernetes send SIGTERM and kill half a minute
+All ranks have to save at the same step, but a signal may reach one rank only, and clocks differ. So every few steps the
+ranks combine what they know in one small all-reduce. Slurm and Kubernetes send SIGTERM and kill half a minute
 later; torchrun hands it on to its ranks, and Ctrl-C reaches them as SIGINT.
 """
 
@@ -20,18 +20,18 @@ import torch.distributed as dist
 
 from common.numbers import number, positive
 
-STEPS_BETWEEN_QUESTIONS = 10  # optimizer steps
+STEPS_BETWEEN_VOTES = 10  # optimizer steps
 
 
 class CheckpointInterval(NamedTuple):
-    """Time between two checkpoints: so many optimizer steps, or so many seconds; the other one is never."""
+    """The optimizer steps or the seconds between two checkpoints; the one that is not given is never reached."""
 
     steps: int = sys.maxsize
     seconds: float = math.inf
 
 
 def checkpoint_interval(text: str) -> CheckpointInterval:
-    """The value of a flag: steps, or with an "s" behind the number seconds."""
+    """The value of --checkpoint-every: "100" are steps, and "60s" are seconds."""
     if not text.endswith("s"):
         return CheckpointInterval(steps=positive(text))
     description = "a whole number of steps, or of seconds with an s behind it as in 60s,"
@@ -40,10 +40,9 @@ def checkpoint_interval(text: str) -> CheckpointInterval:
 
 @contextlib.contextmanager
 def noted_signals() -> Iterator[list[int]]:
-    """Within the block SIGTERM and the first Ctrl-C end nothing: their numbers are added to the list.
+    """A block in which SIGTERM and the first Ctrl-C do not end the process: their numbers are added to the list.
 
-    The second Ctrl-C ends the process at once. A second SIGTERM does not: Slurm and torchrun may both send the same
-    one, and whoever has no patience sends SIGKILL.
+    The second Ctrl-C ends the process at once. A second SIGTERM does not, because Slurm and torchrun may both send one.
     """
     received: list[int] = []
     sent_by_one_key_press = 1
@@ -66,7 +65,7 @@ def noted_signals() -> Iterator[list[int]]:
 
 
 class CheckpointSchedule:
-    """Says after each optimizer step whether all ranks save now, and whether they stop after that.
+    """The decision after each optimizer step: do all ranks save now, and do they stop after that?
 
     Args:
         interval: how often to save.
@@ -90,9 +89,9 @@ class CheckpointSchedule:
         self._saved_at = time.monotonic()
 
     def update(self, step: int) -> None:
-        """Take in that optimizer step `step` is complete. A collective: all processes must call it at every step."""
+        """Decide after optimizer step `step`. A collective: all processes must call it at every step."""
         self.save = step == self._total_steps or step % self._interval.steps == 0
-        if step % STEPS_BETWEEN_QUESTIONS == 0:
+        if step % STEPS_BETWEEN_VOTES == 0:
             is_time = time.monotonic() - self._saved_at > self._interval.seconds
             votes = torch.tensor([is_time, bool(self._signals)], dtype=torch.int32, device=self._device)
             if dist.is_initialized():
@@ -103,5 +102,5 @@ class CheckpointSchedule:
             self._saved_at = time.monotonic()
 
     def exit_code(self) -> int:
-        """128 + the signal's number, as of a process that the signal ended: whoever restarts failed jobs knows it."""
+        """128 + the number of the signal, which shells and schedulers take for a process that the signal has ended."""
         return 128 + (self._signals[0] if self._signals else signal.SIGTERM)

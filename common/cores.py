@@ -1,8 +1,8 @@
 """The CPU cores that this process may use, and devices made of them where there are no GPUs.
 
 GPUs cannot be shared out; cores can. Where levels are compared without GPUs, a *device* is therefore an equal part of
-the cores: whoever computes on it has as many threads as it has cores, and stays on them. Nothing is divided unless
-somebody calls `confine_to_device`, as the flag `--cores-per-device` does.
+the cores: a process or replica that computes on it has one thread for each of these cores, and stays on them. Nothing
+is divided until `confine_to_device` is called, as the flag `--cores-per-device` does.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ def available_cores() -> int:
 
 
 def threads_per_worker(workers: int) -> int:
-    """The threads of each of so many workers on this machine: its device's cores, else a fair share of all."""
+    """The number of threads of each of `workers` on this machine: its device's cores, else an equal share of all."""
     if _division is not None:
         return _division.cores_per_device
     return max(1, available_cores() // workers)
@@ -52,8 +52,8 @@ def device_cores(index: int, cores_per_device: int) -> list[int]:
 def confine_to_device(index: int, cores_per_device: int) -> None:
     """Let all threads of this process, and those that they start, run on the cores of device `index` only.
 
-    How many threads torch has is left to the caller: see `threads_per_worker`. The system (macOS, Windows) may know no
-    such thing; then only the number of threads is that of a device.
+    The caller sets the number of torch's threads: see `threads_per_worker`. macOS and Windows cannot confine threads to
+    cores, so there that number is all that makes a device.
     """
     global _division
     _division = _Division(_undivided_cores(), cores_per_device)
@@ -92,7 +92,7 @@ def _first_sibling(core: int) -> int:
 
 
 def _pin_all_threads(cores: Iterable[int]) -> None:
-    """Also those of a pool that has started already: a thread keeps the cores that its creator had then."""
+    """Pin the threads of a running pool too: a thread keeps the cores that its creator had when it started."""
     threads = [0]
     if _THREADS.exists():
         threads = [int(path.name) for path in _THREADS.iterdir()]

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 
 class UserError(SystemExit):
-    """A wish of the user's that cannot be fulfilled. The line is on stderr already. Uncaught, it exits with 2."""
+    """An error that the user can correct. Its line is on stderr already; the exit code is 2."""
 
     def __init__(self, message: str) -> None:
         super().__init__(2)
@@ -30,15 +30,15 @@ def fail(message: str) -> NoReturn:
 def _is_first_to_fail() -> bool:
     """True for one process of those that torchrun has started here; without torchrun for every process.
 
-    All ranks may meet the same error, and the first that ends is the end of the others, so none can wait for rank 0 to
-    speak. torchrun has made a folder for each rank's error, in one folder for all of them, which it removes at the end.
-    The first rank to make a file there speaks.
+    All ranks may meet the same error, and torchrun ends the others as soon as one has ended, so rank 0 may never come
+    to print it. torchrun has made one folder for the errors of all ranks. The first rank that can make a file in it
+    prints.
     """
     own_error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not own_error_file:
         return True
     try:
-        (Path(own_error_file).parents[1] / "said").touch(exist_ok=False)
+        (Path(own_error_file).parents[1] / "printed").touch(exist_ok=False)
     except FileExistsError:
         return False
     except OSError:  # the folder is gone, or the variable is another launcher's

@@ -1,7 +1,7 @@
 """Files that are whole or not there, whenever the process that writes them is killed.
 
-What is being written bears another name, beside the place where it is to be. Renaming it is the one moment in which
-the new content comes to be.
+The content is first written to a draft, a file with another name in the same folder. Then the draft is renamed, which
+the system does in one step.
 """
 
 import contextlib
@@ -13,12 +13,12 @@ from pathlib import Path
 
 
 def nearest_existing(path: Path) -> Path:
-    """The first of `path` and its parents that is there: where a new folder would have to be made."""
+    """`path`, or the nearest of its parents that exists."""
     return next(folder for folder in (path, *path.parents) if os.path.exists(folder))
 
 
 def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
-    """Make `content` the content of the file `path`; texts are written in UTF-8. See `atomic_write`.
+    """Write `content` to the file `path`, a text in UTF-8. See `atomic_write`.
 
     Raises:
         OSError: if it cannot be written; what was there before is then untouched.
@@ -31,11 +31,11 @@ def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
-    """Yield the path of a draft, which becomes `path` when the block ends; if the block raises, the draft goes.
+    """Yield the path of a draft, which replaces `path` when the block ends, and is removed if the block raises.
 
-    A reader meets the old content or the new one, never a part, also after a crash of the machine. As with `open`, a
-    file that was there keeps its permissions, and a symbolic link is followed. What is no regular file, for instance
-    /dev/stdout, cannot be replaced: the block writes to it directly. A process that is killed leaves its draft behind.
+    A reader finds the old content or the new one, never a part, even after a crash of the machine. As with `open`, an
+    existing file keeps its permissions, and a symbolic link is followed. A path that is no regular file, such as
+    /dev/stdout, cannot be replaced, so the block writes to it directly. A killed process leaves its draft behind.
 
     Raises:
         OSError: if the draft cannot be put in its place.

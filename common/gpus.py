@@ -1,4 +1,4 @@
-"""The GPUs that a process sees: how many, and none where it computes on the CPU only."""
+"""The number of GPUs that this process may use, and a way to hide them from it."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # torch asks the driver, not the 
 
 
 def visible_gpus() -> int:
-    """The number of GPUs that this process may use. It can be asked in a notebook that will fork processes."""
+    """The number of GPUs that this process may use. It can fork others afterwards, as a notebook does."""
     with _without_starting_cuda():
         return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
@@ -33,7 +33,7 @@ def _without_starting_cuda() -> Iterator[None]:
 
 
 def hide_gpus() -> None:
-    """Let this process take the machine for one without GPUs from now on.
+    """Make torch see no GPU in this process from now on.
 
     Since torch 2.14 an optimizer asks at each step whether a CUDA graph is being recorded, wherever a GPU is visible,
     also if its tensors are on the CPU. That starts CUDA: it takes hundreds of MB of the first GPU, and it raises in a
@@ -41,4 +41,4 @@ def hide_gpus() -> None:
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ[_NVML_CHECK] = "1"
-    torch.cuda._cached_device_count = 0  # it may have another number, in a fork of a process that has used a GPU
+    torch.cuda._cached_device_count = 0  # a fork of a process that has used a GPU has inherited another number

@@ -1,4 +1,4 @@
-"""What this machine gives to a training, and whether that is what the flags ask for."""
+"""The device and the replicas that a training gets on this machine, checked against the flags."""
 
 import os
 import re
@@ -10,13 +10,13 @@ import torch
 from common.errors import fail
 from common.gpus import visible_gpus
 
-LAUNCHER_ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"  # how a launcher's configuration file arrives
+LAUNCHER_ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"  # set by a launcher from its file
 
 
 def fit_to_machine(args: Namespace) -> Namespace:
-    """The settings of a run on this machine: the flags, with what they leave to it. `args` stays as it is.
+    """A copy of the flags in which values that depend on the machine are filled in.
 
-    `device` is a torch.device, and level 01's `replicas` a number.
+    `device` becomes a torch.device, and level 01's `replicas` a number.
 
     Raises:
         UserError: after one line that says what to do.
@@ -42,19 +42,18 @@ def is_one_process(args: Namespace) -> bool:
 
 
 def find_device(text: str, one_process: bool) -> torch.device:
-    """The device that `text` names: with its index where one process chooses it, without where each rank has its own.
+    """The device that `text` names. A GPU has an index if `one_process`; else each rank chooses its own later.
 
     Raises:
-        UserError: for anything but auto, cpu, cuda and, at levels of one process, cuda:N; if it is not there; if the
-            ranks of this machine are more than its GPUs.
+        UserError: for a text other than auto, cpu, cuda and, if `one_process`, cuda:N; for a device that is not there.
     """
-    known = re.fullmatch("auto|cpu|cuda(:(?P<index>[0-9]{1,9}))?", text)
-    if known is None:
+    match = re.fullmatch("auto|cpu|cuda(:(?P<index>[0-9]{1,9}))?", text)
+    if match is None:
         fail(f"argument --device: {text!r} is not auto, cpu or cuda; CUDA_VISIBLE_DEVICES says which GPUs to use")
     gpus = visible_gpus()
     if text == "cpu" or (text == "auto" and gpus == 0):
         return torch.device("cpu")
-    index = known["index"]
+    index = match["index"]
     if index is not None and not one_process:
         advice = f"to choose among them set CUDA_VISIBLE_DEVICES={index}"
         fail(f"argument --device: {text!r}: each process takes the GPU of its local rank; {advice}")

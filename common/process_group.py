@@ -36,7 +36,7 @@ COLLECTIVES = (
     "scatter_object_list",
 )
 _left_group: Any = None  # which `leave_process_group` keeps
-# This process when it has imported this module. A fork of it has another number, and it for a parent.
+# Of the process that has imported this module; in a fork of it both differ.
 _PROCESS = os.getpid()
 _PARENT = os.getppid()
 
@@ -65,10 +65,10 @@ def all_gather_object(value: Any) -> list:
 
 
 def end_with_launcher() -> None:
-    """Let this rank get SIGTERM when torchrun ends, on Linux, however that ends.
+    """Let Linux send SIGTERM to this rank when torchrun has ended, for any reason.
 
-    torchrun ends its ranks when it is told to end. Killed, for want of memory for instance, it cannot, and its ranks
-    would train on.
+    torchrun ends its ranks when it gets a signal. It cannot when it is killed, for example because memory ran out, and
+    its ranks would continue to train.
     """
     if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -81,11 +81,10 @@ def end_with_launcher() -> None:
 def process_group(backend: str = "gloo", **options: Any) -> Iterator[None]:
     """A process group of all ranks for the block; `options` go to `init_process_group`.
 
-    After an error in the block nobody waits: the group of several ranks is not destroyed. nccl's
-    `destroy_process_group` waits until all ranks have called it. The others wait in a collective for the rank that
-    raised, so it aborts its group. gloo's closes the connections, and the other ranks would raise too, perhaps before
-    torchrun has been given this rank's traceback. The group of a single process is destroyed, so that a notebook can
-    make another one.
+    After an error in the block this rank does not destroy a group of several ranks. With nccl that would wait for the
+    other ranks, which wait in a collective for this one, so the group is aborted. With gloo it would close the
+    connections, and the other ranks would raise too, perhaps before torchrun has got this rank's traceback. The group
+    of a single process is destroyed, so that a notebook can make another one.
     """
     dist.init_process_group(backend, **options)
     try:
@@ -100,13 +99,16 @@ def process_group(backend: str = "gloo", **options: Any) -> Iterator[None]:
 
 
 def leave_process_group() -> None:
-    """Destroy the process group of this rank, if there is one. A model in DistributedDataParallel may outlive it.
+    """Destroy the process group of this rank, if there is one, and keep a reference to it.
 
-    Whoever drops the last reference to a group waits for the group's threads. Two holders must not be the last:
-    a model in DistributedDataParallel, which waits with the GIL held (with torch 2.11 for ever, where a thread wants
-    the GIL), and a communication hook in Python, which runs on such a thread and would wait for itself (the process
-    ends with "Resource deadlock avoided"). So a reference is kept here until the next group is left, or until
-    `free_left_group` drops it with the GIL released.
+    Dropping the last reference to a group waits for the group's threads. Two holders must not be the last:
+
+    - A model in DistributedDataParallel waits while it holds the GIL. With torch 2.11 it waits for ever if one of the
+      threads wants the GIL.
+    - A communication hook in Python runs on one of the threads, which would wait for itself. The process ends with
+      "Resource deadlock avoided".
+
+    So the reference is kept here until the next group is left, or until `free_left_group` drops it.
     """
     global _left_group
     if is_distributed():

@@ -31,7 +31,7 @@ from common.allocator import keep_large_blocks
 from common.cores import use_all_cores
 from common.gpus import hide_gpus
 
-MOMENT = 5  # seconds that ranks have to answer once another one has failed
+SECONDS_AFTER_FAILURE = 5  # that ranks have to answer once another one has failed
 # Windows can only spawn.
 _START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 _context: Any = multiprocessing.get_context(_START_METHOD)
@@ -41,7 +41,7 @@ if _START_METHOD == "forkserver":
 
 
 class RankFailed(RuntimeError):
-    """A rank raised, ended or did not answer in time; the message says it of every rank that did."""
+    """A rank raised, ended or did not answer in time; the message has a line for each such rank."""
 
 
 class Job(NamedTuple):
@@ -79,9 +79,9 @@ def free_port() -> int:
 class Ranks:
     """`world_size` processes on this machine that run one job after another.
 
-    They are started with the first job. Each job sees the environment that torchrun would give it (RANK, LOCAL_RANK,
-    WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and a fresh MASTER_PORT). Whether it makes a process group, and destroys
-    it, is left to the job.
+    They start with the first job. Each job has the environment that torchrun would give it (RANK, LOCAL_RANK,
+    WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and a fresh MASTER_PORT). A job that needs a process group makes it and
+    destroys it.
 
     Args:
         on_cpu: the processes see no GPU. Torch would start CUDA on the first one, also for jobs of the CPU.
@@ -161,7 +161,7 @@ class Ranks:
             seconds = max(0, deadline - time.monotonic())
             if any(answer.failure for answer in answers.values()):
                 # The others may wait for the rank that failed, and would do so for ever.
-                seconds = min(seconds, MOMENT)
+                seconds = min(seconds, SECONDS_AFTER_FAILURE)
             ready = wait(waiting, seconds)
             for pipe in ready:
                 worker = waiting.pop(pipe)
@@ -185,10 +185,10 @@ def _started(rank: int, on_cpu: bool) -> Worker:
 
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """A block whose new processes never get a SIGINT; this process gets its own at the end of the block.
+    """A block in which SIGINT is blocked. Processes that start in it inherit that, so they never get a SIGINT.
 
-    Ctrl-C reaches all processes of a terminal, and the first answers it. A rank, and the server from which it is
-    forked, import torch before they could say that they ignore it. A blocked signal they inherit.
+    Ctrl-C reaches all processes of a terminal, but only the main one is to answer it. The ranks and the server that
+    forks them import torch first, which takes seconds, before they could ignore the signal by themselves.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
@@ -206,13 +206,13 @@ def _answer(worker: Worker) -> Answer:
     try:
         return worker.pipe.recv()
     except (EOFError, ConnectionError):
-        worker.process.join(MOMENT)
+        worker.process.join(SECONDS_AFTER_FAILURE)
         return Answer(failure=f"the process ended with exit code {worker.process.exitcode}")
 
 
 def _serve(pipe: Connection, on_cpu: bool) -> None:
-    """The life of a rank: one job after another, until there is none or the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for Windows, which has no `_without_interrupts`, and our children
+    """The main loop of a rank: run one job after another, until the parent sends None or has ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for Windows, which cannot block it, and for child processes
     keep_large_blocks()  # as the levels do, but before the first tensor of the first job
     if on_cpu:
         hide_gpus()
@@ -253,9 +253,9 @@ _pools: dict[tuple[int, bool], Ranks] = {}
 
 
 def ranks(world_size: int, on_cpu: bool = False) -> Ranks:
-    """The one pool of `world_size` processes of this program, or the one whose processes see no GPU (`on_cpu`).
+    """This program's pool of `world_size` processes; with `on_cpu` the pool whose processes see no GPU.
 
-    It ends with the program. On a machine without GPUs the two are the same.
+    A pool ends with the program. On a machine without GPUs the two are the same.
     """
     key = (world_size, on_cpu and torch.cuda.device_count() > 0)
     if key not in _pools:

@@ -1,4 +1,15 @@
-"""The store in which the processes of one attempt meet, and see that all chose the same backend."""
+"""The meeting of all ranks before their process group exists: a new name for the group, and the check of its backend.
+
+torchrun keeps one store over restarts. A group that is set up a second time would find the addresses of dead ranks
+under the old keys, so each attempt needs keys of its own. The restart count does not tell attempts apart, because a
+change of membership leaves it as it was. So rank 0 draws a name, and gives it to each rank R that shows a new token:
+
+    meet/token/R            rank R      its token
+    meet/name/TOKEN         rank 0      the name of this attempt
+    meet/NAME/R             rank R      the backend that its node has chosen, and the host
+    meet/NAME/verdict       rank 0      AGREED, or a sentence with the differences
+    meet/NAME/leaving/R     rank R      it has read a verdict that is not AGREED
+"""
 
 import contextlib
 import socket
@@ -14,13 +25,9 @@ TIME_TO_READ = timedelta(seconds=10)
 
 
 def meet(store: dist.Store, rank: int, world_size: int, timeout: timedelta, backend: str) -> str:
-    """A name for this attempt that all its ranks use and no earlier attempt used.
+    """A name for this attempt that all its ranks use and no earlier attempt has used.
 
-    torchrun keeps one store over restarts, and a group set up a second time finds the addresses of the dead ranks
-    under the old keys. The restart count does not tell attempts apart: a change of membership leaves it as it was. So
-    rank 0 picks the name and hands it to every rank that presents a token made just now.
-
-    Each rank says at the same time which backend its node chose. A group of nccl and gloo ranks would wait for ever.
+    The backends are compared here because a group of nccl and gloo ranks would wait for ever.
 
     Raises:
         TimeoutError: on rank 0, naming the ranks that did not show up.
@@ -49,7 +56,7 @@ def _ask_for_name(store: dist.Store, rank: int, choice: str) -> str:
 
 
 def _admit_all(store: dist.Store, world_size: int, timeout: timedelta) -> tuple[str, list[str]]:
-    """Give the name to all other ranks; returns it and what they chose, in rank order."""
+    """Give a new name to all other ranks. Returns it, and the choices of these ranks in rank order."""
     name = uuid.uuid4().hex
     absent = set(range(1, world_size))
     deadline = time.monotonic() + timeout.total_seconds()
@@ -58,7 +65,7 @@ def _admit_all(store: dist.Store, world_size: int, timeout: timedelta) -> tuple[
             if store.check([f"meet/{name}/{other}"]):
                 absent.remove(other)
             elif store.check([f"meet/token/{other}"]):
-                # The token may be that of a dead rank. Then nobody reads the answer, and the living one asks again.
+                # The token may be a dead rank's. Then nobody reads this answer, and the new rank's token comes later.
                 token = store.get(f"meet/token/{other}").decode()
                 store.set(f"meet/name/{token}", name)
         if absent and time.monotonic() > deadline:
@@ -69,12 +76,12 @@ def _admit_all(store: dist.Store, world_size: int, timeout: timedelta) -> tuple[
 
 
 def _wait_for_readers(store: dist.Store, name: str, rank: int, world_size: int) -> None:
-    """Rank 0 may hold the store: it waits a little until all others have read the verdict."""
+    """Wait on rank 0, whose process may hold the store, until all others have read the verdict."""
     if rank > 0:
         store.set(f"meet/{name}/leaving/{rank}", "")
         return
     others = [f"meet/{name}/leaving/{other}" for other in range(1, world_size)]
-    with contextlib.suppress(RuntimeError):  # a rank that died says nothing any more
+    with contextlib.suppress(RuntimeError):  # a rank may have died
         store.wait(others, TIME_TO_READ)
 
 

@@ -1,4 +1,4 @@
-"""What must be as before where a training goes on from a checkpoint, because it decides which samples follow."""
+"""Settings that must not change when a training resumes, because they decide which samples follow."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from common.errors import fail
 
 
 class SameTraining:
-    """Settings that a checkpoint keeps, so that no training goes on with others: it would repeat samples, or lose some.
+    """Settings that a checkpoint keeps. A training that resumed with others would repeat samples or skip some.
 
     Args:
         settings: by the names that the user knows them by.
@@ -20,7 +20,7 @@ class SameTraining:
         return self.settings
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """End with one line if those of a checkpoint are others."""
+        """Raise UserError if the settings of the checkpoint differ."""
         for name, value in self.settings.items():
             if saved[name] != value:
                 fail(f"{name} {value}: the checkpoint is of a training with {saved[name]}")

@@ -1,4 +1,4 @@
-"""Two trainings held against each other: how far their weights lie apart, and a checksum that equal ones share."""
+"""Comparison of the weights of two trainings: their largest difference, and a checksum of each."""
 
 import math
 import zlib
@@ -7,9 +7,10 @@ from torch import Tensor
 
 
 def farthest(weights: dict[str, Tensor], others: dict[str, Tensor]) -> float:
-    """The largest absolute difference between two state dicts; infinite where one is not a number.
+    """The largest absolute difference between two state dicts; infinite if one holds a nan.
 
-    ValueError is raised where their keys differ.
+    Raises:
+        ValueError: if their keys differ.
     """
     different = sorted(weights.keys() ^ others.keys())
     if different:

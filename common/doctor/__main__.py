@@ -19,7 +19,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     flag = parser.add_argument
     flag("--processes", type=several, default=2, metavar="N", help="to start the script on (2)")
     flag("--steps", type=positive, metavar="N", help="optimizer steps after which to end it (none: its own end)")
-    flag("--time-out", type=positive, default=120, metavar="S", help="seconds in which a rank must get on (120)")
+    flag("--time-out", type=positive, default=120, metavar="S", help="seconds without progress that are a hang (120)")
     flag("script", type=Path, metavar="SCRIPT", help="a program that torchrun could start")
     flag("arguments", nargs=argparse.REMAINDER, metavar="…", help="arguments of the script")
     return parser.parse_args(argv)

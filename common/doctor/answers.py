@@ -1,4 +1,4 @@
-"""The answers of the checks: a mistake, a reason why nothing could be seen, or that all is right."""
+"""The three possible answers of a check: a mistake, no mistake, or nothing to examine."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Unseen:
-    """A thing that could not be looked at in this run."""
+    """A check that this run gave nothing to examine for, and the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Right:
-    """A thing that was looked at, and in which nothing is wrong."""
+    """A check that has found no mistake."""
 
 
 Answer = Finding | Unseen | Right
@@ -31,8 +31,8 @@ Answer = Finding | Unseen | Right
 def overall(answers: Iterable[Answer], unseen: str) -> Answer:
     """One answer to a question that was asked of several epochs, or of several networks.
 
-    It is the first mistake; without one Right, where some of them could be looked at; else why they could not. `unseen`
-    is the reason if there are none.
+    It is the first mistake. Without one it is Right if one of them is Right, else an Unseen. `unseen` is the reason if
+    there are no answers.
     """
     result: Answer = Unseen(unseen)
     for answer in answers:

@@ -1,7 +1,8 @@
-"""Checks of the data: in training each sample belongs to one rank, in evaluation each counts once.
+"""Checks of the data: in training each sample belongs to one rank, and in evaluation each sample counts once.
 
-Some samples are on two ranks although nothing is wrong: a sampler draws with replacement or goes round for ever. It
-then also brings a sample twice to one rank, or only a few to both.
+Samples are compared by their numbers in the data set, and where that is not enough by fingerprints of their tensors. A
+sample on two ranks is no mistake where a sampler draws with replacement or starts anew when it has ended. Such a
+sampler also brings a sample twice to one rank, or only a few samples to two, and the check then answers `Unseen`.
 """
 
 from collections import Counter, defaultdict
@@ -11,8 +12,8 @@ from itertools import chain, pairwise
 from common.doctor.answers import Answer, Finding, Right, Unseen, overall
 from common.doctor.record import Epoch, Record, across_ranks
 
-ALIKE = 0.9  # of the samples that were read twice, for them to be the same: labels alone agree by chance
-ENOUGH = 16  # samples; what fewer of them have in common may be chance
+SAME_FRACTION = 0.9  # of the samples read twice must have equal contents: some labels agree by chance
+MIN_SAMPLES = 16  # what fewer samples have in common may be chance
 
 OfRanks = tuple[Epoch, ...]  # one epoch, as each rank has seen it
 Content = tuple[int, ...]  # a fingerprint of each tensor of a sample
@@ -47,7 +48,7 @@ def shards(records: list[Record]) -> Answer:
 def _same_contents(number: int, of_ranks: OfRanks) -> Finding | None:
     """The finding that all ranks have read the same, where samples have no numbers."""
     contents = of_ranks[0].contents
-    if len(set(contents)) < ENOUGH:
+    if len(set(contents)) < MIN_SAMPLES:
         return None
     if any(epoch.contents != contents for epoch in of_ranks):
         return None
@@ -58,7 +59,7 @@ def _same_contents(number: int, of_ranks: OfRanks) -> Finding | None:
 
 
 def _same_numbers(number: int, of_ranks: OfRanks) -> Answer:
-    """The answer about numbers that several ranks have read: first what keeps it from being a mistake."""
+    """The answer about numbers that several ranks have read. The cases that are no mistake come first."""
     if min(epoch.batches for epoch in of_ranks) < 2:
         return Unseen("fewer than two batches were read")
     # The last batch may be filled up with samples of the beginning.
@@ -76,7 +77,7 @@ def _same_numbers(number: int, of_ranks: OfRanks) -> Answer:
     samples = of_ranks[0].samples
     if all(epoch.samples == samples for epoch in of_ranks):
         return Finding(f"each rank read the same {len(samples)} in the same order in epoch {number}", advice)
-    if shared < ENOUGH:
+    if shared < MIN_SAMPLES:
         return Unseen(f"{shared} numbers were read by several ranks, which may be the sampler's chance")
     text = f"without the last batch, {shared} of {len(readers)} were read by several ranks in epoch {number}"
     return Finding(text, advice, pitfall="different_orders")
@@ -110,16 +111,16 @@ def are_the_same(pairs: list[tuple[Content, Content]]) -> bool:
     for tensor in range(tensors):
         equal = sum(one[tensor] == other[tensor] for one, other in pairs)
         distinct = {one[tensor] for one, _ in pairs}
-        if equal >= ALIKE * len(pairs) and len(distinct) > 1:
+        if equal >= SAME_FRACTION * len(pairs) and len(distinct) > 1:
             return True
     return False
 
 
 def data_sets(records: list[Record]) -> Answer:
-    """The answer about numbers that are dealt out among the ranks: each must be one sample on all of them.
+    """The answer about the data sets of the ranks: a number must be the same sample on all of them.
 
-    A number comes to another rank in another epoch. Where a sample changes with each read, by augmentation, it changes
-    on its own rank too.
+    Over several epochs a number is read by several ranks. Their contents can be compared, unless a sample changes at
+    each read, as with augmentation: then it also changes between two reads of one rank.
     """
     if not isinstance(shards(records), Right):
         return Unseen("the samples are not dealt out among the ranks by their numbers")
@@ -133,7 +134,7 @@ def data_sets(records: list[Record]) -> Answer:
             if len(contents) > 1:
                 read_again.append((contents[0], contents[1]))
     twice = read_by_two(of_ranks)
-    if min(len(read_again), len(twice)) < ENOUGH:
+    if min(len(read_again), len(twice)) < MIN_SAMPLES:
         return Unseen("too few samples were read again, by the same rank and by another one")
     if not are_the_same(read_again):
         return Unseen("the samples change with each read")
@@ -148,7 +149,7 @@ def data_sets(records: list[Record]) -> Answer:
 def orders(records: list[Record]) -> Answer:
     answers = []
     for record in records:
-        epochs = [epoch for epoch in training_epochs(record) if len(epoch.samples or []) >= ENOUGH]
+        epochs = [epoch for epoch in training_epochs(record) if len(epoch.samples or []) >= MIN_SAMPLES]
         for earlier, later in pairwise(epochs):
             if earlier.loader == later.loader:
                 answers.append(_order(record.rank, earlier.samples, later.samples))

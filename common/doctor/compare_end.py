@@ -1,4 +1,8 @@
-"""The check of the end: a rank that crashed, or ranks that wait for each other."""
+"""The check of the script's end: a rank has crashed, or ranks wait for each other.
+
+A rank that crashes takes others with it. An error that names a lost connection is taken for such a consequence, and the
+first other error for the cause.
+"""
 
 from itertools import zip_longest
 
@@ -6,20 +10,20 @@ from common.doctor.answers import Answer, Finding, Right, Unseen
 from common.doctor.compare_data import training_epochs
 from common.doctor.record import Call, Record, across_ranks
 
-# What a rank says whose partner has gone, or does something else.
+# Parts of the errors of a rank whose partner has ended or has called another collective.
 LEFT_ALONE = ("Timed out", "timeout", "Connection closed by peer", "Connection reset by peer", "gloo", "NCCL")
 UNFINISHED = "finished reduction in the prior iteration"  # DDP, where a gradient has not come
 
 
 def end(records: list[Record], patience: float) -> Answer:
-    """The answer about the end, where a rank that got on for `patience` seconds no more was stopped."""
+    """The answer about the end, where ranks that made no progress for `patience` seconds were stopped."""
     crashes = {}
     for record in records:
         error = _error(record)
         if error:
             crashes[record.rank] = error
     for rank, error in crashes.items():
-        if not any(sign in error for sign in LEFT_ALONE):  # no other rank has caused it
+        if not any(sign in error for sign in LEFT_ALONE):  # not the consequence of another rank's end
             return _crashed(error, records[rank])
     if crashes or any(record.ended == "stopped" for record in records):
         return _waiting(records, set(crashes), patience)
@@ -32,7 +36,7 @@ def _error(record: Record) -> str | None:
     """The error of a rank that crashed; where it has not said one, its exit code and its last line."""
     if record.crash:
         return record.crash
-    has_left = record.ended in (None, "crash")  # without a last word: by an exit code, a signal, or os._exit
+    has_left = record.ended in (None, "crash")  # None: the rank was killed, or left by os._exit
     if has_left and record.exit_code != 0:
         return f"exit code {record.exit_code}; last printed: {record.last_line}"
     return None
@@ -55,7 +59,7 @@ def _crashed(error: str, record: Record) -> Finding:
 def _waiting(records: list[Record], crashed: set[int], patience: float) -> Finding:
     text = ", ".join(_where(record, crashed) for record in records)
     if not crashed:
-        text = f"no rank got on for {patience:g} s: {text}"
+        text = f"no rank made progress for {patience:g} s: {text}"
     uneven = _uneven_epoch(records)
     if uneven:
         return Finding(f"{text}; {uneven}", "give all ranks equally many batches, or use Join", pitfall="uneven_inputs")

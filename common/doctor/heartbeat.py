@@ -1,4 +1,4 @@
-"""The thread of a watched rank that shows the doctor whether the script gets on, and where it is when it does not."""
+"""The thread of a watched rank that shows whether the script makes progress, and its line where it makes none."""
 
 import os
 import sys
@@ -32,7 +32,7 @@ def _beat(watcher: Watcher, folder: Path, script: Path, thread: int, doctor: int
                 shown = watcher.events
                 record.line = ""
                 (folder / PROGRESS).write_text(f"{shown} {record.steps}")
-            elif record.line != place.line:  # nothing has happened since the last beat: it may hang
+            elif record.line != place.line:  # no progress since the last beat: it may hang
                 record.line = place.line
                 record.called = place.called
                 watcher.write()

@@ -1,4 +1,8 @@
-"""The start of a script on several processes, as torchrun starts it, and its end: by itself, or where it hangs."""
+"""The start of a script on several processes, as torchrun starts it, and its end: by itself, or because it hangs.
+
+A rank makes progress when one of its observers is called; its heartbeat shows that in a file. The script hangs when no
+rank makes progress for some time.
+"""
 
 import contextlib
 import os
@@ -17,13 +21,14 @@ from common.processes import free_port
 
 POLL = 0.2  # seconds
 AFTER_A_CRASH = 5.0  # seconds that the other ranks have
+START = 120.0  # seconds until the first progress of each rank: on a busy machine imports alone may take half a minute
 LOG = "log"
 
 
 def observe(
     script: Path, arguments: list[str], processes: int, folder: Path, last_step: int | None, patience: float
 ) -> list[Record]:
-    """Run a script on several processes until it ends, or no rank has got on for `patience` seconds.
+    """Run a script on several processes until it ends, or no rank has made progress for `patience` seconds.
 
     Each rank has a folder in `folder`. `last_step` is the optimizer step after which the script is ended.
     """
@@ -32,14 +37,14 @@ def observe(
     folders = [folder / f"rank{rank}" for rank in range(processes)]
     started: list[subprocess.Popen] = []
     try:
-        for rank, of_rank in enumerate(folders):
-            of_rank.mkdir()
-            command = [sys.executable, "-u", run_script, of_rank, str(last_step or 0), script, *arguments]
-            started.append(_start(command, _environment(rank, processes, port), of_rank / LOG))
+        for rank, rank_folder in enumerate(folders):
+            rank_folder.mkdir()
+            command = [sys.executable, "-u", run_script, rank_folder, str(last_step or 0), script, *arguments]
+            started.append(_start(command, _environment(rank, processes, port), rank_folder / LOG))
         _wait(started, folders, patience)
     finally:
         was_running = [process.poll() is None for process in started]
-        # A rank that saw another one's connections close would note that, and not where it was: all are stopped first.
+        # All are stopped before one is killed: a rank whose connections close would leave the line where it waits.
         for signal_number in (signal.SIGSTOP, signal.SIGKILL):
             for process in started:
                 with contextlib.suppress(ProcessLookupError):
@@ -85,28 +90,38 @@ def _start(command: list, environment: dict[str, str], log: Path) -> subprocess.
 
 
 def _wait(started: list[subprocess.Popen], folders: list[Path], patience: float) -> None:
-    """Wait until all ranks have ended, or none has got on for `patience` seconds."""
+    """Wait until all ranks have ended, or none has made progress for `patience` seconds."""
     progress = [""] * len(folders)
-    got_on = time.monotonic()
+    begun: set[int] = set()
+    last_progress = time.monotonic()
     with tqdm(desc="optimizer steps", leave=False, disable=None) as bar:
         while any(process.poll() is None for process in started):
-            for rank, of_rank in enumerate(folders):
-                file = of_rank / PROGRESS
+            for rank, rank_folder in enumerate(folders):
+                file = rank_folder / PROGRESS
                 text = file.read_text() if file.exists() else ""
-                if text not in ("", progress[rank]):  # it is empty while it is written
-                    progress[rank] = text
-                    got_on = time.monotonic()
-                    bar.n = int(text.split()[-1])
-                    bar.refresh()
-            idle = time.monotonic() - got_on
-            crashed = any(process.poll() for process in started)
-            if idle > patience or (crashed and idle > AFTER_A_CRASH):  # the others may wait for it in vain
+                if text in ("", progress[rank]):  # it is empty while it is written
+                    continue
+                progress[rank] = text
+                last_progress = time.monotonic()
+                events, steps = map(int, text.split())
+                if events > 0:
+                    begun.add(rank)
+                bar.n = steps
+                bar.refresh()
+            idle = time.monotonic() - last_progress
+            if any(process.poll() for process in started):  # after a crash the others may wait for that rank in vain
+                limit = AFTER_A_CRASH
+            elif len(begun) < len(folders):
+                limit = max(patience, START)
+            else:
+                limit = patience
+            if idle > limit:
                 return
             time.sleep(POLL)
 
 
 def _record(rank: int, folder: Path, exit_code: int) -> Record:
-    """The record of a rank, with what was seen of it from here; nothing else where it left none."""
+    """The record that a rank has left, or an empty one, with its exit code and the last line that it has printed."""
     record = Record(rank)
     if (folder / RECORD).exists():
         record = read(folder / RECORD)

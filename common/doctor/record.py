@@ -1,4 +1,4 @@
-"""The observations of one rank, as plain values and tensors: what the observers note, and what the checks compare."""
+"""The observations of one rank as plain values and tensors. The observers write them, and the checks compare them."""
 
 import os
 import pickle
@@ -94,15 +94,15 @@ class Record:
     """The observations of a rank.
 
     Attributes:
-        ended: whole, after the wished number of steps, by a crash, or stopped by the doctor; None while it runs.
+        ended: "whole" by itself, "steps" as --steps asked, "crash", "stopped" by the doctor; None while it runs.
         crash: the error of a crash, in one line; None where there is only an exit code.
-        exit_code: that of a signal where it had to be killed.
+        exit_code: of the process; negative if a signal has ended it.
         last_line: the last that it has printed.
         line: of the script, where it last stood still.
         called: the functions that were called from there, the outermost first.
         backend: of the process group, if there was one.
         steps: of optimizers.
-        learning_rates: at each optimizer step.
+        learning_rates: at each optimizer step, of each parameter group.
         forwards_of_steps: the forwards in training between each optimizer step and the one before.
         forward_draws: of forwards in training.
         batch_draws: of reading a batch in this process.

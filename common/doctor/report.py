@@ -1,4 +1,4 @@
-"""The report: what was found, what is right, and what was not looked at."""
+"""The report: it asks all checks, and prints mistakes, what is right, and what could not be examined."""
 
 import textwrap
 
@@ -8,7 +8,7 @@ from common.doctor.compare_end import end
 from common.doctor.record import Record
 from common.pitfalls import title
 
-# The most important first: one that explains another one comes before it.
+# In the order of the report: a cause comes before its consequences.
 CHECKS = {
     "parameters of the optimizer": compare_optimizers.parameters,
     "learning rates": compare_optimizers.learning_rates,
@@ -25,7 +25,7 @@ CHECKS = {
     "files": compare_files.saves,
     "saved keys": compare_files.keys,
 }
-# From outside nobody can tell these from what is wanted.
+# From outside these mistakes look like what somebody may want.
 NEVER = ("batch_size_per_process", "mean_of_means", "metrics_not_gathered", "clock_without_wait")
 WIDTH = 118
 

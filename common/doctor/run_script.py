@@ -1,9 +1,9 @@
-"""One rank of the doctor's patient: install the observers, and run the script as `python SCRIPT …` would.
+"""One rank of the examined script: install the observers, and run the script as `python SCRIPT …` would.
 
     python common/doctor/run_script.py FOLDER LAST_STEP SCRIPT [ARGUMENTS …]
 
-It is run by its path, and nothing of this repository stays imported: the script may have a `common` of its own. The
-process is the script's alone and ends with it, so the observers may stay in torch.
+This file is run by its path, and removes this repository's modules from `sys.modules`, because the script may have a
+package `common` of its own. The process ends with the script, so the observers need not be taken out of torch.
 """
 
 import os

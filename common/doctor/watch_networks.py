@@ -50,7 +50,7 @@ class NetworkWatch:
         network = self.networks.get(module)
         if network is None:
             return
-        # Here DDP has already copied rank 0's buffers, if it does.
+        # If DDP copies rank 0's buffers, it has done so before this hook.
         if not module.training:
             network.statistics.setdefault(self._record.steps, _statistics(module))
         elif self._watcher.gradients and network.forwards <= DRAWS:

@@ -26,11 +26,11 @@ class OptimizerWatch:
         self._networks = networks.networks
         self._last_step = last_step
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._steps_that_run = 0  # two, where an optimizer steps another one, as ZeroRedundancyOptimizer does
+        self._nesting = 0  # ZeroRedundancyOptimizer's step calls the step of another optimizer
         self._forwards = 0  # until the last step
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._steps_that_run += 1
+        self._nesting += 1
         if self._record.steps:
             return
         for module, network in self._networks.items():
@@ -41,8 +41,8 @@ class OptimizerWatch:
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._optimizers.add(optimizer)
-        self._steps_that_run -= 1
-        if self._steps_that_run > 0:
+        self._nesting -= 1
+        if self._nesting > 0:
             return
         record = self._record
         record.steps += 1

@@ -15,10 +15,10 @@ CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
 def install(watcher: Watcher) -> None:
     parameters = inspect.signature(GradScaler.__init__)
     wanted: weakref.WeakSet[GradScaler] = weakref.WeakSet()
-    scaled: weakref.WeakSet[GradScaler] = weakref.WeakSet()  # those whose gradients nobody has divided yet
+    scaled: weakref.WeakSet[GradScaler] = weakref.WeakSet()  # whose gradients have not been unscaled yet
 
     def note_scaler(_: None, *args: Any, **kwargs: Any) -> None:
-        # As it was asked for: without a GPU torch turns off one for CUDA, and the mistake stays one.
+        # Read from the arguments: without a GPU torch disables a scaler for CUDA, but the mistake is the same.
         arguments = parameters.bind(*args, **kwargs).arguments
         if arguments.get("enabled", True):
             wanted.add(arguments["self"])

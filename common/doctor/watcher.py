@@ -1,4 +1,4 @@
-"""The watcher of one rank: it guards the observers, and keeps the record that they fill."""
+"""The watcher of one rank: it installs wrappers, guards the observers, and keeps the record that they fill."""
 
 import functools
 import os
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from common.doctor.record import End, Record, write
 
-ALWAYS = 256  # records that are written where they are wanted: ranks that differ do so early
+MAX_KEEPS = 256  # ranks that differ do so early
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
@@ -27,7 +27,7 @@ class Watcher:
         rank: of this process.
 
     Attributes:
-        events: how often an observer was called; while the number grows, the script gets on.
+        events: how often an observer was called; while the number grows, the script makes progress.
         gradients: the script wants them, at the event that is observed.
         lock: held while the record is changed or written.
     """
@@ -57,7 +57,7 @@ class Watcher:
                     if self.record.backend is None and dist.is_initialized():
                         self.record.backend = dist.get_backend()
                     function(*args, **kwargs)
-                except Exception as error:  # it is ours, and not the script's: the report names it
+                except Exception as error:  # a fault of the doctor: the script goes on, and the report names it
                     trouble = f"{function.__name__}: {type(error).__name__}: {error}"
                     if trouble not in self.record.troubles:
                         self.record.troubles.append(trouble)
@@ -67,7 +67,7 @@ class Watcher:
     def watch(
         self, owner: Any, name: str, before: Callable[..., None] = _nothing, after: Callable[..., None] = _nothing
     ) -> None:
-        """Let each call of `owner.name` be noted: `before(*arguments)`, then `after(result, *arguments)`."""
+        """Wrap the function `owner.name`: each call also calls `before(*arguments)` and `after(result, *arguments)`."""
         call = getattr(owner, name)
         note_before = self.observer(before)
         note_after = self.observer(after)
@@ -82,8 +82,8 @@ class Watcher:
         setattr(owner, name, noted)
 
     def keep(self) -> None:
-        """Write the record, unless that was often done: the next line of the script may abort the process."""
-        if self._kept < ALWAYS:
+        """Write the record now, because the script's next line may abort the process; after many times no more."""
+        if self._kept < MAX_KEEPS:
             self._kept += 1
             self.write()
 

@@ -1,46 +1,43 @@
-"""Exercises in code, and what checks a solution: on real processes, against the small abstraction.
+"""Exercises in code, and the check of a solution: on real processes, against the small abstraction.
 
-Each module but `mistake`, `compare`, `stage` and `traffic` is the checker of an exercise:
+The files of an exercise have its name:
 
-    MINUTES         that the exercise takes about
-    READ            the page to read first, from the root of the repository
-    SAME_AS         what the solution is compared with
-    WORLD_SIZES     numbers of ranks; who passes on the first is checked on the next
-    CASES           arguments of the next two, if there are several, by their title
-    Facts           what is compared
-    reference()     the facts on a rank where all is right, mostly by the small abstraction
-    attempt(path)   the same facts of the solution in the file `path`
-    finding(made, expected)     the first mistake, None if there is none; a field of these facts is a list of all ranks'
+    NAME.py             CHECKER, the functions that check a solution (see `checker`)
+    starters/NAME.py    the task as a docstring, and gaps where the learner writes
+    exercises.toml      [NAME]: the time that it takes, and what to read
+    mistakes.toml       [NAME]: the text that a learner reads for each mistake
 
-`mistakes.toml` says what a learner is told of each mistake. The file of the same name in `starters` has the task in its
-docstring, and gaps where the learner writes.
+The checkers share `mistake`, `compare` (numbers), `stage` (the run on ranks) and `traffic` (the messages).
 """
 
 import ast
 import functools
+import tomllib
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
+from common.exercises.checker import Checker
 from common.exercises.mistake import Mistake, SolutionFailed
 from common.exercises.stage import on_ranks
 
-NAMES = (
-    "average_gradients",
-    "overlapped_ddp",
-    "buckets",
-    "ring_all_reduce",
-    "exact_evaluation",
-    "accumulate",
-    "zero1",
-    "prepare",
-)
-ONE_CASE: dict[str, dict[str, Any]] = {"on {} ranks": {}}
+
+class About(NamedTuple):
+    """The time that an exercise takes, the page to read first, and the code with which the verdict compares it."""
+
+    minutes: int
+    read: str
+    same_as: str
 
 
-class Facts(NamedTuple):
-    """What was done on a rank, and what is right there: the checker's own `Facts`."""
+EXERCISES: dict[str, About] = {}
+for _name, _entry in tomllib.loads(Path(__file__).with_name("exercises.toml").read_text()).items():
+    EXERCISES[_name] = About(**_entry)
+NAMES = tuple(EXERCISES)
+
+
+class RankFacts(NamedTuple):
+    """The facts of the solution on a rank, and those that are right there."""
 
     made: Any
     expected: Any
@@ -49,17 +46,17 @@ class Facts(NamedTuple):
 def check(name: str, path: Path) -> Mistake | None:
     """The mistake of the solution in `path`, on the first number of ranks and in the first case; None if it passed.
 
-    Only a solution that was right on one number of ranks comes to the next. So what is wrong then is mostly a number
-    that was written where the world size or the rank belongs.
+    A solution that is right on one number of ranks and wrong on the next mostly has a fixed number where the world size
+    or the rank belongs.
 
     Raises:
         ValueError: if there is no such exercise, or no such file.
     """
-    checker = module(name)
+    checker = load(name)
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     passed_on = None
-    for world_size in checker.WORLD_SIZES:
+    for world_size in checker.world_sizes:
         mistake = _first_mistake(name, world_size, path)
         if mistake and passed_on:
             return Mistake("fixed world size", f"all was right on {passed_on} ranks", mistake.explained(name))
@@ -71,8 +68,8 @@ def check(name: str, path: Path) -> Mistake | None:
 
 def _first_mistake(name: str, world_size: int, path: Path) -> Mistake | None:
     """The mistake of a solution on one number of ranks, in the first case that has one."""
-    checker = module(name)
-    for title, case in getattr(checker, "CASES", ONE_CASE).items():
+    checker = load(name)
+    for title, case in checker.cases.items():
         try:
             of_ranks = on_ranks(world_size, functools.partial(_facts, name, case), path)
         except SolutionFailed as failure:
@@ -85,21 +82,21 @@ def _first_mistake(name: str, world_size: int, path: Path) -> Mistake | None:
     return None
 
 
-def _facts(name: str, case: dict[str, Any], path: str) -> Facts:
+def _facts(name: str, case: dict[str, Any], path: str) -> RankFacts:
     """The facts of this rank."""
-    checker = module(name)
+    checker = load(name)
     expected = checker.reference(**case)
-    return Facts(checker.attempt(path, **case), expected)
+    return RankFacts(checker.attempt(path, **case), expected)
 
 
 def _by_field(of_ranks: list[Any]) -> Any:
-    """The facts of all ranks in one: a field is the list of the ranks' values."""
+    """The facts of all ranks in one tuple, whose fields are lists with a value for each rank."""
     kind = type(of_ranks[0])
     fields = zip(*of_ranks, strict=True)
     return kind(*map(list, fields))
 
 
-def module(name: str) -> ModuleType:
+def load(name: str) -> Checker:
     """The checker of an exercise.
 
     Raises:
@@ -107,7 +104,7 @@ def module(name: str) -> ModuleType:
     """
     if name not in NAMES:
         raise ValueError(f"{name!r} is no exercise: one of {', '.join(NAMES)}")
-    return import_module(f"{__name__}.{name}")
+    return import_module(f"{__name__}.{name}").CHECKER
 
 
 def starter(name: str) -> Path:
@@ -121,7 +118,7 @@ def task(name: str) -> str:
     Raises:
         ValueError: if there is no such exercise.
     """
-    module(name)
+    load(name)
     return ast.get_docstring(ast.parse(starter(name).read_text())) or ""
 
 

@@ -9,16 +9,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
+from common.exercises.checker import Checker
 from common.exercises.compare import at_step, near
 from common.exercises.mistake import Mistake
 from common.exercises.stage import load_name
 from common.exercises.traffic import observed
 from common.small.ddp.overlapped import OverlappedDDP
 
-MINUTES = 15
-READ = "common/small/ddp/README.md"
-SAME_AS = "OverlappedDDP (common/small/ddp/overlapped.py)"
-WORLD_SIZES = (2, 3)
 MICRO_BATCHES = (3, 2)  # by step
 MICRO_BATCH_SIZE = 2
 FORWARD = f"forward of {MICRO_BATCH_SIZE}"
@@ -106,12 +103,14 @@ def finding(made: Facts, expected: Facts) -> Mistake | None:
             mistake = wrong_events(events[step], count)
             if mistake:
                 of_ranks = at_step(made.events, step)
-                return mistake.at(where).shown("what happened", of_ranks, it_should_be=expected_events(count))
+                return mistake.at(where).with_values(
+                    "what happened", of_ranks, {"it should be": expected_events(count)}
+                )
         gradients = at_step(made.gradients, step)
         if not near(gradients, at_step(expected.gradients, step)):
             mistake = wrong_gradient(gradients[0], expected.gradients[0], step)
             what = "the gradient with which the step was made"
-            return mistake.at(where).shown(what, gradients, it_should_be=expected.gradients[0][step])
+            return mistake.at(where).with_values(what, gradients, {"it should be": expected.gradients[0][step]})
     return None
 
 
@@ -134,3 +133,6 @@ def wrong_gradient(gradient: float, expected: list[float], step: int) -> Mistake
     if step > 0 and near(gradient, expected[step] + expected[step - 1]):
         return Mistake("not cleared")
     return Mistake("other gradient")
+
+
+CHECKER = Checker(reference, attempt, finding)

@@ -4,16 +4,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from common.exercises.checker import Checker
 from common.exercises.compare import Gradients, gradients, wrong_means
 from common.exercises.mistake import Mistake
 from common.exercises.stage import load_name
 from common.exercises.traffic import observed
 from common.small.ddp.naive import NaiveDDP
 
-MINUTES = 10
-READ = "02_ddp_raw/README.md"
-SAME_AS = "NaiveDDP (common/small/ddp/naive.py)"
-WORLD_SIZES = (2, 3)
 # The gradients of the biases, by rank. On two and on three ranks no rank's own is the mean, nor the sum divided twice,
 # and the mean is no whole number.
 FIRST = (1.0, 3.2, 8.0)
@@ -64,5 +61,9 @@ def finding(made: Gradients, expected: Gradients) -> Mistake | None:
     mistake = wrong_means(made.after, expected)
     if mistake is None:
         return None
-    had = {f"rank_{rank}_had": own for rank, own in enumerate(expected.own)}
-    return mistake.shown("of the first, the unused and the last layer", made.after, **had, means=expected.after[0])
+    others = {f"rank {rank} had": own for rank, own in enumerate(expected.own)}
+    others["means"] = expected.after[0]
+    return mistake.with_values("of the first, the unused and the last layer", made.after, others)
+
+
+CHECKER = Checker(reference, attempt, finding)

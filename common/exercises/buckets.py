@@ -7,16 +7,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from common.exercises.checker import Checker
 from common.exercises.compare import Gradients, flat, gradients, near, wrong_means
 from common.exercises.mistake import Mistake, SolutionFailed
 from common.exercises.stage import load_name
 from common.exercises.traffic import observed
-from common.small.ddp.bucketed import BucketedDDP, _fill_buckets
+from common.small.ddp.bucketed import BucketedDDP, fill_buckets
 
-MINUTES = 25
-READ = "common/small/ddp/README.md"
-SAME_AS = "BucketedDDP (common/small/ddp/bucketed.py)"
-WORLD_SIZES = (2, 3)
 FACTORS = (1.0, 3.2, 8.0)  # of the gradients, by rank: their mean has no exact float32
 SHAPES = {"a": (2, 2), "b": (2,), "c": (3,), "d": (1,), "e": (5,)}  # of the parameters, with numbers of 8 bytes
 BYTES = {name: 8 * math.prod(shape) for name, shape in SHAPES.items()}
@@ -70,7 +67,7 @@ def attempt(path: str) -> Gradients:
 
 
 def check_buckets(buckets: list[list[str]], module: nn.Module, capacity: int) -> None:
-    expected = named([bucket.parameters for bucket in _fill_buckets(module, capacity)], module)
+    expected = named([bucket.parameters for bucket in fill_buckets(module, capacity)], module)
     if buckets == expected:
         return
     name = "capacity" if flat(buckets) == flat(expected) else "order"
@@ -88,4 +85,7 @@ def finding(made: Gradients, expected: Gradients) -> Mistake | None:
     has_all_numbers = near(sorted(flat(of_rank_0)), sorted(flat(means)))
     if has_all_numbers and not near(of_rank_0, means):
         mistake = Mistake("unpacked elsewhere")
-    return mistake.shown("the gradients of a, b, c, d and e", made.after, means=means)
+    return mistake.with_values("the gradients of a, b, c, d and e", made.after, {"means": means})
+
+
+CHECKER = Checker(reference, attempt, finding)

@@ -46,7 +46,8 @@ def near(left: Any, right: Any, tolerance: float = 1e-6) -> bool:
             return False
         return all(near(a, b, tolerance) for a, b in zip(left, right, strict=True))
     if isinstance(left, int | float) and isinstance(right, int | float):
-        return math.isclose(left, right, rel_tol=tolerance, abs_tol=tolerance / 1000)
+        both_nan = math.isnan(left) and math.isnan(right)
+        return both_nan or math.isclose(left, right, rel_tol=tolerance, abs_tol=tolerance / 1000)
     return left == right
 
 

@@ -8,15 +8,12 @@ import torch.distributed as dist
 from torch import nn
 
 from common.eval_sampler import DistributedEvalSampler
+from common.exercises.checker import Checker
 from common.exercises.compare import near
 from common.exercises.mistake import Mistake
 from common.exercises.stage import load_name
 from common.exercises.traffic import observed
 
-MINUTES = 15
-READ = "02_ddp_raw/README.md"
-SAME_AS = "one device, and DistributedEvalSampler (common/eval_sampler.py)"
-WORLD_SIZES = (3, 2)
 # On three ranks: a remainder of two, and fewer samples than ranks.
 CASES = {"17 samples on {} ranks": {"size": 17}, "2 samples on {} ranks": {"size": 2}}
 
@@ -78,7 +75,7 @@ def finding(made: Facts, expected: Facts) -> Mistake | None:
     size = sum(expected.seen)
     one_runs_all = size > world_size and max(made.seen) == size
     if sum(made.seen) != size or one_runs_all:
-        return Mistake("not shared out").shown("samples that were run", made.seen, for_example=expected.seen)
+        return Mistake("not shared out").with_values("samples that were run", made.seen, {"for example": expected.seen})
     if near(made.accuracy, expected.accuracy):
         return None
     accuracies = [accuracy_of(share_of(rank, world_size, size)) for rank in range(world_size)]
@@ -86,4 +83,7 @@ def finding(made: Facts, expected: Facts) -> Mistake | None:
     mistake = (
         Mistake("mean of means") if near(made.accuracy, [mean_of_means] * world_size) else Mistake("other accuracy")
     )
-    return mistake.shown("returned", made.accuracy, one_device=expected.accuracy[0])
+    return mistake.with_values("returned", made.accuracy, {"one device": expected.accuracy[0]})
+
+
+CHECKER = Checker(reference, attempt, finding, world_sizes=(3, 2), cases=CASES)

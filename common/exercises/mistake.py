@@ -1,7 +1,7 @@
 """A mistake of a solution: its name, and what was seen of it."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,9 +12,9 @@ class Mistake(NamedTuple):
     """A mistake that a checker knows.
 
     Attributes:
-        name: in `mistakes.toml`, which has a sentence for the learner.
-        where: the number of ranks, the step, and the like.
-        details: lines that show it, such as numbers.
+        name: its key in `mistakes.toml`, where the sentence for the learner stands.
+        where: the number of ranks, the step, and so on.
+        details: lines that show the mistake, such as each rank's numbers.
     """
 
     name: str
@@ -22,13 +22,14 @@ class Mistake(NamedTuple):
     details: str = ""
 
     def at(self, where: str) -> "Mistake":
+        """The mistake with a wider place in front of its own, such as the number of ranks in front of the step."""
         return self._replace(where=f"{where}, {self.where}" if self.where else where)
 
-    def shown(self, what: str, values: Sequence[Any], **others: Any) -> "Mistake":
-        """The mistake with each rank's value, and what they are compared with."""
+    def with_values(self, what: str, values: Sequence[Any], others: Mapping[str, Any] | None = None) -> "Mistake":
+        """The mistake with each rank's value, and, by their titles, the numbers that they are compared with."""
         lines = [f"    {what}:"]
         lines += [f"    rank {rank}: {shown(value)}" for rank, value in enumerate(values)]
-        lines += [f"    {name.replace('_', ' ')}: {shown(value)}" for name, value in others.items()]
+        lines += [f"    {title}: {shown(value)}" for title, value in (others or {}).items()]
         return self._replace(details="\n".join(lines))
 
     def explained(self, exercise: str) -> str:
@@ -41,7 +42,7 @@ class Mistake(NamedTuple):
 
 
 class SolutionFailed(Exception):
-    """The solution has a mistake by which it could not be run to its end."""
+    """A mistake that keeps the solution from running to its end."""
 
     def __init__(self, mistake: Mistake) -> None:
         super().__init__(mistake.name)

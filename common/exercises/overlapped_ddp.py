@@ -6,16 +6,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from common.exercises.checker import Checker
 from common.exercises.compare import Gradients, at_step, gradients, wrong_means
 from common.exercises.mistake import Mistake, SolutionFailed
 from common.exercises.stage import load_name
 from common.exercises.traffic import Message, Traffic, observed
 from common.small.ddp.overlapped import OverlappedDDP
 
-MINUTES = 25
-READ = "common/small/ddp/README.md"
-SAME_AS = "OverlappedDDP (common/small/ddp/overlapped.py)"
-WORLD_SIZES = (2, 3)
 INPUTS = (1.0, 3.0, 8.0)  # by rank
 STEPS = 2
 LAYERS = 3
@@ -101,5 +98,8 @@ def finding(made: Gradients, expected: Gradients) -> Mistake | None:
         means = at_step(expected.after, step)
         mistake = wrong_means(after, Gradients(expected.own, means))
         if mistake:
-            return mistake.at(f"step {step + 1}").shown("of the layers", after, means=means[0])
+            return mistake.at(f"step {step + 1}").with_values("of the layers", after, {"means": means[0]})
     return None
+
+
+CHECKER = Checker(reference, attempt, finding)

@@ -11,14 +11,11 @@ from torch import nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader
 
+from common.exercises.checker import Checker
 from common.exercises.compare import flat, near, plain, weights
 from common.exercises.mistake import Mistake, SolutionFailed, shown
 from common.exercises.stage import load_name
 
-MINUTES = 25
-READ = "03_accelerate/README.md"
-SAME_AS = "one device. common/small/accelerator.py has a `prepare` to read"
-WORLD_SIZES = (2, 3)
 SAMPLES = 24  # so many that a rank does not by chance have the same ones with and without shuffling
 BATCH_SIZE = 6  # of all ranks
 
@@ -118,18 +115,18 @@ def finding(made: Facts, expected: Facts) -> Mistake | None:
     batches = expected.samples[0]
     if joined(made.samples) != batches:
         mistake = wrong_samples(made.samples)
-        return mistake.shown("the samples of each step", made.samples, batches_of_the_original_loader=batches)
+        return mistake.with_values("the samples of each step", made.samples, {"the loader's batches": batches})
     if made.read != [sorted(flat(of_rank)) for of_rank in made.samples]:
-        return Mistake("read in vain").shown("read", made.read)
+        return Mistake("read in vain").with_values("read", made.read)
     if not near(made.weights, expected.weights):
-        return Mistake("no replicas").shown(
-            "the weight after each step", made.weights, it_should_be=expected.weights[0]
+        return Mistake("no replicas").with_values(
+            "the weight after each step", made.weights, {"it should be": expected.weights[0]}
         )
     of_all = flat(joined(made.shuffled))
     if sorted(of_all) != list(range(SAMPLES)):
-        return Mistake("own orders").shown("the samples of each step", made.shuffled)
+        return Mistake("own orders").with_values("the samples of each step", made.shuffled)
     if of_all == sorted(of_all):
-        return Mistake("not shuffled").shown("the samples of each step", made.shuffled)
+        return Mistake("not shuffled").with_values("the samples of each step", made.shuffled)
     return None
 
 
@@ -145,3 +142,6 @@ def joined(samples: list[list[list[int]]]) -> list[list[int]]:
     """The samples of each step on all ranks, in the order of the dataset."""
     steps = zip_longest(*samples, fillvalue=[])
     return [sorted(flat(shares)) for shares in steps]
+
+
+CHECKER = Checker(reference, attempt, finding)

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from common.exercises.checker import Checker
 from common.exercises.compare import flat, near, plain
 from common.exercises.mistake import Mistake, SolutionFailed, shown
 from common.exercises.stage import load_name
@@ -14,10 +15,6 @@ from common.exercises.traffic import Message, observed
 from common.process_group import COLLECTIVES
 from common.small.ring import ring_messages
 
-MINUTES = 40
-READ = "02_ddp_raw/README.md"
-SAME_AS = "the small ring (common/small/ring.py), with as few numbers on each link"
-WORLD_SIZES = (3, 2)
 # On three ranks chunks are equal, and 3, 2 and 2.
 CASES = {"6 numbers on {} ranks": {"size": 6}, "7 numbers on {} ranks": {"size": 7}}
 
@@ -67,12 +64,12 @@ def finding(made: Facts, expected: Facts) -> Mistake | None:
     sums = expected.after[0]
     if not near(made.after, expected.after):
         mistake = wrong_message(made, expected) or Mistake("not in the tensor")
-        return mistake.shown("the tensor after the call", made.after, they_should_be=sums)
+        return mistake.with_values("the tensor after the call", made.after, {"they should be": sums})
     sent = [len(flat(of_rank)) for of_rank in made.sent]
     # Each rank sends W - 1 chunks in each half, and no chunk has more than a W-th of the numbers, rounded up.
     most = 2 * (world_size - 1) * math.ceil(len(sums) / world_size)
     if max(sent) > most:
-        return Mistake("too much sent").shown("numbers sent", sent, at_most=most)
+        return Mistake("too much sent").with_values("numbers sent", sent, {"at most": most})
     return None
 
 
@@ -87,3 +84,6 @@ def wrong_message(made: Facts, expected: Facts) -> Mistake | None:
                 what = f"message {step + 1} of rank {rank} is {shown(message)}, and should be {shown(to_be_sent[step])}"
                 return mistake.at(what)
     return None
+
+
+CHECKER = Checker(reference, attempt, finding, world_sizes=(3, 2), cases=CASES)

@@ -37,7 +37,7 @@ class Returned(NamedTuple):
 
 
 class Stuck(NamedTuple):
-    """The end of a job whose time was over: the line that it had come to, of the learner or else of the checker."""
+    """The end of a job that ran out of time: the line that it had reached, in the learner's file or in the checker."""
 
     line: str
 
@@ -69,7 +69,7 @@ def on_ranks(world_size: int, job: Callable[[str], Any], path: Path) -> list[Any
     pool = ranks(world_size, on_cpu=True)
     arguments = (job, str(path.resolve()), SECONDS)
     try:
-        outcomes = pool.run(_play, *arguments, timeout=PATIENCE + SECONDS, environment=ONE_RANK_A_MACHINE)
+        outcomes = pool.run(_outcome_on_rank, *arguments, timeout=PATIENCE + SECONDS, environment=ONE_RANK_A_MACHINE)
     except RankFailed as error:
         raise SolutionFailed(Mistake("ended", details=textwrap.indent(str(error), "    "))) from error
     if all(isinstance(outcome, Returned) for outcome in outcomes):
@@ -82,8 +82,8 @@ def on_ranks(world_size: int, job: Callable[[str], Any], path: Path) -> list[Any
     raise SolutionFailed(Mistake("stuck", f"after {SECONDS} seconds not every rank had returned", "\n".join(lines)))
 
 
-def _play(job: Callable[[str], Any], path: str, seconds: int) -> Outcome:
-    """The end of the job on this rank."""
+def _outcome_on_rank(job: Callable[[str], Any], path: str, seconds: int) -> Outcome:
+    """Run the job on this rank, in a process group of all ranks."""
     rank = int(os.environ["RANK"])
     world_size = int(os.environ["WORLD_SIZE"])
     address = os.environ["MASTER_ADDR"]
@@ -96,8 +96,9 @@ def _play(job: Callable[[str], Any], path: str, seconds: int) -> Outcome:
         timeout=timedelta(seconds=PATIENCE),
     )
     outcome = _outcome_within(seconds, job, path)
-    # Not by a collective, which would answer one of a rank whose solution has called one more. And a rank that left the
-    # group would close its connections: whoever still waits for it would see that, and could not be asked where.
+    # The ranks tell each other by the store how they ended. A collective would answer a rank whose solution has called
+    # one collective too many. And no rank leaves the group while another one is stuck: the closed connections would end
+    # its wait with an error before the line where it waits is known.
     store.set(f"end/{rank}", type(outcome).__name__)
     ends = {store.get(f"end/{other}") for other in range(world_size)}
     if ends == {b"Returned"}:
@@ -106,7 +107,7 @@ def _play(job: Callable[[str], Any], path: str, seconds: int) -> Outcome:
 
 
 def _outcome_within(seconds: int, job: Callable[[str], Any], path: str) -> Outcome:
-    """Run the job on a thread, which this one can leave where it is."""
+    """Run the job on a thread of its own, which can be abandoned when the time is over."""
     outcomes: list[Outcome] = []
 
     def run() -> None:
@@ -117,7 +118,7 @@ def _outcome_within(seconds: int, job: Callable[[str], Any], path: str) -> Outco
 
     thread = threading.Thread(target=run, daemon=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's name a line of the checker, and would stand before the findings
+        warnings.simplefilter("ignore")  # torch's warnings would stand before the findings
         thread.start()
         thread.join(seconds)
     frame = sys._current_frames().get(thread.ident)

@@ -8,16 +8,13 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from common.exercises.checker import Checker
 from common.exercises.compare import at_step, flat, near, weights
 from common.exercises.mistake import Mistake
 from common.exercises.stage import load_name
 from common.exercises.traffic import observed
 from common.small.zero import ZeRO1
 
-MINUTES = 30
-READ = "02_ddp_raw/MEMORY_AND_ZERO.md"
-SAME_AS = "ZeRO1 (common/small/zero/zero1.py)"
-WORLD_SIZES = (2, 3)
 INPUTS = ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), (7.0, 2.0, 9.0))  # by rank
 STEPS = 2
 LAYERS = 5  # which the ranks cannot share out equally
@@ -85,8 +82,8 @@ def attempt(path: str) -> Facts:
 
 def finding(made: Facts, expected: Facts) -> Mistake | None:
     if max(made.state) > MOMENTS * 2 / 3:  # a part is half of it, on two ranks, and perhaps a parameter more
-        return Mistake("state not divided").shown(
-            "numbers in the state", made.state, all_parameters=MOMENTS, a_part=expected.state[0]
+        return Mistake("state not divided").with_values(
+            "numbers in the state", made.state, {"all parameters": MOMENTS, "a part": expected.state[0]}
         )
     for step in range(STEPS):
         after = at_step(made.weights, step)
@@ -94,7 +91,7 @@ def finding(made: Facts, expected: Facts) -> Mistake | None:
         by_sums = at_step(expected.by_sums, step)
         if not near(after, right):
             mistake = Mistake("stepped with sums") if near(after, by_sums) else wrong_weights(after, right[0])
-            return mistake.at(f"step {step + 1}").shown("weights", after, they_should_be=right[0])
+            return mistake.at(f"step {step + 1}").with_values("weights", after, {"they should be": right[0]})
     return None
 
 
@@ -104,3 +101,6 @@ def wrong_weights(after: list[list], expected: list[list[float]]) -> Mistake:
         if not is_right_somewhere:
             return Mistake("other weights")
     return Mistake("not exchanged")
+
+
+CHECKER = Checker(reference, attempt, finding)

@@ -1,12 +1,14 @@
-"""Instruments for a training, attached from outside: clock, progress bar, memory, the result and its JSON.
+"""Instruments: what measures a training, and is attached to it from outside.
 
-    args = prepare_process(parse_args(__file__))         # once, before torch computes anything
-    with measured(args, model, train_set, test_set) as report:
-        ...                                              # a training loop that knows nothing of being measured
+A lesson (a level's train.py) has the data, the model, the loop and the evaluation, and three lines of the instruments:
+
+    args = prepare_process(parse_args(__file__))                # `start`: cores, threads and memory of the process
+    with measured(args, model, train_set, test_set) as report:  # `measured`: attaches the rest
         result = report(loss, eval_loss, accuracy, evaluated)   # after each evaluation
 
-`clock` counts steps and takes the time by hooks that torch calls, `result` is what is printed and written, `flags` are
-those that serve comparing and measuring, and `start` prepares a process.
+Everything else stays here. `clock` counts steps and takes the time by hooks that torch calls, so the loop counts
+nothing. `result` makes the printed lines and the files, on rank 0. `flags` are those for comparing and measuring. The
+training uses nothing that is measured: without the `with` block it ends with the same weights.
 """
 
 from common.instruments.measured import measured

@@ -1,4 +1,4 @@
-"""A clock that torch itself drives: by hooks it hears of every forward and of every optimizer step."""
+"""A clock that starts, counts and stops by torch's hooks for forwards and optimizer steps."""
 
 import time
 from typing import Any
@@ -10,11 +10,11 @@ from tqdm import tqdm
 
 
 class Clock:
-    """Steps and seconds of a training, without its evaluations, while the block `with clock:` lasts.
+    """Steps and seconds of the training in the block `with clock:`, without its evaluations.
 
     It runs from the first forward of an epoch to the epoch's last optimizer step; in a resumed run, whose first epoch
     is shorter, to the evaluation that follows. Steps are counted by forwards, because fp16 may skip an optimizer step.
-    The device is waited for when the clock starts and stops and at the end of the warm-up, at no other step.
+    The clock waits for the device when it starts, when it stops and at the end of the warm-up, and at no other step.
 
     Args:
         model: called once for each micro-batch of this process.
@@ -22,7 +22,7 @@ class Clock:
         steps_per_epoch: optimizer steps.
         accumulation: micro-batches in one optimizer step.
         warm_up_steps: steps that `steps_per_second` leaves out.
-        bar: is moved by one for every step.
+        bar: moves by one at every step.
 
     Attributes:
         seconds: of training until the clock last stopped.
@@ -77,7 +77,7 @@ class Clock:
         return steps / seconds if seconds else 0.0
 
     def stop(self) -> None:
-        """Add the time since the clock has started to `seconds`; of a clock that stands, nothing changes."""
+        """Add the time since the clock has started to `seconds`; if it does not run, nothing changes."""
         if self._started_at is not None:
             self.seconds += self._now() - self._started_at
             self._started_at = None

@@ -1,4 +1,4 @@
-"""The one block that a training enters to be measured."""
+"""The block in which a training is measured: it attaches the clock, and prints and writes the result at its end."""
 
 import contextlib
 import math
@@ -20,10 +20,10 @@ from common.process_group import all_gather_object, get_rank, get_world_size, is
 
 @contextlib.contextmanager
 def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -> Iterator["Report"]:
-    """Measure the training in the block, and at its end print and write the result. All processes enter it.
+    """Measure the training in the block. All processes enter it.
 
-    Rank 0 says before the training what is about to happen, draws a bar on a terminal, and at the end prints the
-    result and writes it and the weights where `--json` and `--save` say.
+    Rank 0 prints the plan before the training, draws a bar on a terminal, and at the end prints the result and writes
+    it and the weights to the files of `--json` and `--save`.
 
     Args:
         args: of `common.args.parse_args`.
@@ -45,7 +45,7 @@ def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -
     for gpu in gpus:
         torch.cuda.reset_peak_memory_stats(gpu)
 
-    # DDP hands each micro-batch on to its network; DataParallel calls copies of it.
+    # The module whose forwards are counted. DDP calls its network once a micro-batch; DataParallel calls copies of it.
     called = network if isinstance(model, DistributedDataParallel) else model
     accumulation = getattr(args, "gradient_accumulation_steps", 1)
     # None: no bar where stderr is not a terminal.
@@ -62,10 +62,10 @@ def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -
 
 
 class Report:
-    """What a training calls after each evaluation, to complete `result` to the keys of the ladder's contract.
+    """The function that a training calls after each evaluation; it adds the measurements to the result.
 
     Attributes:
-        weights: the state dict to save, which rank 0 writes; None: that of the model.
+        weights: the state dict that rank 0 saves; None for the model's own.
     """
 
     def __init__(self, clock: Clock, gpus: list[torch.device], result: dict[str, Any]) -> None:
@@ -83,7 +83,7 @@ class Report:
             loss: the epoch's mean training loss over all ranks.
             eval_loss, accuracy: of the evaluation over all ranks, a mean and a fraction.
             evaluated: the number of samples that were evaluated.
-            steps: those of the whole training, where it was resumed.
+            steps: of the whole training, if it was resumed.
         """
         self._clock.stop()
         steps = steps or self._clock.steps

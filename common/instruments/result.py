@@ -1,4 +1,4 @@
-"""What is said of a training: the plan before it, the result after it, and the files of both."""
+"""The lines printed before and after a training, and the files with its result and weights."""
 
 import io
 import json
@@ -16,7 +16,7 @@ from common.process_group import get_world_size
 
 
 def plan_line(args: Namespace, setting: dict[str, Any], train_samples: int, test_samples: int, total_steps: int) -> str:
-    """The line before a training: on what it computes, on which data, in which batches and steps.
+    """The line before a training: the devices, the data, the batches and the steps.
 
     Args:
         setting: the part of the result that is known already.
@@ -72,7 +72,7 @@ def quantity(number: int, noun: str) -> str:
 
 
 def whole_weights(network: nn.Module) -> dict[str, Tensor]:
-    """The weights on the CPU. Where ranks have parts of them they are gathered: all ranks call this."""
+    """The weights on the CPU. Weights that are sharded over the ranks are gathered, so all ranks call this."""
     weights = {}
     for name, value in network.state_dict().items():
         whole = value.full_tensor() if hasattr(value, "full_tensor") else value
@@ -81,7 +81,7 @@ def whole_weights(network: nn.Module) -> dict[str, Tensor]:
 
 
 def write_files(args: Namespace, result: dict[str, Any], weights: dict[str, Tensor]) -> None:
-    """Write the weights, a state dict, and the result where `--save` and `--json` say, if they do.
+    """Write the weights to the file of `--save` and the result to the file of `--json`, if they were given.
 
     Raises:
         UserError: if a file cannot be written. What was there before is then untouched.

@@ -1,4 +1,4 @@
-"""The preparation of a process before torch computes anything: its memory, its cores, its threads, its end."""
+"""The preparation of a process before torch computes anything: allocator, cores, threads, and its end with torchrun."""
 
 import os
 from argparse import Namespace
@@ -16,7 +16,7 @@ _LAUNCHER_THREADS = "ACCELERATE_CPU_THREADS"
 
 
 def prepare_process(args: Namespace) -> Namespace:
-    """The settings of the run that the flags ask for on this machine (`fit_to_machine`); the process is set up for it.
+    """Set this process up for the run that the flags ask for. Returns its settings (see `fit_to_machine`).
 
     On a CPU the C library keeps large blocks of memory (`--allocator`). Each process has the threads of its device
     (`--cores-per-device`) or an equal share of this machine's cores, where torchrun would give it a single thread. It
@@ -40,7 +40,7 @@ def _prepare_cpu(settings: Namespace) -> None:
     if settings.allocator == "keep":
         keep_large_blocks()
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    use_all_cores()  # of another run in this process only a part may be left
+    use_all_cores()  # an earlier run in this process may have confined it
     if settings.cores_per_device:
         devices = getattr(settings, "replicas", processes)
         _check_cores(settings.cores_per_device, devices)
@@ -50,7 +50,7 @@ def _prepare_cpu(settings: Namespace) -> None:
 
 
 def check_launch(settings: Namespace) -> None:
-    """Refuse a launch that the script cannot use: several processes of a level of one, or level 02 without torchrun.
+    """Refuse a launch that the script cannot use: several processes of level 00 or 01, or level 02 without torchrun.
 
     Level 02 also needs a GPU for each process, or none: nccl cannot share one. Its mesh needs as many processes as make
     whole rows, and of fc1's 128 outputs equally many for each rank of a row.

@@ -1,10 +1,13 @@
 """The levels and scripts of the ladder, and functions that read and load them.
 
-A *level* is a folder of the ladder. A *script* is one to climb to: each level's train.py, under the level's name,
-train_fsdp.py and train_mesh.py of level 02, whose ranks share the network too, and train_full.py of levels 03 and 04,
-which add what a long training needs. Those that are no train.py are named by level and file: "02_ddp_raw/train_fsdp".
+A *level* is a folder of the ladder, such as 02_ddp_raw. A *script* is a training in it, and its name says which:
 
-`diffs` knows what changes from one to the next; `tour` is what `python -m common.ladder` greets with.
+    "02_ddp_raw"                its train.py; every level has one
+    "02_ddp_raw/train_fsdp"     train_fsdp.py and train_mesh.py of level 02, in which the ranks share the network too
+    "03_accelerate/train_full"  train_full.py of levels 03 and 04, which adds what a long training needs
+
+`python -m common.ladder` shows the `tour` or the `diffs` of two scripts, runs a level on common.small (`small`), traces
+a `ring` all-reduce, and checks solutions of exercises.
 """
 
 import ast
@@ -22,12 +25,12 @@ FULL = "03_accelerate/train_full"
 
 
 def levels() -> list[str]:
-    """The names of the levels, in the order of the climb."""
+    """The names of the levels, in their order."""
     return sorted(path.parent.name for path in ROOT.glob("0?_*/train.py"))
 
 
 def scripts() -> list[str]:
-    """The names of the scripts: the levels in the order of the climb, then those beside them."""
+    """The names of the scripts: each train.py in the order of the levels, then the others."""
     return [*levels(), *SHARDED, *with_checkpoints()]
 
 
@@ -42,12 +45,12 @@ def with_checkpoints() -> list[str]:
 
 
 def templates() -> list[str]:
-    """The names of the scripts to copy, one a level."""
+    """The names of the templates, which a reader copies for a network of their own."""
     return [f"{path.parent.name}/template" for path in sorted(ROOT.glob("0?_*/template.py"))]
 
 
 def neighbours() -> list[tuple[str, str]]:
-    """The pairs whose difference a reader goes through: each level and the next, each level and what is beside it."""
+    """The pairs that a reader diffs: each level and the next, and each level and the other scripts in it."""
     longer = [(level_of(name), name) for name in with_checkpoints()]
     return [*pairwise(levels()), (level_of(FSDP), FSDP), (FSDP, MESH), *longer]
 
@@ -58,7 +61,7 @@ def level_of(name: str) -> str:
 
 
 def short_name(name: str) -> str:
-    """The name in a table of a script that is beside a level's: "02 fsdp" for "02_ddp_raw/train_fsdp"."""
+    """The name in a table of a script that is no train.py: "02 fsdp" for "02_ddp_raw/train_fsdp"."""
     level, _, file = name.partition("/")
     return f"{level[:2]} {file.removeprefix('train_')}"
 
@@ -69,7 +72,7 @@ def script(name: str) -> Path:
 
 
 def named(text: str) -> str:
-    """The script that `text` names: the beginning of a level, or of a level and a script, such as "03/train_full.py".
+    """The name of the script that a user means by `text`, such as "03" or "03/train_full.py": a level may be cut short.
 
     "fsdp" and "mesh" name level 02's train_fsdp.py and train_mesh.py.
 
@@ -88,7 +91,7 @@ def named(text: str) -> str:
 
 
 def load(name: str, path: Path | None = None) -> ModuleType:
-    """The script, or another version of it at `path`, as a module: the folders' names are no identifiers."""
+    """The script, or another version of it at `path`, as a module: `import` takes no name that begins with a digit."""
     module_name = "ladder_" + name.replace("/", "_")
     spec = importlib.util.spec_from_file_location(module_name, path or script(name))
     module = importlib.util.module_from_spec(spec)
@@ -105,5 +108,5 @@ def lines_below_docstring(name: str) -> list[str]:
 
 
 def code_lines(name: str) -> list[str]:
-    """The lines of a script that a reader has to understand: not the module docstring, not blank ones."""
+    """The lines of a script without the module docstring and blank lines."""
     return [line for line in lines_below_docstring(name) if line.strip()]

@@ -60,7 +60,7 @@ def check_solution(exercise: str, solution: Path) -> None:
     if mistake:
         print(f"NOT YET: {exercise}\n\n{textwrap.indent(mistake.explained(exercise), '  ')}")
         sys.exit(1)
-    print(f"PASSED: {exercise}\n\n  The same numbers as {exercises.module(exercise).SAME_AS}.")
+    print(f"PASSED: {exercise}\n\n  The same numbers as {exercises.EXERCISES[exercise].same_as}.")
     following = exercises.following(exercise)
     if following:
         print(f"  Next: python -m common.ladder check {following}")
@@ -71,14 +71,14 @@ def check_solution(exercise: str, solution: Path) -> None:
 def list_exercises() -> None:
     """Print a line for each exercise, in the order of the climb."""
     for name in exercises.NAMES:
-        print(f"{name:<18} {exercises.module(name).MINUTES:>3} min  {exercises.title(name)}")
+        print(f"{name:<18} {exercises.EXERCISES[name].minutes:>3} min  {exercises.title(name)}")
     print("\nThe task and the file to begin with: python -m common.ladder check NAME")
 
 
 def show_task(exercise: str) -> None:
     """Print the task of an exercise, what to read first, and the commands with which to begin and to check."""
     print(f"{exercises.task(exercise)}\n")
-    print(f"About {exercises.module(exercise).MINUTES} minutes. Read first: {exercises.module(exercise).READ}\n")
+    print(f"About {exercises.EXERCISES[exercise].minutes} minutes. Read first: {exercises.EXERCISES[exercise].read}\n")
     print("Begin with:")
     print(f"    cp {os.path.relpath(exercises.starter(exercise))} my_{exercise}.py")
 
@@ -99,13 +99,13 @@ def run_level(options: argparse.Namespace, flags: list[str]) -> None:
         module = small.load_small(options.level)
     except ValueError as error:
         parser().error(str(error))
-    # As the last lines of the script do.
+    # These are the last two lines of every script.
     args = module.prepare_process(module.parse_args(module.__file__, flags))
     module.train(args)
 
 
 def show_tour() -> None:
-    """Print what there is to run here, given what this machine has."""
+    """Print the commands that suit this machine."""
     from common.ladder import tour  # imports torch, which takes seconds; the other commands begin without it
 
     sys.stdout.write(tour.text(tour.look()))

@@ -25,7 +25,7 @@ class Hunk(NamedTuple):
 
 
 def changed_lines(before: str, after: str) -> ChangedLines:
-    """The numbers of lines that a reader of `before` finds new in `after`, or gone; blank ones do not count."""
+    """The numbers of lines that `after` adds to `before` and removes from it; blank lines do not count."""
     matcher = difflib.SequenceMatcher(None, code_lines(before), code_lines(after), autojunk=False)
     added = removed = 0
     for kind, start, end, other_start, other_end in matcher.get_opcodes():
@@ -47,7 +47,7 @@ def diff(before: str, after: str) -> list[Hunk]:
 
 
 def _is_blank(line: str) -> bool:
-    """Blank lines are alike everywhere, and would tie together what does not belong together."""
+    """True for lines that must not align two files: blank lines are equal everywhere."""
     return not line.strip()
 
 
@@ -59,13 +59,13 @@ def unified(before: str, after: str) -> str:
     new_path = script(after).relative_to(ROOT).as_posix()
     text = ""
     for line in difflib.unified_diff(ours, theirs, old_path, new_path, n=CONTEXT, lineterm=""):
-        # The numbers would count from behind the docstrings.
+        # Line numbers would be wrong, because the docstrings were cut off.
         text += "@@\n" if line.startswith("@@ ") else f"{line}\n"
     return text
 
 
 def coloured(text: str) -> str:
-    """A unified diff for a terminal: what goes in red, what comes in green."""
+    """A unified diff for a terminal: removed lines in red, added lines in green."""
     lines = text.splitlines()
     for number, line in enumerate(lines):
         if line[:1] in COLOURS:

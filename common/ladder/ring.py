@@ -1,7 +1,7 @@
 """A ring all-reduce of four ranks, message by message with its numbers.
 
-The numbers are those of four processes that run `common.small.ring`. Rank 0 has ones, rank 1 tens, rank 2 hundreds and
-rank 3 thousands, so each sum says whose numbers are in it.
+Four processes run `common.small.ring`, and each notes its numbers after every message. Rank 0 begins with ones, rank 1
+with tens, rank 2 with hundreds and rank 3 with thousands, so the digits of a sum show whose numbers are in it.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ WHAT_HAPPENS = {
 
 
 class State(NamedTuple):
-    """The numbers of a rank after a message, and the message: which half it belongs to, and which parts it moved."""
+    """The numbers of a rank after a message, the half of the algorithm, and the parts that it has sent and received."""
 
     half: str
     numbers: list[int]
@@ -31,7 +31,7 @@ class State(NamedTuple):
 
 
 def trace() -> list[tuple[State, ...]]:
-    """The states of all ranks after each message of a ring all-reduce of START, which four processes carry out."""
+    """The states of all ranks after each message of a ring all-reduce of START, on four processes."""
     by_rank = ranks(RANKS).run(_states_of_this_rank)
     return list(zip(*by_rank, strict=True))
 

@@ -1,4 +1,4 @@
-"""A level on `common.small`: the level's script with the small counterparts of what it imports."""
+"""A level on `common.small`: the level's script, in which some imported names are replaced by small counterparts."""
 
 import importlib
 from types import ModuleType
@@ -6,7 +6,7 @@ from types import ModuleType
 from common.ladder import load
 
 _ACCELERATOR = "common.small.accelerator"
-# Of each level the names that its script imports, and the module and the name of what stands in their place.
+# For each level: a name that its script imports, and the module and the name of its replacement.
 COUNTERPARTS = {
     "02_ddp_raw": {"DistributedDataParallel": ("common.small.ddp", "BucketedDDP")},
     "03_accelerate": {

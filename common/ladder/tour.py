@@ -1,4 +1,4 @@
-"""A greeting for a new user: this machine, and what to type next.
+"""The greeting for a new user: a description of this machine, and the commands to type next.
 
 python -m common.ladder
 """

@@ -21,8 +21,8 @@ pytestmark = ON_LINUX
 # LADDER_LONG_RUN=200 is the run that has been made to show that none hangs.
 LAUNCHES = int(os.environ.get("LADDER_LONG_RUN", "3"))
 EPOCHS = 20
-SLOW = {rung: pytest.param(rung, marks=pytest.mark.slow) for rung in ladder.scripts()}
-LONG = {rung: pytest.param(rung, marks=pytest.mark.long) for rung in ladder.scripts()}
+SLOW = {level: pytest.param(level, marks=pytest.mark.slow) for level in ladder.scripts()}
+LONG = {level: pytest.param(level, marks=pytest.mark.long) for level in ladder.scripts()}
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Every rung on a rank of eight GPUs: its tensors lie on the rank's own GPU, and what a step waits for is known."""
+"""Every level on a rank of eight GPUs: its tensors lie on the rank's own GPU, and what a step waits for is known."""
 
 from pathlib import Path
 from typing import Any
@@ -22,24 +22,24 @@ STEPS = 15  # more than the warm-up, of 10
 FLAGS = f"--device cuda --dataset synthetic --batch-size {BATCH} --train-samples {STEPS * BATCH}".split()
 
 
-def is_distributed(rung: str) -> bool:
-    return ladder.level_of(rung) in ladder.DISTRIBUTED
+def is_distributed(level: str) -> bool:
+    return ladder.level_of(level) in ladder.DISTRIBUTED
 
 
 def train(
-    rung: str, *flags: str, rank: int = 3, path: Path | None = None, eval_samples: int = 2 * BATCH, **options: Any
+    level: str, *flags: str, rank: int = 3, path: Path | None = None, eval_samples: int = 2 * BATCH, **options: Any
 ) -> Machine:
-    """Train a rung from its first line to its last on rank 3 of eight, or as one process where it is one.
+    """Train a level from its first line to its last on rank 3 of eight, or as one process where it is one.
 
     Args:
-        path: of another version of the rung.
+        path: of another version of the level.
         options: of the machine.
     """
     world_size = GPUS
-    if not is_distributed(rung):
+    if not is_distributed(level):
         rank = 0
         world_size = 1
-    module = ladder.load(rung, path)
+    module = ladder.load(level, path)
     draw_cache()
     sets = read_synthetic()  # before the imitation begins, in which no tensor has values
     with (
@@ -59,17 +59,17 @@ def waits_of_steps(machine: Machine) -> list[list[str]]:
     return waits[1:-1]
 
 
-def all_rungs(*quick: str) -> list:
-    """All rungs that can be imitated, those that are not `quick` marked as slow."""
-    rungs = [rung for rung in ladder.scripts() if rung not in ladder.SHARDED]
-    return [pytest.param(rung, marks=[] if rung in quick else SLOW) for rung in rungs]
+def all_levels(*quick: str) -> list:
+    """All levels that can be imitated, those that are not `quick` marked as slow."""
+    levels = [level for level in ladder.scripts() if level not in ladder.SHARDED]
+    return [pytest.param(level, marks=[] if level in quick else SLOW) for level in levels]
 
 
-@pytest.mark.parametrize("rung", all_rungs("00_single_gpu", "02_ddp_raw"))
-def test_a_rank_uses_its_own_gpu_and_a_step_waits_for_nothing(rung):
-    machine = train(rung)
+@pytest.mark.parametrize("level", all_levels("00_single_gpu", "02_ddp_raw"))
+def test_a_rank_uses_its_own_gpu_and_a_step_waits_for_nothing(level):
+    machine = train(level)
     assert waits_of_steps(machine) == [[]] * (STEPS - 1)
-    if is_distributed(rung):
+    if is_distributed(level):
         assert machine.group.backend == "nccl"
         assert any(name.startswith("c10d.") for name in machine.watch.operations)  # collectives
         assert machine.cuda.calls["reset_peak_memory_stats"] == [3]
@@ -77,15 +77,15 @@ def test_a_rank_uses_its_own_gpu_and_a_step_waits_for_nothing(rung):
         assert machine.group.endings == ["destroyed"]
 
 
-@pytest.mark.parametrize("rung", all_rungs())
-def test_with_the_data_on_the_gpu_a_step_waits_for_nothing(rung):
-    assert waits_of_steps(train(rung, "--data", "device")) == [[]] * (STEPS - 1)
+@pytest.mark.parametrize("level", all_levels())
+def test_with_the_data_on_the_gpu_a_step_waits_for_nothing(level):
+    assert waits_of_steps(train(level, "--data", "device")) == [[]] * (STEPS - 1)
 
 
 @SLOW
-@pytest.mark.parametrize("rung", [*ladder.DISTRIBUTED, *ladder.with_checkpoints()])
-def test_on_a_second_node_it_is_the_local_rank_that_names_the_gpu(rung):
-    machine = train(rung, rank=5, nodes=2)  # of four on a node, which use half of its GPUs
+@pytest.mark.parametrize("level", [*ladder.DISTRIBUTED, *ladder.with_checkpoints()])
+def test_on_a_second_node_it_is_the_local_rank_that_names_the_gpu(level):
+    machine = train(level, rank=5, nodes=2)  # of four on a node, which use half of its GPUs
     assert machine.cuda.calls["set_device"] == [1]
     assert machine.cuda.calls["max_memory_allocated"] == [1]
 
@@ -96,11 +96,11 @@ def test_each_gpu_of_data_parallel_has_a_peak_of_its_own():
     assert machine.cuda.calls["reset_peak_memory_stats"] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("rung", all_rungs("04_trainer"))
-def test_a_longer_evaluation_waits_for_its_batches_only(rung):
+@pytest.mark.parametrize("level", all_levels("04_trainer"))
+def test_a_longer_evaluation_waits_for_its_batches_only(level):
     counts = []
     for batches in (2, 4):
-        machine = train(rung, "--max-steps", "2", "--data", "device", eval_samples=batches * BATCH)
+        machine = train(level, "--max-steps", "2", "--data", "device", eval_samples=batches * BATCH)
         counts.append(len(machine.watch.waits[-1]))
     few, many = counts
     assert few == many
@@ -109,13 +109,13 @@ def test_a_longer_evaluation_waits_for_its_batches_only(rung):
 # Planted bugs: what the tests above must not miss.
 
 
-def planted(rung: str, folder: Path, *changes: tuple[str, str]) -> Path:
-    """The rung with these changes of its text, in a folder of its level's name."""
-    source = ladder.script(rung).read_text()
+def planted(level: str, folder: Path, *changes: tuple[str, str]) -> Path:
+    """The level's script with these changes of its text, in a folder of the level's name."""
+    source = ladder.script(level).read_text()
     for old, new in changes:
         assert source.count(old) == 1, old
         source = source.replace(old, new)
-    path = folder / ladder.level_of(rung) / ladder.script(rung).name
+    path = folder / ladder.level_of(level) / ladder.script(level).name
     path.parent.mkdir()
     path.write_text(source)
     return path

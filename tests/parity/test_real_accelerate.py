@@ -18,9 +18,9 @@ SLOW = pytest.mark.slow
 LONG = pytest.mark.long
 
 
-def switched(rung: str, folder: Path) -> Path:
+def switched(level: str, folder: Path) -> Path:
     """The script with its import switched to the real library."""
-    script = ladder.script(rung)
+    script = ladder.script(level)
     path = folder / LEVEL / script.name
     path.parent.mkdir()
     text = script.read_text()
@@ -29,19 +29,19 @@ def switched(rung: str, folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("rung", [LEVEL, ladder.FULL])
-def test_the_switched_file_uses_the_real_library(rung, tmp_path):
-    real = ladder.load(rung, switched(rung, tmp_path))
+@pytest.mark.parametrize("level", [LEVEL, ladder.FULL])
+def test_the_switched_file_uses_the_real_library(level, tmp_path):
+    real = ladder.load(level, switched(level, tmp_path))
     assert real.Accelerator.__module__ == "accelerate.accelerator"
-    assert ladder.load(rung).Accelerator.__module__ == "common.accelerator.accelerator"
+    assert ladder.load(level).Accelerator.__module__ == "common.accelerator.accelerator"
 
 
 @pytest.mark.parametrize("world_size", [pytest.param(1, marks=LONG), pytest.param(2, marks=SLOW)])
-@pytest.mark.parametrize("rung, flags", [(LEVEL, []), (ladder.FULL, ["--gradient-accumulation-steps", "3"])])
-def test_both_train_the_same_weights(rung, flags, world_size, tmp_path):
+@pytest.mark.parametrize("level, flags", [(LEVEL, []), (ladder.FULL, ["--gradient-accumulation-steps", "3"])])
+def test_both_train_the_same_weights(level, flags, world_size, tmp_path):
     argv = [*EXACT, *flags]
-    (ours, *_), weights = run_on_ranks(rung, world_size, argv)
-    (theirs, *_), others = run_on_ranks(rung, world_size, argv, switched(rung, tmp_path))
+    (ours, *_), weights = run_on_ranks(level, world_size, argv)
+    (theirs, *_), others = run_on_ranks(level, world_size, argv, switched(level, tmp_path))
     ranks(world_size).run(forget_states, THEIRS)  # the real library's state outlives its run
     assert farthest(weights, others) <= 1e-9
     for key in ("world_size", "steps", "evaluated", "accuracy", "global_batch_size"):

@@ -34,20 +34,20 @@ def _mesh(world_size: int, tensor: int):
 
 
 @pytest.mark.parametrize(
-    "rung, world_size, flags",
+    "level, world_size, flags",
     [
         (ladder.FSDP, 2, []),
         *(pytest.param(ladder.FSDP, n, [], marks=SLOW) for n in (1, 3, 4)),
         *(_mesh(n, tensor) for n, tensor in ((1, 1), (2, 1), (2, 2), (3, 1), (4, 2), (4, 4))),
     ],
 )
-def test_a_network_that_is_shared_out_trains_the_weights_of_one_device(rung, world_size, flags):
+def test_a_network_that_is_shared_out_trains_the_weights_of_one_device(level, world_size, flags):
     """And evaluates each of 101 samples once: some ranks have one more than others, or a batch more."""
-    results, weights = run_on_ranks(rung, world_size, [*EXACT, *flags])
+    results, weights = run_on_ranks(level, world_size, [*EXACT, *flags])
     assert farthest(weights, level_00()[1]) <= TOLERANCE
     for result in results:
         _assert_same_numbers(result, level_00()[0])
-    if rung == ladder.FSDP and world_size == 2:
+    if level == ladder.FSDP and world_size == 2:
         assert farthest(weights, run_on_ranks("02_ddp_raw", 2, EXACT)[1]) == 0
 
 

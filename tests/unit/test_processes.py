@@ -41,7 +41,7 @@ def _wait_for_rank_1_which_fails():
 
 
 def test_a_failing_rank_is_named_nobody_waits_for_those_that_wait_for_it_and_the_pool_recovers(monkeypatch):
-    monkeypatch.setattr("common.processes.MOMENT", 1)
+    monkeypatch.setattr("common.processes.SECONDS_AFTER_FAILURE", 1)
     with pytest.raises(RankFailed, match=r"(?s)rank 0: no answer \(alive\)\nrank 1: ValueError: rank 1 says no"):
         ranks(2).run(_wait_for_rank_1_which_fails, timeout=500)
     assert ranks(2).run(_sum_of_ranks) == [3, 3]

@@ -68,7 +68,7 @@ class BucketedDDP(nn.Module):
         self._synchronising = True
         self._backward_is_running = False
         broadcast_from_rank_0(module)
-        self.buckets = _fill_buckets(module, bucket_mib * MIB)
+        self.buckets = fill_buckets(module, bucket_mib * MIB)
         self._bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
         for parameter in self._bucket_of:
             parameter.register_post_accumulate_grad_hook(self._note_gradient)
@@ -112,7 +112,7 @@ class BucketedDDP(nn.Module):
             raise RuntimeError(f"these parameters got no gradient, so their buckets were not sent: {', '.join(names)}")
 
 
-def _fill_buckets(module: nn.Module, capacity: float) -> list[Bucket]:
+def fill_buckets(module: nn.Module, capacity: float) -> list[Bucket]:
     """The trainable parameters of `module` in buckets of at least `capacity` bytes, the last layer's first."""
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
     buckets = []

@@ -88,6 +88,10 @@ WRONG = {
             "too much sent",
         ),
     ],
+    "sampler": [
+        ("self.seed + self.epoch", "self.seed", "other order", "in epoch 1"),
+        ("self.seed + self.epoch", "self.seed + self.epoch + self.rank", "not once each", "common/eval_sampler.py"),
+    ],
     "exact_evaluation": [
         ("dist.all_reduce(counts)", "pass", "other accuracy"),
         ("dataset[dist.get_rank() :: dist.get_world_size()]", "dataset", "not shared out"),
@@ -106,6 +110,11 @@ WRONG = {
         ("dist.broadcast(parameter.detach(), ", "dict(", "not exchanged"),
         ("[dist.get_rank() :: dist.get_world_size()]", "", "state not divided"),
         ("            parameter.grad /= dist.get_world_size()\n", "", "stepped with sums"),
+    ],
+    "loss_scaler": [
+        ("return loss * self.factor", "return loss", "not scaled"),
+        ("                parameter.grad /= self.factor\n", "", "not unscaled"),
+        ("        dist.all_reduce(overflows)\n", "", "not skipped", "overflow on rank 1"),
     ],
     "prepare": [
         ("return DistributedDataParallel(obj)", "return obj", "no replicas"),

@@ -86,8 +86,8 @@ def test_an_exercise_that_does_not_exist_is_an_error(path, capsys):
 def test_the_page_lists_the_exercises():
     page = PAGE.read_text()
     for number, name in enumerate(exercises.NAMES, start=1):
-        exercise = exercises.module(name)
+        exercise = exercises.EXERCISES[name]
         title = exercises.title(name).removesuffix(".")
-        read = f"[{exercise.READ}](../../{exercise.READ})"
-        assert f"| {number} | [{name}](starters/{name}.py) | {title} | {exercise.MINUTES} | {read} |\n" in page
-        assert (PAGE.parents[2] / exercise.READ).is_file()
+        read = f"[{exercise.read}](../../{exercise.read})"
+        assert f"| {number} | [{name}](starters/{name}.py) | {title} | {exercise.minutes} | {read} |\n" in page
+        assert (PAGE.parents[2] / exercise.read).is_file()

@@ -16,11 +16,11 @@ from tests.states import OURS, THEIRS, forget_states
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("transformers")]
 
 
-def switched_script(folder: Path, rung: str = "04_trainer") -> Path:
+def switched_script(folder: Path, level: str = "04_trainer") -> Path:
     """A file of level 04 with the import switched."""
-    text = ladder.script(rung).read_text()
+    text = ladder.script(level).read_text()
     assert text.count("common.trainer import") == 1
-    path = folder / "04_trainer" / ladder.script(rung).name
+    path = folder / "04_trainer" / ladder.script(level).name
     path.parent.mkdir(parents=True)
     path.write_text(text.replace("common.trainer import", "transformers import"))
     return path
@@ -31,8 +31,8 @@ def test_level_04_runs_on_it_with_the_import_switched(accumulation, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     argv = [*EXACT, "--gradient-accumulation-steps", str(accumulation), "--checkpoint-every", "2"]
     ends = []
-    rung = "04_trainer/train_full"
-    modules = {"ours": ladder.load(rung), "theirs": ladder.load(rung, switched_script(tmp_path, rung))}
+    level = "04_trainer/train_full"
+    modules = {"ours": ladder.load(level), "theirs": ladder.load(level, switched_script(tmp_path, level))}
     for name, module in modules.items():
         flags = ["--save", str(tmp_path / f"{name}.pt"), "--checkpoint-dir", str(tmp_path / name)]
         result = module.train(fit_to_machine(parse_args(module.__file__, [*argv, *flags])))
