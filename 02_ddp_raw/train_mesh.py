@@ -84,8 +84,8 @@ def train(args):
             dist.all_reduce(train_loss, group=data.get_group())  # every rank now has the sum over its column
             train_loss /= groups
             result = report(train_loss.item() / len(train_loader), *evaluate(model, test_loader, device, data))
-        # torch warns that fc1, cut twice along one dimension, takes two all-gathers: here once, when all is done.
-        logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+        # Else every rank warns that fc1, which is cut twice along one dimension, needs two all-gathers instead of one.
+        logging.getLogger("torch.distributed").setLevel(logging.ERROR)
         # A collective too: all ranks send their parts, and rank 0's CPU gets BasicNet's own state dict, for --save.
         report.weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     dist.destroy_process_group()

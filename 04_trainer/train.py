@@ -71,8 +71,8 @@ def train(args):
 
     with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints the result once
         trainer.train()
-        log = {name: value for entry in trainer.state.log_history for name, value in entry.items()}
-        result = report(log["loss"], log["eval_loss"], log["eval_accuracy"], log["eval_evaluated"])
+        training, test, _ = trainer.state.log_history[-3:]  # of the last epoch; then what the whole run took
+        result = report(training["loss"], test["eval_loss"], test["eval_accuracy"], test["eval_evaluated"])
     trainer.accelerator.end_training()
     return result
 
