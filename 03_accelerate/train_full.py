@@ -100,7 +100,7 @@ def evaluate(accelerator, model, loader):
     loss_sum, correct, evaluated = torch.zeros(3, dtype=torch.float64, device=accelerator.device)
     model.eval()
     for images, targets in loader:
-        log_probs, targets = accelerator.gather_for_metrics((model(images), targets))  # of all ranks, none twice
+        log_probs, targets = accelerator.gather_for_metrics((model(images), targets))  # of all ranks, no sample twice
         loss_sum += F.nll_loss(log_probs, targets, reduction="sum")
         correct += (log_probs.argmax(dim=1) == targets).sum()
         evaluated += len(targets)
@@ -114,10 +114,10 @@ def train(args):
         gradient_accumulation_steps=args.gradient_accumulation_steps,
         project_config=ProjectConfiguration(args.checkpoint_dir, automatic_checkpoint_naming=True, total_limit=2),
         dataloader_config=DataLoaderConfiguration(
-            split_batches=True,  # by default a loader's batch is each rank's own
+            split_batches=True,  # by default a loader's batch size is that of each rank
             use_seedable_sampler=True,  # epoch e is ordered by data_seed + e
             data_seed=args.seed,
-            non_blocking=True,  # copies of pinned batches, beside the computing
+            non_blocking=True,  # a GPU computes while pinned batches are copied to it
         ),
         kwargs_handlers=[InitProcessGroupKwargs(timeout=args.timeout)],
     )
@@ -129,12 +129,12 @@ def train(args):
     )
     micro_batch = args.batch_size // args.gradient_accumulation_steps
     train_loader = DataLoader(train_set, micro_batch, shuffle=True, drop_last=True, **loading)
-    test_loader = DataLoader(test_set, micro_batch, **loading)  # prepare cuts batches into shards, equally long
+    test_loader = DataLoader(test_set, micro_batch, **loading)  # prepare gives all ranks equal parts of a batch
 
     model = build_model(args)  # prepare moves it to its device and into DDP; the optimizer keeps its parameters
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     model, optimizer, train_loader, test_loader = accelerator.prepare(model, optimizer, train_loader, test_loader)
-    set_seed(args.seed, device_specific=True)  # for dropout, and each rank draws its own
+    set_seed(args.seed, device_specific=True)  # for dropout: each rank draws its own random numbers
 
     progress = Progress(steps_per_epoch=len(train_set) // args.batch_size)
     settings = SameTraining(

@@ -23,7 +23,7 @@ from common.trainer import Trainer, TrainingArguments
 
 class DigitTrainer(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        log_probs = model(inputs["images"])  # by default model(**inputs), which is to return its loss
+        log_probs = model(inputs["images"])  # by default model(**inputs), which has to return a loss
         loss = F.nll_loss(log_probs, inputs["labels"])
         return (loss, {"log_probs": log_probs}) if return_outputs else loss
 
@@ -57,7 +57,7 @@ def train(args):
         dataloader_pin_memory=train_set.device.type != args.device.type,  # by default always
         accelerator_config={"non_blocking": True},  # by default the CPU waits for a copy to the GPU
         use_cpu=args.device.type == "cpu",
-        # What makes this the training of the other levels, and is no advice.
+        # The rest makes this the same training as at the other levels. It is no advice.
         data_seed=args.seed,  # of the sample order; by default what torch was last seeded with
         dataloader_drop_last=True,  # by default an epoch ends with a smaller step
         lr_scheduler_type="constant",  # by default linear, down to 0

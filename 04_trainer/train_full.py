@@ -34,7 +34,7 @@ class DigitTrainer(Trainer):
         return RandomSampler(self.train_dataset, num_samples=len(self.train_dataset) // step * step)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        log_probs = model(inputs["images"])  # by default model(**inputs), which is to return its loss
+        log_probs = model(inputs["images"])  # by default model(**inputs), which has to return a loss
         loss = F.nll_loss(log_probs, inputs["labels"])
         return (loss, {"log_probs": log_probs}) if return_outputs else loss
 
@@ -103,7 +103,7 @@ def train(args):
         dataloader_pin_memory=train_set.device.type != args.device.type,  # by default always
         accelerator_config={"non_blocking": True},  # by default the CPU waits for a copy to the GPU
         use_cpu=args.device.type == "cpu",
-        # What makes this the training of the other levels, and is no advice.
+        # The rest makes this the same training as at the other levels. It is no advice.
         data_seed=args.seed,  # of the sample order; by default what torch was last seeded with
         lr_scheduler_type="constant",  # by default linear, down to 0
         max_grad_norm=0,  # by default 1.0: gradients are clipped
@@ -124,7 +124,6 @@ def train(args):
         schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, trainer.accelerator.device)
         if args.checkpoint_dir:
             trainer.add_callback(SaveOnTime(schedule))
-        # From the newest that is whole.
         trainer.train(resume_from_checkpoint=args.checkpoint_dir and has_checkpoint(args.checkpoint_dir))
         steps = trainer.state.global_step
         if schedule.stop:
