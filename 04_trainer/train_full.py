@@ -47,12 +47,12 @@ class SaveOnTime(TrainerCallback):
 
     def on_step_end(self, args, state, control, model, **kwargs):
         self.schedule.update(state.global_step)
-        if self.schedule.save:
-            control.should_save = True
-        if self.schedule.stop:
-            control.should_training_stop = True
-        if control.should_save and not all(parameter.isfinite().all() for parameter in model.parameters()):
-            fail(f"the model's weights are not finite at step {state.global_step}: no checkpoint is made of them")
+        control.should_save = control.should_save or self.schedule.save
+        control.should_training_stop = control.should_training_stop or self.schedule.stop
+        if control.should_save:
+            are_finite = [parameter.isfinite().all() for parameter in model.parameters()]
+            if not all(are_finite):
+                fail(f"the model's weights are not finite at step {state.global_step}: no checkpoint is made of them")
 
     def on_epoch_end(self, args, state, control, **kwargs):
         if self.schedule.stop:
