@@ -15,53 +15,45 @@ import os
 import torch
 import torch.nn.functional as F
 import torchvision
-from torch.utils.data import DataLoader, Dataset, RandomSampler
+from torch.utils.data import DataLoader, RandomSampler
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 
-class Images(Dataset):
-    """Samples (inputs, target): the network is called with the inputs, which are a tuple, here of one image.
+class Images(ImageFolder):
+    """Samples (inputs, target): the network is called with the inputs, which are a tuple, here of one image."""
 
-    How an image is cropped and flipped depends on the seed, on the epoch and on its number alone. So it looks the same
-    whichever process or loader worker reads it.
-    """
-
-    def __init__(self, folder, size, augment, seed):
-        self.files = ImageFolder(folder)
+    def __init__(self, folder, transform, seed):
+        super().__init__(folder, transform)
         self.seed = seed
         self.epoch = 0
-        if augment:
-            crop = [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()]
-        else:
-            crop = [v2.Resize(size), v2.CenterCrop(size)]
-        mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-        to_numbers = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean, std)]
-        self.transform = v2.Compose([*crop, *to_numbers])
 
     def set_epoch(self, epoch):
         self.epoch = epoch
 
-    def __len__(self):
-        return len(self.files)
-
     def __getitem__(self, index):
-        image, label = self.files[index]
-        with torch.random.fork_rng(devices=[]):  # dropout draws from torch's generator too: leave it as it was
-            torch.default_generator.manual_seed(hash((self.seed, self.epoch, index)))
-            return (self.transform(image),), label
+        # Each image of each epoch has a seed of its own, so its crop is the same whichever process or worker reads it.
+        seed = self.seed + self.epoch * len(self) + index
+        with torch.random.fork_rng(devices=[]):  # dropout draws from torch's generator too: it goes on as it was
+            torch.default_generator.manual_seed(seed)
+            image, label = super().__getitem__(index)
+        return (image,), label
 
 
 def load_data(args):
-    train_set = Images(f"{args.data}/train", args.size, augment=True, seed=args.seed)
-    val_set = Images(f"{args.data}/val", args.size, augment=False, seed=args.seed)
-    if val_set.files.classes != train_set.files.classes:  # a class would have another number in the evaluation
-        raise SystemExit(f"{train_set.files.root} and {val_set.files.root} must have the same classes")
+    mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    to_numbers = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean, std)]
+    augment = v2.Compose([v2.RandomResizedCrop(args.size), v2.RandomHorizontalFlip(), *to_numbers])
+    centre = v2.Compose([v2.Resize(args.size), v2.CenterCrop(args.size), *to_numbers])
+    train_set = Images(f"{args.data}/train", augment, args.seed)
+    val_set = Images(f"{args.data}/val", centre, args.seed)
+    if val_set.classes != train_set.classes:  # a class would have another number in the evaluation
+        raise SystemExit(f"{train_set.root} and {val_set.root} must have the same classes")
     return train_set, val_set
 
 
 def build_network(args, train_set):
-    return torchvision.models.get_model(args.arch, num_classes=len(train_set.files.classes))
+    return torchvision.models.get_model(args.arch, num_classes=len(train_set.classes))
 
 
 def compute_loss(outputs, targets):

@@ -30,7 +30,7 @@ def evaluate(model, loader, device):
 
 
 def train(args):
-    device = args.device  # of --device; by default a GPU, where there is one
+    device = args.device  # what --device says; by default a GPU if there is one
     train_set, test_set = load_data(args)
     sampler = RandomSampler(train_set, generator=torch.Generator())
     loading = dict(collate_fn=collate, num_workers=args.num_workers, pin_memory=train_set.device.type != device.type)

@@ -1,6 +1,6 @@
-"""Level 01: DataParallel. One process, one thread per device; what cannot be shared happens on the first.
+"""Level 01: DataParallel. One process with a thread for each device. The first device alone takes the optimizer step.
 
-On all visible GPUs, or on two replicas emulated by CPU threads; or say how many:
+It uses all visible GPUs, or else two replicas that CPU threads emulate. --replicas sets another number:
 
     python 01_data_parallel/train.py
     python 01_data_parallel/train.py --replicas 4
@@ -33,7 +33,7 @@ def evaluate(model, loader, device):
 
 
 def train(args):
-    device = args.device  # of --device; by default a GPU, where there is one
+    device = args.device  # what --device says; by default a GPU if there is one
     train_set, test_set = load_data(args)
     sampler = RandomSampler(train_set, generator=torch.Generator())
     loading = dict(collate_fn=collate, num_workers=args.num_workers, pin_memory=train_set.device.type != device.type)
@@ -45,10 +45,10 @@ def train(args):
     # Each forward: replicate, scatter, parallel_apply, gather.
     if len(devices) > 1:
         model = nn.DataParallel(model, device_ids=devices)
-    else:  # where nn.DataParallel would run the bare module: the same four steps on CPU threads
+    else:  # nn.DataParallel would run the bare module: this takes the same four steps on CPU threads
         model = EmulatedDataParallel(model, args.replicas)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    seed_replicas(args.seed, devices)  # for dropout, and each replica draws its own
+    seed_replicas(args.seed, devices)  # for dropout: each replica draws its own random numbers
 
     with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints the result once
         for epoch in range(args.epochs):

@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 02_ddp_raw/profile_step.py
     torchrun --standalone --nproc-per-node 2 02_ddp_raw/profile_step.py --images 1
 
-It computes on the CPU. The five lines that a script of your own needs bear a star.
+It computes on the CPU. A script of your own needs five lines of it, which are marked with a star (*).
 """
 
 import argparse
@@ -15,27 +15,34 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule  # * and ProfilerActivity.CUDA on a GPU
 
-WARM_UP, STEPS = 3, 5  # DDP has its final buckets from the second step on
+WARM_UP = 3  # steps that are not measured: DDP sorts its buckets of gradients anew after the first one
+STEPS = 5  # that are measured
 
 
 def milliseconds_by_kind(events):
-    """The mean step: operators that compute and that copy, the time without an operator, and gloo's threads beside."""
-    spent = {"computing": 0.0, "copying": 0.0, "nothing": 0.0, "sending": 0.0}
+    """The time of a mean step in operators that compute, in those that copy, and in none; and that of gloo's threads.
+
+    gloo sends in threads of its own, while others compute or wait. So its time is no part of the step's.
+    """
+    steps = computing = copying = sending = 0.0  # microseconds
     for event in events:
         if event.name.startswith("ProfilerStep"):
-            spent["nothing"] += event.cpu_time_total  # all of the step, from which the operators are taken
+            steps += event.cpu_time_total
         elif event.name.startswith("gloo:"):
-            spent["sending"] += event.time_range.elapsed_us()
+            sending += event.time_range.elapsed_us()
+        elif event.name == "aten::copy_":
+            copying += event.self_cpu_time_total  # without the operators that it calls, which have events of their own
         elif event.name.startswith("aten::"):
-            spent["copying" if event.name == "aten::copy_" else "computing"] += event.self_cpu_time_total
-            spent["nothing"] -= event.self_cpu_time_total
+            computing += event.self_cpu_time_total
+    nothing = steps - computing - copying
+    spent = {"computing": computing, "copying": copying, "nothing": nothing, "sending": sending}
     return {kind: microseconds / 1000 / STEPS for kind, microseconds in spent.items()}
 
 
 def main():
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would report its begin and its end
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler prints a line when it begins and when it ends
     parser = argparse.ArgumentParser()
-    parser.add_argument("--images", type=int, default=32, help="of a rank in a step")
+    parser.add_argument("--images", type=int, default=32, help="images of a rank in a step")
     images = torch.randn(parser.parse_args().images, 1, 28, 28)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -54,13 +61,13 @@ def main():
             profiler.step()  # *
     profiler.export_chrome_trace(f"trace_rank_{rank}.json")  # *
 
-    of_ranks = [None] * dist.get_world_size()
-    dist.all_gather_object(of_ranks, milliseconds_by_kind(profiler.events()))
+    all_spent = [None] * dist.get_world_size()
+    dist.all_gather_object(all_spent, milliseconds_by_kind(profiler.events()))
     if rank == 0:
-        print("ms of a step", *(f"rank {number:2}" for number in range(len(of_ranks))), sep="  ")
-        for kind in of_ranks[0]:
-            print(f"{kind:12}", *(f"{spent[kind]:7.1f}" for spent in of_ranks), sep="  ")
-    del model  # before its group: a DDP that is freed after it may hang (torch 2.11)
+        print("ms of a step", *(f"rank {number:2}" for number in range(len(all_spent))), sep="  ")
+        for kind in all_spent[0]:
+            print(f"{kind:12}", *(f"{spent[kind]:7.1f}" for spent in all_spent), sep="  ")
+    del model  # before its process group: a DDP that is freed after its group may hang (torch 2.11)
     dist.destroy_process_group()
 
 

@@ -1,6 +1,6 @@
 r"""Level 02: DistributedDataParallel by hand. One process per device; a training step exchanges gradients.
 
-Two processes on this machine, or four on two machines (the same command on both, HOST being one of them):
+Two processes on this machine, or four on two machines (the same command on both, HOST is one of them):
 
     torchrun --standalone --nproc-per-node 2 02_ddp_raw/train.py
     torchrun --nnodes 2 --nproc-per-node 2 --rdzv-id ladder --rdzv-backend c10d --rdzv-endpoint HOST:29400 \
@@ -26,7 +26,7 @@ from common.model import build_model
 def evaluate(model, loader, device):
     # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
     totals = torch.zeros(3, dtype=torch.float64, device=device)
-    loss_sum, correct, evaluated = totals  # its parts
+    loss_sum, correct, evaluated = totals  # views of it, so they are summed over the ranks with it
     model.eval()
     for images, targets in loader:
         images, targets = images.to(device, non_blocking=True), targets.to(device, non_blocking=True)
@@ -39,7 +39,7 @@ def evaluate(model, loader, device):
 
 
 def train(args):
-    device = args.device  # of --device; by default a GPU, where there is one
+    device = args.device  # what --device says; by default a GPU if there is one
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))  # not the rank: each machine counts from 0
         torch.cuda.set_device(device)  # for calls that name no device
@@ -49,15 +49,15 @@ def train(args):
 
     train_set, test_set = load_data(args)
     sampler = DistributedSampler(train_set, seed=args.seed, drop_last=True)  # one order for all, equal parts of it
-    share = args.batch_size // world_size  # of the global batch: the learning rate stays as it is
+    share = args.batch_size // world_size  # of the global batch, so the learning rate need not change
     loading = dict(collate_fn=collate, num_workers=args.num_workers, pin_memory=train_set.device.type != device.type)
     train_loader = DataLoader(train_set, share, sampler=sampler, drop_last=True, **loading)  # whole batches
-    test_loader = DataLoader(test_set, share, sampler=DistributedEvalSampler(test_set), **loading)  # torch's would pad
+    test_loader = DataLoader(test_set, share, sampler=DistributedEvalSampler(test_set), **loading)  # no sample twice
 
     model = build_model(args).to(device)  # first: DDP hooks into the parameters, which a later .to() may replace
-    model = DistributedDataParallel(model)  # sends rank 0's weights to all. No device_ids: the loop moves batches
+    model = DistributedDataParallel(model)  # sends rank 0's weights to all. The loop moves batches: no device_ids
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    torch.manual_seed(args.seed + dist.get_rank())  # for dropout: each process has a number, and draws its own
+    torch.manual_seed(args.seed + dist.get_rank())  # for dropout: each process draws its own random numbers
 
     with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints the result once
         for epoch in range(args.epochs):
@@ -74,7 +74,7 @@ def train(args):
             dist.all_reduce(train_loss)  # every rank now has the sum over all ranks
             train_loss /= world_size
             result = report(train_loss.item() / len(train_loader), *evaluate(model, test_loader, device))
-    model = model.module  # frees the wrapper: once its group is gone, that may hang (torch 2.11)
+    model = model.module  # frees DDP before its group: freed afterwards, it may hang (torch 2.11)
     dist.destroy_process_group()
     return result
 

@@ -23,7 +23,7 @@ from common.model import build_model
 def evaluate(model, loader, device):
     # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
     totals = torch.zeros(3, dtype=torch.float64, device=device)
-    loss_sum, correct, evaluated = totals  # its parts
+    loss_sum, correct, evaluated = totals  # views of it, so they are summed over the ranks with it
     own = len(range(loader.sampler.rank, len(loader.dataset), loader.sampler.num_replicas))  # what follows is repeated
     model.eval()
     for images, targets in loader:
@@ -39,7 +39,7 @@ def evaluate(model, loader, device):
 
 
 def train(args):
-    device = args.device  # of --device; by default a GPU, where there is one
+    device = args.device  # what --device says; by default a GPU if there is one
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))  # not the rank: each machine counts from 0
         torch.cuda.set_device(device)  # for calls that name no device
@@ -51,7 +51,7 @@ def train(args):
     train_set, test_set = load_data(args)
     sampler = DistributedSampler(train_set, seed=args.seed, drop_last=True)  # one order for all, equal parts of it
     eval_sampler = DistributedSampler(test_set, shuffle=False)  # repeats samples, so that all ranks have equally many
-    share = args.batch_size // world_size  # of the global batch: the learning rate stays as it is
+    share = args.batch_size // world_size  # of the global batch, so the learning rate need not change
     loading = dict(collate_fn=collate, num_workers=args.num_workers, pin_memory=train_set.device.type != device.type)
     train_loader = DataLoader(train_set, share, sampler=sampler, drop_last=True, **loading)  # whole batches
     test_loader = DataLoader(test_set, share, sampler=eval_sampler, **loading)
@@ -61,7 +61,7 @@ def train(args):
         fully_shard(layer, mesh=mesh)  # into DTensors: 1/W on each rank, whole to compute; a reduce-scatter averages
     fully_shard(model, mesh=mesh)  # joins the layers, so that a GPU gathers the next one while one computes
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)  # after sharding: of this rank's parts
-    torch.manual_seed(args.seed + dist.get_rank())  # for dropout: each process has a number, and draws its own
+    torch.manual_seed(args.seed + dist.get_rank())  # for dropout: each process draws its own random numbers
 
     with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints the result once
         for epoch in range(args.epochs):

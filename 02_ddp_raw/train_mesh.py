@@ -25,7 +25,7 @@ from common.model import build_model
 def evaluate(model, loader, device, data):
     # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
     totals = torch.zeros(3, dtype=torch.float64, device=device)
-    loss_sum, correct, evaluated = totals  # its parts
+    loss_sum, correct, evaluated = totals  # views of it, so they are summed over the ranks with it
     own = len(range(loader.sampler.rank, len(loader.dataset), loader.sampler.num_replicas))  # what follows is repeated
     model.eval()
     for images, targets in loader:
@@ -41,7 +41,7 @@ def evaluate(model, loader, device, data):
 
 
 def train(args):
-    device = args.device  # of --device; by default a GPU, where there is one
+    device = args.device  # what --device says; by default a GPU if there is one
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))  # not the rank: each machine counts from 0
         torch.cuda.set_device(device)  # for calls that name no device
@@ -57,7 +57,7 @@ def train(args):
     group = data.get_local_rank()  # in place of the rank: all ranks of a row have the same samples
     sampler = DistributedSampler(train_set, groups, group, seed=args.seed, drop_last=True)  # one order, equal parts
     eval_sampler = DistributedSampler(test_set, groups, group, shuffle=False)  # repeats samples: all have equally many
-    share = args.batch_size // groups  # of the global batch: the learning rate stays as it is
+    share = args.batch_size // groups  # of the global batch, so the learning rate need not change
     loading = dict(collate_fn=collate, num_workers=args.num_workers, pin_memory=train_set.device.type != device.type)
     train_loader = DataLoader(train_set, share, sampler=sampler, drop_last=True, **loading)  # whole batches
     test_loader = DataLoader(test_set, share, sampler=eval_sampler, **loading)
@@ -84,8 +84,8 @@ def train(args):
             dist.all_reduce(train_loss, group=data.get_group())  # every rank now has the sum over its column
             train_loss /= groups
             result = report(train_loss.item() / len(train_loader), *evaluate(model, test_loader, device, data))
-        # torch warns that fc1, cut twice along one dimension, takes two all-gathers: here once, when all is done.
-        logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+        # Else every rank warns that fc1, which is cut twice along one dimension, needs two all-gathers instead of one.
+        logging.getLogger("torch.distributed").setLevel(logging.ERROR)
         # A collective too: all ranks send their parts, and rank 0's CPU gets BasicNet's own state dict, for --save.
         report.weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     dist.destroy_process_group()

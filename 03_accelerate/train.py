@@ -1,4 +1,4 @@
-"""Level 03: an Accelerator. It knows the ranks, the device, the shards and the collectives; the loop stays ours.
+"""Level 03: an Accelerator. It knows the ranks, the device, the shards and the collectives; this file keeps the loop.
 
 As one process, as several, or as a configuration file says:
 
@@ -28,7 +28,7 @@ def evaluate(accelerator, model, loader):
     loss_sum, correct, evaluated = torch.zeros(3, dtype=torch.float64, device=accelerator.device)
     model.eval()
     for images, targets in loader:
-        log_probs, targets = accelerator.gather_for_metrics((model(images), targets))  # of all ranks, none twice
+        log_probs, targets = accelerator.gather_for_metrics((model(images), targets))  # of all ranks, no sample twice
         loss_sum += F.nll_loss(log_probs, targets, reduction="sum")
         correct += (log_probs.argmax(dim=1) == targets).sum()
         evaluated += len(targets)
@@ -39,10 +39,10 @@ def train(args):
     accelerator = Accelerator(  # joins the other processes; finds rank, device and backend by itself
         cpu=args.device.type == "cpu",  # by default a GPU, where there is one
         dataloader_config=DataLoaderConfiguration(
-            split_batches=True,  # by default a loader's batch is each rank's own
+            split_batches=True,  # by default a loader's batch size is that of each rank
             use_seedable_sampler=True,  # epoch e is ordered by data_seed + e
             data_seed=args.seed,
-            non_blocking=True,  # copies of pinned batches, beside the computing
+            non_blocking=True,  # a GPU computes while pinned batches are copied to it
         ),
         kwargs_handlers=[InitProcessGroupKwargs(timeout=args.timeout)],
     )
@@ -50,12 +50,12 @@ def train(args):
     train_set, test_set = load_data(args)
     loading = dict(collate_fn=collate, num_workers=args.num_workers, pin_memory=train_set.device.type != device.type)
     train_loader = DataLoader(train_set, args.batch_size, shuffle=True, drop_last=True, **loading)
-    test_loader = DataLoader(test_set, args.batch_size, **loading)  # prepare cuts batches into shards, equally long
+    test_loader = DataLoader(test_set, args.batch_size, **loading)  # prepare gives all ranks equal parts of a batch
 
     model = build_model(args)  # prepare moves it to its device and into DDP; the optimizer keeps its parameters
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     model, optimizer, train_loader, test_loader = accelerator.prepare(model, optimizer, train_loader, test_loader)
-    set_seed(args.seed, device_specific=True)  # for dropout, and each rank draws its own
+    set_seed(args.seed, device_specific=True)  # for dropout: each rank draws its own random numbers
 
     with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints the result once
         for epoch in range(args.epochs):

@@ -35,7 +35,7 @@ from common.same_training import SameTraining
 
 
 class Progress:
-    """Where the run stands: what a checkpoint keeps beside weights, optimizer and random numbers."""
+    """The place that the training has come to. Checkpoints hold it beside weights, optimizer and random numbers."""
 
     def __init__(self, steps_per_epoch):
         self.steps_per_epoch = steps_per_epoch
@@ -43,52 +43,54 @@ class Progress:
 
     def begin_epoch(self, epoch):
         self.epoch = epoch
-        self.steps = 0  # of this epoch
-        self.loss = 0.0  # the sum of the losses of these steps, a mean over the ranks
+        self.steps_done = 0  # optimizer steps of this epoch
+        self.loss_sum = 0.0  # of these steps, as a mean over the ranks; it is brought up to date when it is saved
 
     @property
-    def step(self):
-        return self.steps_per_epoch * self.epoch + self.steps
+    def global_step(self):
+        return self.steps_per_epoch * self.epoch + self.steps_done
 
     def state_dict(self):
-        return {"epoch": self.epoch, "steps": self.steps, "loss": self.loss}
+        return {"epoch": self.epoch, "steps_done": self.steps_done, "loss_sum": self.loss_sum}
 
     def load_state_dict(self, state):
         self.epoch = state["epoch"]
-        self.steps = state["steps"]
-        self.loss = state["loss"]
+        self.steps_done = state["steps_done"]
+        self.loss_sum = state["loss_sum"]
 
 
-def save(accelerator, progress):
-    if not math.isfinite(progress.loss):
-        reason = f"the training's loss is not finite ({progress.loss}) at step {progress.step}"
-        fail(f"{reason}: no checkpoint is made of it")
-    accelerator.project_configuration.iteration = progress.step  # the number in the checkpoint's name
-    accelerator.save_state(all_ranks=True)  # by default it waits for nobody: rank 0 alone may call it
-    accelerator.print(f"saved at step {progress.step}")
+def has_checkpoint(folder):
+    """True if there is a checkpoint to go on from. Rank 0 looks, so that all ranks resume or none does."""
+    saved = Path(folder, "checkpoints").glob("checkpoint_*")
+    found = [any(not path.suffix for path in saved)]  # one that was set aside has ".damaged" behind its number
+    broadcast_object_list(found)
+    return found[0]
 
 
 def resume(accelerator, args, progress):
-    """Go on from the newest whole checkpoint, if there is one."""
-    if args.checkpoint_dir is None:
-        return
-    saved = Path(args.checkpoint_dir, "checkpoints").glob("checkpoint_*")
-    found = [any(not path.suffix for path in saved)]  # one that was set aside has ".damaged" behind its number
-    broadcast_object_list(found)  # rank 0 looks: all ranks resume, or none
-    if found[0]:
-        accelerator.load_state()
-        if progress.epoch >= args.epochs:
-            fail(f"--epochs {args.epochs}: the checkpoint is of a longer training, in its epoch {progress.epoch + 1}")
-        accelerator.print(f"{args.level}: resumed at step {progress.step}")
+    accelerator.load_state()  # from the newest that is whole
+    if progress.epoch >= args.epochs:
+        fail(f"--epochs {args.epochs}: the checkpoint is of a longer training, in its epoch {progress.epoch + 1}")
+    accelerator.print(f"{args.level}: resumed at step {progress.global_step}")
+
+
+def save(accelerator, progress, train_loss):
+    progress.loss_sum = accelerator.reduce(train_loss, reduction="mean").item()
+    if not math.isfinite(progress.loss_sum):
+        reason = f"the training's loss is not finite ({progress.loss_sum}) at step {progress.global_step}"
+        fail(f"{reason}: no checkpoint is made of it")
+    accelerator.project_configuration.iteration = progress.global_step  # the number in the checkpoint's name
+    accelerator.save_state(all_ranks=True)  # by default it waits for nobody: rank 0 alone may call it
+    accelerator.print(f"saved at step {progress.global_step}")
 
 
 def rest_of_epoch(accelerator, loader, progress):
     """The micro-batches of the steps that are left of the epoch."""
-    batches_done = progress.steps * accelerator.gradient_accumulation_steps
+    batches_done = progress.steps_done * accelerator.gradient_accumulation_steps
     if batches_done > 0:  # the checkpoint was made within this epoch
         loader = accelerator.skip_first_batches(loader, batches_done)
-    # Whole steps: the Accelerator would make one more of the micro-batches that are left over.
-    return islice(loader, progress.steps_per_epoch * accelerator.gradient_accumulation_steps - batches_done)
+    # An epoch may end with micro-batches that are too few for a step. The Accelerator would make a step of them.
+    return islice(loader, (progress.steps_per_epoch - progress.steps_done) * accelerator.gradient_accumulation_steps)
 
 
 @torch.no_grad()
@@ -98,7 +100,7 @@ def evaluate(accelerator, model, loader):
     loss_sum, correct, evaluated = torch.zeros(3, dtype=torch.float64, device=accelerator.device)
     model.eval()
     for images, targets in loader:
-        log_probs, targets = accelerator.gather_for_metrics((model(images), targets))  # of all ranks, none twice
+        log_probs, targets = accelerator.gather_for_metrics((model(images), targets))  # of all ranks, no sample twice
         loss_sum += F.nll_loss(log_probs, targets, reduction="sum")
         correct += (log_probs.argmax(dim=1) == targets).sum()
         evaluated += len(targets)
@@ -112,10 +114,10 @@ def train(args):
         gradient_accumulation_steps=args.gradient_accumulation_steps,
         project_config=ProjectConfiguration(args.checkpoint_dir, automatic_checkpoint_naming=True, total_limit=2),
         dataloader_config=DataLoaderConfiguration(
-            split_batches=True,  # by default a loader's batch is each rank's own
+            split_batches=True,  # by default a loader's batch size is that of each rank
             use_seedable_sampler=True,  # epoch e is ordered by data_seed + e
             data_seed=args.seed,
-            non_blocking=True,  # copies of pinned batches, beside the computing
+            non_blocking=True,  # a GPU computes while pinned batches are copied to it
         ),
         kwargs_handlers=[InitProcessGroupKwargs(timeout=args.timeout)],
     )
@@ -127,19 +129,20 @@ def train(args):
     )
     micro_batch = args.batch_size // args.gradient_accumulation_steps
     train_loader = DataLoader(train_set, micro_batch, shuffle=True, drop_last=True, **loading)
-    test_loader = DataLoader(test_set, micro_batch, **loading)  # prepare cuts batches into shards, equally long
+    test_loader = DataLoader(test_set, micro_batch, **loading)  # prepare gives all ranks equal parts of a batch
 
     model = build_model(args)  # prepare moves it to its device and into DDP; the optimizer keeps its parameters
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     model, optimizer, train_loader, test_loader = accelerator.prepare(model, optimizer, train_loader, test_loader)
-    set_seed(args.seed, device_specific=True)  # for dropout, and each rank draws its own
+    set_seed(args.seed, device_specific=True)  # for dropout: each rank draws its own random numbers
 
     progress = Progress(steps_per_epoch=len(train_set) // args.batch_size)
     settings = SameTraining(
         {"--batch-size": args.batch_size, "--dataset": train_set.name, "training samples": len(train_set)}
     )
     accelerator.register_for_checkpointing(progress, settings)
-    resume(accelerator, args, progress)
+    if args.checkpoint_dir and has_checkpoint(args.checkpoint_dir):
+        resume(accelerator, args, progress)
 
     listening = noted_signals() if args.checkpoint_dir else nullcontext([])
     with listening as signals, measured(args, model, train_set, test_set) as report:
@@ -147,7 +150,7 @@ def train(args):
         schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, accelerator.device)
         for epoch in range(progress.epoch, args.epochs):
             train_loader.set_epoch(epoch)  # another order for each epoch
-            train_loss = torch.full((), progress.loss, dtype=torch.float64, device=accelerator.device)
+            train_loss = torch.full((), progress.loss_sum, dtype=torch.float64, device=accelerator.device)
             model.train()
             for images, targets in rest_of_epoch(accelerator, train_loader, progress):
                 with accelerator.accumulate(model):  # averages gradients at the last micro-batch of a step only
@@ -157,19 +160,18 @@ def train(args):
                     optimizer.zero_grad()
                 train_loss += loss.detach() / args.gradient_accumulation_steps
                 if accelerator.sync_gradients:  # the step is complete
-                    progress.steps += 1
+                    progress.steps_done += 1
                     if args.checkpoint_dir:
-                        schedule.update(progress.step)
+                        schedule.update(progress.global_step)
                     if schedule.save:
-                        progress.loss = accelerator.reduce(train_loss, reduction="mean").item()
-                        save(accelerator, progress)
+                        save(accelerator, progress, train_loss)
                     if schedule.stop:
-                        accelerator.print(f"stopped at step {progress.step}: run it again to continue")
+                        accelerator.print(f"stopped at step {progress.global_step}: run it again to continue")
                         accelerator.end_training()
                         raise SystemExit(schedule.exit_code())
             train_loss = accelerator.reduce(train_loss, reduction="mean") / progress.steps_per_epoch
 
-            result = report(train_loss.item(), *evaluate(accelerator, model, test_loader), steps=progress.step)
+            result = report(train_loss.item(), *evaluate(accelerator, model, test_loader), steps=progress.global_step)
             progress.begin_epoch(epoch + 1)
     accelerator.end_training()
     return result

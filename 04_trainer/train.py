@@ -23,7 +23,7 @@ from common.trainer import Trainer, TrainingArguments
 
 class DigitTrainer(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        log_probs = model(inputs["images"])  # by default model(**inputs), which is to return its loss
+        log_probs = model(inputs["images"])  # by default model(**inputs), which has to return a loss
         loss = F.nll_loss(log_probs, inputs["labels"])
         return (loss, {"log_probs": log_probs}) if return_outputs else loss
 
@@ -57,7 +57,7 @@ def train(args):
         dataloader_pin_memory=train_set.device.type != args.device.type,  # by default always
         accelerator_config={"non_blocking": True},  # by default the CPU waits for a copy to the GPU
         use_cpu=args.device.type == "cpu",
-        # What makes this the training of the other levels, and is no advice.
+        # The rest makes this the same training as at the other levels. It is no advice.
         data_seed=args.seed,  # of the sample order; by default what torch was last seeded with
         dataloader_drop_last=True,  # by default an epoch ends with a smaller step
         lr_scheduler_type="constant",  # by default linear, down to 0
@@ -71,8 +71,8 @@ def train(args):
 
     with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints the result once
         trainer.train()
-        log = {name: value for entry in trainer.state.log_history for name, value in entry.items()}
-        result = report(log["loss"], log["eval_loss"], log["eval_accuracy"], log["eval_evaluated"])
+        training, test, _ = trainer.state.log_history[-3:]  # of the last epoch; then what the whole run took
+        result = report(training["loss"], test["eval_loss"], test["eval_accuracy"], test["eval_evaluated"])
     trainer.accelerator.end_training()
     return result
 

@@ -11,11 +11,11 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils.data import RandomSampler
 
 from common.accelerator import PartialState
+from common.accelerator.utils import broadcast_object_list
 from common.args import parse_args
 from common.checkpoint_schedule import CheckpointSchedule, noted_signals
 from common.data import collate, load_data
@@ -28,36 +28,35 @@ from common.trainer import Trainer, TrainerCallback, TrainingArguments
 
 class DigitTrainer(Trainer):
     def _get_train_sampler(self, train_dataset=None):
-        # Whole steps. dataloader_drop_last would leave out a short micro-batch, and keep those that fill no step.
+        # Whole steps only: dataloader_drop_last keeps whole micro-batches at the end that are too few for a step.
         args = self.args
         step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         return RandomSampler(self.train_dataset, num_samples=len(self.train_dataset) // step * step)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        log_probs = model(inputs["images"])  # by default model(**inputs), which is to return its loss
+        log_probs = model(inputs["images"])  # by default model(**inputs), which has to return a loss
         loss = F.nll_loss(log_probs, inputs["labels"])
         return (loss, {"log_probs": log_probs}) if return_outputs else loss
 
-    def _save_checkpoint(self, model, trial):
-        if not all(parameter.isfinite().all() for parameter in self.model.parameters()):
-            fail(f"the model's weights are not finite at step {self.state.global_step}: no checkpoint is made of them")
-        super()._save_checkpoint(model, trial)
-
 
 class SaveOnTime(TrainerCallback):
-    """Lets all ranks save when the time is up, and stop when a rank was asked to; every N steps the Trainer saves."""
+    """Makes all ranks save when the time is up, and stop after a signal. The Trainer itself saves every N steps."""
 
     def __init__(self, schedule):
         self.schedule = schedule
 
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_step_end(self, args, state, control, model, **kwargs):
         self.schedule.update(state.global_step)
         control.should_save = control.should_save or self.schedule.save
         control.should_training_stop = control.should_training_stop or self.schedule.stop
+        if control.should_save:
+            are_finite = [parameter.isfinite().all() for parameter in model.parameters()]
+            if not all(are_finite):
+                fail(f"the model's weights are not finite at step {state.global_step}: no checkpoint is made of them")
 
     def on_epoch_end(self, args, state, control, **kwargs):
         if self.schedule.stop:
-            control.should_evaluate = False  # the continued run will; here there is no time for it
+            control.should_evaluate = False  # a signal leaves no time for it: the continued run will evaluate
 
 
 def to_dict(batch):
@@ -70,8 +69,12 @@ def compute_metrics(prediction):  # arrays with the samples of all ranks, each o
     return {"accuracy": correct.mean(), "evaluated": len(correct)}
 
 
-def any_checkpoint(folder):
-    return any(not path.suffix for path in folder.glob("checkpoint-*"))  # a damaged one has a suffix
+def has_checkpoint(folder):
+    """True if there is a checkpoint to go on from. Rank 0 looks, so that all ranks resume or none does."""
+    saved = Path(folder).glob("checkpoint-*")
+    found = [any(not path.suffix for path in saved)]  # one that was set aside has ".damaged" behind its number
+    broadcast_object_list(found)
+    return found[0]
 
 
 def train(args):
@@ -100,7 +103,7 @@ def train(args):
         dataloader_pin_memory=train_set.device.type != args.device.type,  # by default always
         accelerator_config={"non_blocking": True},  # by default the CPU waits for a copy to the GPU
         use_cpu=args.device.type == "cpu",
-        # What makes this the training of the other levels, and is no advice.
+        # The rest makes this the same training as at the other levels. It is no advice.
         data_seed=args.seed,  # of the sample order; by default what torch was last seeded with
         lr_scheduler_type="constant",  # by default linear, down to 0
         max_grad_norm=0,  # by default 1.0: gradients are clipped
@@ -115,24 +118,20 @@ def train(args):
     trainer.accelerator.register_for_checkpointing(same)
     torch.manual_seed(args.seed + process.process_index)  # by default all processes drop the same units out
 
-    device = trainer.accelerator.device
-    total_steps = len(train_set) // args.batch_size * args.epochs
-    found = [args.checkpoint_dir is not None and any_checkpoint(Path(args.checkpoint_dir))]
-    if dist.is_initialized():
-        dist.broadcast_object_list(found)  # rank 0 looks: all ranks resume, or none
     listening = noted_signals() if args.checkpoint_dir else nullcontext([])
     with listening as signals, measured(args, model, train_set, test_set) as report:
-        schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, device)
+        total_steps = len(train_set) // args.batch_size * args.epochs
+        schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, trainer.accelerator.device)
         if args.checkpoint_dir:
             trainer.add_callback(SaveOnTime(schedule))
-        trainer.train(resume_from_checkpoint=found[0])  # from the newest that is whole
+        trainer.train(resume_from_checkpoint=args.checkpoint_dir and has_checkpoint(args.checkpoint_dir))
         steps = trainer.state.global_step
         if schedule.stop:
             trainer.accelerator.print(f"stopped at step {steps}: run it again to continue")
             trainer.accelerator.end_training()
             raise SystemExit(schedule.exit_code())
-        log = {name: value for entry in trainer.state.log_history for name, value in entry.items()}
-        result = report(log["loss"], log["eval_loss"], log["eval_accuracy"], log["eval_evaluated"], steps=steps)
+        training, test, _ = trainer.state.log_history[-3:]  # of the last epoch; then what the whole run took
+        result = report(training["loss"], test["eval_loss"], test["eval_accuracy"], test["eval_evaluated"], steps=steps)
     trainer.accelerator.end_training()
     return result
 

@@ -25,7 +25,7 @@ from common.accelerator.checkpointing import run_on_all_ranks
 from common.accelerator.logging import get_logger
 from common.accelerator.state import AcceleratorState
 from common.accelerator.utils.random import get_random_states, set_random_states
-from common.trainer import batches, checkpoint, evaluation, loading, optimization, pretrained, reporting
+from common.trainer import batches, checkpoint, evaluation, loading, optimization, pretrained, reporting, signatures
 from common.trainer.arguments import TrainingArguments
 from common.trainer.callbacks import CallbackHandler, DefaultFlowCallback
 from common.trainer.progress import LossLog, Plan, Position, make_plan
@@ -108,9 +108,9 @@ class Trainer:
         # `train` replaces this, the optimizer and the loader by the prepared ones.
         self.model_wrapped: Any = self.model
         label_names = self.args.label_names
-        self.label_names = batches.find_labels(self.model) if label_names is None else label_names
-        self.model_accepts_loss_kwargs = batches.takes_loss_keywords(self.model)
-        self._loss_shifts_labels = batches.shifts_labels(self.model)
+        self.label_names = signatures.find_labels(self.model) if label_names is None else label_names
+        self.model_accepts_loss_kwargs = signatures.takes_loss_keywords(self.model)
+        self._loss_shifts_labels = signatures.shifts_labels(self.model)
         config: Any = getattr(self.model, "config", None)
         if config is not None and not isinstance(config, dict):
             config.use_cache = self.args.use_cache
@@ -126,8 +126,8 @@ class Trainer:
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         # Overrides in the style of older tutorials do not have the argument `num_items_in_batch`.
-        names = batches.parameters(self.compute_loss)
-        self._loss_takes_count = "num_items_in_batch" in names or batches.takes_any_keyword(self.compute_loss)
+        names = signatures.parameters(self.compute_loss)
+        self._loss_takes_count = "num_items_in_batch" in names or signatures.takes_any_keyword(self.compute_loss)
 
         self.optimizer: Any = optimizers[0]
         self.lr_scheduler: Any = optimizers[1]
@@ -282,7 +282,7 @@ class Trainer:
             inputs, labels = batches.split_labels(inputs)
         for_model = {}
         if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
-            for_model = {"num_items_in_batch": num_items_in_batch.as_subclass(batches.WatchedCount)}
+            for_model = {"num_items_in_batch": num_items_in_batch.as_subclass(signatures.WatchedCount)}
         outputs = batches.call_model(model, inputs, **for_model)
         if self.compute_loss_func is None:
             loss = batches.get_loss(outputs)
@@ -469,8 +469,8 @@ class Trainer:
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """A batch for the model; an override may change it."""
-        # For the original's bits alone, which copies too: a copy begins at an aligned address. A rank's part of a batch
-        # may begin anywhere, and a product over it may then take another path.
+        # For the original's bits alone. Its `data.to(device)` copies in this case, because a rank's device is "cpu:0"
+        # there. A copy begins at an aligned address, and a product over it may be rounded in another way.
         if self.accelerator.num_processes == 1 or self.accelerator.device.type != "cpu":
             return inputs
         return utils.recursively_apply(torch.clone, inputs)
@@ -745,7 +745,7 @@ class Trainer:
                 outputs = batches.call_model(model, inputs)
         if prediction_loss_only:
             return loss, None, None
-        model = batches.model_inside(self.model)
+        model = signatures.model_inside(self.model)
         if ignore_keys is None and hasattr(model, "config"):
             ignore_keys = getattr(model.config, "keys_to_ignore_at_inference", ["cache"])
         return loss, batches.get_logits(outputs, ignore_keys or [], holds_loss=has_loss), labels

@@ -199,6 +199,8 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(level, world_size, ima
     assert farthest(resumed, whole) == 0
     again = train(level, images, world_size, *saved, dropout=0.5)
     assert farthest(again, whole) == 0, "a run that is complete trains nothing more"
+    if (tmp_path / "run").is_dir():
+        assert len(list((tmp_path / "run").iterdir())) == 2, "a training does not fill the disk"
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, SequentialSampler
 
 from common.trainer import default_data_collator
-from common.trainer.batches import CAUSAL_LOSS_TYPES
+from common.trainer.signatures import CAUSAL_LOSS_TYPES
 from tests.parity.random_trainers import comparable, digest, reset
 from tests.toys import Points, Stream, seeded_net
 from tests.unit.trainer.both import end, make, on_both, same_on_both, train

@@ -1,0 +1,90 @@
+"""What a model is asked to do: what its `forward` takes, what it calls labels, what it does with the count of them.
+
+Models from elsewhere come in wrappers. What counts is the signature of the model inside.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from common.nested import leaves
+
+# The loss types for which `LOSS_MAPPING` of `transformers` has `ForCausalLMLoss`.
+CAUSAL_LOSS_TYPES = ("ForCausalLM", "ForConditionalGeneration", "CsmForConditionalGeneration")
+# Where wrappers that have other modules too keep the model.
+WRAPPED = ("module", "_orig_mod", "base_model", "model")
+
+
+def parameters(function: Callable) -> list[str]:
+    """The names of what a function takes."""
+    return list(inspect.signature(function).parameters)
+
+
+def model_inside(model: nn.Module) -> nn.Module:
+    """The model itself, or the one in a wrapper that hands on whatever it is given.
+
+    Such are a compiled model, DataParallel, the adapters of PEFT, and any whose `forward` takes `*args` and `**kwargs`
+    alone, if its modules show which one is the model.
+    """
+    get_base_model: Any = getattr(model, "get_base_model", None)  # PEFT's
+    if get_base_model is not None:
+        return get_base_model()
+    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
+    children = dict(model.named_children())
+    names = [name for name in WRAPPED if name in children]
+    if len(children) == 1:  # of several, such as a loss and a network, any may be the model
+        names = list(children)
+    if kinds != [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD] or not names:
+        return model
+    return model_inside(children[names[0]])
+
+
+def find_labels(model: nn.Module) -> list[str]:
+    """The parameters of the model's `forward` that have "label" in their name, or say where an answer stands."""
+    inside = model_inside(model)
+    others = ("start_positions", "end_positions") if "QuestionAnswering" in type(inside).__name__ else ()
+    return [name for name in parameters(inside.forward) if "label" in name or name in others]
+
+
+def takes_any_keyword(function: Callable) -> bool:
+    """True for a function with a `**kwargs`."""
+    taken = inspect.signature(function).parameters.values()
+    return any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in taken)
+
+
+def takes_loss_keywords(model: nn.Module) -> bool:
+    """True if `forward` has a `**kwargs`, for `num_items_in_batch`, or as the model's `accepts_loss_kwargs` says."""
+    model = model_inside(model)
+    if hasattr(model, "accepts_loss_kwargs"):
+        return bool(model.accepts_loss_kwargs)
+    return takes_any_keyword(model.forward)
+
+
+class WatchedCount(Tensor):
+    """`num_items_in_batch`, which notes whether anything is computed with it, or read of it.
+
+    A `forward(**kwargs)` takes the count, whether it divides its loss by it or not, so its signature does not tell. A
+    second forward with another count would tell, but it takes time and draws from the generators of the training.
+    """
+
+    is_used = False
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ != "__get__":  # a look at its device, or another attribute, is no use
+            for argument in leaves((args, kwargs or {})):
+                if isinstance(argument, cls):
+                    argument.is_used = True
+        with torch._C.DisableTorchFunctionSubclass():  # what is computed with it is an ordinary tensor
+            return func(*args, **(kwargs or {}))
+
+
+def shifts_labels(model: nn.Module) -> bool:
+    """True for a causal language model of `transformers`: the first label of each row is then no target."""
+    model = model_inside(model)
+    config = getattr(model, "config", None)
+    is_encoder_decoder = getattr(config, "is_encoder_decoder", False)
+    return getattr(model, "loss_type", None) in CAUSAL_LOSS_TYPES and not is_encoder_decoder
