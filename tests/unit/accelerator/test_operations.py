@@ -404,7 +404,7 @@ def enter_with_what_differs(accelerator):
     with pytest.raises(DistributedOperationException) as raised:
         (gather if rank else reduce)(ONE)
     messages["two collectives"] = str(raised.value)
-    with pytest.raises((AttributeError, RuntimeError), match="pickle|local object"):  # by Python
+    with pytest.raises((AttributeError, RuntimeError), match=r"pickle|local object"):  # by Python
         operations.broadcast_object_list([lambda: 1])
     return messages
 
