@@ -1,4 +1,10 @@
-"""Three states that a process shares: its rank and device, its precision, its place in the accumulation window."""
+"""What one process knows of itself: its rank and device, its settings, its place in the accumulation window.
+
+PartialState, AcceleratorState and GradientState each keep one dictionary, `_shared_state`, for the whole process, and
+every instance uses it as its `__dict__`. So `PartialState()` can be written anywhere and is always the same state. A
+state is forgotten in three ways, which are all in this file: `_reset_state`, which has the original's name, empties it;
+`forget_ended_training` does so after `end_training`; `fresh_states` puts it aside for the time of a block.
+"""
 
 import enum
 import os
@@ -100,6 +106,7 @@ class PartialState:
         timeout: timedelta | None = None,
     ) -> None:
         self._cpu = cpu
+        self.has_left_group = False  # set by `destroy_process_group`, read by `forget_ended_training`
         self.backend = None
         gpus = _count_gpus(cpu)
         processes = _read_processes(gpus, needs_meeting_point=init_method is None)
@@ -184,9 +191,8 @@ class PartialState:
         """Leave `group`; by default the process group of the run."""
         if group is None:
             leave_process_group()
-            # The next Accelerator starts afresh. A state that was reset stays empty.
-            if PartialState._shared_state:
-                PartialState._shared_state["ended"] = True
+            if PartialState._shared_state:  # a state that was reset stays empty
+                PartialState().has_left_group = True
         elif dist.is_initialized():
             dist.destroy_process_group(group)
 
@@ -492,9 +498,22 @@ class AcceleratorState(PartialState):
 
 def forget_ended_training() -> None:
     """Let the next Accelerator start afresh, if the last one has left the process group."""
-    if PartialState._shared_state.get("ended"):
+    if PartialState._shared_state and PartialState().has_left_group:
         PartialState._reset_state()
         GradientState._reset_state()
+
+
+@contextmanager
+def fresh_states(*classes: Any) -> Iterator[None]:
+    """Within the block the states of these classes are as in a new process, and afterwards as they were before it."""
+    kept = [state_class._shared_state for state_class in classes]
+    for state_class in classes:
+        state_class._shared_state = {}
+    try:
+        yield
+    finally:
+        for state_class, shared in zip(classes, kept, strict=True):
+            state_class._shared_state = shared
 
 
 def _choose_precision(mixed_precision: str | None) -> str:

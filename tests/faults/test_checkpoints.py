@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from common import ladder
-from common.accelerator.utils.checkpoint_folder import CheckpointError, finish_and_verify
+from common.accelerator.checkpointing import CheckpointError
+from common.accelerator.utils.checkpoint_folder import finish_and_verify
 from tests.faults.jobs import MOUNTED, ON_LINUX, job, on_tmpfs, plain, run_to_end
 from tests.levels import SHORT, run_level
 
@@ -46,8 +47,8 @@ def test_killed_again_and_again_while_it_saves_a_run_ends_with_the_same_bits(lev
         with job(command) as run:
 
             def saves(files=files, reached=reached):
-                drafts = glob.glob(f"{tmp_path}/c/**/.*.draft*", recursive=True)
-                return newest(tmp_path / "c") > reached + 1 and any(len(glob.glob(f"{d}/*")) >= files for d in drafts)
+                staged = glob.glob(f"{tmp_path}/c/**/.*.staging*", recursive=True)
+                return newest(tmp_path / "c") > reached + 1 and any(len(glob.glob(f"{d}/*")) >= files for d in staged)
 
             run.wait_for(saves)
             os.killpg(run.process.pid, signal.SIGKILL)

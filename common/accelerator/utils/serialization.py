@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .checkpoint_folder import CheckpointError
+from .checkpoint_manifest import CheckpointError
 
 _TYPES_OF_NUMBERS = (
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
