@@ -12,9 +12,9 @@ The files bear the names that Accelerate gives them. The second model is in mode
                                                            ahead, its gradients of an unfinished accumulation window
                  manifest_R.json                           the list of these files
 
-The main process writes the main part, with its own random states in it. `utils/checkpoint_folder.py` says by which file
-operations a save gets to its folder, `utils/checkpoint_manifest.py` when a checkpoint is whole, `utils/save_history.py`
-how ranks find the id of a save. `utils/serialization.py` lets files hold nothing that could execute code.
+The main process writes the main part, with its own random states in it. In `utils/`, checkpoint_folder.py says how a
+save gets to its folder, checkpoint_manifest.py when a checkpoint is whole, save_history.py how ranks find the id of a
+save, and serialization.py how files are kept free of code.
 """
 
 import os
@@ -113,7 +113,7 @@ def save_state(
         part.discard()
         raise
     if not all_ranks:
-        history.note_save(part)
+        history.last_part = part
     if expected == {part.rank} and part.world_size > 1 and not config.save_on_each_node:
         others = "random states of the other ranks are only there once these call `save_state` too"
         logger.warning_once("the main process has saved alone: %s", others)
@@ -270,7 +270,8 @@ def load_state(
     checkpoint = run_on_all_ranks(lambda: _verify_and_read(accelerator, source, load_kwargs or {}, verifies=is_main))
     run_on_all_ranks(lambda: _restore(accelerator, checkpoint, load_model_func_kwargs))
     _warn_of_what_is_missing(accelerator, checkpoint)
-    history.note_load(checkpoint.manifest.ranks)
+    history.last_part = None
+    history.ranks = set(checkpoint.manifest.ranks)
     number = re.fullmatch(r"checkpoint_([0-9]+)", folder.name)
     if config.automatic_checkpoint_naming and number is not None:
         following = int(number[1]) + 1
@@ -310,11 +311,7 @@ class _Checkpoint:
     rank_states: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def path(self, name: str) -> Path:
-        """The path of a file.
-
-        Raises:
-            CheckpointError: if the checkpoint has no such file.
-        """
+        """The path of a file that the checkpoint has; without it a CheckpointError is raised."""
         path = self.folder / name
         if name not in self.manifest.files or path.is_symlink() or not path.is_file():
             where = f"{self.folder} holds no {name}"
@@ -340,11 +337,7 @@ class _Checkpoint:
 
 
 def _verify_and_read(accelerator: Any, folder: Path, load_kwargs: dict[str, Any], verifies: bool) -> _Checkpoint:
-    """`_read`, while another thread compares the files with the manifest if this process `verifies`.
-
-    Raises:
-        CheckpointError: if a file is not as the manifest says, whatever reading it has raised; and what `_read` raises.
-    """
+    """`_read`, while another thread verifies the files if this process `verifies`, whose error comes first."""
     if not verifies:
         return _read(accelerator, folder, load_kwargs)
     with ThreadPoolExecutor() as threads:
@@ -357,12 +350,7 @@ def _verify_and_read(accelerator: Any, folder: Path, load_kwargs: dict[str, Any]
 
 
 def _read(accelerator: Any, folder: Path, load_kwargs: dict[str, Any]) -> _Checkpoint:
-    """Read everything but the weights of models, and change nothing in the run.
-
-    Raises:
-        CheckpointError: if something is not there, or cannot be read.
-        RuntimeError: if another number of objects was registered than now.
-    """
+    """Read everything but the weights of models, and change nothing in the run."""
     checkpoint = _Checkpoint(folder, read_manifest(folder), load_kwargs)
     saved = len([name for name in checkpoint.manifest.files if re.fullmatch(CUSTOM_FILE.format("[0-9]+"), name)])
     registered = len(accelerator._custom_objects)

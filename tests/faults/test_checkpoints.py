@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from common import ladder
-from common.accelerator.checkpointing import CheckpointError
-from common.accelerator.utils.checkpoint_folder import finish_and_verify
+from common.accelerator.utils.checkpoint_folder import CheckpointError, finish_and_verify
 from tests.faults.jobs import MOUNTED, ON_LINUX, job, on_tmpfs, plain, run_to_end
 from tests.levels import SHORT, run_level
 

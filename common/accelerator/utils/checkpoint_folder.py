@@ -86,12 +86,7 @@ class Part:
         return _beside(self.folder, f"part_{self.rank}")
 
     def stage(self) -> None:
-        """Make an empty staging folder.
-
-        Raises:
-            CheckpointError: if an earlier save was interrupted and cannot be finished.
-            OSError: if the folder cannot be made.
-        """
+        """Make an empty staging folder, after finishing an earlier save that was interrupted."""
         if self.is_main:
             finish_interrupted_save(self.folder)
         self.discard()
@@ -224,11 +219,7 @@ def _move_files(source: Path, folder: Path, unless_in: Collection[str] = ()) -> 
 
 
 def _files_and_places(source: Path, folder: Path) -> list[tuple[Path, Path]]:
-    """Each file in `source` with its place in `folder`, the manifest last.
-
-    Raises:
-        CheckpointError: if one of the places is a folder, or behind a link.
-    """
+    """Each file in `source` with its place in `folder`, the manifest last. An obstacle there is a CheckpointError."""
     files_and_places = []
     files = files_in(source)
     for name in sorted(files, key=_is_manifest):
@@ -299,23 +290,13 @@ def choose_newest(parent: Path, prefix: str = "checkpoint_", finished_run: str |
 
 
 def finish_and_verify(folder: Path) -> None:
-    """Finish a save that was interrupted, and verify the checkpoint.
-
-    Raises:
-        CheckpointError: if the save cannot be finished, or a file is not as the manifest says.
-    """
+    """Finish a save that was interrupted, and verify the checkpoint. What is wrong with it is a CheckpointError."""
     finish_interrupted_save(folder)
     verify(folder)
 
 
 def must_load_previous(folder: Path, finished_run: str) -> bool:
-    """True if the newest save to `folder` lacks parts and the one before it is still there, in `.previous`.
-
-    An interrupted save is finished first.
-
-    Raises:
-        CheckpointError: if it cannot be finished.
-    """
+    """Finish an interrupted save. True if it lacks parts still, and the save before it is there, in `.previous`."""
     finish_interrupted_save(folder)
     return not is_whole(folder, finished_run) and (folder / PREVIOUS_NAME).is_dir()
 

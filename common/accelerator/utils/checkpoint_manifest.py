@@ -9,9 +9,8 @@ parts were complete before the main part was, and the ranks that took part in th
 main process saves alone is whole. If a rank is killed in a save of all ranks, that checkpoint is not whole, and the one
 before it is the newest whole one.
 
-The main process cannot know the future. In the first save of a run it may finish before the other ranks begin, and then
-it expects none of them. If they are killed at that moment, a whole checkpoint lacks their parts, and loading says so.
-`save_state(all_ranks=True)` waits for all ranks and avoids this.
+In the first save of a run, the main process may finish before the other ranks begin, and then it expects none of them.
+If they are killed at that moment, a whole checkpoint lacks their parts, and loading says so. `all_ranks=True` avoids it.
 """
 
 import json
@@ -155,9 +154,8 @@ def verify(folder: Path) -> None:
 def describe(path: Path) -> Description:
     """The size of a file in bytes, and its checksum.
 
-    The file is cut into blocks. Each block is summed as numbers of 8 bytes, and the checksum is a polynomial of these
-    sums. The rest behind the last whole block contributes its CRC-32. A CRC-32 of the whole file could take longer than
-    the save itself; torch sums a mapped file in one call and without a copy.
+    Each block is summed as numbers of 8 bytes, and the checksum is a polynomial of these sums and of the CRC-32 of the
+    rest. A CRC-32 of the whole file could take longer than the save; torch sums a mapped file in one call, uncopied.
     """
     size = path.stat().st_size
     content = torch.from_file(str(path), size=size, dtype=torch.uint8)

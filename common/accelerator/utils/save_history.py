@@ -58,12 +58,3 @@ class SaveHistory:
                 if manifest.save_id == self.last_part.save_id:
                     self.ranks = set(manifest.ranks)
         return {rank for rank in self.ranks if rank < world_size}
-
-    def note_save(self, part: Part) -> None:
-        """Remember a save in which `part` was written."""
-        self.last_part = part
-
-    def note_load(self, ranks: list[int]) -> None:
-        """Remember that a checkpoint with the parts of `ranks` was loaded."""
-        self.last_part = None
-        self.ranks = set(ranks)
