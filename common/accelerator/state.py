@@ -88,7 +88,7 @@ class PartialState:
             try:
                 self._start(cpu or parse_flag_from_env("ACCELERATE_USE_CPU"), **kwargs)
             except BaseException:
-                # Nothing half made stays behind: the next instance starts anew.
+                # A state that is only half filled would look initialized to the next instance.
                 PartialState._reset_state()
                 raise
 
@@ -132,7 +132,7 @@ class PartialState:
             rank=rank,
             world_size=world_size,
             timeout=timeout,
-            # With its device nccl connects at once, and what is wrong with it is said here and not in some step.
+            # With a device nccl connects at once, so that its errors are raised here and not in a later step.
             device_id=self.device if backend == "nccl" else None,
         )
 
@@ -148,7 +148,7 @@ class PartialState:
 
     @staticmethod
     def _reset_state() -> None:
-        """Forget everything: the next instance reads the environment anew. Those that exist are empty until then."""
+        """Forget everything: the next instance reads the environment again. Existing ones are empty until then."""
         PartialState._shared_state.clear()
 
     @property
@@ -376,26 +376,6 @@ class AcceleratorState(PartialState):
         return self.fsdp_plugin is not None
 
 
-def forget_ended_training() -> None:
-    """Let the next Accelerator start afresh, if the last one has left the process group."""
-    if PartialState._shared_state and PartialState().has_left_group:
-        PartialState._reset_state()
-        GradientState._reset_state()
-
-
-@contextmanager
-def fresh_states(*classes: Any) -> Iterator[None]:
-    """Within the block the states of these classes are as in a new process, and afterwards as they were before it."""
-    kept = [state_class._shared_state for state_class in classes]
-    for state_class in classes:
-        state_class._shared_state = {}
-    try:
-        yield
-    finally:
-        for state_class, shared in zip(classes, kept, strict=True):
-            state_class._shared_state = shared
-
-
 def _choose_precision(mixed_precision: str | None) -> str:
     if mixed_precision is None:
         mixed_precision = parse_choice_from_env("ACCELERATE_MIXED_PRECISION", "no")
@@ -474,9 +454,9 @@ class GradientState:
         self.dataloader_references.append(dataloader)
 
     def _remove_dataloader(self, dataloader: Any) -> None:
-        # A state that was forgotten while the loader was being iterated over does not know it any more.
+        # The state may have been forgotten during the loop over the loader.
         references = getattr(self, "dataloader_references", [])
-        # A loader that is iterated over twice at once is left in the inner loop first.
+        # From the end, because the inner one of two loops over the same loader ends first.
         for place in reversed(range(len(references))):
             if references[place] is dataloader:
                 del references[place]
@@ -487,5 +467,28 @@ class GradientState:
 
     @staticmethod
     def _reset_state() -> None:
-        """Forget everything. Prepared objects that exist are without it until the next instance, which they share."""
+        """Forget everything. Prepared objects that exist share the next instance."""
         GradientState._shared_state.clear()
+
+
+# Forgetting
+
+
+def forget_ended_training() -> None:
+    """Let the next Accelerator start afresh, if the last one has left the process group."""
+    if PartialState._shared_state and PartialState().has_left_group:
+        PartialState._reset_state()
+        GradientState._reset_state()
+
+
+@contextmanager
+def fresh_states(*classes: Any) -> Iterator[None]:
+    """Within the block the states of these classes are as in a new process, and afterwards as they were before it."""
+    kept = [state_class._shared_state for state_class in classes]
+    for state_class in classes:
+        state_class._shared_state = {}
+    try:
+        yield
+    finally:
+        for state_class, shared in zip(classes, kept, strict=True):
+            state_class._shared_state = shared

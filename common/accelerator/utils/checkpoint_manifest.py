@@ -10,7 +10,7 @@ main process saves alone is whole. If a rank is killed in a save of all ranks, t
 before it is the newest whole one.
 
 In the first save of a run, the main process may finish before the other ranks begin, and then it expects none of them.
-If they are killed at that moment, a whole checkpoint lacks their parts, and loading says so. `all_ranks=True` avoids it.
+If they are killed at that moment, a whole checkpoint lacks their parts, and loading says so. `all_ranks` avoids it.
 """
 
 import json
