@@ -164,7 +164,8 @@ def _write(contents: dict[str, Any], staging: Path) -> None:
 
 def _state_dicts(accelerator: Any) -> dict[str, Any]:
     """The content of each file of the main part but those of the models and the main process's random states."""
-    return {name: state.state_dict() for name, state in (_objects(accelerator) | _loaders(accelerator)).items()}
+    objects = _objects(accelerator) | _loaders(accelerator)
+    return {name: each.state_dict() for name, each in objects.items()}
 
 
 def _objects(accelerator: Any) -> dict[str, Any]:
@@ -266,7 +267,9 @@ def load_state(
     accelerator.wait_for_everyone()  # From here on no process is saving, so what this run has saved is finished.
     folder = _folder_to_load(accelerator, input_dir)
     loads_previous = run_on_all_ranks(lambda: must_load_previous(folder, history.name_of_run()), runs_here=is_main)
-    source = folder / PREVIOUS_NAME if any(gather_object([bool(loads_previous)])) else folder
+    source = folder
+    if any(gather_object([bool(loads_previous)])):
+        source = folder / PREVIOUS_NAME
     checkpoint = run_on_all_ranks(lambda: _verify_and_read(accelerator, source, load_kwargs or {}, verifies=is_main))
     run_on_all_ranks(lambda: _restore(accelerator, checkpoint, load_model_func_kwargs))
     _warn_of_what_is_missing(accelerator, checkpoint)
@@ -400,7 +403,7 @@ def _restore(accelerator: Any, checkpoint: _Checkpoint, load_model_func_kwargs: 
         hook(models, str(checkpoint.folder))
     file_name = SAFE_WEIGHTS_NAME if SAFE_WEIGHTS_NAME in checkpoint.manifest.files else WEIGHTS_NAME
     files_of_weights = [checkpoint.path(_numbered_name(file_name, index)) for index in range(len(models))]
-    for name, loader in _loaders(accelerator).items():  # First: one that cannot go on there raises an error.
+    for name, loader in _loaders(accelerator).items():  # first, because this may raise and changes no weight
         if name in checkpoint.states:
             loader.load_state_dict(checkpoint.states[name])
     for model, path in zip(models, files_of_weights, strict=True):
@@ -431,7 +434,7 @@ def _restore_rank_states(accelerator: Any, rank_states: dict[int, dict[str, Any]
             for name, parameter in _bare(accelerator, model).named_parameters():
                 parts = [gradients[name] for gradients in gradients_of_ranks if name in gradients]
                 parameter.grad = None
-                if parts:  # A process without this gradient counts as zero in the mean.
+                if parts:  # in the mean, a rank without this gradient counts as zero
                     total = sum(parts[1:], start=parts[0])
                     parameter.grad = total.div(len(gradients_of_ranks)).to(parameter.device)
 
