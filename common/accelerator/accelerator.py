@@ -2,6 +2,13 @@
 
 Begin with `prepare`, `accumulate` and `backward`: they are what happens in a training loop. A window is the
 micro-batches that make one optimizer step. "The original" is Hugging Face Accelerate, which uses the same names.
+
+An Accelerator keeps its prepared objects in the lists `_models`, `_optimizers`, `_schedulers` and `_dataloaders`, which
+checkpoints write. Three marks lie on the objects themselves, because a library or another Accelerator has to see them:
+
+    _is_accelerate_prepared   on each prepared object: the original's mark, by which `prepare` leaves it as it is
+    _original_forward         on a model in mixed precision: the original's name for the forward without autocast
+    _prepared_in              on a model: the precision that it was prepared in last, for `has_prepared`
 """
 
 import contextlib
@@ -52,6 +59,7 @@ from .utils.dataclasses import (
 )
 from .utils.memory import release_memory
 from .utils.other import extract_model_from_parallel, is_compiled_module
+from .utils.save_history import SaveHistory
 
 logger = get_logger(__name__)
 
@@ -192,6 +200,7 @@ class Accelerator:
         self._custom_objects: list[Any] = []
         self._save_model_state_pre_hook: OrderedDict[int, Callable] = OrderedDict()
         self._load_model_state_pre_hook: OrderedDict[int, Callable] = OrderedDict()
+        self._save_history = SaveHistory()
 
     def _choose_compiler(
         self, backend: DynamoBackend | str | None, plugin: TorchDynamoPlugin | None
@@ -737,7 +746,11 @@ class Accelerator:
             tracker.finish()
         self.state.destroy_process_group()
 
-    # The window
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Accelerator":
+        """The Accelerator itself: there is one run."""
+        return self
+
+    # The rest of this class only forwards: to the GradientState, to the AcceleratorState, to the two configurations.
 
     @property
     def sync_gradients(self) -> bool:
@@ -756,8 +769,6 @@ class Accelerator:
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, gradient_accumulation_steps: int) -> None:
         self.gradient_state.plugin_kwargs["num_steps"] = gradient_accumulation_steps
-
-    # Which process this is
 
     @property
     def device(self) -> torch.device:
@@ -850,8 +861,6 @@ class Accelerator:
         """`print`, once per machine."""
         self.state.print(*args, **kwargs)
 
-    # The settings of loaders and of the project
-
     @property
     def even_batches(self) -> bool:
         """See DataLoaderConfiguration; for loaders that are prepared from now on."""
@@ -870,10 +879,6 @@ class Accelerator:
     def logging_dir(self) -> str | os.PathLike | None:
         """See ProjectConfiguration."""
         return self.project_configuration.logging_dir
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Accelerator":
-        """The Accelerator itself: there is one run."""
-        return self
 
 
 def _handlers_by_kind(handlers: list[KwargsHandler]) -> dict[type, Any]:
@@ -902,14 +907,13 @@ def _is_prepared(obj: Any) -> bool:
 
 
 def _remember(prepared: Any, among: list) -> Any:
-    """Add `prepared` to `among`, the objects that checkpoints hold, unless it is there already, and return it."""
+    """Add `prepared` to the list `among`, unless it is there already, and return it."""
     if not any(prepared is known for known in among):
         among.append(prepared)
     return prepared
 
 
 def _mark_as_prepared(prepared: Any) -> None:
-    """Set the original's marker, by which libraries on top of it see that `prepare` has been here."""
     prepared._is_accelerate_prepared = True
 
 

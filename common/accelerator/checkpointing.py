@@ -1,13 +1,24 @@
 """Checkpoints of an Accelerator: their content, and how a run goes on from one as if it had never stopped.
 
-The files bear the names that Accelerate gives them. `utils/checkpoint_folder.py` makes them appear all at once,
-`utils/serialization.py` lets them hold nothing that could execute code.
+The files bear the names that Accelerate gives them. The second model is in model_1.safetensors, and so on.
+
+    main part    model.safetensors or pytorch_model.bin    the weights of a model
+                 optimizer.bin, scheduler.bin, scaler.pt   optimizers, schedulers, the scale of the loss under fp16
+                 sampler.bin                               seed and epoch of a seedable sampler
+                 dl_state_dict.bin                         the position of a stateful loader
+                 custom_checkpoint_0.pkl                   an object of `register_for_checkpointing`
+                 manifest.json                             the list of these files
+    part of R    random_states_R.pkl                       the random generators of rank R, the batches that it has read
+                                                           ahead, its gradients of an unfinished accumulation window
+                 manifest_R.json                           the list of these files
+
+The main process writes the main part, with its own random states in it. In `utils/`, checkpoint_folder.py says how a
+save gets to its folder, checkpoint_manifest.py when a checkpoint is whole, save_history.py how ranks find the id of a
+save, and serialization.py how files are kept free of code.
 """
 
-import contextlib
 import os
 import re
-import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from .logging import get_logger
 from .operations import broadcast_object_list, gather_object
@@ -23,18 +33,8 @@ from .sampler import SeedableRandomSampler, innermost_sampler
 from .shard import index_sampler_of
 from .state import PartialState
 from .stateful_data_loader import SeedableOrder, StatefulDataLoaderShard
-from .utils.checkpoint_folder import (
-    PREVIOUS_NAME,
-    CheckpointError,
-    Manifest,
-    Part,
-    choose_newest,
-    finish_interrupted_save,
-    is_whole,
-    read_manifest,
-    remove_old_checkpoints,
-    verify,
-)
+from .utils.checkpoint_folder import PREVIOUS_NAME, Part, choose_newest, must_load_previous, remove_old_checkpoints
+from .utils.checkpoint_manifest import CheckpointError, Manifest, read_manifest, verify
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.dataclasses import ProjectConfiguration
 from .utils.fsdp_utils import whole_parameters
@@ -52,95 +52,6 @@ CUSTOM_FILE = "custom_checkpoint_{}.pkl"
 RANDOM_STATES_FILE = "random_states_{}.pkl"
 
 
-# All processes, and those that write
-
-
-class RemoteError(RuntimeError):
-    """Raised on a process that met no error itself, because another process met one; it quotes that error."""
-
-
-def run_on_all_ranks(action: Callable[[], Any], runs_here: bool = True) -> Any:
-    """Run `action` where `runs_here` is true, and return its result; if one process raises, all of them raise.
-
-    A collective: all processes must call it. None is left waiting for one that failed.
-
-    Raises:
-        RemoteError: on the other processes.
-    """
-    result = None
-    error = None
-    try:
-        if runs_here:
-            result = action()
-    except Exception as failure:
-        error = failure
-    rank = PartialState().process_index
-    errors = gather_object([] if error is None else [f"rank {rank}: {type(error).__name__}: {error}"])
-    if error is not None:
-        raise error
-    if errors:
-        raise RemoteError(errors[0])
-    return result
-
-
-def _is_writer(on_each_node: bool) -> bool:
-    """True for the main process, or for the first one of each machine."""
-    state = PartialState()
-    return state.is_local_main_process if on_each_node else state.is_main_process
-
-
-# The name of a save
-
-
-@dataclass
-class _Saves:
-    """What this process remembers of its saves.
-
-    Attributes:
-        place: the run, and how many collectives this process had taken part in when the last save was named.
-        count: the saves that were named there.
-        last: its part in the last save without `all_ranks`.
-        ranks: those that had a part in that save, or in the checkpoint that was loaded since.
-    """
-
-    place: str = ""
-    count: int = 0
-    last: Part | None = None
-    ranks: set[int] = field(default_factory=set)
-
-    def next_name(self) -> str:
-        """A name that all ranks find for one save without asking each other, and that no other save has."""
-        # All ranks have entered as many collectives when they are at the same line of a script.
-        group: Any = dist.group.WORLD
-        num_collectives = 0 if group is None else group._get_sequence_number_for_group()
-        place = f"{_name_of_run()}-{num_collectives}"
-        self.count = self.count + 1 if place == self.place else 1
-        self.place = place
-        return f"{place}-{self.count}"
-
-    def expected_ranks(self, world_size: int) -> set[int]:
-        """The ranks of this run that had a part in the save before, as far as that can still be seen."""
-        if self.last is not None:
-            with contextlib.suppress(CheckpointError):
-                manifest = read_manifest(self.last.folder)
-                if manifest.save == self.last.save:
-                    self.ranks = set(manifest.ranks)
-        return {rank for rank in self.ranks if rank < world_size}
-
-
-_saves = _Saves()
-_own_name = uuid.uuid4().hex
-
-
-def _name_of_run() -> str:
-    """A name that the processes of this run have in common, and no other run has."""
-    if not dist.is_initialized():
-        return _own_name
-    # The first that comes here chooses it, and none waits for another.
-    store = dist.distributed_c10d._get_default_store()
-    return store.compare_set("checkpointing/run", "", _own_name).decode()
-
-
 # Saving
 
 
@@ -153,13 +64,10 @@ def save_state(
 ) -> Path:
     """Write everything that the run needs to go on, and return the folder. It waits for no other process.
 
-    The main process writes weights, optimizers, schedulers, the loss scale, seed and epoch of seedable samplers,
-    positions of stateful loaders and registered objects; with `save_on_each_node`, one process of every machine does.
-    Each process that calls this writes its random generators and, in the middle of an accumulation window, its
-    gradients. Other files in the folder stay.
+    Each process that calls this writes its part, see the head of this file. Other files in the folder stay.
 
     The main process alone may call it. Then the other ranks' generators and gradients are not there, and a run that
-    goes on from it is not exact. `utils/checkpoint_folder.py` says when a checkpoint counts as whole.
+    goes on from it is not exact.
 
     Args:
         output_dir: the folder, where ~ is the home folder; under automatic naming
@@ -175,47 +83,50 @@ def save_state(
         Exception: what this process met (OSError, …). In each case what was there before is untouched.
     """
     config = accelerator.project_configuration
+    history = accelerator._save_history
     run = run_on_all_ranks if all_ranks else _run_here
-    writes = _is_writer(config.save_on_each_node)
+    is_main = _writes_main_part(config.save_on_each_node)
     folder = _folder_to_save(accelerator, output_dir)
-    name = _saves.next_name()
+    save_id = history.next_id()
     expected = set()
     if all_ranks:
-        name = broadcast_object_list([name])[0]
+        save_id = broadcast_object_list([save_id])[0]
     else:
-        expected = _saves.expected_ranks(accelerator.num_processes)
-    part = Part(folder, name, accelerator.process_index, accelerator.num_processes, writes)
+        expected = history.expected_ranks(accelerator.num_processes)
+    part = Part(folder, save_id, accelerator.process_index, accelerator.num_processes, is_main)
     try:
-        run(lambda: _start(config, part))
-        # A state may be put together by a collective, so all that save ask for it, and hooks find weights everywhere.
+        run(lambda: _stage(config, part))
+        # Every process that saves collects all states, because a state may be put together by a collective. Only the
+        # main process writes them.
         weights = run(lambda: [accelerator.get_state_dict(model) for model in accelerator._models])
-        run(lambda: _call_save_hooks(accelerator, weights, part.draft))
+        run(lambda: _call_save_hooks(accelerator, weights, part.staging))
         contents = run(lambda: _state_dicts(accelerator))
         contents |= _numbered(SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME, weights)
-        if not writes:
+        if not is_main:
             contents = {}
-        contents[RANDOM_STATES_FILE.format(part.rank)] = run(lambda: _state_of_rank(accelerator))
-        run(lambda: _write(contents, part.draft))
-        # With `all_ranks` the writer comes last: all parts are there when the checkpoint appears.
-        run(lambda: part.publish(expected), runs_here=not writes)
-        expected = run(lambda: part.publish(expected), runs_here=writes)
+        contents[RANDOM_STATES_FILE.format(part.rank)] = run(lambda: _rank_state(accelerator))
+        run(lambda: _write(contents, part.staging))
+        # With `all_ranks` the main part comes last: all parts are there when the checkpoint appears.
+        run(lambda: part.publish(expected), runs_here=not is_main)
+        expected = run(lambda: part.publish(expected), runs_here=is_main)
     except BaseException:
         part.discard()
         raise
     if not all_ranks:
-        _saves.last = part
+        history.last_part = part
     if expected == {part.rank} and part.world_size > 1 and not config.save_on_each_node:
         others = "random states of the other ranks are only there once these call `save_state` too"
         logger.warning_once("the main process has saved alone: %s", others)
     if config.automatic_checkpoint_naming and config.total_limit is not None:
-        run(lambda: remove_old_checkpoints(part.folder, config.total_limit), runs_here=writes)
+        run(lambda: remove_old_checkpoints(part.folder, config.total_limit), runs_here=is_main)
     config.iteration += 1
     return part.folder
 
 
-def _run_here(action: Callable[[], Any], runs_here: bool = True) -> Any:
-    """`run_on_all_ranks`, but for the others."""
-    return action() if runs_here else None
+def _writes_main_part(on_each_node: bool) -> bool:
+    """True for the main process; with `on_each_node` for the first one of each machine."""
+    state = PartialState()
+    return state.is_local_main_process if on_each_node else state.is_main_process
 
 
 def _folder_to_save(accelerator: Any, output_dir: str | os.PathLike | None) -> Path:
@@ -227,34 +138,38 @@ def _folder_to_save(accelerator: Any, output_dir: str | os.PathLike | None) -> P
     return Path(os.path.abspath(os.path.expanduser(output_dir)))
 
 
-def _start(config: ProjectConfiguration, part: Part) -> None:
-    if part.is_writers and config.automatic_checkpoint_naming and os.path.lexists(part.folder):
+def _stage(config: ProjectConfiguration, part: Part) -> None:
+    if part.is_main and config.automatic_checkpoint_naming and os.path.lexists(part.folder):
         how = "`load_state` first, or set `project_configuration.iteration`"
         raise ValueError(f"Checkpoint directory {part.folder} ({config.iteration}) already exists: {how}")
-    part.start()
+    part.stage()
 
 
-def _write(contents: dict[str, Any], draft: Path) -> None:
+def _call_save_hooks(accelerator: Any, weights: list[dict[str, Any]], staging: Path) -> None:
+    """Let the script's hooks change what is saved of the models, or write files of their own into `staging`."""
+    for hook in accelerator._save_model_state_pre_hook.values():
+        hook(accelerator._models, weights, str(staging))
+
+
+def _write(contents: dict[str, Any], staging: Path) -> None:
     for name, content in contents.items():
         if name.endswith(".safetensors"):
-            write_safetensors(content, draft / name)
+            write_safetensors(content, staging / name)
         else:
-            save_loadable(content, draft / name)
+            save_loadable(content, staging / name)
 
 
-def _call_save_hooks(accelerator: Any, weights: list[dict[str, Any]], draft: Path) -> None:
-    """Let the script's hooks change what is saved of the models, or write files of their own into `draft`."""
-    for hook in accelerator._save_model_state_pre_hook.values():
-        hook(accelerator._models, weights, str(draft))
+# The content of the files
 
 
 def _state_dicts(accelerator: Any) -> dict[str, Any]:
-    """The content of each file but those of the models, on every process: a state may need a collective."""
-    return {name: state.state_dict() for name, state in (_objects(accelerator) | _loaders(accelerator)).items()}
+    """The content of each file of the main part but those of the models and the main process's random states."""
+    objects = _objects(accelerator) | _loaders(accelerator)
+    return {name: each.state_dict() for name, each in objects.items()}
 
 
 def _objects(accelerator: Any) -> dict[str, Any]:
-    """All but models and loaders that has a `state_dict`, by the name of its file."""
+    """All objects with a `state_dict` but models and loaders, by the names of their files."""
     custom = {CUSTOM_FILE.format(index): each for index, each in enumerate(accelerator._custom_objects)}
     scalers = [] if accelerator.scaler is None else [accelerator.scaler]
     return {
@@ -293,10 +208,8 @@ def _numbered_name(file_name: str, index: int) -> str:
     return file_name.replace(".", f"_{index}.") if index else file_name
 
 
-def _state_of_rank(accelerator: Any) -> dict[str, Any]:
-    """The states of this process's generators, the batches that its stateful loaders have read ahead and, in the middle
-    of a window, the gradients of each model so far.
-    """
+def _rank_state(accelerator: Any) -> dict[str, Any]:
+    """The content of this rank's own file. It has gradients only in the middle of an accumulation window."""
     state = {"step": accelerator.step, **get_random_states(accelerator.device)}
     state["read_ahead"] = {name: loader.read_ahead() for name, loader in _stateful_loaders(accelerator).items()}
     if accelerator.step % accelerator.gradient_accumulation_steps != 0:
@@ -349,19 +262,19 @@ def load_state(
     """
     load_model_func_kwargs.pop("map_location", None)
     config = accelerator.project_configuration
-    writes = _is_writer(config.save_on_each_node)
-    accelerator.wait_for_everyone()  # Whoever took part in this run's last save has written its part now.
+    history = accelerator._save_history
+    is_main = _writes_main_part(config.save_on_each_node)
+    accelerator.wait_for_everyone()  # From here on no process is saving, so what this run has saved is finished.
     folder = _folder_to_load(accelerator, input_dir)
-    run_on_all_ranks(lambda: finish_interrupted_save(folder), runs_here=writes)
-    # One that this run has saved counts, for nobody is saving now.
-    is_newest_whole = run_on_all_ranks(lambda: is_whole(folder, _name_of_run()), runs_here=writes)
-    has_previous = writes and not is_newest_whole and (folder / PREVIOUS_NAME).is_dir()
-    source = folder / PREVIOUS_NAME if any(gather_object([has_previous])) else folder
-    checkpoint = run_on_all_ranks(lambda: _verify_and_read(accelerator, source, load_kwargs or {}, verifies=writes))
+    loads_previous = run_on_all_ranks(lambda: must_load_previous(folder, history.name_of_run()), runs_here=is_main)
+    source = folder
+    if any(gather_object([bool(loads_previous)])):
+        source = folder / PREVIOUS_NAME
+    checkpoint = run_on_all_ranks(lambda: _verify_and_read(accelerator, source, load_kwargs or {}, verifies=is_main))
     run_on_all_ranks(lambda: _restore(accelerator, checkpoint, load_model_func_kwargs))
     _warn_of_what_is_missing(accelerator, checkpoint)
-    _saves.last = None
-    _saves.ranks = set(checkpoint.manifest.ranks)
+    history.last_part = None
+    history.ranks = set(checkpoint.manifest.ranks)
     number = re.fullmatch(r"checkpoint_([0-9]+)", folder.name)
     if config.automatic_checkpoint_naming and number is not None:
         following = int(number[1]) + 1
@@ -376,8 +289,10 @@ def _folder_to_load(accelerator: Any, input_dir: str | os.PathLike | None) -> Pa
     if not accelerator.project_configuration.automatic_checkpoint_naming:
         raise ValueError("No input_dir provided and automatic checkpoint naming is disabled.")
     parent = Path(os.path.abspath(accelerator.project_dir), "checkpoints")
-    run = _name_of_run()
-    chosen = run_on_all_ranks(lambda: choose_newest(parent, run=run).name, runs_here=accelerator.is_main_process)
+    run = accelerator._save_history.name_of_run()
+    chosen = run_on_all_ranks(
+        lambda: choose_newest(parent, finished_run=run).name, runs_here=accelerator.is_main_process
+    )
     return parent / broadcast_object_list([chosen])[0]
 
 
@@ -388,22 +303,18 @@ class _Checkpoint:
     Attributes:
         load_kwargs: of `torch.load`.
         states: of all objects but models, by the names of their files.
-        of_ranks: what this process has saved of its own, under its rank; where that is not there, or of another number
-            of processes, what each rank has saved.
+        rank_states: the states of `_rank_state` by rank. It is this rank's alone if the checkpoint has it and was saved
+            by as many processes as there are now; else that of every rank.
     """
 
     folder: Path
     manifest: Manifest
     load_kwargs: dict[str, Any]
     states: dict[str, Any] = field(default_factory=dict)
-    of_ranks: dict[int, dict[str, Any]] = field(default_factory=dict)
+    rank_states: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def path(self, name: str) -> Path:
-        """A file that is there.
-
-        Raises:
-            CheckpointError: if it is not.
-        """
+        """The path of a file that the checkpoint has; without it a CheckpointError is raised."""
         path = self.folder / name
         if name not in self.manifest.files or path.is_symlink() or not path.is_file():
             where = f"{self.folder} holds no {name}"
@@ -413,8 +324,8 @@ class _Checkpoint:
     def read(self, path: Path) -> Any:
         """The content of a file, with its tensors on the CPU.
 
-        Generators take their states from nowhere else. Models and optimizers move what belongs on their device. AdamW's
-        number of steps stays where it was read to; from a GPU an unfused AdamW would read it at every step.
+        Random generators accept their states from the CPU only. Models and optimizers move the other tensors to their
+        device. AdamW's number of steps stays on the CPU, because an unfused AdamW reads it at every step.
         """
         try:
             if path.suffix == ".safetensors":
@@ -429,11 +340,7 @@ class _Checkpoint:
 
 
 def _verify_and_read(accelerator: Any, folder: Path, load_kwargs: dict[str, Any], verifies: bool) -> _Checkpoint:
-    """`_read`, while another thread compares the files with the manifest if this process `verifies`.
-
-    Raises:
-        CheckpointError: if a file is not as the manifest says, whatever reading it has raised; and what `_read` raises.
-    """
+    """`_read`, while another thread verifies the files if this process `verifies`, whose error comes first."""
     if not verifies:
         return _read(accelerator, folder, load_kwargs)
     with ThreadPoolExecutor() as threads:
@@ -446,12 +353,7 @@ def _verify_and_read(accelerator: Any, folder: Path, load_kwargs: dict[str, Any]
 
 
 def _read(accelerator: Any, folder: Path, load_kwargs: dict[str, Any]) -> _Checkpoint:
-    """All but the weights of models. Changes nothing.
-
-    Raises:
-        CheckpointError: if something is not there, or cannot be read.
-        RuntimeError: if another number of objects was registered than now.
-    """
+    """Read everything but the weights of models, and change nothing in the run."""
     checkpoint = _Checkpoint(folder, read_manifest(folder), load_kwargs)
     saved = len([name for name in checkpoint.manifest.files if re.fullmatch(CUSTOM_FILE.format("[0-9]+"), name)])
     registered = len(accelerator._custom_objects)
@@ -468,14 +370,14 @@ def _read(accelerator: Any, folder: Path, load_kwargs: dict[str, Any]) -> _Check
         ranks = [accelerator.process_index]
     for rank in ranks:
         path = checkpoint.path(RANDOM_STATES_FILE.format(rank))
-        checkpoint.of_ranks[rank] = checkpoint.read(path)
+        checkpoint.rank_states[rank] = checkpoint.read(path)
     return checkpoint
 
 
 def _warn_of_what_is_missing(accelerator: Any, checkpoint: _Checkpoint) -> None:
     """Log which ranks found no random states, and which states found nothing prepared. A collective."""
     rank = accelerator.process_index
-    is_missing = rank < checkpoint.manifest.world_size and rank not in checkpoint.of_ranks
+    is_missing = rank < checkpoint.manifest.world_size and rank not in checkpoint.rank_states
     ranks = gather_object([rank] if is_missing else [])
     if ranks:
         logger.warning("%s holds no random states of ranks %s: they keep their own", checkpoint.folder, ranks)
@@ -501,7 +403,7 @@ def _restore(accelerator: Any, checkpoint: _Checkpoint, load_model_func_kwargs: 
         hook(models, str(checkpoint.folder))
     file_name = SAFE_WEIGHTS_NAME if SAFE_WEIGHTS_NAME in checkpoint.manifest.files else WEIGHTS_NAME
     files_of_weights = [checkpoint.path(_numbered_name(file_name, index)) for index in range(len(models))]
-    for name, loader in _loaders(accelerator).items():  # First: one that cannot go on there raises an error.
+    for name, loader in _loaders(accelerator).items():  # first, because this may raise and changes no weight
         if name in checkpoint.states:
             loader.load_state_dict(checkpoint.states[name])
     for model, path in zip(models, files_of_weights, strict=True):
@@ -512,17 +414,17 @@ def _restore(accelerator: Any, checkpoint: _Checkpoint, load_model_func_kwargs: 
         optimizer.forget_unscaling()  # its gradients are replaced
     for name, each in _objects(accelerator).items():
         each.load_state_dict(checkpoint.states[name])
-    _restore_states_of_ranks(accelerator, checkpoint.of_ranks)
+    _restore_rank_states(accelerator, checkpoint.rank_states)
 
 
-def _restore_states_of_ranks(accelerator: Any, of_ranks: dict[int, dict[str, Any]]) -> None:
+def _restore_rank_states(accelerator: Any, rank_states: dict[int, dict[str, Any]]) -> None:
     """Put generators, and gradients of an unfinished window, into their states."""
-    if accelerator.process_index in of_ranks:
-        own = of_ranks[accelerator.process_index]
+    if accelerator.process_index in rank_states:
+        own = rank_states[accelerator.process_index]
         set_random_states(accelerator.device, own)
         for name, loader in _stateful_loaders(accelerator).items():
             loader.load_read_ahead(own.get("read_ahead", {}).get(name))
-    states = list(of_ranks.values())
+    states = list(rank_states.values())
     accelerator.step = states[0]["step"]
     for loader in accelerator._dataloaders:
         loader.rng_state_after_load = torch.get_rng_state()
@@ -532,7 +434,7 @@ def _restore_states_of_ranks(accelerator: Any, of_ranks: dict[int, dict[str, Any
             for name, parameter in _bare(accelerator, model).named_parameters():
                 parts = [gradients[name] for gradients in gradients_of_ranks if name in gradients]
                 parameter.grad = None
-                if parts:  # A process without this gradient counts as zero in the mean.
+                if parts:  # in the mean, a rank without this gradient counts as zero
                     total = sum(parts[1:], start=parts[0])
                     parameter.grad = total.div(len(gradients_of_ranks)).to(parameter.device)
 
@@ -563,7 +465,43 @@ def save_model(
         logger.warning("max_shard_size=%r has no effect: the weights come in one file", max_shard_size)
     state_dict = accelerator.get_state_dict(model)
     folder = Path(save_directory)
-    if _is_writer(accelerator.project_configuration.save_on_each_node):
+    if _writes_main_part(accelerator.project_configuration.save_on_each_node):
         folder.mkdir(parents=True, exist_ok=True)
     name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
     accelerator.save(state_dict, folder / name, safe_serialization)
+
+
+# Errors on several ranks
+
+
+class RemoteError(RuntimeError):
+    """Raised on a process that met no error itself, because another process met one; it quotes that error."""
+
+
+def run_on_all_ranks(action: Callable[[], Any], runs_here: bool = True) -> Any:
+    """Run `action` where `runs_here` is true, and return its result; if one process raises, all of them raise.
+
+    A collective: all processes must call it. None is left waiting for one that failed.
+
+    Raises:
+        RemoteError: on the other processes.
+    """
+    result = None
+    error = None
+    try:
+        if runs_here:
+            result = action()
+    except Exception as failure:
+        error = failure
+    rank = PartialState().process_index
+    errors = gather_object([] if error is None else [f"rank {rank}: {type(error).__name__}: {error}"])
+    if error is not None:
+        raise error
+    if errors:
+        raise RemoteError(errors[0])
+    return result
+
+
+def _run_here(action: Callable[[], Any], runs_here: bool = True) -> Any:
+    """Run `action` where `runs_here` is true, without the other processes."""
+    return action() if runs_here else None

@@ -21,7 +21,7 @@ from common.gpus import hide_gpus
 from common.process_group import free_left_group
 
 from .environment import parse_flag_from_env, patch_environment
-from .state import PRECISIONS, AcceleratorState, GradientState, PartialState
+from .state import PRECISIONS, AcceleratorState, GradientState, PartialState, fresh_states
 
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 THIS_MACHINE = "127.0.0.1"
@@ -70,8 +70,8 @@ def notebook_launcher(
         num_processes = 0 if parse_flag_from_env("ACCELERATE_USE_CPU") else torch.cuda.device_count()
     with patch_environment(ACCELERATE_MIXED_PRECISION=mixed_precision.lower()):
         if num_processes <= 1:
-            # What the notebook has prepared must follow the accumulation of the function's Accelerator.
-            with _fresh_state(PartialState, AcceleratorState):
+            # The GradientState stays shared: loaders that the notebook has prepared tell it where they end.
+            with fresh_states(PartialState, AcceleratorState):
                 function(*args)
             return
         _fork(
@@ -97,7 +97,7 @@ def debug_launcher(function: Callable[..., Any], args: tuple = (), num_processes
 
 
 def _fork(function: Callable[..., Any], args: tuple, num_processes: int, port: str, **supervision: Any) -> None:
-    """Run `function(*args)` in forked processes; `supervision` are the settings by which torchrun's agent watches."""
+    """Run `function(*args)` in forked processes. `supervision` are settings of torchrun's agent."""
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _check_that_forking_works()
@@ -134,45 +134,33 @@ def _check_that_forking_works() -> None:
 
 
 def _in_child(function: Callable[..., Any], handlers: SignalHandlers) -> Callable[..., None]:
-    """`function` as a forked process runs it: its result is dropped, since it would have to be pickled."""
+    """`function` as a forked process runs it, without a result, because that would have to be pickled."""
 
     @functools.wraps(function)
     def run(*args: Any) -> None:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        # OpenMP's threads stayed behind in the parent; whoever asked for a second one would wait for it for ever.
+        # OpenMP's threads do not survive a fork, and computing with two of them would wait for ever. OpenMP reads its
+        # own limit only at the start of a program, so later calls of the function or a library must have no effect.
         torch.set_num_threads(1)
-        vars(torch)["set_num_threads"] = _keep_one_thread
+        vars(torch)["set_num_threads"] = _ignore_num_threads
         if parse_flag_from_env("ACCELERATE_USE_CPU"):
             hide_gpus()
-        with _fresh_state(PartialState, AcceleratorState, GradientState):
+        with fresh_states(PartialState, AcceleratorState, GradientState):
             function(*args)
 
     return run
 
 
-def _keep_one_thread(number: int) -> None:
-    """In place of `torch.set_num_threads` in a forked process."""
-
-
-@contextlib.contextmanager
-def _fresh_state(*states: Any) -> Iterator[None]:
-    """The function sees none of these states of the notebook's, and the notebook none of the function's."""
-    kept = [state._shared_state for state in states]
-    for state in states:
-        state._shared_state = {}
-    try:
-        yield
-    finally:
-        for state, shared in zip(states, kept, strict=True):
-            state._shared_state = shared
+def _ignore_num_threads(number: int) -> None:
+    """Do nothing, in place of `torch.set_num_threads` in a forked process."""
 
 
 @contextlib.contextmanager
 def _signal_handlers_kept() -> Iterator[SignalHandlers]:
-    """torchrun's machinery leaves handlers of its own behind: the notebook could no longer be interrupted."""
+    """Put the signal handlers back after the block: torchrun's would keep the notebook from being interrupted."""
     handlers: SignalHandlers = {}
-    # In another thread it leaves the handlers alone.
+    # Only the main thread can set handlers, so in another thread torchrun does not change them.
     if threading.current_thread() is threading.main_thread():
         handlers = {number: signal.getsignal(number) for number in HANDLED_SIGNALS}
     try:

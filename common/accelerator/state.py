@@ -1,29 +1,29 @@
-"""Three states that a process shares: its rank and device, its precision, its place in the accumulation window."""
+"""What one process knows of itself: its rank and device, its settings, its place in the accumulation window.
+
+PartialState, AcceleratorState and GradientState each keep one dictionary, `_shared_state`, for the whole process, and
+every instance uses it as its `__dict__`. So `PartialState()` can be written anywhere and is always the same state. A
+state is forgotten in three ways, which are all in this file: `_reset_state`, which has the original's name, empties it;
+`forget_ended_training` does so after `end_training`; `fresh_states` puts it aside for the time of a block.
+"""
 
 import enum
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
-from common.cores import threads_per_worker
 from common.process_group import leave_process_group
 from common.rendezvous import meet
 
 from .environment import parse_choice_from_env, parse_flag_from_env
+from .process_environment import choose_backend, choose_device, count_gpus, default_timeout, read_processes, share_cores
 
-# What torchrun writes for each process. Without MASTER_ADDR and MASTER_PORT only where another meeting point is given.
-PROCESS_VARIABLES = ("RANK", "LOCAL_RANK")
-MEETING_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
 # The values of mixed_precision.
 PRECISIONS = ("no", "fp16", "bf16")
-NCCL_TIMEOUT = timedelta(minutes=10)
-GLOO_TIMEOUT = timedelta(minutes=30)
 
 
 # Not a StrEnum: scripts print it, and the original's text of a member is "DistributedType.MULTI_GPU".
@@ -88,7 +88,7 @@ class PartialState:
             try:
                 self._start(cpu or parse_flag_from_env("ACCELERATE_USE_CPU"), **kwargs)
             except BaseException:
-                # Nothing half made stays behind: the next instance starts anew.
+                # A state that is only half filled would look initialized to the next instance.
                 PartialState._reset_state()
                 raise
 
@@ -100,22 +100,23 @@ class PartialState:
         timeout: timedelta | None = None,
     ) -> None:
         self._cpu = cpu
+        self.has_left_group = False  # set by `destroy_process_group`, read by `forget_ended_training`
         self.backend = None
-        gpus = _count_gpus(cpu)
-        processes = _read_processes(gpus, needs_meeting_point=init_method is None)
+        gpus = count_gpus(cpu)
+        processes = read_processes(gpus, needs_meeting_point=init_method is None)
         self.num_processes = processes.world_size
         self.process_index = processes.rank
         self.local_process_index = processes.local_rank
-        self.device = _choose_device(cpu, gpus, processes)
+        self.device = choose_device(cpu, gpus, processes)
         if not processes.form_a_group:
             self.distributed_type = DistributedType.NO
             return
         self.distributed_type = DistributedType.MULTI_GPU if gpus else DistributedType.MULTI_CPU
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        _share_cores(processes.local_world_size)
+        share_cores(processes.local_world_size)
         if not dist.is_initialized():
-            backend = _choose_backend(backend, gpus, processes.local_world_size)
+            backend = choose_backend(backend, gpus, processes.local_world_size)
             self._join(backend, init_method or "env://", timeout or default_timeout(backend))
         self.backend = dist.get_backend()
 
@@ -131,7 +132,7 @@ class PartialState:
             rank=rank,
             world_size=world_size,
             timeout=timeout,
-            # With its device nccl connects at once, and what is wrong with it is said here and not in some step.
+            # With a device nccl connects at once, so that its errors are raised here and not in a later step.
             device_id=self.device if backend == "nccl" else None,
         )
 
@@ -147,7 +148,7 @@ class PartialState:
 
     @staticmethod
     def _reset_state() -> None:
-        """Forget everything: the next instance reads the environment anew. Those that exist are empty until then."""
+        """Forget everything: the next instance reads the environment again. Existing ones are empty until then."""
         PartialState._shared_state.clear()
 
     @property
@@ -184,9 +185,8 @@ class PartialState:
         """Leave `group`; by default the process group of the run."""
         if group is None:
             leave_process_group()
-            # The next Accelerator starts afresh. A state that was reset stays empty.
-            if PartialState._shared_state:
-                PartialState._shared_state["ended"] = True
+            if PartialState._shared_state:  # a state that was reset stays empty
+                PartialState().has_left_group = True
         elif dist.is_initialized():
             dist.destroy_process_group(group)
 
@@ -256,15 +256,18 @@ class PartialState:
             if len(lengths) > 1:
                 raise ValueError("All values in the dictionary must have the same length")
             return {key: self._split(value, apply_padding) for key, value in inputs.items()}
-        share = _share_of_rank(len(inputs), self.process_index, self.num_processes)
-        padding = share.lacking if apply_padding else 0
+        smallest, extra = divmod(len(inputs), self.num_processes)
+        has_extra = self.process_index < extra
+        start = self.process_index * smallest + min(self.process_index, extra)
+        stop = start + smallest + int(has_extra)
+        padding = 1 if apply_padding and extra and not has_extra else 0
         if isinstance(inputs, (list, tuple)):
-            elements: Any = inputs[share.start : share.stop]
+            elements: Any = inputs[start:stop]
             last_element = inputs[-1:]
             return elements + last_element * padding
-        rows = [*range(share.start, share.stop), *[len(inputs) - 1] * padding]
+        rows = [*range(start, stop), *[len(inputs) - 1] * padding]
         if isinstance(inputs, torch.Tensor):
-            return inputs[rows].to(self.device) if apply_padding else inputs[share.start : share.stop]
+            return inputs[rows].to(self.device) if apply_padding else inputs[start:stop]
         if hasattr(inputs, "with_format"):  # a datasets.Dataset, which gives columns where it is indexed with a list
             return inputs.select(rows)
         return inputs
@@ -273,123 +276,6 @@ class PartialState:
         """`print`, once per machine."""
         if self.is_local_main_process:
             print(*args, **kwargs)
-
-
-class _Processes(NamedTuple):
-    """A process among all, which may be about to form a process group."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    form_a_group: bool
-
-
-class _Share(NamedTuple):
-    """The elements from `start` to before `stop`, which are `lacking` fewer than the largest share has."""
-
-    start: int
-    stop: int
-    lacking: int
-
-
-def _share_of_rank(length: int, rank: int, world_size: int) -> _Share:
-    smallest, extra = divmod(length, world_size)
-    largest = smallest + (1 if extra else 0)
-    size = smallest + (1 if rank < extra else 0)
-    start = rank * smallest + min(rank, extra)
-    return _Share(start, start + size, largest - size)
-
-
-def _count_gpus(cpu: bool) -> int:
-    """The CUDA devices that may be used."""
-    if cpu or not torch.cuda.is_available():
-        return 0
-    return torch.cuda.device_count()
-
-
-def _read_processes(gpus: int, needs_meeting_point: bool) -> _Processes:
-    """This process and its group: from the script's own process group, or else from the environment.
-
-    Raises:
-        ValueError: if the environment is incomplete or contradicts itself.
-    """
-    if dist.is_initialized():
-        world_size = dist.get_world_size()
-        rank = dist.get_rank()
-        local_rank = int(os.environ.get("LOCAL_RANK", rank))
-        form_a_group = True
-    else:
-        needed = PROCESS_VARIABLES + (MEETING_VARIABLES if needs_meeting_point else ())
-        missing = [name for name in needed if not os.environ.get(name)]
-        world_size = int(os.environ.get("WORLD_SIZE", 1))
-        if world_size > 1 and missing:
-            raise ValueError(f"WORLD_SIZE={world_size} needs {', '.join(missing)} too: start with torchrun")
-        form_a_group = "WORLD_SIZE" in os.environ and not missing
-        rank = int(os.environ["RANK"]) if form_a_group else 0
-        local_rank = int(os.environ["LOCAL_RANK"]) if form_a_group else 0
-    processes = _Processes(rank, world_size, local_rank, _read_local_world_size(world_size, gpus), form_a_group)
-    if form_a_group:
-        _check_ranks(processes, gpus)
-    return processes
-
-
-def _read_local_world_size(world_size: int, gpus: int) -> int:
-    text = os.environ.get("LOCAL_WORLD_SIZE")
-    if text:
-        return int(text)
-    # Without it one process per GPU is assumed, as under Slurm.
-    return min(world_size, gpus) if gpus else world_size
-
-
-def _check_ranks(processes: _Processes, gpus: int) -> None:
-    rank_fits = 0 <= processes.rank < processes.world_size
-    local_rank_fits = 0 <= processes.local_rank < processes.local_world_size
-    if rank_fits and local_rank_fits:
-        return
-    raise ValueError(
-        f"RANK={processes.rank} of WORLD_SIZE={processes.world_size} and LOCAL_RANK={processes.local_rank} of "
-        f"{processes.local_world_size} (LOCAL_WORLD_SIZE, else {gpus} GPUs) do not fit together"
-    )
-
-
-def _choose_device(cpu: bool, gpus: int, processes: _Processes) -> torch.device:
-    name = os.environ.get("ACCELERATE_TORCH_DEVICE")
-    if name:
-        return torch.device(name)
-    if processes.form_a_group:
-        # On the CPU the original says cpu:0, which torch.load does not take for a place to put tensors.
-        return torch.device("cuda", processes.local_rank % gpus) if gpus else torch.device("cpu")
-    if torch.backends.mps.is_available() and not cpu:
-        return torch.device("mps")
-    return torch.device("cuda" if gpus else "cpu")
-
-
-def _share_cores(local_world_size: int) -> None:
-    """Give each process of this machine as many threads; the launcher may say how many.
-
-    torchrun grants one thread per process, whatever the number of cores. Processes with a GPU need theirs to assemble
-    batches.
-    """
-    threads = os.environ.get("ACCELERATE_CPU_THREADS")
-    if threads:
-        torch.set_num_threads(int(threads))
-        return
-    torch.set_num_threads(threads_per_worker(local_world_size))
-
-
-def _choose_backend(requested: str | None, gpus: int, local_world_size: int) -> str:
-    if gpus:
-        each_has_its_own = local_world_size <= gpus
-        return requested or ("nccl" if each_has_its_own else "gloo")
-    if requested not in (None, "gloo"):
-        raise ValueError(f"Your assigned backend {requested} is not available, please use gloo")
-    return "gloo"
-
-
-def default_timeout(backend: str) -> timedelta:
-    """The time for which a collective waits for a missing rank where nobody says how long."""
-    return NCCL_TIMEOUT if backend == "nccl" else GLOO_TIMEOUT
 
 
 class AcceleratorState(PartialState):
@@ -490,13 +376,6 @@ class AcceleratorState(PartialState):
         return self.fsdp_plugin is not None
 
 
-def forget_ended_training() -> None:
-    """Let the next Accelerator start afresh, if the last one has left the process group."""
-    if PartialState._shared_state.get("ended"):
-        PartialState._reset_state()
-        GradientState._reset_state()
-
-
 def _choose_precision(mixed_precision: str | None) -> str:
     if mixed_precision is None:
         mixed_precision = parse_choice_from_env("ACCELERATE_MIXED_PRECISION", "no")
@@ -575,9 +454,9 @@ class GradientState:
         self.dataloader_references.append(dataloader)
 
     def _remove_dataloader(self, dataloader: Any) -> None:
-        # A state that was forgotten while the loader was being iterated over does not know it any more.
+        # The state may have been forgotten during the loop over the loader.
         references = getattr(self, "dataloader_references", [])
-        # A loader that is iterated over twice at once is left in the inner loop first.
+        # From the end, because the inner one of two loops over the same loader ends first.
         for place in reversed(range(len(references))):
             if references[place] is dataloader:
                 del references[place]
@@ -588,5 +467,28 @@ class GradientState:
 
     @staticmethod
     def _reset_state() -> None:
-        """Forget everything. Prepared objects that exist are without it until the next instance, which they share."""
+        """Forget everything. Prepared objects that exist share the next instance."""
         GradientState._shared_state.clear()
+
+
+# Forgetting
+
+
+def forget_ended_training() -> None:
+    """Let the next Accelerator start afresh, if the last one has left the process group."""
+    if PartialState._shared_state and PartialState().has_left_group:
+        PartialState._reset_state()
+        GradientState._reset_state()
+
+
+@contextmanager
+def fresh_states(*classes: Any) -> Iterator[None]:
+    """Within the block the states of these classes are as in a new process, and afterwards as they were before it."""
+    kept = [state_class._shared_state for state_class in classes]
+    for state_class in classes:
+        state_class._shared_state = {}
+    try:
+        yield
+    finally:
+        for state_class, shared in zip(classes, kept, strict=True):
+            state_class._shared_state = shared

@@ -46,8 +46,8 @@ def test_killed_again_and_again_while_it_saves_a_run_ends_with_the_same_bits(lev
         with job(command) as run:
 
             def saves(files=files, reached=reached):
-                drafts = glob.glob(f"{tmp_path}/c/**/.*.draft*", recursive=True)
-                return newest(tmp_path / "c") > reached + 1 and any(len(glob.glob(f"{d}/*")) >= files for d in drafts)
+                staged = glob.glob(f"{tmp_path}/c/**/.*.staging*", recursive=True)
+                return newest(tmp_path / "c") > reached + 1 and any(len(glob.glob(f"{d}/*")) >= files for d in staged)
 
             run.wait_for(saves)
             os.killpg(run.process.pid, signal.SIGKILL)

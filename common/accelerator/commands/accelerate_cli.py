@@ -1,4 +1,4 @@
-"""The command line's entrance: one parser, four commands, one line for whatever is wrong."""
+"""The entry point of the command line: one parser, four commands, and one line for each error."""
 
 import sys
 from collections.abc import Sequence

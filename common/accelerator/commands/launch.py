@@ -2,9 +2,9 @@
 
     launch [--config_file F.yaml] [--num_processes N] … script.py [its arguments]
 
-Flags win over the file; without `--config_file` it is the default file, if there is one. What the script itself has to
-know (mixed precision, accumulation, CPU) travels in the ACCELERATE_* variables of the original. One process on one
-machine is simply Python running the script.
+Flags win over the file. Without `--config_file` the default file is read, if there is one. The script gets its own
+settings (mixed precision, accumulation, CPU) through the original's variables ACCELERATE_*. A single process is started
+by Python alone, without torchrun.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from .config.config_args import (
 )
 from .utils import CustomArgumentParser, command_parser
 
-# The options that torchrun gets as they are given here, under its spelling.
+# These options are passed to torchrun unchanged, in its spelling.
 TORCHRUN_OPTIONS = ("rdzv_conf", "max_restarts")
 
 
@@ -66,10 +66,10 @@ def launch_command_parser(subparsers: argparse._SubParsersAction | None = None) 
 
 
 def launch_command(args: argparse.Namespace) -> NoReturn:
-    """Become the script, or the torchrun that starts it, with its signals and its exit code. Does not return.
+    """Replace this process by the script, or by the torchrun that starts it. Does not return.
 
     Raises:
-        ConfigError: a ValueError, for a launch that cannot be.
+        ConfigError: a ValueError, for settings with which nothing can be launched.
     """
     config = merge(load_config_from_file(args.config_file), args)
     config.num_processes = count_processes(config)
@@ -84,10 +84,10 @@ def launch_command(args: argparse.Namespace) -> NoReturn:
             environment.pop(name, None)
     else:
         command = torchrun_command(args, config)
-        # torchrun would give each process one thread; the cores that are there, shared out, are what one wants.
+        # torchrun would give each process one thread. Here the processes of a machine share its cores.
         cores = available_cores() // config.processes_per_machine
         environment.setdefault("OMP_NUM_THREADS", str(max(1, cores)))
-        # A machine that comes back after a loss could not join: torch 2.15 says only once where the ranks meet.
+        # With a shared store a machine that comes back could not join: torch 2.15 tells the address of it only once.
         several_machines = config.num_machines > 1
         environment.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", str(int(several_machines)))
     try:
@@ -97,7 +97,7 @@ def launch_command(args: argparse.Namespace) -> NoReturn:
 
 
 def merge(config: ClusterConfig, args: argparse.Namespace) -> ClusterConfig:
-    """The file's settings under the flags'. `--cpu` takes back all that the file says about GPUs."""
+    """The settings of the file, replaced by those of the flags. `--cpu` removes all that the file says about GPUs."""
     require(not (args.cpu and args.multi_gpu), "--cpu and --multi_gpu exclude each other")
     given = {}
     for name, value in vars(args).items():
@@ -162,7 +162,7 @@ def check_devices(config: ClusterConfig) -> None:
 
 
 def launch_environment(args: argparse.Namespace, config: ClusterConfig) -> dict[str, str]:
-    """The variables that carry the launch's settings into the script; what nobody asked for is not set."""
+    """The environment variables that pass the settings to the script. A setting that is not given has no variable."""
     threads = args.num_cpu_threads_per_process
     uses_fsdp = config.distributed_type == "FSDP"
     asked_for = {
@@ -214,7 +214,7 @@ def torchrun_command(args: argparse.Namespace, config: ClusterConfig) -> list[st
         command.append(f"--rdzv-backend={config.rdzv_backend}")
         command.append(f"--rdzv-endpoint={config.main_process_ip or '127.0.0.1'}:{port}")
         if config.rdzv_backend == "c10d":
-            # Say who serves the meeting point, which torch would guess from host names.
+            # Say which machine runs the rendezvous server. Otherwise torch guesses it from host names.
             is_host = f"is_host={int(serves)}"
             rendezvous = f"{is_host},{rendezvous}" if rendezvous else is_host
     for name, value in {**vars(args), "rdzv_conf": rendezvous}.items():

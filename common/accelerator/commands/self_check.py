@@ -1,4 +1,4 @@
-"""The script that `test` runs in every process: two small jobs whose outcome is known in advance."""
+"""The script that `test` runs in every process: two small checks with known results."""
 
 from collections.abc import Callable
 

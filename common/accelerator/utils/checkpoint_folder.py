@@ -1,297 +1,159 @@
-"""Checkpoint folders: whether one is whole can be seen from its files, and none is trusted before all were checked.
+"""The files of a checkpoint: saved, found, loaded and rotated so that a kill at any moment loses no whole checkpoint.
 
-Every process that saves writes a part. The writer's, which is rank 0's (or that of the first process of each machine),
-has what all ranks share: weights, optimizers and so on. The others' have what each has of its own, such as the states
-of its random generators. Nobody waits for anybody: not all ranks need to save, and they need not do it at one time.
+No process waits for another. Each one that saves writes a **part**. The main process writes the *main part*, which has
+what all ranks share: weights, optimizers and so on. Every other rank writes a *rank part*, with its random states and
+gradients. With `save_on_each_node`, the first process of each machine writes a main part. Each part has a **manifest**,
+the list of its files; `checkpoint_manifest.py` tells from the manifests whether a checkpoint is whole.
 
-    .c.draft_0/             a part that is being written
-    .c.part_1/              a part of rank 1 that is complete, while there is no checkpoint yet that it belongs to
-    c/manifest.json         the writer's part is complete: from now on there is a checkpoint
-    c/manifest_1.json       rank 1's part is in the folder too; whoever of rank 0 and rank 1 comes last has moved it
+The life of a save to the folder `c` on ranks 0 and 1, as file operations:
 
-A manifest has the format's version, the size and checksum of each file of a part, and a name of the save that every
-rank finds by itself. Parts of other saves count for nothing.
+1. Stage. Each rank makes an empty staging folder beside `c`, `.c.staging_0` or `.c.staging_1`, and writes its files
+   and then its manifest there.
+2. Publish a rank part. Rank 1 renames `.c.staging_1` to `.c.part_1`. The part is complete, and waits for the main part.
+3. Publish the main part. Rank 0 renames `.c.staging_0` to `c`. At this moment the checkpoint begins to exist.
+   If `c` exists already, with an older checkpoint or files of the user, there are three steps instead:
+   a. If a part may be missing, link the files of the old checkpoint into `c/.previous` too.
+   b. Rename `.c.staging_0` to `c/.complete`. At this moment the new checkpoint begins to exist.
+   c. Move the files of `c/.complete` to their places in `c`, the manifest last.
+4. Merge. Rank 0 or rank 1, whichever comes last, moves the files of `.c.part_1` into `c`, the manifest last.
+5. Clean up. The next save or load removes `c/.previous` if the checkpoint in `c` is whole.
 
-**Whole** is a checkpoint with the parts of all ranks that the writer's manifest expects: those whose parts were there
-before its own, and those that took part in the save before. So one that rank 0 saves alone is whole, and where a rank
-is killed in a save of all ranks, this one is not, and the one before is the newest whole one. The writer cannot see the
-future: if in the first save of a run it was done before the others had begun, it expects nobody, and if they are killed
-then, their part is missing in a whole checkpoint. Loading says so; `all_ranks=True` waits for them.
+A rename is atomic, so each of these folders has all of its files or does not exist. A process that is killed in steps 1
+or 2 leaves a staging folder, which is never read. One that is killed in steps 3 to 5 leaves complete folders, and the
+next save or load finishes the work (`finish_interrupted_save`). Nobody waits for the disk: after a power failure the
+newest checkpoint may be damaged. Verification finds this out, and the checkpoint before it is loaded.
 
-Where the folder exists already, with an older checkpoint or files of the user, the draft moves into it, as `.complete`.
-That is the moment in which the checkpoint comes to be. Its files are then moved to their places, and the next save or
-load finishes that if it was interrupted. An older checkpoint stays as `.previous` until one of them finds that the
-newer one is whole. Nobody waits for the disk: after a power failure the newest checkpoint may be damaged, and the one
-before it is taken.
-
-A folder may come from anywhere. So only files are opened or moved that were found by walking through it, which follows
-no link; a name in a manifest says which of these belong to the checkpoint.
+A folder may come from a stranger. So files are opened or moved only if they were found by walking through the folder,
+which follows no symbolic link. A manifest only says which of these files belong to the checkpoint.
 """
 
 import contextlib
 import glob
-import json
 import logging
 import os
 import re
 import shutil
 import uuid
-import zlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
+from .checkpoint_manifest import (
+    MANIFEST_NAME,
+    RANK_MANIFEST_NAME,
+    CheckpointError,
+    files_in,
+    is_whole,
+    read_manifest,
+    read_part_manifest,
+    verify,
+    write_manifest,
+)
 
 logger = logging.getLogger(__name__)
 
-# Increase it when the content of the files changes so that older code could not resume from newer files, or newer code
-# from older ones.
-FORMAT_VERSION = 9
-MANIFEST_NAME = "manifest.json"  # the writer's
-MANIFEST_OF_RANK = "manifest_{}.json"
 COMPLETE_NAME = ".complete"
 PREVIOUS_NAME = ".previous"
-_BYTES_IN_BLOCK = 2**18
-_FACTOR = 1_000_003  # odd, so that no difference is lost
-_KINDS_IN_MANIFEST = {"save": str, "rank": int, "world_size": int, "expects": list, "files": dict}
-
-Description = dict[str, int]  # the size of a file and its checksum
 
 
-class CheckpointError(ValueError):
-    """A checkpoint is not there, incomplete, damaged, forged, of another format, or was not written by `save_state`."""
-
-
-# The manifests
-
-
-@dataclass
-class Manifest:
-    """The content of a checkpoint, as the manifests of its parts list it. No file has been checked yet.
-
-    Attributes:
-        save: the name of the save.
-        world_size: the processes of the run, whether they saved or not.
-        ranks: those whose parts are there, the writer first.
-        missing: the ranks whose parts are expected, and not there.
-        files: the description of each file of all parts, by its name in the folder.
-    """
-
-    save: str
-    world_size: int
-    ranks: list[int]
-    missing: list[int]
-    files: dict[str, Description]
-
-
-def describe(path: Path) -> Description:
-    """The size of a file in bytes, and its checksum: a polynomial of the sums of its blocks, as numbers of 8 bytes.
-
-    What lies behind the last whole block, which may be all of a file, is one number more: its CRC-32. A mapped file is
-    summed without a copy and in one call, where a CRC-32 can take longer than all of the save.
-    """
-    size = path.stat().st_size
-    content = torch.from_file(str(path), size=size, dtype=torch.uint8)
-    num_blocks = size // _BYTES_IN_BLOCK
-    whole = num_blocks * _BYTES_IN_BLOCK
-    blocks = content[:whole].view(torch.int64).view(num_blocks, _BYTES_IN_BLOCK // 8)
-    with path.open("rb") as file:
-        file.seek(whole)
-        rest = file.read()
-    checksum = 0
-    for number in (*blocks.sum(dim=1).tolist(), zlib.crc32(rest)):
-        checksum = (checksum * _FACTOR + number) % 2**64
-    return {"bytes": size, "checksum": checksum}
-
-
-def _files_in(folder: Path) -> dict[str, Path]:
-    """The files in `folder` and its subfolders by their names in it. Links are not followed, and are none."""
-    files = {}
-    for path in folder.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            files[path.relative_to(folder).as_posix()] = path
-    return files
-
-
-def read_manifest(folder: Path) -> Manifest:
-    """What the checkpoint in `folder` holds.
-
-    Raises:
-        CheckpointError: if there is none, or a manifest is damaged or of another format.
-    """
-    if not folder.exists():
-        raise CheckpointError(f"Tried to find {folder} but folder does not exist")
-    of_writer = _read_part(folder / MANIFEST_NAME)
-    ranks = [of_writer["rank"]]
-    files = of_writer["files"]
-    for path in sorted(folder.glob(MANIFEST_OF_RANK.format("*"))):
-        part = _read_part(path)
-        if part["save"] == of_writer["save"]:
-            ranks.append(part["rank"])
-            files = part["files"] | files
-    missing = [rank for rank in of_writer["expects"] if rank not in ranks]
-    return Manifest(of_writer["save"], of_writer["world_size"], ranks, missing, files)
-
-
-def _read_part(path: Path) -> dict[str, Any]:
-    """The manifest of one part, with the keys that `Part.publish` writes."""
-    if path.is_symlink() or not path.is_file():
-        raise CheckpointError(
-            f"{path.parent} holds no {path.name}: it is no checkpoint of save_state, or an unfinished one"
-        )
-    try:
-        content = json.loads(path.read_bytes())
-        version = content["format_version"]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
-    if version != FORMAT_VERSION:
-        raise CheckpointError(f"{path.parent} is a checkpoint in format {version!r}; this code reads {FORMAT_VERSION}")
-    for key, kind in _KINDS_IN_MANIFEST.items():
-        if not isinstance(content.get(key), kind):
-            raise CheckpointError(f"{path} is damaged: {key!r} is no {kind.__name__}")
-    return content
-
-
-def is_whole(folder: Path, run: str | None = None) -> bool:
-    """True if there is a checkpoint in `folder` with the parts of all ranks that it expects.
-
-    Args:
-        run: a run in which nobody is saving now. What it has saved gets no further parts, so it counts as whole.
-    """
-    try:
-        manifest = read_manifest(folder)
-    except CheckpointError:
-        return False
-    return not manifest.missing or manifest.save.startswith(f"{run}-")
-
-
-def verify(folder: Path) -> None:
-    """Compare every file of the checkpoint in `folder` with its description.
-
-    Raises:
-        CheckpointError: naming the first file that is not as the manifest says.
-    """
-    manifest = read_manifest(folder)
-    files = _files_in(folder)
-    for name, description in manifest.files.items():
-        if name not in files:
-            raise CheckpointError(f"{folder}/{name} is missing")
-        if describe(files[name]) != description:
-            raise CheckpointError(f"{folder}/{name} is not what was saved: it was cut short or changed")
-
-
-def finish_and_verify(folder: Path) -> None:
-    """Finish a save that was interrupted, and verify the checkpoint.
-
-    Raises:
-        CheckpointError: if the save cannot be finished, or a file is not as the manifest says.
-    """
-    finish_interrupted_save(folder)
-    verify(folder)
-
-
-# Saving
+# Write: steps 1 to 3
 
 
 @dataclass
 class Part:
-    """What one process writes in one save.
+    """The part that one process writes in one save.
 
     Attributes:
-        folder: of the checkpoint.
-        save: the name of the save.
-        is_writers: True for the part that makes the checkpoint.
+        folder: the folder of the checkpoint.
+        save_id: the id of the save, which is the same on all ranks.
+        is_main: True for the main part.
     """
 
     folder: Path
-    save: str
+    save_id: str
     rank: int
     world_size: int
-    is_writers: bool
+    is_main: bool
 
     @property
-    def draft(self) -> Path:
+    def staging(self) -> Path:
         """The folder in which the part is written."""
-        return _beside(self.folder, f"draft_{self.rank}")
+        return _beside(self.folder, f"staging_{self.rank}")
 
     @property
-    def waiting(self) -> Path:
-        """The folder in which a complete part waits for the writer's."""
+    def pending(self) -> Path:
+        """The folder in which a complete rank part waits for the main part."""
         return _beside(self.folder, f"part_{self.rank}")
 
-    def start(self) -> None:
-        """Make an empty draft.
-
-        Raises:
-            CheckpointError: if an earlier save was interrupted and cannot be finished.
-            OSError: if the draft cannot be made.
-        """
-        if self.is_writers:
+    def stage(self) -> None:
+        """Make an empty staging folder, after finishing an earlier save that was interrupted."""
+        if self.is_main:
             finish_interrupted_save(self.folder)
         self.discard()
-        self.draft.mkdir(parents=True)
+        self.staging.mkdir(parents=True)
 
     def discard(self) -> None:
-        """Remove what this process has written and what is not in the folder."""
-        remove(self.draft)
-        remove(self.waiting)
+        """Remove the files of this part that are not in the checkpoint's folder."""
+        remove(self.staging)
+        remove(self.pending)
 
-    def publish(self, expected: set[int]) -> set[int]:
-        """Make what is in the draft a part of the checkpoint in the folder. Other files there stay.
+    def publish(self, expected_ranks: set[int]) -> set[int]:
+        """Make the files in the staging folder a part of the checkpoint. Other files in its folder stay.
 
         Args:
-            expected: the ranks that the writer expects to save too, beside those whose parts wait.
+            expected_ranks: ranks that are expected to save too, besides those whose parts are pending.
 
         Returns:
-            all that the writer expects, itself included.
+            all expected ranks, this one included.
 
         Raises:
-            CheckpointError: if there is a link in the draft, which no load would follow, or something in the folder is
-                in the way. The checkpoint that was there before still is.
+            CheckpointError: if there is a link among the files, or something in the folder is in their way. The
+                checkpoint that was there before still is.
             OSError: if something cannot be written or renamed; likewise.
         """
-        waiting = _waiting_parts(self.folder, self.save)
-        expects = {self.rank, *expected, *waiting}
-        self._write_manifest(sorted(expects))
-        if not self.is_writers:
-            self.draft.rename(self.waiting)
-            _take_in_parts(self.folder)
-            return expects
+        present = {self.rank, *_pending_parts(self.folder, self.save_id)}
+        expected = present | expected_ranks
+        write_manifest(self.staging, self.is_main, self.save_id, self.rank, self.world_size, sorted(expected))
+        if not self.is_main:
+            self.staging.rename(self.pending)
+            _merge_pending_parts(self.folder)
+            return expected
         if not self.folder.exists():
-            with contextlib.suppress(OSError):  # made meanwhile, and not empty
-                self.draft.rename(self.folder)
-        if self.draft.exists():
-            _files_and_places(self.draft, self.folder)  # raises where something is in the way
-            if expects != {self.rank, *waiting}:
-                _keep_as_previous(self.folder)
-            self.draft.rename(self.folder / COMPLETE_NAME)
+            self.staging.rename(self.folder)
+        else:
+            _files_and_places(self.staging, self.folder)  # raises if something is in the way
+            if expected != present:
+                _link_to_previous(self.folder)
+            self.staging.rename(self.folder / COMPLETE_NAME)
         finish_interrupted_save(self.folder)
-        return expects
-
-    def _write_manifest(self, expects: list[int]) -> None:
-        links = [path for path in self.draft.rglob("*") if path.is_symlink()]
-        if links:
-            raise CheckpointError(f"{links[0]} is a symbolic link: a checkpoint holds files only")
-        content = {
-            "format_version": FORMAT_VERSION,
-            "save": self.save,
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "expects": expects,
-            "files": {name: describe(path) for name, path in _files_in(self.draft).items()},
-        }
-        name = MANIFEST_NAME if self.is_writers else MANIFEST_OF_RANK.format(self.rank)
-        (self.draft / name).write_text(json.dumps(content, indent=1))
+        return expected
 
 
 def _beside(folder: Path, name: str) -> Path:
-    """A hidden path beside `folder`; inside of it, where a file from beside could not be renamed into it."""
+    """A hidden path beside `folder`. It is inside of a mount point, or of a folder whose parent is read-only."""
     is_open_to_renames = os.access(folder.parent, os.W_OK) and not os.path.ismount(folder)
     if folder.exists() and not is_open_to_renames:
         return folder / f".{name}"
     return folder.with_name(f".{folder.name}.{name}")
+
+
+def _link_to_previous(folder: Path) -> None:
+    """Give the files of the checkpoint in `folder`, if it is whole, second names in `.previous`."""
+    if not is_whole(folder):
+        return
+    names = read_manifest(folder).files
+    staging = folder / f"{PREVIOUS_NAME}.staging"
+    remove(staging)
+    for name, file in files_in(folder).items():
+        if name in names or _is_manifest(name):
+            place = staging / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(file, place)
+            except OSError:  # a disk without hard links
+                shutil.copyfile(file, place)
+    remove(folder / PREVIOUS_NAME)
+    staging.rename(folder / PREVIOUS_NAME)
 
 
 def remove(path: Path) -> None:
@@ -302,41 +164,14 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _waiting_parts(folder: Path, save: str) -> dict[int, Path]:
-    """The complete parts of a save that are not in its folder yet, by their ranks."""
-    pattern = _beside(folder, "part_")
-    found = {}
-    for path in pattern.parent.glob(f"{glob.escape(pattern.name)}*"):
-        name = MANIFEST_OF_RANK.format(path.name.rpartition("_")[2])
-        with contextlib.suppress(CheckpointError, OSError):  # no part, or its own process is moving it
-            part = _read_part(path / name)
-            if part["save"] == save and not path.is_symlink():
-                found[part["rank"]] = path
-    return found
-
-
-def _take_in_parts(folder: Path) -> None:
-    """Move the waiting parts of the checkpoint that is in `folder` to their places.
-
-    The writer and the process whose part it is may do so at the same time. Whoever comes too late for a file stops.
-
-    Raises:
-        CheckpointError: if something is in the way.
-    """
-    try:
-        of_writer = _read_part(folder / MANIFEST_NAME)
-    except CheckpointError:
-        return
-    for part in _waiting_parts(folder, of_writer["save"]).values():
-        with contextlib.suppress(FileNotFoundError):
-            _move(part, folder, unless_in=of_writer["files"])
+# Complete: steps 3c to 5
 
 
 def finish_interrupted_save(folder: Path) -> None:
-    """Move the files of complete drafts that belong into `folder` to their places.
+    """Move all complete files that belong to the checkpoint in `folder` to their places.
 
     Raises:
-        CheckpointError: if what is there cannot have been left by a save; then nothing is touched.
+        CheckpointError: if no save can have left what is there; then nothing is touched.
     """
     complete = folder / COMPLETE_NAME
     previous = folder / PREVIOUS_NAME
@@ -344,29 +179,49 @@ def finish_interrupted_save(folder: Path) -> None:
         if path.is_symlink() or path.is_file():
             raise CheckpointError(f"{path} is no folder")
     if complete.is_dir():
-        _move(complete, folder)
-    _take_in_parts(folder)
+        _move_files(complete, folder)
+    _merge_pending_parts(folder)
     if previous.is_dir() and is_whole(folder):
         shutil.rmtree(previous)
 
 
-def _move(draft: Path, folder: Path, unless_in: Collection[str] = ()) -> None:
-    """Move the files of `draft` to their places in `folder`, and remove it with those whose names are `unless_in`."""
-    for file, place in _files_and_places(draft, folder):
-        if file.relative_to(draft).as_posix() not in unless_in:
+def _merge_pending_parts(folder: Path) -> None:
+    """Move the rank parts that wait for the main part in `folder` to their places. A file of the main part stays."""
+    try:
+        main = read_part_manifest(folder / MANIFEST_NAME)
+    except CheckpointError:
+        return
+    for part in _pending_parts(folder, main["save"]).values():
+        with contextlib.suppress(FileNotFoundError):  # the main process and the rank of this part may meet here
+            _move_files(part, folder, unless_in=main["files"])
+
+
+def _pending_parts(folder: Path, save_id: str) -> dict[int, Path]:
+    """The complete rank parts of a save that are not in its folder yet, by their ranks."""
+    pattern = _beside(folder, "part_")
+    found = {}
+    for path in pattern.parent.glob(f"{glob.escape(pattern.name)}*"):
+        name = RANK_MANIFEST_NAME.format(path.name.rpartition("_")[2])
+        with contextlib.suppress(CheckpointError, OSError):  # it is no part, or its own process is moving it
+            part = read_part_manifest(path / name)
+            if part["save"] == save_id and not path.is_symlink():
+                found[part["rank"]] = path
+    return found
+
+
+def _move_files(source: Path, folder: Path, unless_in: Collection[str] = ()) -> None:
+    """Move the files of `source` to their places in `folder`, but those named in `unless_in`, and remove `source`."""
+    for file, place in _files_and_places(source, folder):
+        if file.relative_to(source).as_posix() not in unless_in:
             place.parent.mkdir(parents=True, exist_ok=True)
             os.replace(file, place)
-    shutil.rmtree(draft)
+    shutil.rmtree(source)
 
 
-def _files_and_places(draft: Path, folder: Path) -> list[tuple[Path, Path]]:
-    """Each file in `draft` with its place in `folder`, the manifest last.
-
-    Raises:
-        CheckpointError: if one of the places is a folder, or behind a link.
-    """
+def _files_and_places(source: Path, folder: Path) -> list[tuple[Path, Path]]:
+    """Each file in `source` with its place in `folder`, the manifest last. An obstacle there is a CheckpointError."""
     files_and_places = []
-    files = _files_in(draft)
+    files = files_in(source)
     for name in sorted(files, key=_is_manifest):
         place = folder / name
         if place.is_dir() or place.parent.resolve() != folder.resolve() / Path(name).parent:
@@ -379,26 +234,7 @@ def _is_manifest(name: str) -> bool:
     return re.fullmatch(r"manifest(_[0-9]+)?\.json", name) is not None
 
 
-def _keep_as_previous(folder: Path) -> None:
-    """Let the checkpoint in `folder`, if it is whole, be in `.previous` too: the same files under second names."""
-    if not is_whole(folder):
-        return
-    files_of_checkpoint = read_manifest(folder).files
-    draft = folder / f"{PREVIOUS_NAME}.draft"
-    remove(draft)
-    for name, file in _files_in(folder).items():
-        if name in files_of_checkpoint or _is_manifest(name):
-            place = draft / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                os.link(file, place)
-            except OSError:  # a disk without hard links
-                shutil.copyfile(file, place)
-    remove(folder / PREVIOUS_NAME)
-    draft.rename(folder / PREVIOUS_NAME)
-
-
-# Several checkpoints side by side
+# Find
 
 
 def numbered(parent: Path, prefix: str = "checkpoint_") -> list[Path]:
@@ -411,14 +247,14 @@ def numbered(parent: Path, prefix: str = "checkpoint_") -> list[Path]:
     return sorted(folders, key=lambda path: int(path.name.removeprefix(prefix)), reverse=True)
 
 
-def choose_newest(parent: Path, prefix: str = "checkpoint_", run: str | None = None) -> Path:
-    """Choose the whole checkpoint with the highest number, and verify it; or else the highest of those lacking parts.
+def choose_newest(parent: Path, prefix: str = "checkpoint_", finished_run: str | None = None) -> Path:
+    """Choose the whole checkpoint with the highest number, and verify it; if none is whole, the highest with a part.
 
-    An interrupted save is finished first. What was passed over is logged, and renamed; drafts that a killed run has
-    left are removed.
+    An interrupted save is finished first. Checkpoints that are passed over are logged and renamed, because the run will
+    need their numbers again. Staging folders of a killed run are removed.
 
     Args:
-        run: of `is_whole`.
+        finished_run: see `is_whole`.
 
     Raises:
         CheckpointError: if all are damaged; then all stay as they are.
@@ -431,7 +267,7 @@ def choose_newest(parent: Path, prefix: str = "checkpoint_", run: str | None = N
         except CheckpointError as error:
             logger.warning("skipping a checkpoint: %s", error)
             continue
-        if is_whole(folder, run):
+        if is_whole(folder, finished_run):
             chosen = folder
             break
         missing = read_manifest(folder).missing
@@ -442,19 +278,37 @@ def choose_newest(parent: Path, prefix: str = "checkpoint_", run: str | None = N
             raise CheckpointError(f"there is no complete checkpoint in {parent}")
         chosen = incomplete[0]
     logger.info("resuming from %s", chosen)
-    for other in found[: found.index(chosen)]:  # The run will need their numbers again.
+    for other in found[: found.index(chosen)]:
         with contextlib.suppress(OSError):
             other.rename(f"{other}.damaged-{uuid.uuid4().hex[:8]}")
-    for left_over in parent.glob(f".{glob.escape(prefix)}*.draft*"):
+    for left_over in parent.glob(f".{glob.escape(prefix)}*.staging*"):
         remove(left_over)
     return chosen
+
+
+# Load
+
+
+def finish_and_verify(folder: Path) -> None:
+    """Finish a save that was interrupted, and verify the checkpoint. What is wrong with it is a CheckpointError."""
+    finish_interrupted_save(folder)
+    verify(folder)
+
+
+def must_load_previous(folder: Path, finished_run: str) -> bool:
+    """Finish an interrupted save. True if it lacks parts still, and the save before it is there, in `.previous`."""
+    finish_interrupted_save(folder)
+    return not is_whole(folder, finished_run) and (folder / PREVIOUS_NAME).is_dir()
+
+
+# Rotate
 
 
 def remove_old_checkpoints(just_written: Path, limit: int) -> None:
     """Remove checkpoints beside `just_written` until at most `limit`, and at least that one, are left.
 
-    As long as none of these is whole, one more is left that is. Those of higher numbers are of an earlier run, so they
-    count as older than those of lower numbers.
+    If none of these is whole, the newest whole one stays too. Checkpoints with higher numbers than `just_written` are
+    from an earlier run, so they count as older than those with lower numbers.
 
     Raises:
         OSError: if one cannot be removed.
@@ -470,12 +324,12 @@ def remove_old_checkpoints(just_written: Path, limit: int) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove `folder`. It gives up its name first: half a folder never bears the name of a whole one.
+    """Remove `folder`. It is renamed first, so that a kill leaves no half of it under its name.
 
     Raises:
         OSError: if it cannot be renamed or removed.
     """
-    doomed = folder.with_name(f".{folder.name}.draft")
+    doomed = folder.with_name(f".{folder.name}.staging")
     remove(doomed)
     folder.rename(doomed)
     remove(doomed)

@@ -4,8 +4,8 @@
     rank 1     part of each layer ──┤
     rank 2     part of each layer ──┘ ◄── reduce-scatter: of each gradient a rank gets the mean of its own part
 
-torch's `fully_shard` does this. Here it is said which layers, and how whole tensors become parts and the reverse, so
-that what leaves the core, state dicts and checkpoints, is as of a run without FSDP.
+torch's `fully_shard` does this. This file chooses the layers, and converts between whole tensors and parts, so that
+state dicts and checkpoints are the same as without FSDP.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Out of memory: let go of it, or try again with less."""
+"""Running out of memory: free it, or try again with a smaller batch."""
 
 import functools
 import gc
@@ -77,7 +77,7 @@ def find_executable_batch_size(
             except Exception as error:
                 if not should_reduce_batch_size(error):
                     raise
-            # Out of the except block, whose traceback would keep the failed attempt's tensors alive.
+            # Not in the except block: its traceback would keep the tensors of the failed attempt alive.
             batch_size = reduce_batch_size_fn() if reduce_batch_size_fn else int(batch_size * SHRINKING_FACTOR)
         raise RuntimeError("No executable batch size found, reached zero.")
 

@@ -1,4 +1,4 @@
-"""Files of `torch.save` that can be loaded without executing code, which is found out when they are written."""
+"""Files of `torch.save` that can be loaded without executing code. Each is tried when it is written."""
 
 import codecs
 import pickle
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .checkpoint_folder import CheckpointError
+from .checkpoint_manifest import CheckpointError
 
 _TYPES_OF_NUMBERS = (
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
@@ -16,9 +16,9 @@ _TYPES_OF_NUMBERS = (
 
 
 def types_of_numpy() -> list[Any]:
-    """The types and functions that a file names which holds numbers of NumPy, or arrays of them, and no code.
+    """The types and functions that `torch.load` needs for numbers and arrays of NumPy. None of them executes code.
 
-    Learning rates and schedulers often hold them, and so does the state of NumPy's generator.
+    Learning rates and schedulers often hold such numbers, and so does the state of NumPy's generator.
     """
     try:
         import numpy
@@ -31,12 +31,12 @@ def types_of_numpy() -> list[Any]:
 
 
 def save_loadable(obj: Any, path: Path) -> None:
-    """`torch.save(obj, path)`, of which `load_safely(path)` makes an equal object.
+    """`torch.save(obj, path)`, and a check that `load_safely(path)` can read the file.
 
-    The file has no checksums of torch's own, which take a third of the time: a checkpoint's manifest has them.
+    torch's own checksums are off, because they take a third of the time, and the manifest has others.
 
     Raises:
-        CheckpointError: if it would not; the file is then there nevertheless.
+        CheckpointError: if the file cannot be loaded; it is there nevertheless.
         OSError: if it cannot be written. (Without the open file torch would say "unexpected pos 576 vs 534".)
     """
     has_checksums = torch.serialization.get_crc32_options()
@@ -46,7 +46,7 @@ def save_loadable(obj: Any, path: Path) -> None:
             torch.save(obj, file)
     finally:
         torch.serialization.set_crc32_options(has_checksums)
-    # Mapped into memory, the tensors are not read: only what describes them is.
+    # With mmap, only the descriptions of the tensors are read, and not the tensors.
     load_safely(path, mmap=True)
 
 

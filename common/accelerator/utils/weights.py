@@ -1,4 +1,4 @@
-"""Weights as safetensors takes them: each tensor once, contiguous, with memory of its own."""
+"""State dicts for safetensors files: tied weights once, each tensor contiguous and with memory of its own."""
 
 import logging
 from collections.abc import Mapping
@@ -45,11 +45,10 @@ def clean_state_dict_for_safetensors(state_dict: Mapping[str, torch.Tensor]) -> 
 
 
 def view_key(tensor: Any, name: str) -> Any:
-    """A key that two names of the same weights have in common: the same elements, in the same places, as the same type.
+    """A key that is equal for two names of the same weights: the same memory, type, shape and strides.
 
-    A square matrix and its transpose have the same memory and the same shape; they differ in their strides. What
-    has no memory of that kind has nothing in common: tensors on the meta device, without elements or sparse ones, and
-    the extra states of modules, which need not be tensors. Its key is `name`.
+    The strides tell a square matrix from its transpose. Values without such memory are never equal, so their key is
+    `name`: tensors on the meta device, empty or sparse ones, and the extra states of modules, which can be any object.
     """
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
         return name

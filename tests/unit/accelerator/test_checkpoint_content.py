@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from common.accelerator import Accelerator
 from common.accelerator.checkpointing import CheckpointError
 from common.accelerator.utils import DataLoaderConfiguration, load_state_dict
-from common.accelerator.utils.checkpoint_folder import describe
+from common.accelerator.utils.checkpoint_manifest import describe
 from tests.toys import Numbers
 from tests.unit.accelerator.several_processes import on_ranks
 

@@ -12,9 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from common.accelerator import Accelerator, checkpointing
+from common.accelerator import Accelerator
 from common.accelerator.utils import ProjectConfiguration, gather_object
-from common.accelerator.utils.checkpoint_folder import is_whole
+from common.accelerator.utils.checkpoint_manifest import is_whole
+from common.accelerator.utils.save_history import SaveHistory
 from tests.states import forget_states
 from tests.unit.accelerator.several_processes import on_ranks
 
@@ -43,7 +44,7 @@ class Run:
 def run_named(name: str) -> Iterator[None]:
     """Within the block this process belongs to another run than it does."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(checkpointing, "_name_of_run", lambda: name)
+        patched.setattr(SaveHistory, "name_of_run", lambda self: name)
         yield
 
 

@@ -1,6 +1,6 @@
 """The launcher's configuration file: every key that `accelerate config` writes works, or is refused by name.
 
-Settings that ask for nothing pass: a null port, `deepspeed_config: {}`, `tpu_use_cluster: false`.
+A key that is out of scope is accepted if its value changes nothing: `deepspeed_config: {}`, `tpu_use_cluster: false`.
 """
 
 import os
@@ -11,9 +11,9 @@ from typing import Any
 from ...state import PRECISIONS
 from ...utils.dataclasses import FSDP_VARIABLES
 
-# The values of keys that are no settings here, in a file that asks for nothing but what is here. The last two are those
-# of `compute_environment` and `main_training_function`.
-ASKS_FOR_NOTHING: tuple = (None, False, "", "no", [], {}, "LOCAL_MACHINE", "main")
+# With these values a key that is no setting here changes nothing. The original writes the last two for the keys
+# `compute_environment` and `main_training_function`.
+NEUTRAL_VALUES: tuple = (None, False, "", "no", [], {}, "LOCAL_MACHINE", "main")
 RENDEZVOUS = ("static", "c10d")
 CHOICES = {
     "distributed_type": ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP"),
@@ -28,7 +28,7 @@ FLAGS = ("same_network", "use_cpu")
 
 
 class ConfigError(ValueError):
-    """A mistake in a configuration, in one line. The reader raises nothing else."""
+    """A mistake in a configuration, described in one line."""
 
 
 def require(condition: object, message: str) -> None:
@@ -138,7 +138,7 @@ def _config_from_dict(settings: Any) -> ClusterConfig:
     config = ClusterConfig()
     for key, value in settings.items():
         if key not in SETTINGS:
-            require(value in ASKS_FOR_NOTHING, f"unknown key {key!r}, or one that is out of scope: {value!r}")
+            require(value in NEUTRAL_VALUES, f"unknown key {key!r}, or one that is out of scope: {value!r}")
         elif value is not None:
             setattr(config, key, _read_value(key, value))
     config.check()

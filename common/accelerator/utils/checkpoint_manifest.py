@@ -1,0 +1,180 @@
+"""The manifests of a checkpoint: which files belong to it, whether they are undamaged, and whether a part is missing.
+
+Each part of a checkpoint has a manifest, which is written last. `manifest.json` belongs to the main part, and
+`manifest_R.json` to the part of rank R. A manifest holds the version of the format, the size and checksum of each file
+of the part, and the id of the save. A part with another id belongs to another save, and is ignored.
+
+A checkpoint is **whole** if it has the parts of all ranks that the main manifest expects. These are the ranks whose
+parts were complete before the main part was, and the ranks that took part in the save before. So a checkpoint that the
+main process saves alone is whole. If a rank is killed in a save of all ranks, that checkpoint is not whole, and the one
+before it is the newest whole one.
+
+In the first save of a run, the main process may finish before the other ranks begin, and then it expects none of them.
+If they are killed at that moment, a whole checkpoint lacks their parts, and loading says so. `all_ranks` avoids it.
+"""
+
+import json
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# Increase it when the content of the files changes so that older code could not resume from newer files, or newer code
+# from older ones.
+FORMAT_VERSION = 9
+MANIFEST_NAME = "manifest.json"
+RANK_MANIFEST_NAME = "manifest_{}.json"
+_BYTES_IN_BLOCK = 2**18
+_FACTOR = 1_000_003  # odd, so that no difference is lost
+_TYPES_IN_MANIFEST = {"save": str, "rank": int, "world_size": int, "expects": list, "files": dict}
+
+Description = dict[str, int]  # the size of a file and its checksum
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is not there, incomplete, damaged, forged, of another format, or was not written by `save_state`."""
+
+
+@dataclass
+class Manifest:
+    """The manifests of all parts of one save, put together. No file has been checked yet.
+
+    Attributes:
+        save_id: the id of the save.
+        world_size: the number of processes of the run, whether they saved or not.
+        ranks: the ranks whose parts are there; the one that wrote the main part is the first.
+        missing: the ranks whose parts are expected and not there.
+        files: the description of each file, by its name in the folder.
+    """
+
+    save_id: str
+    world_size: int
+    ranks: list[int]
+    missing: list[int]
+    files: dict[str, Description]
+
+
+def write_manifest(
+    folder: Path, is_main: bool, save_id: str, rank: int, world_size: int, expected_ranks: list[int]
+) -> None:
+    """Write the manifest of the part whose files are in `folder`.
+
+    Raises:
+        CheckpointError: if there is a symbolic link among them, which no load would follow.
+    """
+    links = [path for path in folder.rglob("*") if path.is_symlink()]
+    if links:
+        raise CheckpointError(f"{links[0]} is a symbolic link: a checkpoint holds files only")
+    content = {
+        "format_version": FORMAT_VERSION,
+        "save": save_id,
+        "rank": rank,
+        "world_size": world_size,
+        "expects": expected_ranks,
+        "files": {name: describe(path) for name, path in files_in(folder).items()},
+    }
+    name = MANIFEST_NAME if is_main else RANK_MANIFEST_NAME.format(rank)
+    (folder / name).write_text(json.dumps(content, indent=1))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifests in `folder`, put together.
+
+    Raises:
+        CheckpointError: if there is no main manifest, or a manifest is damaged or of another format.
+    """
+    if not folder.exists():
+        raise CheckpointError(f"Tried to find {folder} but folder does not exist")
+    main = read_part_manifest(folder / MANIFEST_NAME)
+    ranks = [main["rank"]]
+    files = main["files"]
+    for path in sorted(folder.glob(RANK_MANIFEST_NAME.format("*"))):
+        part = read_part_manifest(path)
+        if part["save"] == main["save"]:
+            ranks.append(part["rank"])
+            files = part["files"] | files
+    missing = [rank for rank in main["expects"] if rank not in ranks]
+    return Manifest(main["save"], main["world_size"], ranks, missing, files)
+
+
+def read_part_manifest(path: Path) -> dict[str, Any]:
+    """The content that `write_manifest` wrote to `path`.
+
+    Raises:
+        CheckpointError: if there is no such file, or it is damaged or of another format.
+    """
+    if path.is_symlink() or not path.is_file():
+        raise CheckpointError(
+            f"{path.parent} holds no {path.name}: it is no checkpoint of save_state, or an unfinished one"
+        )
+    try:
+        content = json.loads(path.read_bytes())
+        version = content["format_version"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    if version != FORMAT_VERSION:
+        raise CheckpointError(f"{path.parent} is a checkpoint in format {version!r}; this code reads {FORMAT_VERSION}")
+    for key, expected_type in _TYPES_IN_MANIFEST.items():
+        if not isinstance(content.get(key), expected_type):
+            raise CheckpointError(f"{path} is damaged: {key!r} is no {expected_type.__name__}")
+    return content
+
+
+def is_whole(folder: Path, finished_run: str | None = None) -> bool:
+    """True if the checkpoint in `folder` has the parts of all ranks that it expects.
+
+    Args:
+        finished_run: the name of a run in which no process is saving at the moment. Its checkpoints get no more parts,
+            so each of them counts as whole.
+    """
+    try:
+        manifest = read_manifest(folder)
+    except CheckpointError:
+        return False
+    return not manifest.missing or manifest.save_id.startswith(f"{finished_run}-")
+
+
+def verify(folder: Path) -> None:
+    """Compare every file of the checkpoint in `folder` with its description.
+
+    Raises:
+        CheckpointError: naming the first file that is missing or not as the manifest says.
+    """
+    manifest = read_manifest(folder)
+    files = files_in(folder)
+    for name, description in manifest.files.items():
+        if name not in files:
+            raise CheckpointError(f"{folder}/{name} is missing")
+        if describe(files[name]) != description:
+            raise CheckpointError(f"{folder}/{name} is not what was saved: it was cut short or changed")
+
+
+def describe(path: Path) -> Description:
+    """The size of a file in bytes, and its checksum.
+
+    Each block is summed as numbers of 8 bytes, and the checksum is a polynomial of these sums and of the CRC-32 of the
+    rest. A CRC-32 of the whole file could take longer than the save; torch sums a mapped file in one call, uncopied.
+    """
+    size = path.stat().st_size
+    content = torch.from_file(str(path), size=size, dtype=torch.uint8)
+    num_blocks = size // _BYTES_IN_BLOCK
+    whole = num_blocks * _BYTES_IN_BLOCK
+    blocks = content[:whole].view(torch.int64).view(num_blocks, _BYTES_IN_BLOCK // 8)
+    with path.open("rb") as file:
+        file.seek(whole)
+        rest = file.read()
+    checksum = 0
+    for number in (*blocks.sum(dim=1).tolist(), zlib.crc32(rest)):
+        checksum = (checksum * _FACTOR + number) % 2**64
+    return {"bytes": size, "checksum": checksum}
+
+
+def files_in(folder: Path) -> dict[str, Path]:
+    """The files in `folder` and its subfolders, by their relative names. Symbolic links are left out."""
+    files = {}
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            files[path.relative_to(folder).as_posix()] = path
+    return files
