@@ -30,6 +30,8 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.suites.sharing", description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="for sharing.json")
     folder = parser.parse_args(argv).folder
+    if reason := records.why_not_writable(folder):
+        parser.error(reason)
     records.write_json(folder / "sharing.json", measure())
 
 
