@@ -78,22 +78,22 @@ class Comparison:
         self.cores_per_device = throughput.cores_of_a_device(options.world_size)
         self.report = {
             "machine": records.machine(),
-            "began": records.circumstances(),
+            "began": records.run_metadata(),
             "world_size": options.world_size,
             "cores_per_device": self.cores_per_device,
             "global_batch_size": options.batch_sizes[0],
             "steps": options.steps,
             "proof_steps": PROOF_STEPS,
             "levels": {level: {} for level in self.levels},
-            "sharded": {rung: {} for rung in ladder.SHARDED},
+            "sharded": {script: {} for script in ladder.SHARDED},
         }
 
     def parts(self) -> list[Part]:
         parts = []
         for level in self.levels:
             parts.append(Part(f"training {level}", partial(self.train, level)))
-        for rung, result in (self.report["levels"] | self.report["sharded"]).items():
-            parts.append(Part(f"weights and memory of {rung}", partial(self.prove, rung, result)))
+        for script, result in (self.report["levels"] | self.report["sharded"]).items():
+            parts.append(Part(f"weights and memory of {script}", partial(self.prove, script, result)))
         for level in (BASELINE, *ladder.DISTRIBUTED):
             parts.append(Part(f"evaluation of {level}", partial(self.evaluate, level)))
         for size in self.options.batch_sizes:
@@ -117,7 +117,7 @@ class Comparison:
                     part.run()
                 except (RankFailed, ValueError) as failure:
                     sys.exit(f"{failure}\nFAILED: {part.title}")
-        self.report["ended"] = records.circumstances()
+        self.report["ended"] = records.run_metadata()
 
     def train(self, level: str) -> None:
         """Training for a number of steps, then the whole test set."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.harness import records
-from benchmarks.harness.groups import CannotMeasure, Extent, Group
+from benchmarks.harness.groups import CannotMeasure, Group, MeasureOptions
 from benchmarks.report import pictures
 from benchmarks.report.group_table import table
 from common.allocator import keep_large_blocks
@@ -54,7 +54,7 @@ def pytest_configure(config):
 
 
 def pytest_report_header() -> str | None:
-    return records.busy(records.circumstances()["load"], available_cores())
+    return records.busy(records.run_metadata()["load"], available_cores())
 
 
 @pytest.hookimpl(trylast=True)
@@ -80,24 +80,24 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 @pytest.fixture(scope="session")
-def extent(request) -> Extent:
+def options(request) -> MeasureOptions:
     """MNIST is measured with if it is on disk, else the synthetic digits; nothing is downloaded."""
     quick = request.config.getoption("--quick", False)
     rounds = request.config.getoption("--rounds") or (QUICK_ROUNDS if quick else FULL_ROUNDS)
     root = Path(os.environ.get("MNIST_ROOT", "data")).resolve()
     data_flags = ("--dataset", "mnist", "--data-dir", str(root)) if mnist_on_disk(root) else ("--dataset", "synthetic")
-    return Extent(rounds=rounds, data_flags=data_flags, quick=quick)
+    return MeasureOptions(rounds=rounds, data_flags=data_flags, quick=quick)
 
 
 @pytest.fixture(scope="session")
-def record_of(request, extent):
+def record_of(request, options):
     """`record_of(suite, group)`: the group's record. It is measured once, whichever of its rows were selected."""
     # A group that fails does so for all of its rows, each of which says so.
     outcomes: dict[str, dict | Exception] = {}
 
     def measure(suite: str, group: Group) -> dict:
-        began = records.circumstances()
-        record = group.measure(extent) | {"began": began, "ended": records.circumstances()}
+        began = records.run_metadata()
+        record = group.measure(options) | {"began": began, "ended": records.run_metadata()}
         request.config.stash[MEASURED].setdefault(suite, []).append(record)
         return record
 

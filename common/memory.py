@@ -1,10 +1,10 @@
-"""Tensor bytes per device, counted rather than measured: the memory of N GPUs seen on a machine that has none.
+"""Count the tensor bytes that each of N GPUs would hold, on a machine that has none.
 
 Within `track_memory()` every operation's result is charged to the device on which it would be on a machine with GPUs:
 
-- what is made without a device stays on the host and is not charged: datasets, batches, a model before `.to(device)`;
+- a tensor made without a device is on the host and not charged: datasets, batches, a model before `.to(device)`;
 - `.to(device)` moves it to the process's device, `copy_to` of the emulated DataParallel to a replica's;
-- a result lives where its inputs live; a host tensor that meets device tensors in an operation must have been moved.
+- a result is where its inputs are; a host tensor in an operation with device tensors is moved to their device.
 
 Storage is rounded up to 512 bytes as CUDA's caching allocator does, and released when its last tensor dies.
 """
@@ -56,7 +56,7 @@ class MemoryTracker:
             return {device: self._by_category(self._at_peak[device]) for device in sorted(self._peak)}
 
     def reset_peaks(self) -> None:
-        """Take what is held now as the peak, as `torch.cuda.reset_peak_memory_stats` does."""
+        """Start again from the bytes held now, as `torch.cuda.reset_peak_memory_stats` does."""
         with self._lock:
             for device, held in self._held.items():
                 self._peak[device] = self._total[device]
@@ -109,15 +109,15 @@ class MemoryTracker:
         self._alive[tensor.untyped_storage()._cdata].counts = False
 
     def label(self, tensor: Tensor, category: str) -> None:
-        """Say what a storage is; the first of CATEGORIES that anybody names wins."""
+        """Give a storage a category. If it has several, the first in the order of CATEGORIES counts."""
         with self._lock:
             allocation = self._alive.get(_plain(tensor).untyped_storage()._cdata)
             if allocation is not None:
                 known = self._category.get(allocation.serial, UNNAMED)
                 self._category[allocation.serial] = min(known, category, key=CATEGORIES.index)
 
-    def look_at_size(self, storage: torch.UntypedStorage) -> None:
-        """Enter the size of a storage that was resized without an operation: FSDP's, of parameters that it gathers."""
+    def update_size(self, storage: torch.UntypedStorage) -> None:
+        """Enter the new size of a storage that was resized without an operation, as FSDP does with gathered weights."""
         with self._lock:
             allocation = self._alive.get(storage._cdata)
             if allocation is not None:
@@ -163,12 +163,12 @@ class _Operations(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False: to keep torch's compiler out of each call would take longer than the call."""
+        """False, because keeping torch's compiler out of each call takes longer than the call."""
         return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            # DTensor and its like do their work by operations on the plain tensors that they hold; those come here.
+            # A DTensor runs its operations on the plain tensor that it holds, and that one comes here too.
             return NotImplemented
         kwargs = kwargs or {}
         inputs = _tensors((args, kwargs))
@@ -224,7 +224,7 @@ def _moves_and_sizes(tracker: MemoryTracker) -> Iterator[None]:
 
     def resize_and_track(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
         resize(storage, size)
-        tracker.look_at_size(storage)
+        tracker.update_size(storage)
         return storage
 
     with patch.object(Tensor, "to", move), patch.object(torch.UntypedStorage, "resize_", resize_and_track):
@@ -305,7 +305,7 @@ def observed(tracker: MemoryTracker) -> Iterator[None]:
         tracker.label(tensor, "activations")
         return tensor
 
-    # What autograd saves for backward is what one calls activations.
+    # Activations are the tensors that autograd saves for backward.
     with _Operations(tracker), saved_tensors_hooks(keep, lambda tensor: tensor):
         yield
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 SECONDS = {"ms": 1e-3, "µs": 1e-6}
 
 
-class Extent(NamedTuple):
-    """The amount of measuring for every group.
+class MeasureOptions(NamedTuple):
+    """How much is measured, of every group.
 
     Attributes:
         rounds: how often the rows take turns.
@@ -40,13 +40,13 @@ class Group:
     key: str
     title: str
     rows: tuple[str, ...]
-    measure: Callable[[Extent], dict]
+    measure: Callable[[MeasureOptions], dict]
 
 
 def seconds_per_step(record: dict, row: str) -> list[float]:
     """The seconds that a step of `row` took in each round of a record; its unit is a time, or images per second."""
     unit = record["unit"]
-    facts = record["rows"][row]
+    metadata = record["rows"][row]
     if unit in SECONDS:
-        return [sample * SECONDS[unit] for sample in facts["samples"]]
-    return [facts["global_batch_size"] / sample for sample in facts["samples"]]
+        return [sample * SECONDS[unit] for sample in metadata["samples"]]
+    return [metadata["global_batch_size"] / sample for sample in metadata["samples"]]

@@ -11,7 +11,7 @@ from common.model import BasicNet
 
 
 @dataclass(frozen=True)
-class Network:
+class ReferenceNetwork:
     """A network, by the function that builds it, and the shape of a batch for it."""
 
     title: str
@@ -42,7 +42,7 @@ def big_output() -> nn.Module:
 
 
 NETWORKS = {
-    "basic_net": Network("BasicNet", BasicNet, (1, 28, 28), 10, 64, F.nll_loss),
-    "resnet18": Network("ResNet-18", resnet18, (3, 32, 32), 10, 16),
-    "big_output": Network("20,000 classes", big_output, (256,), 20_000, 512),
+    "basic_net": ReferenceNetwork("BasicNet", BasicNet, (1, 28, 28), 10, 64, F.nll_loss),
+    "resnet18": ReferenceNetwork("ResNet-18", resnet18, (3, 32, 32), 10, 16),
+    "big_output": ReferenceNetwork("20,000 classes", big_output, (256,), 20_000, 512),
 }

@@ -23,7 +23,7 @@
 compares two rows round by round: of / to for the kind "ratio", of − to in the group's unit for "difference".
 
 A file holds one suite: {"suite": "throughput", "machine": {…}, "began": {…}, "ended": {…}, "groups": [group, …]}.
-`began` and `ended` are the `circumstances` before and after its groups were measured. A group that `pytest benchmarks`
+`began` and `ended` are the `run_metadata` before and after its groups were measured. A group that `pytest benchmarks`
 has measured has its own two besides, because the groups of a suite need not follow one another.
 """
 
@@ -55,7 +55,7 @@ def group(
     name: str,
     unit: str,
     samples: Samples,
-    facts: dict[str, dict] | None = None,
+    metadata: dict[str, dict] | None = None,
     ratios: Iterable[tuple[str, str]] = (),
     differences: Iterable[tuple[str, str]] = (),
 ) -> dict:
@@ -63,14 +63,14 @@ def group(
 
     Args:
         samples: of `benchmarks.harness.paired.measure`.
-        facts: of each row, what else to keep.
+        metadata: of each row, what else to keep.
         ratios, differences: the pairs (of, to) of rows to compare. A pair is left out where a row was not measured.
     """
     rows = {}
     for row, own in samples.items():
         summary = summarise(own)
         measured = {"noisy": summary.noisy, "samples": [rounded(sample) for sample in own]}
-        rows[row] = (facts or {}).get(row, {}) | _numbers(summary) | measured
+        rows[row] = (metadata or {}).get(row, {}) | _numbers(summary) | measured
     pairs = []
     for kind, compared, compare in (
         ("ratio", ratios, paired.ratios),
@@ -113,7 +113,7 @@ def write(folder: Path, suite: str, groups: list[dict], began: dict, ended: dict
     """Write one suite's file into `folder`, complete or not at all; returns its content.
 
     Args:
-        began, ended: the `circumstances` before and after it was measured.
+        began, ended: the `run_metadata` before and after it was measured.
     """
     record = {"suite": suite, "machine": machine(), "began": began, "ended": ended, "groups": groups}
     write_json(folder / f"{suite}.json", record)
@@ -147,7 +147,7 @@ def machine() -> dict:
     }
 
 
-def circumstances() -> dict:
+def run_metadata() -> dict:
     """Circumstances of a recording: they differ from run to run, and so are no part of the machine."""
     load = os.getloadavg() if hasattr(os, "getloadavg") else None
     return {

@@ -1,4 +1,9 @@
-"""The memory of the emulated DataParallel's devices: its copies, what it gathers, and its threads are followed."""
+"""Count the memory of each device of the emulated DataParallel.
+
+`common.memory` follows one thread and one device. The emulation has a thread for each replica, and copies tensors
+between replicas, so three functions are replaced while memory is tracked: its copy, its gather, and the start of a job
+on a thread.
+"""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +20,7 @@ from common.small import data_parallel
 
 @contextmanager
 def track_replicas() -> Iterator[MemoryTracker]:
-    """`track_memory` for a process that may have replicas: copies move between devices, threads are observed too."""
+    """`track_memory` of a process that may have replicas, on all of their threads."""
     gather = data_parallel.gather
     submit = ThreadPoolExecutor.submit
 

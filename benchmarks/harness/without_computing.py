@@ -1,15 +1,21 @@
-"""Tensors with a shape and a storage that nobody writes to: training without computing, in memory that is never used.
+"""Run a training step without computing it, to count its memory and operations in seconds on a laptop.
 
-Within `without_computing()` an operation's results are allocated and left as they are. Memory that nobody touches costs
-address space only, so a step that would need 40 GiB runs in some seconds on a laptop. Unlike torch's fake tensors these
-are ordinary tensors of the CPU, so DDP's C++ code, FSDP and optimizers work on them, and `common.memory.track_memory`
-counts their storages.
+Within `without_computing()` each operation allocates its results, with the right shape, and does not fill them. Linux
+gives no memory to pages that nobody writes to, so a step that would need 40 GiB needs almost none. Unlike torch's fake
+tensors these are ordinary CPU tensors: DDP's C++ code, FSDP and optimizers work on them, and
+`common.memory.track_memory` counts their storages.
 
-Their numbers mean nothing. Small tensors are computed all the same: optimizers and wrappers read their steps and sizes.
-A tensor is small if its storage is. What is cut out of a large one is not computed with: that memory may hold anything,
-and an operation that takes it for indices, such as EmbeddingBag's backward, would write wherever they point. A network
-whose shapes depend on numbers, as by a mask, cannot run this way. Where it reads the numbers itself, as `tolist` does,
-it runs for whatever they are.
+An operation takes one of four ways:
+
+- If all its tensors are small, it is computed, because optimizers and wrappers read step counts and sizes. A tensor is
+  small if its storage is: a slice of a large tensor holds arbitrary numbers, and computing with them as indices would
+  write to arbitrary addresses.
+- If it makes a view, it runs, because it writes nothing.
+- If it writes to its arguments, they are returned as they are.
+- Else a fake tensor tells the layout of the results, which are allocated.
+
+The numbers of large tensors mean nothing. So a network whose shapes depend on them, as by a mask, raises
+DependsOnNumbers; one that only reads them, as `tolist` does, gets arbitrary ones.
 """
 
 import functools
@@ -29,12 +35,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
 
-DROPOUT = 4  # the position of `dropout_p` among the arguments of attention
-SMALL = 2**14  # bytes of a storage up to which tensors are computed
-REFUSED = "can't allocate memory"  # is in what torch raises where the system gives no memory
+DROPOUT = 4  # position of `dropout_p` in the arguments of scaled_dot_product_attention
+SMALL = 2**14  # bytes; a tensor is computed if its storage is at most that large
+REFUSED = "can't allocate memory"  # part of the message of the RuntimeError that torch raises
 MAP_NORESERVE = 0x4000  # Linux's; Python has a name for it from 3.13 on
 _READ_NUMBERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
-# These leave their results as they are, which a small tensor's must not be: what fills it may not be computed.
+# These leave their results unfilled. A small one is set to 0 here: the operation that fills it may be skipped.
 _UNFILLED = (
     torch.ops.aten.empty_like.default,
     torch.ops.aten.new_empty.default,
@@ -43,7 +49,7 @@ _UNFILLED = (
 
 
 class DependsOnNumbers(RuntimeError):
-    """An operation's result has a shape, or a value, that only numbers can tell."""
+    """The shape or the value of an operation's result depends on numbers that were not computed."""
 
 
 @contextmanager
@@ -53,7 +59,8 @@ def without_computing() -> Iterator[None]:
     Raises:
         DependsOnNumbers: from an operation within the block, such as `nonzero`, that has to know the numbers.
     """
-    log = logging.getLogger(FakeTensorMode.__module__)  # it writes a traceback for what is raised, and told, anyway
+    # torch logs a traceback of each error that becomes a DependsOnNumbers.
+    log = logging.getLogger(FakeTensorMode.__module__)
     was_disabled = log.disabled
     log.disabled = True
     try:
@@ -66,8 +73,8 @@ def without_computing() -> Iterator[None]:
 class FusedAttention(TorchFunctionMode):
     """Attention as a GPU computes it: one fused operator, which keeps no scores for backward.
 
-    A GPU's draws its dropout itself. The CPU's has none: with dropout a CPU computes attention in some ten operators,
-    which keep the scores of each pair of positions. So the dropout is left out.
+    The fused operator of a GPU includes dropout. That of a CPU does not: with dropout, a CPU computes attention in some
+    ten operators, which keep the scores of each pair of positions. So the dropout is left out here.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -80,7 +87,7 @@ class FusedAttention(TorchFunctionMode):
 
 
 class Layout(NamedTuple):
-    """All of a tensor but its numbers.
+    """Shape, strides and dtype of a result, and the argument whose memory it shares.
 
     Attributes:
         argument: of a result that lies in the memory of an argument, that argument's position among the tensors.
@@ -94,7 +101,7 @@ class Layout(NamedTuple):
     offset: int = 0
 
 
-_known: dict[tuple, Any] = {}  # layouts of results, by operation and arguments
+_known: dict[tuple, Any] = {}  # cache of the layouts of results, by operation and arguments
 
 
 class _WithoutComputing(TorchDispatchMode):
@@ -112,8 +119,8 @@ class _WithoutComputing(TorchDispatchMode):
         leaves = flat((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if _changes_metadata_only(func) or func in _READ_NUMBERS or func.namespace == "profiler":
-            return func(*args, **kwargs)  # it writes nothing
-        if func.namespace == "c10d":  # a group that is not there still copies what it is given
+            return func(*args, **kwargs)  # it computes nothing
+        if func.namespace == "c10d":  # a fake process group copies its inputs, so it gets empty ones
             if not all(map(_is_small, tensors)):
                 args, kwargs = tree_map_only(Tensor, lambda tensor: tensor[:0], (args, kwargs))
             return func(*args, **kwargs)
@@ -136,7 +143,7 @@ class _WithoutComputing(TorchDispatchMode):
         return _known[key]
 
     def _inferred(self, func, args, kwargs, leaves) -> Any:
-        if not any(isinstance(leaf, Tensor) for leaf in leaves):  # it makes a tensor, which needs no fake ones
+        if not any(isinstance(leaf, Tensor) for leaf in leaves):  # a factory, such as torch.randn
             return tree_map_only(Tensor, partial(_layout, {}), func(*args, **{**kwargs, "device": "meta"}))
         fakes: list[Tensor] = []
 
@@ -170,7 +177,7 @@ def flat(nested: Any) -> list:
 def _key(leaf: Any) -> tuple:
     if isinstance(leaf, Tensor):
         return leaf.shape, leaf.stride(), leaf.dtype
-    return type(leaf), leaf  # 1, 1.0 and True are equal, and make other results
+    return type(leaf), leaf  # 1, 1.0 and True are equal, but give results of different dtypes
 
 
 def _is_small(tensor: Tensor) -> bool:
@@ -190,7 +197,7 @@ def _layout(storages: dict[int, int], tensor: Tensor) -> Layout:
 
 
 def _shape_depends_on_numbers(func: torch._ops.OpOverload, tensors: list[Tensor]) -> bool:
-    if func is torch.ops.aten.index.Tensor:  # only a mask chooses as many elements as it is true
+    if func is torch.ops.aten.index.Tensor:  # indices give a fixed shape, a mask does not
         return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors[1:])
     return torch.Tag.dynamic_output_shape in func.tags
 
@@ -237,10 +244,10 @@ def _allocated(arguments: list[Tensor], leaf: Any) -> Any:
 
 
 def _in_address_space(layout: Layout) -> Tensor:
-    """A tensor in address space for which the system promises no memory.
+    """A tensor in address space that no memory is reserved for.
 
-    Linux refuses a tensor that is larger than its memory, although nobody will write to it. It gives the address space
-    to whoever says so. Such a storage cannot be resized.
+    Linux refuses to allocate a tensor larger than the machine's memory, even if nobody writes to it. With MAP_NORESERVE
+    it gives the addresses alone. Such a storage cannot be resized.
     """
     last = sum((size - 1) * stride for size, stride in zip(layout.shape, layout.stride, strict=True))
     kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE

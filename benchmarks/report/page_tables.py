@@ -33,18 +33,21 @@ def comparison() -> str:
 
 
 def five_levels() -> str:
-    """A row for each level: its speed at the smaller batch, its memory and its weights."""
+    """Speed at the smaller batch, memory and weights of each level; the speed of one process with all cores."""
     record = recorded("results")
     group = record["throughput"][0]
     memory = peaks(record["levels"])
+    to_level_00 = {pair["of"]: pair["median"] for pair in group["pairs"] if pair["to"] == BASELINE}
+    to_level_00[BASELINE] = 1.0
     rows = []
-    for row in group["rows"].values():
-        if row["all_cores"]:
-            continue
+    for name, row in group["rows"].items():
         level = row["level"]
-        ratio = 1.0 if level == BASELINE else paired(group, level)
-        checksum = record["levels"][level]["weight_checksum"]
-        rows.append([level, f"{row['median']:.0f}", f"{ratio:.2f}", table.per_device(memory[level]), checksum])
+        speed = [f"{row['median']:.0f}", f"{to_level_00[name]:.2f}"]
+        if row["all_cores"]:
+            rows.append([name, *speed, table.MISSING, table.MISSING])
+        else:
+            checksum = record["levels"][level]["weight_checksum"]
+            rows.append([level, *speed, table.per_device(memory[level]), checksum])
     return markdown(["level", "images/s", "× level 00", "MiB of each device", "weights"], rows)
 
 

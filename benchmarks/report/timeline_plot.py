@@ -36,7 +36,7 @@ HEIGHT_OF_A_UNIT = 0.22  # inches
 
 
 # The spans of each rank, in milliseconds.
-OfRanks = list[list[Span]]
+RankSpans = list[list[Span]]
 
 
 class Row(NamedTuple):
@@ -51,7 +51,7 @@ def picture(link: str, record: dict, path: Path) -> None:
     for group in record["groups"]:
         if group["link"] == link:
             ways = lanes_of(group)
-            titles = {way: _title(way, of_ranks, group["rows"][way]["median"]) for way, of_ranks in ways.items()}
+            titles = {way: _title(way, rank_spans, group["rows"][way]["median"]) for way, rank_spans in ways.items()}
             told = (
                 f"Titles: medians of {group['rounds']} rounds. Lanes: of each way the step nearest to its median, so "
                 f"they may end earlier or later. Two ranks over {link}: above the thread that computes, below gloo's "
@@ -73,21 +73,23 @@ def levels(record: dict, path: Path) -> None:
     _picture(lanes_of(group), titles, "device", told, record["machine"], path)
 
 
-def lanes_of(group: dict) -> dict[str, OfRanks]:
+def lanes_of(group: dict) -> dict[str, RankSpans]:
     """Of each way the spans of its ranks, from the lists that JSON has made of them."""
-    return {way: [to_spans(spans) for spans in of_ranks] for way, of_ranks in group["lanes"].items()}
+    return {way: [to_spans(spans) for spans in rank_spans] for way, rank_spans in group["lanes"].items()}
 
 
-def _picture(ways: dict[str, OfRanks], titles: dict[str, str], unit: str, told: str, machine: dict, path: Path) -> None:
-    heights = [_height(of_ranks) for of_ranks in ways.values()]
+def _picture(
+    ways: dict[str, RankSpans], titles: dict[str, str], unit: str, told: str, machine: dict, path: Path
+) -> None:
+    heights = [_height(rank_spans) for rank_spans in ways.values()]
     inches = 1.7 + HEIGHT_OF_A_UNIT * sum(heights) + 0.42 * len(heights)
     figure, panels = subplots(len(ways), 1, inches, height_ratios=heights)
     spans: list[Span] = []
-    for of_ranks in ways.values():
-        spans += chain.from_iterable(of_ranks)
+    for rank_spans in ways.values():
+        spans += chain.from_iterable(rank_spans)
     end = max(span.end for span in spans)
-    for panel, (way, of_ranks) in zip(panels, ways.items(), strict=True):
-        _panel(panel, of_ranks, unit)
+    for panel, (way, rank_spans) in zip(panels, ways.items(), strict=True):
+        _panel(panel, rank_spans, unit)
         panel.set_title(titles[way])
         panel.set_xlim(0, 1.01 * end)
     for panel in panels[:-1]:
@@ -98,20 +100,20 @@ def _picture(ways: dict[str, OfRanks], titles: dict[str, str], unit: str, told: 
     save(figure, path, told, machine, top=0.36)
 
 
-def _title(way: str, of_ranks: OfRanks, median: float) -> str:
+def _title(way: str, rank_spans: RankSpans, median: float) -> str:
     """The way, the time of its step for each backward, and how much of its sending rank 0's backward hides."""
-    names = [span.name for span in of_ranks[0]]
+    names = [span.name for span in rank_spans[0]]
     backwards = names.count(BACKWARD)
     times = f"{backwards} × " if backwards > 1 else ""
-    hidden = hidden_share(of_ranks[0])
+    hidden = hidden_share(rank_spans[0])
     return f"{way}: {times}{median / backwards:.0f} ms, {names.count(ALL_REDUCE)} all-reduces, {hidden:.0%} hidden"
 
 
-def _rows(of_ranks: OfRanks) -> dict[tuple[int, str], Row]:
+def _rows(rank_spans: RankSpans) -> dict[tuple[int, str], Row]:
     """The places of each rank's lanes; those of gloo are lower ones."""
     rows = {}
     bottom = 0.0
-    for rank, spans in enumerate(of_ranks):
+    for rank, spans in enumerate(rank_spans):
         senders = {span.lane for span in spans} - {MAIN}
         for lane in (MAIN, *sorted(senders)):
             height = HIGH if lane == MAIN else LOW
@@ -121,15 +123,15 @@ def _rows(of_ranks: OfRanks) -> dict[tuple[int, str], Row]:
     return rows
 
 
-def _height(of_ranks: OfRanks) -> float:
+def _height(rank_spans: RankSpans) -> float:
     """Of all lanes of a panel, in units."""
-    last = list(_rows(of_ranks).values())[-1]
+    last = list(_rows(rank_spans).values())[-1]
     return last.bottom + last.height
 
 
-def _panel(panel, of_ranks: OfRanks, unit: str) -> None:
-    rows = _rows(of_ranks)
-    for rank, spans in enumerate(of_ranks):
+def _panel(panel, rank_spans: RankSpans, unit: str) -> None:
+    rows = _rows(rank_spans)
+    for rank, spans in enumerate(rank_spans):
         for span in spans:
             row = rows[rank, span.lane]
             if span.name == WAITING:  # nothing is done there: a line, so that the eye is led to the rest
@@ -137,9 +139,9 @@ def _panel(panel, of_ranks: OfRanks, unit: str) -> None:
             bar = [(span.start, span.end - span.start)]
             # The white edge separates messages that follow one another at once.
             panel.broken_barh(bar, row, color=COLOURS[span.name], edgecolor="white", linewidth=0.3)
-    middles = [rows[rank, MAIN].bottom + HIGH / 2 for rank in range(len(of_ranks))]
-    panel.set_yticks(middles, [f"{unit} {number}" for number in range(len(of_ranks))])
-    panel.set_ylim(_height(of_ranks) + 0.1, -0.1)
+    middles = [rows[rank, MAIN].bottom + HIGH / 2 for rank in range(len(rank_spans))]
+    panel.set_yticks(middles, [f"{unit} {number}" for number in range(len(rank_spans))])
+    panel.set_ylim(_height(rank_spans) + 0.1, -0.1)
     panel.tick_params(axis="y", length=0)
     panel.grid(axis="x")
     panel.spines["left"].set_visible(False)

@@ -32,7 +32,7 @@ def in_step(levels: dict[str, dict]) -> Verdict:
             apart.append(f"{level} with |Δw| = {far:.1e}")
     if apart:
         return Verdict(False, f"OUT OF STEP: {', '.join(apart)}")
-    beside = "".join(f", {ladder.short_name(rung)}" for rung in levels if rung in ladder.SHARDED)
+    beside = "".join(f", {ladder.short_name(script)}" for script in levels if script in ladder.SHARDED)
     count = len(set(map(ladder.level_of, levels)))
     return Verdict(True, f"IN STEP: {count} levels{beside}, max |Δw| = {max(distances.values()):.1e}")
 
@@ -57,8 +57,8 @@ def exact(levels: dict[str, dict]) -> Verdict:
             wrong.append(f"{level} adds up losses to {total:.6f}, not {sums[BASELINE]:.6f}")
     if wrong:
         return Verdict(False, f"INEXACT: {', '.join(wrong)}")
-    of_ranks = ", ".join(map(str, sorted({1, *world_sizes})))
-    return Verdict(True, f"EXACT: {reference} of {reference} samples on {of_ranks} ranks")
+    rank_counts = ", ".join(map(str, sorted({1, *world_sizes})))
+    return Verdict(True, f"EXACT: {reference} of {reference} samples on {rank_counts} ranks")
 
 
 def evaluated(level: str, result: dict) -> dict[int, int]:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.harness.networks import NETWORKS, Network
+from benchmarks.harness.networks import NETWORKS, ReferenceNetwork
 from benchmarks.harness.replica_memory import track_replicas
 from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP
 from common.memory import name_category
@@ -39,7 +39,7 @@ class Share:
     wrapper: str
     devices: int
 
-    def wrap(self, network: Network, device: torch.device) -> nn.Module:
+    def wrap(self, network: ReferenceNetwork, device: torch.device) -> nn.Module:
         """The network on `device` in the wrapper."""
         model = network.build().to(device)
         if self.wrapper == DATA_PARALLEL:
@@ -69,7 +69,7 @@ def fully_sharded(model: nn.Module) -> nn.Module:
     return model
 
 
-def train(network: Network, device: torch.device, share: Share, steps: int = STEPS) -> None:
+def train(network: ReferenceNetwork, device: torch.device, share: Share, steps: int = STEPS) -> None:
     """A few steps as levels 01 and 02 take them; under DDP this rank's share of them."""
     torch.manual_seed(0)
     model = share.wrap(network, device)

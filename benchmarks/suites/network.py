@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import records
-from benchmarks.harness.groups import CannotMeasure, Extent, Group
+from benchmarks.harness.groups import CannotMeasure, Group, MeasureOptions
 from benchmarks.harness.paired import Samples, measure
 from benchmarks.harness.two_nodes import Nodes, two_nodes, why_not
 
@@ -29,7 +29,7 @@ TIMEOUT = 300  # seconds, for any one job
 TITLE = "Throughput of DDP on two nodes against the bandwidth between them"
 
 
-class Network:
+class WaitingRanks:
     """The two nodes with their ranks, waiting for jobs."""
 
     def __init__(self, nodes: Nodes, agents: list[subprocess.Popen], errors: list[Path]) -> None:
@@ -71,7 +71,7 @@ class Network:
 
 
 @contextlib.contextmanager
-def network() -> Iterator[Network]:
+def waiting_ranks() -> Iterator[WaitingRanks]:
     """Two nodes with a waiting rank on each. RuntimeError is raised where there can be no nodes; see `why_not`."""
     with tempfile.TemporaryDirectory(prefix="two-nodes-") as folder, two_nodes() as nodes:
         errors = [Path(folder, f"stderr.{node}") for node in (0, 1)]
@@ -83,7 +83,7 @@ def network() -> Iterator[Network]:
                 arguments = ["-m", "benchmarks.suites.network_rank"]
                 agents.append(nodes.torchrun(node, arguments, environment=environment, stderr=stderr, **pipes))
         try:
-            yield Network(nodes, agents, errors)
+            yield WaitingRanks(nodes, agents, errors)
         finally:
             for node, agent in enumerate(agents):
                 nodes.kill(node)
@@ -108,29 +108,29 @@ def groups() -> list[Group]:
     return [Group("network", TITLE, tuple(rows), measure_group)]
 
 
-def measure_group(extent: Extent) -> dict:
+def measure_group(options: MeasureOptions) -> dict:
     """The record of all rows; with --quick of those of QUICK_BATCH."""
     reason = why_not()
     if reason:
         raise CannotMeasure(f"no two nodes: {reason}")
-    with network() as net:
+    with waiting_ranks() as pair:
         contestants = {}
-        for batch in (QUICK_BATCH,) if extent.quick else BATCHES:
-            contestants[one_node(batch)] = partial(net.throughput, batch)
+        for batch in (QUICK_BATCH,) if options.quick else BATCHES:
+            contestants[one_node(batch)] = partial(pair.throughput, batch)
             for name in BANDWIDTHS:
-                contestants[row_name(name, batch)] = partial(net.throughput, batch, name)
-        return record(measure(contestants, extent.rounds))
+                contestants[row_name(name, batch)] = partial(pair.throughput, batch, name)
+        return record(measure(contestants, options.rounds))
 
 
 def record(samples: Samples) -> dict:
     """The group of `benchmarks.harness.records`, with the ratio of two nodes over each link to one node."""
-    facts = {}
+    metadata = {}
     ratios = []
     for batch in BATCHES:
         alone = one_node(batch)
-        facts[alone] = {"nodes": 1, "batch_per_process": batch, "global_batch_size": batch}
+        metadata[alone] = {"nodes": 1, "batch_per_process": batch, "global_batch_size": batch}
         for name in BANDWIDTHS:
             row = row_name(name, batch)
-            facts[row] = {"nodes": 2, "batch_per_process": batch, "global_batch_size": 2 * batch}
+            metadata[row] = {"nodes": 2, "batch_per_process": batch, "global_batch_size": 2 * batch}
             ratios.append((row, alone))
-    return records.group(TITLE, "images/s", samples, facts, ratios)
+    return records.group(TITLE, "images/s", samples, metadata, ratios)

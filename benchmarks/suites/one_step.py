@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from benchmarks.harness.groups import CannotMeasure, Extent, Group
+from benchmarks.harness.groups import CannotMeasure, Group, MeasureOptions
 from benchmarks.harness.lanes import record_level
 from benchmarks.suites import timeline
 from benchmarks.suites.throughput import Configuration, Steps
@@ -26,11 +26,11 @@ def groups() -> list[Group]:
     return [Group("one_step", TITLE, tuple(SCRIPTS), measure_group)]
 
 
-def measure_group(extent: Extent) -> dict:
+def measure_group(options: MeasureOptions) -> dict:
     """The record of all rows: milliseconds a step, and the lanes of a typical one of each device."""
     if available_cores() < DEVICES:
         raise CannotMeasure(f"{DEVICES} devices need as many cores")
-    return timeline.record(TITLE, tuple(SCRIPTS), partial(devices_of, extent.data_flags), extent)
+    return timeline.record(TITLE, tuple(SCRIPTS), partial(devices_of, options.data_flags), options)
 
 
 def devices_of(data_flags: tuple[str, ...], row: str, steps: int) -> timeline.Recording:

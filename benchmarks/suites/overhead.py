@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.harness import records
-from benchmarks.harness.groups import Extent, Group
+from benchmarks.harness.groups import Group, MeasureOptions
 from benchmarks.harness.paired import measure
 
 STEPS = 400
@@ -194,13 +194,13 @@ def groups() -> list[Group]:
     return [Group("overhead", TITLE, tuple(contestants()), measure_group)]
 
 
-def measure_group(extent: Extent) -> dict:
+def measure_group(options: MeasureOptions) -> dict:
     """The record of all contestants, with what each abstraction adds to its raw loop.
 
     In "pairs" an entry's "of" is the abstraction and its "to" the raw loop that does the same work: RAW, or for the
     Trainers RAW_LIKE_TRAINER.
     """
-    seconds = measure(contestants(), extent.rounds)
+    seconds = measure(contestants(), options.rounds)
     samples = {row: [1e6 * sample for sample in own] for row, own in seconds.items()}
     added = []
     for row in samples:

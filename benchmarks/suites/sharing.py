@@ -21,15 +21,17 @@ def measure() -> dict:
     """The record: by the name of each way the bytes of each rank, by category."""
     flags = ["--dataset", "synthetic", "--batch-size", "64"]
     rows = {}
-    for rung, name in NAMES.items():
-        rows[name] = ranks(RANKS, on_cpu=True).run(level_runs.held, rung, flags, 1)
-    return {"machine": records.machine(), "began": records.circumstances(), "rows": rows}
+    for script, name in NAMES.items():
+        rows[name] = ranks(RANKS, on_cpu=True).run(level_runs.held, script, flags, 1)
+    return {"machine": records.machine(), "began": records.run_metadata(), "rows": rows}
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.suites.sharing", description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="for sharing.json")
     folder = parser.parse_args(argv).folder
+    if reason := records.why_not_writable(folder):
+        parser.error(reason)
     records.write_json(folder / "sharing.json", measure())
 
 

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(3600)  # seconds: a group takes some minutes on
 
 @pytest.mark.parametrize("suite, group, row", ROWS)
 @pytest.mark.benchmark(timer=lambda: sum(replayed))
-def test_step(suite, group, row, record_of, benchmark, extent):
+def test_step(suite, group, row, record_of, benchmark, options):
     record = record_of(suite, group)
     if row not in record["rows"]:
         pytest.skip(f"{row} was not measured")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.harness import level_runs, records
-from benchmarks.harness.groups import CannotMeasure, Extent, Group
+from benchmarks.harness.groups import CannotMeasure, Group, MeasureOptions
 from benchmarks.harness.paired import measure
 from benchmarks.harness.rows import BASELINE, RAW_DDP
 from common import ladder
@@ -130,11 +130,11 @@ def measure_in_turns(
     title: str, configurations: list[Configuration], data_flags: tuple[str, ...], steps: Steps, rounds: int
 ) -> dict:
     """The group of `benchmarks.harness.records`: what rows reach of level 00, and levels 03 and 04 of level 02."""
-    facts: dict[str, dict] = {}
+    metadata: dict[str, dict] = {}
 
     def images_per_sec(configuration: Configuration) -> float:
         result = configuration.run(steps, data_flags)
-        facts[configuration.name] = {
+        metadata[configuration.name] = {
             "level": configuration.level,
             "workers": configuration.workers,
             "cores_per_device": configuration.cores_per_device,
@@ -153,7 +153,7 @@ def measure_in_turns(
     for level in ladder.DISTRIBUTED[1:]:
         for workers in sorted({row.workers for row in configurations}):
             ratios.append((Configuration(level, workers).name, Configuration(RAW_DDP, workers).name))
-    return records.group(title, "images/s", samples, facts, ratios)
+    return records.group(title, "images/s", samples, metadata, ratios)
 
 
 def world_sizes() -> list[int]:
@@ -212,8 +212,8 @@ def groups() -> list[Group]:
     return found
 
 
-def _measure_group(title: str, rows: list[Configuration], size: int, extent: Extent) -> dict:
-    if extent.quick and size != QUICK_BATCH:
+def _measure_group(title: str, rows: list[Configuration], size: int, options: MeasureOptions) -> dict:
+    if options.quick and size != QUICK_BATCH:
         raise CannotMeasure(f"--quick measures batches of {QUICK_BATCH} only")
-    steps = QUICK_STEPS if extent.quick else calibrated(rows, extent.data_flags)
-    return measure_in_turns(title, rows, extent.data_flags, steps, extent.rounds)
+    steps = QUICK_STEPS if options.quick else calibrated(rows, options.data_flags)
+    return measure_in_turns(title, rows, options.data_flags, steps, options.rounds)

@@ -12,12 +12,12 @@ from itertools import chain
 
 from benchmarks.harness import records
 from benchmarks.harness.gradient_averaging import BATCH, WAYS
-from benchmarks.harness.groups import CannotMeasure, Extent, Group
+from benchmarks.harness.groups import CannotMeasure, Group, MeasureOptions
 from benchmarks.harness.lanes import RecordedStep, record_rank
 from benchmarks.harness.paired import measure
 from benchmarks.harness.spans import Span, to_spans
 from benchmarks.harness.two_nodes import why_not
-from benchmarks.suites.network import Network, network
+from benchmarks.suites.network import WaitingRanks, waiting_ranks
 from common.processes import ranks
 
 LINKS = ("1 Gbit/s", "100 Mbit/s")
@@ -40,16 +40,16 @@ def title(link: str) -> str:
     return f"one step of two ranks over {link}, {BATCH} images a backward"
 
 
-def measure_group(link: str, extent: Extent) -> dict:
+def measure_group(link: str, options: MeasureOptions) -> dict:
     """The record of all ways over one link: milliseconds a step, and the lanes of a typical one."""
     if link == LOOPBACK:
-        return record(title(link), tuple(WAYS), over_loopback, extent) | {"link": link}
+        return record(title(link), tuple(WAYS), over_loopback, options) | {"link": link}
     reason = why_not()
     if reason:
         raise CannotMeasure(f"no two nodes: {reason}")
-    with network() as net:
-        net.limit(link)
-        return record(title(link), tuple(WAYS), partial(over_the_cable, net), extent) | {"link": link}
+    with waiting_ranks() as pair:
+        pair.limit(link)
+        return record(title(link), tuple(WAYS), partial(over_the_cable, pair), options) | {"link": link}
 
 
 def over_loopback(way: str, steps: int) -> Recording:
@@ -57,30 +57,30 @@ def over_loopback(way: str, steps: int) -> Recording:
     return ranks(2, on_cpu=True).run(record_rank, way, steps, timeout=TIMEOUT)
 
 
-def over_the_cable(net: Network, way: str, steps: int) -> Recording:
+def over_the_cable(pair: WaitingRanks, way: str, steps: int) -> Recording:
     """Both ranks' steps, on two nodes whose cable is limited already; JSON has made lists of them."""
     recording = []
-    for answer in net.ask("record_rank", way=way, steps=steps):
+    for answer in pair.ask("record_rank", way=way, steps=steps):
         recording.append([RecordedStep(began, seconds, to_spans(spans)) for began, seconds, spans in answer])
     return recording
 
 
-def record(name: str, ways: tuple[str, ...], run: Callable[[str, int], Recording], extent: Extent) -> dict:
+def record(name: str, ways: tuple[str, ...], run: Callable[[str, int], Recording], options: MeasureOptions) -> dict:
     """The group of all ways, which take turns. A sample is the mean of a round's steps, by the slower rank."""
-    steps = 1 if extent.quick else 2  # of a round
+    steps = 1 if options.quick else 2  # of a round
     recordings: dict[str, list[Recording]] = {way: [] for way in ways}
 
     def sample(way: str) -> float:
         recordings[way].append(run(way, steps))
         return 1000 * statistics.fmean(_step_seconds(recordings[way][-1]))
 
-    samples = measure({way: partial(sample, way) for way in ways}, extent.rounds)
+    samples = measure({way: partial(sample, way) for way in ways}, options.rounds)
     lanes = {}
     for way, runs in recordings.items():
-        steps_of_ranks = []
-        for of_rank in zip(*runs, strict=True):
-            steps_of_ranks.append(list(chain.from_iterable(of_rank)))
-        lanes[way] = typical_step(steps_of_ranks)
+        steps_by_rank = []
+        for rank_steps in zip(*runs, strict=True):
+            steps_by_rank.append(list(chain.from_iterable(rank_steps)))
+        lanes[way] = typical_step(steps_by_rank)
     return records.group(name, "ms", samples) | {"lanes": lanes}
 
 
@@ -97,7 +97,7 @@ def typical_step(recording: Recording) -> list[list[Span]]:
     seconds = _step_seconds(recording)
     distances = [abs(each - statistics.median(seconds)) for each in seconds]
     typical = distances.index(min(distances))
-    steps = [of_rank[typical] for of_rank in recording]
+    steps = [rank_steps[typical] for rank_steps in recording]
     first = min(step.began for step in steps)
     lanes = []
     for step in steps:

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.harness.without_computing import flat, without_computing
 from benchmarks.your_network import training
 from benchmarks.your_network.errors import StepFailed
-from benchmarks.your_network.scaling import Gradient, Network
+from benchmarks.your_network.scaling import Gradient, NetworkCosts
 from benchmarks.your_network.spec import UserNetwork
 from benchmarks.your_network.training import SMALLEST
 
@@ -35,7 +35,7 @@ NO_KERNEL = {
 
 
 @without_computing()
-def count(network: UserNetwork, batch: int) -> Network:
+def count(network: UserNetwork, batch: int) -> NetworkCosts:
     """The network as the prediction takes it, for a `batch` on each GPU.
 
     Raises:
@@ -61,7 +61,7 @@ def count(network: UserNetwork, batch: int) -> Network:
         bytes_of_a_sample = (count_step(optimizer, loss_of(more)).bytes - few.bytes) // (more - SMALLEST)
     if not multiply_adds:
         raise StepFailed(f"{network.title} multiplies nothing that is counted, so no time can be predicted")
-    return Network(network.title, gradients, multiply_adds, few.operators, bytes_of_a_sample)
+    return NetworkCosts(network.title, gradients, multiply_adds, few.operators, bytes_of_a_sample)
 
 
 def count_products(model: nn.Module, loss: Callable[[], Tensor], samples: int) -> tuple[int, tuple[Gradient, ...]]:

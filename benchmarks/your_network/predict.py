@@ -11,7 +11,7 @@ from benchmarks.your_network.scaling import (
     GRADIENT_BYTES,
     LARGEST_BATCH,
     PAYS,
-    Network,
+    NetworkCosts,
     Setup,
     pays_from,
     scaling_efficiency,
@@ -61,7 +61,7 @@ def with_measured_step(setup: Setup, batch: int, seconds: float) -> Setup:
     return replace(setup, sample_seconds=seconds / batch, launch_seconds=launch_seconds)
 
 
-def print_heading(network: Network, setup: Setup, batch: int, gpu: str, hardware: Hardware) -> None:
+def print_heading(network: NetworkCosts, setup: Setup, batch: int, gpu: str, hardware: Hardware) -> None:
     """Print what is predicted, and what a step on one GPU consists of."""
     gradients = network.parameters * GRADIENT_BYTES / 2**20
     kernels = milliseconds(batch * setup.sample_seconds)

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from benchmarks.your_network.scaling import Effects, Link, Network, Setup, fill_buckets
+from benchmarks.your_network.scaling import Effects, Link, NetworkCosts, Setup, fill_buckets
 
 # Latencies and bandwidths are NCCL's: src/graph/tuning.cc of version 2.8 (hwLat of a ring, protocol Simple), and
 # src/graph/topo.h (SM60_NVLINK_BW to SM100_NVLINK_BW, PCI_BW, NET_BW).
@@ -75,7 +75,7 @@ LAUNCH = 10e-6  # seconds to start an operator from Python; assumed
 WHISKERS = 5.4
 AVERAGE_EFFECTS = Effects(backward_share=2 / 3, speed_spread=0.08 / WHISKERS, contention=0.189)
 
-# What a Network of torchvision's ResNet-50 has.
+# What a NetworkCosts of torchvision's ResNet-50 has.
 RESNET50_MULTIPLY_ADDS = 4_089_184_256
 RESNET50_BYTES_OF_A_SAMPLE = 780_116_880
 
@@ -89,7 +89,7 @@ class Hardware(NamedTuple):
     network: str = "8x200g"
 
 
-def times_resnet50(network: Network) -> float:
+def times_resnet50(network: NetworkCosts) -> float:
     """How many times as long a network computes as ResNet-50 on the same GPU.
 
     It multiplies more or moves more bytes, whichever takes longer. On a P100, published times are 17 % longer than this
@@ -100,7 +100,7 @@ def times_resnet50(network: Network) -> float:
     return max(by_operations, by_bytes)
 
 
-def setup(network: Network, hardware: Hardware) -> Setup:
+def setup(network: NetworkCosts, hardware: Hardware) -> Setup:
     """A network on the hardware under DDP, with the effects at their published averages."""
     gpu = GPUS[hardware.gpu]
     inner = PCIE | {"nvlink": gpu.nvlink}

@@ -35,7 +35,7 @@ class Gradient(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkCosts:
     """A network, as far as a prediction knows it.
 
     Attributes:

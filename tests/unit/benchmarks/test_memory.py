@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from benchmarks.harness import level_runs
-from benchmarks.harness.networks import NETWORKS, Network
+from benchmarks.harness.networks import NETWORKS, ReferenceNetwork
 from benchmarks.harness.replica_memory import track_replicas
 from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FSDP, totals
 from benchmarks.report.verdicts import MOST_SPREAD, spread
@@ -27,7 +27,7 @@ def _linear() -> nn.Module:
     return nn.Linear(INPUTS, OUTPUTS, bias=False)
 
 
-LINEAR = Network("linear", _linear, (INPUTS,), OUTPUTS, BATCH)
+LINEAR = ReferenceNetwork("linear", _linear, (INPUTS,), OUTPUTS, BATCH)
 WEIGHTS = INPUTS * OUTPUTS * FLOAT
 
 

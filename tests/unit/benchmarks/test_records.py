@@ -59,9 +59,9 @@ def test_what_was_recorded_fits_into_80_columns_and_names_no_folder_of_the_machi
 
 
 def test_a_file_is_read_back_as_it_was_written(tmp_path):
-    began = records.circumstances()
+    began = records.run_metadata()
     assert set(began) == {"commit", "command", "date", "load"}
-    written = records.write(tmp_path, "suite", [_record()], began, records.circumstances())
+    written = records.write(tmp_path, "suite", [_record()], began, records.run_metadata())
     assert json.loads((tmp_path / "suite.json").read_text()) == written
     assert list(written) == ["suite", "machine", "began", "ended", "groups"]
     assert written["began"] == began and written["ended"]["date"] >= began["date"]
@@ -77,7 +77,7 @@ def test_a_file_is_read_back_as_it_was_written(tmp_path):
 )
 def test_the_command_is_what_a_user_types_without_the_folders_of_the_machine(words, command, monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", words)
-    assert records.circumstances()["command"] == command
+    assert records.run_metadata()["command"] == command
 
 
 @pytest.mark.parametrize("load, cores, said", [(5.2, 2, "load 5.2 on 2 cores"), (5.2, 64, None), (0.6, 2, None)])

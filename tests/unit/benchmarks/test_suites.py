@@ -9,11 +9,11 @@ import json
 import pytest
 
 from benchmarks.harness import records
-from benchmarks.harness.groups import CannotMeasure, Extent, seconds_per_step
+from benchmarks.harness.groups import CannotMeasure, MeasureOptions, seconds_per_step
 from benchmarks.suites import network, overhead
 from tests.nested_pytest import run_pytest
 
-QUICK = Extent(rounds=2, data_flags=("--dataset", "synthetic"), quick=True)
+QUICK = MeasureOptions(rounds=2, data_flags=("--dataset", "synthetic"), quick=True)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.harness.gradient_averaging import NO_SYNC, deep_net
-from benchmarks.harness.groups import Extent
+from benchmarks.harness.groups import MeasureOptions
 from benchmarks.harness.lanes import MAIN, Event, RecordedStep, steps_of, steps_of_devices
 from benchmarks.harness.spans import (
     ALL_REDUCE,
@@ -22,7 +22,7 @@ from benchmarks.harness.spans import (
 from benchmarks.report import page_tables, timeline_plot
 from benchmarks.suites import timeline
 
-EXTENT = Extent(rounds=1, data_flags=(), quick=True)
+OPTIONS = MeasureOptions(rounds=1, data_flags=(), quick=True)
 NAIVE = "naive"
 OVERLAPPED = "overlapped"
 BUCKETED = "bucketed, 1 MiB"
@@ -153,6 +153,6 @@ def test_the_recorded_lanes_of_a_narrow_link_show_what_the_pages_say_of_them(lin
 
 @pytest.mark.slow
 def test_over_loopback_the_lanes_are_recorded_without_root():
-    group = timeline.measure_group(timeline.LOOPBACK, EXTENT)
+    group = timeline.measure_group(timeline.LOOPBACK, OPTIONS)
     check_lanes(group["lanes"])
     assert set(group["rows"]) == set(group["lanes"]) == set(timeline.WAYS)

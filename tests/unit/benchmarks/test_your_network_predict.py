@@ -9,14 +9,14 @@ from benchmarks.your_network import __main__ as program
 from benchmarks.your_network import spec
 from benchmarks.your_network.count import count
 from benchmarks.your_network.errors import StepFailed
-from benchmarks.your_network.scaling import Network
+from benchmarks.your_network.scaling import NetworkCosts
 
 
 @pytest.fixture
 def counted(written):
     """The counts of a network in a file."""
 
-    def of_text(text: str, shape: tuple[int, ...] | None = None, batch: int = 64) -> Network:
+    def of_text(text: str, shape: tuple[int, ...] | None = None, batch: int = 64) -> NetworkCosts:
         return count(spec.load(written(text), shape), batch)
 
     return of_text
