@@ -25,8 +25,9 @@ def is_namedtuple(data: Any) -> bool:
 def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
     """The items of `generator` in a list, tuple or namedtuple of the type of `obj`."""
     items = list(generator)
+    arguments = items if is_namedtuple(obj) else [items]
     try:
-        rebuilt = type(obj)(*items) if is_namedtuple(obj) else type(obj)(items)
+        rebuilt = type(obj)(*arguments)
     except Exception:  # the constructor of a class of the script's own may take something else
         rebuilt = None
     if rebuilt is not None and len(rebuilt) == len(items):
@@ -74,7 +75,8 @@ def map_nested(
         if is_leaf is not None and is_leaf(data):
             return function(data, *others)
         if isinstance(data, (tuple, list)):
-            return honor_type(data, [walk(*parts) for parts in zip(data, *others, strict=True)])
+            items = [walk(*parts) for parts in zip(data, *others, strict=True)]
+            return honor_type(data, items)
         if isinstance(data, Mapping):
             content = {}
             for key, value in data.items():

@@ -6,8 +6,8 @@ A *level* is a folder of the ladder, such as 02_ddp_raw. A *script* is a trainin
     "02_ddp_raw/train_fsdp"     train_fsdp.py and train_mesh.py of level 02, in which the ranks share the network too
     "03_accelerate/train_full"  train_full.py of levels 03 and 04, which adds what a long training needs
 
-`python -m common.ladder` shows the `tour` or the `diffs` of two scripts, runs a level on common.small (`small`), traces
-a `ring` all-reduce, and checks solutions of exercises.
+`python -m common.ladder` shows the `diffs` of two scripts, runs a level on common.small (`small`), traces a `ring`
+all-reduce, and checks solutions of exercises.
 """
 
 import ast

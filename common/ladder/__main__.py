@@ -1,6 +1,5 @@
-"""A tour of the ladder; or two levels' changes, a level on the small abstractions, a ring all-reduce, an exercise.
+"""Two levels' changes, a level on the small abstractions, a ring all-reduce, or an exercise.
 
-python -m common.ladder
 python -m common.ladder diff 01 02
 python -m common.ladder diff 02 fsdp
 python -m common.ladder run 03 --small
@@ -26,7 +25,7 @@ from common.ladder.diffs import changed_lines, coloured, unified
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m common.ladder", description=__doc__.splitlines()[0])
-    commands = parser.add_subparsers(dest="command")
+    commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("diff", help="what changes from one script to another")
     command.add_argument("before", type=script_name, metavar="LEVEL", help="such as 01, fsdp, or 03/train_full")
     command.add_argument("after", type=script_name, metavar="LEVEL", help="such as 02")
@@ -104,13 +103,6 @@ def run_level(options: argparse.Namespace, flags: list[str]) -> None:
     module.train(args)
 
 
-def show_tour() -> None:
-    """Print the commands that suit this machine."""
-    from common.ladder import tour  # imports torch, which takes seconds; the other commands begin without it
-
-    sys.stdout.write(tour.text(tour.look()))
-
-
 def show_diff(before: str, after: str) -> None:
     """Print what changes from one script to another, in colour on a terminal (https://no-color.org)."""
     changed = changed_lines(before, after)
@@ -128,9 +120,7 @@ def main(argv: list[str] | None = None) -> None:
     options, flags = parser().parse_known_args(argv)
     if flags and options.command != "run":
         parser().error(f"unrecognized arguments: {' '.join(flags)}")
-    if options.command is None:
-        show_tour()
-    elif options.command == "run":
+    if options.command == "run":
         run_level(options, flags)
     elif options.command == "check":
         try:

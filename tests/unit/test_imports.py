@@ -223,6 +223,6 @@ def test_the_core_imports_torch_and_the_standard_library_when_it_is_imported():
     ],
 )
 def test_imports_are_found(tmp_path, source, imported):
-    path = tmp_path / "tour.py"
+    path = tmp_path / "ring.py"
     path.write_text(source)
-    assert [found.imported for found in imports_of("common.ladder.tour", path)] == imported
+    assert [found.imported for found in imports_of("common.ladder.ring", path)] == imported

@@ -10,7 +10,7 @@ from torchvision import models
 
 from benchmarks.your_network.count import count
 from benchmarks.your_network.presets import AVERAGE_EFFECTS, GPUS, PCIE, ethernet, nvlink
-from benchmarks.your_network.scaling import Bucket, Link, Network, Setup, fill_buckets, step
+from benchmarks.your_network.scaling import Bucket, Link, NetworkCosts, Setup, fill_buckets, step
 from benchmarks.your_network.spec import UserNetwork
 from common.model import BasicNet
 
@@ -30,7 +30,7 @@ NETWORKS = {
 
 
 @functools.cache
-def counted(name: str) -> Network:
+def counted(name: str) -> NetworkCosts:
     """A network of NETWORKS; the largest take seconds."""
     build, shape, loss = NETWORKS[name]
 
