@@ -128,20 +128,10 @@ class Comparison:
         """The weights' distance from level 00's after steps in float64, and the bytes on each device."""
         path = self.folder / f"{level.replace('/', '_')}.pt"
         baseline = self.folder / f"{self.levels[0]}.pt"
-        exact = [
-            "--dtype",
-            "float64",
-            "--no-dropout",
-            "--max-steps",
-            str(PROOF_STEPS),
-            "--save",
-            str(path),
-            *level_runs.FEW,
-        ]
+        exact = [*EXACT, "--max-steps", str(PROOF_STEPS), "--save", str(path), *level_runs.FEW]
         self.on_ranks(level, level_runs.train, [*self.flags(level), *exact])
         weights = torch.load(path, weights_only=True)
-        if baseline.exists():
-            result["max_weight_difference"] = farthest(weights, torch.load(baseline, weights_only=True))
+        result["max_weight_difference"] = farthest(weights, torch.load(baseline, weights_only=True))
         result["weight_checksum"] = checksum(weights)
         peaks = self.on_ranks(level, level_runs.peaks, self.flags(level))
         result["simulated_peak_memory"] = [device for rank in peaks for device in rank]

@@ -347,11 +347,11 @@ def _is_anything(data: Any) -> bool:
 
 
 # A *column* is a leaf of the results: a tensor, a list of entries, or a single object. Its rows belong to samples if
-# there are as many as samples in the batch (`_is_batch`). Rows are *real* if their samples were not repeated to fill up
-# the step; the real rows of a process come first in its batch, and those of all processes first in the step.
+# there are as many as samples in the batch. Rows are *real* if their samples were not repeated to fill up the step; the
+# real rows of a process come first in its batch, and those of all processes first in the step.
 
 
-def _is_batch(column: Any, short_step: ShortStep | None) -> bool:
+def _has_row_per_sample(column: Any, short_step: ShortStep | None) -> bool:
     """True for a column with a row for each sample of this process's batch in the step."""
     rows = _count_rows(column)
     if short_step is None or rows is None:
@@ -370,7 +370,7 @@ def _count_rows(data: Any) -> int | None:
 def _real_rows(column: Any, short_step: ShortStep | None, is_last: bool) -> Any:
     """The results of a single process, of which none are gathered."""
     has_rows = _count_rows(column) is not None
-    if short_step is not None and (_is_batch(column, short_step) or (is_last and has_rows)):
+    if short_step is not None and (_has_row_per_sample(column, short_step) or (is_last and has_rows)):
         return column[: short_step.num_real_all_ranks]
     return column
 
@@ -390,11 +390,11 @@ def _gather_columns(named: list[NamedLeaf], short_step: ShortStep | None, is_las
     results = []
     for _, own in named:
         if is_uneven or not isinstance(own, torch.Tensor):
-            rows, is_batch = _join(next(parts_of_columns))
+            rows, has_row_per_sample = _join(next(parts_of_columns))
         else:
             rows = next(rows_of_tensors)
-            is_batch = _is_batch(own, short_step)
-        if short_step is not None and (is_batch or is_last):
+            has_row_per_sample = _has_row_per_sample(own, short_step)
+        if short_step is not None and (has_row_per_sample or is_last):
             rows = rows[: short_step.num_real_all_ranks]
         results.append(rows)
     return results
@@ -415,27 +415,27 @@ class _Part(NamedTuple):
     """A pickled column of one process: `num_real` of its rows are real if its rows belong to samples."""
 
     content: Any
-    is_batch: bool
+    has_row_per_sample: bool
     num_real: int | None
 
 
 def _own_part(column: Any, short_step: ShortStep | None) -> _Part:
     # The lists of several processes are joined, so what is one entry goes into a list of its own.
     content = [column] if column is None or isinstance(column, (int, float)) else column
-    is_batch = _is_batch(content, short_step)
+    has_row_per_sample = _has_row_per_sample(content, short_step)
     if isinstance(column, torch.Tensor):
         # A tensor of a GPU would come out of its pickle on the GPU of the sender.
         content = torch.atleast_1d(column.detach()).cpu()
-    return _Part(content, is_batch, None if short_step is None else short_step.num_real)
+    return _Part(content, has_row_per_sample, None if short_step is None else short_step.num_real)
 
 
 def _join(parts: tuple[_Part, ...]) -> tuple[Any, bool]:
     """The rows of all processes for a pickled column, and whether they belong to samples on each of the processes."""
-    is_batch = all(part.is_batch for part in parts)
-    contents = [part.content[: part.num_real] if is_batch else part.content for part in parts]
+    has_row_per_sample = all(part.has_row_per_sample for part in parts)
+    contents = [part.content[: part.num_real] if has_row_per_sample else part.content for part in parts]
     if isinstance(contents[0], torch.Tensor):
-        return torch.cat(contents).to(PartialState().device), is_batch
-    return list(chain.from_iterable(contents)), is_batch
+        return torch.cat(contents).to(PartialState().device), has_row_per_sample
+    return list(chain.from_iterable(contents)), has_row_per_sample
 
 
 # Precision

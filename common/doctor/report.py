@@ -26,7 +26,7 @@ CHECKS = {
     "saved keys": compare_files.keys,
 }
 # From outside these mistakes look like what somebody may want.
-NEVER = ("batch_size_per_process", "mean_of_means", "metrics_not_gathered", "clock_without_wait")
+ONLY_YOU_CAN_SEE = ("batch_size_per_process", "mean_of_means", "metrics_not_gathered", "clock_without_wait")
 WIDTH = 118
 
 
@@ -89,7 +89,7 @@ def lines(records: list[Record], found: dict[str, Answer]) -> list[str]:
     unseen = [f"{topic} ({answer.reason})" for topic, answer in found.items() if isinstance(answer, Unseen)]
     text += _wrapped(f"Right: {', '.join(right) or 'nothing'}.")
     text += _wrapped(f"Not looked at: {', '.join(unseen) or 'nothing'}.")
-    text += _wrapped(f"Only you can see: {', '.join(NEVER)} (`python -m common.pitfalls NAME` shows each).")
+    text += _wrapped(f"Only you can see: {', '.join(ONLY_YOU_CAN_SEE)} (`python -m common.pitfalls NAME` shows each).")
     for trouble in sorted({trouble for record in records for trouble in record.troubles}):
         text += _wrapped(f"An observer failed: {trouble}")
     return text

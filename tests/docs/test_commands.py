@@ -117,7 +117,6 @@ def test_a_wrong_command_would_be_found(command):
 LITTLE = "--dataset synthetic --train-samples 600 --eval-samples 101 --max-steps 2"
 # The flags that are added to each. What else the levels do as commands: `tests/parity/test_scripts.py`, `tests/faults`.
 RUN = {
-    "python -m common.ladder": "",
     "python -m common.ladder diff 01 02": "",
     "python -m common.ladder ring": "",
     "python -m common.ladder check --list": "",

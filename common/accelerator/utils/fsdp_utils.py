@@ -196,6 +196,8 @@ def whole_parameters(model: nn.Module) -> Iterator[None]:
     """The parameters of `model` are whole in the block, and so are gradients of an unfinished window. A collective."""
     for module in _sharded_modules(model):
         module.unshard()
-    yield
-    for module in _sharded_modules(model):
-        module.reshard()
+    try:
+        yield
+    finally:
+        for module in _sharded_modules(model):
+            module.reshard()
