@@ -63,8 +63,8 @@ def test_trainings_over_stateful_loaders_resume_with_the_same_bits(number, proce
         whole = run_on(TRAININGS, 0, straight, processes, "")
         for script, of_ranks, whole_of_ranks in zip(stopped, resumed, whole, strict=True):
             for one, other in zip(of_ranks, whole_of_ranks, strict=True):
-                for name in ("error", "weights", "states"):
-                    assert list(differences(one[name], other[name])) == [], (script, name)
+                for name in ("error", "weights", "states"):  # a script that ends with an error has only that
+                    assert list(differences(one.get(name), other.get(name))) == [], (script, name)
 
 
 @pytest.fixture
