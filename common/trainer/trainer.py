@@ -396,7 +396,7 @@ class Trainer:
         num_steps = state.global_step - first_step
         num_samples = self.plan.num_samples * num_steps / max(self.plan.max_steps, 1)
         metrics = evaluation.speed_metrics("train", start_time, num_samples, num_steps)
-        metrics["total_flos"] = float(state.total_flos)
+        metrics["total_flos"] = float(state.total_flos) if num_steps else state.total_flos
         metrics["train_loss"] = train_loss
         self.log(metrics)
         if state.best_global_step not in (None, *self.saved_steps):
