@@ -831,7 +831,7 @@ class Trainer:
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Make `self.optimizer` unless there is one. Biases and normalisation layers get no weight decay."""
         if self.optimizer is None:
-            model = model or self.model
+            model = self.model if model is None else model
             decay_names = set(self.get_decay_parameter_names(model))
             self.optimizer = optimization.make_optimizer(model, self.args, decay_names)
         return self.optimizer
@@ -887,7 +887,9 @@ class Trainer:
 
     def _save_pretrained(self, model: nn.Module, folder: str, weights: dict[str, Tensor]) -> None:
         if self.is_world_process_zero():
-            processing_class = self.processing_class or getattr(self.data_collator, "tokenizer", None)
+            processing_class = self.processing_class
+            if processing_class is None:
+                processing_class = getattr(self.data_collator, "tokenizer", None)
             pretrained.save(model, processing_class, folder, weights)
 
     def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
