@@ -11,7 +11,7 @@ from common.nested import honor_type, is_namedtuple, map_nested, named_leaves
 
 from .operations import broadcast_object_list, is_list_of_entries, send_to_device
 from .sampler import ShortStep, Tagged
-from .shard import DataLoaderShard
+from .shard import DataLoaderShard, Pass
 from .state import PartialState
 
 # What to do where the main process cannot read for all.
@@ -108,7 +108,7 @@ class DataLoaderDispatcher(DataLoaderShard):
                     check_rows(part)
             yield Tagged(_join_rows(parts, are_of_one_step=True), None)
 
-    def _steps(self, reading: Iterator[Tagged], this_pass: Any) -> Iterator[Any]:
+    def _steps(self, reading: Iterator[Tagged], this_pass: Pass) -> Iterator[Any]:
         rank = self.state.process_index
         processes = self.state.num_processes
         steps_of_all = self._dispatch(reading) if self.state.is_main_process else None

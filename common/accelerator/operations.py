@@ -6,7 +6,7 @@ unpacks the tensors of all ranks from the bytes that it got.
 """
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import update_wrapper
 from itertools import chain
 from typing import Any, NamedTuple, NoReturn
@@ -378,11 +378,17 @@ def _real_rows(column: Any, short_step: ShortStep | None, is_last: bool) -> Any:
 def _gather_columns(named: list[NamedLeaf], short_step: ShortStep | None, is_last: bool) -> list[Any]:
     """The real rows of all processes' columns: tensors as they are, everything else and uneven tensors pickled."""
     is_uneven = short_step is not None and not short_step.is_filled
-    pickled = [column for column in named if is_uneven or not isinstance(column.leaf, torch.Tensor)]
-    tensors = [] if is_uneven else [column for column in named if isinstance(column.leaf, torch.Tensor)]
+    pickled: list[NamedLeaf] = []
+    tensors: list[NamedLeaf] = []
+    for column in named:
+        if is_uneven or not isinstance(column.leaf, torch.Tensor):
+            pickled.append(column)
+        else:
+            tensors.append(column)
     description = describe(_describe_pickled(pickled), tensors)
-    # Where this process has neither, all have neither, or the descriptions differ.
-    rows_of_tensors = iter(_gather_tensors(tensors, description) if tensors or not pickled else ())
+    rows_of_tensors: Iterator[torch.Tensor] = iter(())
+    if tensors or not pickled:  # where this process has neither, all have neither, or the descriptions differ
+        rows_of_tensors = iter(_gather_tensors(tensors, description))
     own_parts = [_own_part(column.leaf, short_step) for column in pickled]
     parts_of_ranks = _gather_objects(own_parts, description) if pickled else ()
     parts_of_columns = zip(*parts_of_ranks, strict=True)

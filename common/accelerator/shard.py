@@ -122,7 +122,7 @@ class DataLoaderShard(DataLoader):
         return GradientState()
 
     @property
-    def _current_pass(self) -> Any:
+    def _current_pass(self) -> Pass:
         """The pass that yielded a batch last; outside of a loop one that has not begun."""
         return self._passes[-1] if self._passes else Pass(self.iteration, is_rest=False)
 
@@ -229,7 +229,7 @@ class DataLoaderShard(DataLoader):
         """True where this process gets whole batches of a batch sampler that no BatchSamplerShard has shared out."""
         return makes_batches(self) and self._shard is None
 
-    def _steps(self, reading: Iterator[Tagged], this_pass: Any) -> Iterator[Any]:
+    def _steps(self, reading: Iterator[Tagged], this_pass: Pass) -> Iterator[Any]:
         """The batches of a pass on the device. Right before each is yielded, `this_pass` learns what is known of it."""
         remainder = self._count_remainder()
         following = next(reading, None)
@@ -335,7 +335,7 @@ class DataLoaderShard(DataLoader):
 class SkipDataLoader(DataLoaderShard):
     """A loader of a stream that skips the first `skip_batches` batches; `skip_first_batches` makes it."""
 
-    def _steps(self, reading: Iterator[Tagged], this_pass: Any) -> Iterator[Any]:
+    def _steps(self, reading: Iterator[Tagged], this_pass: Pass) -> Iterator[Any]:
         """As in the original, nothing is read ahead here, so no batch is known to be the last."""
         for batch in reading:
             yield batch.content
