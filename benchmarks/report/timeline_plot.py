@@ -68,7 +68,8 @@ def levels(record: dict, path: Path) -> None:
     titles = {row: f"{row}: {rows[row]['median']:.0f} ms" for row in rows}
     told = (
         f"One step of 64 images; medians of {group['rounds']} rounds, and the step nearest to each. A device is an "
-        "equal part of the cores. The thin lanes are gloo's threads, which send while the device computes"
+        "equal part of the cores. The thin lanes are gloo's threads: they send while the device computes, or waits for "
+        "them"
     )
     _picture(lanes_of(group), titles, "device", told, record["machine"], path)
 
