@@ -251,6 +251,7 @@ class Trainer:
         self.position.batches += 1
         loss = self.training_step(self.model_wrapped, inputs, num_items)
         self.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
+        self.state.total_flos = 0.0  # operations are not counted; without a micro-batch the original logs the integer 0
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
         """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
@@ -396,7 +397,7 @@ class Trainer:
         num_steps = state.global_step - first_step
         num_samples = self.plan.num_samples * num_steps / max(self.plan.max_steps, 1)
         metrics = evaluation.speed_metrics("train", start_time, num_samples, num_steps)
-        metrics["total_flos"] = float(state.total_flos) if num_steps else state.total_flos
+        metrics["total_flos"] = state.total_flos
         metrics["train_loss"] = train_loss
         self.log(metrics)
         if state.best_global_step not in (None, *self.saved_steps):
