@@ -33,6 +33,7 @@ from .state import DistributedType, PartialState
 # The results of most batches fit into a message of this size, and a smaller message is hardly faster.
 FIRST_MESSAGE = 2**14
 HEADER = struct.Struct("=qq")  # checksum and length
+LARGEST_CONTENT = FIRST_MESSAGE - HEADER.size
 MOST_SHOWN = 500  # letters of a rank's differences in an error
 
 
@@ -52,36 +53,35 @@ def exchange(description: str, *pieces: torch.Tensor) -> torch.Tensor:
     """
     state = PartialState()
     if state.distributed_type == DistributedType.NO or state.backend == "nccl":
-        return _all_gather(*(piece.to(state.device) for piece in pieces))
-    pieces = tuple(piece.cpu() for piece in pieces)
+        return all_gather_bytes(*pieces)
     length = sum(map(len, pieces))
     checksum = zlib.crc32(description.encode())  # Python's own `hash` differs between processes
     header = torch.frombuffer(bytearray(HEADER.pack(checksum, length)), dtype=torch.uint8)
-    room = FIRST_MESSAGE - HEADER.size
-    content = pieces if length <= room else ()
-    zeros = _zeros(room - sum(map(len, content)))
-    first_messages = _all_gather(header, *content, zeros)
+    content = pieces if length <= LARGEST_CONTENT else ()
+    zeros = _zeros(LARGEST_CONTENT - sum(map(len, content)))
+    first_messages = all_gather_bytes(header, *content, zeros)
 
     headers = [HEADER.unpack_from(message) for message in first_messages.numpy()]
     if any(checksum_of_rank != checksum for checksum_of_rank, _ in headers):
         raise DistributedOperationException(_differences(all_gather_object(description)))
     longest = max(length_of_rank for _, length_of_rank in headers)
-    if longest <= room:
+    if longest <= LARGEST_CONTENT:
         return first_messages.narrow(1, HEADER.size, longest)
     if length < longest:
         pieces = (*pieces, _zeros(longest - length))
-    return _all_gather(*pieces)
+    return all_gather_bytes(*pieces)
 
 
 def _zeros(size: int) -> torch.Tensor:
     return torch.zeros(size, dtype=torch.uint8)
 
 
-def _all_gather(*pieces: torch.Tensor) -> torch.Tensor:
+def all_gather_bytes(*pieces: torch.Tensor) -> torch.Tensor:
     """A row for each rank: its pieces of bytes, joined. All ranks must have equally many bytes."""
     state = PartialState()
     if not pieces:
         return _zeros(0).expand(state.num_processes, -1)
+    pieces = tuple(piece.to(state.device if state.backend == "nccl" else "cpu") for piece in pieces)
     content = pieces[0] if len(pieces) == 1 else torch.cat(pieces)  # a single one is not copied
     if state.distributed_type == DistributedType.NO:
         return content.expand(1, -1)

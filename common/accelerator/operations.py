@@ -17,8 +17,8 @@ import torch.distributed as dist
 from common.process_group import all_gather_object
 
 from ..nested import NamedLeaf, leaves, map_nested, map_together
+from .exchange import LARGEST_CONTENT, all_gather_bytes, as_bytes, describe, exchange, from_bytes, has_bytes
 from .exchange import DistributedOperationException as DistributedOperationException
-from .exchange import as_bytes, describe, exchange, from_bytes, has_bytes
 from .sampler import ShortStep
 from .state import DistributedType, PartialState
 
@@ -101,8 +101,8 @@ def holds_tensors(data: Any) -> bool:
 def gather(tensor: Any) -> Any:
     """Nested tensors of equal shape from all processes, concatenated in rank order: (n, …) becomes (n·world size, …).
 
-    All tensors travel together, in one message if they are small, else in two. Scalars become vectors of one entry per
-    rank. In a single process the input itself is returned.
+    Small tensors travel together, in one message; large ones one by one, after a message that compares what the ranks
+    send. Scalars become vectors of one entry per rank. In a single process the input itself is returned.
 
     Raises:
         TypeError: for leaves that are no tensors.
@@ -118,18 +118,18 @@ def _gather_tensors(named: list[NamedLeaf], description: str) -> list[torch.Tens
     """Tensors of all processes, joined, if `description` is the same on all of them."""
     # What has no bytes is refused after the exchange: the others may have tensors in its place.
     pieces = [as_bytes(leaf) for _, leaf in named if has_bytes(leaf)]
-    of_ranks = exchange(description, *pieces)
+    lengths = [len(piece) for piece in pieces]
+    travel_together = sum(lengths) <= LARGEST_CONTENT
+    of_ranks = exchange(description, *(pieces if travel_together else ()))
     tensors = _only_tensors(named)
     if len(pieces) < len(tensors):
         raise TypeError("sparse, nested and quantized tensors cannot be gathered")
-    gathered = []
-    of_tensors = of_ranks.split([piece.numel() for piece in pieces], dim=1)
-    for tensor, of_tensor in zip(tensors, of_tensors, strict=True):
-        if len(pieces) > 1:
-            # A dtype can be viewed only at a multiple of its size, and the bytes of one of several begin anywhere.
-            of_tensor = of_tensor.clone(memory_format=torch.contiguous_format)
-        gathered.append(from_bytes(of_tensor, tensor))
-    return gathered
+    if travel_together:
+        # A dtype can be viewed only at a multiple of its size, and the bytes of one of several begin anywhere.
+        rows_of_tensors = [rows.clone(memory_format=torch.contiguous_format) for rows in of_ranks.split(lengths, dim=1)]
+    else:
+        rows_of_tensors = [all_gather_bytes(piece) for piece in pieces]  # large ones one by one, without a copy
+    return [from_bytes(rows, tensor) for rows, tensor in zip(rows_of_tensors, tensors, strict=True)]
 
 
 def _only_tensors(named: list[NamedLeaf]) -> list[torch.Tensor]:
