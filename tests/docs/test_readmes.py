@@ -116,8 +116,7 @@ def test_three_ranks_evaluate_as_many_images_as_level_02s_page_says():
     assert "of the 10,000 test images three ranks evaluate {}, {} and {}".format(*shards) in text
 
 
-def test_ci_runs_the_two_commands_of_the_quick_start():
+def test_ci_ends_in_the_commands_of_the_quick_start():
     readme, ci = (ladder.ROOT / "README.md").read_text(), (ladder.ROOT / ".ci" / "run").read_text()
-    compare, test = re.findall(r"^    (\[ -d \.venv \].*)$", readme, re.MULTILINE)
-    assert compare.endswith("python -m benchmarks.compare") and test.endswith("&& pytest")
-    assert compare in ci and test in ci
+    (commands,) = re.findall(r"^    python3 -m venv \.venv.*\n    pip .*\n    .*compare\n    pytest\n", readme, re.MULTILINE)
+    assert commands in ci
