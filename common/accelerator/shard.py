@@ -121,7 +121,7 @@ class DataLoaderShard(DataLoader):
         self.rng_state_after_load: torch.Tensor | None = None  # torch's generator as the last `load_state` left it
         self._skipped_from = skipped_from
         self._first_step = first_step
-        self._passes = PassStack() if skipped_from is None else skipped_from._passes
+        self._passes: PassStack = PassStack() if skipped_from is None else skipped_from._passes
         self._reader: DataLoader | None = None  # where workers stay alive from pass to pass
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking

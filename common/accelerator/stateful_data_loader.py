@@ -116,13 +116,13 @@ class StatefulDataLoaderShard(DataLoaderShard):
     def _begin_reading(self, this_pass: Any) -> Iterator[Tagged]:
         interrupted = self._origin._interrupted
         self._origin._interrupted = None
-        if this_pass is not interrupted:
-            reading = super()._begin_reading(this_pass)
-        else:
+        if this_pass is interrupted:
             if self._first_step > 0:
                 self._move_to_first_step(this_pass)
             with self._restored_generators():
                 reading = self._replay(this_pass)
+        else:
+            reading = super()._begin_reading(this_pass)
         return self._note(reading, this_pass)
 
     def _move_to_first_step(self, interrupted: StatefulPass) -> None:
@@ -224,7 +224,7 @@ class StatefulDataLoaderShard(DataLoaderShard):
         samples = state_dict["step"] * state_dict["step_size"]
         step, rest = divmod(samples, self.total_batch_size)
         if rest:
-            raise ValueError(f"{samples} samples of epoch {epoch} are no whole number of steps of {self.total_batch_size}")
+            raise ValueError(f"{samples} samples of epoch {epoch} are no whole steps of {self.total_batch_size}")
         self.iteration = epoch + state_dict["is_over"]
         self._load_generators(state_dict)
         self._origin._interrupted = None
@@ -254,9 +254,8 @@ class StatefulDataLoaderShard(DataLoaderShard):
     def load_read_ahead(self, read_ahead: dict[str, Any] | None) -> None:
         """Let the next pass begin with that batch, if it is of this process of a run with as many."""
         interrupted = self._origin._interrupted
-        if interrupted is not None:
-            is_own = read_ahead is not None and read_ahead["process"] == self._own_process
-            interrupted.content_ahead = read_ahead["content"] if is_own else None
+        if interrupted is not None and read_ahead is not None and read_ahead["process"] == self._own_process:
+            interrupted.content_ahead = read_ahead["content"]
 
     @property
     def _own_process(self) -> tuple[int, int]:
