@@ -40,10 +40,11 @@ class ShortStep(NamedTuple):
 
     Attributes:
         num_real: how many samples of this process's batch are real: the first ones. The others were repeated to fill
-            the batch. ALL_ROWS if the data set made the batch, and it is no repetition.
-        rows: samples in this process's batch, the repeated ones too; None where they are not known.
+            the batch.
+        rows: samples in this process's batch, the repeated ones too; None where the data set made the batch, so that
+            nobody knows. Such a batch is real (ALL_ROWS) or, as a whole, a repetition (0).
         num_ranks_present: how many processes, lowest ranks first, have a batch in this step.
-        num_real_all_ranks: real samples of all processes in this step; None where they are not known.
+        num_real_all_ranks: real samples of all processes in this step; None where nobody knows.
         is_filled: all processes have equally large batches, because samples were repeated.
     """
 

@@ -89,11 +89,11 @@ class DataLoaderShard(DataLoader):
         rng_types: generators that all processes take over from rank 0 at the start of every pass: "torch", "cuda", or
             "generator" for `synchronized_generator`.
         synchronized_generator: the sampler's or the data set's.
-        skip_batches: steps to skip in every pass, after they were read. Of a data set with a sampler, a
-            SkipBatchSampler leaves them out unread.
+        skip_batches: steps to leave out in every pass, after they were read. Of a data set with a sampler they are
+            not read: a SkipBatchSampler leaves them out.
         iteration: the epoch of the first pass.
         skipped_from: the loader of which this one visits the rest of an epoch, if `skip_first_batches` made it.
-        first_step: how many steps of the epoch this loader leaves out, by whatever means.
+        first_step: how many steps of the epoch this loader leaves out, read or not.
     """
 
     batches_per_step = 1  # of the script's loader
@@ -328,6 +328,7 @@ class DataLoaderShard(DataLoader):
         return dataset.total_length if hasattr(dataset, "total_length") else len(dataset)
 
     def __getstate__(self) -> dict[str, Any]:
+        # A copy is outside of the loops over this loader, and is nobody's rest.
         kept = dict(vars(self))
         kept["_reader"] = None
         kept["_passes"] = PassStack()

@@ -69,8 +69,7 @@ class RepeatableBatches(DrawnBatches):
     Attributes:
         sampler: what draws the order of `batches`.
         passes: those under way. The one on top begins when this is iterated over.
-        first_step: how many steps `batches` leaves out.
-        batches_per_step: of `batches`.
+        first_step: how many steps `batches` leaves out by itself, each of `batches_per_step`.
     """
 
     sampler: Any
@@ -181,9 +180,7 @@ class StatefulDataLoaderShard(DataLoaderShard):
 
     @property
     def _order_sampler(self) -> Any:
-        """The sampler that draws the order; None for streams."""
-        if isinstance(self.dataset, IterableDataset):
-            return None
+        """The sampler that draws the order; for a stream one of torch's, which draws nothing."""
         return innermost_sampler(index_sampler_of(self))
 
     def set_epoch(self, epoch: int) -> None:
@@ -222,9 +219,10 @@ class StatefulDataLoaderShard(DataLoaderShard):
         """
         epoch = state_dict["epoch"]
         samples = state_dict["step"] * state_dict["step_size"]
-        step, rest = divmod(samples, self.total_batch_size)
+        step_size = self.total_batch_size
+        step, rest = divmod(samples, step_size)
         if rest:
-            raise ValueError(f"{samples} samples of epoch {epoch} are no whole steps of {self.total_batch_size}")
+            raise ValueError(f"{samples} samples of epoch {epoch} are no whole number of steps of {step_size}")
         self.iteration = epoch + state_dict["is_over"]
         self._load_generators(state_dict)
         self._origin._interrupted = None
