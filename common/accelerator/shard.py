@@ -163,20 +163,20 @@ class DataLoaderShard(DataLoader):
         """
         after_load = self._origin.rng_state_after_load
         # Any other pass draws a seed when it begins, so an equal state shows that this is the first since `load_state`.
-        goes_on = self._first_step > 0 and after_load is not None and torch.equal(after_load, torch.get_rng_state())
-        if goes_on and not (isinstance(self.dataset, IterableDataset) or follows_from_epoch(index_sampler_of(self))):
-            goes_on = False
-            if PartialState().is_main_process:
-                logger.warning(
-                    "the random order of the interrupted epoch is lost: in DataLoaderConfiguration, "
-                    "use_seedable_sampler=True makes the order a function of the epoch, and "
-                    "use_stateful_dataloader=True keeps it in the checkpoint"
-                )
+        is_first_since_load = after_load is not None and torch.equal(after_load, torch.get_rng_state())
+        is_interrupted = is_first_since_load and self._first_step > 0
+        can_repeat_order = isinstance(self.dataset, IterableDataset) or follows_from_epoch(index_sampler_of(self))
+        if is_interrupted and not can_repeat_order and PartialState().is_main_process:
+            logger.warning(
+                "the order of the interrupted epoch is lost: in DataLoaderConfiguration, use_seedable_sampler=True "
+                "makes it a function of the epoch, and use_stateful_dataloader=True keeps it in the checkpoint"
+            )
         is_on_gpu = self.device is not None and self.device.type == "cuda"
-        with torch.random.fork_rng([self.device] if is_on_gpu else [], enabled=goes_on):
+        with torch.random.fork_rng([self.device] if is_on_gpu else [], enabled=is_interrupted and can_repeat_order):
             return self._begin_epoch()
 
     def _begin_epoch(self) -> Iterator[Tagged]:
+        """Let all processes, samplers and the data set begin the same epoch, and read it."""
         if self.rng_types:
             synchronize_rng_states(self.rng_types, self.synchronized_generator)
         self.set_epoch(self.iteration)
