@@ -48,13 +48,13 @@ class StatefulPass(Pass):
     Attributes:
         drawn_from: the states of torch's generator and of the sampler's own, which may be None, right before the order
             was drawn; None for streams.
-        read_ahead: the batch that has been read and not yielded.
+        batch_ahead: the batch that has been read and not yielded.
         content_ahead: what is in that batch, as `_content_of` returns it, until it is read again after loading.
         first_rows: the same of the rows that a dispatched last step is filled up with.
     """
 
     drawn_from: tuple[torch.Tensor, torch.Tensor | None] | None = None
-    read_ahead: Tagged | None = None
+    batch_ahead: Tagged | None = None
     content_ahead: list | None = None
     first_rows: list | None = None
 
@@ -164,9 +164,9 @@ class StatefulDataLoaderShard(DataLoaderShard):
     def _note(self, reading: Iterator[Tagged], this_pass: StatefulPass) -> Iterator[Tagged]:
         """What is in `reading`, of which `this_pass` keeps the batch that was read last."""
         for batch in reading:
-            this_pass.read_ahead = batch
+            this_pass.batch_ahead = batch
             yield batch
-        this_pass.read_ahead = None
+        this_pass.batch_ahead = None
 
     def _drawn_batches(self) -> RepeatableBatches:
         return RepeatableBatches(
@@ -245,8 +245,8 @@ class StatefulDataLoaderShard(DataLoaderShard):
         """What is in the batch that this process has read and not yielded, if any; it is this process's own."""
         saved = self._pass_to_save
         content = saved.content_ahead
-        if saved.read_ahead is not None:
-            content = _content_of(saved.read_ahead.content)
+        if saved.batch_ahead is not None:
+            content = _content_of(saved.batch_ahead.content)
         return {"process": self._own_process, "content": content}
 
     def load_read_ahead(self, read_ahead: dict[str, Any] | None) -> None:
