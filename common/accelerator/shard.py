@@ -157,9 +157,10 @@ class DataLoaderShard(DataLoader):
     def _begin_reading(self, this_pass: Pass) -> Iterator[Tagged]:
         """The batches of one step after the other, each read when it is asked for.
 
-        A pass that goes on in an epoch that a checkpoint interrupted leaves torch's generators as they are: what is
-        drawn at the beginning of the epoch was drawn before the checkpoint already. If the order cannot be drawn again,
-        this pass is a new epoch, and its draws count, as in the original.
+        When torch begins to read, it draws a seed, and some samplers draw the order. These draws
+        - are undone in the rest of an epoch that a checkpoint interrupted: they were made before the checkpoint,
+        - stay there too if the order cannot be drawn again, as in the original, with a warning,
+        - stay in any other pass.
         """
         after_load = self._origin.rng_state_after_load
         # Any other pass draws a seed when it begins, so an equal state shows that this is the first since `load_state`.
@@ -176,7 +177,6 @@ class DataLoaderShard(DataLoader):
             return self._begin_epoch()
 
     def _begin_epoch(self) -> Iterator[Tagged]:
-        """Let all processes, samplers and the data set begin the same epoch, and read it."""
         if self.rng_types:
             synchronize_rng_states(self.rng_types, self.synchronized_generator)
         self.set_epoch(self.iteration)
