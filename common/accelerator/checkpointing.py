@@ -165,7 +165,10 @@ def _write(contents: dict[str, Any], staging: Path) -> None:
 def _state_dicts(accelerator: Any) -> dict[str, Any]:
     """The content of each file of the main part but those of the models and the main process's random states."""
     objects = _objects(accelerator) | _loaders(accelerator)
-    return {name: each.state_dict() for name, each in objects.items()}
+    states = {name: each.state_dict() for name, each in objects.items()}
+    for name in _stateful_loaders(accelerator):
+        del states[name]["read_ahead"]  # is another one on each rank, and in each rank's own file
+    return states
 
 
 def _objects(accelerator: Any) -> dict[str, Any]:

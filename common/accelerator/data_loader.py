@@ -92,28 +92,25 @@ def prepare_data_loader(
     _warn_of_stream_of_one_rank(dataset, process_index, num_processes)
     if use_seedable_sampler:
         index_sampler = _replace_random_sampler(index_sampler, data_seed)
-    unchanged: dict[str, Any] = {"_drop_last": dataloader.drop_last, "_non_blocking": non_blocking}
+    loading: dict[str, Any] = {"_drop_last": dataloader.drop_last, "_non_blocking": non_blocking}
+    loading |= loading_arguments(dataloader, index_sampler)
     if dispatch_batches:
-        loading = loading_arguments(dataloader, index_sampler)
         loading["generator"] = None  # as in the original: what the loader itself draws comes from torch's generator
         dispatcher = StatefulDataLoaderDispatcher if use_stateful_dataloader else DataLoaderDispatcher
-        return dispatcher(dataset, split_batches, slice_fn=slice_fn_for_dispatch, **unchanged, **loading)
+        return dispatcher(dataset, split_batches, slice_fn=slice_fn_for_dispatch, **loading)
 
     synchronized_generator = None
-    batch_size = dataloader.batch_size  # torch makes the batches of a stream
     if num_processes > 1:
         sharing = (num_processes, process_index, split_batches, even_batches)
         if is_stream:
             synchronized_generator = generator_of(dataset)
-            batches = BatchSampler(dataset, batch_size or 1, dataloader.drop_last)
+            batches = BatchSampler(dataset, dataloader.batch_size or 1, dataloader.drop_last)
             dataset = StreamShard(dataset, BatchSamplerShard(batches, *sharing))
-            batch_size = batch_size and dataset.samples_per_step
+            if dataloader.batch_size is not None:  # torch makes the batches of a stream
+                loading["batch_size"] = dataset.samples_per_step
         else:
             synchronized_generator = _generator_to_synchronize(index_sampler, use_seedable_sampler)
-            index_sampler = BatchSamplerShard(index_sampler, *sharing)
-    loading = loading_arguments(dataloader, index_sampler)
-    if is_stream:
-        loading["batch_size"] = batch_size
+            loading |= loading_arguments(dataloader, BatchSamplerShard(index_sampler, *sharing))
     if rng_types is not None and synchronized_generator is None:
         rng_types = [kind for kind in rng_types if kind != "generator"]
     loader_class = StatefulDataLoaderShard if use_stateful_dataloader else DataLoaderShard
@@ -122,7 +119,6 @@ def prepare_data_loader(
         device=device if put_on_device else None,
         rng_types=rng_types,
         synchronized_generator=synchronized_generator,
-        **unchanged,
         **loading,
     )
 

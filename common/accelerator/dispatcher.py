@@ -81,20 +81,20 @@ class DataLoaderDispatcher(DataLoaderShard):
         return max(0, steps - self.skip_batches)
 
     def _read(self) -> Iterator[Tagged]:
-        """On the main process the batches of whole steps; the others draw what reading draws there, a workers' seed.
+        """On the main process the batches of all processes, joined to steps; nothing on the others.
 
-        Without workers they make an iterator, as in the original, but ask it for no batch: `iter` of a stream must not
-        fail there. Torch's samplers draw the order when the first batch is asked for, on the main process alone. If it
-        is drawn from torch's generator, the state of that differs between the processes from then on.
+        These draw the seed too that is drawn when torch begins to read. The order is drawn on the main process alone,
+        when the first batch is asked for. If it is drawn from torch's generator, the state of that differs between the
+        processes from then on.
         """
         if self.state.is_main_process:
             return self._join_steps(super()._read())
         if self.num_workers == 0:
-            super()._read()
+            super()._read()  # As in the original `iter` of a stream is called, and must not fail on any process.
         elif self._reader is None:
-            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-            if self.persistent_workers:
-                self._reader = self._make_reader()  # is not read, and says that the seed is drawn
+            draw_worker_seed(self.generator)
+            if self.persistent_workers:  # One seed is for all passes. This reader, which is never read, marks that.
+                self._reader = self._make_reader()
         return iter(())
 
     def _join_steps(self, reading: Iterator[Tagged]) -> Iterator[Tagged]:
@@ -121,12 +121,10 @@ class DataLoaderDispatcher(DataLoaderShard):
                 return
             is_last = step.is_last
             if first_rows is None and not self._drop_last:
-                first_rows = self._first_rows(step.batch)
+                first_rows = self._first_rows(step.batch, this_pass)
             rows = count_rows(step.batch)
             share = self._rows_per_process(rows, is_last)
-            batch = step.batch
-            while count_rows(batch) < share * processes:
-                batch = _join_rows([batch, first_rows], are_of_one_step=False)
+            batch = _filled(step.batch, first_rows, share * processes)
             own = self._slice(batch, rank * share, (rank + 1) * share)
             if self.device is not None:
                 own = send_to_device(own, self.device, self._non_blocking)
@@ -137,8 +135,8 @@ class DataLoaderDispatcher(DataLoaderShard):
                 this_pass.short_step = ShortStep.filled(rows, share, rank, processes)
             yield own
 
-    def _first_rows(self, first_batch: Any) -> Any:
-        """What a last step that cannot be divided is filled up with."""
+    def _first_rows(self, first_batch: Any, this_pass: Pass) -> Any:
+        """What a last step of `this_pass` that cannot be divided is filled up with."""
         return self._slice(first_batch, 0, self.state.num_processes)
 
     def _rows_per_process(self, rows: int, is_last: bool) -> int:
@@ -177,6 +175,11 @@ class DataLoaderDispatcher(DataLoaderShard):
         if isinstance(message, ReadingFailed):
             raise error or RuntimeError(message.error)
         return message
+
+
+def draw_worker_seed(generator: torch.Generator | None) -> None:
+    """Draw the random number that torch draws as a seed for loader workers when it begins to read."""
+    torch.empty((), dtype=torch.int64).random_(generator=generator)
 
 
 # What has a row for each sample: tensors and arrays, and lists and tuples without tensors that have as many entries.
@@ -251,6 +254,13 @@ def _join_rows(parts: Sequence[Any], are_of_one_step: bool) -> Any:
         raise ValueError(f"only some of the batches of a step have {', '.join(sorted(more))}: {READ_EVERYWHERE}")
     in_order = iter(joined)
     return map_nested(lambda _: next(in_order), parts[0], is_leaf=_is_entries)
+
+
+def _filled(batch: Any, first_rows: Any, rows: int) -> Any:
+    """`batch`, with `first_rows` behind it as often as it takes to have at least so many rows."""
+    while count_rows(batch) < rows:
+        batch = _join_rows([batch, first_rows], are_of_one_step=False)
+    return batch
 
 
 def _join_columns(name: str, columns: list[Any]) -> Any:

@@ -1,14 +1,23 @@
 """Which samples, in which order, on which process: arithmetic on indices, without data and without collectives.
 
-Most steps have a whole batch on every process. In a *short step* there are too few samples for that, so some of them
-are repeated, or some processes get less. A ShortStep says which samples are real, and goes with the batch to the loop:
+Most steps have a full batch on every process. In a *short step* there are too few samples for that, so some of them
+are repeated, or some processes get less. A ShortStep says which samples are real. It travels beside the batch, because
+torch's loader and the script's collator handle nothing but samples.
 
-    BatchSamplerShard  makes a ShortBatch, which is a list of sample numbers with a ShortStep
-    DrawnBatches       keeps the ShortStep in a queue while torch's loader reads the batch
-    StreamShard        has no sample numbers, and so makes each sample Tagged with the ShortStep (in `streams.py`)
-    DataLoaderShard    yields the batch, and has the ShortStep as its `short_step` (in `shard.py`)
+An example: two processes share the samples 0 to 4 in batches of two. Step 0 is `[0 1]` and `[2 3]`. For step 1 only
+sample 4 is left, and with samples from the beginning it becomes `[4 0]` and `[1 2]`. On process 0:
+
+    BatchSamplerShard   makes a ShortBatch, the list [4, 0] with step = ShortStep(num_real=1, rows=2, …)
+    DrawnBatches        hands [4, 0] to torch's loader, and puts `step` into a queue
+    torch's loader      reads the two samples and collates them to tensor([4, 0])
+    DataLoaderShard     takes `step` out of the queue: Tagged(tensor([4, 0]), step)
+                        notes `step` in its Pass, where `loader.short_step` finds it, and yields tensor([4, 0])
+    gather_for_metrics  gathers [4, 0, 1, 2] and keeps the first `loader.short_step.num_real_all_ranks` = 1: [4]
+
+A stream has no sample numbers. There StreamShard makes each *sample* Tagged, in the place of ShortBatch and the queue.
 """
 
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,23 +29,26 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 
 from common.eval_sampler import DistributedEvalSampler
 
+# All rows of a batch, of which nobody knows how many they are. As the end of a slice it leaves none out.
+ALL_ROWS = sys.maxsize
+
 
 class ShortStep(NamedTuple):
     """Real and repeated samples of a step in which some process lacks samples of its own.
 
-    In all other steps every process has a whole batch, and all of its samples are real. BatchSamplerShard, DrawnBatches
-    and DataLoaderDispatcher make it. `gather_for_metrics` and the Trainer read it from the loader.
+    In all other steps every process has a full batch, all of its samples are real, and there is no ShortStep.
 
     Attributes:
         num_real: how many samples of this process's batch are real: the first ones. The others were repeated to fill
-            the batch. None: all of them, in a batch whose rows are not known because the data set made it.
-        rows: samples in this process's batch, the repeated ones too; None where they are not known.
+            the batch.
+        rows: samples in this process's batch, the repeated ones too; None where the data set made the batch, so that
+            nobody knows. Such a batch is real (ALL_ROWS) or, as a whole, a repetition (0).
         num_ranks_present: how many processes, lowest ranks first, have a batch in this step.
-        num_real_all_ranks: real samples of all processes in this step; None where they are not known.
+        num_real_all_ranks: real samples of all processes in this step; None where nobody knows.
         is_filled: all processes have equally large batches, because samples were repeated.
     """
 
-    num_real: int | None
+    num_real: int
     rows: int | None
     num_ranks_present: int
     num_real_all_ranks: int | None = None
@@ -48,15 +60,9 @@ class ShortStep(NamedTuple):
         num_real = min(max(num_real_all_ranks - rank * rows, 0), rows)
         return cls(num_real, rows, num_ranks, num_real_all_ranks, is_filled=True)
 
-    def of_unknown_rows(self) -> "ShortStep":
-        """The same step, for samples that are batches of the data set's: nobody knows how many rows they have."""
-        # A whole batch is either real or a repetition.
-        num_real = None if self.num_real else 0
-        return ShortStep(num_real=num_real, rows=None, num_ranks_present=self.num_ranks_present)
-
 
 class ShortBatch(list):
-    """The samples of a process in a short step, as BatchSamplerShard makes them for DrawnBatches and StreamShard."""
+    """The samples of a process in a short step, and that step."""
 
     def __init__(self, samples: Iterable[Any], short_step: ShortStep) -> None:
         super().__init__(samples)
@@ -64,10 +70,7 @@ class ShortBatch(list):
 
 
 class Tagged(NamedTuple):
-    """A batch, or a sample of a stream, and the ShortStep that it belongs to; None in a step of whole batches.
-
-    StreamShard tags samples, `collate_tagged` makes of them a batch that is tagged, and DataLoaderShard reads it.
-    """
+    """A batch, or a sample of a stream, and the ShortStep that it belongs to; None in a step of full batches."""
 
     content: Any
     short_step: ShortStep | None
@@ -260,17 +263,17 @@ class BatchSamplerShard(BatchSampler):
 class DrawnBatches:
     """The batch sampler of torch's loader, with a queue of the ShortSteps of batches that are not read yet.
 
-    torch returns batches in the order in which it has drawn their numbers. DataLoaderShard makes this for each reader,
-    and takes an entry out of the queue for each batch.
+    torch returns batches in the order in which it has drawn their numbers, so the first entry of the queue belongs to
+    the next batch. It is None in a step of full batches.
 
     Attributes:
         batches: of sample numbers, or single numbers.
-        are_whole: no BatchSamplerShard has shared them out. Then a batch of another size than `batches.batch_size`
-            makes a short step.
+        are_unsharded: batches of numbers that no BatchSamplerShard has shared out. Then a batch of another size than
+            `batches.batch_size` makes a short step.
     """
 
     batches: Any
-    are_whole: bool
+    are_unsharded: bool
     short_steps: deque[ShortStep | None] = field(init=False, default_factory=deque)
 
     def __iter__(self) -> Iterator[Any]:
@@ -282,20 +285,17 @@ class DrawnBatches:
         return iter(self.batches)
 
     def _draw(self, batches: Iterator[Any]) -> Iterator[Any]:
-        whole_size = getattr(self.batches, "batch_size", None)
+        full_size = getattr(self.batches, "batch_size", None)
         for batch in batches:
             short_step = None
             if isinstance(batch, ShortBatch):
                 short_step = batch.short_step
                 batch = list(batch)
-            elif self.are_whole and len(batch) != whole_size:
+            elif self.are_unsharded and len(batch) != full_size:
                 rows = len(batch)
                 short_step = ShortStep(rows, rows, num_ranks_present=1, num_real_all_ranks=rows)
             self.short_steps.append(short_step)
             yield batch
-
-    def __len__(self) -> int:
-        return len(self.batches)
 
 
 def sampler_chain(sampler: Any) -> Iterator[Any]:

@@ -17,7 +17,6 @@ from .sampler import (
     SkipBatchSampler,
     Tagged,
     follows_from_epoch,
-    innermost_sampler,
     sampler_chain,
     shard_among,
 )
@@ -43,20 +42,35 @@ LOADING_OPTIONS = (
 
 @dataclass(eq=False)
 class Pass:
-    """A `for` over a loader that has begun and not ended. The loader makes it; its properties read it.
+    """One `for` over a loader, from its beginning to its end: what is known of the batch that was yielded last.
 
     Attributes:
-        is_rest: it visits what is left of the epoch, which may be nothing.
-        step: how many steps were yielded or, by `skip_first_batches` or a resumed run, left out at the start.
-        end_of_dataloader, remainder, short_step: of the batch that was yielded last, see the loader's properties.
+        step: steps of the epoch that were yielded, or left out at the start by `skip_first_batches` or a resumed run.
+        end_of_dataloader, remainder, short_step: see the properties of the loader, which read them.
     """
 
     epoch: int
-    is_rest: bool
     step: int = 0
     end_of_dataloader: bool = False
     remainder: int = -1
     short_step: ShortStep | None = None
+
+
+class PassStack(list[Any]):
+    """The passes over a loader that have begun and not ended, those over what `skip_first_batches` made of it too.
+
+    A script may begin a pass within another one over the same loader. The one that yields a batch moves to the top.
+    """
+
+    @property
+    def top(self) -> Any:
+        """The Pass that yielded a batch last; None outside of a loop."""
+        return self[-1] if self else None
+
+    def move_to_top(self, yielding: Pass) -> None:
+        if self[-1] is not yielding:
+            self.remove(yielding)
+            self.append(yielding)
 
 
 class DataLoaderShard(DataLoader):
@@ -75,14 +89,11 @@ class DataLoaderShard(DataLoader):
         rng_types: generators that all processes take over from rank 0 at the start of every pass: "torch", "cuda", or
             "generator" for `synchronized_generator`.
         synchronized_generator: the sampler's or the data set's.
-        skip_batches: steps to skip in every pass, after they were read. Of a data set with a sampler, a
-            SkipBatchSampler leaves them out unread.
+        skip_batches: steps to leave out in every pass, after they were read. Of a data set with a sampler they are
+            not read: a SkipBatchSampler leaves them out.
         iteration: the epoch of the first pass.
         skipped_from: the loader of which this one visits the rest of an epoch, if `skip_first_batches` made it.
-        rng_state_at_checkpoint: torch's generator as `load_state` left it, for a loader of the rest of an epoch.
-
-    Attributes:
-        rng_state_after_load: torch's generator as the last `load_state` left it; None before.
+        first_step: how many steps of the epoch this loader leaves out, read or not.
     """
 
     batches_per_step = 1  # of the script's loader
@@ -98,7 +109,7 @@ class DataLoaderShard(DataLoader):
         _non_blocking: bool = False,
         iteration: int = 0,
         skipped_from: "DataLoaderShard | None" = None,
-        rng_state_at_checkpoint: torch.Tensor | None = None,
+        first_step: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(dataset, **kwargs)
@@ -107,96 +118,65 @@ class DataLoaderShard(DataLoader):
         self.synchronized_generator = synchronized_generator
         self.skip_batches = skip_batches
         self.iteration = iteration
-        self.rng_state_after_load: torch.Tensor | None = None
+        self.rng_state_after_load: torch.Tensor | None = None  # torch's generator as the last `load_state` left it
         self._skipped_from = skipped_from
-        # Those over what `skip_first_batches` made of this loader too. The one that yielded a batch last is the last.
-        self._passes: list[Any] = [] if skipped_from is None else skipped_from._passes
+        self._first_step = first_step
+        self._passes: PassStack = PassStack() if skipped_from is None else skipped_from._passes
         self._reader: DataLoader | None = None  # where workers stay alive from pass to pass
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
-        self._rng_state_at_checkpoint = rng_state_at_checkpoint
-
-    @property
-    def gradient_state(self) -> GradientState:
-        """That of the process."""
-        return GradientState()
-
-    @property
-    def _current_pass(self) -> Pass:
-        """The pass that yielded a batch last; outside of a loop one that has not begun."""
-        return self._passes[-1] if self._passes else Pass(self.iteration, is_rest=False)
-
-    @property
-    def end_of_dataloader(self) -> bool:
-        """True if the batch just yielded is the last."""
-        return self._current_pass.end_of_dataloader
-
-    @property
-    def remainder(self) -> int:
-        """Samples of all processes in the last step, 0 if that step is whole, -1 where it is not known.
-
-        In a DataLoaderDispatcher's whole last step it is the number of samples. It is there for scripts that read it:
-        `gather_for_metrics` goes by `short_step`.
-        """
-        return self._current_pass.remainder
-
-    @property
-    def short_step(self) -> ShortStep | None:
-        """A ShortStep where some process lacks samples of its own in this step, else None."""
-        return self._current_pass.short_step
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
         this_pass = self._new_pass()
         self._passes.append(this_pass)
         self.gradient_state._add_dataloader(self)
-        has_steps = False
         try:
             reading = self._begin_reading(this_pass)
             for number, batch in enumerate(self._steps(reading, this_pass)):
-                has_steps = True
-                # A script may begin a pass within a loop over this very loader. The one that goes on comes last.
-                self._passes.remove(this_pass)
-                self._passes.append(this_pass)
+                self._passes.move_to_top(this_pass)
                 if number >= self.skip_batches:
                     this_pass.step += 1
                     yield batch
         finally:
             self._passes.remove(this_pass)
             self.gradient_state._remove_dataloader(self)
-        if has_steps or this_pass.is_rest:  # as in the original, a pass without batches is no epoch
+        if this_pass.step > 0:  # as in the original, a pass without batches is no epoch
             epoch = self.iteration
             self.iteration = epoch + 1
-            # Unless the script has meanwhile sent it to another epoch.
-            if self._whole.iteration == epoch:
-                self._whole.iteration = epoch + 1
+            if self._origin.iteration == epoch:  # else the script has meanwhile sent it to another epoch
+                self._origin.iteration = epoch + 1
+
+    @property
+    def _origin(self) -> Any:
+        """The loader that `skip_first_batches` was given, if that made this one; else this one itself."""
+        return self if self._skipped_from is None else self._skipped_from
 
     def _new_pass(self) -> Pass:
-        return Pass(self.iteration, is_rest=self._skipped_from is not None)
+        return Pass(self.iteration, self._first_step)
 
     def _begin_reading(self, this_pass: Pass) -> Iterator[Tagged]:
         """The batches of one step after the other, each read when it is asked for.
 
-        If this pass goes on in an epoch that a checkpoint interrupted, torch's generators stay as they are: what is
-        drawn at the beginning of the epoch was drawn before the checkpoint already. In an order that nobody can draw
-        again a new epoch begins, in effect: then its draws stay, as in the original.
+        When torch begins to read, it draws a seed, and some samplers draw the order. These draws
+        - are undone in the rest of an epoch that a checkpoint interrupted: they were made before the checkpoint,
+        - stay there too if the order cannot be drawn again, as in the original, with a warning,
+        - stay in any other pass.
         """
-        saved = self._rng_state_at_checkpoint
-        # Equal only if nothing was drawn since `load_state`.
-        goes_on = saved is not None and torch.equal(saved, torch.get_rng_state())
-        if goes_on and not (isinstance(self.dataset, IterableDataset) or follows_from_epoch(index_sampler_of(self))):
-            goes_on = False
-            if PartialState().is_main_process:
-                logger.warning(
-                    "the order of the interrupted epoch is lost, because %s draws another one: in "
-                    "DataLoaderConfiguration, use_seedable_sampler=True makes the order a function of the epoch, and "
-                    "use_stateful_dataloader=True keeps it in the checkpoint",
-                    type(innermost_sampler(index_sampler_of(self))).__name__,
-                )
+        after_load = self._origin.rng_state_after_load
+        # Any other pass draws a seed when it begins, so an equal state shows that this is the first since `load_state`.
+        is_first_since_load = after_load is not None and torch.equal(after_load, torch.get_rng_state())
+        is_interrupted = is_first_since_load and self._first_step > 0
+        can_repeat_order = isinstance(self.dataset, IterableDataset) or follows_from_epoch(index_sampler_of(self))
+        if is_interrupted and not can_repeat_order and PartialState().is_main_process:
+            logger.warning(
+                "the order of the interrupted epoch is lost: in DataLoaderConfiguration, use_seedable_sampler=True "
+                "makes it a function of the epoch, and use_stateful_dataloader=True keeps it in the checkpoint"
+            )
         is_on_gpu = self.device is not None and self.device.type == "cuda"
-        with torch.random.fork_rng([self.device] if is_on_gpu else [], enabled=goes_on):
-            return self._open()
+        with torch.random.fork_rng([self.device] if is_on_gpu else [], enabled=is_interrupted and can_repeat_order):
+            return self._begin_epoch()
 
-    def _open(self) -> Iterator[Tagged]:
+    def _begin_epoch(self) -> Iterator[Tagged]:
         if self.rng_types:
             synchronize_rng_states(self.rng_types, self.synchronized_generator)
         self.set_epoch(self.iteration)
@@ -222,11 +202,11 @@ class DataLoaderShard(DataLoader):
         return DataLoader(self.dataset, **arguments)
 
     def _drawn_batches(self) -> DrawnBatches:
-        return DrawnBatches(index_sampler_of(self), self._has_whole_batches)
+        return DrawnBatches(index_sampler_of(self), self._is_unsharded)
 
     @property
-    def _has_whole_batches(self) -> bool:
-        """True where this process gets whole batches of a batch sampler that no BatchSamplerShard has shared out."""
+    def _is_unsharded(self) -> bool:
+        """True where this process gets all batches of a batch sampler: no BatchSamplerShard has shared them out."""
         return makes_batches(self) and self._shard is None
 
     def _steps(self, reading: Iterator[Tagged], this_pass: Pass) -> Iterator[Any]:
@@ -243,11 +223,6 @@ class DataLoaderShard(DataLoader):
             this_pass.short_step = short_step
             yield batch
 
-    @property
-    def _whole(self) -> Any:
-        """The loader that `skip_first_batches` was told; this one, if it did not make this one."""
-        return self if self._skipped_from is None else self._skipped_from
-
     def _count_remainder(self) -> int:
         if self._drop_last:
             return -1
@@ -255,6 +230,34 @@ class DataLoaderShard(DataLoader):
             return self.total_dataset_length % self.total_batch_size
         except Exception:  # as in the original: a data set without a length may raise anything
             return -1
+
+    @property
+    def gradient_state(self) -> GradientState:
+        """That of the process."""
+        return GradientState()
+
+    @property
+    def _current_pass(self) -> Pass:
+        """The pass that yielded a batch last; outside of a loop one that has not begun."""
+        return self._passes.top or Pass(self.iteration)
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """True if the batch just yielded is the last."""
+        return self._current_pass.end_of_dataloader
+
+    @property
+    def remainder(self) -> int:
+        """Samples of all processes in the last step, -1 where it is not known; in a full one 0 or, dispatched, all.
+
+        It is there for scripts that read it. `gather_for_metrics` goes by `short_step`.
+        """
+        return self._current_pass.remainder
+
+    @property
+    def short_step(self) -> ShortStep | None:
+        """A ShortStep where some process lacks samples of its own in this step, else None."""
+        return self._current_pass.short_step
 
     def arguments_to_skip(self, num_batches: int) -> dict[str, Any]:
         """The arguments for a loader like this one that leaves out `num_batches` steps more."""
@@ -271,8 +274,8 @@ class DataLoaderShard(DataLoader):
             "iteration": self.iteration,
             "_drop_last": self._drop_last,
             "_non_blocking": self._non_blocking,
-            "skipped_from": self._whole,
-            "rng_state_at_checkpoint": self.rng_state_after_load if num_batches else None,
+            "skipped_from": self._origin,
+            "first_step": self._first_step + num_batches,
         }
 
     @property
@@ -308,7 +311,7 @@ class DataLoaderShard(DataLoader):
 
     @property
     def total_batch_size(self) -> int:
-        """Samples of a whole step over all processes; batches, where the data come without a batch size."""
+        """Samples of a full step over all processes; batches, where the data come without a batch size."""
         shard = self._shard
         source = index_sampler_of(self) if shard is None else shard
         size = getattr(source, "batch_size", None) or self.batch_size or 1
@@ -325,9 +328,10 @@ class DataLoaderShard(DataLoader):
         return dataset.total_length if hasattr(dataset, "total_length") else len(dataset)
 
     def __getstate__(self) -> dict[str, Any]:
+        # A copy is outside of the loops over this loader, and is nobody's rest.
         kept = dict(vars(self))
         kept["_reader"] = None
-        kept["_passes"] = []
+        kept["_passes"] = PassStack()
         kept["_skipped_from"] = None
         return kept
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from .sampler import BatchSamplerShard, ShortBatch, Tagged
+from .sampler import ALL_ROWS, BatchSamplerShard, ShortBatch, ShortStep, Tagged
 
 
 class StreamShard(IterableDataset):
@@ -84,8 +84,10 @@ def seems_sharded_by_rank(stream: Any, rank: int, world_size: int) -> bool:
 def collate_tagged(collate_fn: Callable[[Any], Any], samples: Any) -> Any:
     """`collate_fn(samples)`; a Tagged batch, if the samples of a StreamShard are Tagged."""
     if isinstance(samples, Tagged):  # with batch_size=None the sample is a batch
-        short_step: Any = samples.short_step
-        return Tagged(collate_fn(samples.content), short_step.of_unknown_rows())
+        step: Any = samples.short_step
+        num_real = ALL_ROWS if step.num_real > 0 else 0
+        step_of_batch = ShortStep(num_real, rows=None, num_ranks_present=step.num_ranks_present)
+        return Tagged(collate_fn(samples.content), step_of_batch)
     if isinstance(samples, list) and isinstance(samples[0], Tagged):
         return Tagged(collate_fn([sample.content for sample in samples]), samples[0].short_step)
     return collate_fn(samples)

@@ -68,7 +68,7 @@ def num_real(loader: Any, rows: int) -> int | None:
     short_step = loader.short_step if is_prepared(loader) else None
     if short_step is None:
         return None
-    return rows if short_step.num_real is None else short_step.num_real
+    return min(rows, short_step.num_real)
 
 
 def all_ranks_have_a_batch(loader: Any) -> bool:
