@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -62,18 +61,12 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
-class Part(NamedTuple):
-    """A part of a comparison."""
-
-    title: str
-    run: Callable[[], None]
-
-
 class Comparison:
-    """The parts of one comparison, and what came of them."""
+    """The parts of one comparison, and what came of them. The weights that are compared are saved in `folder`."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.options = options
+        self.folder = folder
         self.levels = ladder.levels()
         self.cores_per_device = throughput.cores_of_a_device(options.world_size)
         self.report = {
@@ -88,35 +81,32 @@ class Comparison:
             "sharded": {script: {} for script in ladder.SHARDED},
         }
 
-    def parts(self) -> list[Part]:
-        parts = []
+    def parts(self) -> dict[str, Callable[[], None]]:
+        """The parts, by their titles."""
+        parts = {}
         for level in self.levels:
-            parts.append(Part(f"training {level}", partial(self.train, level)))
+            parts[f"training {level}"] = partial(self.train, level)
         for script, result in (self.report["levels"] | self.report["sharded"]).items():
-            parts.append(Part(f"weights and memory of {script}", partial(self.prove, script, result)))
+            parts[f"weights and memory of {script}"] = partial(self.prove, script, result)
         for level in (BASELINE, *ladder.DISTRIBUTED):
-            parts.append(Part(f"evaluation of {level}", partial(self.evaluate, level)))
+            parts[f"evaluation of {level}"] = partial(self.evaluate, level)
         for size in self.options.batch_sizes:
-            parts.append(Part(f"timing all levels in turn, batch {size}", partial(self.time, size)))
+            parts[f"timing all levels in turn, batch {size}"] = partial(self.time, size)
         for devices in (2, 4, 8):
-            parts.append(Part(f"memory on {devices} devices", partial(self.account, devices)))
+            parts[f"memory on {devices} devices"] = partial(self.account, devices)
         return parts
 
     def run(self) -> None:
         """Run every part. The first one that fails ends the comparison, and nothing is written."""
         form = "{desc}: {n_fmt} of {total_fmt} |{bar}| {elapsed}"
         # disable=None: silent where stderr is not a terminal.
-        with (
-            tempfile.TemporaryDirectory() as name,
-            tqdm(self.parts(), leave=False, disable=None, bar_format=form, ncols=79) as parts,
-        ):
-            self.folder = Path(name)
-            for part in parts:
-                parts.set_description_str(part.title)
+        with tqdm(self.parts().items(), leave=False, disable=None, bar_format=form, ncols=79) as progress:
+            for title, run in progress:
+                progress.set_description_str(title)
                 try:
-                    part.run()
+                    run()
                 except (RankFailed, ValueError) as failure:
-                    sys.exit(f"{failure}\nFAILED: {part.title}")
+                    sys.exit(f"{failure}\nFAILED: {title}")
         self.report["ended"] = records.run_metadata()
 
     def train(self, level: str) -> None:
@@ -167,7 +157,9 @@ class Comparison:
 
     def on_ranks(self, level: str, job: Callable, flags: list[str], processes: int | None = None) -> list:
         """A job of `benchmarks.harness.level_runs` on the processes of this level, which share the cores."""
-        processes = (processes or self.options.world_size) if ladder.is_distributed(level) else 1
+        processes = processes or self.options.world_size
+        if not ladder.is_distributed(level):
+            processes = 1
         threads = max(1, available_cores() // processes)
         on_cpu = job is level_runs.peaks or processes > torch.cuda.device_count()  # nccl needs a GPU for each process
         return ranks(processes, on_cpu).run(job, level, flags, threads, timeout=TIMEOUT)
@@ -192,15 +184,16 @@ def main() -> None:
     options = parse_options()
     if reason := records.why_not_writable(options.out):
         sys.exit(f"error: --out: {reason}")
-    comparison = Comparison(options)
-    report = comparison.report
-    if warning := records.busy(report["began"]["load"], available_cores()):
-        print(warning, file=sys.stderr, flush=True)
-    try:
-        comparison.run()
-    except KeyboardInterrupt:
-        print("INTERRUPTED: nothing is written", file=sys.stderr)
-        sys.exit(130)
+    with tempfile.TemporaryDirectory() as folder:
+        comparison = Comparison(options, Path(folder))
+        report = comparison.report
+        if warning := records.busy(report["began"]["load"], available_cores()):
+            print(warning, file=sys.stderr, flush=True)
+        try:
+            comparison.run()
+        except KeyboardInterrupt:
+            print("INTERRUPTED: nothing is written", file=sys.stderr)
+            sys.exit(130)
     records.write_json(options.out / f"{COMPARISON}.json", report)
     print(summary(report))
     written = [f"{COMPARISON}.json", *draw(COMPARISON, report, options.out)]

@@ -56,8 +56,8 @@ def all_devices(report: dict, path: Path) -> None:
                 panel.text(0, 1.06, titles[network], transform=panel.transAxes, weight="bold", in_layout=False)
             panel.set_xlabel(f"{devices} devices")
     legend(figure, COLOURS, 3)
-    told = "Simulated: every tensor charged to its device. DP: DataParallel; ratio: fullest / emptiest device"
-    save(figure, path, told, report["machine"], LEGEND)
+    caption = "Simulated: every tensor charged to its device. DP: DataParallel; ratio: fullest / emptiest device"
+    save(figure, path, caption, report["machine"], LEGEND)
 
 
 def _devices(panel, row: dict, top: float) -> None:
@@ -103,5 +103,5 @@ def sharing(record: dict, path: Path) -> None:
         panel.tick_params(axis="y", labelleft=panel is panels[0])
     panels[0].set_ylabel("MiB between two steps")
     legend(figure, {category: COLOURS[category] for category in rows["DDP"][0]}, 3)
-    told = "Simulated: every tensor charged to its rank. BasicNet, four ranks of level 02; a copy is 18 MiB"
-    save(figure, path, told, record["machine"], 0.32)
+    caption = "Simulated: every tensor charged to its rank. BasicNet, four ranks of level 02; a copy is 18 MiB"
+    save(figure, path, caption, record["machine"], 0.32)

@@ -12,7 +12,6 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 
 from benchmarks.report import page_tables
@@ -52,16 +51,18 @@ def renewed(text: str) -> str:
 
 def diff(before: str, after: str, with_old: bool = True) -> str:
     """All lines that change from one script to another, but for imports, blank lines and the docstrings on top."""
-    blocks = []
-    for hunk in diffs.diff(ladder.named(before), ladder.named(after)):
+    hunks = diffs.diff(ladder.named(before), ladder.named(after))
+    if hunks[-1].kind == "equal":
+        hunks.pop()  # nothing changes after it
+    lines = []
+    for hunk in hunks:
         if hunk.kind == "equal":
-            blocks.append(_shared(hunk.after))
+            lines += _shared(hunk.after)
         else:
-            blocks.append(_marked("- ", hunk.before) if with_old else [])
-            blocks.append(_marked("+ ", hunk.after))
-    if hunk.kind == "equal":
-        blocks.pop()
-    return "\n".join(["```diff", *chain.from_iterable(blocks), "```"])
+            if with_old:
+                lines += _marked("- ", hunk.before)
+            lines += _marked("+ ", hunk.after)
+    return "\n".join(["```diff", *lines, "```"])
 
 
 def added(before: str, after: str) -> str:
@@ -74,10 +75,11 @@ def _marked(sign: str, lines: tuple[str, ...]) -> list[str]:
 
 
 def _shared(lines: tuple[str, ...]) -> list[str]:
-    told = _marked("  ", lines)
-    if len(told) <= 2 * CONTEXT + 1:
-        return told
-    return [*told[:CONTEXT], "  …", *told[-CONTEXT:]]
+    """The first and the last of some equal lines."""
+    shared = _marked("  ", lines)
+    if len(shared) <= 2 * CONTEXT + 1:
+        return shared
+    return [*shared[:CONTEXT], "  …", *shared[-CONTEXT:]]
 
 
 # What a level does for its reader, and what the reader has to know for it.

@@ -31,8 +31,8 @@ def speeds(report: dict, path: Path) -> None:
             right = max(top, 1.02 * ideal)
         panel.set_xlim(0, 1.27 * right)
     panels[-1].set_xlabel("images per second")
-    told = f"Measured: medians of {groups[0]['rounds']} rounds in turn, quartiles, and every round as a dot"
-    save(figure, path, f"{told}; × paired ratio to level 00. {_about_devices(groups[0])}", report["machine"])
+    caption = f"Measured: medians of {groups[0]['rounds']} rounds in turn, quartiles, and every round as a dot"
+    save(figure, path, f"{caption}; × paired ratio to level 00. {_about_devices(groups[0])}", report["machine"])
 
 
 def _speed(name: str, row: dict, ratio: float | None) -> Bar:
@@ -55,10 +55,10 @@ def _most_devices(group: dict) -> int:
 def _about_devices(group: dict) -> str:
     """The cores of a device, where devices are made of cores, and the dashed line."""
     cores = {row["cores_per_device"] for row in group["rows"].values()} - {None}
-    told = f"Dashed: {_most_devices(group)} times one device"
-    if cores:
-        told = f"A device has {quantity(min(cores), 'core')}, and as many threads. {told}"
-    return told
+    dashed = f"Dashed: {_most_devices(group)} times one device"
+    if not cores:
+        return dashed
+    return f"A device has {quantity(min(cores), 'core')}, and as many threads. {dashed}"
 
 
 def scaling(record: dict, path: Path) -> None:
@@ -76,8 +76,8 @@ def scaling(record: dict, path: Path) -> None:
         _speed_ups(panel, group, 1.3 * furthest)
     for panel in panels[len(groups) :]:
         panel.set_visible(False)
-    told = f"Measured: medians of {groups[0]['rounds']} paired ratios, intervals. “02 on 2”: level 02 on 2 devices"
-    save(figure, path, f"{told}. {_about_devices(groups[0])}", record["machine"])
+    caption = f"Measured: medians of {groups[0]['rounds']} paired ratios, intervals. “02 on 2”: level 02 on 2 devices"
+    save(figure, path, f"{caption}. {_about_devices(groups[0])}", record["machine"])
 
 
 def speed_ups(group: dict) -> dict[str, dict]:

@@ -72,7 +72,10 @@ class WaitingRanks:
 
 @contextlib.contextmanager
 def waiting_ranks() -> Iterator[WaitingRanks]:
-    """Two nodes with a waiting rank on each. RuntimeError is raised where there can be no nodes; see `why_not`."""
+    """Two nodes with a waiting rank on each. CannotMeasure is raised where there can be no nodes."""
+    reason = why_not()
+    if reason:
+        raise CannotMeasure(f"no two nodes: {reason}")
     with tempfile.TemporaryDirectory(prefix="two-nodes-") as folder, two_nodes() as nodes:
         errors = [Path(folder, f"stderr.{node}") for node in (0, 1)]
         agents = []
@@ -110,9 +113,6 @@ def groups() -> list[Group]:
 
 def measure_group(options: MeasureOptions) -> dict:
     """The record of all rows; with --quick of those of QUICK_BATCH."""
-    reason = why_not()
-    if reason:
-        raise CannotMeasure(f"no two nodes: {reason}")
     with waiting_ranks() as pair:
         contestants = {}
         for batch in (QUICK_BATCH,) if options.quick else BATCHES:

@@ -3,7 +3,7 @@
 from functools import partial
 
 from benchmarks.harness.groups import CannotMeasure, Group, MeasureOptions
-from benchmarks.harness.lanes import record_level
+from benchmarks.harness.level_lanes import record_level
 from benchmarks.suites import timeline
 from benchmarks.suites.throughput import Configuration, Steps
 from common.cores import available_cores

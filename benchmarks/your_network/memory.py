@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from textwrap import fill, shorten
+from typing import NamedTuple
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -29,13 +30,27 @@ PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 WARM_UP_STEPS = 2  # DDP makes its final buckets in the second step
 GIB = 2**30
 HALVINGS = 3  # of the last doubling, so that the largest batch is known to an eighth
-HEADS = "on devices        weights  grads optim.  acts.  comm.  temp.    peak   least    fits"
-LEGEND = """MiB at the peak of a step on the device that needs most. weights: parameters, the
-gathered ones too; optim.: the optimizer's state; acts.: activations, which
-forward keeps for backward; comm.: DDP's buckets, DataParallel's copies, messages;
-temp.: what an operation needs for a moment; least: the device that needs least;
-fits: the largest global batch for devices of {gib} GiB (--gib), to an eighth; –: none.
-"""
+
+
+class Column(NamedTuple):
+    """A column of the table."""
+
+    head: str
+    width: int
+    meaning: str
+
+
+COLUMNS = (
+    Column("weights", 7, "parameters, the gathered ones too"),
+    Column("grads", 7, "gradients"),
+    Column("optim.", 7, "the optimizer's state"),
+    Column("acts.", 7, "activations, which forward keeps for backward"),
+    Column("comm.", 7, "DDP's buckets, DataParallel's copies, messages"),
+    Column("temp.", 7, "what an operation needs for a moment"),
+    Column("peak", 8, "all of these together"),
+    Column("least", 8, "the peak of the device that needs least"),
+    Column("fits", 8, "the largest global batch for devices of {gib} GiB (--gib), to an eighth; –: none"),
+)
 NOT_COUNTED = """
 Not counted: the CUDA context (some 0.5 GiB), workspaces of cuBLAS and cuDNN,
 NCCL's buffers, fragmentation. ZeRO-1 shares out whole parameters: the row is of
@@ -97,8 +112,7 @@ def answer(options: argparse.Namespace) -> None:
                 raise StepFailed(row.problem)
             if not rows:  # nothing is printed of a network that fails
                 print(f"{network.title}, global batch {options.batch}, mixed precision: {options.precision}\n")
-                print(LEGEND.format(gib=options.gib))
-                print(HEADS)
+                print_heads(options.gib)
             print(line_of(row), flush=True)
             rows.append(row)
     problems = {row.strategy: row.problem for row in rows if row.problem}
@@ -187,10 +201,12 @@ def steps(network: UserNetwork, setting: Setting) -> Iterator[Steps]:
         yield Steps(network, setting, mesh, tracker)
 
 
-def need(network: UserNetwork, setting: Setting, samples: int) -> Need:
-    """What a step of so many samples on each device needs. Raises what `Steps` raises."""
-    with steps(network, setting) as run:
-        return run.need(samples)
+def print_heads(gib: int) -> None:
+    """Print what each column means, and the heads of the columns."""
+    print("MiB at the peak of a step on the device that needs most:")
+    for column in COLUMNS:
+        print(f"{column.head:<8} {column.meaning.format(gib=gib)}")
+    print(f"\n{'on devices':<18}{in_columns([column.head for column in COLUMNS])}")
 
 
 def line_of(row: Row) -> str:
@@ -199,10 +215,15 @@ def line_of(row: Row) -> str:
         return f"{row.label:<18}" + shorten(f"cannot: {row.problem}", 62, placeholder=" …")
     peaks = totals(row.need)
     fullest = row.need[peaks.index(max(peaks))]
-    cells = "".join(f" {mib(fullest[category]):>6}" for category in CATEGORIES)
-    cells += f" {mib(max(peaks)):>7} {mib(min(peaks)):>7}"
-    fits = "cannot" if row.largest is None else row.largest or "–"
-    return f"{row.label:<18}{cells} {fits:>7}"
+    fits = "–" if row.largest == 0 else str(row.largest)
+    if row.largest is None:
+        fits = "cannot"
+    cells = [*(mib(fullest[category]) for category in CATEGORIES), mib(max(peaks)), mib(min(peaks)), fits]
+    return f"{row.label:<18}{in_columns(cells)}"
+
+
+def in_columns(cells: list[str]) -> str:
+    return "".join(cell.rjust(column.width) for cell, column in zip(cells, COLUMNS, strict=True))
 
 
 def mib(size: int) -> str:

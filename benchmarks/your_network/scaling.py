@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 GRADIENT_BYTES = 4  # float32
 ALL_REDUCE_START = 8.4e-6  # seconds, whatever it sends. Source: NCCL 2.8, src/graph/tuning.cc, baseLat
-PAYS = 0.9  # the scaling efficiency from which on GPUs are said to pay
+PAYS = 0.9  # GPUs pay if their scaling efficiency is more than this
 LARGEST_BATCH = 2**20  # samples in all
 
 

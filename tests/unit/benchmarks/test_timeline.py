@@ -6,14 +6,17 @@ import pytest
 
 from benchmarks.harness.gradient_averaging import NO_SYNC, deep_net
 from benchmarks.harness.groups import MeasureOptions
-from benchmarks.harness.lanes import MAIN, Event, RecordedStep, steps_of, steps_of_devices
+from benchmarks.harness.lanes import Event, steps_of
+from benchmarks.harness.level_lanes import steps_of_devices
 from benchmarks.harness.spans import (
     ALL_REDUCE,
     BACKWARD,
     FORWARD,
+    MAIN,
     OPTIMIZER,
     SENDING,
     WAITING,
+    RecordedStep,
     Span,
     busy_seconds,
     common_seconds,
