@@ -60,11 +60,6 @@ def join(intervals: Iterable[tuple[float, float]], gap: float = 0.0) -> list[tup
     return joined
 
 
-def busy_seconds(spans: Iterable[Span], name: str) -> float:
-    """For how long at least one span of this name was under way."""
-    return sum(end - start for start, end in intervals(spans, name))
-
-
 def common_seconds(spans: list[Span], one: str, other: str) -> float:
     """For how long spans of both names were under way at the same time."""
     total = 0.0
@@ -76,7 +71,7 @@ def common_seconds(spans: list[Span], one: str, other: str) -> float:
 
 def hidden_share(spans: list[Span]) -> float:
     """The share of the all-reduces' time that lies within backward; 0 where there is no all-reduce."""
-    sending = busy_seconds(spans, ALL_REDUCE)
+    sending = sum(end - start for start, end in intervals(spans, ALL_REDUCE))
     if not sending:
         return 0.0
     return common_seconds(spans, BACKWARD, ALL_REDUCE) / sending

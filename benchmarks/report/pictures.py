@@ -4,13 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks.report import (
-    memory_plot,
-    network_plot,
-    overhead_plot,
-    throughput_plot,
-    timeline_plot,
-)
+from benchmarks.report import memory_plot, network_plot, overhead_plot, throughput_plot, timeline_plot
 from benchmarks.report.plots import STYLE
 
 COMPARISON = "results"

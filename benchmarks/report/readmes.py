@@ -1,7 +1,6 @@
 """The generated parts of the pages: of the ladder's scripts here, of recorded results by `page_tables`.
 
 python -m benchmarks.report.readmes
-python -m benchmarks.report.readmes --check
 
 Run it after a change of these. A part stands between two comments that no reader sees, `<!-- NAME ARGUMENTS -->` and
 `<!-- /NAME -->`; NAME is one of PARTS. What stands around it is written by hand and stays.
@@ -130,29 +129,20 @@ PARTS: dict[str, Callable[..., str]] = {
 }
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.report.readmes", description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where a part has drifted")
-    options = parser.parse_args(argv)
-    drifted = [path for path in readmes() if _has_drifted(path)]
-    for path in drifted:
-        name = path.relative_to(ladder.ROOT)
-        if options.check:
-            print(f"{name} has drifted")
-        else:
-            path.write_text(renewed(path.read_text()))
-            print(f"{name} is written again")
-    if drifted and options.check:
-        sys.exit("python -m benchmarks.report.readmes writes the pages again")
-
-
-def _has_drifted(path: Path) -> bool:
-    """Are a README's parts other than they should be? The program ends where one cannot be written."""
-    text = path.read_text()
-    try:
-        return renewed(text) != text
-    except ValueError as error:
-        sys.exit(f"error: {path.relative_to(ladder.ROOT)}: {error}")
+def main() -> None:
+    argparse.ArgumentParser(
+        prog="python -m benchmarks.report.readmes", description=__doc__.splitlines()[0]
+    ).parse_args()
+    for path in readmes():
+        page = path.relative_to(ladder.ROOT)
+        before = path.read_text()
+        try:
+            text = renewed(before)
+        except ValueError as error:
+            sys.exit(f"error: {page}: {error}")
+        if text != before:
+            path.write_text(text)
+            print(f"{page} is written again")
 
 
 if __name__ == "__main__":

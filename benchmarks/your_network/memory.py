@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from textwrap import fill, shorten
-from typing import NamedTuple
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -30,27 +29,18 @@ PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 WARM_UP_STEPS = 2  # DDP makes its final buckets in the second step
 GIB = 2**30
 HALVINGS = 3  # of the last doubling, so that the largest batch is known to an eighth
-
-
-class Column(NamedTuple):
-    """A column of the table."""
-
-    head: str
-    width: int
-    meaning: str
-
-
-COLUMNS = (
-    Column("weights", 7, "parameters, the gathered ones too"),
-    Column("grads", 7, "gradients"),
-    Column("optim.", 7, "the optimizer's state"),
-    Column("acts.", 7, "activations, which forward keeps for backward"),
-    Column("comm.", 7, "DDP's buckets, DataParallel's copies, messages"),
-    Column("temp.", 7, "what an operation needs for a moment"),
-    Column("peak", 8, "all of these together"),
-    Column("least", 8, "the peak of the device that needs least"),
-    Column("fits", 8, "the largest global batch for devices of {gib} GiB (--gib), to an eighth; –: none"),
-)
+# The heads of the table's columns, and what they mean: first the CATEGORIES.
+COLUMNS = {
+    "params": "parameters, the gathered ones too",
+    "grads": "gradients",
+    "optim.": "the optimizer's state",
+    "acts.": "activations, which forward keeps for backward",
+    "comm.": "DDP's buckets, DataParallel's copies, messages",
+    "temp.": "what an operation needs for a moment",
+    "peak": "all of these together",
+    "least": "the peak of the device that needs least",
+    "fits": "largest global batch for devices of {gib} GiB (--gib), to an eighth; –: none",
+}
 NOT_COUNTED = """
 Not counted: the CUDA context (some 0.5 GiB), workspaces of cuBLAS and cuDNN,
 NCCL's buffers, fragmentation. ZeRO-1 shares out whole parameters: the row is of
@@ -204,13 +194,13 @@ def steps(network: UserNetwork, setting: Setting) -> Iterator[Steps]:
 def print_heads(gib: int) -> None:
     """Print what each column means, and the heads of the columns."""
     print("MiB at the peak of a step on the device that needs most:")
-    for column in COLUMNS:
-        print(f"{column.head:<8} {column.meaning.format(gib=gib)}")
-    print(f"\n{'on devices':<18}{in_columns([column.head for column in COLUMNS])}")
+    for head, meaning in COLUMNS.items():
+        print(f"{head:<7} {meaning.format(gib=gib)}")
+    print(f"\n{in_columns('on devices', list(COLUMNS))}")
 
 
 def line_of(row: Row) -> str:
-    """The row in 84 columns: MiB of the fullest device by category, and of the emptiest, and the batch that fits."""
+    """The row in 81 columns: MiB of the fullest device by category, and of the emptiest, and the batch that fits."""
     if row.need is None:
         return f"{row.label:<18}" + shorten(f"cannot: {row.problem}", 62, placeholder=" …")
     peaks = totals(row.need)
@@ -219,11 +209,11 @@ def line_of(row: Row) -> str:
     if row.largest is None:
         fits = "cannot"
     cells = [*(mib(fullest[category]) for category in CATEGORIES), mib(max(peaks)), mib(min(peaks)), fits]
-    return f"{row.label:<18}{in_columns(cells)}"
+    return in_columns(row.label, cells)
 
 
-def in_columns(cells: list[str]) -> str:
-    return "".join(cell.rjust(column.width) for cell, column in zip(cells, COLUMNS, strict=True))
+def in_columns(label: str, cells: list[str]) -> str:
+    return f"{label:<18}" + "".join(f" {cell:>6}" for cell in cells)
 
 
 def mib(size: int) -> str:

@@ -249,4 +249,4 @@ def test_a_strategy_that_cannot_take_the_network_says_why_in_its_row(written, tm
     assert "input batch_size (2) to match target batch_size (4)" in problems["DataParallel"]
     assert "scalar parameters" in problems["ZeRO-2"]
     assert "DataParallel, 2   cannot: " in printed
-    assert max(map(len, printed.splitlines())) <= 84
+    assert max(map(len, printed.splitlines())) <= 81
