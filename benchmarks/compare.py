@@ -30,7 +30,7 @@ from common.weights import checksum, farthest
 
 EXACT = ["--dtype", "float64", "--no-dropout"]
 PROOF_STEPS = 10
-EVALUATION_RANKS = 3  # 10,000 samples do not divide by it: what pads or drops shows
+EVALUATION_RANKS = 3  # does not divide 10,000 samples, so that padding or dropping shows
 TIMEOUT = 900  # seconds, for any one part
 
 
@@ -118,7 +118,7 @@ class Comparison:
         """The weights' distance from level 00's after steps in float64, and the bytes on each device."""
         path = self.folder / f"{level.replace('/', '_')}.pt"
         baseline = self.folder / f"{self.levels[0]}.pt"
-        exact = [*EXACT, "--max-steps", str(PROOF_STEPS), "--save", str(path), *level_runs.FEW]
+        exact = [*EXACT, "--max-steps", str(PROOF_STEPS), "--save", str(path), *level_runs.EVALUATE_FEW]
         self.on_ranks(level, level_runs.train, [*self.flags(level), *exact])
         weights = torch.load(path, weights_only=True)
         result["max_weight_difference"] = farthest(weights, torch.load(baseline, weights_only=True))
@@ -148,7 +148,7 @@ class Comparison:
         self.report.setdefault("throughput", []).append(group)
 
     def account(self, devices: int) -> None:
-        """Memory of DataParallel and DDP on more devices than the levels ran on; in full, of what lowers it too."""
+        """Memory of DataParallel and DDP on several devices; with --full also of the wrappers that lower it."""
         if self.options.full:
             rows = memory.rows_on(devices, list(NETWORKS), memory.ALL_WRAPPERS)
         else:

@@ -19,11 +19,7 @@ SENT_BY_GLOO = "gloo:all_reduce"
 
 
 def record_rank(way: str, steps: int) -> list[RecordedStep]:
-    """Some steps of this rank, after a warm-up; a collective of all ranks.
-
-    Args:
-        way: a key of `benchmarks.harness.gradient_averaging.WAYS`.
-    """
+    """Some steps of this rank in one of `gradient_averaging.WAYS`, after a warm-up; a collective of all ranks."""
     with process_group():
         step = warmed_up(way)
         with profile(activities=[ProfilerActivity.CPU]) as profiler:

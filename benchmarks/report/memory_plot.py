@@ -11,6 +11,7 @@ COLOURS = dict(
     zip(CATEGORIES, (plots.BLUE, plots.ORANGE, plots.GREEN, plots.SKY, plots.VERMILION, plots.GREY), strict=True)
 )
 LEGEND = 0.58  # inches
+ABOVE_BARS = {"ha": "center", "va": "bottom", "fontsize": plots.SMALL, "bbox": plots.CLEAR}
 # What each rank has of BasicNet.
 SHARED_OUT = {
     "DDP": "everything",
@@ -59,7 +60,7 @@ def _devices(panel, row: dict, top: float) -> None:
     middle = start + (n - 1) / 2
     above = max(_heights(row)) + 0.03 * top
     ratio = f"ratio\n{spread(_heights(row)):.2f}"
-    panel.text(middle, above, ratio, ha="center", va="bottom", fontsize=plots.SMALL, bbox=plots.CLEAR)
+    panel.text(middle, above, ratio, **ABOVE_BARS)
 
 
 def _stack(panel, position: float, split: dict[str, int]) -> None:
@@ -89,9 +90,7 @@ def sharing(record: dict, path: Path) -> None:
         panel.grid(axis="y")
         panel.tick_params(axis="x", length=0)
         height = sum(ranks[0].values()) / 2**20
-        panel.text(
-            1.5, height + 0.03 * top, SHARED_OUT[name], ha="center", va="bottom", fontsize=plots.SMALL, bbox=plots.CLEAR
-        )
+        panel.text(1.5, height + 0.03 * top, SHARED_OUT[name], **ABOVE_BARS)
         panel.tick_params(axis="y", labelleft=panel is panels[0])
     panels[0].set_ylabel("MiB between two steps")
     plots.legend(figure, {category: COLOURS[category] for category in rows["DDP"][0]}, 3)

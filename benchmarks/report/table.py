@@ -28,12 +28,14 @@ def tables(report: dict) -> str:
 
 def _speeds(group: dict) -> str:
     pairs = {pair["of"]: pair for pair in group["pairs"] if pair["to"] == BASELINE}
-    sure = max((pair["confidence"] for pair in pairs.values()), default=0)
+    confidence = max((pair["confidence"] for pair in pairs.values()), default=0)
     lines = [f"Speed at {group['group']}, medians of {group['rounds']} rounds"]
     cores = {row["cores_per_device"] for row in group["rows"].values()} - {None}
     if cores:
         lines[0] += f", {quantity(min(cores), 'core')} for each device"
-    lines.append(SPEED_COLUMNS.format("level", "devices", "images/s", "spread", f"× level 00 ({sure:.0%} interval)"))
+    lines.append(
+        SPEED_COLUMNS.format("level", "devices", "images/s", "spread", f"× level 00 ({confidence:.0%} interval)")
+    )
     for name, row in group["rows"].items():
         ratio = "1" if name == BASELINE else MISSING
         if name in pairs:

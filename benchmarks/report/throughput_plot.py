@@ -1,5 +1,6 @@
 """The pictures of throughput, drawn from records alone: images per second, and what several devices reach of one."""
 
+import math
 from pathlib import Path
 
 from benchmarks.harness.rows import BASELINE
@@ -25,7 +26,7 @@ def speeds(report: dict, path: Path) -> None:
             panel.plot(row["samples"], [y] * len(row["samples"]), "o", color=INK, markersize=3.2, alpha=0.45)
         panel.set_title(f"Throughput, {group['group']}")
         right = top
-        if BASELINE in rows and _most_devices(group) > 1:
+        if _most_devices(group) > 1:
             ideal = _most_devices(group) * rows[BASELINE]["median"]
             panel.axvline(ideal, color=VERMILION, linestyle="--", linewidth=1.4)
             right = max(top, 1.02 * ideal)
@@ -66,7 +67,7 @@ def scaling(record: dict, path: Path) -> None:
     groups = [group for group in record["groups"] if speed_ups(group)]
     if not groups:
         return
-    lines = -(-len(groups) // COLUMNS)
+    lines = math.ceil(len(groups) / COLUMNS)
     most_rows = max(len(speed_ups(group)) for group in groups)
     figure, panels = subplots(lines, COLUMNS, 0.9 + lines * (0.4 * most_rows + 0.9))
     furthest = max(map(_most_devices, groups))  # an interval, or the dashed line

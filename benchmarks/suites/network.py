@@ -62,10 +62,11 @@ class WaitingRanks:
         self._nodes.limit(BANDWIDTHS[name])
 
     def throughput(self, batch: int, name: str | None = None) -> float:
-        """Images per second of both nodes at this bandwidth, by the slower rank's clock; without one of one node."""
+        """Images per second by the slower rank's clock: of both nodes at this bandwidth; of one node if it is None."""
+        nodes = 1
         if name is not None:
             self.limit(name)
-        nodes = 1 if name is None else 2
+            nodes = 2
         speeds = self.ask("throughput", nodes=nodes, batch_per_process=batch, steps=STEPS)
         return min(speeds[:nodes])
 

@@ -38,8 +38,7 @@ def devices_of(data_flags: tuple[str, ...], row: str, steps: int) -> timeline.Re
     script, level = SCRIPTS[row]
     cores = available_cores() // DEVICES
     flags = ["--device", "cpu", "--cores-per-device", str(cores)]
-    of_run = Steps(1 + WARM_UP_STEPS, steps)
-    argv = [*level.argv(of_run), *flags, *data_flags]
+    argv = [*level.argv(Steps(1 + WARM_UP_STEPS, steps)), *flags, *data_flags]  # the first step is not recorded
     recording = []
     for of_rank in ranks(level.processes, on_cpu=True).run(record_level, script, argv, cores):
         recording += [own[WARM_UP_STEPS:] for own in of_rank]

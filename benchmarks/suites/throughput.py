@@ -183,11 +183,10 @@ def _levels(batch_sizes: dict[int, int]) -> list[Configuration]:
     """Level 00 on one device, and the others on several; `batch_sizes` has the global batch by number of workers."""
     cores = cores_of_a_device(2)
     rows = [Configuration(BASELINE, 1, batch_sizes[1], cores)]
-    for level in ladder.levels():
-        if level != BASELINE:
-            for workers, batch_size in batch_sizes.items():
-                if workers > 1:
-                    rows.append(Configuration(level, workers, batch_size, cores))
+    for level in ladder.levels()[1:]:
+        for workers, batch_size in batch_sizes.items():
+            if workers > 1:
+                rows.append(Configuration(level, workers, batch_size, cores))
     return rows
 
 

@@ -67,8 +67,9 @@ def record(name: str, ways: tuple[str, ...], run: Callable[[str, int], Recording
     recordings: dict[str, list[Recording]] = {way: [] for way in ways}
 
     def sample(way: str) -> float:
-        recordings[way].append(run(way, steps))
-        return 1000 * statistics.fmean(_step_seconds(recordings[way][-1]))
+        recording = run(way, steps)
+        recordings[way].append(recording)
+        return 1000 * statistics.fmean(_step_seconds(recording))
 
     samples = measure({way: partial(sample, way) for way in ways}, options.rounds)
     lanes = {}

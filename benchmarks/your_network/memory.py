@@ -23,13 +23,13 @@ from benchmarks.your_network.spec import UserNetwork
 from benchmarks.your_network.strategies import Strategy
 from benchmarks.your_network.training import SMALLEST
 from common.errors import fail
-from common.memory import CATEGORIES, MemoryTracker, name_category
+from common.memory import MemoryTracker, name_category
 
 PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 WARM_UP_STEPS = 2  # DDP makes its final buckets in the second step
 GIB = 2**30
 HALVINGS = 3  # of the last doubling, so that the largest batch is known to an eighth
-# The heads of the table's columns, and what they mean: first the CATEGORIES.
+# The heads of the table's columns, and what they mean: first the categories of memory.
 COLUMNS = {
     "params": "parameters, the gathered ones too",
     "grads": "gradients",
@@ -205,11 +205,11 @@ def line_of(row: Row) -> str:
         return f"{row.label:<18}" + shorten(f"cannot: {row.problem}", 62, placeholder=" …")
     peaks = totals(row.need)
     fullest = row.need[peaks.index(max(peaks))]
-    fits = "–" if row.largest == 0 else str(row.largest)
+    fits = str(row.largest or "–")
     if row.largest is None:
         fits = "cannot"
-    cells = [*(mib(fullest[category]) for category in CATEGORIES), mib(max(peaks)), mib(min(peaks)), fits]
-    return in_columns(row.label, cells)
+    sizes = [*fullest.values(), max(peaks), min(peaks)]
+    return in_columns(row.label, [*map(mib, sizes), fits])
 
 
 def in_columns(label: str, cells: list[str]) -> str:

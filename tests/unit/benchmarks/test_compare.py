@@ -158,7 +158,7 @@ def train_with_one_sample_twice(level, flags, threads):
 
 def test_a_sample_in_anothers_place_is_inexact_although_as_many_are_counted(monkeypatch, tmp_path, report):
     comparison = Comparison(parse_options(["--dataset", "synthetic"]), tmp_path)
-    monkeypatch.setattr(comparison, "data_flags", lambda: ["--dataset", "synthetic", *level_runs.FEW])
+    monkeypatch.setattr(comparison, "data_flags", lambda: ["--dataset", "synthetic", *level_runs.EVALUATE_FEW])
     levels = report["levels"]
     for result in levels.values():
         result["run"]["evaluated"] = 100
