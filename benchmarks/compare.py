@@ -82,7 +82,6 @@ class Comparison:
         }
 
     def parts(self) -> dict[str, Callable[[], None]]:
-        """The parts, by their titles."""
         parts = {}
         for level in self.levels:
             parts[f"training {level}"] = partial(self.train, level)
@@ -186,14 +185,14 @@ def main() -> None:
         sys.exit(f"error: --out: {reason}")
     with tempfile.TemporaryDirectory() as folder:
         comparison = Comparison(options, Path(folder))
-        report = comparison.report
-        if warning := records.busy(report["began"]["load"], available_cores()):
+        if warning := records.busy(comparison.report["began"]["load"], available_cores()):
             print(warning, file=sys.stderr, flush=True)
         try:
             comparison.run()
         except KeyboardInterrupt:
             print("INTERRUPTED: nothing is written", file=sys.stderr)
             sys.exit(130)
+    report = comparison.report
     records.write_json(options.out / f"{COMPARISON}.json", report)
     print(summary(report))
     written = [f"{COMPARISON}.json", *draw(COMPARISON, report, options.out)]

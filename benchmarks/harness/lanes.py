@@ -1,8 +1,7 @@
 """Record what every thread of a rank does in a step that averages gradients.
 
 The spans come from torch's profiler, which sees the phases that `AveragedTraining` names, every node of autograd's
-graph, and every all-reduce on the thread of gloo that runs it. A communication hook would see less: it takes the place
-of the path that is to be shown.
+graph, and every all-reduce on the thread of gloo that runs it.
 """
 
 import time

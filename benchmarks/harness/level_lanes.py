@@ -71,11 +71,7 @@ def steps_of_devices(seen: list[Event], zero: float) -> list[list[RecordedStep]]
     A step lasts from the end of the optimizer's step before it to the end of its own.
     """
     updates = [event for event in seen if event.name.startswith(STEP_OF_OPTIMIZER)]
-    main = updates[0].thread
-    # A replica's forward has a thread of its own. All else is done on the main thread, which is device 0's.
-    replicas = sorted({event.thread for event in seen if event.name == FORWARD} - {main})
-    threads_of_devices = [{thread} for thread in replicas] or [set()]
-    threads_of_devices[0].add(main)
+    threads_of_devices = _threads_of_devices(seen, updates[0].thread)
     devices: list[list[RecordedStep]] = [[] for _ in threads_of_devices]
     for before, update in pairwise(updates):
         began = before.end
@@ -89,6 +85,14 @@ def steps_of_devices(seen: list[Event], zero: float) -> list[list[RecordedStep]]
             computing = _computing([event for event in inside if event.thread in threads], began)
             of_main = sorted(computing + _waiting(computing, seconds), key=lambda span: span.start)
             steps.append(RecordedStep(zero + began, seconds, of_main + sending))
+    return devices
+
+
+def _threads_of_devices(seen: list[Event], main: int) -> list[set[int]]:
+    """The threads of each device: a replica's forward has one of its own; all else is on the main one, device 0's."""
+    replicas = sorted({event.thread for event in seen if event.name == FORWARD} - {main})
+    devices = [{thread} for thread in replicas] or [set()]
+    devices[0].add(main)
     return devices
 
 

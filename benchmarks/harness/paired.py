@@ -6,7 +6,7 @@ in an order that is drawn anew for each round, with a seed. Two of them are comp
 ratio, or difference, in the same round. Its interval is a bootstrap's: the rounds are drawn again, with replacement,
 many times, and the interval holds the middle 95 % of the medians. The interval never leaves the samples, and n samples
 all lie on one side of the true median with a probability of 2 / 2^n. So no interval of 4 rounds holds it with more than
-87.5 %; `confidence` says it.
+87.5 %; `confidence` says it. From 6 rounds on 95 % is nominal: on normal samples it is 88 to 94 % (simulated).
 
 The spread of a row is the width of the middle half of its samples as a share of their median: (upper quartile − lower
 quartile) / median. It says how well the median is known without letting one disturbed round speak for all. A row is
@@ -86,7 +86,7 @@ def bootstrap(samples: list[float]) -> tuple[float, float]:
 
 
 def confidence(rounds: int) -> float:
-    """The confidence that an interval of so many rounds can claim: CONFIDENCE, or less if the rounds are few."""
+    """The nominal confidence of an interval of so many rounds: CONFIDENCE, or less if the rounds are few."""
     around_the_median = 1 - 2.0 ** (1 - rounds)
     return min(CONFIDENCE, around_the_median)
 

@@ -12,7 +12,7 @@ COLOURS = dict(
 )
 LEGEND = 0.58  # inches
 ABOVE_BARS = {"ha": "center", "va": "bottom", "fontsize": plots.SMALL, "bbox": plots.CLEAR}
-# What each rank has of BasicNet.
+# What each of the four ranks of `benchmarks.suites.sharing` has of BasicNet.
 SHARED_OUT = {
     "DDP": "everything",
     "FSDP": "1/4 of each\nparameter",
@@ -94,5 +94,5 @@ def sharing(record: dict, path: Path) -> None:
         panel.tick_params(axis="y", labelleft=panel is panels[0])
     panels[0].set_ylabel("MiB between two steps")
     plots.legend(figure, {category: COLOURS[category] for category in rows["DDP"][0]}, 3)
-    caption = "Simulated: every tensor charged to its rank. BasicNet, four ranks of level 02; a copy is 18 MiB"
+    caption = f"Simulated: every tensor charged to its rank. BasicNet, ranks of level 02; a copy is {top:.0f} MiB"
     plots.save(figure, path, caption, record["machine"], 0.32)

@@ -61,7 +61,7 @@ def levels(record: dict, path: Path) -> None:
     (group,) = record["groups"]
     rows = group["rows"]
     titles = {row: f"{row}: {rows[row]['median']:.0f} ms" for row in rows}
-    caption = f"One step of 64 images, medians of {group['rounds']} rounds"
+    caption = f"Medians of {group['rounds']} rounds: {group['group']}"
     _picture(lanes_of(group), titles, "device", caption, record["machine"], path)
 
 

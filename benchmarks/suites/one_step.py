@@ -38,7 +38,8 @@ def devices_of(data_flags: tuple[str, ...], row: str, steps: int) -> timeline.Re
     script, level = SCRIPTS[row]
     cores = available_cores() // DEVICES
     flags = ["--device", "cpu", "--cores-per-device", str(cores)]
-    argv = [*level.argv(Steps(1 + WARM_UP_STEPS, steps)), *flags, *data_flags]  # the first step is not recorded
+    of_run = Steps(1 + WARM_UP_STEPS, steps)  # the first step is not recorded
+    argv = [*level.argv(of_run), *flags, *data_flags]
     recording = []
     for of_rank in ranks(level.processes, on_cpu=True).run(record_level, script, argv, cores):
         recording += [own[WARM_UP_STEPS:] for own in of_rank]
