@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -31,7 +30,7 @@ from common.weights import checksum, farthest
 
 EXACT = ["--dtype", "float64", "--no-dropout"]
 PROOF_STEPS = 10
-EVALUATION_RANKS = 3  # 10,000 samples do not divide by it: what pads or drops shows
+EVALUATION_RANKS = 3  # does not divide 10,000 samples, so that padding or dropping shows
 TIMEOUT = 900  # seconds, for any one part
 
 
@@ -62,18 +61,12 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
-class Part(NamedTuple):
-    """A part of a comparison."""
-
-    title: str
-    run: Callable[[], None]
-
-
 class Comparison:
-    """The parts of one comparison, and what came of them."""
+    """The parts of one comparison, and what came of them. The weights that are compared are saved in `folder`."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.options = options
+        self.folder = folder
         self.levels = ladder.levels()
         self.cores_per_device = throughput.cores_of_a_device(options.world_size)
         self.report = {
@@ -88,35 +81,31 @@ class Comparison:
             "sharded": {script: {} for script in ladder.SHARDED},
         }
 
-    def parts(self) -> list[Part]:
-        parts = []
+    def parts(self) -> dict[str, Callable[[], None]]:
+        parts = {}
         for level in self.levels:
-            parts.append(Part(f"training {level}", partial(self.train, level)))
+            parts[f"training {level}"] = partial(self.train, level)
         for script, result in (self.report["levels"] | self.report["sharded"]).items():
-            parts.append(Part(f"weights and memory of {script}", partial(self.prove, script, result)))
+            parts[f"weights and memory of {script}"] = partial(self.prove, script, result)
         for level in (BASELINE, *ladder.DISTRIBUTED):
-            parts.append(Part(f"evaluation of {level}", partial(self.evaluate, level)))
+            parts[f"evaluation of {level}"] = partial(self.evaluate, level)
         for size in self.options.batch_sizes:
-            parts.append(Part(f"timing all levels in turn, batch {size}", partial(self.time, size)))
+            parts[f"timing all levels in turn, batch {size}"] = partial(self.time, size)
         for devices in (2, 4, 8):
-            parts.append(Part(f"memory on {devices} devices", partial(self.account, devices)))
+            parts[f"memory on {devices} devices"] = partial(self.account, devices)
         return parts
 
     def run(self) -> None:
         """Run every part. The first one that fails ends the comparison, and nothing is written."""
         form = "{desc}: {n_fmt} of {total_fmt} |{bar}| {elapsed}"
         # disable=None: silent where stderr is not a terminal.
-        with (
-            tempfile.TemporaryDirectory() as name,
-            tqdm(self.parts(), leave=False, disable=None, bar_format=form, ncols=79) as parts,
-        ):
-            self.folder = Path(name)
-            for part in parts:
-                parts.set_description_str(part.title)
+        with tqdm(self.parts().items(), leave=False, disable=None, bar_format=form, ncols=79) as progress:
+            for title, run in progress:
+                progress.set_description_str(title)
                 try:
-                    part.run()
+                    run()
                 except (RankFailed, ValueError) as failure:
-                    sys.exit(f"{failure}\nFAILED: {part.title}")
+                    sys.exit(f"{failure}\nFAILED: {title}")
         self.report["ended"] = records.run_metadata()
 
     def train(self, level: str) -> None:
@@ -128,7 +117,7 @@ class Comparison:
         """The weights' distance from level 00's after steps in float64, and the bytes on each device."""
         path = self.folder / f"{level.replace('/', '_')}.pt"
         baseline = self.folder / f"{self.levels[0]}.pt"
-        exact = [*EXACT, "--max-steps", str(PROOF_STEPS), "--save", str(path), *level_runs.FEW]
+        exact = [*EXACT, "--max-steps", str(PROOF_STEPS), "--save", str(path), *level_runs.EVALUATE_FEW]
         self.on_ranks(level, level_runs.train, [*self.flags(level), *exact])
         weights = torch.load(path, weights_only=True)
         result["max_weight_difference"] = farthest(weights, torch.load(baseline, weights_only=True))
@@ -158,7 +147,7 @@ class Comparison:
         self.report.setdefault("throughput", []).append(group)
 
     def account(self, devices: int) -> None:
-        """Memory of DataParallel and DDP on more devices than the levels ran on; in full, of what lowers it too."""
+        """Memory of DataParallel and DDP on several devices; with --full also of the wrappers that lower it."""
         if self.options.full:
             rows = memory.rows_on(devices, list(NETWORKS), memory.ALL_WRAPPERS)
         else:
@@ -167,7 +156,9 @@ class Comparison:
 
     def on_ranks(self, level: str, job: Callable, flags: list[str], processes: int | None = None) -> list:
         """A job of `benchmarks.harness.level_runs` on the processes of this level, which share the cores."""
-        processes = (processes or self.options.world_size) if ladder.is_distributed(level) else 1
+        processes = processes or self.options.world_size
+        if not ladder.is_distributed(level):
+            processes = 1
         threads = max(1, available_cores() // processes)
         on_cpu = job is level_runs.peaks or processes > torch.cuda.device_count()  # nccl needs a GPU for each process
         return ranks(processes, on_cpu).run(job, level, flags, threads, timeout=TIMEOUT)
@@ -192,15 +183,16 @@ def main() -> None:
     options = parse_options()
     if reason := records.why_not_writable(options.out):
         sys.exit(f"error: --out: {reason}")
-    comparison = Comparison(options)
+    with tempfile.TemporaryDirectory() as folder:
+        comparison = Comparison(options, Path(folder))
+        if warning := records.busy(comparison.report["began"]["load"], available_cores()):
+            print(warning, file=sys.stderr, flush=True)
+        try:
+            comparison.run()
+        except KeyboardInterrupt:
+            print("INTERRUPTED: nothing is written", file=sys.stderr)
+            sys.exit(130)
     report = comparison.report
-    if warning := records.busy(report["began"]["load"], available_cores()):
-        print(warning, file=sys.stderr, flush=True)
-    try:
-        comparison.run()
-    except KeyboardInterrupt:
-        print("INTERRUPTED: nothing is written", file=sys.stderr)
-        sys.exit(130)
     records.write_json(options.out / f"{COMPARISON}.json", report)
     print(summary(report))
     written = [f"{COMPARISON}.json", *draw(COMPARISON, report, options.out)]

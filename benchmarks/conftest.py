@@ -16,8 +16,7 @@ from common.data import mnist_on_disk
 
 FULL_ROUNDS = 10
 QUICK_ROUNDS = 2
-REPLAYED = "pytest-benchmark's table shows these durations again: the rows of a group took turns before its first test."
-LITTLE = "--quick: a few short rounds show that everything runs; these numbers say little."
+ABOUT_PLUGIN = "pytest-benchmark's table shows these durations again. Rows took turns before a group's first test."
 
 # Of each suite the records of its groups, in the order in which they were measured.
 MEASURED = pytest.StashKey[dict[str, list[dict]]]()
@@ -67,7 +66,7 @@ def pytest_terminal_summary(terminalreporter, config):
             for note in group.get("skipped", []):
                 write_line(f"not measured: {note}")
     if config.stash[MEASURED] and not config.option.benchmark_quiet:
-        write_line(REPLAYED)
+        write_line(ABOUT_PLUGIN)
     folder = config.getoption("--record", None)
     if folder:
         written = []
@@ -75,8 +74,6 @@ def pytest_terminal_summary(terminalreporter, config):
             record = records.write(folder, suite, groups, groups[0]["began"], groups[-1]["ended"])
             written += [f"{suite}.json", *pictures.draw(suite, record, folder)]
         write_line(f"written to {folder}: {', '.join(written)}")
-    if config.getoption("--quick", False):
-        write_line(LITTLE)
 
 
 @pytest.fixture(scope="session")

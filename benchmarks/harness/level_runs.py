@@ -15,8 +15,8 @@ from common.instruments import prepare_process
 from common.memory import track_memory
 
 ACCOUNTED_STEPS = 3  # DDP has its final buckets from the second step on
-FEW = ["--eval-samples", "100"]
-SIMULATED = ["--device", "cpu", "--max-steps", str(ACCOUNTED_STEPS), *FEW]
+EVALUATE_FEW = ["--eval-samples", "100"]
+SIMULATED = ["--device", "cpu", "--max-steps", str(ACCOUNTED_STEPS), *EVALUATE_FEW]
 STATE = ("parameters", "gradients", "optimizer state")
 load = functools.cache(ladder.load)
 
@@ -32,7 +32,7 @@ def train(level: str, flags: Sequence[str], threads: int) -> dict:
 
 
 def peaks(level: str, flags: list[str], threads: int) -> list[dict[str, int]]:
-    """The bytes on each device that this process stands for, the rank's or all replicas', at its peak.
+    """The peak bytes of each device of this process: of its rank, or of every replica.
 
     They are simulated on the CPU, on machines with GPUs too: replicas that share a GPU would be charged to it together,
     and the threads of `nn.DataParallel` are not seen.
@@ -45,7 +45,7 @@ def peaks(level: str, flags: list[str], threads: int) -> list[dict[str, int]]:
 def held(level: str, flags: Sequence[str], threads: int) -> dict[str, int]:
     """The bytes of parameters, gradients and optimizer state on this rank when the optimizer has taken its last step.
 
-    What a rank gathers of the others' it has given back by then.
+    By then the rank has freed what it gathered from the others.
     """
     moments = []
     with track_memory() as tracker:

@@ -4,10 +4,9 @@ A machine's speed drifts, with its temperature and with its other users. What is
 drift; what takes turns shares it. So every timing of the benchmarks takes one sample of each contestant in every round,
 in an order that is drawn anew for each round, with a seed. Two of them are compared by the median over rounds of their
 ratio, or difference, in the same round. Its interval is a bootstrap's: the rounds are drawn again, with replacement,
-many times, and the interval holds the middle 95 % of the medians. A promise is judged by the interval, if there were
-at least FEWEST_ROUNDS: the interval never leaves the samples, and n samples all lie on one side of the true median with
-a probability of 2 / 2^n. So no interval of 4 rounds holds it with more than 87.5 %; `confidence` says it. From 6 rounds
-on it is 88 to 94 % on normal samples (simulated): a bootstrap of few samples is somewhat too narrow.
+many times, and the interval holds the middle 95 % of the medians. The interval never leaves the samples, and n samples
+all lie on one side of the true median with a probability of 2 / 2^n. So no interval of 4 rounds holds it with more than
+87.5 %; `confidence` says it. From 6 rounds on 95 % is nominal: on normal samples it is 88 to 94 % (simulated).
 
 The spread of a row is the width of the middle half of its samples as a share of their median: (upper quartile − lower
 quartile) / median. It says how well the median is known without letting one disturbed round speak for all. A row is
@@ -45,15 +44,11 @@ class Summary:
 
     @property
     def noisy(self) -> bool:
-        """Is the spread over 15 %?"""
         return self.spread > NOISY
 
 
 def order(names: list[str], turn: int) -> list[str]:
-    """The names in the order of round number `turn`: a random permutation, the same in every run.
-
-    Source: the seed is a text, which Python's `random.Random` hashes in the same way everywhere.
-    """
+    """The names in the order of round number `turn`: a random permutation, the same in every run."""
     dice = random.Random(f"{SEED} {turn}")
     return dice.sample(names, len(names))
 
@@ -91,7 +86,7 @@ def bootstrap(samples: list[float]) -> tuple[float, float]:
 
 
 def confidence(rounds: int) -> float:
-    """The confidence that an interval of so many rounds can claim: CONFIDENCE, or less if the rounds are few."""
+    """The nominal confidence of an interval of so many rounds: CONFIDENCE, or less if the rounds are few."""
     around_the_median = 1 - 2.0 ** (1 - rounds)
     return min(CONFIDENCE, around_the_median)
 

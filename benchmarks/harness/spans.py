@@ -14,6 +14,7 @@ COPIES = "copies"
 OPTIMIZER = "optimizer"
 SENDING = "sending"
 WAITING = "waiting"
+MAIN = "main thread"  # the lane that computes
 
 
 class Span(NamedTuple):
@@ -25,6 +26,19 @@ class Span(NamedTuple):
     end: float
 
 
+class RecordedStep(NamedTuple):
+    """The spans of one step of one process.
+
+    Attributes:
+        began: when the step began, by the clock that all processes of a machine share, in seconds.
+        seconds: how long it took.
+    """
+
+    began: float
+    seconds: float
+    spans: list[Span]
+
+
 def to_spans(lists: list[list]) -> list[Span]:
     """The spans that JSON has made lists of."""
     return [Span(*fields) for fields in lists]
@@ -32,18 +46,18 @@ def to_spans(lists: list[list]) -> list[Span]:
 
 def intervals(spans: Iterable[Span], name: str) -> list[tuple[float, float]]:
     """Intervals in which at least one span of this name was under way; they do not touch, and are in order."""
+    return join((span.start, span.end) for span in spans if span.name == name)
+
+
+def join(intervals: Iterable[tuple[float, float]], gap: float = 0.0) -> list[tuple[float, float]]:
+    """The intervals in order, with those as one that overlap or have no more than `gap` between them."""
     joined: list[tuple[float, float]] = []
-    for start, end in sorted((span.start, span.end) for span in spans if span.name == name):
-        if joined and start <= joined[-1][1]:
+    for start, end in sorted(intervals):
+        if joined and start <= joined[-1][1] + gap:
             start, end_before = joined.pop()
             end = max(end_before, end)
         joined.append((start, end))
     return joined
-
-
-def busy_seconds(spans: Iterable[Span], name: str) -> float:
-    """For how long at least one span of this name was under way."""
-    return sum(end - start for start, end in intervals(spans, name))
 
 
 def common_seconds(spans: list[Span], one: str, other: str) -> float:
@@ -57,7 +71,7 @@ def common_seconds(spans: list[Span], one: str, other: str) -> float:
 
 def hidden_share(spans: list[Span]) -> float:
     """The share of the all-reduces' time that lies within backward; 0 where there is no all-reduce."""
-    sending = busy_seconds(spans, ALL_REDUCE)
+    sending = sum(end - start for start, end in intervals(spans, ALL_REDUCE))
     if not sending:
         return 0.0
     return common_seconds(spans, BACKWARD, ALL_REDUCE) / sending

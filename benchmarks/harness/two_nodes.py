@@ -48,8 +48,8 @@ class Nodes:
     def torchrun(self, node: int, arguments: list[str], processes: int = 1, settings: str = "", **options):
         """torchrun's agent for `node`, of two with `processes` ranks each; `settings` are added to `--rdzv-conf`.
 
-        `arguments` may begin with more flags of torchrun. A namespace has no name of its own: which node hosts the
-        rendezvous, and by which address a node is reached, must be said.
+        `arguments` may begin with more flags of torchrun. A namespace has no host name, so torchrun gets the address of
+        each node, and is told which one hosts the rendezvous.
         """
         is_host = f"is_host={'true' if node == 0 else 'false'}"
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", str(processes)]

@@ -5,17 +5,18 @@ gives no memory to pages that nobody writes to, so a step that would need 40 GiB
 tensors these are ordinary CPU tensors: DDP's C++ code, FSDP and optimizers work on them, and
 `common.memory.track_memory` counts their storages.
 
-An operation takes one of four ways:
+An operation takes the first of these ways that fits it:
 
-- If all its tensors are small, it is computed, because optimizers and wrappers read step counts and sizes. A tensor is
-  small if its storage is: a slice of a large tensor holds arbitrary numbers, and computing with them as indices would
-  write to arbitrary addresses.
-- If it makes a view, it runs, because it writes nothing.
-- If it writes to its arguments, they are returned as they are.
-- Else a fake tensor tells the layout of the results, which are allocated.
+1. If it makes a view or reads a number, it runs, because it writes nothing.
+2. If it sends, the fake process group gets empty tensors, because it would copy large ones.
+3. If the shape of its result depends on numbers, as with a mask, it raises DependsOnNumbers.
+4. If all its tensors are small, it is computed, because optimizers and wrappers read step counts and sizes. A tensor is
+   small if its storage is: a slice of a large tensor holds arbitrary numbers, and computing with them as indices would
+   write to arbitrary addresses.
+5. If it writes to its arguments, they are returned as they are.
+6. Else a fake tensor tells the layout of the results, which are allocated.
 
-The numbers of large tensors mean nothing. So a network whose shapes depend on them, as by a mask, raises
-DependsOnNumbers; one that only reads them, as `tolist` does, gets arbitrary ones.
+The numbers of large tensors mean nothing: a network that only reads them, as `tolist` does, gets arbitrary ones.
 """
 
 import functools
@@ -118,22 +119,21 @@ class _WithoutComputing(TorchDispatchMode):
         kwargs = kwargs or {}
         leaves = flat((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        if _changes_metadata_only(func) or func in _READ_NUMBERS or func.namespace == "profiler":
-            return func(*args, **kwargs)  # it computes nothing
-        if func.namespace == "c10d":  # a fake process group copies its inputs, so it gets empty ones
-            if not all(map(_is_small, tensors)):
+        are_small = all(map(_is_small, tensors))
+        # The numbers are those of the ways in the docstring above.
+        if _changes_metadata_only(func) or func in _READ_NUMBERS or func.namespace == "profiler":  # 1
+            return func(*args, **kwargs)
+        if func.namespace == "c10d":  # 2
+            if not are_small:
                 args, kwargs = tree_map_only(Tensor, lambda tensor: tensor[:0], (args, kwargs))
             return func(*args, **kwargs)
-        if _shape_depends_on_numbers(func, tensors):
+        if _shape_depends_on_numbers(func, tensors):  # 3
             raise DependsOnNumbers(f"the result of {func} has a shape that depends on numbers")
-        if tensors and func not in _UNFILLED and all(map(_is_small, tensors)):
+        if tensors and are_small and func not in _UNFILLED:  # 4
             return func(*args, **kwargs)
-        if _writes_to_arguments(func):
-            written = [_argument(func, result.alias_info, args, kwargs) for result in func._schema.returns]
-            if len(written) < 2:
-                return written[0] if written else None
-            return tuple(written)
-        layouts = self._layouts_of_results(func, args, kwargs, leaves)
+        if _writes_to_arguments(func):  # 5
+            return _written_arguments(func, args, kwargs)
+        layouts = self._layouts_of_results(func, args, kwargs, leaves)  # 6
         return tree_map(partial(_allocated, tensors), layouts, is_leaf=lambda leaf: isinstance(leaf, Layout))
 
     def _layouts_of_results(self, func, args, kwargs, leaves) -> Any:
@@ -163,7 +163,7 @@ class _WithoutComputing(TorchDispatchMode):
 
 
 def flat(nested: Any) -> list:
-    """The leaves of an operation's arguments or results; each list comes after its length."""
+    """The leaves of an operation's arguments or results, each list after its length: [1], 2 is not 1, [2]."""
     if isinstance(nested, dict):
         nested = [*nested, *nested.values()]
     if not isinstance(nested, list | tuple):
@@ -217,6 +217,14 @@ def _writes_to_arguments(func: torch._ops.OpOverload) -> bool:
     """True where all that the operation returns, perhaps nothing, are arguments that it has written to."""
     aliases = [result.alias_info for result in func._schema.returns]
     return all(alias is not None and alias.is_write for alias in aliases)
+
+
+def _written_arguments(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """What the operation returns: nothing, the one argument that it writes to, or a tuple of several."""
+    written = [_argument(func, result.alias_info, args, kwargs) for result in func._schema.returns]
+    if not written:
+        return None
+    return written[0] if len(written) == 1 else tuple(written)
 
 
 def _argument(func: torch._ops.OpOverload, alias: Any, args: tuple, kwargs: dict[str, Any]) -> Any:

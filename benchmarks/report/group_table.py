@@ -1,5 +1,7 @@
 """A group of a suite in the terminal, in 80 columns."""
 
+from benchmarks.harness.paired import confidence
+
 WIDTH = 80
 
 
@@ -13,8 +15,8 @@ def table(group: dict) -> str:
         noisy = " *" if row["noisy"] else ""
         lines.append(f"  {name:<40}{number(row['median']):>10}{quartiles:>17}{row['spread']:>8.1%}{noisy}")
     if group["pairs"]:
-        sure = min(pair["confidence"] for pair in group["pairs"])
-        lines.append(f"{f'({sure:.0%} interval)':>{WIDTH - 1}}")
+        interval = f"({confidence(group['rounds']):.0%} interval)"
+        lines.append(f"{interval:>{WIDTH - 1}}")
     for pair in group["pairs"]:
         sign = "/" if pair["kind"] == "ratio" else "−"
         shown = "{:.3f}".format if sign == "/" else number

@@ -3,25 +3,16 @@
 from pathlib import Path
 
 from benchmarks.harness.rows import DATA_PARALLEL, DDP, totals
-from benchmarks.report.plots import (
-    BLUE,
-    CLEAR,
-    GREEN,
-    GREY,
-    ORANGE,
-    SKY,
-    SMALL,
-    VERMILION,
-    legend,
-    save,
-    subplots,
-)
+from benchmarks.report import plots
 from benchmarks.report.verdicts import spread
 from common.memory import CATEGORIES
 
-COLOURS = dict(zip(CATEGORIES, (BLUE, ORANGE, GREEN, SKY, VERMILION, GREY), strict=True))
+COLOURS = dict(
+    zip(CATEGORIES, (plots.BLUE, plots.ORANGE, plots.GREEN, plots.SKY, plots.VERMILION, plots.GREY), strict=True)
+)
 LEGEND = 0.58  # inches
-# What each rank has of BasicNet.
+ABOVE_BARS = {"ha": "center", "va": "bottom", "fontsize": plots.SMALL, "bbox": plots.CLEAR}
+# What each of the four ranks of `benchmarks.suites.sharing` has of BasicNet.
 SHARED_OUT = {
     "DDP": "everything",
     "FSDP": "1/4 of each\nparameter",
@@ -35,7 +26,7 @@ def all_devices(report: dict, path: Path) -> None:
     titles = {row["network"]: f"{row['title']}, global batch {row['global_batch_size']}" for row in rows}
     counts = sorted({row["devices"] for row in rows})
     widths = [count + 2.5 for count in counts]
-    figure, panels = subplots(len(titles), len(counts), 1.85 + 2.7 * len(titles), widths)
+    figure, panels = plots.subplots(len(titles), len(counts), 1.85 + 2.7 * len(titles), widths)
     for line, network in enumerate(titles):
         own = [row for row in rows if row["network"] == network]
         top = max(max(_heights(row)) for row in own)
@@ -55,9 +46,9 @@ def all_devices(report: dict, path: Path) -> None:
                 panel.set_ylabel("peak MiB per device")
                 panel.text(0, 1.06, titles[network], transform=panel.transAxes, weight="bold", in_layout=False)
             panel.set_xlabel(f"{devices} devices")
-    legend(figure, COLOURS, 3)
-    told = "Simulated: every tensor charged to its device. DP: DataParallel; ratio: fullest / emptiest device"
-    save(figure, path, told, report["machine"], LEGEND)
+    plots.legend(figure, COLOURS, 3)
+    caption = "Simulated: every tensor charged to its device. DP: DataParallel; ratio: fullest / emptiest device"
+    plots.save(figure, path, caption, report["machine"], LEGEND)
 
 
 def _devices(panel, row: dict, top: float) -> None:
@@ -69,7 +60,7 @@ def _devices(panel, row: dict, top: float) -> None:
     middle = start + (n - 1) / 2
     above = max(_heights(row)) + 0.03 * top
     ratio = f"ratio\n{spread(_heights(row)):.2f}"
-    panel.text(middle, above, ratio, ha="center", va="bottom", fontsize=SMALL, bbox=CLEAR)
+    panel.text(middle, above, ratio, **ABOVE_BARS)
 
 
 def _stack(panel, position: float, split: dict[str, int]) -> None:
@@ -89,7 +80,7 @@ def sharing(record: dict, path: Path) -> None:
     """What each of four ranks holds of parameters, gradients and optimizer state under DDP, FSDP and on a mesh."""
     rows = record["rows"]
     top = sum(rows["DDP"][0].values()) / 2**20  # a whole copy
-    figure, panels = subplots(1, len(rows), 4.3)
+    figure, panels = plots.subplots(1, len(rows), 4.3)
     for panel, (name, ranks) in zip(panels, rows.items(), strict=True):
         for rank, split in enumerate(ranks):
             _stack(panel, rank, split)
@@ -99,9 +90,9 @@ def sharing(record: dict, path: Path) -> None:
         panel.grid(axis="y")
         panel.tick_params(axis="x", length=0)
         height = sum(ranks[0].values()) / 2**20
-        panel.text(1.5, height + 0.03 * top, SHARED_OUT[name], ha="center", va="bottom", fontsize=SMALL, bbox=CLEAR)
+        panel.text(1.5, height + 0.03 * top, SHARED_OUT[name], **ABOVE_BARS)
         panel.tick_params(axis="y", labelleft=panel is panels[0])
     panels[0].set_ylabel("MiB between two steps")
-    legend(figure, {category: COLOURS[category] for category in rows["DDP"][0]}, 3)
-    told = "Simulated: every tensor charged to its rank. BasicNet, four ranks of level 02; a copy is 18 MiB"
-    save(figure, path, told, record["machine"], 0.32)
+    plots.legend(figure, {category: COLOURS[category] for category in rows["DDP"][0]}, 3)
+    caption = f"Simulated: every tensor charged to its rank. BasicNet, ranks of level 02; a copy is {top:.0f} MiB"
+    plots.save(figure, path, caption, record["machine"], 0.32)

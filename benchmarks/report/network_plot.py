@@ -13,8 +13,8 @@ def picture(record: dict, path: Path) -> None:
     for panel, batch in zip(panels, batches, strict=True):
         _panel(panel, group, batch)
     panels[-1].set_xlabel("images per second, both nodes")
-    told = f"Measured: medians of {group['rounds']} rounds in turn, and quartiles; × paired ratio to one node"
-    save(figure, path, f"{told}. Dashed: twice one node", record["machine"])
+    caption = f"Measured: medians of {group['rounds']} rounds in turn, and quartiles; × paired ratio to one node"
+    save(figure, path, f"{caption}. Dashed: twice one node", record["machine"])
 
 
 def _panel(panel, group: dict, batch: int) -> None:

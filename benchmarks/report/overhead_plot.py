@@ -33,5 +33,5 @@ def picture(record: dict, path: Path) -> None:
         panel.text(0.012, 1.03, title, transform=blend, weight="bold", in_layout=False)
     panels[-1].set_xlabel("µs added to a step")
     legend(figure, {"this repository": BLUE, "other libraries": ORANGE}, 2, 2.0)
-    told = f"Measured on one thread: medians of {group['rounds']} paired rounds, and quartiles"
-    save(figure, path, told, record["machine"], top=0.36)
+    caption = f"Measured on one thread: medians of {group['rounds']} paired rounds, and quartiles"
+    save(figure, path, caption, record["machine"], top=0.36)

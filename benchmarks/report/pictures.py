@@ -4,18 +4,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks.report import (
-    memory_plot,
-    network_plot,
-    overhead_plot,
-    throughput_plot,
-    timeline_plot,
-)
+from benchmarks.report import memory_plot, network_plot, overhead_plot, throughput_plot, timeline_plot
 from benchmarks.report.plots import STYLE
 
 COMPARISON = "results"
-# By the record's name, by the picture's file. A function of the record and the path, which draws nothing where the
-# record has nothing to show.
+# The functions that draw pictures, by the names of the record and of the picture's file. Each takes the record and the
+# path, and draws nothing where the record has nothing to show.
 PICTURES: dict[str, dict[str, Callable[[dict, Path], None]]] = {
     COMPARISON: {
         "throughput.png": throughput_plot.speeds,

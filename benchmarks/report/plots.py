@@ -91,11 +91,11 @@ def subplots(
     return figure, list(panels.flat)
 
 
-def save(figure, path: Path, told: str, machine: dict, top: float = 0.0) -> None:
-    """Write the figure, complete or not at all, with `told` and the machine below it; `top` inches stay free above."""
+def save(figure, path: Path, caption: str, machine: dict, top: float = 0.0) -> None:
+    """Write the figure, complete or not at all, with caption and machine below; `top` inches stay free above."""
     gpus = f"{len(machine['gpus'])} × {machine['gpus'][0]}" if machine["gpus"] else "no GPU"
     place = f"{machine['processor']}, {machine['cores']} CPU cores, {gpus}, torch {machine['torch']}"
-    lines = textwrap.wrap(f"{told}. {place}.", 81)
+    lines = textwrap.wrap(f"{caption}. {place}.", 81)
     height = figure.get_figheight()
     bottom = 0.225 * len(lines) + 0.1
     figure.text(0.012, 0.06 / height, "\n".join(lines), fontsize=SMALL, color=SOFT, va="bottom", linespacing=1.3)

@@ -1,7 +1,6 @@
 """The generated parts of the pages: of the ladder's scripts here, of recorded results by `page_tables`.
 
 python -m benchmarks.report.readmes
-python -m benchmarks.report.readmes --check
 
 Run it after a change of these. A part stands between two comments that no reader sees, `<!-- NAME ARGUMENTS -->` and
 `<!-- /NAME -->`; NAME is one of PARTS. What stands around it is written by hand and stays.
@@ -12,7 +11,6 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 
 from benchmarks.report import page_tables
@@ -52,16 +50,18 @@ def renewed(text: str) -> str:
 
 def diff(before: str, after: str, with_old: bool = True) -> str:
     """All lines that change from one script to another, but for imports, blank lines and the docstrings on top."""
-    blocks = []
-    for hunk in diffs.diff(ladder.named(before), ladder.named(after)):
+    hunks = diffs.diff(ladder.named(before), ladder.named(after))
+    if hunks[-1].kind == "equal":
+        hunks.pop()  # nothing changes after it
+    lines = []
+    for hunk in hunks:
         if hunk.kind == "equal":
-            blocks.append(_shared(hunk.after))
+            lines += _shared(hunk.after)
         else:
-            blocks.append(_marked("- ", hunk.before) if with_old else [])
-            blocks.append(_marked("+ ", hunk.after))
-    if hunk.kind == "equal":
-        blocks.pop()
-    return "\n".join(["```diff", *chain.from_iterable(blocks), "```"])
+            if with_old:
+                lines += _marked("- ", hunk.before)
+            lines += _marked("+ ", hunk.after)
+    return "\n".join(["```diff", *lines, "```"])
 
 
 def added(before: str, after: str) -> str:
@@ -74,10 +74,11 @@ def _marked(sign: str, lines: tuple[str, ...]) -> list[str]:
 
 
 def _shared(lines: tuple[str, ...]) -> list[str]:
-    told = _marked("  ", lines)
-    if len(told) <= 2 * CONTEXT + 1:
-        return told
-    return [*told[:CONTEXT], "  …", *told[-CONTEXT:]]
+    """The first and the last of some equal lines."""
+    shared = _marked("  ", lines)
+    if len(shared) <= 2 * CONTEXT + 1:
+        return shared
+    return [*shared[:CONTEXT], "  …", *shared[-CONTEXT:]]
 
 
 # What a level does for its reader, and what the reader has to know for it.
@@ -128,29 +129,20 @@ PARTS: dict[str, Callable[..., str]] = {
 }
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.report.readmes", description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where a part has drifted")
-    options = parser.parse_args(argv)
-    drifted = [path for path in readmes() if _has_drifted(path)]
-    for path in drifted:
-        name = path.relative_to(ladder.ROOT)
-        if options.check:
-            print(f"{name} has drifted")
-        else:
-            path.write_text(renewed(path.read_text()))
-            print(f"{name} is written again")
-    if drifted and options.check:
-        sys.exit("python -m benchmarks.report.readmes writes the pages again")
-
-
-def _has_drifted(path: Path) -> bool:
-    """Are a README's parts other than they should be? The program ends where one cannot be written."""
-    text = path.read_text()
-    try:
-        return renewed(text) != text
-    except ValueError as error:
-        sys.exit(f"error: {path.relative_to(ladder.ROOT)}: {error}")
+def main() -> None:
+    argparse.ArgumentParser(
+        prog="python -m benchmarks.report.readmes", description=__doc__.splitlines()[0]
+    ).parse_args()
+    for path in readmes():
+        page = path.relative_to(ladder.ROOT)
+        before = path.read_text()
+        try:
+            text = renewed(before)
+        except ValueError as error:
+            sys.exit(f"error: {page}: {error}")
+        if text != before:
+            path.write_text(text)
+            print(f"{page} is written again")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The pictures of throughput, drawn from records alone: images per second, and what several devices reach of one."""
 
+import math
 from pathlib import Path
 
 from benchmarks.harness.rows import BASELINE
@@ -25,14 +26,14 @@ def speeds(report: dict, path: Path) -> None:
             panel.plot(row["samples"], [y] * len(row["samples"]), "o", color=INK, markersize=3.2, alpha=0.45)
         panel.set_title(f"Throughput, {group['group']}")
         right = top
-        if BASELINE in rows and _most_devices(group) > 1:
+        if _most_devices(group) > 1:
             ideal = _most_devices(group) * rows[BASELINE]["median"]
             panel.axvline(ideal, color=VERMILION, linestyle="--", linewidth=1.4)
             right = max(top, 1.02 * ideal)
         panel.set_xlim(0, 1.27 * right)
     panels[-1].set_xlabel("images per second")
-    told = f"Measured: medians of {groups[0]['rounds']} rounds in turn, quartiles, and every round as a dot"
-    save(figure, path, f"{told}; × paired ratio to level 00. {_about_devices(groups[0])}", report["machine"])
+    caption = f"Measured: medians of {groups[0]['rounds']} rounds in turn, quartiles, and every round as a dot"
+    save(figure, path, f"{caption}; × paired ratio to level 00. {_about_devices(groups[0])}", report["machine"])
 
 
 def _speed(name: str, row: dict, ratio: float | None) -> Bar:
@@ -55,10 +56,10 @@ def _most_devices(group: dict) -> int:
 def _about_devices(group: dict) -> str:
     """The cores of a device, where devices are made of cores, and the dashed line."""
     cores = {row["cores_per_device"] for row in group["rows"].values()} - {None}
-    told = f"Dashed: {_most_devices(group)} times one device"
-    if cores:
-        told = f"A device has {quantity(min(cores), 'core')}, and as many threads. {told}"
-    return told
+    dashed = f"Dashed: {_most_devices(group)} times one device"
+    if not cores:
+        return dashed
+    return f"A device has {quantity(min(cores), 'core')}, and as many threads. {dashed}"
 
 
 def scaling(record: dict, path: Path) -> None:
@@ -66,7 +67,7 @@ def scaling(record: dict, path: Path) -> None:
     groups = [group for group in record["groups"] if speed_ups(group)]
     if not groups:
         return
-    lines = -(-len(groups) // COLUMNS)
+    lines = math.ceil(len(groups) / COLUMNS)
     most_rows = max(len(speed_ups(group)) for group in groups)
     figure, panels = subplots(lines, COLUMNS, 0.9 + lines * (0.4 * most_rows + 0.9))
     furthest = max(map(_most_devices, groups))  # an interval, or the dashed line
@@ -76,8 +77,8 @@ def scaling(record: dict, path: Path) -> None:
         _speed_ups(panel, group, 1.3 * furthest)
     for panel in panels[len(groups) :]:
         panel.set_visible(False)
-    told = f"Measured: medians of {groups[0]['rounds']} paired ratios, intervals. “02 on 2”: level 02 on 2 devices"
-    save(figure, path, f"{told}. {_about_devices(groups[0])}", record["machine"])
+    caption = f"Measured: medians of {groups[0]['rounds']} paired ratios, intervals. “02 on 2”: level 02 on 2 devices"
+    save(figure, path, f"{caption}. {_about_devices(groups[0])}", record["machine"])
 
 
 def speed_ups(group: dict) -> dict[str, dict]:

@@ -4,12 +4,12 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.harness.lanes import MAIN
 from benchmarks.harness.spans import (
     ALL_REDUCE,
     BACKWARD,
     COPIES,
     FORWARD,
+    MAIN,
     OPTIMIZER,
     SENDING,
     WAITING,
@@ -52,13 +52,8 @@ def picture(link: str, record: dict, path: Path) -> None:
         if group["link"] == link:
             ways = lanes_of(group)
             titles = {way: _title(way, rank_spans, group["rows"][way]["median"]) for way, rank_spans in ways.items()}
-            told = (
-                f"Titles: medians of {group['rounds']} rounds. Lanes: of each way the step nearest to its median, so "
-                f"they may end earlier or later. Two ranks over {link}: above the thread that computes, below gloo's "
-                "two threads. Hidden: the share of rank 0's all-reduces that lies within backward. 2 ×: two backwards "
-                "in a step, that is twice the images"
-            )
-            _picture(ways, titles, "rank", told, record["machine"], path)
+            caption = f"Two ranks over {link}, medians of {group['rounds']} rounds"
+            _picture(ways, titles, "rank", caption, record["machine"], path)
 
 
 def levels(record: dict, path: Path) -> None:
@@ -66,12 +61,8 @@ def levels(record: dict, path: Path) -> None:
     (group,) = record["groups"]
     rows = group["rows"]
     titles = {row: f"{row}: {rows[row]['median']:.0f} ms" for row in rows}
-    told = (
-        f"One step of 64 images; medians of {group['rounds']} rounds, and the step nearest to each. A device is an "
-        "equal part of the cores. The thin lanes are gloo's threads: they send while the device computes, or waits for "
-        "them"
-    )
-    _picture(lanes_of(group), titles, "device", told, record["machine"], path)
+    caption = f"Medians of {group['rounds']} rounds: {group['group']}"
+    _picture(lanes_of(group), titles, "device", caption, record["machine"], path)
 
 
 def lanes_of(group: dict) -> dict[str, RankSpans]:
@@ -80,10 +71,10 @@ def lanes_of(group: dict) -> dict[str, RankSpans]:
 
 
 def _picture(
-    ways: dict[str, RankSpans], titles: dict[str, str], unit: str, told: str, machine: dict, path: Path
+    ways: dict[str, RankSpans], titles: dict[str, str], unit: str, caption: str, machine: dict, path: Path
 ) -> None:
     heights = [_height(rank_spans) for rank_spans in ways.values()]
-    inches = 1.7 + HEIGHT_OF_A_UNIT * sum(heights) + 0.42 * len(heights)
+    inches = 1.15 + HEIGHT_OF_A_UNIT * sum(heights) + 0.42 * len(heights)
     figure, panels = subplots(len(ways), 1, inches, height_ratios=heights)
     spans: list[Span] = []
     for rank_spans in ways.values():
@@ -98,7 +89,7 @@ def _picture(
     panels[-1].set_xlabel("milliseconds since the step began")
     shown = {name: colour for name, colour in COLOURS.items() if any(span.name == name for span in spans)}
     legend(figure, shown, len(shown), labelcolor=INK)
-    save(figure, path, told, machine, top=0.36)
+    save(figure, path, caption, machine, top=0.36)
 
 
 def _title(way: str, rank_spans: RankSpans, median: float) -> str:

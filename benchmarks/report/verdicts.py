@@ -28,7 +28,7 @@ def in_step(levels: dict[str, dict]) -> Verdict:
     distances = {level: result["max_weight_difference"] for level, result in levels.items()}
     apart = []
     for level, far in distances.items():
-        if not far <= FARTHEST:  # nor is what is not a number
+        if not far <= FARTHEST:  # true of NaN too
             apart.append(f"{level} with |Δw| = {far:.1e}")
     if apart:
         return Verdict(False, f"OUT OF STEP: {', '.join(apart)}")
@@ -40,7 +40,7 @@ def in_step(levels: dict[str, dict]) -> Verdict:
 def exact(levels: dict[str, dict]) -> Verdict:
     """The verdict on evaluation: each test sample once at every level and number of ranks, as at level 00 on one.
 
-    Sums of losses show a sample that is left out while another one is counted twice. Records of before have none.
+    Sums of losses show a sample that is left out while another one is counted twice. Older records have none.
     """
     reference = levels[BASELINE]["run"]["evaluated"]
     wrong = []

@@ -62,17 +62,21 @@ class WaitingRanks:
         self._nodes.limit(BANDWIDTHS[name])
 
     def throughput(self, batch: int, name: str | None = None) -> float:
-        """Images per second of both nodes at this bandwidth, by the slower rank's clock; without one of one node."""
+        """Images per second by the slower rank's clock: of both nodes at this bandwidth; of one node if it is None."""
+        nodes = 1
         if name is not None:
             self.limit(name)
-        nodes = 1 if name is None else 2
+            nodes = 2
         speeds = self.ask("throughput", nodes=nodes, batch_per_process=batch, steps=STEPS)
         return min(speeds[:nodes])
 
 
 @contextlib.contextmanager
 def waiting_ranks() -> Iterator[WaitingRanks]:
-    """Two nodes with a waiting rank on each. RuntimeError is raised where there can be no nodes; see `why_not`."""
+    """Two nodes with a waiting rank on each. CannotMeasure is raised where there can be no nodes."""
+    reason = why_not()
+    if reason:
+        raise CannotMeasure(f"no two nodes: {reason}")
     with tempfile.TemporaryDirectory(prefix="two-nodes-") as folder, two_nodes() as nodes:
         errors = [Path(folder, f"stderr.{node}") for node in (0, 1)]
         agents = []
@@ -110,9 +114,6 @@ def groups() -> list[Group]:
 
 def measure_group(options: MeasureOptions) -> dict:
     """The record of all rows; with --quick of those of QUICK_BATCH."""
-    reason = why_not()
-    if reason:
-        raise CannotMeasure(f"no two nodes: {reason}")
     with waiting_ranks() as pair:
         contestants = {}
         for batch in (QUICK_BATCH,) if options.quick else BATCHES:

@@ -1,7 +1,7 @@
 """One rank of `benchmarks.suites.network`: it does the jobs that arrive as lines on stdin and answers on stdout.
 
-torchrun starts it once on each node; a job names the port at which the ranks meet for it, so that none finds an earlier
-one's keys.
+torchrun starts it once on each node. A job names the port at which the ranks meet for it, so that no job finds the keys
+of an earlier one.
 """
 
 import contextlib

@@ -3,7 +3,7 @@
 from functools import partial
 
 from benchmarks.harness.groups import CannotMeasure, Group, MeasureOptions
-from benchmarks.harness.lanes import record_level
+from benchmarks.harness.level_lanes import record_level
 from benchmarks.suites import timeline
 from benchmarks.suites.throughput import Configuration, Steps
 from common.cores import available_cores
@@ -38,7 +38,7 @@ def devices_of(data_flags: tuple[str, ...], row: str, steps: int) -> timeline.Re
     script, level = SCRIPTS[row]
     cores = available_cores() // DEVICES
     flags = ["--device", "cpu", "--cores-per-device", str(cores)]
-    of_run = Steps(1 + WARM_UP_STEPS, steps)
+    of_run = Steps(1 + WARM_UP_STEPS, steps)  # the first step is not recorded
     argv = [*level.argv(of_run), *flags, *data_flags]
     recording = []
     for of_rank in ranks(level.processes, on_cpu=True).run(record_level, script, argv, cores):

@@ -1,8 +1,8 @@
-"""All suites: a test for each row of a group, whose rounds are the seconds that its step took in each round.
+"""All suites: a test for each row of a group, with its rounds for pytest-benchmark.
 
-The first test of a group measures all of its rows, in turns, which pytest-benchmark cannot: it times one test after the
-other. So each test replays what a step of its row took, on a clock that moves by these times alone. Then the plugin's
-options to sort, group, save and compare work on rows.
+pytest-benchmark times one test after the other, so it cannot let rows take turns. A suite times its rows itself, a
+whole group at the first of its tests. Each test then gives the seconds of its row to the plugin, whose options to sort,
+group, save and compare work on them: the plugin reads `CLOCK` around each call of `CLOCK.advance`.
 """
 
 import pytest
@@ -23,20 +23,31 @@ ROWS = [
     for group in groups
     for row in group.rows
 ]
-replayed: list[float] = []  # seconds
 
+
+class GivenClock:
+    """A clock that moves only by the seconds that it is given."""
+
+    now = 0.0
+
+    def read(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+CLOCK = GivenClock()
 pytestmark = pytest.mark.timeout(3600)  # seconds: a group takes some minutes on two quiet cores
 
 
 @pytest.mark.parametrize("suite, group, row", ROWS)
-@pytest.mark.benchmark(timer=lambda: sum(replayed))
-def test_step(suite, group, row, record_of, benchmark, options):
+@pytest.mark.benchmark(timer=CLOCK.read)
+def test_step(suite, group, row, record_of, benchmark):
     record = record_of(suite, group)
     if row not in record["rows"]:
         pytest.skip(f"{row} was not measured")
     benchmark.group = record["group"]
-    pairs = [pair for pair in record["pairs"] if pair["of"] == row]
-    benchmark.extra_info.update(record["rows"][row] | {"unit": record["unit"], "pairs": pairs})
     durations = seconds_per_step(record, row)
-    next_duration = iter(durations)
-    benchmark.pedantic(lambda: replayed.append(next(next_duration)), rounds=len(durations))
+    arguments = iter([((seconds,), {}) for seconds in durations])
+    benchmark.pedantic(CLOCK.advance, setup=lambda: next(arguments), rounds=len(durations))

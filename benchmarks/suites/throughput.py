@@ -25,8 +25,7 @@ from common.cores import available_cores
 from common.data.synthetic import SIZES
 from common.processes import ranks
 
-# Of training in a sample. What makes an interval narrow is more rounds, not longer samples. On a GPU, whose clocks need
-# so long to settle, as many steps precede it.
+# Seconds of training in a sample: more rounds make an interval narrow, longer samples do not.
 SECONDS = 0.5
 MOST_STEPS = 400  # of a sample on a CPU
 TIMEOUT = 900  # seconds, for any one call
@@ -112,9 +111,10 @@ def calibrated(configurations: list[Configuration], data_flags: tuple[str, ...])
     results = [configuration.run(Steps(WARM_UP_STEPS, 2), data_flags) for configuration in configurations]
     if all(result["device"] == "cpu" for result in results):
         return Steps(WARM_UP_STEPS, _steps_in_time(results, min(MOST_STEPS, in_an_epoch - WARM_UP_STEPS)))
-    most = in_an_epoch // 2  # the warm-up takes as many
+    # A GPU's clocks need SECONDS to settle, so its warm-up is as long as its sample.
+    most = in_an_epoch // 2
     settling = _steps_in_time(results, most)
-    # When these have run, a GPU's clocks have settled: only now the time of a step is the one that is measured.
+    # The steps so far were timed before the clocks had settled, so they are timed again.
     results = [configuration.run(Steps(settling, settling), data_flags) for configuration in configurations]
     settled = _steps_in_time(results, most)
     return Steps(settled, settled)
@@ -180,12 +180,12 @@ def weak_scaling(batch_per_worker: int) -> list[Configuration]:
 
 
 def _levels(batch_sizes: dict[int, int]) -> list[Configuration]:
-    """Level 00 on one device, and the others on several, at the global batch of each number of workers."""
+    """Level 00 on one device, and the others on several; `batch_sizes` has the global batch by number of workers."""
     cores = cores_of_a_device(2)
-    rows = []
-    for level in ladder.levels():
+    rows = [Configuration(BASELINE, 1, batch_sizes[1], cores)]
+    for level in ladder.levels()[1:]:
         for workers, batch_size in batch_sizes.items():
-            if (workers == 1) == (level == BASELINE):
+            if workers > 1:
                 rows.append(Configuration(level, workers, batch_size, cores))
     return rows
 

@@ -12,11 +12,10 @@ from itertools import chain
 
 from benchmarks.harness import records
 from benchmarks.harness.gradient_averaging import BATCH, WAYS
-from benchmarks.harness.groups import CannotMeasure, Group, MeasureOptions
-from benchmarks.harness.lanes import RecordedStep, record_rank
+from benchmarks.harness.groups import Group, MeasureOptions
+from benchmarks.harness.lanes import record_rank
 from benchmarks.harness.paired import measure
-from benchmarks.harness.spans import Span, to_spans
-from benchmarks.harness.two_nodes import why_not
+from benchmarks.harness.spans import RecordedStep, Span, to_spans
 from benchmarks.suites.network import WaitingRanks, waiting_ranks
 from common.processes import ranks
 
@@ -44,9 +43,6 @@ def measure_group(link: str, options: MeasureOptions) -> dict:
     """The record of all ways over one link: milliseconds a step, and the lanes of a typical one."""
     if link == LOOPBACK:
         return record(title(link), tuple(WAYS), over_loopback, options) | {"link": link}
-    reason = why_not()
-    if reason:
-        raise CannotMeasure(f"no two nodes: {reason}")
     with waiting_ranks() as pair:
         pair.limit(link)
         return record(title(link), tuple(WAYS), partial(over_the_cable, pair), options) | {"link": link}
@@ -71,8 +67,9 @@ def record(name: str, ways: tuple[str, ...], run: Callable[[str, int], Recording
     recordings: dict[str, list[Recording]] = {way: [] for way in ways}
 
     def sample(way: str) -> float:
-        recordings[way].append(run(way, steps))
-        return 1000 * statistics.fmean(_step_seconds(recordings[way][-1]))
+        recording = run(way, steps)
+        recordings[way].append(recording)
+        return 1000 * statistics.fmean(_step_seconds(recording))
 
     samples = measure({way: partial(sample, way) for way in ways}, options.rounds)
     lanes = {}

@@ -50,8 +50,9 @@ class Row(NamedTuple):
         try:
             return max(pool.run(time_steps, work, self.level, self.devices, steps, timeout=TIMEOUT))
         except RankFailed as error:
-            # The first rank that has raised; others, which waited for it, gave no answer.
-            reason = min(str(error).splitlines(), key=lambda line: "no answer" in line)
+            lines = str(error).splitlines()
+            raised = [line for line in lines if "no answer" not in line]  # others waited for these ranks
+            reason = (raised or lines)[0]
             raise StepFailed(f"{self.name} cannot (--level leaves it out): {reason}") from error
 
 

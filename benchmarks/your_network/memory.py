@@ -23,19 +23,24 @@ from benchmarks.your_network.spec import UserNetwork
 from benchmarks.your_network.strategies import Strategy
 from benchmarks.your_network.training import SMALLEST
 from common.errors import fail
-from common.memory import CATEGORIES, MemoryTracker, name_category
+from common.memory import MemoryTracker, name_category
 
 PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 WARM_UP_STEPS = 2  # DDP makes its final buckets in the second step
 GIB = 2**30
 HALVINGS = 3  # of the last doubling, so that the largest batch is known to an eighth
-HEADS = "on devices        weights  grads optim.  acts.  comm.  temp.    peak   least    fits"
-LEGEND = """MiB at the peak of a step on the device that needs most. weights: parameters, the
-gathered ones too; optim.: the optimizer's state; acts.: activations, which
-forward keeps for backward; comm.: DDP's buckets, DataParallel's copies, messages;
-temp.: what an operation needs for a moment; least: the device that needs least;
-fits: the largest global batch for devices of {gib} GiB (--gib), to an eighth; –: none.
-"""
+# The heads of the table's columns, and what they mean: first the categories of memory.
+COLUMNS = {
+    "params": "parameters, the gathered ones too",
+    "grads": "gradients",
+    "optim.": "the optimizer's state",
+    "acts.": "activations, which forward keeps for backward",
+    "comm.": "DDP's buckets, DataParallel's copies, messages",
+    "temp.": "what an operation needs for a moment",
+    "peak": "all of these together",
+    "least": "the peak of the device that needs least",
+    "fits": "largest global batch for devices of {gib} GiB (--gib), to an eighth; –: none",
+}
 NOT_COUNTED = """
 Not counted: the CUDA context (some 0.5 GiB), workspaces of cuBLAS and cuDNN,
 NCCL's buffers, fragmentation. ZeRO-1 shares out whole parameters: the row is of
@@ -97,8 +102,7 @@ def answer(options: argparse.Namespace) -> None:
                 raise StepFailed(row.problem)
             if not rows:  # nothing is printed of a network that fails
                 print(f"{network.title}, global batch {options.batch}, mixed precision: {options.precision}\n")
-                print(LEGEND.format(gib=options.gib))
-                print(HEADS)
+                print_heads(options.gib)
             print(line_of(row), flush=True)
             rows.append(row)
     problems = {row.strategy: row.problem for row in rows if row.problem}
@@ -187,22 +191,29 @@ def steps(network: UserNetwork, setting: Setting) -> Iterator[Steps]:
         yield Steps(network, setting, mesh, tracker)
 
 
-def need(network: UserNetwork, setting: Setting, samples: int) -> Need:
-    """What a step of so many samples on each device needs. Raises what `Steps` raises."""
-    with steps(network, setting) as run:
-        return run.need(samples)
+def print_heads(gib: int) -> None:
+    """Print what each column means, and the heads of the columns."""
+    print("MiB at the peak of a step on the device that needs most:")
+    for head, meaning in COLUMNS.items():
+        print(f"{head:<7} {meaning.format(gib=gib)}")
+    print(f"\n{in_columns('on devices', list(COLUMNS))}")
 
 
 def line_of(row: Row) -> str:
-    """The row in 84 columns: MiB of the fullest device by category, and of the emptiest, and the batch that fits."""
+    """The row in 81 columns: MiB of the fullest device by category, and of the emptiest, and the batch that fits."""
     if row.need is None:
         return f"{row.label:<18}" + shorten(f"cannot: {row.problem}", 62, placeholder=" …")
     peaks = totals(row.need)
     fullest = row.need[peaks.index(max(peaks))]
-    cells = "".join(f" {mib(fullest[category]):>6}" for category in CATEGORIES)
-    cells += f" {mib(max(peaks)):>7} {mib(min(peaks)):>7}"
-    fits = "cannot" if row.largest is None else row.largest or "–"
-    return f"{row.label:<18}{cells} {fits:>7}"
+    fits = str(row.largest or "–")
+    if row.largest is None:
+        fits = "cannot"
+    sizes = [*fullest.values(), max(peaks), min(peaks)]
+    return in_columns(row.label, [*map(mib, sizes), fits])
+
+
+def in_columns(label: str, cells: list[str]) -> str:
+    return f"{label:<18}" + "".join(f" {cell:>6}" for cell in cells)
 
 
 def mib(size: int) -> str:

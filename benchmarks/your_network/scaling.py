@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 GRADIENT_BYTES = 4  # float32
 ALL_REDUCE_START = 8.4e-6  # seconds, whatever it sends. Source: NCCL 2.8, src/graph/tuning.cc, baseLat
-PAYS = 0.9  # the scaling efficiency from which on GPUs are said to pay
+PAYS = 0.9  # GPUs pay if their scaling efficiency is more than this
 LARGEST_BATCH = 2**20  # samples in all
 
 
@@ -170,21 +170,22 @@ def transfers(setup: Setup, backward: float, gpus: int) -> list[Transfer]:
 def step(setup: Setup, batch: float, gpus: int) -> float:
     """Seconds of a step on `gpus` GPUs with a `batch` on each."""
     effects = setup.effects
-    # Seconds of the slowest GPU, for which all wait.
+    # 1. Compute: all wait for the slowest GPU, and no step is shorter than its launches.
     slowest = 1 + effects.speed_spread * expected_maximum(gpus)
     kernels = slowest * batch * setup.sample_seconds
     compute = max(kernels, setup.launch_seconds)
     if gpus == 1:
         return compute
+    # 2. The part of backward beside which all-reduces run, as long as they do not slow it down.
     backward = compute * effects.backward_share
-    # How far backward is slowed down follows from the transfers beside a backward that is not.
     hidden = 0.0
     for transfer in transfers(setup, backward, gpus):
         hidden += min(transfer.end, backward) - min(transfer.start, backward)
-    # A launch-bound GPU is idle between its kernels, so only a part of that time is a kernel's.
+    # 3. Backward, slowed down there. A launch-bound GPU is idle between kernels, so only a part of that time is theirs.
     hidden_kernels = hidden * kernels / compute
     slowed_kernels = kernels * effects.backward_share + effects.contention * hidden_kernels
     slowed_backward = max(slowed_kernels, backward)
+    # 4. The end of the last all-reduce beside the slower backward.
     last = transfers(setup, slowed_backward, gpus)[-1]
     return compute - backward + max(slowed_backward, last.end)
 
@@ -198,11 +199,7 @@ def expected_maximum(count: int) -> float:
 
 
 def scaling_efficiency(setup: Setup, global_batch: int, gpus: int) -> float:
-    """How many times faster `gpus` GPUs take a step of `global_batch` samples than one, as a share of their number.
-
-    One GPU with one GPU's share would be no measure: a launch-bound step takes more samples in the same time, so fewer
-    GPUs with more samples each would do as well.
-    """
+    """How many times faster `gpus` GPUs take a step of `global_batch` samples than one, as a share of their number."""
     alone = step(setup, global_batch, 1)
     together = step(setup, global_batch / gpus, gpus)
     return alone / together / gpus

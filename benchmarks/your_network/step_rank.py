@@ -41,13 +41,13 @@ class Work:
 def time_steps(work: Work, level: str, devices: int, steps: int) -> float:
     """Seconds of a step, after a warm-up, with this rank's share of the batch."""
     device = _take_device(work)
-    network = _network(work)
+    network, original = _loaded(work)
     batch = training.make_batch(network, work.batch // int(os.environ["WORLD_SIZE"]))
     group = contextlib.nullcontext()
     if level == "02":
         group = process_group("gloo" if device.type == "cpu" else "nccl")
     with group:
-        model = _wrapped(copy.deepcopy(_model(work)).to(device), level, devices)
+        model = _wrapped(copy.deepcopy(original).to(device), level, devices)
         optimizer = training.make_optimizer(network, training.trainable(model))
 
         def step() -> None:
@@ -93,12 +93,7 @@ def _take_device(work: Work) -> torch.device:
 
 
 @functools.lru_cache(maxsize=1)
-def _network(work: Work) -> UserNetwork:
-    """The network, whose file is run once, and not for every sample."""
-    return spec.load(work.spec, work.shape, work.optimizer)
-
-
-@functools.lru_cache(maxsize=1)
-def _model(work: Work) -> nn.Module:
-    """The module, from which every level gets a copy: to draw weights takes longer than to copy them."""
-    return training.build(_network(work))
+def _loaded(work: Work) -> tuple[UserNetwork, nn.Module]:
+    """The network, and its module, of which every level gets a copy: to draw weights takes longer than to copy them."""
+    network = spec.load(work.spec, work.shape, work.optimizer)
+    return network, training.build(network)

@@ -6,7 +6,7 @@ from benchmarks.harness.without_computing import FusedAttention
 from benchmarks.report import page_tables
 from benchmarks.your_network import memory, spec
 from benchmarks.your_network.memory import Setting
-from tests.unit.benchmarks.user_network import TEXTS
+from tests.unit.benchmarks.user_network import TEXTS, need
 
 
 @pytest.fixture
@@ -52,9 +52,9 @@ def network_of(written):
 def computed_need(monkeypatch):
     """What a step needs that is really computed."""
 
-    def need(network: spec.UserNetwork, setting: Setting, samples: int) -> memory.Need:
+    def computed(network: spec.UserNetwork, setting: Setting, samples: int) -> memory.Need:
         with monkeypatch.context() as patched:
             patched.setattr(memory, "without_computing", FusedAttention)
-            return memory.need(network, setting, samples)
+            return need(network, setting, samples)
 
-    return need
+    return computed

@@ -135,7 +135,7 @@ def test_more_ranks_than_gpus_run_on_the_cpu(gpus, tmp_path, monkeypatch):
 
     monkeypatch.setattr(compare, "ranks", Ranks)
     monkeypatch.setattr(compare.records, "machine", dict)
-    comparison = Comparison(parse_options(["--out", str(tmp_path), "--dataset", "synthetic"]))
+    comparison = Comparison(parse_options(["--dataset", "synthetic"]), tmp_path)
     comparison.train("02_ddp_raw")
     comparison.evaluate("02_ddp_raw")
     assert started == [(gpus or 2, gpus == 0), (3, gpus < 3)]
@@ -156,9 +156,9 @@ def train_with_one_sample_twice(level, flags, threads):
         DistributedEvalSampler.__iter__ = indices
 
 
-def test_a_sample_in_anothers_place_is_inexact_although_as_many_are_counted(monkeypatch, report):
-    comparison = Comparison(parse_options(["--dataset", "synthetic"]))
-    monkeypatch.setattr(comparison, "data_flags", lambda: ["--dataset", "synthetic", *level_runs.FEW])
+def test_a_sample_in_anothers_place_is_inexact_although_as_many_are_counted(monkeypatch, tmp_path, report):
+    comparison = Comparison(parse_options(["--dataset", "synthetic"]), tmp_path)
+    monkeypatch.setattr(comparison, "data_flags", lambda: ["--dataset", "synthetic", *level_runs.EVALUATE_FEW])
     levels = report["levels"]
     for result in levels.values():
         result["run"]["evaluated"] = 100

@@ -11,7 +11,7 @@ from common import ladder
 MIB = 2**20
 
 
-def test_kept_promises_are_told_with_their_numbers(report):
+def test_kept_promises_are_shown_with_their_numbers(report):
     verdicts = [check(report["levels"]) for check in (in_step, exact, balanced)]
     assert all(verdict.kept for verdict in verdicts)
     farthest = max(result["max_weight_difference"] for result in report["levels"].values())
@@ -40,10 +40,10 @@ def test_a_broken_promise_names_its_level(report, check, level, key, value):
 
 
 def test_what_is_beside_level_02_has_a_row_and_must_be_in_step(report):
-    for rung in ladder.SHARDED:
+    for script in ladder.SHARDED:
         split = [{"parameters": 30 * MIB}] * 2
         report["sharded"] = report.get("sharded", {}) | {
-            rung: {"max_weight_difference": 1e-14, "weight_checksum": "abc", "simulated_peak_memory": split}
+            script: {"max_weight_difference": 1e-14, "weight_checksum": "abc", "simulated_peak_memory": split}
         }
     assert "IN STEP: 5 levels, 02 fsdp, 02 mesh, max" in summary(report)
     rows = [line.split() for line in tables(report).splitlines() if line.startswith("02 ")]

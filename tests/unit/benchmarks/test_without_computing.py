@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from benchmarks.harness.without_computing import without_computing
-from benchmarks.your_network import memory, strategies
+from benchmarks.your_network import strategies
 from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.memory import Setting
+from tests.unit.benchmarks.user_network import need
 
 ALONE = Setting(strategies.ONE_DEVICE, 1)
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
@@ -37,7 +38,7 @@ def test_a_network_whose_shapes_depend_on_numbers_is_refused(rows, network_of):
         "def batch(n): return torch.randn(n, 64), torch.zeros(n).long()\n"
     )
     with pytest.raises(StepFailed, match="DependsOnNumbers"):
-        memory.need(network, ALONE, rows)
+        need(network, ALONE, rows)
 
 
 def test_a_small_part_of_a_large_tensor_is_not_computed_with():

@@ -18,6 +18,7 @@ from common.errors import UserError
 from common.memory import track_memory
 from common.process_group import process_group
 from common.processes import ranks
+from tests.unit.benchmarks.user_network import need
 
 ALL = (strategies.ONE_DEVICE, *strategies.ON_SEVERAL)
 ALONE = Setting(strategies.ONE_DEVICE, 1)
@@ -47,7 +48,7 @@ OF_RANKS = [strategy for strategy in strategies.ON_SEVERAL if not strategy.cuts_
 def test_a_lone_rank_needs_what_ranks_need_that_compute_and_communicate(strategy, two_ranks):
     name, shape = "torchvision:resnet18", (3, 64, 64)
     of_ranks = two_ranks.run(on_ranks, name, strategies.ON_SEVERAL.index(strategy), 2, 8, shape, timeout=280)
-    (found,) = memory.need(spec.load(name, shape), Setting(strategy, 2), 8)
+    (found,) = need(spec.load(name, shape), Setting(strategy, 2), 8)
     assert found == of_ranks[0]
 
 
@@ -58,10 +59,10 @@ COMPUTED += [Setting(strategies.DDP, 2, checkpointing=True)]
 
 @pytest.mark.parametrize("setting", COMPUTED, ids=lambda setting: f"{setting.strategy.name} {setting.precision}")
 def test_what_is_not_computed_needs_what_is_computed(texts, setting, computed_need):
-    found = memory.need(texts, setting, 4)
+    found = need(texts, setting, 4)
     assert found == computed_need(texts, setting, 4)
     if setting.precision != "no" or setting.checkpointing:
-        plain = memory.need(texts, COMPUTED[2], 4)
+        plain = need(texts, COMPUTED[2], 4)
         assert found[0]["activations"] < plain[0]["activations"]
 
 
@@ -71,7 +72,7 @@ def test_parameters_state_and_buckets_are_those_of_the_network(name, texts):
     with torch.device("meta"):
         parameters = list(network.build().parameters())
     in_blocks = sum(-(-parameter.nbytes // 512) * 512 for parameter in parameters)
-    (found,) = memory.need(network, Setting(strategies.DDP, 2), 2)
+    (found,) = need(network, Setting(strategies.DDP, 2), 2)
     assert found["parameters"] == in_blocks
     # Two moments for each parameter, and its step, a number that stays on the host.
     assert found["optimizer state"] == 2 * in_blocks
@@ -84,7 +85,7 @@ def test_zero_shares_out_the_state_then_the_gradients_then_the_parameters(networ
     network = network_of("def build(): return nn.Sequential(*(nn.Linear(512, 512) for _ in range(7)))", (512,))
 
     def split(strategy):
-        return memory.need(network, Setting(strategy, 4), 2)[0]
+        return need(network, Setting(strategy, 4), 2)[0]
 
     ddp, first, third = split(strategies.DDP), split(strategies.ZERO_1), split(strategies.ZERO_3)
     assert first["optimizer state"] < 0.6 * ddp["optimizer state"]
@@ -159,7 +160,7 @@ def batch(n): return torch.randn(n, 200, 32), torch.zeros(n, dtype=torch.long)
 def test_attention_keeps_no_scores_also_where_it_drops_some(checkpointing, network_of):
     """A GPU's fused attention draws its dropout anew in backward. The CPU's has no dropout."""
     setting = replace(ALONE, checkpointing=checkpointing)
-    needs = [memory.need(network_of(ATTENTION.replace("DROPOUT", dropout)), setting, 8) for dropout in ("0.0", "0.1")]
+    needs = [need(network_of(ATTENTION.replace("DROPOUT", dropout)), setting, 8) for dropout in ("0.0", "0.1")]
     assert needs[0] == needs[1]
     assert max(totals(needs[0])) < 4 * 8 * 4 * 200 * 200  # bytes of the scores
 
@@ -248,4 +249,4 @@ def test_a_strategy_that_cannot_take_the_network_says_why_in_its_row(written, tm
     assert "input batch_size (2) to match target batch_size (4)" in problems["DataParallel"]
     assert "scalar parameters" in problems["ZeRO-2"]
     assert "DataParallel, 2   cannot: " in printed
-    assert max(map(len, printed.splitlines())) <= 84
+    assert max(map(len, printed.splitlines())) <= 81

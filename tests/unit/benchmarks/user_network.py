@@ -1,4 +1,13 @@
-"""A network with two inputs, as a user of `benchmarks.your_network` would have it in a file."""
+"""A network with two inputs, as a user of `benchmarks.your_network` would have it in a file; what a network needs."""
+
+from benchmarks.your_network import memory, spec
+
+
+def need(network: spec.UserNetwork, setting: memory.Setting, samples: int) -> memory.Need:
+    """What a step of so many samples on each device needs."""
+    with memory.steps(network, setting) as run:
+        return run.need(samples)
+
 
 TEXTS = '''
 import torch
