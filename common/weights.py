@@ -1,9 +1,19 @@
-"""Comparison of the weights of two trainings: their largest difference, and a checksum of each."""
+"""Comparison of weights: the largest difference of two tensors and of two trainings, and a checksum of a training."""
 
 import math
 import zlib
 
 from torch import Tensor
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """The largest absolute difference between the numbers of two tensors; infinite where only one of two is a nan.
+
+    Two nans have no distance, and nor have two infinities of the same sign.
+    """
+    equal = (one == other) | (one.isnan() & other.isnan())
+    apart = (one - other).abs().masked_fill(equal, 0.0)
+    return apart.nan_to_num(nan=math.inf, posinf=math.inf).max().item()
 
 
 def farthest(weights: dict[str, Tensor], others: dict[str, Tensor]) -> float:

@@ -6,15 +6,23 @@ from typing import NamedTuple
 from torch import Tensor
 
 from common.doctor.answers import Answer, Finding, Right, Unseen, overall
-from common.doctor.record import Network, Record, across_ranks
+from common.doctor.record import Network, Record, across_ranks, steps_with_different_rates
+from common.weights import distance
 
-TOLERANCE = 1e-6  # of the largest number of a tensor; ranks that average have equal bits on CPUs
+TOLERANCE = 1e-6  # of the largest finite number of a tensor; ranks that average have equal bits on CPUs
 
 Tensors = dict[str, Tensor]
 
 
 class Difference(NamedTuple):
-    """Tensors of rank 0 that are others on another rank: their names, and how far their numbers are apart at most."""
+    """Tensors of rank 0 that are others on another rank.
+
+    Attributes:
+        rank: the other one.
+        names: of these tensors.
+        compared: the number of all tensors.
+        farthest: the largest distance of two numbers; infinite if only one of them is a nan.
+    """
 
     rank: int
     names: list[str]
@@ -34,9 +42,10 @@ def difference(of_ranks: list[Tensors]) -> Difference | None:
         for name, values in of_rank_0.items():
             if name not in tensors or tensors[name].shape != values.shape or not values.numel():
                 continue
-            distance = (values - tensors[name]).abs().max().item()
-            if distance > TOLERANCE * values.abs().max().item():
-                distances[name] = distance
+            apart = distance(values, tensors[name])
+            finite = values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            if apart > TOLERANCE * finite.abs().max().item():
+                distances[name] = apart
         if distances:
             return Difference(rank, list(distances), len(of_rank_0), max(distances.values()))
     return None
@@ -65,8 +74,7 @@ def trained(records: list[Record]) -> list[tuple[Network, ...]]:
 
 
 def weights(records: list[Record]) -> Answer:
-    steps = across_ranks(record.learning_rates for record in records)
-    same_rates = all(rates == of_ranks[0] for of_ranks in steps for rates in of_ranks)
+    same_rates = not steps_with_different_rates(records)
     answers = [_weights_of(of_ranks, same_rates) for of_ranks in trained(records)]
     return overall(answers, "no network was trained on all ranks")
 

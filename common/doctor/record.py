@@ -161,3 +161,13 @@ def read(path: Path) -> Record:
 def across_ranks(of_ranks: Iterable[list[T]]) -> list[tuple[T, ...]]:
     """The first of each rank, then the second of each, and so on, as far as all ranks have one."""
     return list(zip(*of_ranks, strict=False))
+
+
+def steps_with_different_rates(records: list[Record]) -> list[int]:
+    """The optimizer steps, from 0 on, at which not all ranks have the same learning rates."""
+    different = []
+    for step, of_ranks in enumerate(across_ranks(record.learning_rates for record in records)):
+        texts = set(map(str, of_ranks))  # a nan is not equal to another one, but its text is
+        if len(texts) > 1:
+            different.append(step)
+    return different

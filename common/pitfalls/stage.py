@@ -15,6 +15,7 @@ from common.accelerator.state import AcceleratorState
 from common.pitfalls import load, world_size
 from common.process_group import all_gather_object, process_group
 from common.processes import ranks
+from common.weights import distance
 
 PATIENCE = timedelta(seconds=120)
 _folder: Path | None = None  # of this run, the same on all ranks
@@ -127,4 +128,4 @@ def farthest_gradient(model: nn.Module) -> float:
     """The largest difference of a gradient on rank 0 and on another rank."""
     mine = parameters_to_vector([each.grad for each in model.parameters()])
     first, *others = all_gather_object(mine)
-    return max((first - other).abs().max().item() for other in others)
+    return max(distance(first, other) for other in others)
