@@ -146,14 +146,14 @@ class MemoryTracker:
                 self._total[allocation.device] -= held.pop(allocation.serial)
 
 
-class _Placement(threading.local):
-    """The destination of this thread's explicit copies."""
+class _Copying(threading.local):
+    """The device to which `_clone` copies on this thread now. torch gives a mode an operation, but no such argument."""
 
-    target: int | None = None
+    device: int | None = None
 
 
-_placement = _Placement()
-_active: MemoryTracker | None = None
+_copying = _Copying()
+_active: MemoryTracker | None = None  # of the process: `name_category` may be called when no memory is tracked
 
 
 class _Operations(TorchDispatchMode):
@@ -173,7 +173,11 @@ class _Operations(TorchDispatchMode):
         kwargs = kwargs or {}
         inputs = _tensors((args, kwargs))
         self._name_messages(func, inputs)
-        device = self._bring_together(inputs)
+        device = self._common_device(inputs)
+        if device is not None:
+            self._move_inputs(inputs, device)
+        if _copying.device is not None:
+            device = _copying.device
         results = func(*args, **kwargs)
         for tensor in _tensors(results):
             own_device = tensor.device.index if _is_on_a_gpu(tensor) else device
@@ -191,18 +195,19 @@ class _Operations(TorchDispatchMode):
             for tensor in inputs:
                 self.tracker.label(tensor, "communication")
 
-    def _bring_together(self, inputs: list[Tensor]) -> int | None:
-        """The device of the results: an explicit copy's, or the first that holds an input, else the host.
+    def _common_device(self, inputs: list[Tensor]) -> int | None:
+        """The first device that holds an input; None if all are on the host."""
+        for tensor in inputs:
+            device = self.tracker.device_of(tensor)
+            if device is not None:
+                return device
+        return None
 
-        Numbers may stay on the host in an operation with device tensors; whole tensors may not, and are moved.
-        """
-        devices = map(self.tracker.device_of, inputs)
-        device = next((device for device in devices if device is not None), None)
-        if device is not None:
-            for tensor in inputs:
-                if tensor.dim() and self.tracker.device_of(tensor) is None:
-                    self.tracker.charge(tensor, device)
-        return device if _placement.target is None else _placement.target
+    def _move_inputs(self, inputs: list[Tensor], device: int) -> None:
+        """Charge to `device` the inputs that are on the host. Single numbers may stay there."""
+        for tensor in inputs:
+            if tensor.dim() and self.tracker.device_of(tensor) is None:
+                self.tracker.charge(tensor, device)
 
 
 @contextmanager
@@ -219,7 +224,7 @@ def _moves_and_sizes(tracker: MemoryTracker) -> Iterator[None]:
     def move(tensor: Tensor, *args, **kwargs) -> Tensor:
         result = to(tensor, *args, **kwargs)
         if _names_device(args, kwargs) and result.device.type == "cpu" and tracker.device_of(result) is None:
-            return copy_to(result, None, 0, UNNAMED)
+            return tracked_copy(result, None, 0, UNNAMED)
         return result
 
     def resize_and_track(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
@@ -316,7 +321,7 @@ def name_category(tensor: Tensor, category: str) -> None:
         _active.label(tensor, category)
 
 
-def copy_to(tensor: Tensor, source: int | None, target: int, category: str = "communication") -> Tensor:
+def tracked_copy(tensor: Tensor, source: int | None, target: int, category: str = "communication") -> Tensor:
     """A copy on device `target` of a tensor on device `source` (None: the host), to which gradients flow back.
 
     Where the two are the same nothing is copied and the result shares the tensor's storage. `category` says what the
@@ -337,18 +342,15 @@ class _Copy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor):
         category = "gradients" if ctx.category == "parameters" else ctx.category
-        if _active is not None:
-            _active.label(gradient, category)
+        name_category(gradient, category)
         return _clone(gradient, ctx.source, category), None, None, None
 
 
 def _clone(tensor: Tensor, device: int | None, category: str) -> Tensor:
-    before = _placement.target
-    _placement.target = device
+    _copying.device = device
     try:
         result = tensor.clone()
     finally:
-        _placement.target = before
-    if _active is not None:
-        _active.label(result, category)
+        _copying.device = None
+    name_category(result, category)
     return result

@@ -75,8 +75,8 @@ def map_nested(
         if is_leaf is not None and is_leaf(data):
             return function(data, *others)
         if isinstance(data, (tuple, list)):
-            items = [walk(*parts) for parts in zip(data, *others, strict=True)]
-            return honor_type(data, items)
+            places = zip(data, *others, strict=True)
+            return honor_type(data, [walk(*parts) for parts in places])
         if isinstance(data, Mapping):
             content = {}
             for key, value in data.items():

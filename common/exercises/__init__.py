@@ -30,9 +30,8 @@ class About(NamedTuple):
     same_as: str
 
 
-EXERCISES: dict[str, About] = {}
-for _name, _entry in tomllib.loads(Path(__file__).with_name("exercises.toml").read_text()).items():
-    EXERCISES[_name] = About(**_entry)
+_TABLE = tomllib.loads(Path(__file__).with_name("exercises.toml").read_text())
+EXERCISES = {name: About(**entry) for name, entry in _TABLE.items()}
 NAMES = tuple(EXERCISES)
 
 

@@ -10,7 +10,7 @@ from benchmarks.harness import level_runs
 from benchmarks.harness.replica_memory import track_replicas
 from benchmarks.harness.rows import totals
 from common import ladder
-from common.memory import copy_to, track_memory
+from common.memory import track_memory, tracked_copy
 from common.model import BasicNet
 from common.processes import ranks
 from tests.levels import SHORT
@@ -42,7 +42,7 @@ def test_moving_twice_costs_once_and_results_live_where_their_inputs_live():
         assert tracker.device_of(doubled) == 0 and tracker.current() == 1024
         tensor.add_(1)
         assert tracker.current() == 1024
-        elsewhere = copy_to(doubled, 0, 3)
+        elsewhere = tracked_copy(doubled, 0, 3)
         assert tracker.device_of(elsewhere + 1) == 3
         assert (tracker.current(0), tracker.current(3)) == (1024, 512)
 
@@ -100,7 +100,7 @@ def test_a_linear_layer_is_counted_to_the_byte():
 def test_the_gradient_of_a_copy_flows_back_over_the_same_way():
     with track_memory() as tracker:
         weight = torch.ones(512).to(DEVICE).requires_grad_()
-        replica = copy_to(weight, 0, 1, "parameters")
+        replica = tracked_copy(weight, 0, 1, "parameters")
         (replica * 2).sum().backward()
         assert tracker.device_of(weight.grad) == 0
         del replica
