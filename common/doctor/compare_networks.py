@@ -15,19 +15,12 @@ Tensors = dict[str, Tensor]
 
 
 class Difference(NamedTuple):
-    """Tensors of rank 0 that are others on another rank.
+    """The tensors of rank 0 that are others on another rank."""
 
-    Attributes:
-        rank: the other one.
-        names: of these tensors.
-        compared: the number of all tensors.
-        farthest: the largest distance of two numbers; infinite if only one of them is a nan.
-    """
-
-    rank: int
+    rank: int  # the other one
     names: list[str]
-    compared: int
-    farthest: float
+    compared: int  # tensors, different or not
+    farthest: float  # the largest distance of two numbers; infinite if only one of them is a nan
 
     def __str__(self) -> str:
         count = f"{len(self.names)} of {self.compared} tensors by up to {self.farthest:.1e}"
