@@ -62,10 +62,6 @@ class MemoryTracker:
                 self._peak[device] = self._total[device]
                 self._at_peak[device] = dict(held)
 
-    def current(self, device: int = 0) -> int:
-        """The bytes that `device` holds now."""
-        return self._total.get(device, 0)
-
     def now(self, device: int = 0) -> dict[str, int]:
         """The bytes in each of CATEGORIES that `device` holds now."""
         with self._lock:
@@ -99,14 +95,12 @@ class MemoryTracker:
                 allocation.size = 0
             self._resize(allocation, size)
 
-    def knows(self, tensor: Tensor) -> bool:
-        """Has the storage of `tensor` been entered?"""
-        return tensor.untyped_storage()._cdata in self._alive
-
-    def leave_out(self, tensor: Tensor) -> None:
-        """Count the storage of `tensor` on no device, whatever it meets."""
-        self.charge(tensor, None)
-        self._alive[tensor.untyped_storage()._cdata].counts = False
+    def leave_out_if_new(self, tensor: Tensor) -> None:
+        """Count the storage of `tensor` on no device, whatever it meets, unless it has been entered already."""
+        address = tensor.untyped_storage()._cdata
+        if address not in self._alive:
+            self.charge(tensor, None)
+            self._alive[address].counts = False
 
     def label(self, tensor: Tensor, category: str) -> None:
         """Give a storage a category. If it has several, the first in the order of CATEGORIES counts."""
@@ -125,15 +119,14 @@ class MemoryTracker:
                 self._resize(allocation, _in_blocks(storage))
 
     def _resize(self, allocation: _Allocation, size: int) -> None:
-        if allocation.device is not None and size != allocation.size:
-            self._add(allocation, size - allocation.size)
-        allocation.size = size
-
-    def _add(self, allocation: _Allocation, size: int) -> None:
         device = allocation.device
+        added = size - allocation.size
+        allocation.size = size
+        if device is None or added == 0:
+            return
         held = self._held.setdefault(device, {})
-        held[allocation.serial] = held.get(allocation.serial, 0) + size
-        self._total[device] = self._total.get(device, 0) + size
+        held[allocation.serial] = size
+        self._total[device] = self._total.get(device, 0) + added
         if self._total[device] > self._peak.get(device, 0):
             self._peak[device] = self._total[device]
             self._at_peak[device] = dict(held)
@@ -189,8 +182,8 @@ class _Operations(TorchDispatchMode):
 
         That copy is first seen when it is split. nccl does not have it, and when gloo frees it depends on its threads.
         """
-        if func is torch.ops.aten.split.Tensor and not self.tracker.knows(inputs[0]):
-            self.tracker.leave_out(inputs[0])
+        if func is torch.ops.aten.split.Tensor:
+            self.tracker.leave_out_if_new(inputs[0])
         if func.namespace == "c10d":
             for tensor in inputs:
                 self.tracker.label(tensor, "communication")
@@ -237,15 +230,12 @@ def _moves_and_sizes(tracker: MemoryTracker) -> Iterator[None]:
 
 
 def _names_device(args, kwargs) -> bool:
-    if "device" in kwargs:
-        return True
-    return bool(args) and isinstance(args[0], str | torch.device | int)
+    return "device" in kwargs or (bool(args) and isinstance(args[0], str | torch.device | int))
 
 
 def _in_blocks(storage: torch.UntypedStorage) -> int:
     """The bytes that CUDA's caching allocator would give out for a storage."""
-    blocks = math.ceil(storage.nbytes() / BLOCK)
-    return blocks * BLOCK
+    return math.ceil(storage.nbytes() / BLOCK) * BLOCK
 
 
 def _plain(tensor: Tensor) -> Tensor:

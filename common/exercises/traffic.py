@@ -29,14 +29,7 @@ class Moment(NamedTuple):
 
 
 class Message:
-    """A call of torch.distributed by a solution, and the handle that the solution gets.
-
-    Attributes:
-        arguments: those of the call, by name.
-        tensor: the one that is sent, if it is one; `sent` is a copy from the time of the call.
-        called, waits: the times of the call and of each wait.
-        was_changed: the tensor was changed between the call and the first wait.
-    """
+    """A call of torch.distributed by a solution, and the handle that the solution gets."""
 
     def __init__(self, traffic: "Traffic", function: Callable[..., Any], arguments: dict[str, Any]) -> None:
         self.traffic = traffic
@@ -44,12 +37,12 @@ class Message:
         self.name = function.__name__
         self.arguments = arguments
         self.tensor = arguments.get("tensor")
-        self.sent: Tensor | None = None
+        self.sent: Tensor | None = None  # a copy of the tensor from the time of the call
         if isinstance(self.tensor, Tensor):
             self.sent = self.tensor.detach().clone()
         self.called = traffic.moment
-        self.waits: list[Moment] = []
-        self.was_changed = False
+        self.waits: list[Moment] = []  # one for each wait
+        self.was_changed = False  # the tensor, between the call and the first wait
 
     def wait(self, *_: Any) -> bool:
         if not self.waits:
@@ -58,7 +51,6 @@ class Message:
         return True
 
     def arrive(self) -> None:
-        """Return when the message has arrived."""
         raise NotImplementedError
 
 
@@ -88,19 +80,13 @@ class Collective(Message):
 
 
 class Traffic:
-    """The messages of a solution on one rank, in the order of its calls.
-
-    Attributes:
-        not_begun: the collectives that wait for their begin.
-        moment: the present time; a checker that compares times sets it while the solution runs.
-        note: called with each message before it begins.
-    """
+    """The messages of a solution on one rank, in the order of its calls."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.not_begun: list[Collective] = []
-        self.moment = Moment()
-        self.note: Callable[[Message], None] = lambda message: None
+        self.moment = Moment()  # now; a checker that compares times sets it while the solution runs
+        self.note: Callable[[Message], None] = lambda message: None  # called with each message before it begins
 
     def call_collective(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Message | None:
         arguments = _by_name(function, args, kwargs)
