@@ -1,6 +1,5 @@
 """Checks of networks: the ranks must be replicas of each other, but draw their own random numbers."""
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from torch import Tensor
@@ -44,9 +43,8 @@ def difference(of_ranks: list[Tensors]) -> Difference | None:
     return None
 
 
-def differences(of_ranks: Iterable[dict[int, Tensors]]) -> dict[int, Difference | None]:
+def differences(noted: list[dict[int, Tensors]]) -> dict[int, Difference | None]:
     """The difference after each number of steps after which all ranks have noted tensors."""
-    noted = list(of_ranks)
     found = {}
     for step in sorted(noted[0]):
         tensors = [of_rank.get(step) for of_rank in noted]
@@ -73,7 +71,7 @@ def weights(records: list[Record]) -> Answer:
 
 
 def _weights_of(of_ranks: tuple[Network, ...], same_rates: bool) -> Answer:
-    by_step = differences(network.weights for network in of_ranks)
+    by_step = differences([network.weights for network in of_ranks])
     before_training = by_step.pop(0, None)
     if not by_step:
         return Unseen("no optimizer step was seen on all ranks, or no rank has whole parameters")
@@ -128,7 +126,7 @@ def batchnorm(records: list[Record]) -> Answer:
 
 
 def _statistics_of(of_ranks: tuple[Network, ...]) -> Answer:
-    by_step = differences(network.statistics for network in of_ranks)
+    by_step = differences([network.statistics for network in of_ranks])
     by_step.pop(0, None)
     if not by_step:
         return Unseen("no BatchNorm was evaluated on several ranks")

@@ -28,14 +28,11 @@ class Reading:
 
     A loader asks for the numbers of a batch before it reads it, with workers several batches before. So the numbers
     wait in `asked` until their batch is handed out.
-
-    Attributes:
-        generators: the states of the random generators before the batch that is being read.
     """
 
     epoch: Epoch
     asked: deque = field(default_factory=deque)
-    generators: dict[str, int] | None = None
+    generators: dict[str, int] | None = None  # the states of the random generators before the batch that is read now
 
 
 class DataWatch:

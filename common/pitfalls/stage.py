@@ -1,4 +1,4 @@
-"""Both versions of a pitfall on real processes: the ranks' side and ours."""
+"""The run of both versions of a pitfall on real processes."""
 
 import os
 import tempfile
@@ -22,7 +22,7 @@ _folder: Path | None = None  # of this run, the same on all ranks
 
 
 class Verdict(NamedTuple):
-    """The detector's words on both versions; None where it is silent."""
+    """The detector's findings on both versions; None where it is silent."""
 
     finding: str | None
     false_alarm: str | None
@@ -41,19 +41,18 @@ def examine(name: str) -> Verdict:
 
 
 def _run(name: str, version: str) -> tuple[str | None, bool]:
-    """The first rank's words that has any, and whether a rank hung."""
+    """The first finding of a rank, and True if a rank hung."""
     pool = ranks(world_size(name), on_cpu=True)
     with tempfile.TemporaryDirectory(prefix="pitfall-") as folder:
-        findings, hung = zip(
-            *pool.run(play, name, version, folder), strict=True
-        )
+        of_ranks = pool.run(play, name, version, folder)
+    findings, hung = zip(*of_ranks, strict=True)
     if any(hung):
         pool.stop()  # nobody knows what the collective has left behind
     return next(filter(None, findings), None), any(hung)
 
 
 def play(name: str, version: str, folder: str) -> tuple[str | None, bool]:
-    """The detector's words on a rank's `wrong` or `right`; True if it hung.
+    """The detector's finding on a rank's `wrong` or `right`; True if it hung.
 
     `folder` is new and the same on all ranks. What the pitfall raises is
     raised, except by a `wrong` that hangs until TIMEOUT.
