@@ -4,7 +4,8 @@ Within `track_memory()` every operation's result is charged to the device on whi
 
 - a tensor made without a device is on the host and not charged: datasets, batches, a model before `.to(device)`;
 - `.to(device)` moves it to the process's device, `copy_to` of the emulated DataParallel to a replica's;
-- a result is where its inputs are; a host tensor in an operation with device tensors is moved to their device.
+- a result is where its inputs are; a host tensor in an operation with device tensors is moved to their device;
+- storage that FSDP resizes counts with its new size, and a copy that gloo alone needs is not counted.
 
 Storage is rounded up to 512 bytes as CUDA's caching allocator does, and released when its last tensor dies.
 """

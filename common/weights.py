@@ -7,10 +7,7 @@ from torch import Tensor
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """The largest absolute difference between the numbers of two tensors; infinite where only one of two is a nan.
-
-    Two nans have no distance, and nor have two infinities of the same sign.
-    """
+    """The largest difference between the numbers of two tensors: 0 for two nans, infinite for a nan and a number."""
     equal = (one == other) | (one.isnan() & other.isnan())
     apart = (one - other).abs().masked_fill(equal, 0.0)
     return apart.nan_to_num(nan=math.inf, posinf=math.inf).max().item()

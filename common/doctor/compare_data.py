@@ -32,9 +32,8 @@ def incomparable(of_ranks: OfRanks) -> Unseen | None:
 
 
 def shards(records: list[Record]) -> Answer:
-    answers = []
-    for number, of_ranks in enumerate(across_ranks(map(training_epochs, records))):
-        answers.append(_shards_of(number, of_ranks))
+    epochs = across_ranks(map(training_epochs, records))
+    answers = [_shards_of(number, of_ranks) for number, of_ranks in enumerate(epochs)]
     return overall(answers, "no pass over a DataLoader was seen in training on all ranks")
 
 
@@ -58,7 +57,8 @@ def _shards_of(number: int, of_ranks: OfRanks) -> Answer:
     unseen = incomparable(of_ranks)
     if unseen:
         contents = of_ranks[0].contents
-        if len(set(contents)) < MIN_SAMPLES or any(epoch.contents != contents for epoch in of_ranks):
+        all_equal = all(epoch.contents == contents for epoch in of_ranks)
+        if not all_equal or len(set(contents)) < MIN_SAMPLES:
             return unseen
         return Finding(
             f"each rank read {len(contents)} samples with the same contents in the same order in epoch {number}",

@@ -39,7 +39,7 @@ def observe(
     try:
         for rank, rank_folder in enumerate(folders):
             rank_folder.mkdir()
-            command = [sys.executable, "-u", run_script, rank_folder, str(last_step or 0), script, *arguments]
+            command: list = [sys.executable, "-u", run_script, rank_folder, str(last_step or 0), script, *arguments]
             with (rank_folder / LOG).open("wb") as output:
                 process = subprocess.Popen(
                     command,

@@ -122,6 +122,7 @@ class Record:
     line: str = ""
     called: list[str] = field(default_factory=list)
     backend: str | None = None
+
     steps: int = 0
     learning_rates: list[list[float]] = field(default_factory=list)
     forwards_of_steps: list[int] = field(default_factory=list)
@@ -131,6 +132,7 @@ class Record:
     clipped_scaled: int = 0
     in_no_optimizer: list[str] = field(default_factory=list)
     in_no_network: int = 0
+
     networks: list[Network] = field(default_factory=list)
     epochs: list[Epoch] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
