@@ -1,13 +1,11 @@
 """Settings of glibc's allocator by which it keeps large blocks, and does not return them to the system at each step.
 
 A block that is larger than a threshold is mapped from the system by itself, and unmapped when it is freed. When it is
-next used the kernel fills every page of it with zeros, one fault each. The threshold grows with the blocks that are
-freed, but only to 32 MiB. At batch 256 the outputs of BasicNet's second convolution take 37.7 MB, so that a step on two
-CPU cores spends more time in the kernel than any level of the ladder costs. `keep_large_blocks` raises the threshold.
+next used the kernel fills every page of it with zeros. The threshold grows with the blocks that are freed, but only to
+32 MiB, and at batch 256 the outputs of BasicNet's second convolution take 37.7 MB. `keep_large_blocks` raises it.
 
-A thread that allocates while others do gets an arena of its own. A block that was freed in one arena does not serve the
-threads of another one, so each arena has to grow by itself. Level 01's replicas compute on threads that are new in each
-run, and autograd has threads of its own. So `keep_large_blocks` asks for one arena, which all threads share.
+A thread that allocates while others do gets an arena of its own, which does not serve the threads of other arenas.
+Level 01's replicas and autograd have threads of their own. So `keep_large_blocks` asks for one arena for all threads.
 
 Source: `man 3 mallopt`, and glibc's malloc/malloc.c on the dynamic threshold, malloc/arena.c on arenas.
 """

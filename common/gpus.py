@@ -1,8 +1,6 @@
 """The number of GPUs that this process may use, and a way to hide them from it."""
 
-import contextlib
 import os
-from collections.abc import Iterator
 
 import torch
 
@@ -10,21 +8,15 @@ _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # torch asks the driver, not the 
 
 
 def visible_gpus() -> int:
-    """The number of GPUs that this process may use. It can fork others afterwards, as a notebook does."""
-    with _without_starting_cuda():
-        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    """The number of GPUs that this process may use. It can fork others afterwards, as a notebook does.
 
-
-@contextlib.contextmanager
-def _without_starting_cuda() -> Iterator[None]:
-    """Within the block torch does not start the CUDA runtime, after which no forked process could use a GPU.
-
+    torch does not start the CUDA runtime for it, after which no forked process could use a GPU.
     Source: https://docs.pytorch.org/docs/stable/notes/multiprocessing.html#poison-fork-in-multiprocessing
     """
     before = os.environ.get(_NVML_CHECK)
     os.environ[_NVML_CHECK] = "1"
     try:
-        yield
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
     finally:
         if before is None:
             del os.environ[_NVML_CHECK]

@@ -4,7 +4,8 @@ Within `track_memory()` every operation's result is charged to the device on whi
 
 - a tensor made without a device is on the host and not charged: datasets, batches, a model before `.to(device)`;
 - `.to(device)` moves it to the process's device, `copy_to` of the emulated DataParallel to a replica's;
-- a result is where its inputs are; a host tensor in an operation with device tensors is moved to their device.
+- a result is where its inputs are; a host tensor in an operation with device tensors is moved to their device;
+- storage that FSDP resizes counts with its new size, and a copy that gloo alone needs is not counted.
 
 Storage is rounded up to 512 bytes as CUDA's caching allocator does, and released when its last tensor dies.
 """
@@ -62,10 +63,6 @@ class MemoryTracker:
                 self._peak[device] = self._total[device]
                 self._at_peak[device] = dict(held)
 
-    def current(self, device: int = 0) -> int:
-        """The bytes that `device` holds now."""
-        return self._total.get(device, 0)
-
     def now(self, device: int = 0) -> dict[str, int]:
         """The bytes in each of CATEGORIES that `device` holds now."""
         with self._lock:
@@ -99,14 +96,12 @@ class MemoryTracker:
                 allocation.size = 0
             self._resize(allocation, size)
 
-    def knows(self, tensor: Tensor) -> bool:
-        """Has the storage of `tensor` been entered?"""
-        return tensor.untyped_storage()._cdata in self._alive
-
-    def leave_out(self, tensor: Tensor) -> None:
-        """Count the storage of `tensor` on no device, whatever it meets."""
-        self.charge(tensor, None)
-        self._alive[tensor.untyped_storage()._cdata].counts = False
+    def leave_out_if_new(self, tensor: Tensor) -> None:
+        """Count the storage of `tensor` on no device, whatever it meets, unless it has been entered already."""
+        address = tensor.untyped_storage()._cdata
+        if address not in self._alive:
+            self.charge(tensor, None)
+            self._alive[address].counts = False
 
     def label(self, tensor: Tensor, category: str) -> None:
         """Give a storage a category. If it has several, the first in the order of CATEGORIES counts."""
@@ -125,15 +120,14 @@ class MemoryTracker:
                 self._resize(allocation, _in_blocks(storage))
 
     def _resize(self, allocation: _Allocation, size: int) -> None:
-        if allocation.device is not None and size != allocation.size:
-            self._add(allocation, size - allocation.size)
-        allocation.size = size
-
-    def _add(self, allocation: _Allocation, size: int) -> None:
         device = allocation.device
+        added = size - allocation.size
+        allocation.size = size
+        if device is None or added == 0:
+            return
         held = self._held.setdefault(device, {})
-        held[allocation.serial] = held.get(allocation.serial, 0) + size
-        self._total[device] = self._total.get(device, 0) + size
+        held[allocation.serial] = size
+        self._total[device] = self._total.get(device, 0) + added
         if self._total[device] > self._peak.get(device, 0):
             self._peak[device] = self._total[device]
             self._at_peak[device] = dict(held)
@@ -146,14 +140,14 @@ class MemoryTracker:
                 self._total[allocation.device] -= held.pop(allocation.serial)
 
 
-class _Placement(threading.local):
-    """The destination of this thread's explicit copies."""
+class _Copying(threading.local):
+    """The device to which `_clone` copies on this thread now. torch gives a mode an operation, but no such argument."""
 
-    target: int | None = None
+    device: int | None = None
 
 
-_placement = _Placement()
-_active: MemoryTracker | None = None
+_copying = _Copying()
+_active: MemoryTracker | None = None  # of the process: `name_category` may be called when no memory is tracked
 
 
 class _Operations(TorchDispatchMode):
@@ -173,7 +167,11 @@ class _Operations(TorchDispatchMode):
         kwargs = kwargs or {}
         inputs = _tensors((args, kwargs))
         self._name_messages(func, inputs)
-        device = self._bring_together(inputs)
+        device = self._common_device(inputs)
+        if device is not None:
+            self._move_inputs(inputs, device)
+        if _copying.device is not None:
+            device = _copying.device
         results = func(*args, **kwargs)
         for tensor in _tensors(results):
             own_device = tensor.device.index if _is_on_a_gpu(tensor) else device
@@ -185,24 +183,25 @@ class _Operations(TorchDispatchMode):
 
         That copy is first seen when it is split. nccl does not have it, and when gloo frees it depends on its threads.
         """
-        if func is torch.ops.aten.split.Tensor and not self.tracker.knows(inputs[0]):
-            self.tracker.leave_out(inputs[0])
+        if func is torch.ops.aten.split.Tensor:
+            self.tracker.leave_out_if_new(inputs[0])
         if func.namespace == "c10d":
             for tensor in inputs:
                 self.tracker.label(tensor, "communication")
 
-    def _bring_together(self, inputs: list[Tensor]) -> int | None:
-        """The device of the results: an explicit copy's, or the first that holds an input, else the host.
+    def _common_device(self, inputs: list[Tensor]) -> int | None:
+        """The first device that holds an input; None if all are on the host."""
+        for tensor in inputs:
+            device = self.tracker.device_of(tensor)
+            if device is not None:
+                return device
+        return None
 
-        Numbers may stay on the host in an operation with device tensors; whole tensors may not, and are moved.
-        """
-        devices = map(self.tracker.device_of, inputs)
-        device = next((device for device in devices if device is not None), None)
-        if device is not None:
-            for tensor in inputs:
-                if tensor.dim() and self.tracker.device_of(tensor) is None:
-                    self.tracker.charge(tensor, device)
-        return device if _placement.target is None else _placement.target
+    def _move_inputs(self, inputs: list[Tensor], device: int) -> None:
+        """Charge to `device` the inputs that are on the host. Single numbers may stay there."""
+        for tensor in inputs:
+            if tensor.dim() and self.tracker.device_of(tensor) is None:
+                self.tracker.charge(tensor, device)
 
 
 @contextmanager
@@ -219,7 +218,7 @@ def _moves_and_sizes(tracker: MemoryTracker) -> Iterator[None]:
     def move(tensor: Tensor, *args, **kwargs) -> Tensor:
         result = to(tensor, *args, **kwargs)
         if _names_device(args, kwargs) and result.device.type == "cpu" and tracker.device_of(result) is None:
-            return copy_to(result, None, 0, UNNAMED)
+            return tracked_copy(result, None, 0, UNNAMED)
         return result
 
     def resize_and_track(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
@@ -232,15 +231,12 @@ def _moves_and_sizes(tracker: MemoryTracker) -> Iterator[None]:
 
 
 def _names_device(args, kwargs) -> bool:
-    if "device" in kwargs:
-        return True
-    return bool(args) and isinstance(args[0], str | torch.device | int)
+    return "device" in kwargs or (bool(args) and isinstance(args[0], str | torch.device | int))
 
 
 def _in_blocks(storage: torch.UntypedStorage) -> int:
     """The bytes that CUDA's caching allocator would give out for a storage."""
-    blocks = math.ceil(storage.nbytes() / BLOCK)
-    return blocks * BLOCK
+    return math.ceil(storage.nbytes() / BLOCK) * BLOCK
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -316,7 +312,7 @@ def name_category(tensor: Tensor, category: str) -> None:
         _active.label(tensor, category)
 
 
-def copy_to(tensor: Tensor, source: int | None, target: int, category: str = "communication") -> Tensor:
+def tracked_copy(tensor: Tensor, source: int | None, target: int, category: str = "communication") -> Tensor:
     """A copy on device `target` of a tensor on device `source` (None: the host), to which gradients flow back.
 
     Where the two are the same nothing is copied and the result shares the tensor's storage. `category` says what the
@@ -337,18 +333,15 @@ class _Copy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor):
         category = "gradients" if ctx.category == "parameters" else ctx.category
-        if _active is not None:
-            _active.label(gradient, category)
+        name_category(gradient, category)
         return _clone(gradient, ctx.source, category), None, None, None
 
 
 def _clone(tensor: Tensor, device: int | None, category: str) -> Tensor:
-    before = _placement.target
-    _placement.target = device
+    _copying.device = device
     try:
         result = tensor.clone()
     finally:
-        _placement.target = before
-    if _active is not None:
-        _active.label(result, category)
+        _copying.device = None
+    name_category(result, category)
     return result

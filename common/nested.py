@@ -6,6 +6,7 @@ Hugging Face Accelerate.
 """
 
 import copy
+import itertools
 from collections import UserDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -75,8 +76,8 @@ def map_nested(
         if is_leaf is not None and is_leaf(data):
             return function(data, *others)
         if isinstance(data, (tuple, list)):
-            items = [walk(*parts) for parts in zip(data, *others, strict=True)]
-            return honor_type(data, items)
+            places = zip(data, *others, strict=True)
+            return honor_type(data, [walk(*parts) for parts in places])
         if isinstance(data, Mapping):
             content = {}
             for key, value in data.items():
@@ -116,8 +117,8 @@ def map_together(
     It gets them in the order of their names, which does not depend on the order in which keys came into a mapping.
     """
     named = list(named_leaves(data, is_leaf))
-    order = sorted(range(len(named)), key=lambda place: named[place].name)
-    results = function([named[place] for place in order])
-    result_of_place = dict(zip(order, results, strict=True))
-    in_place = iter([result_of_place[place] for place in range(len(named))])
-    return map_nested(lambda _: next(in_place), data, is_leaf=is_leaf)
+    places = sorted(range(len(named)), key=lambda place: named[place].name)
+    results = function([named[place] for place in places])
+    result_of_place = dict(zip(places, results, strict=True))
+    place = itertools.count()
+    return map_nested(lambda _: result_of_place[next(place)], data, is_leaf=is_leaf)

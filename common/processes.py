@@ -79,9 +79,7 @@ def free_port() -> int:
 class Ranks:
     """`world_size` processes on this machine that run one job after another.
 
-    They start with the first job. Each job has the environment that torchrun would give it (RANK, LOCAL_RANK,
-    WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and a fresh MASTER_PORT). A job that needs a process group makes it and
-    destroys it.
+    They start with the first job. A job that needs a process group makes it and destroys it.
 
     Args:
         on_cpu: the processes see no GPU. Torch would start CUDA on the first one, also for jobs of the CPU.

@@ -1,9 +1,16 @@
-"""Comparison of the weights of two trainings: their largest difference, and a checksum of each."""
+"""Comparison of weights: the largest difference of two tensors and of two trainings, and a checksum of a training."""
 
 import math
 import zlib
 
 from torch import Tensor
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """The largest difference between the numbers of two tensors: 0 for two nans, infinite for a nan and a number."""
+    equal = (one == other) | (one.isnan() & other.isnan())
+    apart = (one - other).abs().masked_fill(equal, 0.0)
+    return apart.nan_to_num(nan=math.inf, posinf=math.inf).max().item()
 
 
 def farthest(weights: dict[str, Tensor], others: dict[str, Tensor]) -> float:

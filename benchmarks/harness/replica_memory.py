@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from torch import Tensor, nn
 
-from common.memory import MemoryTracker, copy_to, observed, track_memory
+from common.memory import MemoryTracker, observed, track_memory, tracked_copy
 from common.nested import leaves
 from common.small import data_parallel
 
@@ -26,7 +26,7 @@ def track_replicas() -> Iterator[MemoryTracker]:
 
     def copy_of_replica(tensor: Tensor, source: int, target: int) -> Tensor:
         category = "parameters" if isinstance(tensor, nn.Parameter) else "communication"
-        return copy_to(tensor, source, target, category)
+        return tracked_copy(tensor, source, target, category)
 
     def gather_and_label(outputs: list[Any]) -> Any:
         gathered = gather(outputs)

@@ -29,10 +29,9 @@ Answer = Finding | Unseen | Right
 
 
 def overall(answers: Iterable[Answer], unseen: str) -> Answer:
-    """One answer to a question that was asked of several epochs, or of several networks.
+    """One answer for several epochs or networks: the first Finding, else Right if any is Right, else an Unseen.
 
-    It is the first mistake. Without one it is Right if one of them is Right, else an Unseen. `unseen` is the reason if
-    there are no answers.
+    `unseen` is the reason if there are no answers.
     """
     result: Answer = Unseen(unseen)
     for answer in answers:

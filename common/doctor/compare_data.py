@@ -1,8 +1,6 @@
 """Checks of the data: in training each sample belongs to one rank, and in evaluation each sample counts once.
 
-Samples are compared by their numbers in the data set, and where that is not enough by fingerprints of their tensors. A
-sample on two ranks is no mistake where a sampler draws with replacement or starts anew when it has ended. Such a
-sampler also brings a sample twice to one rank, or only a few samples to two, and the check then answers `Unseen`.
+Samples are compared by their numbers in the data set, and where that is not enough by fingerprints of their tensors.
 """
 
 from collections import Counter, defaultdict
@@ -12,8 +10,8 @@ from itertools import chain, pairwise
 from common.doctor.answers import Answer, Finding, Right, Unseen, overall
 from common.doctor.record import Epoch, Record, across_ranks
 
-SAME_FRACTION = 0.9  # of the samples read twice must have equal contents: some labels agree by chance
-MIN_SAMPLES = 16  # what fewer samples have in common may be chance
+SAME_FRACTION = 0.9  # of the samples that were read twice must have equal contents: some labels agree by chance
+MIN_SAMPLES = 16  # that have something in common; of fewer it may be chance
 
 OfRanks = tuple[Epoch, ...]  # one epoch, as each rank has seen it
 Content = tuple[int, ...]  # a fingerprint of each tensor of a sample
@@ -34,32 +32,38 @@ def incomparable(of_ranks: OfRanks) -> Unseen | None:
 
 
 def shards(records: list[Record]) -> Answer:
-    answers: list[Answer] = []
-    for number, of_ranks in enumerate(across_ranks(map(training_epochs, records))):
-        if all(epoch.shares == epoch.forwards <= epoch.batches for epoch in of_ranks):
-            answers.append(Unseen("the script itself cuts each rank's share out of a batch"))
-        elif incomparable(of_ranks):
-            answers.append(_same_contents(number, of_ranks) or incomparable(of_ranks))
-        else:
-            answers.append(_same_numbers(number, of_ranks))
+    epochs = across_ranks(map(training_epochs, records))
+    answers = [_shards_of(number, of_ranks) for number, of_ranks in enumerate(epochs)]
     return overall(answers, "no pass over a DataLoader was seen in training on all ranks")
 
 
-def _same_contents(number: int, of_ranks: OfRanks) -> Finding | None:
-    """The finding that all ranks have read the same, where samples have no numbers."""
-    contents = of_ranks[0].contents
-    if len(set(contents)) < MIN_SAMPLES:
-        return None
-    if any(epoch.contents != contents for epoch in of_ranks):
-        return None
-    return Finding(
-        f"each rank read the same {len(contents)} contents in the same order in epoch {number}",
-        "let each rank read a part of its own, which it chooses by its rank, or draw with a seed of its own",
-    )
+def _shards_of(number: int, of_ranks: OfRanks) -> Answer:
+    """The answer about an epoch: that of the first case which is true.
 
-
-def _same_numbers(number: int, of_ranks: OfRanks) -> Answer:
-    """The answer about numbers that several ranks have read. The cases that are no mistake come first."""
+    case                                                    answer
+    the script cuts each rank's share out of a batch        Unseen
+    samples without numbers, the same contents on all       Finding
+    other samples without numbers                           Unseen
+    fewer than two batches                                  Unseen
+    a rank has read a sample twice                          Unseen: the sampler draws with replacement
+    no sample was read by two ranks                         Right
+    a number has other contents on another rank             Unseen: `data_sets` examines that
+    all ranks have read the same samples in one order       Finding
+    fewer than MIN_SAMPLES were read by two ranks           Unseen: a sampler that starts anew shares a few
+    more were                                               Finding
+    """
+    if all(epoch.shares == epoch.forwards <= epoch.batches for epoch in of_ranks):
+        return Unseen("the script itself cuts each rank's share out of a batch")
+    unseen = incomparable(of_ranks)
+    if unseen:
+        contents = of_ranks[0].contents
+        all_equal = all(epoch.contents == contents for epoch in of_ranks)
+        if not all_equal or len(set(contents)) < MIN_SAMPLES:
+            return unseen
+        return Finding(
+            f"each rank read {len(contents)} samples with the same contents in the same order in epoch {number}",
+            "let each rank read a part of its own, which it chooses by its rank, or draw with a seed of its own",
+        )
     if min(epoch.batches for epoch in of_ranks) < 2:
         return Unseen("fewer than two batches were read")
     # The last batch may be filled up with samples of the beginning.
@@ -76,10 +80,10 @@ def _same_numbers(number: int, of_ranks: OfRanks) -> Answer:
     advice = "deal one order out among the ranks, with one seed on all of them, as DistributedSampler does"
     samples = of_ranks[0].samples
     if all(epoch.samples == samples for epoch in of_ranks):
-        return Finding(f"each rank read the same {len(samples)} in the same order in epoch {number}", advice)
+        return Finding(f"each rank read the same {len(samples)} samples in the same order in epoch {number}", advice)
     if shared < MIN_SAMPLES:
-        return Unseen(f"{shared} numbers were read by several ranks, which may be the sampler's chance")
-    text = f"without the last batch, {shared} of {len(readers)} were read by several ranks in epoch {number}"
+        return Unseen(f"{shared} samples were read by several ranks, which may be the sampler's chance")
+    text = f"without the last batch, {shared} of {len(readers)} samples were read by several ranks in epoch {number}"
     return Finding(text, advice, pitfall="different_orders")
 
 
@@ -93,7 +97,7 @@ def _contents(epochs: Iterable[Epoch]) -> dict[int, list[Content]]:
 
 
 def read_by_two(of_ranks: list[dict[int, list[Content]]]) -> list[tuple[Content, Content]]:
-    """The contents of each number that rank 0 and another one have read."""
+    """The two contents of each sample that rank 0 and another rank have read."""
     of_rank_0, *others = of_ranks
     pairs = []
     for of_another in others:
@@ -103,9 +107,9 @@ def read_by_two(of_ranks: list[dict[int, list[Content]]]) -> list[tuple[Content,
 
 
 def are_the_same(pairs: list[tuple[Content, Content]]) -> bool:
-    """True where the two contents of a pair are of one sample.
+    """True if the two contents of each pair are of one sample.
 
-    Augmentation changes some tensors of a sample at each read: the steadiest decides, the label for example.
+    Augmentation changes some tensors of a sample at each read, but not the label. So one equal tensor is enough.
     """
     tensors = min((len(one) for one, _ in pairs), default=0)
     for tensor in range(tensors):
@@ -119,8 +123,8 @@ def are_the_same(pairs: list[tuple[Content, Content]]) -> bool:
 def data_sets(records: list[Record]) -> Answer:
     """The answer about the data sets of the ranks: a number must be the same sample on all of them.
 
-    Over several epochs a number is read by several ranks. Their contents can be compared, unless a sample changes at
-    each read, as with augmentation: then it also changes between two reads of one rank.
+    Over several epochs a sample is read by several ranks, whose contents can be compared. A sample that changes at each
+    read, as with augmentation, also differs between two reads of one rank: then there is nothing to compare.
     """
     if not isinstance(shards(records), Right):
         return Unseen("the samples are not dealt out among the ranks by their numbers")
@@ -141,7 +145,7 @@ def data_sets(records: list[Record]) -> Answer:
     if are_the_same(twice):
         return Right()
     return Finding(
-        f"the sampler deals out numbers, but {len(twice)} of them have other contents on another rank",
+        f"the sampler deals out numbers, but {len(twice)} samples have other contents on another rank",
         "make the data alike on all ranks: draw them, and any random split, with the same seed",
     )
 
@@ -182,7 +186,7 @@ def evaluation(records: list[Record]) -> Answer:
 
 def _one_evaluation(number: int, of_ranks: OfRanks) -> Answer:
     if not all(epoch.plain for epoch in of_ranks):
-        return Unseen("a library deals them out, and may drop what it repeats when metrics are gathered")
+        return Unseen("a library deals out the samples, and may drop those that it repeats when metrics are gathered")
     unseen = incomparable(of_ranks)
     if unseen:
         return unseen
@@ -197,7 +201,7 @@ def _one_evaluation(number: int, of_ranks: OfRanks) -> Answer:
     if each_reads_all or not (repeated or some_dropped):
         return Right()
     return Finding(
-        f"{repeated} of {size} are read more than once, {missing} never, in evaluation {number}",
+        f"{repeated} of {size} samples are read more than once, {missing} never, in evaluation {number}",
         "use a sampler that neither repeats nor drops samples, as common/eval_sampler.py has one",
         pitfall="padded_evaluation",
     )

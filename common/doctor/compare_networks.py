@@ -1,25 +1,25 @@
 """Checks of networks: the ranks must be replicas of each other, but draw their own random numbers."""
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from torch import Tensor
 
 from common.doctor.answers import Answer, Finding, Right, Unseen, overall
-from common.doctor.record import Network, Record, across_ranks
+from common.doctor.record import Network, Record, across_ranks, steps_with_different_rates
+from common.weights import distance
 
-TOLERANCE = 1e-6  # of the largest number of a tensor; ranks that average have equal bits on CPUs
+TOLERANCE = 1e-6  # of the largest finite number of a tensor; ranks that average have equal bits on CPUs
 
 Tensors = dict[str, Tensor]
 
 
 class Difference(NamedTuple):
-    """Tensors of rank 0 that are others on another rank: their names, and how far their numbers are apart at most."""
+    """The tensors of rank 0 that are others on another rank."""
 
-    rank: int
+    rank: int  # the other one
     names: list[str]
-    compared: int
-    farthest: float
+    compared: int  # tensors, different or not
+    farthest: float  # the largest distance of two numbers; infinite if only one of them is a nan
 
     def __str__(self) -> str:
         count = f"{len(self.names)} of {self.compared} tensors by up to {self.farthest:.1e}"
@@ -34,17 +34,17 @@ def difference(of_ranks: list[Tensors]) -> Difference | None:
         for name, values in of_rank_0.items():
             if name not in tensors or tensors[name].shape != values.shape or not values.numel():
                 continue
-            distance = (values - tensors[name]).abs().max().item()
-            if distance > TOLERANCE * values.abs().max().item():
-                distances[name] = distance
+            apart = distance(values, tensors[name])
+            finite = values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            if apart > TOLERANCE * finite.abs().max().item():
+                distances[name] = apart
         if distances:
             return Difference(rank, list(distances), len(of_rank_0), max(distances.values()))
     return None
 
 
-def differences(of_ranks: Iterable[dict[int, Tensors]]) -> dict[int, Difference | None]:
+def differences(noted: list[dict[int, Tensors]]) -> dict[int, Difference | None]:
     """The difference after each number of steps after which all ranks have noted tensors."""
-    noted = list(of_ranks)
     found = {}
     for step in sorted(noted[0]):
         tensors = [of_rank.get(step) for of_rank in noted]
@@ -65,14 +65,13 @@ def trained(records: list[Record]) -> list[tuple[Network, ...]]:
 
 
 def weights(records: list[Record]) -> Answer:
-    steps = across_ranks(record.learning_rates for record in records)
-    same_rates = all(rates == of_ranks[0] for of_ranks in steps for rates in of_ranks)
+    same_rates = not steps_with_different_rates(records)
     answers = [_weights_of(of_ranks, same_rates) for of_ranks in trained(records)]
     return overall(answers, "no network was trained on all ranks")
 
 
 def _weights_of(of_ranks: tuple[Network, ...], same_rates: bool) -> Answer:
-    by_step = differences(network.weights for network in of_ranks)
+    by_step = differences([network.weights for network in of_ranks])
     before_training = by_step.pop(0, None)
     if not by_step:
         return Unseen("no optimizer step was seen on all ranks, or no rank has whole parameters")
@@ -127,7 +126,7 @@ def batchnorm(records: list[Record]) -> Answer:
 
 
 def _statistics_of(of_ranks: tuple[Network, ...]) -> Answer:
-    by_step = differences(network.statistics for network in of_ranks)
+    by_step = differences([network.statistics for network in of_ranks])
     by_step.pop(0, None)
     if not by_step:
         return Unseen("no BatchNorm was evaluated on several ranks")

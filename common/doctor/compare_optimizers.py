@@ -2,7 +2,7 @@
 
 from common.doctor.answers import Answer, Finding, Right, Unseen
 from common.doctor.compare_networks import trained
-from common.doctor.record import Record, across_ranks
+from common.doctor.record import Record, across_ranks, steps_with_different_rates
 
 TRAILING_ZEROS = 3  # steps at the end without a learning rate; a schedule may end in one
 
@@ -26,10 +26,7 @@ def learning_rates(records: list[Record]) -> Answer:
     steps = across_ranks(record.learning_rates for record in records)
     if not steps:
         return Unseen("no optimizer step was seen on all ranks")
-    different = []
-    for step, of_ranks in enumerate(steps):
-        if any(rates != of_ranks[0] for rates in of_ranks):
-            different.append(step)
+    different = steps_with_different_rates(records)
     if not different:
         return Right()
     first = different[0]

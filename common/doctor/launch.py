@@ -39,8 +39,17 @@ def observe(
     try:
         for rank, rank_folder in enumerate(folders):
             rank_folder.mkdir()
-            command = [sys.executable, "-u", run_script, rank_folder, str(last_step or 0), script, *arguments]
-            started.append(_start(command, _environment(rank, processes, port), rank_folder / LOG))
+            command: list = [sys.executable, "-u", run_script, rank_folder, str(last_step or 0), script, *arguments]
+            with (rank_folder / LOG).open("wb") as output:
+                process = subprocess.Popen(
+                    command,
+                    env=_environment(rank, processes, port),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C is for the doctor, which then ends all ranks
+                )
+            started.append(process)
         _wait(started, folders, patience)
     finally:
         was_running = [process.poll() is None for process in started]
@@ -75,18 +84,6 @@ def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
     if torch.cuda.device_count() < processes:
         environment["CUDA_VISIBLE_DEVICES"] = ""  # nccl wants a GPU for each
     return environment
-
-
-def _start(command: list, environment: dict[str, str], log: Path) -> subprocess.Popen:
-    with log.open("wb") as output:
-        return subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for the doctor, which then ends all ranks
-        )
 
 
 def _wait(started: list[subprocess.Popen], folders: list[Path], patience: float) -> None:

@@ -122,6 +122,7 @@ class Record:
     line: str = ""
     called: list[str] = field(default_factory=list)
     backend: str | None = None
+
     steps: int = 0
     learning_rates: list[list[float]] = field(default_factory=list)
     forwards_of_steps: list[int] = field(default_factory=list)
@@ -131,6 +132,7 @@ class Record:
     clipped_scaled: int = 0
     in_no_optimizer: list[str] = field(default_factory=list)
     in_no_network: int = 0
+
     networks: list[Network] = field(default_factory=list)
     epochs: list[Epoch] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
@@ -161,3 +163,13 @@ def read(path: Path) -> Record:
 def across_ranks(of_ranks: Iterable[list[T]]) -> list[tuple[T, ...]]:
     """The first of each rank, then the second of each, and so on, as far as all ranks have one."""
     return list(zip(*of_ranks, strict=False))
+
+
+def steps_with_different_rates(records: list[Record]) -> list[int]:
+    """The optimizer steps, from 0 on, at which not all ranks have the same learning rates."""
+    different = []
+    for step, of_ranks in enumerate(across_ranks(record.learning_rates for record in records)):
+        texts = set(map(str, of_ranks))  # a nan is not equal to another one, but its text is
+        if len(texts) > 1:
+            different.append(step)
+    return different

@@ -28,14 +28,11 @@ class Reading:
 
     A loader asks for the numbers of a batch before it reads it, with workers several batches before. So the numbers
     wait in `asked` until their batch is handed out.
-
-    Attributes:
-        generators: the states of the random generators before the batch that is being read.
     """
 
     epoch: Epoch
     asked: deque = field(default_factory=deque)
-    generators: dict[str, int] | None = None
+    generators: dict[str, int] | None = None  # the states of the random generators before the batch that is read now
 
 
 class DataWatch:
@@ -139,7 +136,7 @@ def contents(batch: Any) -> list[tuple[int, ...]]:
 def _fingerprint(row: Tensor) -> int:
     values = row
     if len(row) > 1 and not row.is_floating_point():
-        values = row[row > 0]  # a text is filled up, as far as the longest of its batch wants it
+        values = row[row > 0]  # without the 0 or -100 that fill up a text in a batch of longer ones
     raw_bytes = values.contiguous().view(torch.uint8)
     return zlib.crc32(raw_bytes.numpy().tobytes())
 

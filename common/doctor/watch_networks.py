@@ -69,22 +69,26 @@ class NetworkWatch:
         network = self._network(module)
         if network is None:
             return
-        if self._record.steps:
+        is_training = module.training and self._watcher.gradients
+        if is_training:
+            network.forwards += 1
+            self._data.note_forward(inputs)
+            self._note_wrappers(module, network, wrappers)
+        # Without a wrapper, or in an evaluation before it is wrapped, the ranks' first weights may differ.
+        if self._record.steps or (is_training and network.wrapped):
             self._note_weights(module, network)
-        if not module.training or not self._watcher.gradients:
-            return
-        network.forwards += 1
-        self._data.note_forward(inputs)
+
+    def _note_wrappers(self, module: nn.Module, network: Network, wrappers: list[nn.Module]) -> None:
+        """Compare a forward in training with what DistributedDataParallel was given."""
         holds_wrapper = any(isinstance(part, DistributedDataParallel) for part in module.modules())
         network.wrapped = module in self._wrapped or holds_wrapper
-        if network.wrapped:
-            self._note_weights(module, network)
-        if module in self._wrapped:
-            if not any(isinstance(wrapper, DistributedDataParallel) for wrapper in wrappers):
-                network.past_wrapper += 1
-            when_wrapped = self._wrapped[module]
-            now = _identities(module)
-            network.changed = [name for name in now if when_wrapped.get(name) != now[name]]
+        if module not in self._wrapped:
+            return
+        if not any(isinstance(wrapper, DistributedDataParallel) for wrapper in wrappers):
+            network.past_wrapper += 1
+        when_wrapped = self._wrapped[module]
+        now = _identities(module)
+        network.changed = [name for name in now if when_wrapped.get(name) != now[name]]
 
     def _network(self, module: nn.Module) -> Network | None:
         """What is noted of a network, which may be new; None for a part of one, and for what has no parameters."""

@@ -20,23 +20,13 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 class Watcher:
-    """The observations of this process.
-
-    Args:
-        path: for the record.
-        rank: of this process.
-
-    Attributes:
-        events: how often an observer was called; while the number grows, the script makes progress.
-        gradients: the script wants them, at the event that is observed.
-        lock: held while the record is changed or written.
-    """
+    """The observations of this process, and the file in which they are kept."""
 
     def __init__(self, path: Path, rank: int) -> None:
         self.record = Record(rank)
-        self.events = 0
-        self.gradients = True
-        self.lock = threading.RLock()
+        self.events = 0  # calls of observers; while the number grows, the script makes progress
+        self.gradients = True  # the script computes with gradients, at the event that is observed
+        self.lock = threading.RLock()  # held while the record is changed or written
         self._path = path
         self._process = os.getpid()
         self._thread = threading.current_thread()

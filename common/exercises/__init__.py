@@ -13,6 +13,7 @@ The checkers share `mistake`, `compare` (numbers), `stage` (the run on ranks) an
 import ast
 import functools
 import tomllib
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,17 +31,9 @@ class About(NamedTuple):
     same_as: str
 
 
-EXERCISES: dict[str, About] = {}
-for _name, _entry in tomllib.loads(Path(__file__).with_name("exercises.toml").read_text()).items():
-    EXERCISES[_name] = About(**_entry)
+_TABLE = tomllib.loads(Path(__file__).with_name("exercises.toml").read_text())
+EXERCISES = {name: About(**entry) for name, entry in _TABLE.items()}
 NAMES = tuple(EXERCISES)
-
-
-class RankFacts(NamedTuple):
-    """The facts of the solution on a rank, and those that are right there."""
-
-    made: Any
-    expected: Any
 
 
 def check(name: str, path: Path) -> Mistake | None:
@@ -74,22 +67,21 @@ def _first_mistake(name: str, world_size: int, path: Path) -> Mistake | None:
             of_ranks = on_ranks(world_size, functools.partial(_facts, name, case), path)
         except SolutionFailed as failure:
             return failure.mistake.at(title.format(world_size))
-        made = _by_field([facts.made for facts in of_ranks])
-        expected = _by_field([facts.expected for facts in of_ranks])
-        mistake = checker.finding(made, expected)
+        made, expected = zip(*of_ranks, strict=True)
+        mistake = checker.finding(_by_field(made), _by_field(expected))
         if mistake:
             return mistake.at(title.format(world_size))
     return None
 
 
-def _facts(name: str, case: dict[str, Any], path: str) -> RankFacts:
-    """The facts of this rank."""
+def _facts(name: str, case: dict[str, Any], path: str) -> tuple[Any, Any]:
+    """The facts of the solution on this rank, and those that are right."""
     checker = load(name)
     expected = checker.reference(**case)
-    return RankFacts(checker.attempt(path, **case), expected)
+    return checker.attempt(path, **case), expected
 
 
-def _by_field(of_ranks: list[Any]) -> Any:
+def _by_field(of_ranks: Sequence[Any]) -> Any:
     """The facts of all ranks in one tuple, whose fields are lists with a value for each rank."""
     kind = type(of_ranks[0])
     fields = zip(*of_ranks, strict=True)
@@ -113,12 +105,8 @@ def starter(name: str) -> Path:
 
 
 def task(name: str) -> str:
-    """The text of the exercise, the docstring of its starter file.
-
-    Raises:
-        ValueError: if there is no such exercise.
-    """
-    load(name)
+    """The text of the exercise, the docstring of its starter file."""
+    load(name)  # raises if there is no such exercise
     return ast.get_docstring(ast.parse(starter(name).read_text())) or ""
 
 

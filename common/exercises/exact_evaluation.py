@@ -80,9 +80,8 @@ def finding(made: Facts, expected: Facts) -> Mistake | None:
         return None
     accuracies = [accuracy_of(share_of(rank, world_size, size)) for rank in range(world_size)]
     mean_of_means = sum(accuracies) / world_size
-    mistake = (
-        Mistake("mean of means") if near(made.accuracy, [mean_of_means] * world_size) else Mistake("other accuracy")
-    )
+    is_mean_of_means = near(made.accuracy, [mean_of_means] * world_size)
+    mistake = Mistake("mean of means") if is_mean_of_means else Mistake("other accuracy")
     return mistake.with_values("returned", made.accuracy, {"one device": expected.accuracy[0]})
 
 

@@ -33,7 +33,7 @@ class Mistake(NamedTuple):
         return self._replace(details="\n".join(lines))
 
     def explained(self, exercise: str) -> str:
-        """What the learner is told."""
+        """The text for the learner."""
         sentences = tomllib.loads(SENTENCES.read_text())
         sentence = (sentences["every_exercise"] | sentences[exercise])[self.name]
         if self.where:

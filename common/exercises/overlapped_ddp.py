@@ -1,6 +1,6 @@
 """The checker of `overlapped_ddp`: when each all-reduce begins, whether it is waited for, and what it brings."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,19 +10,12 @@ from common.exercises.checker import Checker
 from common.exercises.compare import Gradients, at_step, gradients, wrong_means
 from common.exercises.mistake import Mistake, SolutionFailed
 from common.exercises.stage import load_name
-from common.exercises.traffic import Message, Traffic, observed
+from common.exercises.traffic import Message, Moment, Traffic, observed
 from common.small.ddp.overlapped import OverlappedDDP
 
 INPUTS = (1.0, 3.0, 8.0)  # by rank
 STEPS = 2
 LAYERS = 3
-
-
-class Moment(NamedTuple):
-    """A time of the training."""
-
-    step: int  # from 1 on; 0 before the first one
-    gradients_left: int  # that the present backward has still to compute
 
 
 def network() -> nn.Sequential:
@@ -71,23 +64,23 @@ def attempt(path: str) -> Gradients:
             parameter.register_post_accumulate_grad_hook(note_gradient)
         after = trained(load_name(path, "OverlappedDDP")(module), traffic)
         for step in range(1, STEPS + 1):
-            mistake = wrong_messages([message for message in traffic.messages if message.began.step == step])
+            mistake = wrong_messages([message for message in traffic.messages if message.called.step == step])
             if mistake:
                 raise SolutionFailed(mistake.at(f"step {step}"))
     return Gradients([], after)
 
 
 def wrong_messages(messages: list[Message]) -> Mistake | None:
-    """The mistake in the way in which this rank's all-reduces of a step were begun and waited for."""
+    """The mistake in the times at which this rank has called the all-reduces of a step and waited for them."""
     if len(messages) != LAYERS:
         return Mistake("not one message each").at(f"{len(messages)} messages")
-    if all(message.began.gradients_left == 0 for message in messages):
+    if all(message.called.gradients_left == 0 for message in messages):
         return Mistake("not hidden")
     for message in messages:
         if message.waits and message.waits[0].gradients_left > 0:
             return Mistake("backward waited")
         steps_of_waits = {wait.step for wait in message.waits}
-        if steps_of_waits != {message.began.step}:
+        if steps_of_waits != {message.called.step}:
             return Mistake("waited in another step")
     return None
 

@@ -33,7 +33,6 @@ class Returned(NamedTuple):
     """The end of a job that returned."""
 
     value: Any
-    line: str = "has returned"
 
 
 class Stuck(NamedTuple):
@@ -78,7 +77,10 @@ def on_ranks(world_size: int, job: Callable[[str], Any], path: Path) -> list[Any
     for outcome in outcomes:
         if isinstance(outcome, Mistake):  # the other ranks may have waited for this one
             raise SolutionFailed(outcome)
-    lines = [f"    rank {rank}: {outcome.line}" for rank, outcome in enumerate(outcomes)]
+    lines = []
+    for rank, outcome in enumerate(outcomes):
+        line = outcome.line if isinstance(outcome, Stuck) else "has returned"
+        lines.append(f"    rank {rank}: {line}")
     raise SolutionFailed(Mistake("stuck", f"after {SECONDS} seconds not every rank had returned", "\n".join(lines)))
 
 

@@ -1,15 +1,14 @@
-"""The messages of a solution, as over the slowest link there is: nothing arrives before somebody waits for it.
+"""The messages of a solution, as over the slowest link there is: no collective begins before somebody waits for it.
 
 On one machine an all-reduce in the background ends so soon that code which forgets to wait mostly works. Over this
-link it never does, so that each run of a wrong solution shows the same mistake. Only isend and irecv begin at once,
-because a rank of a ring receives before it waits for what it has sent.
+link it never does, so that each run of a wrong solution shows the same mistake.
 """
 
 import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -22,81 +21,99 @@ from common.process_group import COLLECTIVES
 POINT_TO_POINT = ("isend", "irecv")
 
 
+class Moment(NamedTuple):
+    """A time of the training."""
+
+    step: int = 0  # from 1 on; 0 before the first one
+    gradients_left: int = 0  # that the present backward has still to compute
+
+
 class Message:
-    """A collective, a send or a receive of a solution, and the handle that the solution gets.
+    """A call of torch.distributed by a solution, and the handle that the solution gets."""
 
-    Args:
-        arguments: those of the call, by name.
-        arrive: lets it arrive.
-
-    Attributes:
-        tensor: the one that is sent, if it is one; `sent` is a copy from its start.
-        began, waits: the traffic's `moment` when it began, and of each wait.
-        was_changed: the tensor was changed between its start and its arrival.
-    """
-
-    def __init__(self, traffic: "Traffic", name: str, arguments: dict[str, Any], arrive: Callable[[], Any]) -> None:
+    def __init__(self, traffic: "Traffic", function: Callable[..., Any], arguments: dict[str, Any]) -> None:
         self.traffic = traffic
-        self.name = name
+        self.function = function
+        self.name = function.__name__
         self.arguments = arguments
-        self.arrive = arrive
         self.tensor = arguments.get("tensor")
-        self.sent: Tensor | None = None
+        self.sent: Tensor | None = None  # a copy of the tensor from the time of the call
         if isinstance(self.tensor, Tensor):
             self.sent = self.tensor.detach().clone()
-        self.began = traffic.moment
-        self.waits: list[Any] = []
-        self.was_changed = False
+        self.called = traffic.moment
+        self.waits: list[Moment] = []  # one for each wait
+        self.was_changed = False  # the tensor, between the call and the first wait
 
     def wait(self, *_: Any) -> bool:
         if not self.waits:
-            self.traffic.deliver(self)
+            self.arrive()
         self.waits.append(self.traffic.moment)
         return True
 
+    def arrive(self) -> None:
+        raise NotImplementedError
+
+
+class PointToPoint(Message):
+    """A send or a receive. It begins at once: a rank of a ring receives before it waits for what it has sent."""
+
+    def begin(self) -> None:
+        self.work = self.function(**self.arguments)
+
+    def arrive(self) -> None:
+        self.work.wait()
+
+
+class Collective(Message):
+    """A collective. It begins when the solution waits for it, or for a later one: ranks may wait in any order."""
+
+    def begin(self) -> None:
+        if self.sent is not None:
+            is_equal = torch.allclose(self.tensor.detach(), self.sent, rtol=0, atol=0, equal_nan=True)
+            self.was_changed = not is_equal
+        self.function(**self.arguments)
+
+    def arrive(self) -> None:
+        while self in self.traffic.not_begun:
+            earliest = self.traffic.not_begun.pop(0)
+            earliest.begin()
+
 
 class Traffic:
-    """The messages of a solution on one rank, in the order in which they began.
-
-    Attributes:
-        moment: what the checker wants to know about the time of a message; it sets it while the solution runs.
-        note: called with each message when it begins.
-    """
+    """The messages of a solution on one rank, in the order of its calls."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        self.under_way: list[Message] = []  # collectives that have not arrived
-        self.moment: Any = None
-        self.note: Callable[[Message], None] = lambda message: None
+        self.not_begun: list[Collective] = []
+        self.moment = Moment()  # now; a checker that compares times sets it while the solution runs
+        self.note: Callable[[Message], None] = lambda message: None  # called with each message before it begins
 
-    def begin(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Message | None:
-        """A call of the solution, with its arguments."""
-        name = original.__name__
-        arguments = inspect.signature(original).bind(*args, **kwargs).arguments
-        if arguments.get("tensor", self) is None:
-            raise TypeError(f"{name} got None for a tensor: a parameter without a gradient has to be passed over")
+    def call_collective(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Message | None:
+        arguments = _by_name(function, args, kwargs)
         in_background = arguments.pop("async_op", False)
-        message = Message(self, name, arguments, arrive=functools.partial(original, **arguments))
+        message = Collective(self, function, arguments)
         self.messages.append(message)
         self.note(message)
-        if name in POINT_TO_POINT:
-            message.arrive = original(**arguments).wait
-            return message
-        self.under_way.append(message)
+        self.not_begun.append(message)
         if in_background:
             return message
         message.wait()
         return None
 
-    def deliver(self, message: Message) -> None:
-        """Let a message arrive, and before it the collectives that began earlier: ranks may wait in any order."""
-        if message.name in POINT_TO_POINT:
-            message.arrive()
-        while message in self.under_way:
-            earliest = self.under_way.pop(0)
-            if earliest.sent is not None:
-                earliest.was_changed = not torch.equal(earliest.tensor.detach(), earliest.sent)
-            earliest.arrive()
+    def call_point_to_point(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Message:
+        message = PointToPoint(self, function, _by_name(function, args, kwargs))
+        self.messages.append(message)
+        self.note(message)
+        message.begin()
+        return message
+
+
+def _by_name(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by their names."""
+    arguments = inspect.signature(function).bind(*args, **kwargs).arguments
+    if "tensor" in arguments and arguments["tensor"] is None:
+        raise TypeError(f"{function.__name__} got None for a tensor: pass over parameters without a gradient")
+    return arguments
 
 
 @contextmanager
@@ -108,16 +125,18 @@ def observed() -> Iterator[Traffic]:
     """
     traffic = Traffic()
     with ExitStack() as patches:
-        for name in COLLECTIVES + POINT_TO_POINT:
-            call = functools.partial(traffic.begin, getattr(dist, name))
+        for name in COLLECTIVES:
+            call = functools.partial(traffic.call_collective, getattr(dist, name))
             patches.enter_context(mock.patch.object(dist, name, call))
-            if name in POINT_TO_POINT:
-                # These are what send and recv call, and batch_isend_irecv compares its operations with them.
-                patches.enter_context(mock.patch.object(dist.distributed_c10d, name, call))
+        for name in POINT_TO_POINT:
+            call = functools.partial(traffic.call_point_to_point, getattr(dist, name))
+            patches.enter_context(mock.patch.object(dist, name, call))
+            # These are what send and recv call, and batch_isend_irecv compares its operations with them.
+            patches.enter_context(mock.patch.object(dist.distributed_c10d, name, call))
         yield traffic
-    forgotten = [message.name for message in traffic.messages if not message.waits]
-    if forgotten:
-        raise SolutionFailed(Mistake("not waited for").at(f"rank {dist.get_rank()}, {', '.join(forgotten)}"))
+    not_waited_for = [message.name for message in traffic.messages if not message.waits]
+    if not_waited_for:
+        raise SolutionFailed(Mistake("not waited for").at(f"rank {dist.get_rank()}, {', '.join(not_waited_for)}"))
     changed = [message.name for message in traffic.messages if message.was_changed]
     if changed:
         raise SolutionFailed(Mistake("changed on its way").at(f"rank {dist.get_rank()}, {', '.join(changed)}"))

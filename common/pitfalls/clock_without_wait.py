@@ -34,10 +34,9 @@ def right():
 
 def detect(outcome):
     """To be called right after the clock was read."""
-    seconds, work = outcome
-    read = time.perf_counter()
+    timed, work = outcome
+    started = time.perf_counter()
     work.wait()
-    left = time.perf_counter() - read
-    if left > seconds:
-        timed, left = f"{seconds * 1e3:.1f} ms", f"{left * 1e3:.1f} ms"
-        return f"the clock shows {timed}, and work went on for {left}"
+    left = time.perf_counter() - started
+    if left > timed:
+        return f"the clock shows {timed:.4f} s; work went on for {left:.4f} s"

@@ -26,7 +26,8 @@ def all_reduce(tensor, what):
 
 
 def wrong():
-    loss, correct = torch.tensor(0.25), torch.tensor(300.0)
+    loss = torch.tensor(0.25)
+    correct = torch.tensor(300.0)
     if dist.get_rank() == 0:
         all_reduce(loss, "losses")  # for the log
     all_reduce(correct, "correct answers")
@@ -34,7 +35,8 @@ def wrong():
 
 
 def right():
-    loss, correct = torch.tensor(0.25), torch.tensor(300.0)
+    loss = torch.tensor(0.25)
+    correct = torch.tensor(300.0)
     all_reduce(loss, "losses")
     all_reduce(correct, "correct answers")
     return correct

@@ -3,13 +3,12 @@
 The weights are equal on all ranks, so the file often looks right. Other state
 belongs to one rank: the generator, the position in the data, and what the last
 forward has done to BatchNorm's running statistics. And whoever reads too early
-finds half of the file, no file or an old one. One rank writes, under another
-name until the file is complete. Before they read it all ranks meet at a
-barrier, which stands outside of `if rank == 0`.
+finds half of the file, no file or an old one. Let one rank write, under another
+name until the file is complete. All ranks wait at a barrier before they read.
+It stands outside of `if rank == 0`, because every rank has to call it.
 """
 
 import os
-from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -22,15 +21,6 @@ from common.process_group import all_gather_object
 LEVELS = ("03_accelerate", "02_ddp_raw")
 
 
-@contextmanager
-def one_after_another():
-    """Ranks are never equally fast: here rank 0 is the fastest."""
-    for turn in range(dist.get_world_size()):
-        if turn == dist.get_rank():
-            yield
-        dist.barrier()
-
-
 def train():
     model = DistributedDataParallel(nn.BatchNorm1d(4))
     model(torch.full((8, 4), float(dist.get_rank())))  # its own running mean
@@ -38,19 +28,22 @@ def train():
 
 
 def wrong():
-    model, path = train(), scratch() / "checkpoint.pt"
-    with one_after_another():
-        torch.save(model.state_dict(), path)
+    model = train()
+    path = scratch() / "checkpoint.pt"
+    for turn in range(dist.get_world_size()):  # ranks are never equally fast
+        if dist.get_rank() == turn:
+            torch.save(model.state_dict(), path)
+        dist.barrier()
     return model, path
 
 
 def right():
-    model, path = train(), scratch() / "checkpoint.pt"
-    with one_after_another():
-        if dist.get_rank() == 0:
-            draft = path.with_suffix(".tmp")
-            torch.save(model.state_dict(), draft)
-            os.replace(draft, path)
+    model = train()
+    path = scratch() / "checkpoint.pt"
+    if dist.get_rank() == 0:
+        torch.save(model.state_dict(), f"{path}.tmp")
+        os.replace(f"{path}.tmp", path)
+    dist.barrier()
     return model, path
 
 

@@ -27,5 +27,6 @@ def right():
 
 def detect(model):
     """To be called between backward and the optimizer's step."""
-    if (distance := farthest_gradient(model)) > 0:
+    distance = farthest_gradient(model)
+    if distance > 0:
         return f"the ranks' gradients differ by up to {distance:.2g}"

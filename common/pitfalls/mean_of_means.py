@@ -1,10 +1,10 @@
 """A mean of means over unequal micro-batches: samples in small ones weigh more.
 
-Each micro-batch's loss is a mean over its samples, and DDP's gradient a mean
-over ranks. Averaging means is right where all have as many samples: not at the
-tail of an epoch, not on ranks with shards of different lengths, not with
-sentences of different lengths. Sum instead, and divide by the number of samples
-over all ranks; times the world size, because DDP divides by it.
+Each micro-batch's loss is a mean over its samples, and DDP's gradient is a mean
+over the ranks. A mean of means is right only if all micro-batches have equally
+many samples. The tail of an epoch is shorter, a rank's shard may be, and in
+sentences it is tokens that count. So sum the losses, and divide by the number
+of samples on all ranks. DDP divides by the world size too, so multiply by it.
 """
 
 import torch
@@ -31,18 +31,22 @@ def losses(model, inputs):
 
 
 def wrong():
-    model, mine = DistributedDataParallel(nn.Linear(4, 1)), micro_batches()
-    for inputs in mine:
-        (losses(model, inputs).mean() / len(mine)).backward()
+    model = DistributedDataParallel(nn.Linear(4, 1))
+    own = micro_batches()
+    for inputs in own:
+        loss = losses(model, inputs).mean() / len(own)
+        loss.backward()
     return model
 
 
 def right():
-    model, mine = DistributedDataParallel(nn.Linear(4, 1)), micro_batches()
-    total = torch.tensor(sum(map(len, mine)))
+    model = DistributedDataParallel(nn.Linear(4, 1))
+    own = micro_batches()
+    total = torch.tensor(sum(map(len, own)))
     dist.all_reduce(total)
-    for inputs in mine:
-        (losses(model, inputs).sum() / total * dist.get_world_size()).backward()
+    for inputs in own:
+        loss = losses(model, inputs).sum() / total * dist.get_world_size()
+        loss.backward()
     return model
 
 
@@ -52,5 +56,5 @@ def detect(model):
     exact = parameters_to_vector(torch.autograd.grad(loss, parameters))
     ours = parameters_to_vector(p.grad for p in parameters)
     distance = (ours - exact).norm() / exact.norm()
-    if distance > 1e-4:
+    if not distance <= 1e-4:  # nor is a nan
         return f"the gradient is {distance:.0%} off that of one large batch"

@@ -1,4 +1,4 @@
-"""Both versions of a pitfall on real processes: the ranks' side and ours."""
+"""The run of both versions of a pitfall on real processes."""
 
 import os
 import tempfile
@@ -15,13 +15,14 @@ from common.accelerator.state import AcceleratorState
 from common.pitfalls import load, world_size
 from common.process_group import all_gather_object, process_group
 from common.processes import ranks
+from common.weights import distance
 
 PATIENCE = timedelta(seconds=120)
 _folder: Path | None = None  # of this run, the same on all ranks
 
 
 class Verdict(NamedTuple):
-    """The detector's words on both versions; None where it is silent."""
+    """The detector's findings on both versions; None where it is silent."""
 
     finding: str | None
     false_alarm: str | None
@@ -40,19 +41,18 @@ def examine(name: str) -> Verdict:
 
 
 def _run(name: str, version: str) -> tuple[str | None, bool]:
-    """The first rank's words that has any, and whether a rank hung."""
+    """The first finding of a rank, and True if a rank hung."""
     pool = ranks(world_size(name), on_cpu=True)
     with tempfile.TemporaryDirectory(prefix="pitfall-") as folder:
-        findings, hung = zip(
-            *pool.run(play, name, version, folder), strict=True
-        )
+        of_ranks = pool.run(play, name, version, folder)
+    findings, hung = zip(*of_ranks, strict=True)
     if any(hung):
         pool.stop()  # nobody knows what the collective has left behind
     return next(filter(None, findings), None), any(hung)
 
 
 def play(name: str, version: str, folder: str) -> tuple[str | None, bool]:
-    """The detector's words on a rank's `wrong` or `right`; True if it hung.
+    """The detector's finding on a rank's `wrong` or `right`; True if it hung.
 
     `folder` is new and the same on all ranks. What the pitfall raises is
     raised, except by a `wrong` that hangs until TIMEOUT.
@@ -127,4 +127,4 @@ def farthest_gradient(model: nn.Module) -> float:
     """The largest difference of a gradient on rank 0 and on another rank."""
     mine = parameters_to_vector([each.grad for each in model.parameters()])
     first, *others = all_gather_object(mine)
-    return max((first - other).abs().max().item() for other in others)
+    return max(distance(first, other) for other in others)

@@ -1,4 +1,4 @@
-"""An Accelerator on four pages: all that `03_accelerate/train.py` calls, and nothing else.
+"""An Accelerator on four pages: all that `03_accelerate/train.py` and the small Trainer call, and nothing else.
 
 Every process runs the whole script. Three places here make one training of them:
 

@@ -6,10 +6,8 @@ steps in reverse: the output's gradient is scattered, each replica computes its 
 first device, the only one that holds an optimizer. So the first device does more, and everything waits for it.
 
 The outputs and gradients are those of `nn.DataParallel`; the memory is not quite. torch copies all parameters in one
-autograd function (`Broadcast` in torch/nn/parallel/_functions.py). Its backward begins when every gradient of every
-replica is there, and allocates their sums on the first device. Here each parameter is copied by itself, so its
-gradients are added, and their copies freed, while backward goes on. So on GPUs the other devices need more memory than
-here. The first device needs more for the sums; but then the activations are gone, so its peak may even be lower.
+autograd function, whose backward begins when every gradient of every replica is there. Here each parameter is copied by
+itself, so its gradients are added, and their copies freed, while backward goes on.
 """
 
 import copy
@@ -146,6 +144,9 @@ def copy_to(tensor: Tensor, source: int, target: int) -> Tensor:
     The devices of the emulation share their memory, so a copy in it does. Where `source` is `target` nothing is copied.
     """
     return tensor.view_as(tensor) if source == target else tensor.clone()
+
+
+# From here on it is no longer about DataParallel, but about threads: their random numbers, and their cores.
 
 
 class _OwnRandomness(TorchDispatchMode):

@@ -15,7 +15,16 @@ import torch
 from PIL import Image
 
 from common.doctor import __main__ as program
-from common.doctor import compare_data, compare_end, compare_networks, record, report, run_script, watch_data
+from common.doctor import (
+    compare_data,
+    compare_end,
+    compare_networks,
+    compare_optimizers,
+    record,
+    report,
+    run_script,
+    watch_data,
+)
 from common.doctor.answers import Answer, Finding, Right, Unseen
 from common.doctor.record import Epoch, Network, Record
 from common.errors import UserError
@@ -110,6 +119,37 @@ def test_weights_that_are_averaged_now_and_then_are_no_finding():
     for one in records:
         del one.networks[0].weights[2], one.networks[0].weights[4]
     assert isinstance(compare_networks.weights(records), Finding)
+
+
+NAN = float("nan")
+INF = float("inf")
+
+
+@pytest.mark.parametrize(
+    "of_ranks, kind",
+    [
+        pytest.param([[1.0, 2.0], [NAN, 2.0]], Finding, id="a nan on another rank"),
+        pytest.param([[NAN, NAN], [1.0, 2.0]], Finding, id="only nans on rank 0"),
+        pytest.param([[NAN, 2.0], [NAN, 3.0]], Finding, id="a nan on both, and another number"),
+        pytest.param([[INF, 2.0], [1.0, 2.0]], Finding, id="an infinity on rank 0"),
+        pytest.param([[INF, 2.0], [INF, 3.0]], Finding, id="an infinity on both, and another number"),
+        pytest.param([[INF, 2.0], [-INF, 2.0]], Finding, id="two infinities"),
+        pytest.param([[NAN, INF], [NAN, INF]], Right, id="the same on both"),
+    ],
+)
+def test_ranks_differ_in_what_is_not_finite_too(of_ranks, kind):
+    records = [Record(rank, steps=1, networks=[Network("Net", wrapped=True, forwards=1)]) for rank in range(2)]
+    for one, values in zip(records, of_ranks, strict=True):
+        one.networks[0].weights = {1: {"w": torch.tensor(values)}}
+        one.networks[0].statistics = {1: {"mean": torch.tensor(values)}}
+    assert isinstance(compare_networks.weights(records), kind)
+    assert isinstance(compare_networks.batchnorm(records), kind)
+
+
+@pytest.mark.parametrize("rates, kind", [((NAN, NAN), Right), ((0.1, NAN), Finding), ((NAN, 0.1), Finding)])
+def test_a_learning_rate_that_is_no_number_differs_from_one_that_is(rates, kind):
+    records = [Record(rank, steps=1, learning_rates=[[float(str(rate))]]) for rank, rate in enumerate(rates)]
+    assert isinstance(compare_optimizers.learning_rates(records), kind)
 
 
 def read_by(orders: list[list[int]], contents: list[list[int]]) -> list[Record]:

@@ -28,6 +28,16 @@ RIGHT = {
 """,
         ),
     ],
+    "loss_scaler": [
+        (
+            """overflows += not parameter.grad.isfinite().all()
+        dist.all_reduce(overflows)
+        self.was_skipped = overflows.item() > 0""",
+            """overflows += parameter.grad.sum()  # a nan may be sent
+        dist.all_reduce(overflows)
+        self.was_skipped = not overflows.isfinite().item()""",
+        ),
+    ],
 }
 
 WRONG = {
