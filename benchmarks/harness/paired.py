@@ -3,16 +3,17 @@
 A machine's speed drifts, with its temperature and with its other users. What is timed one after another differs by that
 drift; what takes turns shares it. So every timing of the benchmarks takes one sample of each contestant in every round,
 in an order that is drawn anew for each round, with a seed. Two of them are compared by the median over rounds of their
-ratio, or difference, in the same round. Its interval is a bootstrap's: the rounds are drawn again, with replacement,
-many times, and the interval holds the middle 95 % of the medians. The interval never leaves the samples, and n samples
-all lie on one side of the true median with a probability of 2 / 2^n. So no interval of 4 rounds holds it with more than
-87.5 %; `confidence` says it. From 6 rounds on 95 % is nominal: on normal samples it is 88 to 94 % (simulated).
+ratio, or difference, in the same round. Its interval reaches from one sample to another, and holds whatever the
+distribution: each sample lies below the true median with a probability of 1/2, as a coin falls. So all of n samples lie
+on one side of it with a probability of 2 / 2^n, and the interval of 4 rounds, from the least to the greatest, holds it
+with 87.5 %. Of more rounds it leaves out as many samples on either side as 95 % allow: one of 10, which is 97.9 %.
 
 The spread of a row is the width of the middle half of its samples as a share of their median: (upper quartile − lower
 quartile) / median. It says how well the median is known without letting one disturbed round speak for all. A row is
 noisy if its spread is over 15 %.
 """
 
+import math
 import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping
@@ -20,9 +21,7 @@ from dataclasses import dataclass
 
 NOISY = 0.15
 SEED = 42
-RESAMPLES = 2000
-CONFIDENCE = 0.95
-# With one round less, samples that lie around the true median are rarer than CONFIDENCE says.
+LEAST_CONFIDENCE = 0.95  # of an interval of FEWEST_ROUNDS or more
 FEWEST_ROUNDS = 6
 
 # Of each contestant one number per round: the i-th numbers of all belong to the same round.
@@ -76,19 +75,30 @@ def summarise(samples: list[float]) -> Summary:
     return Summary(median, low, high)
 
 
-def bootstrap(samples: list[float]) -> tuple[float, float]:
-    """The ends of the interval of the median; equal ones of a single sample. Repeats itself: it has a seed."""
-    dice = random.Random(SEED)
-    medians = [statistics.median(dice.choices(samples, k=len(samples))) for _ in range(RESAMPLES)]
-    medians.sort()
-    outside = round((1 - CONFIDENCE) / 2 * RESAMPLES)
-    return medians[outside], medians[-outside - 1]
+def interval_of_median(samples: list[float]) -> tuple[float, float]:
+    """The ends of the interval of the median, two of the samples; equal ones of a single sample."""
+    in_order = sorted(samples)
+    outside = _outside(len(samples))
+    return in_order[outside], in_order[-1 - outside]
 
 
 def confidence(rounds: int) -> float:
-    """The nominal confidence of an interval of so many rounds: CONFIDENCE, or less if the rounds are few."""
-    around_the_median = 1 - 2.0 ** (1 - rounds)
-    return min(CONFIDENCE, around_the_median)
+    """The probability that an interval of so many rounds holds the true median."""
+    return _probability(rounds, _outside(rounds))
+
+
+def _outside(rounds: int) -> int:
+    """How many samples the interval leaves out on either side."""
+    outside = 0
+    while _probability(rounds, outside + 1) >= LEAST_CONFIDENCE:
+        outside += 1
+    return outside
+
+
+def _probability(rounds: int, outside: int) -> float:
+    """That more than `outside` of the samples lie on either side of the true median."""
+    at_most_outside = sum(math.comb(rounds, number) for number in range(outside + 1)) / 2**rounds
+    return 1 - 2 * at_most_outside
 
 
 def ratios(ours: list[float], theirs: list[float]) -> list[float]:

@@ -14,7 +14,7 @@
       "pairs": [
         {"of": "02_ddp_raw, 2 processes", "to": "00_single_gpu", "kind": "ratio",
          "median": 0.902, "low": 0.893, "high": 0.911, "spread": 0.02,
-         "interval": [0.889, 0.914], "confidence": 0.95}, …     of the median; less than 0.95 with few rounds
+         "interval": [0.889, 0.914], "confidence": 0.979}, …     of the median
       ],
       "skipped": ["…", …]                     where something could not be measured here: what and why
     }
@@ -89,7 +89,7 @@ def group(
 
 
 def _paired(by_round: list[float]) -> dict:
-    low, high = paired.bootstrap(by_round)
+    low, high = paired.interval_of_median(by_round)
     return _numbers(summarise(by_round)) | {
         "interval": [rounded(low), rounded(high)],
         "confidence": rounded(paired.confidence(len(by_round))),

@@ -1,7 +1,5 @@
 """A group of a suite in the terminal, in 80 columns."""
 
-from benchmarks.harness.paired import confidence
-
 WIDTH = 80
 
 
@@ -15,7 +13,7 @@ def table(group: dict) -> str:
         noisy = " *" if row["noisy"] else ""
         lines.append(f"  {name:<40}{number(row['median']):>10}{quartiles:>17}{row['spread']:>8.1%}{noisy}")
     if group["pairs"]:
-        interval = f"({confidence(group['rounds']):.0%} interval)"
+        interval = f"({min(pair['confidence'] for pair in group['pairs']):.0%} interval)"
         lines.append(f"{interval:>{WIDTH - 1}}")
     for pair in group["pairs"]:
         sign = "/" if pair["kind"] == "ratio" else "−"

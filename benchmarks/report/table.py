@@ -2,7 +2,6 @@
 
 import textwrap
 
-from benchmarks.harness.paired import confidence
 from benchmarks.harness.rows import BASELINE, totals
 from benchmarks.report.verdicts import are_measured, peaks, verdicts
 from common import ladder
@@ -29,12 +28,13 @@ def tables(report: dict) -> str:
 
 def _speeds(group: dict) -> str:
     pairs = {pair["of"]: pair for pair in group["pairs"] if pair["to"] == BASELINE}
-    interval = f"{confidence(group['rounds']):.0%} interval"
+    confidence = min((pair["confidence"] for pair in pairs.values()), default=0)
+    speed_up = f"× level 00 ({confidence:.0%} interval)"
     lines = [f"Speed at {group['group']}, medians of {group['rounds']} rounds"]
     cores = {row["cores_per_device"] for row in group["rows"].values()} - {None}
     if cores:
         lines[0] += f", {quantity(min(cores), 'core')} for each device"
-    lines.append(SPEED_COLUMNS.format("level", "devices", "images/s", "spread", f"× level 00 ({interval})"))
+    lines.append(SPEED_COLUMNS.format("level", "devices", "images/s", "spread", speed_up))
     for name, row in group["rows"].items():
         ratio = "1" if name == BASELINE else MISSING
         if name in pairs:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
-from benchmarks.harness.paired import Samples, bootstrap, measure, ratios
+from benchmarks.harness.paired import Samples, interval_of_median, measure, ratios
 from benchmarks.your_network import spec
 from benchmarks.your_network.answers import milliseconds, write_json
 from benchmarks.your_network.errors import StepFailed
@@ -119,7 +119,7 @@ def record(row: Row, samples: Samples, first: Row) -> dict:
         "samples": samples[row.name],
         "seconds": statistics.median(samples[row.name]),
         "speed_up": statistics.median(speed_ups),
-        "interval": bootstrap(speed_ups),
+        "interval": interval_of_median(speed_ups),
     }
 
 

@@ -5,11 +5,11 @@ import random
 import pytest
 
 from benchmarks.harness.paired import (
-    CONFIDENCE,
     FEWEST_ROUNDS,
-    bootstrap,
+    LEAST_CONFIDENCE,
     confidence,
     differences,
+    interval_of_median,
     measure,
     order,
     ratios,
@@ -29,27 +29,25 @@ def test_every_round_has_all_contestants_in_an_order_of_its_own():
     assert rounds == ["".join(order(list("abcd"), turn)) for turn in range(20)]
 
 
-def test_the_interval_of_a_median_is_a_bootstraps():
-    assert bootstrap([7.0]) == (7.0, 7.0)
-    samples = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 100.0]
-    low, high = bootstrap(samples)
-    assert (low, high) == bootstrap(samples)
-    assert 1.0 < low < 5.5 < high < 100.0
-    assert bootstrap([5.0] * 10) == (5.0, 5.0)
+def test_the_interval_of_a_median_leaves_out_as_many_samples_on_either_side():
+    assert interval_of_median([7.0]) == (7.0, 7.0)
+    assert interval_of_median([3.0, 1.0, 2.0, 100.0]) == (1.0, 100.0)
+    assert interval_of_median([5.0, 4.0, 3.0, 2.0, 1.0, 6.0, 7.0, 8.0, 9.0, 100.0]) == (2.0, 9.0)
 
 
 @pytest.mark.parametrize("rounds", [4, pytest.param(15, marks=pytest.mark.slow)])
 def test_an_interval_holds_the_true_median_about_as_often_as_it_says(rounds):
     dice = random.Random(5)
-    intervals = [bootstrap([dice.gauss(10, 1) for _ in range(rounds)]) for _ in range(300)]
+    intervals = [interval_of_median([dice.gauss(10, 1) for _ in range(rounds)]) for _ in range(300)]
     held = sum(low <= 10 <= high for low, high in intervals)
     assert held / 300 == pytest.approx(confidence(rounds), abs=0.06)
 
 
-def test_the_fewest_rounds_of_a_verdict_are_the_first_that_can_claim_the_confidence():
-    assert confidence(FEWEST_ROUNDS) == confidence(100) == CONFIDENCE
+def test_the_confidence_of_an_interval_is_that_of_its_samples_around_the_median():
     assert [confidence(rounds) for rounds in (1, 2, 3, 4)] == [0, 0.5, 0.75, 0.875]
-    assert confidence(FEWEST_ROUNDS - 1) < CONFIDENCE
+    assert confidence(10) == 1 - 2 * (1 + 10) / 2**10
+    assert all(confidence(rounds) >= LEAST_CONFIDENCE for rounds in range(FEWEST_ROUNDS, 100))
+    assert confidence(FEWEST_ROUNDS - 1) < LEAST_CONFIDENCE
 
 
 @pytest.mark.parametrize(
