@@ -28,7 +28,7 @@ PRECISIONS = ("no", "fp16", "bf16")
 
 # Not a StrEnum: scripts print it, and the original's text of a member is "DistributedType.MULTI_GPU".
 class DistributedType(str, enum.Enum):  # noqa: UP042
-    """The kind of a run. Ours are NO, MULTI_CPU and MULTI_GPU; the other names exist to be compared with."""
+    """The kind of a run. Ours are NO, MULTI_CPU, MULTI_GPU and FSDP; the other names exist to be compared with."""
 
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
