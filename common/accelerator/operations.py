@@ -106,8 +106,7 @@ def gather(tensor: Any) -> Any:
 
     Raises:
         TypeError: for leaves that are no tensors.
-        DistributedOperationException: on all processes, if keys, shapes or dtypes differ between them. On nccl, where
-            to find out would wait for the GPU, nothing is compared.
+        DistributedOperationException: on all processes, if keys, shapes or dtypes differ between them; not on nccl.
     """
     if PartialState().distributed_type == DistributedType.NO:
         return tensor
@@ -161,7 +160,7 @@ def _gather_objects(object: Any, description: str) -> list[Any]:
         pickled = b"\0"
         description += f"\nwhat cannot be pickled: {error}"
     content = torch.frombuffer(bytearray(pickled), dtype=torch.uint8)
-    # A pickle knows its end.
+    # `pickle.loads` stops where the object ends, so it does not mind the zeros that fill up a row.
     return [pickle.loads(of_rank.numpy().tobytes()) for of_rank in exchange(description, content)]
 
 
@@ -304,8 +303,7 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
     A number or None becomes, on several processes, a list with one entry per process.
 
     Each call is a meeting of all processes, and gives each of them the rows of all. A metric that is a sum over samples
-    (a loss, correct predictions) needs neither: each process sums up its own, and one `reduce` after the loop adds the
-    sums.
+    (a loss, correct predictions) needs neither: each process sums up its own, and one `reduce` adds these in the end.
 
     Args:
         data: the same structure on all processes.
@@ -365,8 +363,10 @@ def _count_rows(data: Any) -> int | None:
 
 def _real_rows(rows: Any, has_row_per_sample: bool, short_step: ShortStep | None, is_last: bool) -> Any:
     """The results of all processes without those of repeated samples; in the last step no more rows than samples."""
-    is_cut = has_row_per_sample or (is_last and _count_rows(rows) is not None)
-    return rows[: short_step.num_real_all_ranks] if short_step is not None and is_cut else rows
+    is_countable = _count_rows(rows) is not None
+    if short_step is not None and (has_row_per_sample or (is_last and is_countable)):
+        return rows[: short_step.num_real_all_ranks]
+    return rows
 
 
 def _gather_columns(named: list[NamedLeaf], short_step: ShortStep | None, is_last: bool) -> list[Any]:
