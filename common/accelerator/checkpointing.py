@@ -311,9 +311,8 @@ def _folder_to_load(accelerator: Any, input_dir: str | os.PathLike | None) -> Pa
         raise ValueError("No input_dir provided and automatic checkpoint naming is disabled.")
     parent = Path(os.path.abspath(accelerator.project_dir), "checkpoints")
     run = accelerator._save_history.name_of_run()
-    chosen = run_on_all_ranks(
-        lambda: choose_newest(parent, finished_run=run).name, runs_here=accelerator.is_main_process
-    )
+    is_main = accelerator.is_main_process
+    chosen = run_on_all_ranks(lambda: choose_newest(parent, finished_run=run).name, runs_here=is_main)
     return parent / broadcast_object_list([chosen])[0]
 
 

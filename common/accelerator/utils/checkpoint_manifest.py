@@ -15,6 +15,7 @@ If they are killed at that moment, a whole checkpoint lacks their parts, and loa
 
 import json
 import zlib
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,17 +154,17 @@ def verify(folder: Path) -> None:
 def describe(path: Path) -> Description:
     """The size of a file in bytes, and a checksum: the CRC-32 of the sums of its pages and of the bytes behind them.
 
-    A page is summed as numbers of 8 bytes. A page that is changed, lost or in another place is found. Numbers that have
-    changed places within a page are not. A CRC-32 of all bytes finds these too, but takes three times as long: on two
-    cores, saving then took 1.3 to 1.6 times as long as in the original.
+    A page is summed as numbers of 8 bytes. So a changed number is found, and a page that is lost or in another place. A
+    change that keeps the sum of its page is not: two numbers in each other's place. A CRC-32 of all bytes finds this
+    too, but with it saving took 1.3 to 1.6 times as long as in the original, on two cores.
     """
     size = path.stat().st_size
     content = torch.from_file(str(path), size=size, dtype=torch.uint8)  # mapped, not copied
     end_of_pages = size - size % _BYTES_IN_PAGE
     pages = content[:end_of_pages].view(torch.int64).view(-1, _BYTES_IN_PAGE // 8)
-    checksum = zlib.crc32(pages.sum(dim=1).numpy())
-    checksum = zlib.crc32(content[end_of_pages:].numpy(), checksum)
-    return {"bytes": size, "checksum": checksum}
+    sums = array("q", pages.sum(dim=1).tolist())
+    rest = bytes(content[end_of_pages:].tolist())
+    return {"bytes": size, "checksum": zlib.crc32(rest, zlib.crc32(sums))}
 
 
 def files_in(folder: Path) -> dict[str, Path]:

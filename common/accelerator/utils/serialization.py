@@ -40,7 +40,7 @@ def save_loadable(obj: Any, path: Path) -> None:
         CheckpointError: if the file cannot be loaded; it is there nevertheless.
         OSError: if it cannot be written. (Without the open file torch would say "unexpected pos 576 vs 534".)
     """
-    with config.patch("save.compute_crc32", False), path.open("wb") as file:
+    with config.patch("save.compute_crc32", False), path.open("wb") as file:  # type: ignore[attr-defined]
         torch.save(obj, file)
     # With mmap, only the descriptions of the tensors are read, and not the tensors.
     load_safely(path, mmap=True)
