@@ -96,16 +96,13 @@ def save_state(
     return folder
 
 
-# Each process that saves collects all states, because a state may be put together by a collective. Only the main
-# process writes them.
-
-
 def _save_own_part(accelerator: Any, part: Part, weights_name: str) -> None:
     """Write and publish the part of this process, and wait for no other."""
     config = accelerator.project_configuration
     history = accelerator._save_history
     ranks_of_last_save = history.expected_ranks(part.world_size)
     _stage(config, part)
+    # Each rank collects all states, because a collective may put a state together. Only the main process writes them.
     weights = [accelerator.get_state_dict(model) for model in accelerator._models]
     _call_save_hooks(accelerator, weights, part.staging)
     states = _state_dicts(accelerator)
@@ -399,12 +396,9 @@ def _warn_of_what_is_missing(accelerator: Any, checkpoint: _Checkpoint) -> None:
     ranks = gather_object([rank] if is_missing else [])
     if ranks:
         logger.warning("%s holds no random states of ranks %s: they keep their own", checkpoint.folder, ranks)
-    prepared = {
-        **_numbered(SAFE_WEIGHTS_NAME, accelerator._models),
-        **_numbered(WEIGHTS_NAME, accelerator._models),
-        **_objects(accelerator),
-        **_loaders(accelerator),
-    }
+    models = accelerator._models
+    prepared = _objects(accelerator) | _loaders(accelerator)
+    prepared |= _numbered(SAFE_WEIGHTS_NAME, models) | _numbered(WEIGHTS_NAME, models)
     kinds = "model|pytorch_model|optimizer|scheduler"
     if not accelerator._has_forgotten_loaders:  # a Trainer may load without its loader on purpose
         kinds += "|sampler|dl_state_dict"

@@ -281,7 +281,8 @@ class PartialState:
 class AcceleratorState(PartialState):
     """The process, as PartialState has it, and the settings of the Accelerator.
 
-    The first one is made by an Accelerator, the others share it.
+    The first one is made by an Accelerator. All share one `__dict__`, as in the original, which begins as a copy of
+    PartialState's and keeps the settings beside it.
 
     Args:
         mixed_precision: "no", "fp16" or "bf16"; by default ACCELERATE_MIXED_PRECISION.
@@ -333,7 +334,7 @@ class AcceleratorState(PartialState):
             fsdp_plugin = None
         if fsdp_plugin is not None and precision == "fp16":
             raise NotImplementedError("FSDP in fp16 is out of scope: choose mixed_precision 'bf16' or 'no'")
-        self.__dict__.update(PartialState._shared_state)  # which does not change while the process runs
+        self.__dict__.update(PartialState._shared_state)  # a copy stays right: the process does not change
         if fsdp_plugin is not None:
             self.distributed_type = DistributedType.FSDP
         self.dynamo_plugin: Any = None  # the Accelerator chooses it, and each later one may choose another

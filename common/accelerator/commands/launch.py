@@ -118,7 +118,7 @@ def merge(config: ClusterConfig, args: argparse.Namespace) -> ClusterConfig:
     elif args.multi_gpu:
         config.distributed_type = "MULTI_GPU"
     elif args.num_processes is not None and config.distributed_type == "NO":
-        config.distributed_type = None
+        config.distributed_type = None  # the flag overrules the file's "no distribution": the devices decide the type
     config.check()
     return config
 

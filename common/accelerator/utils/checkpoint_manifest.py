@@ -22,8 +22,7 @@ from typing import Any
 
 import torch
 
-# A checkpoint of another version is refused. Increase it when older code could not resume from newer files, or the
-# other way round.
+# A checkpoint of another version is refused: increase it when older code could not resume from newer files.
 FORMAT_VERSION = 10
 MANIFEST_NAME = "manifest.json"
 RANK_MANIFEST_NAME = "manifest_{}.json"

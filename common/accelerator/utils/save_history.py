@@ -12,8 +12,7 @@ import torch.distributed as dist
 from .checkpoint_folder import Part
 from .checkpoint_manifest import CheckpointError, read_manifest
 
-# How often this process has saved, by the first two components of an id and by folder. It is not counted for each
-# Accelerator, because two of them may save into one folder.
+# Not counted for each Accelerator, because two of them may save into one folder.
 _num_saves: Counter[tuple[str, Path]] = Counter()
 
 
@@ -21,10 +20,16 @@ _num_saves: Counter[tuple[str, Path]] = Counter()
 class SaveHistory:
     """What one Accelerator remembers of its saves on this process.
 
-    Two parts belong to one save if they have the same id. The id has three components: the name of the run, the number
-    of collectives so far, and the number of saves into the folder since the last collective. All ranks have entered
-    equally many collectives when they are at the same line of a script, so they find the same id even where only some
-    of them save. torch counts the collectives of the default group, which all ranks must enter anyway.
+    Two parts belong to one save if they have the same id. It is made of the name of the run, the number of collectives
+    so far, and the number of saves into the folder since then:
+
+        save_state("a")                       run-5-1
+        if is_main_process: save_state("b")   run-5-1 in another folder, on rank 0 alone
+        save_state("a")                       run-5-2
+        wait_for_everyone(); save_state("a")  run-6-1
+
+    So all ranks find the same id by themselves. torch counts the collectives of the default group, and all ranks must
+    have entered the same ones when they come to a line of the script.
 
     Attributes:
         own_name: the name of a run without a process group.
@@ -48,9 +53,9 @@ class SaveHistory:
         """The id of the save into `folder` that begins now."""
         group: Any = dist.group.WORLD
         num_collectives = 0 if group is None else group._get_sequence_number_for_group()
-        position = f"{self.name_of_run()}-{num_collectives}"
-        _num_saves[position, folder] += 1
-        return f"{position}-{_num_saves[position, folder]}"
+        since_when = f"{self.name_of_run()}-{num_collectives}"
+        _num_saves[since_when, folder] += 1
+        return f"{since_when}-{_num_saves[since_when, folder]}"
 
     def expected_ranks(self, world_size: int) -> set[int]:
         """The ranks of this run that took part in the last save, as far as its files still say so."""
