@@ -4,11 +4,12 @@ Begin with `prepare`, `accumulate` and `backward`: they are what happens in a tr
 micro-batches that make one optimizer step. "The original" is Hugging Face Accelerate, which uses the same names.
 
 An Accelerator keeps its prepared objects in the lists `_models`, `_optimizers`, `_schedulers` and `_dataloaders`, which
-checkpoints write. Three marks lie on the objects themselves, because a library or another Accelerator has to see them:
+checkpoints write. Four marks lie on the objects themselves, because a library or another Accelerator has to see them:
 
     _is_accelerate_prepared   on each prepared object: the original's mark, by which `prepare` leaves it as it is
     _original_forward         on a model in mixed precision: the original's name for the forward without autocast
     _prepared_in              on a model: the precision that it was prepared in last, for `has_prepared`
+    _part                     on a parameter from before FSDP: the part of it that an optimizer gets in its place
 """
 
 import contextlib
@@ -640,9 +641,9 @@ class Accelerator:
     ) -> Path:
         """Write everything that the run needs to go on: `checkpointing.save_state`.
 
-        It waits for nobody by default. Under FSDP, which gathers the parameters, all processes must call it.
+        It waits for nobody by default. Under FSDP all processes must call it. `save_model_func_kwargs` change nothing.
         """
-        return checkpointing.save_state(self, output_dir, safe_serialization, all_ranks, **save_model_func_kwargs)
+        return checkpointing.save_state(self, output_dir, safe_serialization, all_ranks)
 
     def load_state(
         self,

@@ -60,7 +60,6 @@ def save_state(
     output_dir: str | os.PathLike | None = None,
     safe_serialization: bool = True,
     all_ranks: bool = False,
-    **save_model_func_kwargs: Any,
 ) -> Path:
     """Write everything that the run needs to go on, and return the folder. It waits for no other process.
 
@@ -75,7 +74,6 @@ def save_state(
         safe_serialization: write model.safetensors; otherwise pytorch_model.bin.
         all_ranks: all processes call this, and wait for each other. Then the checkpoint appears with all its parts or
             not at all, and what one process meets is raised on all. (The original ignores this argument.)
-        save_model_func_kwargs: ignored, as by the original.
 
     Raises:
         ValueError: without a folder; under automatic naming, if that checkpoint is there already.
@@ -83,44 +81,55 @@ def save_state(
         Exception: what this process met (OSError, …). In each case what was there before is untouched.
     """
     config = accelerator.project_configuration
-    history = accelerator._save_history
-    run = run_on_all_ranks if all_ranks else _run_here
-    is_main = _writes_main_part(config.save_on_each_node)
     folder = _folder_to_save(accelerator, output_dir)
-    save_id = history.next_id()
-    expected = set()
-    if all_ranks:
-        save_id = broadcast_object_list([save_id])[0]
-    else:
-        expected = history.expected_ranks(accelerator.num_processes)
+    save_id = accelerator._save_history.next_id(folder)
+    is_main = _writes_main_part(config.save_on_each_node)
     part = Part(folder, save_id, accelerator.process_index, accelerator.num_processes, is_main)
+    weights_name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
+    save = _save_with_all_ranks if all_ranks else _save_own_part
     try:
-        run(lambda: _stage(config, part))
-        # Every process that saves collects all states, because a state may be put together by a collective. Only the
-        # main process writes them.
-        weights = run(lambda: [accelerator.get_state_dict(model) for model in accelerator._models])
-        run(lambda: _call_save_hooks(accelerator, weights, part.staging))
-        contents = run(lambda: _state_dicts(accelerator))
-        contents |= _numbered(SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME, weights)
-        if not is_main:
-            contents = {}
-        contents[RANDOM_STATES_FILE.format(part.rank)] = run(lambda: _rank_state(accelerator))
-        run(lambda: _write(contents, part.staging))
-        # With `all_ranks` the main part comes last: all parts are there when the checkpoint appears.
-        run(lambda: part.publish(expected), runs_here=not is_main)
-        expected = run(lambda: part.publish(expected), runs_here=is_main)
+        save(accelerator, part, weights_name)
     except BaseException:
         part.discard()
         raise
-    if not all_ranks:
-        history.last_part = part
+    config.iteration += 1
+    return folder
+
+
+def _save_own_part(accelerator: Any, part: Part, weights_name: str) -> None:
+    """Write and publish the part of this process, and wait for no other."""
+    config = accelerator.project_configuration
+    history = accelerator._save_history
+    ranks_of_last_save = history.expected_ranks(part.world_size)
+    _stage(config, part)
+    # Each rank collects all states, because a collective may put a state together. Only the main process writes them.
+    weights = [accelerator.get_state_dict(model) for model in accelerator._models]
+    _call_save_hooks(accelerator, weights, part.staging)
+    states = _state_dicts(accelerator)
+    rank_state = _rank_state(accelerator)
+    _write(part, states | _numbered(weights_name, weights), rank_state)
+    expected = part.publish(ranks_of_last_save)
+    history.last_part = part
     if expected == {part.rank} and part.world_size > 1 and not config.save_on_each_node:
         others = "random states of the other ranks are only there once these call `save_state` too"
         logger.warning_once("the main process has saved alone: %s", others)
-    if config.automatic_checkpoint_naming and config.total_limit is not None:
-        run(lambda: remove_old_checkpoints(part.folder, config.total_limit), runs_here=is_main)
-    config.iteration += 1
-    return part.folder
+    _remove_old_checkpoints(config, part)
+
+
+def _save_with_all_ranks(accelerator: Any, part: Part, weights_name: str) -> None:
+    """Write and publish the parts of all processes: each step begins when all of them have done the one before."""
+    config = accelerator.project_configuration
+    part.save_id = broadcast_object_list([part.save_id])[0]  # a rank may have saved more often than the others
+    run_on_all_ranks(lambda: _stage(config, part))
+    weights = run_on_all_ranks(lambda: [accelerator.get_state_dict(model) for model in accelerator._models])
+    run_on_all_ranks(lambda: _call_save_hooks(accelerator, weights, part.staging))
+    states = run_on_all_ranks(lambda: _state_dicts(accelerator))
+    rank_state = run_on_all_ranks(lambda: _rank_state(accelerator))
+    run_on_all_ranks(lambda: _write(part, states | _numbered(weights_name, weights), rank_state))
+    # The main part comes last: all parts are there when the checkpoint appears.
+    run_on_all_ranks(lambda: part.publish(set()), runs_here=not part.is_main)
+    run_on_all_ranks(lambda: part.publish(set()), runs_here=part.is_main)
+    run_on_all_ranks(lambda: _remove_old_checkpoints(config, part))
 
 
 def _writes_main_part(on_each_node: bool) -> bool:
@@ -151,12 +160,21 @@ def _call_save_hooks(accelerator: Any, weights: list[dict[str, Any]], staging: P
         hook(accelerator._models, weights, str(staging))
 
 
-def _write(contents: dict[str, Any], staging: Path) -> None:
+def _write(part: Part, main_contents: dict[str, Any], rank_state: dict[str, Any]) -> None:
+    """Write the files of `part`, the contents of the main part only if it is that one."""
+    contents = {RANDOM_STATES_FILE.format(part.rank): rank_state}
+    if part.is_main:
+        contents |= main_contents
     for name, content in contents.items():
         if name.endswith(".safetensors"):
-            write_safetensors(content, staging / name)
+            write_safetensors(content, part.staging / name)
         else:
-            save_loadable(content, staging / name)
+            save_loadable(content, part.staging / name)
+
+
+def _remove_old_checkpoints(config: ProjectConfiguration, part: Part) -> None:
+    if part.is_main and config.automatic_checkpoint_naming and config.total_limit is not None:
+        remove_old_checkpoints(part.folder, config.total_limit)
 
 
 # The content of the files
@@ -250,7 +268,7 @@ def load_state(
     error leaves the run as it was. After a later error the run should not go on.
 
     Args:
-        input_dir: the folder, where ~ is the home folder; under automatic naming the newest complete checkpoint by
+        input_dir: the folder, where ~ is the home folder; under automatic naming the newest whole checkpoint by
             default. Of a folder whose newest save lacks parts, the one before, if it is still there.
         load_kwargs: for `torch.load`; `weights_only` is always on.
         load_model_func_kwargs: for the models' `load_state_dict`. The original's `map_location` changes nothing: files
@@ -258,7 +276,7 @@ def load_state(
 
     Raises:
         CheckpointError: naming the file that is missing, damaged, foreign or of another format; under automatic naming,
-            if no checkpoint is complete.
+            if none is whole.
         ValueError: if no folder is given.
         RuntimeError: if another number of objects was registered than now, or a model has other weights.
         Exception: what a hook or an object met. In each case all processes raise.
@@ -293,9 +311,8 @@ def _folder_to_load(accelerator: Any, input_dir: str | os.PathLike | None) -> Pa
         raise ValueError("No input_dir provided and automatic checkpoint naming is disabled.")
     parent = Path(os.path.abspath(accelerator.project_dir), "checkpoints")
     run = accelerator._save_history.name_of_run()
-    chosen = run_on_all_ranks(
-        lambda: choose_newest(parent, finished_run=run).name, runs_here=accelerator.is_main_process
-    )
+    is_main = accelerator.is_main_process
+    chosen = run_on_all_ranks(lambda: choose_newest(parent, finished_run=run).name, runs_here=is_main)
     return parent / broadcast_object_list([chosen])[0]
 
 
@@ -320,16 +337,16 @@ class _Checkpoint:
         """The path of a file that the checkpoint has; without it a CheckpointError is raised."""
         path = self.folder / name
         if name not in self.manifest.files or path.is_symlink() or not path.is_file():
-            where = f"{self.folder} holds no {name}"
-            raise CheckpointError(f"{where}: it was saved by a run that had prepared something else")
+            raise CheckpointError(f"{name} is not among the files of the checkpoint in {self.folder}")
         return path
 
-    def read(self, path: Path) -> Any:
-        """The content of a file, with its tensors on the CPU.
+    def read(self, name: str) -> Any:
+        """The content of a file that the checkpoint has, with its tensors on the CPU.
 
         Random generators accept their states from the CPU only. Models and optimizers move the other tensors to their
         device. AdamW's number of steps stays on the CPU, because an unfused AdamW reads it at every step.
         """
+        path = self.path(name)
         try:
             if path.suffix == ".safetensors":
                 from safetensors.torch import load_file
@@ -349,31 +366,29 @@ def _verify_and_read(accelerator: Any, folder: Path, load_kwargs: dict[str, Any]
     with ThreadPoolExecutor() as threads:
         verification = threads.submit(verify, folder)
         try:
-            checkpoint = _read(accelerator, folder, load_kwargs)
+            return _read(accelerator, folder, load_kwargs)
         finally:
             verification.result()
-    return checkpoint
 
 
 def _read(accelerator: Any, folder: Path, load_kwargs: dict[str, Any]) -> _Checkpoint:
     """Read everything but the weights of models, and change nothing in the run."""
-    checkpoint = _Checkpoint(folder, read_manifest(folder), load_kwargs)
-    saved = len([name for name in checkpoint.manifest.files if re.fullmatch(CUSTOM_FILE.format("[0-9]+"), name)])
+    manifest = read_manifest(folder)
+    ranks = manifest.ranks
+    checkpoint = _Checkpoint(folder, manifest, load_kwargs)
+    saved = len([name for name in manifest.files if re.fullmatch(CUSTOM_FILE.format("[0-9]+"), name)])
     registered = len(accelerator._custom_objects)
     if saved != registered:
         where = f"Number of custom checkpoints in folder {folder}"
         raise RuntimeError(f"{where} does not match the number of registered objects: {saved}, not {registered}")
     # A loader that was prepared after the checkpoint has no file, and starts at its beginning.
-    loaders = [name for name in _loaders(accelerator) if name in checkpoint.manifest.files]
+    loaders = [name for name in _loaders(accelerator) if name in manifest.files]
     for name in [*_objects(accelerator), *loaders]:
-        checkpoint.states[name] = checkpoint.read(checkpoint.path(name))
-    manifest = checkpoint.manifest
-    ranks = manifest.ranks
+        checkpoint.states[name] = checkpoint.read(name)
     if manifest.world_size == accelerator.num_processes and accelerator.process_index in ranks:
         ranks = [accelerator.process_index]
     for rank in ranks:
-        path = checkpoint.path(RANDOM_STATES_FILE.format(rank))
-        checkpoint.rank_states[rank] = checkpoint.read(path)
+        checkpoint.rank_states[rank] = checkpoint.read(RANDOM_STATES_FILE.format(rank))
     return checkpoint
 
 
@@ -384,12 +399,9 @@ def _warn_of_what_is_missing(accelerator: Any, checkpoint: _Checkpoint) -> None:
     ranks = gather_object([rank] if is_missing else [])
     if ranks:
         logger.warning("%s holds no random states of ranks %s: they keep their own", checkpoint.folder, ranks)
-    prepared = {
-        **_numbered(SAFE_WEIGHTS_NAME, accelerator._models),
-        **_numbered(WEIGHTS_NAME, accelerator._models),
-        **_objects(accelerator),
-        **_loaders(accelerator),
-    }
+    models = accelerator._models
+    prepared = _objects(accelerator) | _loaders(accelerator)
+    prepared |= _numbered(SAFE_WEIGHTS_NAME, models) | _numbered(WEIGHTS_NAME, models)
     kinds = "model|pytorch_model|optimizer|scheduler"
     if not accelerator._has_forgotten_loaders:  # a Trainer may load without its loader on purpose
         kinds += "|sampler|dl_state_dict"
@@ -405,13 +417,15 @@ def _restore(accelerator: Any, checkpoint: _Checkpoint, load_model_func_kwargs: 
     for hook in accelerator._load_model_state_pre_hook.values():
         hook(models, str(checkpoint.folder))
     file_name = SAFE_WEIGHTS_NAME if SAFE_WEIGHTS_NAME in checkpoint.manifest.files else WEIGHTS_NAME
-    files_of_weights = [checkpoint.path(_numbered_name(file_name, index)) for index in range(len(models))]
+    files_of_weights = list(_numbered(file_name, models))
+    for name in files_of_weights:
+        checkpoint.path(name)  # raises if it is not there
     for name, loader in _loaders(accelerator).items():  # first, because this may raise and changes no weight
         if name in checkpoint.states:
             loader.load_state_dict(checkpoint.states[name])
-    for model, path in zip(models, files_of_weights, strict=True):
+    for model, name in zip(models, files_of_weights, strict=True):
         bare = _bare(accelerator, model)
-        weights = under_names_of(bare, checkpoint.read(path))
+        weights = under_names_of(bare, checkpoint.read(name))
         bare.load_state_dict(weights, **load_model_func_kwargs)
     for optimizer in accelerator._optimizers:
         optimizer.forget_unscaling()  # its gradients are replaced
@@ -503,8 +517,3 @@ def run_on_all_ranks(action: Callable[[], Any], runs_here: bool = True) -> Any:
     if errors:
         raise RemoteError(errors[0])
     return result
-
-
-def _run_here(action: Callable[[], Any], runs_here: bool = True) -> Any:
-    """Run `action` where `runs_here` is true, without the other processes."""
-    return action() if runs_here else None

@@ -20,14 +20,15 @@ On nccl nothing is compared, because the CPU would have to wait for the GPU's ke
 import struct
 import textwrap
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from common.nested import NamedLeaf
 from common.process_group import all_gather_object
 
-from ..nested import NamedLeaf
 from .state import DistributedType, PartialState
 
 # The results of most batches fit into a message of this size, and a smaller message is hardly faster.
@@ -58,7 +59,7 @@ def exchange(description: str, *pieces: torch.Tensor) -> torch.Tensor:
     checksum = zlib.crc32(description.encode())  # Python's own `hash` differs between processes
     header = torch.frombuffer(bytearray(HEADER.pack(checksum, length)), dtype=torch.uint8)
     content = pieces if length <= LARGEST_CONTENT else ()
-    zeros = _zeros(LARGEST_CONTENT - sum(map(len, content)))
+    zeros = torch.zeros(LARGEST_CONTENT - sum(map(len, content)), dtype=torch.uint8)
     first_messages = all_gather_bytes(header, *content, zeros)
 
     headers = [HEADER.unpack_from(message) for message in first_messages.numpy()]
@@ -68,20 +69,17 @@ def exchange(description: str, *pieces: torch.Tensor) -> torch.Tensor:
     if longest <= LARGEST_CONTENT:
         return first_messages.narrow(1, HEADER.size, longest)
     if length < longest:
-        pieces = (*pieces, _zeros(longest - length))
+        pieces = (*pieces, torch.zeros(longest - length, dtype=torch.uint8))
     return all_gather_bytes(*pieces)
-
-
-def _zeros(size: int) -> torch.Tensor:
-    return torch.zeros(size, dtype=torch.uint8)
 
 
 def all_gather_bytes(*pieces: torch.Tensor) -> torch.Tensor:
     """A row for each rank: its pieces of bytes, joined. All ranks must have equally many bytes."""
     state = PartialState()
     if not pieces:
-        return _zeros(0).expand(state.num_processes, -1)
-    pieces = tuple(piece.to(state.device if state.backend == "nccl" else "cpu") for piece in pieces)
+        return torch.zeros(state.num_processes, 0, dtype=torch.uint8)
+    device = state.device if state.backend == "nccl" else "cpu"
+    pieces = tuple(piece.to(device) for piece in pieces)
     content = pieces[0] if len(pieces) == 1 else torch.cat(pieces)  # a single one is not copied
     if state.distributed_type == DistributedType.NO:
         return content.expand(1, -1)
@@ -93,7 +91,7 @@ def all_gather_bytes(*pieces: torch.Tensor) -> torch.Tensor:
 # Descriptions
 
 
-def describe(collective: str, named: list[NamedLeaf]) -> str:
+def describe(collective: str, named: Iterable[NamedLeaf]) -> str:
     """A line for the collective, and one for each leaf: its name, shape and dtype, or its class if it is no tensor."""
     lines = [collective]
     for name, leaf in named:

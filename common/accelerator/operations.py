@@ -6,7 +6,7 @@ unpacks the tensors of all ranks from the bytes that it got.
 """
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from functools import update_wrapper
 from itertools import chain
 from typing import Any, NamedTuple, NoReturn
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 import torch.distributed as dist
 
+from common.nested import NamedLeaf, leaves, map_nested, map_together
 from common.process_group import all_gather_object
 
-from ..nested import NamedLeaf, leaves, map_nested, map_together
 from .exchange import LARGEST_CONTENT, all_gather_bytes, as_bytes, describe, exchange, from_bytes, has_bytes
 from .exchange import DistributedOperationException as DistributedOperationException
 from .sampler import ShortStep
@@ -106,8 +106,7 @@ def gather(tensor: Any) -> Any:
 
     Raises:
         TypeError: for leaves that are no tensors.
-        DistributedOperationException: on all processes, if keys, shapes or dtypes differ between them. On nccl, where
-            to find out would wait for the GPU, nothing is compared.
+        DistributedOperationException: on all processes, if keys, shapes or dtypes differ between them; not on nccl.
     """
     if PartialState().distributed_type == DistributedType.NO:
         return tensor
@@ -116,10 +115,10 @@ def gather(tensor: Any) -> Any:
 
 def _gather_tensors(named: list[NamedLeaf], description: str) -> list[torch.Tensor]:
     """Tensors of all processes, joined, if `description` is the same on all of them."""
-    # What has no bytes is refused after the exchange: the others may have tensors in its place.
     pieces = [as_bytes(leaf) for _, leaf in named if has_bytes(leaf)]
     lengths = [len(piece) for piece in pieces]
     travel_together = sum(lengths) <= LARGEST_CONTENT
+    # The exchange comes before the errors: a rank that raised first would leave the others waiting.
     of_ranks = exchange(description, *(pieces if travel_together else ()))
     tensors = _only_tensors(named)
     if len(pieces) < len(tensors):
@@ -161,7 +160,7 @@ def _gather_objects(object: Any, description: str) -> list[Any]:
         pickled = b"\0"
         description += f"\nwhat cannot be pickled: {error}"
     content = torch.frombuffer(bytearray(pickled), dtype=torch.uint8)
-    # A pickle knows its end.
+    # `pickle.loads` stops where the object ends, so it does not mind the zeros that fill up a row.
     return [pickle.loads(of_rank.numpy().tobytes()) for of_rank in exchange(description, content)]
 
 
@@ -187,12 +186,6 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
     return map_together(broadcast_all, tensor)
 
 
-class _Unpicklable(NamedTuple):
-    """The message of a process that cannot send its list."""
-
-    error: str
-
-
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
     """Fill `object_list`, in place, with that of rank `from_process`, and return it.
 
@@ -206,11 +199,12 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     try:
         dist.broadcast_object_list(message, src=from_process)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        if state.process_index == from_process:  # the others wait for it
-            dist.broadcast_object_list([_Unpicklable(str(error))], src=from_process)
+        if state.process_index == from_process:  # it has sent nothing yet, and the others wait for it
+            reason = RuntimeError(f"rank {from_process} cannot pickle what it has to send: {error}")
+            dist.broadcast_object_list([reason], src=from_process)
         raise
-    if isinstance(message[0], _Unpicklable):
-        raise RuntimeError(f"rank {from_process} cannot pickle what it has to send: {message[0].error}")
+    if isinstance(message[0], RuntimeError):
+        raise message[0]
     object_list[:] = message[0]
     return object_list
 
@@ -308,11 +302,8 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
     sample, like a loss, comes as from `gather`; in the last step no more of it than there are samples.
     A number or None becomes, on several processes, a list with one entry per process.
 
-    All tensors of the structure travel together, and so does everything else, pickled; the tensors of a last step that
-    is uneven because of `even_batches=False` are pickled too. So exact results per sample cost a meeting of all
-    processes in each step, and memory for the rows of all on every one of them. A metric that is a sum over samples (a
-    loss, correct predictions) needs neither: each process sums up its own, and one `reduce` after the loop adds the
-    sums.
+    Each call is a meeting of all processes, and gives each of them the rows of all. A metric that is a sum over samples
+    (a loss, correct predictions) needs neither: each process sums up its own, and one `reduce` adds these in the end.
 
     Args:
         data: the same structure on all processes.
@@ -329,9 +320,16 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
     if short_step is not None and short_step.num_ranks_present < state.num_processes:
         present = f"only ranks 0 to {short_step.num_ranks_present - 1} have a batch in this step"
         raise RuntimeError(f"{present}: evaluate with even_batches=True")
-    is_column = _is_anything if use_gather_object else is_list_of_entries
+
+    def is_column(part: Any) -> bool:
+        return use_gather_object or is_list_of_entries(part)
+
     if state.distributed_type == DistributedType.NO:
-        return map_nested(lambda column: _real_rows(column, short_step, is_last), data, is_leaf=is_column)
+
+        def real_rows(column: Any) -> Any:
+            return _real_rows(column, _has_row_per_sample(column, short_step), short_step, is_last)
+
+        return map_nested(real_rows, data, is_leaf=is_column)
     if use_gather_object and isinstance(data, torch.Tensor):
         data = [row.clone() for row in torch.atleast_1d(data.detach()).cpu()]
     return map_together(lambda named: _gather_columns(named, short_step, is_last), data, is_leaf=is_column)
@@ -340,10 +338,6 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
 def is_list_of_entries(data: Any) -> bool:
     """True for a list or tuple without tensors: a column with one entry per sample, and no structure."""
     return isinstance(data, (list, tuple)) and not holds_tensors(data)
-
-
-def _is_anything(data: Any) -> bool:
-    return True
 
 
 # A *column* is a leaf of the results: a tensor, a list of entries, or a single object. Its rows belong to samples if
@@ -367,46 +361,41 @@ def _count_rows(data: Any) -> int | None:
     return len(data) if isinstance(data, (list, tuple, str)) else None
 
 
-def _real_rows(column: Any, short_step: ShortStep | None, is_last: bool) -> Any:
-    """The results of a single process, of which none are gathered."""
-    has_rows = _count_rows(column) is not None
-    if short_step is not None and (_has_row_per_sample(column, short_step) or (is_last and has_rows)):
-        return column[: short_step.num_real_all_ranks]
-    return column
+def _real_rows(rows: Any, has_row_per_sample: bool, short_step: ShortStep | None, is_last: bool) -> Any:
+    """The results of all processes without those of repeated samples; in the last step no more rows than samples."""
+    is_countable = _count_rows(rows) is not None
+    if short_step is not None and (has_row_per_sample or (is_last and is_countable)):
+        return rows[: short_step.num_real_all_ranks]
+    return rows
 
 
 def _gather_columns(named: list[NamedLeaf], short_step: ShortStep | None, is_last: bool) -> list[Any]:
     """The real rows of all processes' columns: tensors as they are, everything else and uneven tensors pickled."""
     is_uneven = short_step is not None and not short_step.is_filled
-    pickled: list[NamedLeaf] = []
-    tensors: list[NamedLeaf] = []
-    for column in named:
+    pickled: dict[int, NamedLeaf] = {}  # by their places among `named`
+    tensors: dict[int, NamedLeaf] = {}
+    for place, column in enumerate(named):
         if is_uneven or not isinstance(column.leaf, torch.Tensor):
-            pickled.append(column)
+            pickled[place] = column
         else:
-            tensors.append(column)
-    description = describe(_describe_pickled(pickled), tensors)
-    rows_of_tensors: Iterator[torch.Tensor] = iter(())
+            tensors[place] = column
+    description = describe(_describe_pickled(pickled.values()), tensors.values())
+    results: dict[int, Any] = {}
     if tensors or not pickled:  # where this process has neither, all have neither, or the descriptions differ
-        rows_of_tensors = iter(_gather_tensors(tensors, description))
-    own_parts = [_own_part(column.leaf, short_step) for column in pickled]
-    parts_of_ranks = _gather_objects(own_parts, description) if pickled else ()
-    parts_of_columns = zip(*parts_of_ranks, strict=True)
-
-    results = []
-    for _, own in named:
-        if is_uneven or not isinstance(own, torch.Tensor):
-            rows, has_row_per_sample = _join(next(parts_of_columns))
-        else:
-            rows = next(rows_of_tensors)
-            has_row_per_sample = _has_row_per_sample(own, short_step)
-        if short_step is not None and (has_row_per_sample or is_last):
-            rows = rows[: short_step.num_real_all_ranks]
-        results.append(rows)
-    return results
+        rows_of_tensors = _gather_tensors(list(tensors.values()), description)
+        for place, rows in zip(tensors, rows_of_tensors, strict=True):
+            has_row_per_sample = _has_row_per_sample(tensors[place].leaf, short_step)
+            results[place] = _real_rows(rows, has_row_per_sample, short_step, is_last)
+    if pickled:
+        own_parts = [_own_part(column.leaf, short_step) for column in pickled.values()]
+        parts_of_ranks = _gather_objects(own_parts, description)
+        for place, *parts in zip(pickled, *parts_of_ranks, strict=True):
+            rows, has_row_per_sample = _join(parts)
+            results[place] = _real_rows(rows, has_row_per_sample, short_step, is_last)
+    return [results[place] for place in range(len(named))]
 
 
-def _describe_pickled(columns: list[NamedLeaf]) -> str:
+def _describe_pickled(columns: Iterable[NamedLeaf]) -> str:
     """The first lines of a description. Objects may differ between the processes, tensors only in their rows."""
     lines = ["gather_for_metrics"]
     for name, leaf in columns:
@@ -435,7 +424,7 @@ def _own_part(column: Any, short_step: ShortStep | None) -> _Part:
     return _Part(content, has_row_per_sample, None if short_step is None else short_step.num_real)
 
 
-def _join(parts: tuple[_Part, ...]) -> tuple[Any, bool]:
+def _join(parts: list[_Part]) -> tuple[Any, bool]:
     """The rows of all processes for a pickled column, and whether they belong to samples on each of the processes."""
     has_row_per_sample = all(part.has_row_per_sample for part in parts)
     contents = [part.content[: part.num_real] if has_row_per_sample else part.content for part in parts]

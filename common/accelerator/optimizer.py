@@ -208,7 +208,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.optimizer.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's state dict. Of sharded parameters it is whole on the main process; a collective."""
+        """The wrapped optimizer's state dict. Under FSDP a collective: each machine's main process gets the whole."""
         if self._is_sharded():
             return fsdp_utils.whole_optimizer_state(self.optimizer, keep=PartialState().is_local_main_process)
         return self.optimizer.state_dict()

@@ -28,7 +28,7 @@ PRECISIONS = ("no", "fp16", "bf16")
 
 # Not a StrEnum: scripts print it, and the original's text of a member is "DistributedType.MULTI_GPU".
 class DistributedType(str, enum.Enum):  # noqa: UP042
-    """The kind of a run. Ours are NO, MULTI_CPU and MULTI_GPU; the other names exist to be compared with."""
+    """The kind of a run. Ours are NO, MULTI_CPU, MULTI_GPU and FSDP; the other names exist to be compared with."""
 
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
@@ -281,7 +281,8 @@ class PartialState:
 class AcceleratorState(PartialState):
     """The process, as PartialState has it, and the settings of the Accelerator.
 
-    The first one is made by an Accelerator, the others share it.
+    The first one is made by an Accelerator. All share one `__dict__`, as in the original, which begins as a copy of
+    PartialState's and keeps the settings beside it.
 
     Args:
         mixed_precision: "no", "fp16" or "bf16"; by default ACCELERATE_MIXED_PRECISION.
@@ -333,7 +334,7 @@ class AcceleratorState(PartialState):
             fsdp_plugin = None
         if fsdp_plugin is not None and precision == "fp16":
             raise NotImplementedError("FSDP in fp16 is out of scope: choose mixed_precision 'bf16' or 'no'")
-        self.__dict__.update(PartialState._shared_state)  # which does not change while the process runs
+        self.__dict__.update(PartialState._shared_state)  # a copy stays right: the process does not change
         if fsdp_plugin is not None:
             self.distributed_type = DistributedType.FSDP
         self.dynamo_plugin: Any = None  # the Accelerator chooses it, and each later one may choose another

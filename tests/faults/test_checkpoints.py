@@ -121,7 +121,7 @@ def test_where_all_checkpoints_are_damaged_nothing_is_begun_anew_and_nothing_tou
     for each in complete(tmp_path):
         cut_short(each)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(CheckpointError, match=f"there is no complete checkpoint in {tmp_path}"):
+    with pytest.raises(CheckpointError, match=f"there is no whole checkpoint in {tmp_path}"):
         run_level(level, [*SHORT, *saving(tmp_path)])
     assert sorted(tmp_path.rglob("*")) == before
 

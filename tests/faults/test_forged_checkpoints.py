@@ -27,7 +27,7 @@ EVIL_NAMES = [
     "x" * 5000,
 ]
 FILES = ["manifest.json", "model.safetensors", "optimizer.bin", "random_states_0.pkl"]
-UNFINISHED = [".complete", "../.checkpoint_1.staging", "../.checkpoint_9.staging"]
+UNFINISHED = [".new", "../.checkpoint_1.staging", "../.checkpoint_9.staging"]
 
 
 def name_in_manifest(name: str, folder: Path, outside: Path) -> None:

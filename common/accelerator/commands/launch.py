@@ -118,7 +118,7 @@ def merge(config: ClusterConfig, args: argparse.Namespace) -> ClusterConfig:
     elif args.multi_gpu:
         config.distributed_type = "MULTI_GPU"
     elif args.num_processes is not None and config.distributed_type == "NO":
-        config.distributed_type = None
+        config.distributed_type = None  # the flag overrules the file's "no distribution": the devices decide the type
     config.check()
     return config
 
@@ -135,9 +135,9 @@ def count_gpus(config: ClusterConfig) -> int:
 
 def count_processes(config: ClusterConfig) -> int:
     """`num_processes`, else one per GPU of every machine, else one per machine."""
-    given_at_launch = config.num_processes == -1
+    is_left_to_flags = config.num_processes == -1
     left_open = config.num_processes is None and config.distributed_type == "MULTI_CPU"
-    is_known = not given_at_launch and not left_open
+    is_known = not is_left_to_flags and not left_open
     require(is_known, "the configuration leaves the number of processes open: pass --num_processes")
     if config.num_processes is not None:
         return config.num_processes

@@ -3,25 +3,26 @@
 No process waits for another. Each one that saves writes a **part**. The main process writes the *main part*, which has
 what all ranks share: weights, optimizers and so on. Every other rank writes a *rank part*, with its random states and
 gradients. With `save_on_each_node`, the first process of each machine writes a main part. Each part has a **manifest**,
-the list of its files; `checkpoint_manifest.py` tells from the manifests whether a checkpoint is whole.
+the list of its files, which is written last: a part with its manifest is **finished**. A checkpoint is **whole** if it
+has the parts of all ranks that it expects; `checkpoint_manifest.py` tells this from the manifests.
 
 The life of a save to the folder `c` on ranks 0 and 1, as file operations:
 
 1. Stage. Each rank makes an empty staging folder beside `c`, `.c.staging_0` or `.c.staging_1`, and writes its files
    and then its manifest there.
-2. Publish a rank part. Rank 1 renames `.c.staging_1` to `.c.part_1`. The part is complete, and waits for the main part.
+2. Publish a rank part. Rank 1 renames `.c.staging_1` to `.c.part_1`. The part waits there for the main part.
 3. Publish the main part. Rank 0 renames `.c.staging_0` to `c`. At this moment the checkpoint begins to exist.
    If `c` exists already, with an older checkpoint or files of the user, there are three steps instead:
    a. If a part may be missing, link the files of the old checkpoint into `c/.previous` too.
-   b. Rename `.c.staging_0` to `c/.complete`. At this moment the new checkpoint begins to exist.
-   c. Move the files of `c/.complete` to their places in `c`, the manifest last.
+   b. Rename `.c.staging_0` to `c/.new`. At this moment the new checkpoint begins to exist.
+   c. Move the files of `c/.new` to their places in `c`, the manifest last.
 4. Merge. Rank 0 or rank 1, whichever comes last, moves the files of `.c.part_1` into `c`, the manifest last.
 5. Clean up. The next save or load removes `c/.previous` if the checkpoint in `c` is whole.
 
 A rename is atomic, so each of these folders has all of its files or does not exist. A process that is killed in steps 1
-or 2 leaves a staging folder, which is never read. One that is killed in steps 3 to 5 leaves complete folders, and the
-next save or load finishes the work (`finish_interrupted_save`). Nobody waits for the disk: after a power failure the
-newest checkpoint may be damaged. Verification finds this out, and the checkpoint before it is loaded.
+or 2 leaves a staging folder, which is never read. One that is killed in steps 3 to 5 leaves finished parts, and the
+next save or load moves them to their places (`finish_interrupted_save`). Nobody waits for the disk: after a power
+failure the newest checkpoint may be damaged. Verification finds this out, and the checkpoint before it is loaded.
 
 A folder may come from a stranger. So files are opened or moved only if they were found by walking through the folder,
 which follows no symbolic link. A manifest only says which of these files belong to the checkpoint.
@@ -52,7 +53,7 @@ from .checkpoint_manifest import (
 
 logger = logging.getLogger(__name__)
 
-COMPLETE_NAME = ".complete"
+NEW_NAME = ".new"
 PREVIOUS_NAME = ".previous"
 
 
@@ -82,7 +83,7 @@ class Part:
 
     @property
     def pending(self) -> Path:
-        """The folder in which a complete rank part waits for the main part."""
+        """The folder in which a finished rank part waits for the main part."""
         return _beside(self.folder, f"part_{self.rank}")
 
     def stage(self) -> None:
@@ -124,7 +125,7 @@ class Part:
             _files_and_places(self.staging, self.folder)  # raises if something is in the way
             if expected != present:
                 _link_to_previous(self.folder)
-            self.staging.rename(self.folder / COMPLETE_NAME)
+            self.staging.rename(self.folder / NEW_NAME)
         finish_interrupted_save(self.folder)
         return expected
 
@@ -164,22 +165,22 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-# Complete: steps 3c to 5
+# Finish: steps 3c to 5
 
 
 def finish_interrupted_save(folder: Path) -> None:
-    """Move all complete files that belong to the checkpoint in `folder` to their places.
+    """Move the files of all finished parts of the checkpoint in `folder` to their places.
 
     Raises:
         CheckpointError: if no save can have left what is there; then nothing is touched.
     """
-    complete = folder / COMPLETE_NAME
+    new = folder / NEW_NAME
     previous = folder / PREVIOUS_NAME
-    for path in (complete, previous):
+    for path in (new, previous):
         if path.is_symlink() or path.is_file():
             raise CheckpointError(f"{path} is no folder")
-    if complete.is_dir():
-        _move_files(complete, folder)
+    if new.is_dir():
+        _move_files(new, folder)
     _merge_pending_parts(folder)
     if previous.is_dir() and is_whole(folder):
         shutil.rmtree(previous)
@@ -197,7 +198,7 @@ def _merge_pending_parts(folder: Path) -> None:
 
 
 def _pending_parts(folder: Path, save_id: str) -> dict[int, Path]:
-    """The complete rank parts of a save that are not in its folder yet, by their ranks."""
+    """The finished rank parts of a save that are not in its folder yet, by their ranks."""
     pattern = _beside(folder, "part_")
     found = {}
     for path in pattern.parent.glob(f"{glob.escape(pattern.name)}*"):
@@ -251,32 +252,15 @@ def choose_newest(parent: Path, prefix: str = "checkpoint_", finished_run: str |
     """Choose the whole checkpoint with the highest number, and verify it; if none is whole, the highest with a part.
 
     An interrupted save is finished first. Checkpoints that are passed over are logged and renamed, because the run will
-    need their numbers again. Staging folders of a killed run are removed.
-
-    Args:
-        finished_run: see `is_whole`.
+    need their numbers again. Staging folders of a killed run are removed. For `finished_run` see `is_whole`.
 
     Raises:
         CheckpointError: if all are damaged; then all stay as they are.
     """
     found = numbered(parent, prefix)
-    incomplete = []
-    for folder in found:
-        try:
-            finish_and_verify(folder)
-        except CheckpointError as error:
-            logger.warning("skipping a checkpoint: %s", error)
-            continue
-        if is_whole(folder, finished_run):
-            chosen = folder
-            break
-        missing = read_manifest(folder).missing
-        logger.warning("skipping a checkpoint: in %s the parts of ranks %s are missing", folder, missing)
-        incomplete.append(folder)
-    else:
-        if not incomplete:
-            raise CheckpointError(f"there is no complete checkpoint in {parent}")
-        chosen = incomplete[0]
+    chosen = _first_whole_or_undamaged(found, finished_run)
+    if chosen is None:
+        raise CheckpointError(f"there is no whole checkpoint in {parent}")
     logger.info("resuming from %s", chosen)
     for other in found[: found.index(chosen)]:
         with contextlib.suppress(OSError):
@@ -284,6 +268,23 @@ def choose_newest(parent: Path, prefix: str = "checkpoint_", finished_run: str |
     for left_over in parent.glob(f".{glob.escape(prefix)}*.staging*"):
         remove(left_over)
     return chosen
+
+
+def _first_whole_or_undamaged(folders: list[Path], finished_run: str | None) -> Path | None:
+    """The first whole checkpoint among `folders`; if none is whole, the first one that is undamaged."""
+    first_undamaged = None
+    for folder in folders:
+        try:
+            finish_and_verify(folder)
+        except CheckpointError as error:
+            logger.warning("skipping a checkpoint: %s", error)
+            continue
+        if is_whole(folder, finished_run):
+            return folder
+        missing = read_manifest(folder).missing
+        logger.warning("skipping a checkpoint: in %s the parts of ranks %s are missing", folder, missing)
+        first_undamaged = first_undamaged or folder
+    return first_undamaged
 
 
 # Load
@@ -313,10 +314,11 @@ def remove_old_checkpoints(just_written: Path, limit: int) -> None:
     Raises:
         OSError: if one cannot be removed.
     """
-    complete = [path for path in numbered(just_written.parent) if (path / MANIFEST_NAME).exists()]
-    from_just_written = complete[complete.index(just_written) :] + complete[: complete.index(just_written)]
-    kept = from_just_written[: max(limit, 1)]
-    for old in from_just_written[len(kept) :]:
+    highest_first = [path for path in numbered(just_written.parent) if (path / MANIFEST_NAME).exists()]
+    place = highest_first.index(just_written)
+    newest_first = highest_first[place:] + highest_first[:place]
+    kept = newest_first[: max(limit, 1)]
+    for old in newest_first[len(kept) :]:
         if any(is_whole(path) for path in kept):
             remove_folder(old)
         else:

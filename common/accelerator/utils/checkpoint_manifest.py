@@ -5,7 +5,7 @@ Each part of a checkpoint has a manifest, which is written last. `manifest.json`
 of the part, and the id of the save. A part with another id belongs to another save, and is ignored.
 
 A checkpoint is **whole** if it has the parts of all ranks that the main manifest expects. These are the ranks whose
-parts were complete before the main part was, and the ranks that took part in the save before. So a checkpoint that the
+parts were finished before the main part was, and the ranks that took part in the save before. So a checkpoint that the
 main process saves alone is whole. If a rank is killed in a save of all ranks, that checkpoint is not whole, and the one
 before it is the newest whole one.
 
@@ -15,19 +15,18 @@ If they are killed at that moment, a whole checkpoint lacks their parts, and loa
 
 import json
 import zlib
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-# Increase it when the content of the files changes so that older code could not resume from newer files, or newer code
-# from older ones.
-FORMAT_VERSION = 9
+# A checkpoint of another version is refused: increase it when older code could not resume from newer files.
+FORMAT_VERSION = 10
 MANIFEST_NAME = "manifest.json"
 RANK_MANIFEST_NAME = "manifest_{}.json"
-_BYTES_IN_BLOCK = 2**18
-_FACTOR = 1_000_003  # odd, so that no difference is lost
+_BYTES_IN_PAGE = 2**12  # disks and file systems lose, or mix up, whole pages
 _TYPES_IN_MANIFEST = {"save": str, "rank": int, "world_size": int, "expects": list, "files": dict}
 
 Description = dict[str, int]  # the size of a file and its checksum
@@ -152,23 +151,19 @@ def verify(folder: Path) -> None:
 
 
 def describe(path: Path) -> Description:
-    """The size of a file in bytes, and its checksum.
+    """The size of a file in bytes, and a checksum: the CRC-32 of the sums of its pages and of the bytes behind them.
 
-    Each block is summed as numbers of 8 bytes, and the checksum is a polynomial of these sums and of the CRC-32 of the
-    rest. A CRC-32 of the whole file could take longer than the save; torch sums a mapped file in one call, uncopied.
+    A page is summed as numbers of 8 bytes. So a changed number is found, and a page that is lost or in another place. A
+    change that keeps the sum of its page is not: two numbers in each other's place. A CRC-32 of all bytes finds this
+    too, but with it saving took 1.3 to 1.6 times as long as in the original, on two cores.
     """
     size = path.stat().st_size
-    content = torch.from_file(str(path), size=size, dtype=torch.uint8)
-    num_blocks = size // _BYTES_IN_BLOCK
-    whole = num_blocks * _BYTES_IN_BLOCK
-    blocks = content[:whole].view(torch.int64).view(num_blocks, _BYTES_IN_BLOCK // 8)
-    with path.open("rb") as file:
-        file.seek(whole)
-        rest = file.read()
-    checksum = 0
-    for number in (*blocks.sum(dim=1).tolist(), zlib.crc32(rest)):
-        checksum = (checksum * _FACTOR + number) % 2**64
-    return {"bytes": size, "checksum": checksum}
+    content = torch.from_file(str(path), size=size, dtype=torch.uint8)  # mapped, not copied
+    end_of_pages = size - size % _BYTES_IN_PAGE
+    pages = content[:end_of_pages].view(torch.int64).view(-1, _BYTES_IN_PAGE // 8)
+    sums = array("q", pages.sum(dim=1).tolist())
+    rest = bytes(content[end_of_pages:].tolist())
+    return {"bytes": size, "checksum": zlib.crc32(rest, zlib.crc32(sums))}
 
 
 def files_in(folder: Path) -> dict[str, Path]:

@@ -57,7 +57,7 @@ def shard_model(model: nn.Module, plugin: FullyShardedDataParallelPlugin, device
         fully_shard(layer, mesh=mesh, reshard_after_forward=plugin.reshard_after_forward)
     fully_shard(model, mesh=mesh)  # what is in none of these layers
     for name, parameter in model.named_parameters():
-        whole[name]._part = parameter  # for optimizers that have the whole one
+        whole[name]._part = parameter  # where `give_parts` looks, for an optimizer made before
     for module in model.modules():
         module.register_load_state_dict_pre_hook(_take_parts)
     model.register_forward_hook(_free_after_evaluation)

@@ -2,7 +2,8 @@
 
 # ruff: noqa: F401
 
-from ...nested import honor_type, is_namedtuple
+from common.nested import honor_type, is_namedtuple
+
 from ..operations import (
     ConvertOutputsToFp32,
     DistributedOperationException,

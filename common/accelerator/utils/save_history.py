@@ -2,7 +2,9 @@
 
 import contextlib
 import uuid
+from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -10,26 +12,32 @@ import torch.distributed as dist
 from .checkpoint_folder import Part
 from .checkpoint_manifest import CheckpointError, read_manifest
 
+# Not counted for each Accelerator, because two of them may save into one folder.
+_num_saves: Counter[tuple[str, Path]] = Counter()
+
 
 @dataclass
 class SaveHistory:
     """What one Accelerator remembers of its saves on this process.
 
-    Two parts belong to one save if they have the same id. The id has three components: the name of the run, the number
-    of collectives so far, and the number of saves since the last collective. All ranks have entered equally many
-    collectives when they are at the same line of a script, so they find the same id even where only some of them save.
+    Two parts belong to one save if they have the same id. It is made of the name of the run, the number of collectives
+    so far, and the number of saves into the folder since then:
+
+        save_state("a")                       run-5-1
+        if is_main_process: save_state("b")   run-5-1 in another folder, on rank 0 alone
+        save_state("a")                       run-5-2
+        wait_for_everyone(); save_state("a")  run-6-1
+
+    So all ranks find the same id by themselves. torch counts the collectives of the default group, and all ranks must
+    have entered the same ones when they come to a line of the script.
 
     Attributes:
         own_name: the name of a run without a process group.
-        position: the first two components of the last id.
-        saves_at_position: its third component.
         last_part: the part that this process wrote in the last save without `all_ranks`.
         ranks: the ranks that took part in that save, or in the one whose checkpoint was loaded since.
     """
 
     own_name: str = field(default_factory=lambda: uuid.uuid4().hex)
-    position: str = ""
-    saves_at_position: int = 0
     last_part: Part | None = None
     ranks: set[int] = field(default_factory=set)
 
@@ -41,14 +49,13 @@ class SaveHistory:
         store = dist.distributed_c10d._get_default_store()
         return store.compare_set("checkpointing/run", "", self.own_name).decode()
 
-    def next_id(self) -> str:
-        """The id of the save that begins now."""
+    def next_id(self, folder: Path) -> str:
+        """The id of the save into `folder` that begins now."""
         group: Any = dist.group.WORLD
         num_collectives = 0 if group is None else group._get_sequence_number_for_group()
-        position = f"{self.name_of_run()}-{num_collectives}"
-        self.saves_at_position = self.saves_at_position + 1 if position == self.position else 1
-        self.position = position
-        return f"{position}-{self.saves_at_position}"
+        since_when = f"{self.name_of_run()}-{num_collectives}"
+        _num_saves[since_when, folder] += 1
+        return f"{since_when}-{_num_saves[since_when, folder]}"
 
     def expected_ranks(self, world_size: int) -> set[int]:
         """The ranks of this run that took part in the last save, as far as its files still say so."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.serialization import config
 
 from .checkpoint_manifest import CheckpointError
 
@@ -39,13 +40,8 @@ def save_loadable(obj: Any, path: Path) -> None:
         CheckpointError: if the file cannot be loaded; it is there nevertheless.
         OSError: if it cannot be written. (Without the open file torch would say "unexpected pos 576 vs 534".)
     """
-    has_checksums = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
-        with path.open("wb") as file:
-            torch.save(obj, file)
-    finally:
-        torch.serialization.set_crc32_options(has_checksums)
+    with config.patch("save.compute_crc32", False), path.open("wb") as file:  # type: ignore[attr-defined]
+        torch.save(obj, file)
     # With mmap, only the descriptions of the tensors are read, and not the tensors.
     load_safely(path, mmap=True)
 

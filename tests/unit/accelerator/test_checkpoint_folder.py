@@ -15,7 +15,7 @@ from tests.states import forget_states
 
 @pytest.fixture
 def model():
-    return torch.nn.Linear(512, 300)  # 600 kB: three blocks of the checksum
+    return torch.nn.Linear(512, 300)  # 600 kB: 150 pages of the checksum
 
 
 @pytest.fixture
@@ -38,9 +38,11 @@ def with_a_bit_flipped(content: bytes, draw: random.Random) -> bytes:
     return bytes(changed)
 
 
-def with_blocks_in_each_others_places(content: bytes, draw: random.Random) -> bytes:
-    size = 2**18
-    return content[size : 2 * size] + content[:size] + content[2 * size :]
+def with_pages_in_each_others_places(content: bytes, draw: random.Random) -> bytes:
+    size = 2**12
+    start = size * draw.randrange(1, 100)
+    end = start + size
+    return content[:start] + content[end : end + size] + content[start:end] + content[end + size :]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +50,7 @@ def with_blocks_in_each_others_places(content: bytes, draw: random.Random) -> by
     [
         ("random_states_0.pkl", cut_short),
         ("optimizer.bin", with_a_bit_flipped),
-        ("model.safetensors", with_blocks_in_each_others_places),
+        ("model.safetensors", with_pages_in_each_others_places),
     ],
 )
 def test_a_damaged_file_is_refused_by_name_and_nothing_is_loaded(name, damage, accelerator, model, tmp_path):
@@ -69,7 +71,7 @@ def test_a_damaged_file_is_refused_by_name_and_nothing_is_loaded(name, damage, a
     assert not (model.weight == 7).any()
 
 
-@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b'{"format_version": 9, "files": ["a"]}'])
+@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b'{"format_version": 10, "files": ["a"]}'])
 def test_a_damaged_manifest_is_refused_by_name_and_can_be_saved_over(content, accelerator, tmp_path):
     accelerator.save_state(tmp_path / "c")
     (tmp_path / "c/manifest.json").write_bytes(content)
@@ -82,8 +84,8 @@ def test_a_damaged_manifest_is_refused_by_name_and_can_be_saved_over(content, ac
 def test_another_format_is_refused_in_a_line_that_names_folder_and_versions(accelerator, tmp_path):
     folder = accelerator.save_state(tmp_path / "c")
     manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps(manifest | {"format_version": 8}))
-    line = f"{folder} is a checkpoint in format 8; this code reads 9$"
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"format_version": 9}))
+    line = f"{folder} is a checkpoint in format 9; this code reads 10$"
     with pytest.raises(CheckpointError, match=line):
         accelerator.load_state(folder)
 
@@ -128,7 +130,7 @@ def kept(folder: Path) -> set[str]:
 def test_automatic_naming_keeps_the_newest_and_continues_after_a_load(tmp_path):
     # https://github.com/huggingface/accelerate/issues/1163
     accelerator = numbering(tmp_path, total_limit=2)
-    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+    with pytest.raises(CheckpointError, match="no whole checkpoint"):
         accelerator.load_state()
     for _ in range(12):
         accelerator.save_state()

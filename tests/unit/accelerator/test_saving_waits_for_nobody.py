@@ -204,3 +204,11 @@ def saved_late(_, folder: Path) -> tuple:
 
 def test_a_rank_that_comes_late_completes_the_checkpoint_that_is_still_there(tmp_path):
     assert on_ranks(2, saved_late, tmp_path) == [(3, 3, ["checkpoint_3"])] * 2
+
+
+def test_saves_of_two_accelerators_into_one_folder_have_different_ids(tmp_path):
+    with run_named("a run"):
+        first = SaveHistory().next_id(tmp_path)
+        elsewhere = SaveHistory().next_id(tmp_path / "another")  # which perhaps only the main process does
+        second = SaveHistory().next_id(tmp_path)
+    assert first == elsewhere != second

@@ -20,7 +20,7 @@ CHOICES = {
     "mixed_precision": PRECISIONS,
     "rdzv_backend": RENDEZVOUS,
 }
-# The settings of FSDP and the variables in which they travel to the script.
+# The settings of FSDP and the variables in which they travel to the script. The names differ for one only.
 FSDP_SETTINGS = {variable.lower(): variable for variable in FSDP_VARIABLES.values()}
 FSDP_SETTINGS["fsdp_transformer_layer_cls_to_wrap"] = FSDP_SETTINGS.pop("fsdp_transformer_cls_to_wrap")
 INTEGERS = ("machine_rank", "main_process_port", "num_machines", "num_processes")
