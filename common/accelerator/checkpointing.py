@@ -403,7 +403,7 @@ def _warn_of_what_is_missing(accelerator: Any, checkpoint: _Checkpoint) -> None:
     prepared = _objects(accelerator) | _loaders(accelerator)
     prepared |= _numbered(SAFE_WEIGHTS_NAME, models) | _numbered(WEIGHTS_NAME, models)
     kinds = "model|pytorch_model|optimizer|scheduler"
-    if not accelerator._has_forgotten_loaders:  # a Trainer may load without its loader on purpose
+    if not accelerator._has_forgotten_loaders:  # else a loader is left out on purpose
         kinds += "|sampler|dl_state_dict"
     names = re.compile(rf"({kinds})(_[0-9]+)?\.(safetensors|bin)")
     left = [name for name in checkpoint.manifest.files if names.fullmatch(name) and name not in prepared]
