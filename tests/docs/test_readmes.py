@@ -118,5 +118,7 @@ def test_three_ranks_evaluate_as_many_images_as_level_02s_page_says():
 
 def test_ci_ends_in_the_commands_of_the_quick_start():
     readme, ci = (ladder.ROOT / "README.md").read_text(), (ladder.ROOT / ".ci" / "run").read_text()
-    (commands,) = re.findall(r"^    python3 -m venv \.venv.*\n    pip .*\n    .*compare\n    pytest\n", readme, re.MULTILINE)
+    (commands,) = re.findall(
+        r"^    python3 -m venv \.venv.*\n    pip .*\n    .*compare\n    pytest\n", readme, re.MULTILINE
+    )
     assert commands in ci
