@@ -37,7 +37,7 @@ def test_loops_on_two_or_three_played_processes_do_too(number, tmp_path):
     assert_same(PLAYED, range(number), 1, str(tmp_path))
 
 
-@pytest.mark.parametrize(("number", "processes"), cases((1, 40, 300), (2, 10, 200), (3, 0, 60)))
+@pytest.mark.parametrize(("number", "processes"), cases((1, 25, 300), (2, 6, 200), (3, 0, 60)))
 def test_trainings_end_with_the_bits_of_accelerate(number, processes, tmp_path):
     assert_same(TRAININGS, range(number), processes, str(tmp_path))
 

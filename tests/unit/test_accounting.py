@@ -13,6 +13,7 @@ from common import ladder
 from common.memory import copy_to, track_memory
 from common.model import BasicNet
 from common.processes import ranks
+from tests.levels import SHORT
 
 DEVICE = torch.device("cpu")
 FLOAT = 4
@@ -123,7 +124,7 @@ def test_only_one_tracker_at_a_time_and_none_after_an_error():
         assert tracker.peaks() == {}
 
 
-BATCH_64 = ["--dataset", "synthetic", "--train-samples", "192", "--eval-samples", "101", "--batch-size", "64"]
+BATCH_64 = [*SHORT, "--train-samples", "192", "--batch-size", "64"]
 
 
 def test_the_first_device_of_data_parallel_holds_more_than_the_others():

@@ -17,6 +17,7 @@ from benchmarks.suites import memory
 from common.memory import CATEGORIES
 from common.process_group import process_group
 from common.processes import ranks
+from tests.levels import SHORT
 
 FLOAT, LABEL, SCALAR = 4, 8, 512  # bytes; a scalar fills a block
 INPUTS, OUTPUTS, BATCH = 128, 64, 32
@@ -103,7 +104,7 @@ def test_a_whole_step_of_ddp_is_counted_to_the_byte_on_each_rank(wrapper, bucket
 
 
 def test_basic_net_is_accounted_for_as_level_01_is():
-    flags = "--dataset synthetic --train-samples 192 --eval-samples 101 --batch-size 64 --replicas 2".split()
+    flags = [*SHORT, "--train-samples", "192", "--batch-size", "64", "--replicas", "2"]
     of_level = totals(level_runs.peaks("01_data_parallel", flags, 1))
     ours = memory.peaks_of_process("basic_net", memory.Share(DATA_PARALLEL, 2))
     assert totals(ours) == pytest.approx(of_level, rel=0.005)
