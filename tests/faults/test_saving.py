@@ -63,7 +63,7 @@ def test_stopped_on_two_processes_and_resumed_on_others_the_weights_are_those_of
     [
         pytest.param(FSDP, 7, marks=SLOW),
         *(pytest.param(FSDP, step, marks=pytest.mark.long) for step in (4, 6, 10)),
-        pytest.param({}, 6, marks=SLOW),
+        pytest.param({}, 6, marks=pytest.mark.long),
     ],
 )
 def test_killed_at_any_step_it_goes_on_under_fsdp_and_under_ddp(level, before, step, tmp_path):
