@@ -41,6 +41,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         return
     config.option.numprocesses = workers
     config.option.dist = "loadfile"
+    # The folders with long tests come first. By default files with few tests come last, and some of them are long.
+    config.option.loadscopereorder = False
     # The workers inherit it: a thread of one that waits must not spin on a core that another needs.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

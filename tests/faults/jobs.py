@@ -38,18 +38,20 @@ class Job:
     process: subprocess.Popen
     mark: str
     folder: Path
-    said: dict[str, str] = field(default_factory=dict)
+    final_output: dict[str, str] = field(default_factory=dict)  # once it has ended
 
     @property
     def out(self) -> str:
-        return self._heard("out")
+        return self._output("out")
 
     @property
     def err(self) -> str:
-        return self._heard("err")
+        return self._output("err")
 
-    def _heard(self, stream: str) -> str:
-        return self.said[stream] if self.said else (self.folder / stream).read_text(errors="replace")
+    def _output(self, stream: str) -> str:
+        if self.final_output:
+            return self.final_output[stream]
+        return (self.folder / stream).read_text(errors="replace")
 
     def environments(self) -> dict[int, dict[str, str]]:
         """The environment of each living process of the job, by its pid."""
@@ -121,7 +123,7 @@ def job(command: list[str], **environment: str) -> Iterator[Job]:
             yield started
         finally:
             started.kill()
-            started.said = {"out": started.out, "err": started.err}
+            started.final_output = {"out": started.out, "err": started.err}
 
 
 def torchrun(*argv: str, processes: int = 2, restarts: int = 0) -> list[str]:

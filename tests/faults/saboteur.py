@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 from torch.utils.data import DataLoader
 
@@ -33,19 +34,20 @@ def hangs(module, step: int) -> None:
 
 def has_fewer_batches(module, step: int) -> None:
     """Uneven inputs: this rank's loaders end before the others'."""
-    honest = DataLoader.__iter__
-    DataLoader.__iter__ = lambda loader: itertools.islice(honest(loader), step - 1)
+    all_batches = DataLoader.__iter__
+    DataLoader.__iter__ = lambda loader: itertools.islice(all_batches(loader), step - 1)
 
 
 def _at_loss(module, step: int, strike) -> None:
-    honest, calls = module.F, itertools.count(1)
+    functional = module.F
+    calls = itertools.count(1)
 
     def nll_loss(*args, **kwargs):
         if next(calls) == step:
             strike()
-        return honest.nll_loss(*args, **kwargs)
+        return functional.nll_loss(*args, **kwargs)
 
-    module.F = type("functional", (), {"nll_loss": staticmethod(nll_loss)})
+    module.F = SimpleNamespace(nll_loss=nll_loss)
 
 
 def main() -> None:

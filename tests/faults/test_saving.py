@@ -43,7 +43,7 @@ def test_a_run_that_saves_ends_with_the_bits_of_one_that_does_not(level, process
     "level", [pytest.param(level, marks=SLOW if level == ladder.FULL else pytest.mark.long) for level in CHECKPOINTING]
 )
 def test_stopped_on_two_processes_and_resumed_on_others_the_weights_are_those_of_one_run(level, tmp_path):
-    """96 = 1 × 96 = 2 × 48 = 3 × 32 = 4 × 24; two epochs of two steps, resumed in the middle of the second."""
+    """24 = 1 × 24 = 2 × 12 = 3 × 8 = 4 × 6; two epochs of two steps, resumed in the middle of the second."""
     saving = ["--checkpoint-every", "1", "--checkpoint-dir"]
     _, expected = run(level, 2, EXACT)
     _, straight = run(level, 2, [*EXACT, *saving, str(tmp_path / "2")])
@@ -63,11 +63,11 @@ def test_stopped_on_two_processes_and_resumed_on_others_the_weights_are_those_of
     [
         pytest.param(FSDP, 7, marks=SLOW),
         *(pytest.param(FSDP, step, marks=pytest.mark.long) for step in (4, 6, 10)),
-        pytest.param({}, 6, marks=SLOW),
+        pytest.param({}, 6, marks=pytest.mark.long),
     ],
 )
 def test_killed_at_any_step_it_goes_on_under_fsdp_and_under_ddp(level, before, step, tmp_path):
-    training = [*EXACT, "--batch-size", "48"]
+    training = [*EXACT, "--batch-size", "12"]
     saving = [*training, "--checkpoint-every", "2", "--checkpoint-dir"]
     _, expected = run_on_ranks(level, 2, training, environment=before)
     with pytest.raises(RankFailed):

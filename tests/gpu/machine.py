@@ -7,17 +7,16 @@
     real                                          imitated
     --------------------------------------------  ----------------------------------------------------------------
     the level, the core, the Trainer              tensors: FakeTensors, which have a device and a shape, no values
-    torch's modules, optimizers, data loaders     torch.cuda: the methods of `Cuda` here
-    DDP's Python                                  DDP's C++: only sends rank 0's weights
+    torch's modules, optimizers, data loaders     torch.cuda: `Gpus` here
     the collectives of tensors, up to c10d        the process group: torch's "fake" one, in which this rank is alone
-    the order of all operations                   backward: gives every parameter that made the loss a gradient
-                                                  DataParallel's forward: calls the module, on one GPU
+    the order of all operations                   collectives of objects: each rank has what this one sends
+                                                  backward: gives every parameter that made the loss a gradient
+                                                  DataParallel and DDP: call the module
 
 A rank that touches a GPU of another one raises Misplaced. What this cannot see is in the README.
 """
 
 import contextlib
-import inspect
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -34,7 +33,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from common.accelerator import state
+from common.accelerator.state import PartialState
 from common.nested import leaves
 from tests.gpu.watch import Misplaced, Watch
 from tests.states import forget_states
@@ -42,29 +41,43 @@ from tests.states import forget_states
 GPUS = 8
 
 
-class Cuda:
-    """Stand-ins for torch.cuda's functions: each method for the function of its name.
+class Gpus:
+    """The GPUs of the machine, as `torch.cuda` shows them to this process.
 
     Attributes:
-        own_gpus: the indices of the GPUs that this process is to use.
+        own: the indices of those that this process is to use.
         calls: for each function that concerns one GPU the indices with which it was called, in order.
-        answers: what else is there under its name in torch.cuda, always the same.
     """
 
-    def __init__(self, gpus: int, own_gpus: range, watch: Watch) -> None:
-        self.own_gpus = own_gpus
+    def __init__(self, count: int, own: range, watch: Watch) -> None:
+        self.own = own
         self.calls: defaultdict[str, list[int]] = defaultdict(list)
-        self.answers = {
+        self._count = count
+        self._watch = watch
+        self._current = 0
+
+    def functions(self) -> dict[str, Any]:
+        """What stands in torch.cuda under each name."""
+        stream = SimpleNamespace(record_event=self._watch.record_event, is_capturing=lambda: False)
+        return {
+            # What is the same on every GPU.
             "is_available": lambda: True,
             "is_initialized": lambda: True,
             "is_bf16_supported": lambda including_emulation=True: True,
-            "device_count": lambda: gpus,
+            "device_count": lambda: self._count,
             "get_device_capability": lambda device=None: (9, 0),
             "get_device_properties": lambda device=None: SimpleNamespace(total_memory=2**36, multi_processor_count=100),
-            "default_generators": [SimpleNamespace(manual_seed=lambda seed: None)] * gpus,
+            "default_generators": [SimpleNamespace(manual_seed=lambda seed: None)] * self._count,
+            "current_device": lambda: self._current,
+            "current_stream": lambda device=None: stream,
+            # What concerns one GPU.
+            "set_device": self._set_device,
+            "synchronize": self._synchronize,
+            "reset_peak_memory_stats": lambda device=None: self._note("reset_peak_memory_stats", device),
+            "max_memory_allocated": lambda device=None: peak_of(self._note("max_memory_allocated", device)),
+            "get_rng_state": self._get_rng_state,
+            "set_rng_state": lambda state, device=None: self._note("set_rng_state", device),
         }
-        self._watch = watch
-        self._current = 0
 
     def _note(self, function: str, device: Any) -> int:
         """The index of `device`, which must be one of this process's own; None is the current one."""
@@ -73,41 +86,22 @@ class Cuda:
             index = device
         elif device is not None and torch.device(device).index is not None:
             index = torch.device(device).index
-        if index not in self.own_gpus:
-            raise Misplaced(f"{function} of cuda:{index} by a rank on cuda:{self.own_gpus[0]}")
+        if index not in self.own:
+            raise Misplaced(f"{function} of cuda:{index} by a rank on cuda:{self.own[0]}")
         self.calls[function].append(index)
         return index
 
-    def set_device(self, device: Any) -> None:
+    def _set_device(self, device: Any) -> None:
         self._current = self._note("set_device", device)
 
-    def current_device(self) -> int:
-        return self._current
-
-    def current_stream(self, device: Any = None) -> Any:
-        return SimpleNamespace(record_event=self._watch.record_event, is_capturing=lambda: False)
-
-    def synchronize(self, device: Any = None) -> None:
+    def _synchronize(self, device: Any = None) -> None:
         self._note("synchronize", device)
         self._watch.note_all_arrived()
         self._watch.note_wait("synchronize")
 
-    def reset_peak_memory_stats(self, device: Any = None) -> None:
-        self._note("reset_peak_memory_stats", device)
-
-    def max_memory_allocated(self, device: Any = None) -> int:
-        return peak_of(self._note("max_memory_allocated", device))
-
-    def get_rng_state(self, device: Any = None) -> Tensor:
+    def _get_rng_state(self, device: Any = None) -> Tensor:
         self._note("get_rng_state", device)
         return torch.zeros(16, dtype=torch.uint8)
-
-    def set_rng_state(self, state: Tensor, device: Any = None) -> None:
-        self._note("set_rng_state", device)
-
-
-def public_methods(stand_in: Any) -> list[tuple[str, Callable]]:
-    return [(name, value) for name, value in inspect.getmembers(stand_in, inspect.ismethod) if name[0] != "_"]
 
 
 def peak_of(index: int) -> int:
@@ -116,56 +110,44 @@ def peak_of(index: int) -> int:
 
 
 class ProcessGroup:
-    """Stand-ins for torch.distributed's functions: each method for the function of its name.
-
-    Collectives of tensors are torch's own, on its "fake" backend. Those of objects would need values of tensors.
+    """The process group of a rank that is alone, as `torch.distributed` shows it.
 
     Attributes:
         backend: for which `init_process_group` was asked.
-        endings: how the rank has left its groups: "destroyed" waits for the others, "aborted" does not.
     """
 
-    def __init__(self, rank: int, world_size: int, cuda: Cuda, watch: Watch) -> None:
+    def __init__(self, rank: int, world_size: int, gpus: Gpus, watch: Watch) -> None:
         self.backend: str | None = None
-        self.endings: list[str] = []
         self._rank = rank
         self._world_size = world_size
-        self._cuda = cuda
+        self._gpus = gpus
         self._watch = watch
-        self._init = dist.init_process_group
-        self._destroy = dist.destroy_process_group
+        self._init_process_group = dist.init_process_group
 
-    def init_process_group(self, backend: str | None = None, *args: Any, **kwargs: Any) -> None:
-        if backend == "nccl" and not self._cuda.calls["set_device"]:
+    def functions(self) -> dict[str, Callable]:
+        """What stands in torch.distributed under each name. The collectives of tensors are torch's own."""
+        return {
+            "init_process_group": self.init,
+            "get_backend": lambda group=None: self.backend,
+            "barrier": self._barrier,
+            "all_gather_object": self._all_gather_object,
+            "broadcast_object_list": lambda values, *args, **kwargs: check_pickle(values),
+        }
+
+    def init(self, backend: str, *args: Any, **kwargs: Any) -> None:
+        if backend == "nccl" and not self._gpus.calls["set_device"]:
             raise Misplaced("a group of nccl before set_device: every rank would use cuda:0")
         self.backend = backend
-        self._init("fake", store=FakeStore(), rank=self._rank, world_size=self._world_size)
+        self._init_process_group("fake", store=FakeStore(), rank=self._rank, world_size=self._world_size)
 
-    def rendezvous(self, *args: Any, **kwargs: Any) -> Iterator[tuple]:
-        return iter([(FakeStore(), self._rank, self._world_size)])
-
-    def get_backend(self, group: Any = None) -> str | None:
-        return self.backend
-
-    def all_gather_object(self, values: list, value: Any, group: Any = None) -> None:
-        check_pickle(value)
-        values[:] = [value] * len(values)
-
-    def broadcast_object_list(self, values: list, *args: Any, **kwargs: Any) -> None:
-        check_pickle(values)
-
-    def barrier(self, *args: Any, device_ids: list[int] | None = None, **kwargs: Any) -> None:
-        if self.backend == "nccl" and device_ids != list(self._cuda.own_gpus):
+    def _barrier(self, *args: Any, device_ids: list[int] | None = None, **kwargs: Any) -> None:
+        if self.backend == "nccl" and device_ids != list(self._gpus.own):
             raise Misplaced(f"barrier with device_ids {device_ids}: nccl would guess a GPU")
         self._watch.note_wait("barrier")
 
-    def destroy_process_group(self, group: Any = None) -> None:
-        self.endings.append("destroyed")
-        self._destroy(group)
-
-    def _abort_process_group(self, group: Any = None) -> None:
-        self.endings.append("aborted")
-        self._destroy(group)
+    def _all_gather_object(self, values: list, value: Any, group: Any = None) -> None:
+        check_pickle(value)
+        values[:] = [value] * len(values)
 
 
 def check_pickle(value: Any) -> None:
@@ -175,9 +157,15 @@ def check_pickle(value: Any) -> None:
             raise Misplaced("a tensor of a GPU is pickled: it comes back on the sender's GPU")
 
 
-def meet(store: Any, rank: int, world_size: int, timeout: Any, backend: str) -> str:
-    """In place of comparing the backend with the other ranks."""
-    return ""
+def wrap(ddp: nn.Module, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    """In place of DDP's constructor, whose C++ would read the values of the weights."""
+    nn.Module.__init__(ddp)
+    ddp.module = module
+    ddp.require_backward_grad_sync = True
+
+
+def call_module(wrapper: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return wrapper.module(*args, **kwargs)
 
 
 def give_gradients(loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -196,39 +184,28 @@ def give_gradients(loss: Tensor, *args: Any, **kwargs: Any) -> None:
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
-def broadcast_coalesced(group: Any, tensors: list[Tensor], buffer_size: int, source: int, *args: Any) -> None:
-    """In place of the C++ by which DDP sends rank 0's weights to all."""
-    for tensor in tensors:
-        dist.broadcast(tensor, source)
-
-
 @dataclass
 class Machine:
     """What a rank asked of its GPUs and of the other ranks, its operations, and what its training returned."""
 
     watch: Watch
-    cuda: Cuda
+    gpus: Gpus
     group: ProcessGroup
     result: dict[str, Any] = field(default_factory=dict)
 
     def replacements(self) -> Iterator[tuple[Any, str, Any]]:
         """What is another one on this machine: its owner, its name, and what stands in its place."""
-        # The GPUs.
-        for name, function in (*public_methods(self.cuda), *self.cuda.answers.items()):
+        for name, function in self.gpus.functions().items():
             yield torch.cuda, name, function
             if hasattr(torch.accelerator, name):  # which asks whatever GPU there is
                 yield torch.accelerator, name, function
         yield torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda")
-        # The process group, and the meeting before it.
-        for name, function in public_methods(self.group):
+        for name, function in self.group.functions().items():
             yield dist, name, function
-        yield dist.distributed_c10d, "_abort_process_group", self.group._abort_process_group
-        yield state, "meet", meet
-        # DataParallel, and DDP's C++.
-        yield nn.DataParallel, "forward", lambda wrapper, *inputs: wrapper.module(*inputs)
-        for name in ("Reducer", "Logger", "_verify_params_across_processes"):
-            yield dist, name, mock.MagicMock()
-        yield dist, "_broadcast_coalesced", broadcast_coalesced
+        yield PartialState, "_join", lambda state, backend, *args: self.group.init(backend)
+        yield nn.DataParallel, "forward", call_module
+        yield nn.parallel.DistributedDataParallel, "__init__", wrap
+        yield nn.parallel.DistributedDataParallel, "forward", call_module
         # What a FakeTensor cannot do, or would do without being seen.
         yield Tensor, "backward", give_gradients
         yield Tensor, "pin_memory", lambda tensor, *args: self.watch.pinned_copy(tensor)
@@ -237,7 +214,7 @@ class Machine:
         # FakeTensors only if nobody refers to them weakly, as the fake mode's own memory does.
         yield torch.__future__, "_swap_module_params_on_conversion", True
         yield torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda tensor: [])
-        # It then asks no driver, although `torch.cuda.is_available` says that there is one.
+        # The fake mode then asks no driver, although `torch.cuda.is_available` says that there is one.
         yield FakeTensorMode, "avoid_device_init", True
 
 
@@ -262,15 +239,13 @@ def imitated_rank(rank: int = 0, world_size: int = 1, gpus: int = GPUS, nodes: i
         }
         own_gpus = range(local_rank % gpus, local_rank % gpus + 1)
     watch = Watch(own_gpus)
-    cuda = Cuda(gpus, own_gpus, watch)
-    machine = Machine(watch, cuda, ProcessGroup(rank, world_size, cuda, watch))
+    on_machine = Gpus(gpus, own_gpus, watch)
+    machine = Machine(watch, on_machine, ProcessGroup(rank, world_size, on_machine, watch))
     forget_states()
     with contextlib.ExitStack() as stack:
         stack.callback(forget_states)
         stack.enter_context(mock.patch.dict(os.environ, environment))
         for owner, name, new in machine.replacements():
-            if not hasattr(owner, name):
-                pytest.skip(f"torch {torch.__version__} has no {owner.__name__}.{name}")
             stack.enter_context(mock.patch.object(owner, name, new))
         hook = register_optimizer_step_post_hook(watch.count_step)
         stack.callback(hook.remove)

@@ -46,7 +46,7 @@ def test_a_barrier_names_the_ranks_own_gpu(machine):
 def test_the_random_state_of_a_ranks_own_gpu_is_saved_and_restored(machine):
     set_random_states(OWN, get_random_states(OWN))
     synchronize_rng_states(["cuda"])  # by a broadcast on the GPU
-    assert machine.cuda.calls["get_rng_state"] == machine.cuda.calls["set_rng_state"] == [3, 3]
+    assert machine.gpus.calls["get_rng_state"] == machine.gpus.calls["set_rng_state"] == [3, 3]
 
 
 def test_a_checkpoint_is_read_into_memory_of_the_cpu(tmp_path):

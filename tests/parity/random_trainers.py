@@ -137,39 +137,56 @@ def draw_configuration(seed: int, world_size: int) -> dict[str, Any]:
     draw = random.Random(seed)
     config = draw_from(OTHERS, draw)
     arguments = draw_from(ARGUMENTS, draw) | draw.choice(LENGTHS)
-    loading = draw_from(LOADING, draw)
-    arguments["accelerator_config"] = loading
+    arguments["accelerator_config"] = draw_from(LOADING, draw)
     for name, sizes in BATCHES.items():
         arguments[name] = draw.choice(sizes) * world_size
-    schedule = arguments["lr_scheduler_type"]
-    arguments["lr_scheduler_kwargs"] = draw.choice(SCHEDULES[schedule])
-    if schedule == "reduce_lr_on_plateau":
+    arguments["lr_scheduler_kwargs"] = draw.choice(SCHEDULES[arguments["lr_scheduler_type"]])
+    config["arguments"] = arguments
+    give_the_best_model_its_evaluations(config)
+    avoid_known_differences(config, world_size, draw)
+    samples_per_step = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
+    config["train"] = int(config["steps"] * samples_per_step) + draw.randint(0, 3)
+    if config["stream"]:
+        # Over a stream without a whole step the original never ends.
+        config["train"] *= world_size
+        arguments["max_steps"] = draw.randint(1, 9)
+    return config
+
+
+def give_the_best_model_its_evaluations(config: dict[str, Any]) -> None:
+    """Change the drawn settings where both Trainers would refuse them."""
+    arguments = config["arguments"]
+    if arguments["lr_scheduler_type"] == "reduce_lr_on_plateau":
         arguments["eval_strategy"] = "epoch"
     if arguments["eval_strategy"] == "no":
         arguments["metric_for_best_model"] = None
     if arguments["metric_for_best_model"] is None:
         config["early_stopping"] = False
-    elif config["best"] != "watched":
-        arguments["load_best_model_at_end"] = config["best"] == "loaded"
-        arguments["save_strategy"] = arguments["eval_strategy"] if config["best"] == "loaded" else "best"
+        return
+    if config["best"] == "loaded":
+        arguments["load_best_model_at_end"] = True
+        arguments["save_strategy"] = arguments["eval_strategy"]
+    elif config["best"] == "saved":
+        arguments["load_best_model_at_end"] = False
+        arguments["save_strategy"] = "best"
+    if config["best"] != "watched":
         arguments["save_steps"] = arguments["eval_steps"]
-    # Where all steps are a warm-up, the original divides by zero.
-    if schedule == "polynomial":
+
+
+def avoid_known_differences(config: dict[str, Any], world_size: int, draw: random.Random) -> None:
+    """Change the drawn settings where the original is known to go wrong."""
+    arguments = config["arguments"]
+    loading = arguments["accelerator_config"]
+    # Where all steps are a warm-up, it divides by zero.
+    if arguments["lr_scheduler_type"] == "polynomial":
         arguments["warmup_steps"] = 0
-    # Of a last step that the main process splits, the original's evaluation counts the first rank's loss alone.
+    # Of a last step that the main process splits, its evaluation counts the first rank's loss alone.
     if loading["split_batches"] and loading["dispatch_batches"]:
         loading["dispatch_batches"] = False
-    # In unequal steps the original counts repeated samples in the loss, and drops a last step with the tail.
+    # In unequal steps it counts repeated samples in the loss, and drops a last step with the tail.
     if world_size > 1 or arguments["dataloader_drop_last"]:
         parts = 1 if loading["split_batches"] else world_size
         config["evaluate"] = draw.choice([1, 3]) * arguments["per_device_eval_batch_size"] * parts
-    samples_per_step = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
-    config["train"] = int(config["steps"] * samples_per_step) + draw.randint(0, 3)
-    # Over a stream without a whole step the original never ends.
-    if config["stream"]:
-        config["train"] *= world_size
-        arguments["max_steps"] = draw.randint(1, 9)
-    return config | {"arguments": arguments}
 
 
 def make_trainer(library: str, config: dict[str, Any], folder: str) -> Any:

@@ -17,14 +17,14 @@ pytest.importorskip("accelerate")
 pytestmark = [pytest.mark.filterwarnings("ignore:Detected call of"), pytest.mark.timeout(1200)]
 
 
-def cases(*quick_and_long):
-    marks = [(), pytest.mark.long]
-    return [
-        pytest.param(number, processes, marks=marks[is_long])
-        for processes, *numbers in quick_and_long
-        for is_long, number in enumerate(numbers)
-        if number
-    ]
+def cases(*rows):
+    """The cases of rows of processes, scripts of the quick case (0: there is none), and scripts of the long one."""
+    found = []
+    for processes, quick, long in rows:
+        if quick:
+            found.append(pytest.param(quick, processes))
+        found.append(pytest.param(long, processes, marks=pytest.mark.long))
+    return found
 
 
 @pytest.mark.parametrize(("number", "processes"), cases((1, 60, 1500), (2, 24, 400), (3, 0, 400)))
@@ -37,7 +37,7 @@ def test_loops_on_two_or_three_played_processes_do_too(number, tmp_path):
     assert_same(PLAYED, range(number), 1, str(tmp_path))
 
 
-@pytest.mark.parametrize(("number", "processes"), cases((1, 40, 300), (2, 10, 200), (3, 0, 60)))
+@pytest.mark.parametrize(("number", "processes"), cases((1, 25, 300), (2, 6, 200), (3, 0, 60)))
 def test_trainings_end_with_the_bits_of_accelerate(number, processes, tmp_path):
     assert_same(TRAININGS, range(number), processes, str(tmp_path))
 

@@ -12,7 +12,7 @@ from common.process_group import is_distributed
 from common.processes import ranks
 from tests.states import forget_states
 
-N, BATCH, EPOCHS, SEED = 250, 24, 2, 5
+N, BATCH, EPOCHS, SEED = 62, 12, 2, 5
 ARGV = f"--dataset synthetic --train-samples {N} --eval-samples 10 --batch-size {BATCH} --epochs {EPOCHS} --seed {SEED}"
 
 

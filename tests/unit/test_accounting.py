@@ -128,7 +128,7 @@ def test_only_one_tracker_at_a_time_and_none_after_an_error():
         assert tracker.peaks() == {}
 
 
-BATCH_64 = [*SHORT[:-1], "64"]
+BATCH_64 = [*SHORT, "--train-samples", "192", "--batch-size", "64"]
 
 
 def test_the_first_device_of_data_parallel_holds_more_than_the_others():

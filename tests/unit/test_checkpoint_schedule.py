@@ -41,16 +41,16 @@ def _steps(interval: CheckpointInterval, told_at: int, seconds_per_step: float, 
 
 
 @pytest.mark.parametrize(
-    "interval, told_at, saved",
+    "interval, told_at, seconds_of, saved",
     [
-        (CheckpointInterval(steps=15), 100, [(15, False), (30, False), (40, False)]),
-        (CheckpointInterval(steps=15), 17, [(15, False), (20, True)]),
-        (CheckpointInterval(seconds=11), 100, [(20, False), (40, False)]),
-        (CheckpointInterval(), 100, [(40, False)]),
+        (CheckpointInterval(steps=15), 100, 0, [(15, False), (30, False), (40, False)]),
+        (CheckpointInterval(steps=15), 17, 0, [(15, False), (20, True)]),
+        (CheckpointInterval(seconds=11), 100, 0, [(20, False), (40, False)]),
+        (CheckpointInterval(seconds=11), 100, 1, [(20, False), (40, False)]),
+        (CheckpointInterval(), 100, 0, [(40, False)]),
     ],
 )
-@pytest.mark.parametrize("seconds_of", [0, 1])
-def test_all_ranks_save_at_the_same_steps(interval, told_at, saved, seconds_of):
+def test_all_ranks_save_at_the_same_steps(interval, told_at, seconds_of, saved):
     """A step takes a second, by the clock of one rank; the other's stands."""
     assert ranks(2).run(_steps, interval, told_at, 1.0, seconds_of) == [saved, saved]
 
@@ -74,50 +74,36 @@ def test_signals_are_noted_within_the_block_only_and_the_second_ctrl_c_ends_the_
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
-@pytest.mark.parametrize("level", ladder.with_checkpoints())
-def test_the_last_step_is_saved_and_resumed_there_is_nothing_to_train(level, tmp_path, capsys):
+SMALL = ["--dataset", "synthetic", "--train-samples", "64", "--eval-samples", "32", "--batch-size", "32"]
+
+
+def train(level: str, *flags: str) -> dict:
     module = ladder.load(level)
-    flags = ["--dataset", "synthetic", "--train-samples", "64", "--eval-samples", "32", "--batch-size", "32"]
-    args = fit_to_machine(parse_args(module.__file__, [*flags, "--checkpoint-dir", str(tmp_path)]))
-    first = module.train(args)
+    return module.train(fit_to_machine(parse_args(module.__file__, [*SMALL, *flags])))
+
+
+@pytest.mark.parametrize("level", ladder.with_checkpoints())
+def test_the_last_step_is_saved_and_only_the_same_training_goes_on_from_it(level, tmp_path, capsys):
+    flags = ["--checkpoint-dir", str(tmp_path), "--epochs", "2"]
+    first = train(level, *flags)
     capsys.readouterr()
-    again = module.train(args)
-    assert "| nothing was left to train | 2 steps in " in capsys.readouterr().out.splitlines()[-1]
+    again = train(level, *flags)
+    assert "| nothing was left to train | 4 steps in " in capsys.readouterr().out.splitlines()[-1]
     for name in ("steps", "loss", "eval_loss", "accuracy"):
         assert again[name] == pytest.approx(first[name], abs=1e-7), name
-
-
-def test_a_checkpoint_of_a_longer_training_is_one_line(tmp_path):
-    module = ladder.load("03_accelerate/train_full")
-    flags = ["--dataset", "synthetic", "--train-samples", "64", "--eval-samples", "32", "--batch-size", "32"]
-    flags += ["--checkpoint-dir", str(tmp_path)]
-    module.train(fit_to_machine(parse_args(module.__file__, [*flags, "--epochs", "2"])))
-    with pytest.raises(UserError, match="--epochs 1: the checkpoint is of a longer training, in its epoch 2"):
-        module.train(fit_to_machine(parse_args(module.__file__, flags)))
-
-
-@pytest.mark.parametrize("level", ladder.with_checkpoints())
-@pytest.mark.parametrize(
-    ("other", "line"),
-    [
+    for change, line in (
         (["--batch-size", "16"], "--batch-size 16: the checkpoint is of a training with 32"),
         (["--train-samples", "96"], "training samples 96: the checkpoint is of a training with 64"),
-    ],
-)
-def test_another_batch_size_or_training_set_is_refused_in_one_line(level, other, line, tmp_path):
-    module = ladder.load(level)
-    flags = ["--dataset", "synthetic", "--train-samples", "64", "--eval-samples", "32", "--batch-size", "32"]
-    flags += ["--checkpoint-dir", str(tmp_path), "--epochs", "2"]
-    module.train(fit_to_machine(parse_args(module.__file__, flags)))
-    with pytest.raises(UserError, match=line):
-        module.train(fit_to_machine(parse_args(module.__file__, [*flags, *other])))
+    ):
+        with pytest.raises(UserError, match=line):
+            train(level, *flags, *change)
+    if level == ladder.FULL:
+        with pytest.raises(UserError, match="--epochs 1: the checkpoint is of a longer training, in its epoch 2"):
+            train(level, *flags, "--epochs", "1")
 
 
 @pytest.mark.parametrize("level", ladder.with_checkpoints())
-def test_no_checkpoint_is_made_of_a_training_that_is_not_finite(level, tmp_path, capsys):
-    module = ladder.load(level)
-    flags = ["--dataset", "synthetic", "--train-samples", "96", "--eval-samples", "32", "--batch-size", "32"]
-    flags += ["--lr", "1e30", "--checkpoint-dir", str(tmp_path)]
+def test_no_checkpoint_is_made_of_a_training_that_is_not_finite(level, tmp_path):
     with pytest.raises(UserError, match=r"not finite.* at step 3: no checkpoint is made"):
-        module.train(fit_to_machine(parse_args(module.__file__, flags)))
+        train(level, "--train-samples", "96", "--lr", "1e30", "--checkpoint-dir", str(tmp_path))
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []

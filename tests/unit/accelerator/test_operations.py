@@ -157,20 +157,35 @@ class Frozen(collections.abc.Mapping):
         return len(self.items_of_name)
 
 
-def test_containers_whose_constructors_take_something_else_keep_class_content_and_attributes():
+@pytest.mark.parametrize(
+    "apply, factor",
+    [
+        (lambda data: send_to_device(data, "cpu"), 1),
+        (lambda data: operations.recursively_apply(torch.neg, data), -1),
+    ],
+    ids=["send_to_device", "recursively_apply"],
+)
+def test_containers_whose_constructors_take_something_else_keep_class_content_and_attributes(apply, factor):
     """On accelerate they raise, or arrive empty."""
-    counts = collections.defaultdict(list, a=torch.ones(1), b=collections.defaultdict(int))
-    of_dict, of_user_dict, of_list = of_its_own(dict), of_its_own(collections.UserDict), of_its_own(list)
-    of_dict["a"] = of_user_dict["a"] = torch.ones(1)
-    of_list.append(torch.ones(1))
-    data = [counts, of_dict, of_user_dict, of_list, Pair(torch.ones(1)), torch.Size([2, 3])]
-    for moved, factor in ((send_to_device(data, "cpu"), 1), (operations.recursively_apply(torch.neg, data), -1)):
-        assert [type(container) for container in moved] == [type(container) for container in data]
-        assert all(moved[place].name == "a name" for place in (1, 2, 3))
-        assert all(container["a"].item() == factor for container in moved[:3])
-        assert moved[3][0].item() == moved[4].x.item() == moved[4].y.item() == factor
-        assert moved[0].default_factory is list and moved[0]["b"].default_factory is int
-    assert of_dict["a"].item() == of_list[0].item() == 1  # the script's own are as they were
+    counts = apply(collections.defaultdict(list, a=torch.ones(1), b=collections.defaultdict(int)))
+    assert counts["a"].item() == factor
+    assert counts.default_factory is list and counts["b"].default_factory is int
+    for base in (dict, collections.UserDict):
+        own = of_its_own(base)
+        own["a"] = torch.ones(1)
+        applied = apply(own)
+        assert (type(applied), applied.name, applied["a"].item()) == (type(own), "a name", factor)
+        assert own["a"].item() == 1, "the script's own is as it was"
+    own = of_its_own(list)
+    own.append(torch.ones(1))
+    applied = apply(own)
+    assert (type(applied), applied.name, applied[0].item()) == (type(own), "a name", factor)
+    pair = apply(Pair(torch.ones(1)))
+    assert (type(pair), pair.x.item(), pair.y.item()) == (Pair, factor, factor)
+    assert type(apply(torch.Size([2, 3]))) is torch.Size
+
+
+def test_a_container_that_cannot_be_made_again_is_named():
     with pytest.raises(TypeError, match="a Frozen cannot be made of a dict with its items"):
         send_to_device(Frozen("a"), "cpu")
 

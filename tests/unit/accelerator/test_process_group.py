@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from common.accelerator import Accelerator, PartialState
 from common.accelerator.utils import InitProcessGroupKwargs
+from common.process_group import process_group
 from common.processes import RankFailed, ranks
 from tests.states import forget_states
 from tests.unit.accelerator.several_processes import on_ranks
@@ -177,3 +178,15 @@ def test_the_group_that_was_left_is_freed_before_the_interpreter_ends():
     with_group, at_the_end = map(int, finished.stdout.split())
     assert with_group > 0, finished.stderr
     assert at_the_end == 0
+
+
+def test_after_an_error_a_group_of_nccl_is_aborted(monkeypatch):
+    """Its `destroy_process_group` would wait until the other ranks come to it, which wait for this one."""
+    monkeypatch.setattr(dist, "init_process_group", mock.Mock())
+    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
+    monkeypatch.setattr("common.process_group.get_world_size", lambda: 8)
+    abort = mock.Mock()
+    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", abort)
+    with pytest.raises(ArithmeticError), process_group("nccl"):
+        raise ArithmeticError
+    abort.assert_called_once_with()

@@ -104,7 +104,7 @@ def test_a_whole_step_of_ddp_is_counted_to_the_byte_on_each_rank(wrapper, bucket
 
 
 def test_basic_net_is_accounted_for_as_level_01_is():
-    flags = [*SHORT[:-1], "64", "--replicas", "2"]
+    flags = [*SHORT, "--train-samples", "192", "--batch-size", "64", "--replicas", "2"]
     of_level = totals(level_runs.peaks("01_data_parallel", flags, 1))
     ours = memory.peaks_of_process("basic_net", memory.Share(DATA_PARALLEL, 2))
     assert totals(ours) == pytest.approx(of_level, rel=0.005)

@@ -35,9 +35,6 @@ MISTAKES = {
     "forgotten wrapper": Planted(
         {WRAP: "self.model = self.net", "self.model.module": "self.model"}, "weights", "forward_through_module"
     ),
-    "forward past the wrapper": Planted(
-        {FORWARD: 'self.model.module(batch["x"])'}, "weights", "forward_through_module"
-    ),
     "converted after wrapping": Planted(
         {WRAP: f"{WRAP}.to(torch.float64)", 'batch["x"])': 'batch["x"].double())'}, "weights", "moved_after_wrapping"
     ),
@@ -83,9 +80,6 @@ MISTAKES = {
     "no sampler": Planted({"sampler=self.sampler": "shuffle=True"}, "training samples", "different_orders"),
     "set_epoch forgotten": Planted({SET_EPOCH: ""}, "order of the epochs", "set_epoch_forgotten"),
     "same dropout": Planted({SEED: "self.seed_everything(opts.seed)"}, "random numbers", "same_random_numbers"),
-    "same augmentation": Planted(
-        {SEED: "torch.manual_seed(opts.seed + self.rank)"}, "random numbers", "same_random_numbers"
-    ),
     "an iterable data set that each rank reads whole": Planted(
         {
             "DataLoader(self.train_set, opts.bs, sampler=self.sampler)": "DataLoader(Stream(self.train_set), opts.bs)",

@@ -11,23 +11,6 @@ RIGHT = {
     "buckets": [
         ("parameter.grad.copy_(part.view_as(parameter))", "parameter.grad = part.view_as(parameter)"),
     ],
-    "exact_evaluation": [
-        (
-            "own = dataset[dist.get_rank() :: dist.get_world_size()]",
-            """rank, size = dist.get_rank(), len(dataset) // dist.get_world_size()
-    own = dataset[rank * size : (rank + 1) * size if rank < dist.get_world_size() - 1 else None]""",
-        ),
-    ],
-    "zero1": [
-        (
-            """        for parameter in self.parameters:
-            dist.all_reduce(parameter.grad)
-""",
-            """        for number, parameter in enumerate(self.parameters):
-            dist.reduce(parameter.grad, dst=number % dist.get_world_size())
-""",
-        ),
-    ],
     "loss_scaler": [
         (
             """overflows += not parameter.grad.isfinite().all()

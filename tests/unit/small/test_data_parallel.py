@@ -18,8 +18,7 @@ def _pair(replicas: int):
     return bare, EmulatedDataParallel(same, replicas)
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
-@pytest.mark.parametrize("batch", [1, 3, 10])
+@pytest.mark.parametrize("replicas, batch", [(1, 3), (2, 1), (2, 10), (3, 10), (4, 3), (4, 10)])
 def test_outputs_and_gradients_equal_the_bare_modules(replicas, batch):
     bare, parallel = _pair(replicas)
     images = torch.randn(batch, 1, 28, 28, dtype=torch.float64)

@@ -78,9 +78,11 @@ def test_cut_layers_train_the_weights_of_level_00(world_size):
         assert farthest({name: whole}, {name: weight}) <= 1e-9
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("micro_batches", [1, pytest.param(5, id="uneven")])
-@pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.parametrize(
+    "micro_batches, schedule",  # five are uneven; of one there is only one schedule
+    [(1, all_forward_first), (5, all_forward_first), (5, one_forward_one_backward)],
+)
+@pytest.mark.parametrize("world_size", WORLDS[1:])
 def test_stages_train_the_weights_of_level_00(world_size, micro_batches, schedule):
     of_ranks = ranks(world_size).run(train, partial(cut_in_stages, schedule, micro_batches))
     _, expected = level_00()

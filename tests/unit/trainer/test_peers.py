@@ -57,7 +57,7 @@ def _train_and_forget(library, argv, path=None):
 
 
 def test_level_04_on_two_processes_ends_with_its_bits(tmp_path):
-    argv = [*EXACT, "--eval-samples", "96"]
+    argv = [*EXACT, "--eval-samples", "24"]
     outcomes = ranks(2).run(_train_and_forget, OURS, argv)
     offline = {"HF_HUB_OFFLINE": "1"}
     theirs = ranks(2).run(_train_and_forget, THEIRS, argv, switched_script(tmp_path), environment=offline)
