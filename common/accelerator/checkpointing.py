@@ -78,7 +78,8 @@ def save_state(
     Raises:
         ValueError: without a folder; under automatic naming, if that checkpoint is there already.
         CheckpointError: if a state could not be loaded again, or the folder holds something that is in the way.
-        Exception: what this process met (OSError, …). In each case what was there before is untouched.
+        Exception: what this process met (OSError, …). In each case what was there before is untouched. If old
+            checkpoints cannot be removed, the new one is there.
     """
     config = accelerator.project_configuration
     folder = _folder_to_save(accelerator, output_dir)
@@ -92,7 +93,6 @@ def save_state(
     except BaseException:
         part.discard()
         raise
-    config.iteration += 1
     return folder
 
 
@@ -109,6 +109,7 @@ def _save_own_part(accelerator: Any, part: Part, weights_name: str) -> None:
     rank_state = _rank_state(accelerator)
     _write(part, states | _numbered(weights_name, weights), rank_state)
     expected = part.publish(ranks_of_last_save)
+    config.iteration += 1
     history.last_part = part
     if expected == {part.rank} and part.world_size > 1 and not config.save_on_each_node:
         others = "random states of the other ranks are only there once these call `save_state` too"
@@ -129,6 +130,7 @@ def _save_with_all_ranks(accelerator: Any, part: Part, weights_name: str) -> Non
     # The main part comes last: all parts are there when the checkpoint appears.
     run_on_all_ranks(lambda: part.publish(set()), runs_here=not part.is_main)
     run_on_all_ranks(lambda: part.publish(set()), runs_here=part.is_main)
+    config.iteration += 1
     run_on_all_ranks(lambda: _remove_old_checkpoints(config, part))
 
 

@@ -177,10 +177,11 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
         exchange(describe(f"broadcast from {from_process}", named))
         tensors = _only_tensors(named)
         for tensor in tensors:
-            content = tensor.detach().contiguous()
+            own = tensor.detach()
+            content = own.resolve_conj().resolve_neg().contiguous()
             dist.broadcast(as_bytes(content), from_process)
-            if not tensor.is_contiguous():  # `content` is a copy
-                tensor.detach().copy_(content)
+            if content is not own:
+                own.copy_(content)
         return tensors
 
     return map_together(broadcast_all, tensor)
@@ -234,7 +235,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
 
 def _reduce_one(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
     state = PartialState()
-    result = tensor.clone()
+    result = tensor.clone().resolve_conj().resolve_neg()
     if state.distributed_type == DistributedType.NO or reduction == "none":
         return result
     operation = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from common.nested import leaves, map_nested
+from common.nested import honor_type, leaves, map_nested
 
 from .dispatcher import DataLoaderDispatcher
 from .operations import is_list_of_entries
@@ -320,7 +320,9 @@ def _copy_if_plain(leaf: Any) -> Any:
         return leaf.detach().cpu().clone()  # a part of a larger tensor would be saved with all of it
     if isinstance(leaf, (list, tuple)):
         entries = [_copy_if_plain(entry) for entry in leaf]
-        return None if None in entries else entries
+        if any(entry is None for entry in entries):
+            return None
+        return tuple(entries) if isinstance(leaf, tuple) else entries
     return leaf if type(leaf) in (bool, int, float, complex, str, bytes) else None
 
 
@@ -335,6 +337,6 @@ def _put_back(content: list, batch: Any) -> Any:
         kept = next(saved)
         if kept is None:
             return leaf
-        return type(leaf)(kept) if isinstance(leaf, (list, tuple)) else kept
+        return honor_type(leaf, kept) if isinstance(leaf, (list, tuple)) else kept
 
     return map_nested(choose, batch, is_leaf=is_list_of_entries)

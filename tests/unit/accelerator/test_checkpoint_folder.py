@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.accelerator import Accelerator
+from common.accelerator import Accelerator, checkpointing
 from common.accelerator.checkpointing import CheckpointError
 from common.accelerator.utils import ProjectConfiguration
 from tests.states import forget_states
@@ -162,6 +162,21 @@ def test_what_was_just_written_is_never_pruned(tmp_path):
     accelerator.project_configuration.iteration = 5
     accelerator.save_state()
     assert kept(tmp_path) == {"checkpoint_5"}
+
+
+def test_a_save_counts_although_old_checkpoints_could_not_be_removed(tmp_path, monkeypatch):
+    accelerator = numbering(tmp_path, total_limit=1)
+    accelerator.save_state()
+
+    def refuse(*_):
+        raise PermissionError("a folder that nobody may write to")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpointing, "remove_old_checkpoints", refuse)
+        with pytest.raises(PermissionError):
+            accelerator.save_state()
+    accelerator.save_state()
+    assert kept(tmp_path) == {"checkpoint_2"}
 
 
 def test_the_newest_complete_checkpoint_is_picked_and_the_others_are_set_aside(tmp_path, caplog):

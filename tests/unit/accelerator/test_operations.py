@@ -330,14 +330,15 @@ def reduce_and_broadcast(accelerator):
     column = broadcast(rows[:, 1], from_process=1)
     mean = accelerator.reduce(torch.tensor([1, rank]), "mean")
     unchanged = accelerator.reduce(torch.tensor([rank]), "none")
-    return [each.tolist() for each in (mean, unchanged, column, rows)]
+    conjugate = broadcast(torch.tensor([rank + 1j]).conj(), from_process=1)
+    return [each.tolist() for each in (mean, unchanged, column, rows, conjugate)]
 
 
 def test_integers_have_a_mean_none_changes_nothing_and_a_column_arrives_in_its_place():
     """On accelerate the first is an error, the second a sum, and of a column other numbers arrive."""
     assert on_ranks(2, reduce_and_broadcast) == [
-        [[1.0, 0.5], [0], [12, 14], [[1, 12], [3, 14]]],
-        [[1.0, 0.5], [1], [12, 14], [[11, 12], [13, 14]]],
+        [[1.0, 0.5], [0], [12, 14], [[1, 12], [3, 14]], [1 - 1j]],
+        [[1.0, 0.5], [1], [12, 14], [[11, 12], [13, 14]], [1 - 1j]],
     ]
 
 

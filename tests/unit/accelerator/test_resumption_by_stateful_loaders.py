@@ -54,11 +54,19 @@ class Batch(UserDict):
     """A mapping like a tokenizer's, whose class a checkpoint does not hold."""
 
 
+class Pair(NamedTuple):
+    """An entry of a batch that holds no tensors, and a tuple."""
+
+    word: str
+    span: tuple[int, str]
+
+
 def masked(samples):
     """A collator that draws from all three generators, as many numbers as it likes."""
     words = ["a", "b"][: random.randint(1, 2)]
     noise = [random.random(), numpy.random.rand()]
-    return Batch(rows=torch.stack(samples), drawn=[torch.rand(len(samples)), *noise], words=words)
+    pair = Pair(words[0], (1, words[-1]))
+    return Batch(rows=torch.stack(samples), drawn=[torch.rand(len(samples)), *noise], words=words, pair=pair)
 
 
 LISTS = [[0, 1, 2], [3], [4, 5], [6], [7, 8], [9], [1, 2]]
