@@ -51,25 +51,17 @@ def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -
     # None: no bar where stderr is not a terminal.
     bar = tqdm(total=total_steps, desc=args.script, leave=False, disable=None if is_main else True)
     with Clock(called, device, steps_per_epoch, accumulation, args.warm_up_steps, bar) as clock:
-        report = Report(clock, gpus, result)
-        yield report
-    weights = report.weights
-    if args.save and weights is None:
-        weights = whole_weights(network)
+        yield Report(clock, gpus, result)
+    weights = whole_weights(network) if args.save else {}
     if is_main:
         print(result_line(result), flush=True)
         write_files(args, result, weights)
 
 
 class Report:
-    """The function that a training calls after each evaluation; it adds the measurements to the result.
-
-    Attributes:
-        weights: the state dict that rank 0 saves; None for the model's own.
-    """
+    """The function that a training calls after each evaluation; it adds the measurements to the result."""
 
     def __init__(self, clock: Clock, gpus: list[torch.device], result: dict[str, Any]) -> None:
-        self.weights: dict[str, Any] | None = None
         self._clock = clock
         self._gpus = gpus
         self._result = result
