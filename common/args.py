@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import torch
 
+from common.checkpoint_schedule import checkpoint_interval
 from common.errors import fail
 from common.files import nearest_existing
 from common.instruments.flags import add_instrument_flags
@@ -86,8 +87,6 @@ def _make_parser(level: str, file: str, prog: str) -> _Parser:
 
 
 def _add_flags_of_long_training(parser: _Parser) -> None:
-    from common.checkpoint_schedule import checkpoint_interval  # not at the levels that save none
-
     flag = parser.add_argument
     precision = os.environ.get(_LAUNCHER_PRECISION, "no")
     accumulation = os.environ.get(LAUNCHER_ACCUMULATION, "1")

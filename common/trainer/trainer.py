@@ -59,8 +59,7 @@ class Trainer:
 
     Attributes:
         loss_is_scaled_for_ga: for subclasses whose `compute_loss` returns its share of the step's loss (True) or the
-            mean over its micro-batch (False). By default the loss is a mean unless it was divided by
-            `num_items_in_batch`.
+            mean over its micro-batch (False); `_is_share_of_step` says what holds by default.
     """
 
     loss_is_scaled_for_ga: bool | None = None
