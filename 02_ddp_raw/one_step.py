@@ -12,10 +12,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-
-# DDP would import it later, and it keeps the process group that it finds, with its threads, until the process ends:
-# https://github.com/pytorch/pytorch/issues/190489
-import torch.distributed.nn.functional
+import torch.distributed.nn.functional  # before there is a group: https://github.com/pytorch/pytorch/issues/190489
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 

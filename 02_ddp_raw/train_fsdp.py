@@ -8,7 +8,6 @@ import os
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler
@@ -24,13 +23,15 @@ def evaluate(model, loader, device):
     # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
     totals = torch.zeros(3, dtype=torch.float64, device=device)
     loss_sum, correct, evaluated = totals  # views of it, so they are summed over the ranks with it
-    own = len(range(loader.sampler.rank, len(loader.dataset), loader.sampler.num_replicas))  # what follows is repeated
+    # The samples of this rank that are not yet counted. The sampler repeats some after them.
+    uncounted = len(range(loader.sampler.rank, len(loader.dataset), loader.sampler.num_replicas))
     model.eval()
     for images, targets in loader:
         images, targets = images.to(device, non_blocking=True), targets.to(device, non_blocking=True)
-        log_probs = model(images)[:own]  # gathers parameters, a collective: all ranks need equally many batches
-        targets = targets[:own]  # repeated samples are computed, not counted
-        own -= len(targets)
+        log_probs = model(images)  # gathers parameters, a collective: all ranks need equally many batches
+        real = min(uncounted, len(targets))  # repeated samples are computed, not counted
+        log_probs, targets = log_probs[:real], targets[:real]
+        uncounted -= real
         loss_sum += F.nll_loss(log_probs, targets, reduction="sum")
         correct += (log_probs.argmax(dim=1) == targets).sum()
         evaluated += len(targets)
@@ -78,8 +79,6 @@ def train(args):
             dist.all_reduce(train_loss)  # every rank now has the sum over all ranks
             train_loss /= world_size
             result = report(train_loss.item() / len(train_loader), *evaluate(model, test_loader, device))
-        # A collective too: all ranks send their parts, and rank 0's CPU gets BasicNet's own state dict, for --save.
-        report.weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     dist.destroy_process_group()
     return result
 

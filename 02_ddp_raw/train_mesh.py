@@ -9,7 +9,6 @@ import os
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -26,13 +25,15 @@ def evaluate(model, loader, device, data):
     # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
     totals = torch.zeros(3, dtype=torch.float64, device=device)
     loss_sum, correct, evaluated = totals  # views of it, so they are summed over the ranks with it
-    own = len(range(loader.sampler.rank, len(loader.dataset), loader.sampler.num_replicas))  # what follows is repeated
+    # The samples of this rank that are not yet counted. The sampler repeats some after them.
+    uncounted = len(range(loader.sampler.rank, len(loader.dataset), loader.sampler.num_replicas))
     model.eval()
     for images, targets in loader:
         images, targets = images.to(device, non_blocking=True), targets.to(device, non_blocking=True)
-        log_probs = model(images)[:own]  # gathers parameters, a collective: all ranks need equally many batches
-        targets = targets[:own]  # repeated samples are computed, not counted
-        own -= len(targets)
+        log_probs = model(images)  # gathers parameters, a collective: all ranks need equally many batches
+        real = min(uncounted, len(targets))  # repeated samples are computed, not counted
+        log_probs, targets = log_probs[:real], targets[:real]
+        uncounted -= real
         loss_sum += F.nll_loss(log_probs, targets, reduction="sum")
         correct += (log_probs.argmax(dim=1) == targets).sum()
         evaluated += len(targets)
@@ -65,7 +66,7 @@ def train(args):
     model = build_model(args).to(device)
     # A rank computes some outputs of fc1, and what they add to the outputs of fc2; an all-reduce over the row adds up.
     parallelize_module(model, mesh["tensor"], {"fc1": ColwiseParallel(), "fc2": RowwiseParallel()})
-    fully_shard(model, mesh=data)  # cuts what a column shares: a rank keeps a quarter of fc1 and of fc2's weight
+    fully_shard(model, mesh=data)  # cuts over the column: a rank keeps 1/(groups × tensor) of fc1 and of fc2's weight
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)  # after sharding: of this rank's parts
     torch.manual_seed(args.seed + group)  # for dropout: a row must drop the same of what fc1 reads, or trains nonsense
 
@@ -84,10 +85,8 @@ def train(args):
             dist.all_reduce(train_loss, group=data.get_group())  # every rank now has the sum over its column
             train_loss /= groups
             result = report(train_loss.item() / len(train_loader), *evaluate(model, test_loader, device, data))
-        # Else every rank warns that fc1, which is cut twice along one dimension, needs two all-gathers instead of one.
+        # Without this, --save warns on every rank that fc1, cut twice along one dimension, is gathered in two steps.
         logging.getLogger("torch.distributed").setLevel(logging.ERROR)
-        # A collective too: all ranks send their parts, and rank 0's CPU gets BasicNet's own state dict, for --save.
-        report.weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     dist.destroy_process_group()
     return result
 

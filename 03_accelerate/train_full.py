@@ -4,14 +4,13 @@
     torchrun --standalone --nproc-per-node 2 03_accelerate/train_full.py --checkpoint-dir checkpoints
     python -m common.accelerator launch --config_file 03_accelerate/two_processes.yaml 03_accelerate/train_full.py
 
-The same command continues a run that was stopped, or killed. SIGTERM and Ctrl-C save a checkpoint first.
+With --checkpoint-dir, SIGTERM and Ctrl-C save a checkpoint, and the same command continues a run that was stopped or
+killed.
 The same file runs on Hugging Face Accelerate: replace `common.accelerator` by `accelerate`.
 """
 
-import math
 from contextlib import nullcontext
 from itertools import islice
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -22,11 +21,10 @@ from common.accelerator.utils import (
     DataLoaderConfiguration,
     InitProcessGroupKwargs,
     ProjectConfiguration,
-    broadcast_object_list,
     set_seed,
 )
 from common.args import parse_args
-from common.checkpoint_schedule import CheckpointSchedule, noted_signals
+from common.checkpoint_schedule import CheckpointSchedule, has_checkpoint, noted_signals, refuse_not_finite
 from common.data import collate, load_data
 from common.errors import fail
 from common.instruments import measured, prepare_process
@@ -44,27 +42,19 @@ class Progress:
     def begin_epoch(self, epoch):
         self.epoch = epoch
         self.steps_done = 0  # optimizer steps of this epoch
-        self.loss_sum = 0.0  # of these steps, as a mean over the ranks; it is brought up to date when it is saved
+        self.saved_loss_sum = 0.0  # of those up to the last checkpoint, as a mean over the ranks
 
     @property
     def global_step(self):
         return self.steps_per_epoch * self.epoch + self.steps_done
 
     def state_dict(self):
-        return {"epoch": self.epoch, "steps_done": self.steps_done, "loss_sum": self.loss_sum}
+        return {"epoch": self.epoch, "steps_done": self.steps_done, "loss_sum": self.saved_loss_sum}
 
     def load_state_dict(self, state):
         self.epoch = state["epoch"]
         self.steps_done = state["steps_done"]
-        self.loss_sum = state["loss_sum"]
-
-
-def has_checkpoint(folder):
-    """True if there is a checkpoint to go on from. Rank 0 looks, so that all ranks resume or none does."""
-    saved = Path(folder, "checkpoints").glob("checkpoint_*")
-    found = [any(not path.suffix for path in saved)]  # one that was set aside has ".damaged" behind its number
-    broadcast_object_list(found)
-    return found[0]
+        self.saved_loss_sum = state["loss_sum"]
 
 
 def resume(accelerator, args, progress):
@@ -74,14 +64,18 @@ def resume(accelerator, args, progress):
     accelerator.print(f"{args.level}: resumed at step {progress.global_step}")
 
 
-def save(accelerator, progress, train_loss):
-    progress.loss_sum = accelerator.reduce(train_loss, reduction="mean").item()
-    if not math.isfinite(progress.loss_sum):
-        reason = f"the training's loss is not finite ({progress.loss_sum}) at step {progress.global_step}"
-        fail(f"{reason}: no checkpoint is made of it")
+def save(accelerator, model, progress, train_loss):
+    refuse_not_finite(model, progress.global_step)
+    progress.saved_loss_sum = accelerator.reduce(train_loss, reduction="mean").item()
     accelerator.project_configuration.iteration = progress.global_step  # the number in the checkpoint's name
     accelerator.save_state(all_ranks=True)  # by default it waits for nobody: rank 0 alone may call it
     accelerator.print(f"saved at step {progress.global_step}")
+
+
+def stop(accelerator, progress, exit_code):
+    accelerator.print(f"stopped at step {progress.global_step}: run it again to continue")
+    accelerator.end_training()
+    raise SystemExit(exit_code)
 
 
 def rest_of_epoch(accelerator, loader, progress):
@@ -137,11 +131,8 @@ def train(args):
     set_seed(args.seed, device_specific=True)  # for dropout: each rank draws its own random numbers
 
     progress = Progress(steps_per_epoch=len(train_set) // args.batch_size)
-    settings = SameTraining(
-        {"--batch-size": args.batch_size, "--dataset": train_set.name, "training samples": len(train_set)}
-    )
-    accelerator.register_for_checkpointing(progress, settings)
-    if args.checkpoint_dir and has_checkpoint(args.checkpoint_dir):
+    accelerator.register_for_checkpointing(progress, SameTraining(args.batch_size, train_set))
+    if args.checkpoint_dir and has_checkpoint(args.checkpoint_dir, "checkpoints/checkpoint_*"):
         resume(accelerator, args, progress)
 
     listening = noted_signals() if args.checkpoint_dir else nullcontext([])
@@ -150,7 +141,7 @@ def train(args):
         schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, accelerator.device)
         for epoch in range(progress.epoch, args.epochs):
             train_loader.set_epoch(epoch)  # another order for each epoch
-            train_loss = torch.full((), progress.loss_sum, dtype=torch.float64, device=accelerator.device)
+            train_loss = torch.full((), progress.saved_loss_sum, dtype=torch.float64, device=accelerator.device)
             model.train()
             for images, targets in rest_of_epoch(accelerator, train_loader, progress):
                 with accelerator.accumulate(model):  # averages gradients at the last micro-batch of a step only
@@ -163,12 +154,10 @@ def train(args):
                     progress.steps_done += 1
                     if args.checkpoint_dir:
                         schedule.update(progress.global_step)
-                    if schedule.save:
-                        save(accelerator, progress, train_loss)
-                    if schedule.stop:
-                        accelerator.print(f"stopped at step {progress.global_step}: run it again to continue")
-                        accelerator.end_training()
-                        raise SystemExit(schedule.exit_code())
+                        if schedule.save:
+                            save(accelerator, model, progress, train_loss)
+                        if schedule.stop:
+                            stop(accelerator, progress, schedule.exit_code())
             train_loss = accelerator.reduce(train_loss, reduction="mean") / progress.steps_per_epoch
 
             result = report(train_loss.item(), *evaluate(accelerator, model, test_loader), steps=progress.global_step)

@@ -121,7 +121,7 @@ def mean_score(prediction):
 
 def train(args):
     world_size = int(os.environ.get("WORLD_SIZE", 1))
-    share = args.batch_size // world_size or 1  # a batch smaller than the processes is refused below
+    share = max(1, args.batch_size // world_size)  # TrainingArguments takes no 0; what does not divide is refused below
     training_args = TrainingArguments(
         args.checkpoint or "checkpoints",
         per_device_train_batch_size=share,

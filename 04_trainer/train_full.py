@@ -3,23 +3,22 @@
     python 04_trainer/train_full.py --gradient-accumulation-steps 4 --mixed-precision bf16
     torchrun --standalone --nproc-per-node 2 04_trainer/train_full.py --checkpoint-dir checkpoints
 
-The same command continues a run that was stopped, or killed. SIGTERM and Ctrl-C save a checkpoint first.
-The same file runs on Hugging Face's Trainer: replace `common.trainer` by `transformers`.
+With --checkpoint-dir, SIGTERM and Ctrl-C save a checkpoint, and the same command continues a run that was stopped or
+killed.
+The same file runs on Hugging Face's Trainer: replace `common.trainer` by `transformers`. Its checkpoints do not hold
+`SameTraining`, so a run with another batch size is not refused there.
 """
 
 from contextlib import nullcontext
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch.utils.data import RandomSampler
 
 from common.accelerator import PartialState
-from common.accelerator.utils import broadcast_object_list
 from common.args import parse_args
-from common.checkpoint_schedule import CheckpointSchedule, noted_signals
+from common.checkpoint_schedule import CheckpointSchedule, has_checkpoint, noted_signals, refuse_not_finite
 from common.data import collate, load_data
-from common.errors import fail
 from common.instruments import measured, prepare_process
 from common.model import build_model
 from common.same_training import SameTraining
@@ -50,9 +49,7 @@ class SaveOnTime(TrainerCallback):
         control.should_save = control.should_save or self.schedule.save
         control.should_training_stop = control.should_training_stop or self.schedule.stop
         if control.should_save:
-            are_finite = [parameter.isfinite().all() for parameter in model.parameters()]
-            if not all(are_finite):
-                fail(f"the model's weights are not finite at step {state.global_step}: no checkpoint is made of them")
+            refuse_not_finite(model, state.global_step)
 
     def on_epoch_end(self, args, state, control, **kwargs):
         if self.schedule.stop:
@@ -67,14 +64,6 @@ def to_dict(batch):
 def compute_metrics(prediction):  # arrays with the samples of all ranks, each once
     correct = prediction.predictions.argmax(axis=1) == prediction.label_ids
     return {"accuracy": correct.mean(), "evaluated": len(correct)}
-
-
-def has_checkpoint(folder):
-    """True if there is a checkpoint to go on from. Rank 0 looks, so that all ranks resume or none does."""
-    saved = Path(folder).glob("checkpoint-*")
-    found = [any(not path.suffix for path in saved)]  # one that was set aside has ".damaged" behind its number
-    broadcast_object_list(found)
-    return found[0]
 
 
 def train(args):
@@ -112,10 +101,7 @@ def train(args):
     trainer = DigitTrainer(
         model, settings, to_dict, train_set, test_set, compute_metrics=compute_metrics, optimizers=(optimizer, None)
     )  # by default it makes an AdamW without weight decay
-    same = SameTraining(
-        {"--batch-size": args.batch_size, "--dataset": train_set.name, "training samples": len(train_set)}
-    )
-    trainer.accelerator.register_for_checkpointing(same)
+    trainer.accelerator.register_for_checkpointing(SameTraining(args.batch_size, train_set))
     torch.manual_seed(args.seed + process.process_index)  # by default all processes drop the same units out
 
     listening = noted_signals() if args.checkpoint_dir else nullcontext([])
@@ -124,7 +110,8 @@ def train(args):
         schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, trainer.accelerator.device)
         if args.checkpoint_dir:
             trainer.add_callback(SaveOnTime(schedule))
-        trainer.train(resume_from_checkpoint=args.checkpoint_dir and has_checkpoint(args.checkpoint_dir))
+        resumes = args.checkpoint_dir and has_checkpoint(args.checkpoint_dir, "checkpoint-*")
+        trainer.train(resume_from_checkpoint=resumes)
         steps = trainer.state.global_step
         if schedule.stop:
             trainer.accelerator.print(f"stopped at step {steps}: run it again to continue")

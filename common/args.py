@@ -8,21 +8,19 @@ from typing import NoReturn
 
 import torch
 
+from common.checkpoint_schedule import checkpoint_interval
 from common.errors import fail
 from common.files import nearest_existing
 from common.instruments.flags import add_instrument_flags
 from common.machine import LAUNCHER_ACCUMULATION
 from common.numbers import natural, number, positive, positive_float
 
-# A script is named as in common.ladder: a level's train.py by the level, another one by level and file.
-_ONE_PROCESS = ("00_single_gpu", "01_data_parallel")
-_FULL = ("03_accelerate/train_full", "04_trainer/train_full")
-_MESH = "02_ddp_raw/train_mesh"
-_DISTRIBUTED = ("02_ddp_raw", "02_ddp_raw/train_fsdp", _MESH, "03_accelerate", "04_trainer", *_FULL)
-_OWN_FLAGS = {
-    "--replicas": ("01_data_parallel",),
-    "--timeout": _DISTRIBUTED,
-    "--tensor": (_MESH,),
+# The flags that not all scripts have, and the scripts that have them.
+_FULL = "03_accelerate/train_full and 04_trainer/train_full"
+_OWNERS = {
+    "--replicas": "01_data_parallel",
+    "--timeout": "the levels with several processes, 02 to 04",
+    "--tensor": "02_ddp_raw/train_mesh",
     "--mixed-precision": _FULL,
     "--gradient-accumulation-steps": _FULL,
     "--checkpoint-dir": _FULL,
@@ -49,7 +47,7 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     path = Path(script).resolve()
     level = path.parent.name
     name = level if path.stem == "train" else f"{level}/{path.stem}"
-    parser = _make_parser(name, prog=f"{level}/{path.name}")
+    parser = _make_parser(level, path.stem, prog=f"{level}/{path.name}")
     args, unknown = parser.parse_known_args(argv)
     _refuse_unknown_flags(parser, name, unknown)
     for flag, value in vars(args).items():
@@ -63,7 +61,8 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     return args
 
 
-def _make_parser(name: str, prog: str) -> _Parser:
+def _make_parser(level: str, file: str, prog: str) -> _Parser:
+    is_one_process = level in ("00_single_gpu", "01_data_parallel")
     parser = _Parser(prog=prog, allow_abbrev=False)
     flag = parser.add_argument
     flag("--epochs", type=positive, default=1, metavar="N", help="passes over the training set")
@@ -72,24 +71,22 @@ def _make_parser(name: str, prog: str) -> _Parser:
     flag("--seed", type=_seed, default=42, metavar="N", help="weights, sample order, dropout")
     flag("--dataset", choices=["auto", "mnist", "synthetic"], default="auto", help="auto: MNIST if it can be had")
     flag("--data-dir", default=os.environ.get("MNIST_ROOT", "data"), metavar="PATH", help="holds MNIST/raw")
-    flag("--device", default="auto", help="auto, cpu, cuda" + (", cuda:N" if name in _ONE_PROCESS else ""))
+    flag("--device", default="auto", help="auto, cpu, cuda" + (", cuda:N" if is_one_process else ""))
     flag("--num-workers", type=natural, default=0, metavar="N", help="loader workers per process")
     flag("--data", choices=["host", "device"], default="host", help="where the images wait for their turn")
-    if name in _OWN_FLAGS["--replicas"]:
+    if level == "01_data_parallel":
         flag("--replicas", type=positive, metavar="N", help="copies of the model (default: visible GPUs, at least 2)")
-    if name in _DISTRIBUTED:
+    if not is_one_process:
         flag("--timeout", type=_seconds, default="300", metavar="SECONDS", help="of a collective")
-    if name == _MESH:
+    if file == "train_mesh":
         flag("--tensor", type=positive, default=2, metavar="N", help="ranks that share a layer (a power of 2, to 128)")
-    if name in _FULL:
+    if file == "train_full":
         _add_flags_of_long_training(parser)
     add_instrument_flags(parser)
     return parser
 
 
 def _add_flags_of_long_training(parser: _Parser) -> None:
-    from common.checkpoint_schedule import checkpoint_interval  # not at the levels that save none
-
     flag = parser.add_argument
     precision = os.environ.get(_LAUNCHER_PRECISION, "no")
     accumulation = os.environ.get(LAUNCHER_ACCUMULATION, "1")
@@ -114,9 +111,8 @@ def _add_flags_of_long_training(parser: _Parser) -> None:
 def _refuse_unknown_flags(parser: _Parser, name: str, unknown: list[str]) -> None:
     for word in unknown:
         flag = word.partition("=")[0]
-        if flag in _OWN_FLAGS:
-            owners = " and ".join(_OWN_FLAGS[flag])
-            fail(f"{flag} belongs to {owners}, not to {name}")
+        if flag in _OWNERS:
+            fail(f"{flag} belongs to {_OWNERS[flag]}, not to {name}")
         fail(f"unknown argument {word}; {parser.prog} --help lists the flags")
 
 

@@ -12,13 +12,17 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
+from common.errors import fail
 from common.numbers import number, positive
+from common.process_group import all_gather_object
 
 STEPS_BETWEEN_VOTES = 10  # optimizer steps
 
@@ -36,6 +40,20 @@ def checkpoint_interval(text: str) -> CheckpointInterval:
         return CheckpointInterval(steps=positive(text))
     description = "a whole number of steps, or of seconds with an s behind it as in 60s,"
     return CheckpointInterval(seconds=number(text.removesuffix("s"), int, 1, description, 10**9))
+
+
+def has_checkpoint(folder: str, pattern: str) -> bool:
+    """True if a path in `folder` matches. Rank 0 looks, so that all ranks resume or none does: all must call this."""
+    saved = Path(folder).glob(pattern)
+    found = any(not path.suffix for path in saved)  # one that was set aside has ".damaged" behind its number
+    return all_gather_object(found)[0]
+
+
+def refuse_not_finite(model: nn.Module, step: int) -> None:
+    """Raise UserError if a weight is NaN or infinite: a checkpoint of such a model would replace a good one."""
+    are_finite = [parameter.isfinite().all() for parameter in model.parameters()]
+    if not all(are_finite):
+        fail(f"the model's weights are not finite at step {step}: no checkpoint is made of them")
 
 
 @contextlib.contextmanager

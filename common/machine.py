@@ -1,4 +1,4 @@
-"""The device and the replicas that a training gets on this machine, checked against the flags."""
+"""What a training gets on this machine, device, replicas and processes, checked against the flags."""
 
 import os
 import re
@@ -7,10 +7,13 @@ from argparse import Namespace
 
 import torch
 
+from common.cores import available_cores
 from common.errors import fail
 from common.gpus import visible_gpus
 
-LAUNCHER_ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"  # set by a launcher from its file
+# A launcher sets these from its file.
+LAUNCHER_ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+LAUNCHER_THREADS = "ACCELERATE_CPU_THREADS"
 
 
 def fit_to_machine(args: Namespace) -> Namespace:
@@ -86,3 +89,44 @@ def warn_of_slow_precision(precision: str, device: torch.device) -> None:
     if precision == "fp16" and device.type == "cpu" and os.environ.get("RANK", "0") == "0":
         slow = "fp16 on a CPU works, but its convolutions are some 90 times slower than float32's"
         print(f"warning: {slow}", file=sys.stderr, flush=True)
+
+
+def check_launch(settings: Namespace) -> None:
+    """Refuse a launch that the script cannot use: several processes of level 00 or 01, or level 02 without torchrun.
+
+    Level 02 also needs a GPU for each process, or none: nccl cannot share one. Its mesh needs as many processes as make
+    whole rows, and of fc1's 128 outputs equally many for each rank of a row.
+
+    Raises:
+        UserError: after one line that says what to do.
+    """
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    if is_one_process(settings) and world_size > 1:
+        advice = "start it with python, not torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "unset it"
+        fail(f"{settings.script} is one process, but WORLD_SIZE is {world_size}: {advice}")
+    if settings.level == "02_ddp_raw":
+        if "RANK" not in os.environ:
+            file = settings.script.partition("/")[2] or "train"
+            fail(f"{settings.script} needs torchrun: torchrun --standalone --nproc-per-node 2 02_ddp_raw/{file}.py")
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        gpus = visible_gpus()
+        if settings.device.type == "cuda" and ranks > gpus:
+            fail(f"{ranks} processes need as many GPUs, {gpus} are visible: start fewer, or add --device cpu")
+    tensor = getattr(settings, "tensor", 1)
+    if world_size % tensor:
+        fail(f"--tensor {tensor} does not divide the number of processes, {world_size}")
+    if 128 % tensor:
+        fail(f"--tensor {tensor} does not divide fc1's outputs, 128: it must be a power of 2")
+
+
+def check_cores(each: int, devices: int) -> None:
+    """Refuse a --cores-per-device that the launcher contradicts, or for which the cores are too few."""
+    launchers = os.environ.get(LAUNCHER_THREADS, str(each))
+    if launchers != str(each):
+        fail(
+            f"--cores-per-device {each} contradicts the launcher's --num_cpu_threads_per_process {launchers} "
+            f"({LAUNCHER_THREADS}): give one of them"
+        )
+    cores = available_cores()
+    if each * devices > cores:
+        fail(f"--cores-per-device {each}: {devices} × {each} cores are needed, there are {cores}")

@@ -9,11 +9,13 @@ class SameTraining:
     """Settings that a checkpoint keeps. A training that resumed with others would repeat samples or skip some.
 
     Args:
-        settings: by the names that the user knows them by.
+        batch_size: the global batch.
+        train_set: of `common.data.load_data`.
     """
 
-    def __init__(self, settings: dict[str, Any]) -> None:
-        self.settings = settings
+    def __init__(self, batch_size: int, train_set: Any) -> None:
+        # By the names that the user knows them by.
+        self.settings = {"--batch-size": batch_size, "--dataset": train_set.name, "training samples": len(train_set)}
 
     def state_dict(self) -> dict[str, Any]:
         """The settings."""

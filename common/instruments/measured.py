@@ -3,7 +3,8 @@
 import contextlib
 import math
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ from common.process_group import all_gather_object, get_rank, get_world_size, is
 
 
 @contextlib.contextmanager
-def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -> Iterator["Report"]:
-    """Measure the training in the block. All processes enter it.
+def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -> Iterator[Callable]:
+    """Measure the training in the block, which gets the function `report`. All processes enter it.
 
     Rank 0 prints the plan before the training, draws a bar on a terminal, and at the end prints the result and writes
     it and the weights to the files of `--json` and `--save`.
@@ -51,61 +52,53 @@ def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -
     # None: no bar where stderr is not a terminal.
     bar = tqdm(total=total_steps, desc=args.script, leave=False, disable=None if is_main else True)
     with Clock(called, device, steps_per_epoch, accumulation, args.warm_up_steps, bar) as clock:
-        report = Report(clock, gpus, result)
-        yield report
-    weights = report.weights
-    if args.save and weights is None:
-        weights = whole_weights(network)
+        yield partial(report, clock, gpus, result)
+    weights = whole_weights(network) if args.save else {}
     if is_main:
         print(result_line(result), flush=True)
         write_files(args, result, weights)
 
 
-class Report:
-    """The function that a training calls after each evaluation; it adds the measurements to the result.
+def report(
+    clock: Clock,
+    gpus: list[torch.device],
+    result: dict[str, Any],
+    loss: float,
+    eval_loss: float,
+    accuracy: float,
+    evaluated: float,
+    steps: int | None = None,
+) -> dict[str, Any]:
+    """The result with what a training says after each evaluation, and with what was measured. All processes call it.
 
-    Attributes:
-        weights: the state dict that rank 0 saves; None for the model's own.
+    Args:
+        clock, gpus, result: given by `measured`.
+        loss: the epoch's mean training loss over all ranks.
+        eval_loss, accuracy: of the evaluation over all ranks, a mean and a fraction.
+        evaluated: the number of samples that were evaluated.
+        steps: of the whole training, if it was resumed.
     """
-
-    def __init__(self, clock: Clock, gpus: list[torch.device], result: dict[str, Any]) -> None:
-        self.weights: dict[str, Any] | None = None
-        self._clock = clock
-        self._gpus = gpus
-        self._result = result
-
-    def __call__(
-        self, loss: float, eval_loss: float, accuracy: float, evaluated: float, steps: int | None = None
-    ) -> dict[str, Any]:
-        """The result so far. All processes call it.
-
-        Args:
-            loss: the epoch's mean training loss over all ranks.
-            eval_loss, accuracy: of the evaluation over all ranks, a mean and a fraction.
-            evaluated: the number of samples that were evaluated.
-            steps: of the whole training, if it was resumed.
-        """
-        self._clock.stop()
-        steps = steps or self._clock.steps
-        for name, value in (("training", loss), ("evaluation", eval_loss)):
-            if not math.isfinite(value):
-                fail(f"the {name}'s loss is not finite ({value}) after step {steps}")
-        images_per_sec = self._clock.steps_per_second() * self._result["global_batch_size"]
-        peaks = [torch.cuda.max_memory_allocated(gpu) for gpu in self._gpus]
-        if peaks:  # a rank can ask its own GPUs only
-            peaks = [peak for of_rank in all_gather_object(peaks) for peak in of_rank]
-        self._result.update(
-            steps=steps,
-            loss=loss,
-            eval_loss=eval_loss,
-            accuracy=accuracy,
-            evaluated=int(evaluated),
-            images_per_sec=round(images_per_sec, 1),
-            seconds=round(self._clock.seconds, 3),
-            peak_memory_bytes=peaks or None,
-            memory_source="measured" if peaks else None,
-        )
-        return self._result
+    clock.stop()
+    steps = steps or clock.steps
+    for name, value in (("training", loss), ("evaluation", eval_loss)):
+        if not math.isfinite(value):
+            fail(f"the {name}'s loss is not finite ({value}) after step {steps}")
+    images_per_sec = clock.steps_per_second() * result["global_batch_size"]
+    peaks = [torch.cuda.max_memory_allocated(gpu) for gpu in gpus]
+    if peaks:  # a rank can ask its own GPUs only
+        peaks = [peak for of_rank in all_gather_object(peaks) for peak in of_rank]
+    result.update(
+        steps=steps,
+        loss=loss,
+        eval_loss=eval_loss,
+        accuracy=accuracy,
+        evaluated=int(evaluated),
+        images_per_sec=round(images_per_sec, 1),
+        seconds=round(clock.seconds, 3),
+        peak_memory_bytes=peaks or None,
+        memory_source="measured" if peaks else None,
+    )
+    return result
 
 
 def _setting(args: Namespace, model: nn.Module, device: torch.device, dataset: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from common import exercises
 from common.ladder import ROOT, levels, named, script, small
-from common.ladder.diffs import changed_lines, coloured, unified
+from common.ladder.diffs import changed_lines, unified
 
 
 def parser() -> argparse.ArgumentParser:
@@ -104,14 +104,11 @@ def run_level(options: argparse.Namespace, flags: list[str]) -> None:
 
 
 def show_diff(before: str, after: str) -> None:
-    """Print what changes from one script to another, in colour on a terminal (https://no-color.org)."""
+    """Print what changes from one script to another."""
     changed = changed_lines(before, after)
-    text = unified(before, after)
-    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
-        text = coloured(text)
     print(f"{before} → {after}: {changed.added} lines added, {changed.removed} removed")
     print("without blank lines and the text on top of each file\n")
-    print(text, end="")
+    print(unified(before, after), end="")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -6,7 +6,6 @@ from typing import NamedTuple
 from common.ladder import ROOT, code_lines, lines_below_docstring, script
 
 CONTEXT = 3  # equal lines shown around a change
-COLOURS = {"-": "\x1b[31m", "+": "\x1b[32m"}
 
 
 class ChangedLines(NamedTuple):
@@ -62,12 +61,3 @@ def unified(before: str, after: str) -> str:
         # Line numbers would be wrong, because the docstrings were cut off.
         text += "@@\n" if line.startswith("@@ ") else f"{line}\n"
     return text
-
-
-def coloured(text: str) -> str:
-    """A unified diff for a terminal: removed lines in red, added lines in green."""
-    lines = text.splitlines()
-    for number, line in enumerate(lines):
-        if line[:1] in COLOURS:
-            lines[number] = f"{COLOURS[line[0]]}{line}\x1b[0m"
-    return "\n".join(lines) + "\n"

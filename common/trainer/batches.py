@@ -116,7 +116,10 @@ def count_samples(batch: Any) -> int | None:
     if not isinstance(batch, tuple | list):
         return None
     # Tensors first: beside a tensor of images, lists may hold the boxes of each.
-    for part in sorted(batch, key=lambda part: not isinstance(part, Tensor | np.ndarray)):
+    for part in batch:
+        if isinstance(part, Tensor | np.ndarray) and part.ndim:
+            return len(part)
+    for part in batch:
         is_list = isinstance(part, tuple | list) and len(part) > 0
         has_entries = is_list and not isinstance(part[0], Tensor | np.ndarray)
         found = len(part) if has_entries else count_samples(part)

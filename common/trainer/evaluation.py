@@ -129,7 +129,9 @@ def mean_loss(batches: list[BatchResult], batch_size: int, filter_not_finite: bo
     are_whole = all(batch.num_real is None for batch in batches)
     counts: Any = [batch.num_counted for batch in batches]
     if are_whole and len(set(counts)) == 1:
-        counts = batch_size  # for the original's bits: a sum of float32 numbers is rounded with each of them
+        # However often each loss stands here, the mean is the same but for its rounding. The original repeats each one
+        # `batch_size` times, also if all batches are smaller.
+        counts = batch_size
     losses = np.repeat([batch.loss.mean() for batch in batches], counts)
     finite = np.isfinite(losses)
     if filter_not_finite and finite.any():
@@ -175,18 +177,25 @@ def concatenate(parts: list, batches: list[BatchResult]) -> Any:
 def _have_entries(parts: list, batches: list[BatchResult]) -> bool:
     """True for lists with an entry for each sample; False for lists and tuples of several outputs, side by side.
 
-    All batches are asked: two outputs of two samples look like the boxes in two images, with two boxes each.
+    For a batch of 2 samples, shapes of arrays:
+
+        [(5, 4), (3, 4)]    entries: 5 boxes in the first image, 3 in the second
+        [(2, 10), (2, 7)]   two outputs with a row for each sample, if no batch contradicts: they may also be 2 boxes
+                            each, and then another batch has images with other numbers of boxes
     """
-    are_outputs = True
     for part, batch in zip(parts, batches, strict=True):
-        arrays = [item for item in part if isinstance(item, np.ndarray)]
-        is_tuple_or_mixed = isinstance(part, tuple) or len(arrays) < len(part)
-        if len(part) != batch.rows or (arrays and is_tuple_or_mixed):
+        if len(part) != batch.rows:
             return False
-        of_all_samples = [array for array in arrays if array.shape[:1] == (batch.rows,)]
-        if len(of_all_samples) < len(part):
-            are_outputs = False
-    return not are_outputs
+        num_arrays = sum(isinstance(item, np.ndarray) for item in part)
+        if isinstance(part, tuple) and num_arrays > 0:
+            return False
+        if 0 < num_arrays < len(part):  # entries are of one kind
+            return False
+    for part, batch in zip(parts, batches, strict=True):
+        for item in part:
+            if not isinstance(item, np.ndarray) or item.shape[:1] != (batch.rows,):
+                return True  # an output would have a row for each sample
+    return False
 
 
 def _filled_up(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -59,8 +59,7 @@ class Trainer:
 
     Attributes:
         loss_is_scaled_for_ga: for subclasses whose `compute_loss` returns its share of the step's loss (True) or the
-            mean over its micro-batch (False). By default the loss is a mean unless it was divided by
-            `num_items_in_batch`.
+            mean over its micro-batch (False); `_is_share_of_step` says what holds by default.
     """
 
     loss_is_scaled_for_ga: bool | None = None
@@ -251,7 +250,6 @@ class Trainer:
         self.position.batches += 1
         loss = self.training_step(self.model_wrapped, inputs, num_items)
         self.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
-        self.state.total_flos = 0.0  # operations are not counted; without a micro-batch the original logs the integer 0
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
         """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
@@ -275,8 +273,7 @@ class Trainer:
         """The scalar loss of a batch, or (loss, outputs). Override it, and return a mean over the batch's samples.
 
         `num_items_in_batch` is for `compute_loss_func`, and for a model whose forward has a `**kwargs`; else it is
-        None. It counts the items of all ranks, and DDP averages gradients over the ranks. So a loss that was divided by
-        it is multiplied by the number of ranks. An override may leave it out of its signature.
+        None. An override may leave it out of its signature. `_is_share_of_step` says who divides by what.
         """
         labels = None
         if self.compute_loss_func is not None:
@@ -288,16 +285,35 @@ class Trainer:
         if self.compute_loss_func is None:
             loss = batches.get_loss(outputs)
             if for_model and not for_model["num_items_in_batch"].is_used:
-                self._warn_of_ignored_count(model)
+                self._warn_of_ignored_count(model, num_items_in_batch)
         else:
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         if num_items_in_batch is not None:
             loss = loss * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
 
-    def _warn_of_ignored_count(self, model: nn.Module) -> None:
+    def _is_share_of_step(self, num_items: Tensor | None) -> bool:
+        """True if the loss is this micro-batch's share of the step's loss, and not the mean over the micro-batch.
+
+        | where the loss comes from, the first that holds | the loss | `training_step` divides it by |
+        |---|---|---|
+        | `loss_is_scaled_for_ga` is set | a share (True) or a mean (False) | 1 or the micro-batches |
+        | `compute_loss_func` | a sum / `num_items_in_batch`: a share | 1 |
+        | a model with a `**kwargs`, and the batches have labels | the same | 1 |
+        | any other model, or an override of `compute_loss` around it | a mean | the number of micro-batches |
+
+        `num_items_in_batch` counts the items of all ranks, and DDP averages gradients over the ranks. So `compute_loss`
+        multiplies a loss that was divided by it by the number of ranks.
+        """
+        if self.loss_is_scaled_for_ga is not None:
+            return self.loss_is_scaled_for_ga
+        if self.compute_loss_func is not None:
+            return True
+        return self.model_accepts_loss_kwargs and num_items is not None
+
+    def _warn_of_ignored_count(self, model: nn.Module, num_items: Tensor | None) -> None:
         factor = self.accelerator.num_processes
-        if model.training and self.loss_is_scaled_for_ga is not False:
+        if model.training and self._is_share_of_step(num_items):
             factor *= self.current_gradient_accumulation_steps
         if factor > 1:
             logger.warning_once(
@@ -481,14 +497,6 @@ class Trainer:
         enter_mode = getattr(self.optimizer, mode, None)
         if callable(enter_mode):
             enter_mode()
-
-    def _is_share_of_step(self, num_items: Tensor | None) -> bool:
-        """True if the loss is this micro-batch's share of the step's loss, and not its own mean."""
-        if self.loss_is_scaled_for_ga is not None:
-            return self.loss_is_scaled_for_ga
-        if self.compute_loss_func is not None:
-            return True
-        return self.model_accepts_loss_kwargs and num_items is not None
 
     def _call_compute_loss(self, model: nn.Module, inputs: Any, num_items: Tensor | None, **options: Any) -> Any:
         if self._loss_takes_count:

@@ -240,8 +240,8 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def exact(value: Any) -> Any:
-    """Something that is equal to itself, as NaN is not, and to no other number."""
-    return repr(float(value)) if isinstance(value, float) else value
+    """Something that is equal to itself, as NaN is not, and to no other number; 0 and 0.0 are the same."""
+    return repr(float(value)) if isinstance(value, int | float) else value
 
 
 def comparable(logs: dict[str, Any]) -> dict[str, Any]:
