@@ -163,9 +163,10 @@ class DataLoaderShard(DataLoader):
         - stay in any other pass.
         """
         after_load = self._origin.rng_state_after_load
-        # Any other pass draws a seed when it begins, so an equal state shows that this is the first since `load_state`.
-        is_first_since_load = after_load is not None and torch.equal(after_load, torch.get_rng_state())
-        is_interrupted = is_first_since_load and self._first_step > 0
+        # A pass that draws from a generator of its own, or from workers that stay, leaves the state equal. There is
+        # nothing to undo then.
+        is_unchanged_since_load = after_load is not None and torch.equal(after_load, torch.get_rng_state())
+        is_interrupted = is_unchanged_since_load and self._first_step > 0
         can_repeat_order = isinstance(self.dataset, IterableDataset) or follows_from_epoch(index_sampler_of(self))
         if is_interrupted and not can_repeat_order and PartialState().is_main_process:
             logger.warning(

@@ -334,7 +334,7 @@ class AcceleratorState(PartialState):
             fsdp_plugin = None
         if fsdp_plugin is not None and precision == "fp16":
             raise NotImplementedError("FSDP in fp16 is out of scope: choose mixed_precision 'bf16' or 'no'")
-        self.__dict__.update(PartialState._shared_state)  # a copy stays right: the process does not change
+        self.__dict__.update(PartialState._shared_state)  # a copy: rank, device and group are fixed by now
         if fsdp_plugin is not None:
             self.distributed_type = DistributedType.FSDP
         self.dynamo_plugin: Any = None  # the Accelerator chooses it, and each later one may choose another

@@ -81,6 +81,8 @@ def lines(records: list[Record], found: dict[str, Answer]) -> list[str]:
         text.append("")
     if wrong:
         text.append(f"Not healthy: {len(wrong)} found.")
+    elif any(record.troubles for record in records):
+        text.append("Nothing found, but an observer failed, and does not know all.")
     elif isinstance(found["weights"], Right):
         text.append("Healthy: nothing found.")
     else:

@@ -3,6 +3,7 @@
 They are torch's hooks for all optimizers.
 """
 
+import math
 import os
 import weakref
 from typing import Any
@@ -48,7 +49,9 @@ class OptimizerWatch:
         record.steps += 1
         if record.steps <= COMPARED:
             self._compare_with_networks()
-        record.learning_rates.append([float(group["lr"]) for group in optimizer.param_groups])
+        rates = [group["lr"] for group in optimizer.param_groups]
+        # None is the rate of an optimizer that works it out for each step, as Adafactor does.
+        record.learning_rates.append([math.nan if rate is None else float(rate) for rate in rates])
         forwards = sum(network.forwards for network in record.networks)
         record.forwards_of_steps.append(forwards - self._forwards)
         self._forwards = forwards

@@ -104,12 +104,14 @@ class DataLoaderShard:
             pin_memory=self.loader.pin_memory,
         )
         non_blocking = self.accelerator.dataloader_config.non_blocking
+        outer_step = self.accelerator.samples_in_step  # of a loop around this one, as an evaluation in an epoch has
         samples_left = len(self.loader.dataset)
         for batch in own_loader:
             # In the last step this may be less than a batch. gather_for_metrics keeps as many rows, no duplicates.
             self.accelerator.samples_in_step = min(samples_left, self.loader.batch_size)
             samples_left -= self.loader.batch_size
             yield map_nested(lambda tensor: tensor.to(self.accelerator.device, non_blocking=non_blocking), batch)
+        self.accelerator.samples_in_step = outer_step
 
 
 class Accelerator:
@@ -125,7 +127,8 @@ class Accelerator:
         self.process_index = int(os.environ.get("RANK", 0))
         self.num_processes = int(os.environ.get("WORLD_SIZE", 1))
         self.is_main_process = self.process_index == 0  # of all machines
-        self.samples_in_step = 0  # of all ranks, each sample counted once: DataLoaderShard says it before each step
+        # Of all ranks, each sample counted once; None outside of a loop. DataLoaderShard says it before each step.
+        self.samples_in_step: int | None = None
         self.local_process_index = int(os.environ.get("LOCAL_RANK", 0))  # among the processes of this machine
         local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         self.device = torch.device("cpu")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from common.doctor import (
 )
 from common.doctor.answers import Answer, Finding, Right, Unseen
 from common.doctor.record import Epoch, Network, Record
+from common.doctor.watch_optimizers import OptimizerWatch
 from common.errors import UserError
 from common.processes import Ranks, ranks
 from tests.unit.doctor.mistakes import ENDS, HARMLESS, MISTAKES
@@ -266,6 +268,26 @@ def test_ctrl_c_ends_the_doctor_in_one_line_and_all_of_its_processes(tmp_path):
     for path in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(int(path.read_text()), 0)
+
+
+def test_an_optimizer_without_a_learning_rate_is_followed_to_the_last_step(monkeypatch):
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    watcher = SimpleNamespace(record=Record(rank=0), finish=ended.append)
+    watch = OptimizerWatch(watcher, SimpleNamespace(networks={}), last_step=2)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    optimizer.param_groups[0]["lr"] = None
+    for _ in range(2):
+        watch.before_step(optimizer, (), {})
+        watch.after_step(optimizer, (), {})
+    assert ended == ["steps", 0]
+    assert compare_optimizers.learning_rates([watcher.record, watcher.record]) == Right()
+
+
+def test_where_an_observer_failed_nothing_is_called_healthy():
+    watched = Record(rank=0, troubles=["ValueError: a rate"])
+    assert "Healthy" not in "\n".join(report.lines([watched], {"weights": Right()}))
+    assert "Healthy" in "\n".join(report.lines([Record(rank=0)], {"weights": Right()}))
 
 
 LEVEL = ["--dataset", "synthetic", "--train-samples", "250", "--eval-samples", "101", "--batch-size", "96"]

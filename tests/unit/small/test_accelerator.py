@@ -40,6 +40,17 @@ def test_the_ten_samples_of_the_docstring_are_shared_as_it_says(accelerator):
         assert counted == [row[3][0] for row in rows] == ["4", "4", "2"]
 
 
+def test_a_loop_goes_on_with_its_own_count_after_another_one_within_it(accelerator):
+    outer, inner = accelerator.prepare(DataLoader(DATA, 4), DataLoader(DATA, 6))
+    counted = []
+    for _ in outer:
+        for _ in inner:
+            pass
+        counted.append(accelerator.samples_in_step)
+    assert counted == [4, 4, 2]
+    assert accelerator.samples_in_step is None  # so `gather_for_metrics` cuts nothing off
+
+
 def test_each_epoch_has_its_order_and_both_ranks_share_it(accelerator):
     orders = []
     for epoch in (0, 1):
