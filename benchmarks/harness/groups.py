@@ -32,7 +32,7 @@ class Group:
     Attributes:
         key: a short name, as in a test's id.
         title: the name of the record.
-        rows: the names of all the rows that can be measured here. Nothing is started to find them.
+        rows: the names of all its rows. Nothing is started to find them.
         measure: measures them in turns and returns the record of `records.group`, to which it may add keys. It raises
             CannotMeasure where the machine lacks something.
     """

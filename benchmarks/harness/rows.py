@@ -1,4 +1,4 @@
-"""Rows of records: the names by which reports find what suites have measured, and sums over a row of memory."""
+"""Rows of records: names that suites write and reports look for, and sums over a row of memory."""
 
 BASELINE = "00_single_gpu"  # the level that the others are held against
 RAW_DDP = "02_ddp_raw"  # the level that levels 03 and 04 are held against

@@ -28,7 +28,7 @@ def mib(size: float) -> str:
 
 
 def comparison() -> str:
-    """What `python -m benchmarks.compare` printed when it was recorded."""
+    """What `python -m benchmarks.compare` prints of the record."""
     return f"```text\n{table.summary(recorded('results'))}\n```"
 
 

@@ -12,17 +12,17 @@ from .utils import fsdp_utils
 
 
 class LossScaler(torch.amp.GradScaler):
-    """A GradScaler that calls `update` by itself, when its scale is needed for the next time.
+    """A GradScaler that calls `update` by itself, when its scale is next used, read, saved or replaced.
 
-    By then all optimizers of a window have stepped; `update` before that would change the scale between them.
+    torch asks for `update` after all optimizers of a window have stepped. By then they have.
     """
 
     # True where an optimizer has stepped, or its gradients were dropped, since the last `update`.
-    outdated = False
+    update_is_due = False
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Step `optimizer`, unless one of its gradients is not finite."""
-        self.outdated = True
+        self.update_is_due = True
         return super().step(optimizer, *args, **kwargs)
 
     def has_unscaled(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -34,27 +34,27 @@ class LossScaler(torch.amp.GradScaler):
         """Take note that unscaled gradients were dropped or replaced. If they were not finite, the scale shrinks."""
         if self.has_unscaled(optimizer):
             self._per_optimizer_states[id(optimizer)]["stage"] = OptState.STEPPED
-            self.outdated = True
+            self.update_is_due = True
 
     def scale(self, outputs: Any) -> Any:
         """`outputs` times the scale."""
-        self._adapt()
+        self._update_if_due()
         return super().scale(outputs)
 
     def get_scale(self) -> float:
         """The scale of the next loss."""
-        self._adapt()
+        self._update_if_due()
         return super().get_scale()
 
     def state_dict(self) -> dict[str, Any]:
         """The scale, and what decides how it changes."""
-        self._adapt()
+        self._update_if_due()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` gave."""
         # What the optimizers have noted belongs to the scale that is replaced, and must not change the new one.
-        self._adapt()
+        self._update_if_due()
         super().load_state_dict(state_dict)
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
@@ -68,10 +68,10 @@ class LossScaler(torch.amp.GradScaler):
                 waiting[optimizer_id] = state
         super().update(new_scale)
         self._per_optimizer_states.update(waiting)
-        self.outdated = False
+        self.update_is_due = False
 
-    def _adapt(self) -> None:
-        if self.outdated:
+    def _update_if_due(self) -> None:
+        if self.update_is_due:
             self.update()
 
 

@@ -2,8 +2,9 @@
 
 PartialState, AcceleratorState and GradientState each keep one dictionary, `_shared_state`, for the whole process, and
 every instance uses it as its `__dict__`. So `PartialState()` can be written anywhere and is always the same state. A
-state is forgotten in three ways, which are all in this file: `_reset_state`, which has the original's name, empties it;
-`forget_ended_training` does so after `end_training`; `fresh_states` puts it aside for the time of a block.
+state is forgotten in three ways, which are all in this file: `_reset_state`, which has the original's name, empties it,
+or for the AcceleratorState begins a new one beside those that exist; `forget_ended_training` does so after
+`end_training`; `fresh_states` puts it aside for the time of a block.
 """
 
 import enum

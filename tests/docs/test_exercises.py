@@ -1,4 +1,4 @@
-"""The answers of the exercises: every number in bold is computed here by the code that it is about."""
+"""The answers of the exercises: every number in bold is computed here, by the code it is about or from its numbers."""
 
 import math
 import re

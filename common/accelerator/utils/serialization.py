@@ -11,9 +11,22 @@ from torch.utils.serialization import config
 
 from .checkpoint_manifest import CheckpointError
 
-_TYPES_OF_NUMBERS = (
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
-)
+_TYPES_OF_NUMBERS = [
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+]
 
 
 def types_of_numpy() -> list[Any]:
@@ -27,7 +40,7 @@ def types_of_numpy() -> list[Any]:
         return []
     make_array = numpy.empty(0).__reduce__()[0]
     make_number = numpy.float64(0).__reduce__()[0]
-    types_of_numbers = [type(numpy.dtype(name)) for name in _TYPES_OF_NUMBERS.split()]
+    types_of_numbers = [type(numpy.dtype(name)) for name in _TYPES_OF_NUMBERS]
     return [make_array, make_number, numpy.ndarray, numpy.dtype, *types_of_numbers, codecs.encode, bytes]
 
 
