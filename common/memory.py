@@ -231,12 +231,15 @@ def _moves_and_sizes(tracker: MemoryTracker) -> Iterator[None]:
 
 
 def _names_device(args, kwargs) -> bool:
-    return "device" in kwargs or (bool(args) and isinstance(args[0], str | torch.device | int))
+    if "device" in kwargs:
+        return True
+    return bool(args) and isinstance(args[0], str | torch.device | int)
 
 
 def _in_blocks(storage: torch.UntypedStorage) -> int:
     """The bytes that CUDA's caching allocator would give out for a storage."""
-    return math.ceil(storage.nbytes() / BLOCK) * BLOCK
+    blocks = math.ceil(storage.nbytes() / BLOCK)
+    return blocks * BLOCK
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -97,7 +97,8 @@ def _outside(rounds: int) -> int:
 
 def _probability(rounds: int, outside: int) -> float:
     """That more than `outside` of the samples lie on either side of the true median."""
-    at_most_outside = sum(math.comb(rounds, number) for number in range(outside + 1)) / 2**rounds
+    outcomes = sum(math.comb(rounds, number) for number in range(outside + 1))
+    at_most_outside = outcomes / 2**rounds
     return 1 - 2 * at_most_outside
 
 

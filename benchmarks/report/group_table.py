@@ -13,7 +13,8 @@ def table(group: dict) -> str:
         noisy = " *" if row["noisy"] else ""
         lines.append(f"  {name:<40}{number(row['median']):>10}{quartiles:>17}{row['spread']:>8.1%}{noisy}")
     if group["pairs"]:
-        interval = f"({min(pair['confidence'] for pair in group['pairs']):.0%} interval)"
+        confidence = min(pair["confidence"] for pair in group["pairs"])
+        interval = f"({confidence:.0%} interval)"
         lines.append(f"{interval:>{WIDTH - 1}}")
     for pair in group["pairs"]:
         sign = "/" if pair["kind"] == "ratio" else "−"

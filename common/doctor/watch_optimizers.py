@@ -49,9 +49,13 @@ class OptimizerWatch:
         record.steps += 1
         if record.steps <= COMPARED:
             self._compare_with_networks()
-        rates = [group["lr"] for group in optimizer.param_groups]
-        # None is the rate of an optimizer that works it out for each step, as Adafactor does.
-        record.learning_rates.append([math.nan if rate is None else float(rate) for rate in rates])
+        rates = []
+        for group in optimizer.param_groups:
+            rate = group["lr"]
+            if rate is None:  # as of Adafactor, which works it out for each step
+                rate = math.nan
+            rates.append(float(rate))
+        record.learning_rates.append(rates)
         forwards = sum(network.forwards for network in record.networks)
         record.forwards_of_steps.append(forwards - self._forwards)
         self._forwards = forwards
