@@ -98,36 +98,38 @@ class Part:
         remove(self.staging)
         remove(self.pending)
 
-    def publish(self, expected_ranks: set[int]) -> set[int]:
-        """Make the files in the staging folder a part of the checkpoint. Other files in its folder stay.
-
-        Args:
-            expected_ranks: ranks that are expected to save too, besides those whose parts are pending.
-
-        Returns:
-            all expected ranks, this one included.
+    def publish_beside(self) -> None:
+        """Finish this rank part, and merge it if the main part is there already.
 
         Raises:
             CheckpointError: if there is a link among the files, or something in the folder is in their way. The
                 checkpoint that was there before still is.
             OSError: if something cannot be written or renamed; likewise.
         """
+        write_manifest(self.staging, RANK_MANIFEST_NAME.format(self.rank), self.save_id, self.rank, self.world_size, [])
+        self.staging.rename(self.pending)
+        _merge_pending_parts(self.folder)
+
+    def publish_as_main(self, expected_ranks: set[int]) -> None:
+        """Finish this main part, put it into its folder, and merge the pending parts. Other files in the folder stay.
+
+        Args:
+            expected_ranks: ranks that are expected to save too, besides those whose parts are pending.
+
+        Raises:
+            CheckpointError, OSError: as `publish_beside`.
+        """
         present = {self.rank, *_pending_parts(self.folder, self.save_id)}
-        expected = present | expected_ranks
-        write_manifest(self.staging, self.is_main, self.save_id, self.rank, self.world_size, sorted(expected))
-        if not self.is_main:
-            self.staging.rename(self.pending)
-            _merge_pending_parts(self.folder)
-            return expected
+        expected = sorted(present | expected_ranks)
+        write_manifest(self.staging, MANIFEST_NAME, self.save_id, self.rank, self.world_size, expected)
         if not self.folder.exists():
             self.staging.rename(self.folder)
         else:
             _files_and_places(self.staging, self.folder)  # raises if something is in the way
-            if expected != present:
+            if not present.issuperset(expected_ranks):
                 _link_to_previous(self.folder)
             self.staging.rename(self.folder / NEW_NAME)
         finish_interrupted_save(self.folder)
-        return expected
 
 
 def _beside(folder: Path, name: str) -> Path:
