@@ -16,6 +16,7 @@ import contextlib
 import functools
 import os
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,8 +30,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.hooks import RemovableHandle
 
-from . import operations
-from .checkpointing import Checkpoints, RunState
+from . import checkpointing, operations
 from .data_loader import DataLoaderDispatcher, DataLoaderShard, prepare_data_loader, skip_first_batches  # noqa: F401
 from .environment import parse_flag_from_env
 from .logging import get_logger
@@ -199,7 +199,8 @@ class Accelerator:
         self._dataloaders: list[DataLoader] = []
         self._has_forgotten_loaders = False
         self._custom_objects: list[Any] = []
-        self._checkpoints = Checkpoints(self.project_configuration)
+        self._save_model_state_pre_hook: OrderedDict[int, Callable] = OrderedDict()
+        self._load_model_state_pre_hook: OrderedDict[int, Callable] = OrderedDict()
 
     def _choose_compiler(
         self, backend: DynamoBackend | str | None, plugin: TorchDynamoPlugin | None
@@ -637,11 +638,11 @@ class Accelerator:
         all_ranks: bool = False,
         **save_model_func_kwargs: Any,
     ) -> Path:
-        """Write everything that the run needs to go on: `checkpointing.Checkpoints.save`.
+        """Write everything that the run needs to go on: `checkpointing.save_state`.
 
         It waits for nobody by default. Under FSDP all processes must call it. `save_model_func_kwargs` change nothing.
         """
-        return self._checkpoints.save(self._run_state(), output_dir, safe_serialization, all_ranks)
+        return checkpointing.save_state(self._run_state(), output_dir, safe_serialization, all_ranks)
 
     def load_state(
         self,
@@ -649,13 +650,16 @@ class Accelerator:
         load_kwargs: dict[str, Any] | None = None,
         **load_model_func_kwargs: Any,
     ) -> None:
-        """Put the run where `save_state` left it: `checkpointing.Checkpoints.load`. A collective."""
+        """Put the run where `save_state` left it: `checkpointing.load_state`. A collective."""
         run = self._run_state()
-        self._checkpoints.load(run, input_dir, load_kwargs, **load_model_func_kwargs)
+        checkpointing.load_state(run, input_dir, load_kwargs, **load_model_func_kwargs)
         self.step = run.step
 
-    def _run_state(self) -> RunState:
-        return RunState(
+    def _run_state(self) -> checkpointing.RunState:
+        return checkpointing.RunState(
+            project=self.project_configuration,
+            save_hooks=list(self._save_model_state_pre_hook.values()),
+            load_hooks=list(self._load_model_state_pre_hook.values()),
             models=self._models,
             optimizers=self._optimizers,
             schedulers=self._schedulers,
@@ -722,14 +726,14 @@ class Accelerator:
 
     def register_save_state_pre_hook(self, hook: Callable[[list, list, str], None]) -> RemovableHandle:
         """Call `hook(models, weights, output_dir)` before the weights that it leaves in the list are saved."""
-        handle = RemovableHandle(self._checkpoints.save_hooks)
-        self._checkpoints.save_hooks[handle.id] = hook
+        handle = RemovableHandle(self._save_model_state_pre_hook)
+        self._save_model_state_pre_hook[handle.id] = hook
         return handle
 
     def register_load_state_pre_hook(self, hook: Callable[[list, str], None]) -> RemovableHandle:
         """Call `hook(models, input_dir)` before weights are loaded, into the models that it leaves in the list."""
-        handle = RemovableHandle(self._checkpoints.load_hooks)
-        self._checkpoints.load_hooks[handle.id] = hook
+        handle = RemovableHandle(self._load_model_state_pre_hook)
+        self._load_model_state_pre_hook[handle.id] = hook
         return handle
 
     # Trackers

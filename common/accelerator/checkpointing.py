@@ -17,13 +17,11 @@ save gets to its folder, checkpoint_manifest.py when a checkpoint is whole, save
 and serialization.py how files are kept free of code.
 """
 
-import contextlib
 import os
 import re
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +36,8 @@ from .shard import index_sampler_of
 from .state import PartialState
 from .stateful_data_loader import SeedableOrder, StatefulDataLoaderShard
 from .utils import save_ids
-from .utils.checkpoint_folder import PREVIOUS_NAME, Part, choose_newest, must_load_previous, remove_old_checkpoints
-from .utils.checkpoint_manifest import CheckpointError, Manifest, read_manifest, verify
+from .utils.checkpoint_folder import PREVIOUS_NAME, Part, choose_newest, finish_interrupted_save, remove_old_checkpoints
+from .utils.checkpoint_manifest import CheckpointError, Manifest, is_whole, read_manifest, verify
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.dataclasses import ProjectConfiguration
 from .utils.fsdp_utils import whole_parameters
@@ -58,203 +56,31 @@ CUSTOM_FILE = "custom_checkpoint_{}.pkl"
 RANDOM_STATES_FILE = "random_states_{}.pkl"
 
 
-class Checkpoints:
-    """The checkpoints that an Accelerator saves and loads.
-
-    Attributes:
-        project: where they are, and how many of them are kept.
-        save_hooks, load_hooks: what the script has registered, by the numbers of the handles that remove it.
-        last: the checkpoint that this process has saved or loaded last; only main processes note what they save.
-    """
-
-    def __init__(self, project: ProjectConfiguration) -> None:
-        self.project = project
-        self.save_hooks: OrderedDict[int, Callable] = OrderedDict()
-        self.load_hooks: OrderedDict[int, Callable] = OrderedDict()
-        self.last: Manifest | None = None
-
-    def save(
-        self,
-        run: "RunState",
-        output_dir: str | os.PathLike | None = None,
-        safe_serialization: bool = True,
-        all_ranks: bool = False,
-    ) -> Path:
-        """Write everything that the run needs to go on, and return the folder. It waits for no other process.
-
-        Each process that calls this writes its part, see the head of this file. Other files in the folder stay.
-
-        The main process alone may call it. Then the other ranks' generators and gradients are not there, and a run that
-        goes on from it is not exact.
-
-        Args:
-            output_dir: the folder, where ~ is the home folder; under automatic naming
-                `project_dir/checkpoints/checkpoint_{iteration}` instead.
-            safe_serialization: write model.safetensors; otherwise pytorch_model.bin.
-            all_ranks: all processes call this, and each step begins when all of them have done the one before. Then the
-                checkpoint appears with all its parts or not at all, and what one process meets is raised on all. (The
-                original ignores this argument.)
-
-        Raises:
-            ValueError: without a folder; under automatic naming, if that checkpoint is there already.
-            CheckpointError: if a state could not be loaded again, or the folder holds something that is in the way.
-            Exception: what this process met (OSError, …). In each case what was there before is untouched. If old
-                checkpoints cannot be removed, the new one is there.
-        """
-        project = self.project
-        state = PartialState()
-        is_main = self._is_main()
-        perform = run_on_all_ranks if all_ranks else _run_here
-        folder = self._folder_to_save(output_dir)
-        weights_name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
-
-        # Under FSDP this is a collective, and so is the beginning of `_write`.
-        weights = perform(lambda: [run.get_state_dict(model) for model in run.models])
-        # With `all_ranks` the processes have just met, so they find the same id, whoever has saved alone before.
-        part = Part(folder, save_ids.next_id(folder), state.process_index, state.num_processes, is_main)
-        try:
-            perform(lambda: self._stage(part, run.models, weights))
-            perform(lambda: _write(run, part, _numbered(weights_name, weights)))
-            perform(part.publish_beside, runs_here=not is_main)
-            perform(lambda: part.publish_as_main(self._expected_ranks()), runs_here=is_main)
-        except BaseException:
-            part.discard()
-            raise
-        project.iteration += 1
-        if is_main:
-            self.last = read_manifest(folder)
-            is_alone = self.last.ranks == [part.rank] and not self.last.missing
-            if is_alone and part.world_size > 1 and not project.save_on_each_node:
-                others = "random states of the other ranks are only there once these call `save_state` too"
-                logger.warning_once("the main process has saved alone: %s", others)
-        if project.automatic_checkpoint_naming and project.total_limit is not None:
-            perform(lambda: remove_old_checkpoints(folder, project.total_limit), runs_here=is_main)
-        return folder
-
-    def _is_main(self) -> bool:
-        """True for the process that writes the main part: one, or with `save_on_each_node` one of each machine."""
-        state = PartialState()
-        return state.is_local_main_process if self.project.save_on_each_node else state.is_main_process
-
-    def _folder_to_save(self, output_dir: str | os.PathLike | None) -> Path:
-        project = self.project
-        if project.automatic_checkpoint_naming:
-            return self._folder_of_all() / f"checkpoint_{project.iteration}"
-        if output_dir is None:
-            raise ValueError("save_state needs a folder unless automatic_checkpoint_naming is on")
-        return Path(os.path.abspath(os.path.expanduser(output_dir)))
-
-    def _folder_of_all(self) -> Path:
-        """The folder of the checkpoints under automatic naming."""
-        return Path(os.path.abspath(self.project.project_dir), "checkpoints")
-
-    def _stage(self, part: Part, models: list[torch.nn.Module], weights: list[dict[str, Any]]) -> None:
-        """Make the folder to write to. Hooks may change `weights`, or write files of their own into it."""
-        project = self.project
-        if part.is_main and project.automatic_checkpoint_naming and os.path.lexists(part.folder):
-            how = "`load_state` first, or set `project_configuration.iteration`"
-            raise ValueError(f"Checkpoint directory {part.folder} ({project.iteration}) already exists: {how}")
-        part.stage()
-        for hook in self.save_hooks.values():
-            hook(models, weights, str(part.staging))
-
-    def _expected_ranks(self) -> set[int]:
-        """The ranks whose parts are in the last checkpoint: they are expected to save this time too."""
-        last = self.last
-        if last is None:
-            return set()
-        with contextlib.suppress(CheckpointError):  # somebody has removed it
-            now = read_manifest(last.folder)
-            if now.save_id == last.save_id:
-                last = now  # more parts may have come
-        return {rank for rank in last.ranks if rank < PartialState().num_processes}
-
-    def load(
-        self,
-        run: "RunState",
-        input_dir: str | os.PathLike | None = None,
-        load_kwargs: dict[str, Any] | None = None,
-        **load_model_func_kwargs: Any,
-    ) -> None:
-        """Put weights, optimizers, schedules and generators where `save` left them. A collective.
-
-        The script says where its loaders go on: `loader.set_epoch(e)` and `skip_first_batches(loader, n)`. A stateful
-        loader yields the next batch by itself. On as many processes as before, what follows then equals the
-        uninterrupted run bit for bit; DATA.md says in which orders. On another number of processes the global order
-        goes on, and gradients of an unfinished window are averaged. A rank without a part in the checkpoint keeps its
-        random states, which a warning says, and gets the mean of the gradients that are there.
-
-        First every file is verified, and every state but the weights read; then the hooks run. Until a weight changes,
-        an error leaves the run as it was. After a later error the run should not go on.
-
-        Args:
-            input_dir: the folder, where ~ is the home folder; under automatic naming the newest whole checkpoint by
-                default. Of a folder whose newest save lacks parts, the one before, if it is still there.
-            load_kwargs: for `torch.load`; `weights_only` is always on.
-            load_model_func_kwargs: for the models' `load_state_dict`. The original's `map_location` changes nothing:
-                files are read to the CPU, and each state goes to where the object is that gets it.
-
-        Raises:
-            CheckpointError: naming the file that is missing, damaged, foreign or of another format; under automatic
-                naming, if none is whole.
-            ValueError: if no folder is given.
-            RuntimeError: if another number of objects was registered than now, or a model has other weights.
-            Exception: what a hook or an object met. In each case all processes raise.
-        """
-        load_model_func_kwargs.pop("map_location", None)
-        project = self.project
-        is_main = self._is_main()
-        PartialState().wait_for_everyone()  # Now no process is saving, so what this run has saved is finished.
-        this_run = save_ids.name_of_run()
-        folder = self._folder_to_load(input_dir, this_run)
-        lacks_parts = run_on_all_ranks(lambda: must_load_previous(folder, this_run), runs_here=is_main)
-        source = folder
-        if any(gather_object([bool(lacks_parts)])):
-            source = folder / PREVIOUS_NAME
-        read = _verify_and_read if is_main else _read
-        saved = run_on_all_ranks(lambda: read(run, source, load_kwargs or {}))
-        run_on_all_ranks(lambda: _restore(run, saved, self.load_hooks.values(), load_model_func_kwargs))
-        _warn_of_what_is_missing(run, saved)
-        self.last = saved.manifest
-        number = re.fullmatch(r"checkpoint_([0-9]+)", folder.name)
-        if project.automatic_checkpoint_naming and number is not None:
-            following = int(number[1]) + 1
-            # The script may name an older checkpoint. Those that this run saved later stay, and numbers go on after
-            # them.
-            project.iteration = following if input_dir is None else max(following, project.iteration)
-
-    def _folder_to_load(self, input_dir: str | os.PathLike | None, this_run: str) -> Path:
-        """The folder to load from. A collective. Damaged checkpoints that are newer than the chosen one are renamed."""
-        if input_dir is not None:
-            return Path(os.path.abspath(os.path.expanduser(input_dir)))
-        if not self.project.automatic_checkpoint_naming:
-            raise ValueError("No input_dir provided and automatic checkpoint naming is disabled.")
-        parent = self._folder_of_all()
-        is_main = PartialState().is_main_process
-        chosen = run_on_all_ranks(lambda: choose_newest(parent, finished_run=this_run).name, runs_here=is_main)
-        return parent / broadcast_object_list([chosen])[0]
-
-
 @dataclass
 class RunState:
-    """What checkpoints keep of a run on this process: the Accelerator's own objects, in the order of their files.
+    """What checkpoints need of an Accelerator. The lists are its own, in the order of the numbers of their files.
 
     Attributes:
-        step: calls of `accumulate`; at a multiple of `num_steps` no window is unfinished.
+        project: where checkpoints are, and how many of them are kept.
+        save_hooks, load_hooks: functions that the script has registered.
         has_forgotten_loaders: some loader was left out of checkpoints on purpose.
+        step: calls of `accumulate`; at a multiple of `num_steps` no window is unfinished. Loading changes it.
         get_state_dict: the weights of a model; under FSDP a collective.
     """
 
+    project: ProjectConfiguration
+    save_hooks: list[Callable]
+    load_hooks: list[Callable]
     models: list[torch.nn.Module]
     optimizers: list[AcceleratedOptimizer]
     schedulers: list[AcceleratedScheduler]
     scaler: LossScaler | None
     loaders: list[Any]
+    has_forgotten_loaders: bool
     custom_objects: list[Any]
     step: int
     num_steps: int
     device: torch.device
-    has_forgotten_loaders: bool
     get_state_dict: Callable[[torch.nn.Module], dict[str, Any]]
 
     def objects(self) -> dict[str, Any]:
@@ -309,6 +135,95 @@ def _bare(model: torch.nn.Module) -> torch.nn.Module:
 # Saving
 
 
+def save_state(
+    run: RunState, output_dir: str | os.PathLike | None, safe_serialization: bool = True, all_ranks: bool = False
+) -> Path:
+    """Write everything that the run needs to go on, and return the folder. It waits for no other process.
+
+    Each process that calls this writes its part, see the head of this file. Other files in the folder stay.
+
+    The main process alone may call it. Then the other ranks' generators and gradients are not there, and a run that
+    goes on from it is not exact.
+
+    Args:
+        output_dir: the folder, where ~ is the home folder; under automatic naming
+            `project_dir/checkpoints/checkpoint_{iteration}` instead.
+        safe_serialization: write model.safetensors; otherwise pytorch_model.bin.
+        all_ranks: all processes call this, and each step begins when all of them have done the one before. Then the
+            checkpoint appears with all its parts or not at all, and what one process meets is raised on all. (The
+            original ignores this argument.)
+
+    Raises:
+        ValueError: without a folder; under automatic naming, if that checkpoint is there already.
+        CheckpointError: if a state could not be loaded again, or the folder holds something that is in the way.
+        Exception: what this process met (OSError, …). In each case what was there before is untouched. If old
+            checkpoints cannot be removed, the new one is there.
+    """
+    project = run.project
+    folder, folder_before = _folders_to_save(project, output_dir)
+    weights_name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
+    is_main = _writes_main_part(project)
+    state = PartialState()
+    perform = run_on_all_ranks if all_ranks else _run_here
+
+    # Under FSDP this is a collective, and so is the beginning of `_write`.
+    weights = perform(lambda: [run.get_state_dict(model) for model in run.models])
+    # With `all_ranks` the processes have just met, so they find the same id, whoever has saved alone before.
+    part = Part(folder, save_ids.next_id(folder), state.process_index, state.num_processes, is_main)
+    try:
+        perform(lambda: _stage(run, part, weights))
+        perform(lambda: _write(run, part, _numbered(weights_name, weights)))
+        # The main part comes last: with `all_ranks` all parts are there when the checkpoint appears.
+        perform(part.publish_rank_part, runs_here=not is_main)
+        expected = perform(lambda: part.publish_main_part(folder_before), runs_here=is_main)
+    except BaseException:
+        part.discard()
+        raise
+    project.iteration += 1
+    if expected == {part.rank} and part.world_size > 1 and not project.save_on_each_node:
+        others = "random states of the other ranks are only there once these call `save_state` too"
+        logger.warning_once("the main process has saved alone: %s", others)
+    limit = project.total_limit
+    if project.automatic_checkpoint_naming and limit is not None:
+        perform(lambda: remove_old_checkpoints(folder, limit), runs_here=is_main)
+    return folder
+
+
+def _folders_to_save(project: ProjectConfiguration, output_dir: str | os.PathLike | None) -> tuple[Path, Path]:
+    """The folder to save to, and that of the checkpoint before, which may be the same."""
+    if project.automatic_checkpoint_naming:
+        parent = _numbered_checkpoints(project)
+        return parent / f"checkpoint_{project.iteration}", parent / f"checkpoint_{project.iteration - 1}"
+    if output_dir is None:
+        raise ValueError("save_state needs a folder unless automatic_checkpoint_naming is on")
+    folder = Path(os.path.abspath(os.path.expanduser(output_dir)))
+    return folder, folder
+
+
+def _numbered_checkpoints(project: ProjectConfiguration) -> Path:
+    """The folder that holds all checkpoints under automatic naming."""
+    if project.project_dir is None:
+        raise ValueError("automatic_checkpoint_naming needs a project_dir")
+    return Path(os.path.abspath(project.project_dir), "checkpoints")
+
+
+def _writes_main_part(project: ProjectConfiguration) -> bool:
+    """True for the main process; with `save_on_each_node` for the first one of each machine."""
+    state = PartialState()
+    return state.is_local_main_process if project.save_on_each_node else state.is_main_process
+
+
+def _stage(run: RunState, part: Part, weights: list[dict[str, Any]]) -> None:
+    """Make the folder to write to. Hooks may change `weights`, or write files of their own into it."""
+    project = run.project
+    if part.is_main and project.automatic_checkpoint_naming and os.path.lexists(part.folder):
+        how = "`load_state` first, or set `project_configuration.iteration`"
+        raise ValueError(f"Checkpoint directory {part.folder} ({project.iteration}) already exists: {how}")
+    part.stage()
+    for hook in run.save_hooks:
+        hook(run.models, weights, str(part.staging))
+
+
 def _write(run: RunState, part: Part, weights: dict[str, Any]) -> None:
     """Write the files of `part`: the state of this rank; in the main part `weights` and the states of all objects too.
 
@@ -338,46 +253,112 @@ def _write(run: RunState, part: Part, weights: dict[str, Any]) -> None:
 # Loading
 
 
+def load_state(
+    run: RunState,
+    input_dir: str | os.PathLike | None = None,
+    load_kwargs: dict[str, Any] | None = None,
+    **load_model_func_kwargs: Any,
+) -> None:
+    """Put weights, optimizers, schedules and generators where `save_state` left them. A collective.
+
+    The script says where its loaders go on: `loader.set_epoch(e)` and `skip_first_batches(loader, n)`. A stateful
+    loader yields the next batch by itself. On as many processes as before, what follows then equals the uninterrupted
+    run bit for bit; DATA.md says in which orders. On another number of processes the global order goes on, and
+    gradients of an unfinished window are averaged. A rank without a part in the checkpoint keeps its random states,
+    which a warning says, and gets the mean of the gradients that are there.
+
+    First every file is verified, and every state but the weights read; then the hooks run. Until a weight changes, an
+    error leaves the run as it was. After a later error the run should not go on.
+
+    Args:
+        input_dir: the folder, where ~ is the home folder; under automatic naming the newest whole checkpoint by
+            default. Of a folder whose newest save lacks parts, the one before, if it is still there.
+        load_kwargs: for `torch.load` of all but weights; `weights_only` is always on.
+        load_model_func_kwargs: for the models' `load_state_dict`. The original's `map_location` changes nothing: files
+            are read to the CPU, and each state goes to where the object is that gets it.
+
+    Raises:
+        CheckpointError: naming the file that is missing, damaged, foreign or of another format; under automatic naming,
+            if none is whole.
+        ValueError: if no folder is given.
+        RuntimeError: if another number of objects was registered than now, or a model has other weights.
+        Exception: what a hook or an object met. In each case all processes raise.
+    """
+    load_model_func_kwargs.pop("map_location", None)
+    project = run.project
+    is_main = _writes_main_part(project)
+    PartialState().wait_for_everyone()  # Now no process is saving, so what this run has saved is finished.
+    this_run = save_ids.name_of_run()
+    folder = _folder_to_load(project, input_dir, this_run)
+    run_on_all_ranks(lambda: finish_interrupted_save(folder), runs_here=is_main)
+    lacks_parts = run_on_all_ranks(lambda: not is_whole(folder, this_run), runs_here=is_main)
+    has_previous = (folder / PREVIOUS_NAME).is_dir()
+    source = folder
+    if any(gather_object([bool(lacks_parts) and has_previous])):
+        source = folder / PREVIOUS_NAME
+    read = _verify_and_read if is_main else _read
+    saved = run_on_all_ranks(lambda: read(run, source, load_kwargs or {}))
+    run_on_all_ranks(lambda: _restore(run, saved, load_model_func_kwargs))
+    _warn_of_what_is_missing(run, saved)
+    number = re.fullmatch(r"checkpoint_([0-9]+)", folder.name)
+    if project.automatic_checkpoint_naming and number is not None:
+        following = int(number[1]) + 1
+        # The script may name an older checkpoint. Those that this run saved later stay, and numbers go on after them.
+        project.iteration = following if input_dir is None else max(following, project.iteration)
+
+
+def _folder_to_load(project: ProjectConfiguration, input_dir: str | os.PathLike | None, this_run: str) -> Path:
+    """The folder to load from. A collective. Damaged checkpoints that are newer than the chosen one are renamed."""
+    if input_dir is not None:
+        return Path(os.path.abspath(os.path.expanduser(input_dir)))
+    if not project.automatic_checkpoint_naming:
+        raise ValueError("No input_dir provided and automatic checkpoint naming is disabled.")
+    parent = _numbered_checkpoints(project)
+    is_main = PartialState().is_main_process
+    chosen = run_on_all_ranks(lambda: choose_newest(parent, finished_run=this_run).name, runs_here=is_main)
+    return parent / broadcast_object_list([chosen])[0]
+
+
 @dataclass
 class SavedRun:
     """A checkpoint that is being loaded. Only files that its manifest names are ever opened.
 
     Attributes:
-        load_kwargs: of `torch.load`.
         states: of all objects but models, by the names of their files.
         rank_states: the content of random_states_R.pkl by rank R. It is this rank's alone if the checkpoint has it and
             was saved by as many processes as there are now; else that of every rank.
     """
 
     manifest: Manifest
-    load_kwargs: dict[str, Any]
-    states: dict[str, Any] = field(default_factory=dict)
-    rank_states: dict[int, dict[str, Any]] = field(default_factory=dict)
+    states: dict[str, Any]
+    rank_states: dict[int, dict[str, Any]]
 
-    def path(self, name: str) -> Path:
-        """The path of a file that the checkpoint has; without it a CheckpointError is raised."""
-        path = self.manifest.folder / name
-        if name not in self.manifest.files or path.is_symlink() or not path.is_file():
-            raise CheckpointError(f"{name} is not among the files of the checkpoint in {self.manifest.folder}")
-        return path
 
-    def read(self, name: str) -> Any:
-        """The content of a file that the checkpoint has, with its tensors on the CPU.
+def _path_of(manifest: Manifest, name: str) -> Path:
+    """The path of a file that the checkpoint has; without it a CheckpointError is raised."""
+    path = manifest.folder / name
+    if name not in manifest.files or path.is_symlink() or not path.is_file():
+        raise CheckpointError(f"{name} is not among the files of the checkpoint in {manifest.folder}")
+    return path
 
-        Random generators accept their states from the CPU only. Models and optimizers move the other tensors to their
-        device. AdamW's number of steps stays on the CPU, because an unfused AdamW reads it at every step.
-        """
-        path = self.path(name)
-        try:
-            if path.suffix == ".safetensors":
-                from safetensors.torch import load_file
 
-                return load_file(path)
-            return load_safely(path, **self.load_kwargs)
-        except CheckpointError:
-            raise
-        except Exception as error:  # Also of a verified file: a forged manifest can match a forged file.
-            raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+def _read_file(manifest: Manifest, name: str, **load_kwargs: Any) -> Any:
+    """The content of a file that the checkpoint has, with its tensors on the CPU.
+
+    Random generators accept their states from the CPU only. Models and optimizers move the other tensors to their
+    device. AdamW's number of steps stays on the CPU, because an unfused AdamW reads it at every step.
+    """
+    path = _path_of(manifest, name)
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        return load_safely(path, **load_kwargs)
+    except CheckpointError:
+        raise
+    except Exception as error:  # Also of a verified file: a forged manifest can match a forged file.
+        raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _verify_and_read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
@@ -392,7 +373,6 @@ def _verify_and_read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -
 def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
     """Read everything but the weights of models, and change nothing in the run."""
     manifest = read_manifest(folder)
-    saved = SavedRun(manifest, load_kwargs)
     num_saved = len([name for name in manifest.files if re.fullmatch(CUSTOM_FILE.format("[0-9]+"), name)])
     num_registered = len(run.custom_objects)
     if num_saved != num_registered:
@@ -402,31 +382,29 @@ def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
         )
     # A loader that was prepared after the checkpoint has no file, and starts at its beginning.
     orders = [name for name in run.orders() if name in manifest.files]
-    for name in [*run.objects(), *orders]:
-        saved.states[name] = saved.read(name)
+    states = {name: _read_file(manifest, name, **load_kwargs) for name in [*run.objects(), *orders]}
     state = PartialState()
     ranks = manifest.ranks
     if manifest.world_size == state.num_processes and state.process_index in ranks:
         ranks = [state.process_index]
-    for rank in ranks:
-        saved.rank_states[rank] = saved.read(RANDOM_STATES_FILE.format(rank))
-    return saved
+    rank_states = {rank: _read_file(manifest, RANDOM_STATES_FILE.format(rank), **load_kwargs) for rank in ranks}
+    return SavedRun(manifest, states, rank_states)
 
 
-def _restore(run: RunState, saved: SavedRun, hooks: Iterable[Callable], load_model_func_kwargs: dict[str, Any]) -> None:
+def _restore(run: RunState, saved: SavedRun, load_model_func_kwargs: dict[str, Any]) -> None:
     models = list(run.models)
-    for hook in hooks:
+    for hook in run.load_hooks:
         hook(models, str(saved.manifest.folder))
     file_name = SAFE_WEIGHTS_NAME if SAFE_WEIGHTS_NAME in saved.manifest.files else WEIGHTS_NAME
-    files_of_weights = _numbered(file_name, models)
-    for name in files_of_weights:
-        saved.path(name)  # raises if it is not there
+    models_by_file = _numbered(file_name, models)
+    for name in models_by_file:
+        _path_of(saved.manifest, name)  # raises if it is not there
     for name, order in run.orders().items():  # first, because this may raise and changes no weight
         if name in saved.states:
             order.load_state_dict(saved.states[name])
-    for name, model in files_of_weights.items():
+    for name, model in models_by_file.items():
         bare = _bare(model)
-        weights = under_names_of(bare, saved.read(name))
+        weights = under_names_of(bare, _read_file(saved.manifest, name))
         bare.load_state_dict(weights, **load_model_func_kwargs)
     for optimizer in run.optimizers:
         optimizer.forget_unscaling()  # its gradients are replaced

@@ -318,11 +318,8 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
         RuntimeError: if some process has no batch in this step, so that it cannot take part.
         DistributedOperationException: as `gather`; in an uneven step only the numbers of rows may differ.
     """
-    short_step = None if loader is None else loader.short_step
-    num_real = None  # of all processes: as the end of a slice it leaves none out
-    if short_step is not None and loader.end_of_dataloader:
-        num_real = short_step.num_real_all_ranks
     state = PartialState()
+    short_step = None if loader is None else loader.short_step
     if short_step is not None and short_step.num_ranks_present < state.num_processes:
         present = f"only ranks 0 to {short_step.num_ranks_present - 1} have a batch in this step"
         raise RuntimeError(f"{present}: evaluate with even_batches=True")
@@ -331,8 +328,10 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
         return use_gather_object or is_list_of_entries(part)
 
     def real_rows(column: Any) -> Any:
-        # In a step with repeated samples the rows of the real ones come first, in the order of the ranks.
-        return column[:num_real] if _has_rows(column) else column
+        if short_step is None or not loader.end_of_dataloader or not _has_rows(column):
+            return column
+        # Only the last step has repeated samples. The rows of the real ones come first, in the order of the ranks.
+        return column[: short_step.num_real_all_ranks]
 
     if state.distributed_type == DistributedType.NO:
         return map_nested(real_rows, data, is_leaf=is_column)

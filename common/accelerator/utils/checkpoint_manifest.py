@@ -5,12 +5,14 @@ Each part of a checkpoint has a manifest, which is written last. `manifest.json`
 of the part, and the id of the save. A part with another id belongs to another save, and is ignored.
 
 A checkpoint is **whole** if it has the parts of all ranks that the main manifest expects. These are the ranks whose
-parts were finished before the main part was, and the ranks that took part in the save before. So a checkpoint that the
-main process saves alone is whole. If a rank is killed in a save of all ranks, that checkpoint is not whole, and the one
-before it is the newest whole one.
+parts were finished before the main part was, and the ranks whose parts are in the checkpoint before: the one that is
+saved over, or under automatic naming the one with the number before. So a checkpoint that the main process saves alone
+is whole. If a rank is killed in a save of all ranks, that checkpoint is not whole, and the one before it is the newest
+whole one.
 
-In the first save of a run, the main process may finish before the other ranks begin, and then it expects none of them.
-If they are killed at that moment, a whole checkpoint lacks their parts, and loading says so. `all_ranks` avoids it.
+Where there is no checkpoint before, the main process may finish before the other ranks begin, and then it expects none
+of them. If they are killed at that moment, a whole checkpoint lacks their parts, and loading says so. `all_ranks`
+avoids it.
 """
 
 import json
