@@ -93,7 +93,7 @@ class RunState:
             **{CUSTOM_FILE.format(index): each for index, each in enumerate(self.custom_objects)},
         }
 
-    def orders(self) -> dict[str, Any]:
+    def positions(self) -> dict[str, Any]:
         """What is saved of loaders: their position or, by default, seed and epoch of their seedable sampler.
 
         The files are numbered as all loaders are, those without a state too.
@@ -233,10 +233,10 @@ def _write(run: RunState, part: Part, weights: dict[str, Any]) -> None:
     gradients = run.gradients_of_window()
     states = {name: each.state_dict() for name, each in run.objects().items()}
     read_ahead = {}
-    for name, order in run.orders().items():
-        states[name] = order.state_dict()
-        if isinstance(order, StatefulDataLoaderShard):
-            read_ahead[name] = states[name].pop("read_ahead")  # another batch on each rank
+    for name, position in run.positions().items():
+        states[name] = position.state_dict()
+        if "read_ahead" in states[name]:  # by a stateful loader, another batch on each rank
+            read_ahead[name] = states[name].pop("read_ahead")
     rank_state = {"step": run.step, **get_random_states(run.device), "read_ahead": read_ahead}
     if gradients is not None:
         rank_state["gradients"] = gradients
@@ -381,8 +381,8 @@ def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
             f"{where} does not match the number of registered objects: {num_saved}, not {num_registered}"
         )
     # A loader that was prepared after the checkpoint has no file, and starts at its beginning.
-    orders = [name for name in run.orders() if name in manifest.files]
-    states = {name: _read_file(manifest, name, **load_kwargs) for name in [*run.objects(), *orders]}
+    positions = [name for name in run.positions() if name in manifest.files]
+    states = {name: _read_file(manifest, name, **load_kwargs) for name in [*run.objects(), *positions]}
     state = PartialState()
     ranks = manifest.ranks
     if manifest.world_size == state.num_processes and state.process_index in ranks:
@@ -399,9 +399,9 @@ def _restore(run: RunState, saved: SavedRun, load_model_func_kwargs: dict[str, A
     models_by_file = _numbered(file_name, models)
     for name in models_by_file:
         _path_of(saved.manifest, name)  # raises if it is not there
-    for name, order in run.orders().items():  # first, because this may raise and changes no weight
+    for name, position in run.positions().items():  # first, because this may raise and changes no weight
         if name in saved.states:
-            order.load_state_dict(saved.states[name])
+            position.load_state_dict(saved.states[name])
     for name, model in models_by_file.items():
         bare = _bare(model)
         weights = under_names_of(bare, _read_file(saved.manifest, name))
@@ -418,9 +418,10 @@ def _restore_rank_states(run: RunState, rank_states: dict[int, dict[str, Any]]) 
     own = rank_states.get(PartialState().process_index)
     if own is not None:
         set_random_states(run.device, own)
-        for name, order in run.orders().items():
-            if isinstance(order, StatefulDataLoaderShard):
-                order.load_read_ahead(own.get("read_ahead", {}).get(name))
+        positions = run.positions()
+        for name, batch in own["read_ahead"].items():
+            if name in positions:
+                positions[name].load_read_ahead(batch)
     states = list(rank_states.values())
     run.step = states[0]["step"]
     for loader in run.loaders:
@@ -444,7 +445,7 @@ def _warn_of_what_is_missing(run: RunState, saved: SavedRun) -> None:
     ranks = gather_object([rank] if is_missing else [])
     if ranks:
         logger.warning("%s holds no random states of ranks %s: they keep their own", folder, ranks)
-    prepared = run.objects() | run.orders()
+    prepared = run.objects() | run.positions()
     prepared |= _numbered(SAFE_WEIGHTS_NAME, run.models) | _numbered(WEIGHTS_NAME, run.models)
     kinds = "model|pytorch_model|optimizer|scheduler"
     if not run.has_forgotten_loaders:
