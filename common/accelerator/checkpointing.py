@@ -291,11 +291,9 @@ def load_state(
     this_run = save_ids.name_of_run()
     folder = _folder_to_load(project, input_dir, this_run)
     run_on_all_ranks(lambda: finish_interrupted_save(folder), runs_here=is_main)
-    lacks_parts = run_on_all_ranks(lambda: not is_whole(folder, this_run), runs_here=is_main)
-    has_previous = (folder / PREVIOUS_NAME).is_dir()
-    source = folder
-    if any(gather_object([bool(lacks_parts) and has_previous])):
-        source = folder / PREVIOUS_NAME
+    previous = folder / PREVIOUS_NAME
+    needs_previous = run_on_all_ranks(lambda: previous.is_dir() and not is_whole(folder, this_run), runs_here=is_main)
+    source = previous if any(gather_object([needs_previous])) else folder
     read = _verify_and_read if is_main else _read
     saved = run_on_all_ranks(lambda: read(run, source, load_kwargs or {}))
     run_on_all_ranks(lambda: _restore(run, saved, load_model_func_kwargs))
@@ -380,9 +378,10 @@ def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
         raise RuntimeError(
             f"{where} does not match the number of registered objects: {num_saved}, not {num_registered}"
         )
+    names = list(run.objects())
     # A loader that was prepared after the checkpoint has no file, and starts at its beginning.
-    positions = [name for name in run.positions() if name in manifest.files]
-    states = {name: _read_file(manifest, name, **load_kwargs) for name in [*run.objects(), *positions]}
+    names += [name for name in run.positions() if name in manifest.files]
+    states = {name: _read_file(manifest, name, **load_kwargs) for name in names}
     state = PartialState()
     ranks = manifest.ranks
     if manifest.world_size == state.num_processes and state.process_index in ranks:

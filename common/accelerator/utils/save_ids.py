@@ -35,6 +35,7 @@ def name_of_run() -> str:
 def next_id(folder: Path) -> str:
     """The id of the save into `folder` that begins now."""
     group: Any = dist.group.WORLD
+    # torch keeps this count to itself, but no other is the same on all ranks whatever each of them saves.
     num_collectives = 0 if group is None else group._get_sequence_number_for_group()
     since_when = f"{name_of_run()}-{num_collectives}"
     _num_saves[since_when, folder] += 1
