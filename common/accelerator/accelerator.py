@@ -41,6 +41,7 @@ from .shard import index_sampler_of
 from .state import AcceleratorState, DistributedType, GradientState, forget_ended_training
 from .tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, select_trackers
 from .utils import fsdp_utils, other
+from .utils.constants import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 from .utils.dataclasses import (
     AutocastKwargs,
     DataLoaderConfiguration,
@@ -60,7 +61,6 @@ from .utils.dataclasses import (
 )
 from .utils.memory import release_memory
 from .utils.other import extract_model_from_parallel, is_compiled_module
-from .utils.save_history import SaveHistory
 
 logger = get_logger(__name__)
 
@@ -201,7 +201,6 @@ class Accelerator:
         self._custom_objects: list[Any] = []
         self._save_model_state_pre_hook: OrderedDict[int, Callable] = OrderedDict()
         self._load_model_state_pre_hook: OrderedDict[int, Callable] = OrderedDict()
-        self._save_history = SaveHistory()
 
     def _choose_compiler(
         self, backend: DynamoBackend | str | None, plugin: TorchDynamoPlugin | None
@@ -643,7 +642,7 @@ class Accelerator:
 
         It waits for nobody by default. Under FSDP all processes must call it. `save_model_func_kwargs` change nothing.
         """
-        return checkpointing.save_state(self, output_dir, safe_serialization, all_ranks)
+        return checkpointing.save_state(self._run_state(), output_dir, safe_serialization, all_ranks)
 
     def load_state(
         self,
@@ -652,7 +651,27 @@ class Accelerator:
         **load_model_func_kwargs: Any,
     ) -> None:
         """Put the run where `save_state` left it: `checkpointing.load_state`. A collective."""
-        checkpointing.load_state(self, input_dir, load_kwargs, **load_model_func_kwargs)
+        run = self._run_state()
+        checkpointing.load_state(run, input_dir, load_kwargs, **load_model_func_kwargs)
+        self.step = run.step
+
+    def _run_state(self) -> checkpointing.RunState:
+        return checkpointing.RunState(
+            project=self.project_configuration,
+            save_hooks=list(self._save_model_state_pre_hook.values()),
+            load_hooks=list(self._load_model_state_pre_hook.values()),
+            models=self._models,
+            optimizers=self._optimizers,
+            schedulers=self._schedulers,
+            scaler=self.scaler,
+            loaders=self._dataloaders,
+            has_forgotten_loaders=self._has_forgotten_loaders,
+            custom_objects=self._custom_objects,
+            step=self.step,
+            num_steps=self.gradient_accumulation_steps,
+            device=self.device,
+            get_state_dict=self.get_state_dict,
+        )
 
     def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
         """Write `obj` to `f` from one process, or one of every machine: `utils.other.save`."""
@@ -665,8 +684,24 @@ class Accelerator:
         max_shard_size: int | str = "10GB",
         safe_serialization: bool = True,
     ) -> None:
-        """Write the weights of `model` into `save_directory`: `checkpointing.save_model`."""
-        checkpointing.save_model(self, model, save_directory, max_shard_size, safe_serialization)
+        """Write the weights of `model` to `save_directory`, in one file that is whole or not there.
+
+        Args:
+            max_shard_size: of the original, which divides larger weights into several files.
+            safe_serialization: write model.safetensors; otherwise pytorch_model.bin.
+
+        Raises:
+            RuntimeError: if a parameter is on the meta device.
+            OSError: if something cannot be written.
+        """
+        if any(parameter.is_meta for parameter in model.parameters()):
+            raise RuntimeError("You can't save the model since some parameters are on the meta device.")
+        if max_shard_size != "10GB":
+            logger.warning("max_shard_size=%r has no effect: the weights come in one file", max_shard_size)
+        state_dict = self.get_state_dict(model)
+        os.makedirs(save_directory, exist_ok=True)
+        name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
+        self.save(state_dict, os.path.join(save_directory, name), safe_serialization)
 
     def skip_first_batches(self, dataloader: DataLoader, num_batches: int = 0) -> DataLoader:
         """A loader without the first `num_batches` batches: `data_loader.skip_first_batches`."""

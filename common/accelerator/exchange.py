@@ -20,7 +20,7 @@ On nccl nothing is compared, because the CPU would have to wait for the GPU's ke
 import struct
 import textwrap
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ import torch.distributed as dist
 from common.nested import NamedLeaf
 from common.process_group import all_gather_object
 
-from .state import DistributedType, PartialState
+from .state import PartialState
 
 # The results of most batches fit into a message of this size, and a smaller message is hardly faster.
 FIRST_MESSAGE = 2**14
@@ -42,7 +42,7 @@ class DistributedOperationException(RuntimeError):
     """The processes enter a collective with other keys, numbers, shapes or dtypes; raised on all of them."""
 
 
-def exchange(description: str, *pieces: torch.Tensor) -> torch.Tensor:
+def exchange(description: str, pieces: Sequence[torch.Tensor] = ()) -> torch.Tensor:
     """A row of bytes for each rank: its `pieces`, joined, and zeros up to the length of the longest row.
 
     Args:
@@ -52,15 +52,17 @@ def exchange(description: str, *pieces: torch.Tensor) -> torch.Tensor:
     Raises:
         DistributedOperationException: on all ranks, if the descriptions differ; not on nccl.
     """
-    state = PartialState()
-    if state.distributed_type == DistributedType.NO or state.backend == "nccl":
-        return all_gather_bytes(*pieces)
+    if PartialState().backend == "nccl":
+        return all_gather_bytes(pieces)
     length = sum(map(len, pieces))
     checksum = zlib.crc32(description.encode())  # Python's own `hash` differs between processes
     header = torch.frombuffer(bytearray(HEADER.pack(checksum, length)), dtype=torch.uint8)
-    content = pieces if length <= LARGEST_CONTENT else ()
-    zeros = torch.zeros(LARGEST_CONTENT - sum(map(len, content)), dtype=torch.uint8)
-    first_messages = all_gather_bytes(header, *content, zeros)
+    if length <= LARGEST_CONTENT:
+        zeros = torch.zeros(LARGEST_CONTENT - length, dtype=torch.uint8)
+        first_messages = all_gather_bytes([header, *pieces, zeros])
+    else:
+        zeros = torch.zeros(LARGEST_CONTENT, dtype=torch.uint8)
+        first_messages = all_gather_bytes([header, zeros])
 
     headers = [HEADER.unpack_from(message) for message in first_messages.numpy()]
     if any(checksum_of_rank != checksum for checksum_of_rank, _ in headers):
@@ -69,20 +71,18 @@ def exchange(description: str, *pieces: torch.Tensor) -> torch.Tensor:
     if longest <= LARGEST_CONTENT:
         return first_messages.narrow(1, HEADER.size, longest)
     if length < longest:
-        pieces = (*pieces, torch.zeros(longest - length, dtype=torch.uint8))
-    return all_gather_bytes(*pieces)
+        pieces = [*pieces, torch.zeros(longest - length, dtype=torch.uint8)]
+    return all_gather_bytes(pieces)
 
 
-def all_gather_bytes(*pieces: torch.Tensor) -> torch.Tensor:
+def all_gather_bytes(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
     """A row for each rank: its pieces of bytes, joined. All ranks must have equally many bytes."""
     state = PartialState()
     if not pieces:
         return torch.zeros(state.num_processes, 0, dtype=torch.uint8)
     device = state.device if state.backend == "nccl" else "cpu"
-    pieces = tuple(piece.to(device) for piece in pieces)
+    pieces = [piece.to(device) for piece in pieces]
     content = pieces[0] if len(pieces) == 1 else torch.cat(pieces)  # a single one is not copied
-    if state.distributed_type == DistributedType.NO:
-        return content.expand(1, -1)
     of_ranks = content.new_empty(state.num_processes * len(content))
     dist.all_gather_into_tensor(of_ranks, content)
     return of_ranks.view(state.num_processes, -1)

@@ -6,10 +6,10 @@ unpacks the tensors of all ranks from the bytes that it got.
 """
 
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import update_wrapper
 from itertools import chain
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -119,7 +119,7 @@ def _gather_tensors(named: list[NamedLeaf], description: str) -> list[torch.Tens
     lengths = [len(piece) for piece in pieces]
     travel_together = sum(lengths) <= LARGEST_CONTENT
     # The exchange comes before the errors: a rank that raised first would leave the others waiting.
-    of_ranks = exchange(description, *(pieces if travel_together else ()))
+    of_ranks = exchange(description, pieces if travel_together else [])
     tensors = _only_tensors(named)
     if len(pieces) < len(tensors):
         raise TypeError("sparse, nested and quantized tensors cannot be gathered")
@@ -127,7 +127,7 @@ def _gather_tensors(named: list[NamedLeaf], description: str) -> list[torch.Tens
         # A dtype can be viewed only at a multiple of its size, and the bytes of one of several begin anywhere.
         rows_of_tensors = [rows.clone(memory_format=torch.contiguous_format) for rows in of_ranks.split(lengths, dim=1)]
     else:
-        rows_of_tensors = [all_gather_bytes(piece) for piece in pieces]  # large ones one by one, without a copy
+        rows_of_tensors = [all_gather_bytes([piece]) for piece in pieces]  # large ones one by one, without a copy
     return [from_bytes(rows, tensor) for rows, tensor in zip(rows_of_tensors, tensors, strict=True)]
 
 
@@ -161,7 +161,7 @@ def _gather_objects(object: Any, description: str) -> list[Any]:
         description += f"\nwhat cannot be pickled: {error}"
     content = torch.frombuffer(bytearray(pickled), dtype=torch.uint8)
     # `pickle.loads` stops where the object ends, so it does not mind the zeros that fill up a row.
-    return [pickle.loads(of_rank.numpy().tobytes()) for of_rank in exchange(description, content)]
+    return [pickle.loads(of_rank.numpy().tobytes()) for of_rank in exchange(description, [content])]
 
 
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
@@ -225,6 +225,8 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     """
     if reduction not in ("mean", "sum", "max", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum', 'max' or 'none', not {reduction!r}")
+    if PartialState().distributed_type == DistributedType.NO:
+        return recursively_apply(torch.clone, tensor, error_on_other_type=True)
 
     def reduce_all(named: list[NamedLeaf]) -> list[torch.Tensor]:
         exchange(describe(f"reduce by {reduction}", named))
@@ -234,9 +236,8 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
 
 
 def _reduce_one(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
-    state = PartialState()
     result = tensor.clone().resolve_conj().resolve_neg()
-    if state.distributed_type == DistributedType.NO or reduction == "none":
+    if reduction == "none":
         return result
     operation = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
     # The ranks add up what is at the same place in memory.
@@ -245,7 +246,7 @@ def _reduce_one(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
     if content is not result:
         result.copy_(content)
     if reduction == "mean":
-        return result / state.num_processes
+        return result / PartialState().num_processes
     return result
 
 
@@ -258,6 +259,8 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
         TypeError: for leaves that are no tensors.
         DistributedOperationException: on all processes, if the keys differ between them; not on nccl.
     """
+    if PartialState().distributed_type == DistributedType.NO:
+        return map_together(_only_tensors, tensor)
 
     def pad_all(named: list[NamedLeaf]) -> list[torch.Tensor]:
         description = "pad_across_processes"
@@ -315,9 +318,8 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
         RuntimeError: if some process has no batch in this step, so that it cannot take part.
         DistributedOperationException: as `gather`; in an uneven step only the numbers of rows may differ.
     """
-    short_step = None if loader is None else loader.short_step
-    is_last = loader is not None and loader.end_of_dataloader
     state = PartialState()
+    short_step = None if loader is None else loader.short_step
     if short_step is not None and short_step.num_ranks_present < state.num_processes:
         present = f"only ranks 0 to {short_step.num_ranks_present - 1} have a batch in this step"
         raise RuntimeError(f"{present}: evaluate with even_batches=True")
@@ -325,15 +327,22 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
     def is_column(part: Any) -> bool:
         return use_gather_object or is_list_of_entries(part)
 
+    def real_rows(column: Any) -> Any:
+        if short_step is None or not loader.end_of_dataloader or not _has_rows(column):
+            return column
+        # Only the last step has repeated samples. The rows of the real ones come first, in the order of the ranks.
+        return column[: short_step.num_real_all_ranks]
+
     if state.distributed_type == DistributedType.NO:
-
-        def real_rows(column: Any) -> Any:
-            return _real_rows(column, _has_row_per_sample(column, short_step), short_step, is_last)
-
         return map_nested(real_rows, data, is_leaf=is_column)
     if use_gather_object and isinstance(data, torch.Tensor):
+        # A list of its rows comes back, as in the original. A view of them would be pickled with the whole tensor.
         data = [row.clone() for row in torch.atleast_1d(data.detach()).cpu()]
-    return map_together(lambda named: _gather_columns(named, short_step, is_last), data, is_leaf=is_column)
+
+    def gather_columns(named: list[NamedLeaf]) -> list[Any]:
+        return [real_rows(column) for column in _gather_columns(named, short_step)]
+
+    return map_together(gather_columns, data, is_leaf=is_column)
 
 
 def is_list_of_entries(data: Any) -> bool:
@@ -341,97 +350,58 @@ def is_list_of_entries(data: Any) -> bool:
     return isinstance(data, (list, tuple)) and not holds_tensors(data)
 
 
-# A *column* is a leaf of the results: a tensor, a list of entries, or a single object. Its rows belong to samples if
-# there are as many as samples in the batch. Rows are *real* if their samples were not repeated to fill up the step; the
-# real rows of a process come first in its batch, and those of all processes first in the step.
+def _has_rows(column: Any) -> bool:
+    """True for a tensor of at least one dimension, a list, a tuple or a text."""
+    return isinstance(column, (list, tuple, str)) or (isinstance(column, torch.Tensor) and column.ndim > 0)
 
 
-def _has_row_per_sample(column: Any, short_step: ShortStep | None) -> bool:
-    """True for a column with a row for each sample of this process's batch in the step."""
-    rows = _count_rows(column)
-    if short_step is None or rows is None:
-        return False
-    nobody_knows = short_step.rows is None
-    return nobody_knows or rows == short_step.rows
+def _gather_columns(named: list[NamedLeaf], short_step: ShortStep | None) -> list[Any]:
+    """The columns of all processes, joined: a column is a tensor, a list of entries or a single object.
 
-
-def _count_rows(data: Any) -> int | None:
-    """Rows of a tensor, entries of a list or letters of a text; None for what has none."""
-    if isinstance(data, torch.Tensor):
-        return len(data) if data.ndim else None
-    return len(data) if isinstance(data, (list, tuple, str)) else None
-
-
-def _real_rows(rows: Any, has_row_per_sample: bool, short_step: ShortStep | None, is_last: bool) -> Any:
-    """The results of all processes without those of repeated samples; in the last step no more rows than samples."""
-    is_countable = _count_rows(rows) is not None
-    if short_step is not None and (has_row_per_sample or (is_last and is_countable)):
-        return rows[: short_step.num_real_all_ranks]
-    return rows
-
-
-def _gather_columns(named: list[NamedLeaf], short_step: ShortStep | None, is_last: bool) -> list[Any]:
-    """The real rows of all processes' columns: tensors as they are, everything else and uneven tensors pickled."""
+    Tensors travel as they are, and objects pickled. Where the processes have batches of different sizes, tensors are
+    pickled too.
+    """
     is_uneven = short_step is not None and not short_step.is_filled
-    pickled: dict[int, NamedLeaf] = {}  # by their places among `named`
-    tensors: dict[int, NamedLeaf] = {}
-    for place, column in enumerate(named):
-        if is_uneven or not isinstance(column.leaf, torch.Tensor):
-            pickled[place] = column
-        else:
-            tensors[place] = column
-    description = describe(_describe_pickled(pickled.values()), tensors.values())
-    results: dict[int, Any] = {}
-    if tensors or not pickled:  # where this process has neither, all have neither, or the descriptions differ
-        rows_of_tensors = _gather_tensors(list(tensors.values()), description)
-        for place, rows in zip(tensors, rows_of_tensors, strict=True):
-            has_row_per_sample = _has_row_per_sample(tensors[place].leaf, short_step)
-            results[place] = _real_rows(rows, has_row_per_sample, short_step, is_last)
-    if pickled:
-        own_parts = [_own_part(column.leaf, short_step) for column in pickled.values()]
-        parts_of_ranks = _gather_objects(own_parts, description)
-        for place, *parts in zip(pickled, *parts_of_ranks, strict=True):
-            rows, has_row_per_sample = _join(parts)
-            results[place] = _real_rows(rows, has_row_per_sample, short_step, is_last)
-    return [results[place] for place in range(len(named))]
-
-
-def _describe_pickled(columns: Iterable[NamedLeaf]) -> str:
-    """The first lines of a description. Objects may differ between the processes, tensors only in their rows."""
+    tensors = {}
+    objects = {}
     lines = ["gather_for_metrics"]
-    for name, leaf in columns:
-        if isinstance(leaf, torch.Tensor):
+    for place, (name, leaf) in enumerate(named):
+        if not isinstance(leaf, torch.Tensor):
+            objects[place] = leaf
+            lines.append(f"{name} objects")
+        elif is_uneven:
+            objects[place] = leaf
             lines.append(f"{name} rows of {list(leaf.shape[1:])} {leaf.dtype}")
         else:
-            lines.append(f"{name} objects")
-    return "\n".join(lines)
+            tensors[place] = named[place]
+    description = describe("\n".join(lines), tensors.values())
+    columns = {}
+    if tensors or not objects:  # where this process has neither, all have neither, or the descriptions differ
+        columns = dict(zip(tensors, _gather_tensors(list(tensors.values()), description), strict=True))
+    if objects:
+        own_parts = {place: _own_part(column, short_step) for place, column in objects.items()}
+        parts_of_ranks = _gather_objects(own_parts, description)
+        for place in objects:
+            columns[place] = _join([parts[place] for parts in parts_of_ranks])
+    return [columns[place] for place in range(len(named))]
 
 
-class _Part(NamedTuple):
-    """A pickled column of one process: `num_real` of its rows are real if its rows belong to samples."""
-
-    content: Any
-    has_row_per_sample: bool
-    num_real: int | None
-
-
-def _own_part(column: Any, short_step: ShortStep | None) -> _Part:
-    # The lists of several processes are joined, so what is one entry goes into a list of its own.
-    content = [column] if column is None or isinstance(column, (int, float)) else column
-    has_row_per_sample = _has_row_per_sample(content, short_step)
+def _own_part(column: Any, short_step: ShortStep | None) -> Any:
+    """What this process sends of a column that travels pickled: something that `_join` can join."""
+    if column is None or isinstance(column, (int, float)):
+        return [column]
     if isinstance(column, torch.Tensor):
         # A tensor of a GPU would come out of its pickle on the GPU of the sender.
-        content = torch.atleast_1d(column.detach()).cpu()
-    return _Part(content, has_row_per_sample, None if short_step is None else short_step.num_real)
+        column = torch.atleast_1d(column.detach()).cpu()
+    if short_step is not None and short_step.rows is None and _has_rows(column):
+        return column[: short_step.num_real]  # nobody knows how many rows of all processes are real
+    return column
 
 
-def _join(parts: list[_Part]) -> tuple[Any, bool]:
-    """The rows of all processes for a pickled column, and whether they belong to samples on each of the processes."""
-    has_row_per_sample = all(part.has_row_per_sample for part in parts)
-    contents = [part.content[: part.num_real] if has_row_per_sample else part.content for part in parts]
-    if isinstance(contents[0], torch.Tensor):
-        return torch.cat(contents).to(PartialState().device), has_row_per_sample
-    return list(chain.from_iterable(contents)), has_row_per_sample
+def _join(parts: list[Any]) -> Any:
+    if isinstance(parts[0], torch.Tensor):
+        return torch.cat(parts).to(PartialState().device)
+    return list(chain.from_iterable(parts))
 
 
 # Precision

@@ -98,27 +98,23 @@ class Part:
         remove(self.staging)
         remove(self.pending)
 
-    def publish(self, expected_ranks: set[int]) -> set[int]:
-        """Make the files in the staging folder a part of the checkpoint. Other files in its folder stay.
+    def publish_rank_part(self) -> None:
+        """Finish this rank part, and merge it if the main part is there already."""
+        write_manifest(self.staging, RANK_MANIFEST_NAME.format(self.rank), self.save_id, self.rank, self.world_size, [])
+        self.staging.rename(self.pending)
+        _merge_pending_parts(self.folder)
 
-        Args:
-            expected_ranks: ranks that are expected to save too, besides those whose parts are pending.
+    def publish_main_part(self, folder_before: Path) -> set[int]:
+        """Finish this main part, put it into its folder, merge the pending parts, and return the ranks it expects.
 
-        Returns:
-            all expected ranks, this one included.
-
-        Raises:
-            CheckpointError: if there is a link among the files, or something in the folder is in their way. The
-                checkpoint that was there before still is.
-            OSError: if something cannot be written or renamed; likewise.
+        These are the ranks whose parts are pending, and those in the checkpoint in `folder_before`, if there is one.
+        Other files in the folder stay. A CheckpointError says that one of them is in the way; then nothing is changed.
         """
         present = {self.rank, *_pending_parts(self.folder, self.save_id)}
-        expected = present | expected_ranks
-        write_manifest(self.staging, self.is_main, self.save_id, self.rank, self.world_size, sorted(expected))
-        if not self.is_main:
-            self.staging.rename(self.pending)
-            _merge_pending_parts(self.folder)
-            return expected
+        expected = set(present)
+        with contextlib.suppress(CheckpointError):
+            expected.update(rank for rank in read_manifest(folder_before).ranks if rank < self.world_size)
+        write_manifest(self.staging, MANIFEST_NAME, self.save_id, self.rank, self.world_size, sorted(expected))
         if not self.folder.exists():
             self.staging.rename(self.folder)
         else:
@@ -249,31 +245,26 @@ def numbered(parent: Path, prefix: str = "checkpoint_") -> list[Path]:
 
 
 def choose_newest(parent: Path, prefix: str = "checkpoint_", finished_run: str | None = None) -> Path:
-    """Choose the whole checkpoint with the highest number, and verify it; if none is whole, the highest with a part.
-
-    An interrupted save is finished first. Checkpoints that are passed over are logged and renamed, because the run will
-    need their numbers again. Staging folders of a killed run are removed. For `finished_run` see `is_whole`.
+    """The newest whole checkpoint, see `_find_newest`. What is newer is set aside: the run will need its number again.
 
     Raises:
         CheckpointError: if all are damaged; then all stay as they are.
     """
-    found = numbered(parent, prefix)
-    chosen = _first_whole_or_undamaged(found, finished_run)
+    chosen = _find_newest(numbered(parent, prefix), finished_run)
     if chosen is None:
         raise CheckpointError(f"there is no whole checkpoint in {parent}")
     logger.info("resuming from %s", chosen)
-    for other in found[: found.index(chosen)]:
-        with contextlib.suppress(OSError):
-            other.rename(f"{other}.damaged-{uuid.uuid4().hex[:8]}")
-    for left_over in parent.glob(f".{glob.escape(prefix)}*.staging*"):
-        remove(left_over)
+    _set_aside_newer_than(chosen, prefix)
     return chosen
 
 
-def _first_whole_or_undamaged(folders: list[Path], finished_run: str | None) -> Path | None:
-    """The first whole checkpoint among `folders`; if none is whole, the first one that is undamaged."""
+def _find_newest(highest_first: list[Path], finished_run: str | None) -> Path | None:
+    """The first whole checkpoint, verified; if none is whole, the first undamaged one. Skipped ones are logged.
+
+    Interrupted saves are finished first. For `finished_run` see `is_whole`.
+    """
     first_undamaged = None
-    for folder in folders:
+    for folder in highest_first:
         try:
             finish_and_verify(folder)
         except CheckpointError as error:
@@ -287,19 +278,20 @@ def _first_whole_or_undamaged(folders: list[Path], finished_run: str | None) -> 
     return first_undamaged
 
 
-# Load
+def _set_aside_newer_than(chosen: Path, prefix: str) -> None:
+    """Rename the checkpoints with higher numbers, and remove what a killed run has left unfinished."""
+    found = numbered(chosen.parent, prefix)
+    for other in found[: found.index(chosen)]:
+        with contextlib.suppress(OSError):
+            other.rename(f"{other}.damaged-{uuid.uuid4().hex[:8]}")
+    for left_over in chosen.parent.glob(f".{glob.escape(prefix)}*.staging*"):
+        remove(left_over)
 
 
 def finish_and_verify(folder: Path) -> None:
     """Finish a save that was interrupted, and verify the checkpoint. What is wrong with it is a CheckpointError."""
     finish_interrupted_save(folder)
     verify(folder)
-
-
-def must_load_previous(folder: Path, finished_run: str) -> bool:
-    """Finish an interrupted save. True if it lacks parts still, and the save before it is there, in `.previous`."""
-    finish_interrupted_save(folder)
-    return not is_whole(folder, finished_run) and (folder / PREVIOUS_NAME).is_dir()
 
 
 # Rotate

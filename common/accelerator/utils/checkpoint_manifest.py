@@ -5,12 +5,14 @@ Each part of a checkpoint has a manifest, which is written last. `manifest.json`
 of the part, and the id of the save. A part with another id belongs to another save, and is ignored.
 
 A checkpoint is **whole** if it has the parts of all ranks that the main manifest expects. These are the ranks whose
-parts were finished before the main part was, and the ranks that took part in the save before. So a checkpoint that the
-main process saves alone is whole. If a rank is killed in a save of all ranks, that checkpoint is not whole, and the one
-before it is the newest whole one.
+parts were finished before the main part was, and the ranks whose parts are in the checkpoint before: the one that is
+saved over, or under automatic naming the one with the number before. So a checkpoint that the main process saves alone
+is whole. If a rank is killed in a save of all ranks, that checkpoint is not whole, and the one before it is the newest
+whole one.
 
-In the first save of a run, the main process may finish before the other ranks begin, and then it expects none of them.
-If they are killed at that moment, a whole checkpoint lacks their parts, and loading says so. `all_ranks` avoids it.
+Where there is no checkpoint before, the main process may finish before the other ranks begin, and then it expects none
+of them. If they are killed at that moment, a whole checkpoint lacks their parts, and loading says so. `all_ranks`
+avoids it.
 """
 
 import json
@@ -21,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from .save_ids import run_of
 
 # A checkpoint of another version is refused: increase it when older code could not resume from newer files.
 FORMAT_VERSION = 10
@@ -41,6 +45,7 @@ class Manifest:
     """The manifests of all parts of one save, put together. No file has been checked yet.
 
     Attributes:
+        folder: where they and the files are.
         save_id: the id of the save.
         world_size: the number of processes of the run, whether they saved or not.
         ranks: the ranks whose parts are there; the one that wrote the main part is the first.
@@ -48,6 +53,7 @@ class Manifest:
         files: the description of each file, by its name in the folder.
     """
 
+    folder: Path
     save_id: str
     world_size: int
     ranks: list[int]
@@ -56,9 +62,9 @@ class Manifest:
 
 
 def write_manifest(
-    folder: Path, is_main: bool, save_id: str, rank: int, world_size: int, expected_ranks: list[int]
+    folder: Path, name: str, save_id: str, rank: int, world_size: int, expected_ranks: list[int]
 ) -> None:
-    """Write the manifest of the part whose files are in `folder`.
+    """Write the manifest of the part whose files are in `folder`. The main part's expects parts of other ranks.
 
     Raises:
         CheckpointError: if there is a symbolic link among them, which no load would follow.
@@ -74,7 +80,6 @@ def write_manifest(
         "expects": expected_ranks,
         "files": {name: describe(path) for name, path in files_in(folder).items()},
     }
-    name = MANIFEST_NAME if is_main else RANK_MANIFEST_NAME.format(rank)
     (folder / name).write_text(json.dumps(content, indent=1))
 
 
@@ -95,7 +100,7 @@ def read_manifest(folder: Path) -> Manifest:
             ranks.append(part["rank"])
             files = part["files"] | files
     missing = [rank for rank in main["expects"] if rank not in ranks]
-    return Manifest(main["save"], main["world_size"], ranks, missing, files)
+    return Manifest(folder, main["save"], main["world_size"], ranks, missing, files)
 
 
 def read_part_manifest(path: Path) -> dict[str, Any]:
@@ -132,7 +137,7 @@ def is_whole(folder: Path, finished_run: str | None = None) -> bool:
         manifest = read_manifest(folder)
     except CheckpointError:
         return False
-    return not manifest.missing or manifest.save_id.startswith(f"{finished_run}-")
+    return not manifest.missing or run_of(manifest.save_id) == finished_run
 
 
 def verify(folder: Path) -> None:

@@ -11,23 +11,6 @@ from torch.utils.serialization import config
 
 from .checkpoint_manifest import CheckpointError
 
-_TYPES_OF_NUMBERS = [
-    "bool",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-    "complex64",
-    "complex128",
-]
-
 
 def types_of_numpy() -> list[Any]:
     """The types and functions that `torch.load` needs for numbers and arrays of NumPy. None of them executes code.
@@ -40,7 +23,8 @@ def types_of_numpy() -> list[Any]:
         return []
     make_array = numpy.empty(0).__reduce__()[0]
     make_number = numpy.float64(0).__reduce__()[0]
-    types_of_numbers = [type(numpy.dtype(name)) for name in _TYPES_OF_NUMBERS]
+    codes = "?" + numpy.typecodes["AllInteger"] + numpy.typecodes["AllFloat"]  # "?" is a bool
+    types_of_numbers = [type(numpy.dtype(code)) for code in codes]
     return [make_array, make_number, numpy.ndarray, numpy.dtype, *types_of_numbers, codecs.encode, bytes]
 
 

@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 
 from common.accelerator import Accelerator
-from common.accelerator.utils import ProjectConfiguration, gather_object
+from common.accelerator.utils import ProjectConfiguration, gather_object, save_ids
 from common.accelerator.utils.checkpoint_manifest import is_whole
-from common.accelerator.utils.save_history import SaveHistory
 from tests.states import forget_states
 from tests.unit.accelerator.several_processes import on_ranks
 
@@ -44,7 +43,7 @@ class Run:
 def run_named(name: str) -> Iterator[None]:
     """Within the block this process belongs to another run than it does."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(SaveHistory, "name_of_run", lambda self: name)
+        patched.setattr(save_ids, "name_of_run", lambda: name)
         yield
 
 
@@ -208,7 +207,7 @@ def test_a_rank_that_comes_late_completes_the_checkpoint_that_is_still_there(tmp
 
 def test_saves_of_two_accelerators_into_one_folder_have_different_ids(tmp_path):
     with run_named("a run"):
-        first = SaveHistory().next_id(tmp_path)
-        elsewhere = SaveHistory().next_id(tmp_path / "another")  # which perhaps only the main process does
-        second = SaveHistory().next_id(tmp_path)
+        first = save_ids.next_id(tmp_path)
+        elsewhere = save_ids.next_id(tmp_path / "another")  # which perhaps only the main process does
+        second = save_ids.next_id(tmp_path)
     assert first == elsewhere != second

@@ -1,0 +1,47 @@
+"""Ids of saves: two parts belong to one save if they have the same id. All ranks find it without asking each other.
+
+It is made of the name of the run, the number of collectives so far, and the number of saves into the folder since then:
+
+    save_state("a")                       run-5-1
+    if is_main_process: save_state("b")   run-5-1 in another folder, on rank 0 alone
+    save_state("a")                       run-5-2
+    wait_for_everyone(); save_state("a")  run-6-1
+
+The number of collectives is the clock of the run: all ranks must have entered the same ones when they come to a line of
+the script.
+"""
+
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+# Not counted for each Accelerator, because two of them may save into one folder.
+_num_saves: Counter[tuple[str, Path]] = Counter()
+
+
+def name_of_run() -> str:
+    """A name that the processes of this run have in common, and no other run has; a new one without a process group."""
+    name = uuid.uuid4().hex
+    if not dist.is_initialized():
+        return name
+    # The first rank that comes here chooses the name. The store keeps it for the others, and none of them waits.
+    store = dist.distributed_c10d._get_default_store()
+    return store.compare_set("checkpointing/run", "", name).decode()
+
+
+def next_id(folder: Path) -> str:
+    """The id of the save into `folder` that begins now."""
+    group: Any = dist.group.WORLD
+    # torch keeps this count to itself, but no other is the same on all ranks whatever each of them saves.
+    num_collectives = 0 if group is None else group._get_sequence_number_for_group()
+    since_when = f"{name_of_run()}-{num_collectives}"
+    _num_saves[since_when, folder] += 1
+    return f"{since_when}-{_num_saves[since_when, folder]}"
+
+
+def run_of(save_id: str) -> str:
+    """The name of the run that made `save_id`."""
+    return save_id.rsplit("-", 2)[0]
