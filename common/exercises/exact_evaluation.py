@@ -1,21 +1,18 @@
 """The checker of `exact_evaluation`: what each rank returns, and how many samples it has run."""
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from common.eval_sampler import DistributedEvalSampler
-from common.exercises.checker import Checker
 from common.exercises.compare import near
-from common.exercises.mistake import Mistake
-from common.exercises.stage import load_name
-from common.exercises.traffic import observed
+from common.exercises.mistake import Mistake, by_rank
+from common.exercises.traffic import Traffic
 
-# On three ranks: a remainder of two, and fewer samples than ranks.
-CASES = {"17 samples on {} ranks": {"size": 17}, "2 samples on {} ranks": {"size": 2}}
+SIZES = (17, 2)  # on three ranks: a remainder of two, and fewer samples than ranks
 
 
 class CountingNetwork(nn.Module):
@@ -45,44 +42,57 @@ def accuracy_of(share: Sequence[int]) -> float:
     return len(right) / max(len(share), 1)
 
 
-class Facts(NamedTuple):
-    """The accuracy that is returned, and the number of samples that the network was given."""
+class Evaluation(NamedTuple):
+    """The accuracy that the solution returned, and the number of samples that the network was given."""
 
     accuracy: Any
-    seen: Any
+    seen: int
 
 
-def share_of(rank: int, world_size: int, size: int) -> list[int]:
-    return list(DistributedEvalSampler(range(size), world_size, rank))
+def reference() -> list[list[int]]:
+    """An exact share of the samples of each size."""
+    return [list(DistributedEvalSampler(range(size))) for size in SIZES]
 
 
-def reference(size: int) -> Facts:
-    share = share_of(dist.get_rank(), dist.get_world_size(), size)
-    return Facts(accuracy_of(range(size)), len(share))
+def attempt(solution: ModuleType, _: Traffic) -> list[Evaluation]:
+    evaluations = []
+    for size in SIZES:
+        model = CountingNetwork()
+        accuracy = solution.accuracy(model, dataset_of(size))
+        if not isinstance(accuracy, float):
+            accuracy = f"a {type(accuracy).__name__}"
+        evaluations.append(Evaluation(accuracy, model.seen))
+    return evaluations
 
 
-def attempt(path: str, size: int) -> Facts:
-    model = CountingNetwork()
-    with observed():
-        accuracy = load_name(path, "accuracy")(model, dataset_of(size))
-    if not isinstance(accuracy, float):
-        accuracy = f"a {type(accuracy).__name__}"
-    return Facts(accuracy, model.seen)
+def check(made: list[list[Evaluation]], expected: list[list[list[int]]]) -> None:
+    for number, size in enumerate(SIZES):
+        check_size(size, [of_rank[number] for of_rank in made], [of_rank[number] for of_rank in expected])
 
 
-def finding(made: Facts, expected: Facts) -> Mistake | None:
-    world_size = len(made.seen)
-    size = sum(expected.seen)
-    one_runs_all = size > world_size and max(made.seen) == size
-    if sum(made.seen) != size or one_runs_all:
-        return Mistake("not shared out").with_values("samples that were run", made.seen, {"for example": expected.seen})
-    if near(made.accuracy, expected.accuracy):
-        return None
-    accuracies = [accuracy_of(share_of(rank, world_size, size)) for rank in range(world_size)]
-    mean_of_means = sum(accuracies) / world_size
-    is_mean_of_means = near(made.accuracy, [mean_of_means] * world_size)
-    mistake = Mistake("mean of means") if is_mean_of_means else Mistake("other accuracy")
-    return mistake.with_values("returned", made.accuracy, {"one device": expected.accuracy[0]})
-
-
-CHECKER = Checker(reference, attempt, finding, world_sizes=(3, 2), cases=CASES)
+def check_size(size: int, made: list[Evaluation], shares: list[list[int]]) -> None:
+    world_size = len(made)
+    seen = [of_rank.seen for of_rank in made]
+    one_runs_all = size > world_size and max(seen) == size
+    if sum(seen) != size or one_runs_all:
+        raise Mistake(
+            f"{size} samples: share them out, so that each is run once and the ranks have about equally many, as "
+            "DistributedEvalSampler does in common/eval_sampler.py",
+            by_rank(seen) | {"for example": list(map(len, shares))},
+        )
+    accuracies = [of_rank.accuracy for of_rank in made]
+    right = accuracy_of(range(size))
+    if near(accuracies, [right] * world_size):
+        return
+    mean_of_means = sum(map(accuracy_of, shares)) / world_size
+    if near(accuracies, [mean_of_means] * world_size):
+        sentence = (
+            "this is the mean of the ranks' accuracies, in which a small share counts as much as a large one: add up "
+            "right answers and samples, and divide once"
+        )
+    else:
+        sentence = (
+            "this is not the fraction of right answers, as a float on every rank: add up right answers and samples "
+            "over all ranks, and divide once"
+        )
+    raise Mistake(f"{size} samples: {sentence}", by_rank(accuracies) | {"one device": right})
