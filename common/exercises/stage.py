@@ -13,7 +13,7 @@ import warnings
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.distributed as dist
 
