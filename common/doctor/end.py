@@ -107,8 +107,7 @@ def _where(record: Record, crashed: set[int]) -> str:
     if record.rank in crashed:
         return f"rank {record.rank} was left alone"
     if record.line:
-        called = record.called[0] if record.called else "Python"
-        return f"rank {record.rank} is in {record.line} ({called})"
+        return f"rank {record.rank} is in {record.line} ({record.called})"
     return f"rank {record.rank} has ended"
 
 

@@ -45,20 +45,20 @@ def _beat(recorder: Recorder, folder: Path, script: Path, thread: int, doctor: i
 
 
 class Place(NamedTuple):
-    """A line, and the names of the functions that were called from there, the outermost first."""
+    """A line, and the function that was called from there."""
 
     line: str
-    called: list[str]
+    called: str
 
 
 def script_line(frame: FrameType | None, script: Path) -> Place | None:
     """The innermost line that is of the script, or of no library; None where the script has not begun."""
-    called: list[str] = []
+    called = "Python"
     while frame is not None:
         file = frame.f_code.co_filename
         if file == str(script) or not file.startswith(_LIBRARIES):
             return Place(f"{Path(file).name}:{frame.f_lineno}", called)
         if frame.f_code.co_name not in WRAPPERS:
-            called.insert(0, frame.f_code.co_name)
+            called = frame.f_code.co_name
         frame = frame.f_back
     return None

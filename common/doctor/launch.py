@@ -21,7 +21,7 @@ from common.processes import free_port
 
 POLL = 0.2  # seconds
 AFTER_A_CRASH = 5.0  # seconds that the other ranks have
-START = 120.0  # seconds until the first progress of each rank: on a busy machine imports alone may take half a minute
+START = 120.0  # seconds until all ranks run the script: on a busy machine imports alone may take half a minute
 LOG = "log"
 
 
@@ -89,7 +89,6 @@ def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
 def _wait(started: list[subprocess.Popen], folders: list[Path], patience: float) -> None:
     """Wait until all ranks have ended, or none has made progress for `patience` seconds."""
     progress = [""] * len(folders)
-    begun: set[int] = set()
     last_progress = time.monotonic()
     with tqdm(desc="optimizer steps", leave=False, disable=None) as bar:
         while any(process.poll() is None for process in started):
@@ -100,18 +99,15 @@ def _wait(started: list[subprocess.Popen], folders: list[Path], patience: float)
                     continue
                 progress[rank] = text
                 last_progress = time.monotonic()
-                events, steps = map(int, text.split())
-                if events > 0:
-                    begun.add(rank)
-                bar.n = steps
+                bar.n = int(text.split()[1])  # optimizer steps
                 bar.refresh()
             idle = time.monotonic() - last_progress
             if any(process.poll() for process in started):  # after a crash the others may wait for that rank in vain
                 limit = AFTER_A_CRASH
-            elif len(begun) < len(folders):
-                limit = max(patience, START)
-            else:
+            elif all(progress):
                 limit = patience
+            else:  # a rank has not begun to run the script
+                limit = max(patience, START)
             if idle > limit:
                 return
             time.sleep(POLL)

@@ -30,15 +30,10 @@ Tensors = dict[str, Tensor]
 
 
 class NetworkWatch:
-    """The networks of a script.
-
-    Attributes:
-        networks: what was noted of each.
-    """
+    """The networks of a script, and what was noted of each."""
 
     def __init__(self, recorder: Recorder, data: DataWatch) -> None:
         self.networks: weakref.WeakKeyDictionary[nn.Module, Network] = weakref.WeakKeyDictionary()
-        self._recorder = recorder
         self._record = recorder.record
         self._data = data
         self._parts: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # of those networks
@@ -59,7 +54,7 @@ class NetworkWatch:
         # If DDP copies rank 0's buffers, it has done so before this hook.
         if not module.training:
             network.statistics.setdefault(self._record.steps, _statistics(module))
-        elif self._recorder.gradients and network.forwards <= DRAWS:
+        elif torch.is_grad_enabled() and network.forwards <= DRAWS:
             self._generators = states(next(module.parameters()).device)
 
     def after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
@@ -75,7 +70,7 @@ class NetworkWatch:
         network = self._network(module)
         if network is None:
             return
-        is_training = module.training and self._recorder.gradients
+        is_training = module.training and torch.is_grad_enabled()
         if is_training:
             network.forwards += 1
             self._data.note_forward(inputs)

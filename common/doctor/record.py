@@ -80,7 +80,7 @@ class Record:
 
     # heartbeat
     line: str = ""  # of the script, where it last stood still
-    called: list[str] = field(default_factory=list)  # the functions called from there, the outermost first
+    called: str = ""  # the function that was called from there
 
     # optimizers
     steps: int = 0

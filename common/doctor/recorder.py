@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 import torch.distributed as dist
 
 from common.doctor.record import Record, write
@@ -25,7 +24,6 @@ class Recorder:
     def __init__(self, path: Path, rank: int) -> None:
         self.record = Record(rank)
         self.events = 0  # calls of observers; while the number grows, the script makes progress
-        self.gradients = True  # the script computes with gradients, at the event that is observed
         self.lock = threading.RLock()  # held while the record is changed or written
         self._path = path
         self._process = os.getpid()
@@ -39,9 +37,7 @@ class Recorder:
         def guarded(*args: Any, **kwargs: Any) -> None:
             if os.getpid() != self._process or threading.current_thread() is not self._thread:
                 return
-            gradients = torch.is_grad_enabled()
-            with self.lock, torch.no_grad():
-                self.gradients = gradients
+            with self.lock:
                 self.events += 1
                 try:
                     if self.record.backend is None and dist.is_initialized():

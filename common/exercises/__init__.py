@@ -36,7 +36,7 @@ EXERCISES = {  # in the order of the climb
         40, LEVEL_02, "the small ring (common/small/ring.py), with as few numbers on each link"
     ),
     "sampler": Exercise(15, LEVEL_02, "DistributedEvalSampler (common/eval_sampler.py)"),
-    "exact_evaluation": Exercise(15, LEVEL_02, "one device, and DistributedEvalSampler (common/eval_sampler.py)"),
+    "exact_evaluation": Exercise(15, LEVEL_02, "one device"),
     "accumulate": Exercise(15, DDP_PAGE, "one device, with all samples in one batch"),
     "zero1": Exercise(30, "02_ddp_raw/MEMORY_AND_ZERO.md", "ZeRO1 (common/small/zero/zero1.py)"),
     "loss_scaler": Exercise(25, "03_accelerate/MIXED_PRECISION.md", "torch's ShardedGradScaler"),

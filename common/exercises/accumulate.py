@@ -95,17 +95,12 @@ def check(made: list[list[Step]], expected: list[list[float]]) -> None:
         check_events(where, count, [step.events for step in steps])
         gradients = [step.gradient for step in steps]
         right = expected[0][number]
-        if near(gradients, [right] * len(gradients)):
-            continue
-        if near(gradients[0], count * right):
-            sentence = (
-                "the gradients of the micro-batches were added and not averaged: divide each loss by their number"
+        if not near(gradients, [right] * len(gradients)):
+            raise Mistake(
+                f"{where}: the gradients of the micro-batches are averaged, not added, so divide each loss once, by "
+                "len(micro_batches); and call zero_grad() once in a step, not before the step is made",
+                by_rank(gradients) | {"the gradient of the step should be": right},
             )
-        elif number > 0 and near(gradients[0], right + expected[0][number - 1]):
-            sentence = "the gradient of the step before was still there: call zero_grad() once in each step"
-        else:
-            sentence = "divide each loss once, by len(micro_batches), and call zero_grad() once, not before the step"
-        raise Mistake(f"{where}: {sentence}", by_rank(gradients) | {"the gradient of the step should be": right})
 
 
 def check_events(where: str, count: int, of_ranks: list[list[str]]) -> None:
@@ -114,21 +109,15 @@ def check_events(where: str, count: int, of_ranks: list[list[str]]) -> None:
     for events in of_ranks:
         if events == right:
             continue
-        without_messages = [event for event in events if event not in MESSAGE]
-        passes = [event for event in without_messages if event != "step"]
-        if passes != PASSES * count:
-            sentence = (
-                "several micro-batches were in memory at once, as much as of a large batch, and accumulation is there "
-                "for those who lack it: call the forward and then the backward of each one"
-            )
-        elif without_messages != [*passes, "step"]:
-            sentence = (
-                "make one optimizer step, after the backward of the last micro-batch: until then gradients add up"
-            )
-        else:
+        if [event for event in events if event not in MESSAGE] == [*PASSES * count, "step"]:
             sentence = (
                 "the gradients have to be sent once, by the backward of the last micro-batch, which sends the sum of "
                 "all: the others belong into `with model.no_sync():`, forward and backward, and the last one outside "
                 "(model.module(inputs) goes past DDP, which then sends nothing)"
+            )
+        else:
+            sentence = (
+                "call the forward and the backward of one micro-batch after the other, because the memory may not hold "
+                "several of them, and then make one optimizer step"
             )
         raise Mistake(f"{where}: {sentence}", by_rank(of_ranks) | {"it should be": right})

@@ -1,13 +1,11 @@
 """The checker of `exact_evaluation`: what each rank returns, and how many samples it has run."""
 
-from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from common.eval_sampler import DistributedEvalSampler
 from common.exercises.compare import near
 from common.exercises.mistake import Mistake, by_rank
 from common.exercises.traffic import Traffic
@@ -22,12 +20,12 @@ class CountingNetwork(nn.Module):
         super().__init__()
         self.seen = 0
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         self.seen += len(images)
         return images
 
 
-def dataset_of(size: int) -> list[tuple[torch.Tensor, int]]:
+def dataset_of(size: int) -> list[tuple[Tensor, int]]:
     """Samples whose right answer is the largest input, but for every third, whose label is wrong."""
     images = torch.eye(4)[torch.arange(size) % 4]
     labels = [index % 4 for index in range(size)]
@@ -36,22 +34,21 @@ def dataset_of(size: int) -> list[tuple[torch.Tensor, int]]:
     return list(zip(images, labels, strict=True))
 
 
-def accuracy_of(share: Sequence[int]) -> float:
-    """The fraction of right answers for these samples."""
-    right = [index for index in share if index % 3 != 0]
-    return len(right) / max(len(share), 1)
-
-
 class Evaluation(NamedTuple):
-    """The accuracy that the solution returned, and the number of samples that the network was given."""
+    """The accuracy that is returned, and the number of samples that the network was given."""
 
     accuracy: Any
     seen: int
 
 
-def reference() -> list[list[int]]:
-    """An exact share of the samples of each size."""
-    return [list(DistributedEvalSampler(range(size))) for size in SIZES]
+def reference() -> list[Evaluation]:
+    """The evaluations of data sets of all sizes on one device."""
+    evaluations = []
+    for size in SIZES:
+        images, labels = zip(*dataset_of(size), strict=True)
+        right = torch.stack(images).argmax(dim=1) == torch.tensor(labels)
+        evaluations.append(Evaluation(right.double().mean().item(), size))
+    return evaluations
 
 
 def attempt(solution: ModuleType, _: Traffic) -> list[Evaluation]:
@@ -65,34 +62,23 @@ def attempt(solution: ModuleType, _: Traffic) -> list[Evaluation]:
     return evaluations
 
 
-def check(made: list[list[Evaluation]], expected: list[list[list[int]]]) -> None:
-    for number, size in enumerate(SIZES):
-        check_size(size, [of_rank[number] for of_rank in made], [of_rank[number] for of_rank in expected])
-
-
-def check_size(size: int, made: list[Evaluation], shares: list[list[int]]) -> None:
+def check(made: list[list[Evaluation]], expected: list[list[Evaluation]]) -> None:
     world_size = len(made)
-    seen = [of_rank.seen for of_rank in made]
-    one_runs_all = size > world_size and max(seen) == size
-    if sum(seen) != size or one_runs_all:
-        raise Mistake(
-            f"{size} samples: share them out, so that each is run once and the ranks have about equally many, as "
-            "DistributedEvalSampler does in common/eval_sampler.py",
-            by_rank(seen) | {"for example": list(map(len, shares))},
-        )
-    accuracies = [of_rank.accuracy for of_rank in made]
-    right = accuracy_of(range(size))
-    if near(accuracies, [right] * world_size):
-        return
-    mean_of_means = sum(map(accuracy_of, shares)) / world_size
-    if near(accuracies, [mean_of_means] * world_size):
-        sentence = (
-            "this is the mean of the ranks' accuracies, in which a small share counts as much as a large one: add up "
-            "right answers and samples, and divide once"
-        )
-    else:
-        sentence = (
-            "this is not the fraction of right answers, as a float on every rank: add up right answers and samples "
-            "over all ranks, and divide once"
-        )
-    raise Mistake(f"{size} samples: {sentence}", by_rank(accuracies) | {"one device": right})
+    for number, size in enumerate(SIZES):
+        seen = [evaluations[number].seen for evaluations in made]
+        one_runs_all = size > world_size and max(seen) == size
+        if sum(seen) != size or one_runs_all:
+            raise Mistake(
+                f"{size} samples: share them out, so that each is run once and the ranks have about equally many, as "
+                "DistributedEvalSampler does in common/eval_sampler.py. Samples that were run:",
+                by_rank(seen),
+            )
+        accuracies = [evaluations[number].accuracy for evaluations in made]
+        right = expected[0][number].accuracy
+        if not near(accuracies, [right] * world_size):
+            raise Mistake(
+                f"{size} samples: this is not the fraction of right answers, as a float on every rank: add up right "
+                "answers and samples over all ranks, and divide once. In a mean of the ranks' accuracies a small share "
+                "counts as much as a large one",
+                by_rank(accuracies) | {"one device": right},
+            )

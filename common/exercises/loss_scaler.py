@@ -78,35 +78,27 @@ def check(made: list[list[Step]], expected: list[list[Step]]) -> None:
     """Raise the first mistake of the first step that has one."""
     for number in range(STEPS):
         for field in Step._fields:
-            of_ranks = [getattr(of_rank[number], field) for of_rank in made]
-            right = [getattr(of_rank[number], field) for of_rank in expected]
+            of_ranks = [getattr(steps[number], field) for steps in made]
+            right = [getattr(steps[number], field) for steps in expected]
             if not near(of_ranks, right):
-                sentence = SENTENCES.get(field) or about_gradients(number, of_ranks, right)
-                numbers = by_rank(of_ranks) | {"they should be": right}
-                raise Mistake(f"step {number + 1}, {field}: {sentence}", numbers)
+                sentence = sentence_about(number, field, of_ranks, right)
+                raise Mistake(f"step {number + 1}, {field}: {sentence}", by_rank(of_ranks) | {"they should be": right})
 
 
-SENTENCES = {
-    "scaled_loss": "scale(loss) has to return the loss times the scale, or in fp16 a gradient of 1.5e-8 is 0",
-    "scale": "an overflow on any rank halves the scale of all ranks, and growth_interval steps in a row without one, "
-    "counted anew after each change, double it",
-}
-
-
-def about_gradients(step: int, of_ranks: list, right: list) -> str:
+def sentence_about(step: int, field: str, of_ranks: list, right: list) -> str:
+    if field == "scaled_loss":
+        return "scale(loss) has to return the loss times the scale, or in fp16 a gradient of 1.5e-8 is 0"
+    if field == "scale":
+        return (
+            "an overflow on any rank halves the scale of all ranks, and growth_interval steps in a row without one, "
+            "counted anew after each change, double it"
+        )
     if step in OVERFLOWS:
         rank, _ = OVERFLOWS[step]
         return (
             f"a gradient had overflowed on rank {rank}, so all ranks have to skip the step: look for inf and for nan "
-            "in all gradients, and call one all-reduce in each step, after the loop over the parameters, of whether "
-            "one was found"
+            "in all gradients, and call one all-reduce in each step, after the loop over the parameters"
         )
     if near(of_ranks, scaled(right, SCALE)):  # no step before the first overflow has another scale
-        return (
-            "the gradients are still multiplied by the scale: divide them by it before the step, those of all "
-            "optimizer.param_groups"
-        )
-    return (
-        "optimizer.step() has to be called once on each rank, with gradients that are divided by the scale, those of "
-        "all optimizer.param_groups"
-    )
+        return "they are still multiplied by the scale: divide all gradients of optimizer.param_groups before the step"
+    return "call optimizer.step() once on each rank, and divide all gradients of optimizer.param_groups by the scale"

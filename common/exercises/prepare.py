@@ -127,12 +127,12 @@ def check_samples(of_ranks: list[list[list[int]]]) -> None:
     batches = torch.arange(SAMPLES).view(-1, BATCH_SIZE).tolist()
     if joined(of_ranks) == batches:
         return
+    sentence = (
+        "in each step the ranks together do not have the samples of one batch, in the loader's order: its batch_size "
+        "is that of all ranks, and a rank's is batch_size // world size"
+    )
     if of_ranks == of_ranks[:1] * len(of_ranks):
         sentence = "every rank has the same samples: a sampler has to deal them out (DistributedSampler does)"
-    elif max(map(len, of_ranks[0]), default=0) == BATCH_SIZE:
-        sentence = "the loader's batch_size is that of all ranks: a rank's is batch_size // world size"
-    else:
-        sentence = "in each step the ranks together do not have the samples of one batch, in the loader's order"
     raise Mistake(sentence, by_rank(of_ranks) | {"the loader's batches": batches})
 
 

@@ -88,22 +88,13 @@ def check(made: list[Made], expected: list[Expected]) -> None:
 
 def check_messages(made: list[Made], expected: list[Expected]) -> None:
     """Raise a Mistake about the first message that is not the one of the small ring."""
-    half = len(made) - 1  # messages
-    for step in range(2 * half):
+    for step in range(len(expected[0].sent)):
         for rank, (of_rank, right) in enumerate(zip(made, expected, strict=True)):
             message = of_rank.sent[step] if step < len(of_rank.sent) else None
-            if near(message, right.sent[step]):
-                continue
-            if step < half:
-                sentence = (
-                    "The first step sends the chunk whose number is the rank's. In the first half a rank receives into "
-                    "a tensor of its own, adds it to its chunk of the same number, in place, and sends this chunk in "
-                    "the next step"
+            if not near(message, right.sent[step]):
+                raise Mistake(
+                    f"message {step + 1} of rank {rank} is {shown(message)}, and should be {shown(right.sent[step])}. "
+                    "In the first half a rank adds what arrives to its chunk of the same number, in place, and sends "
+                    "this chunk next. The second half begins with the chunk (rank + 1) % world size, which is "
+                    "finished: copy what arrives, do not add it, and send it next"
                 )
-            else:
-                sentence = (
-                    "The second half begins with the chunk (rank + 1) % world size, which is finished. A chunk that "
-                    "arrives is finished too: copy it, do not add it, and send it in the next step"
-                )
-            what = f"message {step + 1} of rank {rank} is {shown(message)}, and should be {shown(right.sent[step])}"
-            raise Mistake(f"{what}. {sentence}")

@@ -16,18 +16,16 @@ from common.small.zero import ZeRO1
 
 INPUTS = ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), (7.0, 2.0, 9.0))  # by rank
 STEPS = 2
-LAYERS = 5  # which the ranks cannot share out equally
-LAYER_SIZE = 3  # numbers, which is odd: equal parts on two ranks have one of zero at their end
-MOMENTS = 2 * LAYERS * LAYER_SIZE  # numbers in the whole state of AdamW
+WIDTHS = ((3, 1), (1, 3), (3, 1), (1, 3), (3, 1))  # of five layers, which the ranks cannot share out equally
+MOMENTS = 2 * 15  # numbers in the whole state of AdamW
 # AdamW divides by the gradient's size plus eps. With the usual 1e-8 a sum gives the same step as a mean.
 SETTINGS: dict[str, Any] = {"lr": 0.1, "eps": 1.0}
 
 
 def network() -> nn.Sequential:
-    """Layers of equal size, which narrow to one number and widen again; no two numbers have the same gradient."""
+    """Layers of three weights each. No two weights have the same gradient."""
     torch.manual_seed(0)
-    shapes = [(LAYER_SIZE, 1), (1, LAYER_SIZE)] * LAYERS
-    layers = [nn.Linear(*shape, bias=False) for shape in shapes[:LAYERS]]
+    layers = [nn.Linear(*widths, bias=False) for widths in WIDTHS]
     for layer in layers:
         nn.init.uniform_(layer.weight, 0.5, 1.5)
     return nn.Sequential(*layers).double()

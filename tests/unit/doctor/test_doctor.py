@@ -316,7 +316,7 @@ def test_without_a_process_group_only_a_hang_is_examined():
     for expected, state in (
         ("the script printed last: no training", {"ended": "whole", "last_line": "no training"}),
         ("the script made no process group", {"ended": "whole", "steps": 5}),
-        ("None", {"ended": "stopped", "line": "train.py:3", "called": ["sleep"]}),
+        ("None", {"ended": "stopped", "line": "train.py:3", "called": "sleep"}),
     ):
         records = [Record(rank, **state) for rank in range(2)]
         reason = report.not_examined(records, report.answers(records, patience=60))

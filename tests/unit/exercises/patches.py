@@ -100,8 +100,8 @@ WRONG = {
         ),
     ],
     "accumulate": [
-        ("(loss / len(micro_batches))", "loss", "added and not averaged"),
-        ("    optimizer.zero_grad()\n", "", "step 2", "the gradient of the step before"),
+        ("(loss / len(micro_batches))", "loss", "are averaged, not added"),
+        ("    optimizer.zero_grad()\n", "", "step 2", "call zero_grad() once"),
         ("nullcontext() if last else model.no_sync()", "nullcontext()", "sent once, by the backward of the last"),
     ],
     "zero1": [
