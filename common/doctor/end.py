@@ -46,35 +46,21 @@ def _watch_collective(recorder: Recorder, name: str, script: Path) -> None:
 
 def end(records: list[Record], patience: float) -> Answer:
     """The answer about the end, where ranks that made no progress for `patience` seconds were stopped."""
-    crashes = {}
-    for record in records:
-        error = _error(record)
-        if error:
-            crashes[record.rank] = error
-    for rank, error in crashes.items():
-        if not any(sign in error for sign in LEFT_ALONE):  # not the consequence of another rank's end
-            return _crashed(error, records[rank])
-    if crashes or any(record.ended == "stopped" for record in records):
-        return _waiting(records, set(crashes), patience)
+    crashed = [record for record in records if record.crash]
+    for record in crashed:
+        if not any(sign in record.crash for sign in LEFT_ALONE):  # not the consequence of another rank's end
+            return _crashed(record)
+    if crashed or any(record.ended == "stopped" for record in records):
+        return _waiting(records, patience)
     if any(record.ended == "steps" for record in records):
         return NotExamined(f"ended after {records[0].steps} steps, as --steps asked")
     return Right()
 
 
-def _error(record: Record) -> str | None:
-    """The error of a rank that crashed; where it has not said one, its exit code and its last line."""
-    if record.crash:
-        return record.crash
-    has_left = record.ended in (None, "crash")  # None: the rank was killed, or left by os._exit
-    if has_left and record.exit_code != 0:
-        return f"exit code {record.exit_code}; last printed: {record.last_line}"
-    return None
-
-
-def _crashed(error: str, record: Record) -> Finding:
+def _crashed(record: Record) -> Finding:
     crashed = f"rank {record.rank} crashed after {record.steps} optimizer steps"
-    if UNFINISHED not in error:
-        return Finding(f"{crashed}: {error[:300]}", "mend the error, and call the doctor again")
+    if UNFINISHED not in record.crash:
+        return Finding(f"{crashed}: {record.crash[:300]}", "mend the error, and call the doctor again")
     unused = [name for network in record.networks for name in network.without_gradient]
     parameters = sum(network.parameter_count for network in record.networks if network.forwards)
     return Finding(
@@ -85,9 +71,9 @@ def _crashed(error: str, record: Record) -> Finding:
     )
 
 
-def _waiting(records: list[Record], crashed: set[int], patience: float) -> Finding:
-    text = ", ".join(_where(record, crashed) for record in records)
-    if not crashed:
+def _waiting(records: list[Record], patience: float) -> Finding:
+    text = ", ".join(map(_where, records))
+    if not any(record.crash for record in records):
         text = f"no rank made progress for {patience:g} s: {text}"
     uneven = _uneven_epoch(records)
     if uneven:
@@ -103,8 +89,8 @@ def _waiting(records: list[Record], crashed: set[int], patience: float) -> Findi
     return Finding(text, "see what each of these lines waits for: all ranks must leave a loop at one step")
 
 
-def _where(record: Record, crashed: set[int]) -> str:
-    if record.rank in crashed:
+def _where(record: Record) -> str:
+    if record.crash:
         return f"rank {record.rank} was left alone"
     if record.line:
         return f"rank {record.rank} is in {record.line} ({record.called})"

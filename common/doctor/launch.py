@@ -62,9 +62,11 @@ def observe(
             process.wait()
     records = []
     for rank, process in enumerate(started):
-        record = _record(rank, folders[rank], process.returncode)
+        record = _record(rank, folders[rank])
         if was_running[rank]:
             record.ended = "stopped"
+        elif process.returncode != 0 and record.ended in (None, "crash"):  # None: killed, or left by os._exit
+            record.crash = record.crash or f"exit code {process.returncode}; last printed: {record.last_line}"
         records.append(record)
     return records
 
@@ -113,12 +115,11 @@ def _wait(started: list[subprocess.Popen], folders: list[Path], patience: float)
             time.sleep(POLL)
 
 
-def _record(rank: int, folder: Path, exit_code: int) -> Record:
-    """The record that a rank has left, or an empty one, with its exit code and the last line that it has printed."""
+def _record(rank: int, folder: Path) -> Record:
+    """The record that a rank has left, or an empty one, with the last line that it has printed."""
     record = Record(rank)
     if (folder / RECORD).exists():
         record = read(folder / RECORD)
     printed = (folder / LOG).read_text(errors="replace")
     record.last_line = printed.strip().split("\n")[-1]
-    record.exit_code = exit_code
     return record

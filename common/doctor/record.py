@@ -74,8 +74,7 @@ class Record:
 
     # launch and run_script
     ended: Literal["whole", "steps", "crash", "stopped"] | None = None  # "steps": as --steps asked; None: it runs
-    crash: str | None = None  # the error, in one line
-    exit_code: int = 0  # negative if a signal has ended the process
+    crash: str | None = None  # the error in one line, or the exit code of a process that has not said one
     last_line: str = ""  # that was printed
 
     # heartbeat

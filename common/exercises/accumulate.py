@@ -33,11 +33,11 @@ def samples_of(step: int, rank: int) -> tuple[Tensor, Tensor]:
     return inputs, 3 * inputs + torch.rand(inputs.shape, generator=generator)
 
 
-class Step(NamedTuple):
-    """The events of a step, and the gradient with which the optimizer made it."""
+class Made(NamedTuple):
+    """The events of each step, and the gradient at each call of the optimizer's step."""
 
-    events: list[str]
-    gradient: float
+    events: list[list[str]]
+    gradients: list[float]
 
 
 def reference() -> list[float]:
@@ -55,12 +55,11 @@ def reference() -> list[float]:
     return gradients
 
 
-def attempt(solution: ModuleType, traffic: Traffic) -> list[Step]:
+def attempt(solution: ModuleType, traffic: Traffic) -> Made:
     model = DistributedDataParallel(network())
     weight = model.module.weight
     optimizer = SGD(model.parameters(), lr=0.1)
-    events = traffic.events
-    gradients: list[float] = []  # of the present step
+    made = Made([], [])
 
     def average(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """DDP's own all-reduce, as an event."""
@@ -71,29 +70,26 @@ def attempt(solution: ModuleType, traffic: Traffic) -> list[Step]:
         return averaged
 
     def note_step(*_: Any) -> None:
-        events.append("step")
-        gradients.append(0.0 if weight.grad is None else weight.grad.item())
+        traffic.events.append("step")
+        made.gradients.append(0.0 if weight.grad is None else weight.grad.item())
 
     model.register_comm_hook(None, average)
-    model.module.register_forward_pre_hook(lambda _, inputs: events.append(f"forward of {len(inputs[0])}"))
-    weight.register_hook(lambda _: events.append("backward"))
+    model.module.register_forward_pre_hook(lambda _, inputs: traffic.events.append(f"forward of {len(inputs[0])}"))
+    weight.register_hook(lambda _: traffic.events.append("backward"))
     optimizer.register_step_pre_hook(note_step)
-    steps = []
     for step in range(len(MICRO_BATCHES)):
-        events.clear()
-        gradients.clear()
+        traffic.events.clear()
         micro_batches = list(zip(*samples_of(step, dist.get_rank()), strict=True))
         solution.train_step(model, optimizer, micro_batches)
-        steps.append(Step(list(events), sum(gradients)))
-    return steps
+        made.events.append(list(traffic.events))
+    return made
 
 
-def check(made: list[list[Step]], expected: list[list[float]]) -> None:
+def check(made: list[Made], expected: list[list[float]]) -> None:
     for number, count in enumerate(MICRO_BATCHES):
         where = f"step {number + 1}, of {count} micro-batches"
-        steps = [of_rank[number] for of_rank in made]
-        check_events(where, count, [step.events for step in steps])
-        gradients = [step.gradient for step in steps]
+        check_events(where, count, [of_rank.events[number] for of_rank in made])
+        gradients = [of_rank.gradients[number] for of_rank in made]
         right = expected[0][number]
         if not near(gradients, [right] * len(gradients)):
             raise Mistake(

@@ -76,9 +76,8 @@ def check_events(step: str, events: list[str]) -> None:
             f"{step}: {events.count('all_reduce')} all-reduces began, and not one for each of {LAYERS} layers. Hooks "
             "stay for all steps, so register one for each parameter in __init__, which sends this parameter's gradient"
         )
-    during_backward = list(events)
-    while during_backward.pop() != "gradient":
-        pass
+    last_gradient = max(index for index, event in enumerate(events) if event == "gradient")
+    during_backward = events[:last_gradient]
     if "all_reduce" not in during_backward:
         raise Mistake(
             f"{step}: the all-reduces began when backward had computed all gradients, so nothing was hidden: let a "

@@ -17,7 +17,7 @@ from common.small.zero import ZeRO1
 INPUTS = ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), (7.0, 2.0, 9.0))  # by rank
 STEPS = 2
 WIDTHS = ((3, 1), (1, 3), (3, 1), (1, 3), (3, 1))  # of five layers, which the ranks cannot share out equally
-MOMENTS = 2 * 15  # numbers in the whole state of AdamW
+MOMENTS = 2 * 15  # numbers in the whole state of AdamW, two for each weight
 # AdamW divides by the gradient's size plus eps. With the usual 1e-8 a sum gives the same step as a mean.
 SETTINGS: dict[str, Any] = {"lr": 0.1, "eps": 1.0}
 
