@@ -38,7 +38,8 @@ def _samples_of(number: int, by_rank: tuple[Epoch, ...]) -> Answer:
     shared = sum(ranks > 1 for ranks in readers.values())
     if not shared:
         return Right()
-    if by_rank[0].contents and not are_the_same(read_by_two([contents_by_number([epoch]) for epoch in by_rank])):
+    contents = read_by_two([contents_by_number([epoch]) for epoch in by_rank])
+    if contents and not are_the_same(contents):
         return NotExamined("a number has other contents on another rank: its own data set, or new with each read")
     advice = "deal one order out among the ranks, with one seed on all of them, as DistributedSampler does"
     samples = by_rank[0].samples
@@ -53,7 +54,8 @@ def _samples_of(number: int, by_rank: tuple[Epoch, ...]) -> Answer:
 def _without_numbers(number: int, by_rank: tuple[Epoch, ...]) -> Finding | None:
     """A finding if all ranks have read the same contents, as of an iterable data set."""
     contents = by_rank[0].contents
-    if len(set(contents)) < MIN_SAMPLES or any(epoch.contents != contents for epoch in by_rank):
+    all_equal = all(epoch.contents == contents for epoch in by_rank)
+    if not all_equal or len(set(contents)) < MIN_SAMPLES:
         return None
     return Finding(
         f"each rank read {len(contents)} samples with the same contents in the same order in epoch {number}",

@@ -32,8 +32,10 @@ def gradients(module: nn.Module) -> list[list[float] | None]:
     """The numbers of each parameter's gradient; None where there is none."""
     found = []
     for parameter in module.parameters():
-        gradient = parameter.grad
-        found.append(as_numbers(gradient if gradient is None else gradient.flatten()))
+        if parameter.grad is None:
+            found.append(None)
+        else:
+            found.append(as_numbers(parameter.grad.flatten()))
     return found
 
 

@@ -162,6 +162,8 @@ def _mistake_of(error: BaseException, path: Path, checker: ModuleType) -> Mistak
     raised = f"rank {dist.get_rank()} raised {type(error).__name__}: {message}"
     if line:
         return Mistake(f"{raised}\n    {line}")
+    if isinstance(error, SyntaxError):  # whose message names the line
+        return Mistake(raised)
     line = _line_in(Path(checker.__file__), stack)
     return Mistake(f"{raised}\n    {line}\nDoes your code define, take and return what the starter file says?")
 

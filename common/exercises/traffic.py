@@ -75,11 +75,12 @@ class Traffic:
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Message | None:
         """A collective, or a send or a receive, which begins at once: in a ring a rank sends, then receives."""
         arguments = inspect.signature(function).bind(*args, **kwargs).arguments
-        in_background = arguments.pop("async_op", function.__name__ in POINT_TO_POINT)
+        is_point_to_point = function.__name__ in POINT_TO_POINT
+        in_background = is_point_to_point or arguments.pop("async_op", False)
         message = Message(self, function, arguments)
         self.messages.append(message)
         self.events.append(message.name)
-        if message.name in POINT_TO_POINT:
+        if is_point_to_point:
             message.begin()
         else:
             self.delayed.append(message)
