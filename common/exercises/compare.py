@@ -30,7 +30,7 @@ def weights(module: nn.Module) -> list[list[float]]:
 
 def gradients(module: nn.Module) -> list[list[float] | None]:
     """The numbers of each parameter's gradient; None where there is none."""
-    found = []
+    found: list[list[float] | None] = []
     for parameter in module.parameters():
         if parameter.grad is None:
             found.append(None)

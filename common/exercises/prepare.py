@@ -41,8 +41,8 @@ def as_batch(numbers: list[int]) -> dict[str, torch.Tensor]:
     return {"samples": samples, "inputs": inputs, "targets": 3 - inputs**2}
 
 
-def loader(shuffle: bool) -> DataLoader:
-    return DataLoader(Numbers(), BATCH_SIZE, collate_fn=as_batch, shuffle=shuffle)
+def loader(numbers: Numbers, shuffle: bool) -> DataLoader:
+    return DataLoader(numbers, BATCH_SIZE, collate_fn=as_batch, shuffle=shuffle)
 
 
 def model_and_optimizer(weight: float) -> tuple[nn.Linear, SGD]:
@@ -75,21 +75,22 @@ class Made(NamedTuple):
 def reference() -> float:
     """The weight after the last step on one device."""
     model, optimizer = model_and_optimizer(weight=1.0)
-    train(loader(shuffle=False), model, optimizer)
+    train(loader(Numbers(), shuffle=False), model, optimizer)
     return model.weight.item()
 
 
 def attempt(solution: ModuleType, _: Traffic) -> Made:
     rank = dist.get_rank()
     torch.manual_seed(rank)
-    numbers = loader(shuffle=False)
+    numbers = Numbers()
     own_model, own_optimizer = model_and_optimizer(weight=1.0 + rank)  # nobody has made them equal
-    prepared = solution.prepare(numbers, own_model, own_optimizer, loader(shuffle=True))
-    own_loader, model, optimizer, shuffled = prepared
+    in_order = loader(numbers, shuffle=False)
+    prepared = solution.prepare(in_order, own_model, own_optimizer, loader(Numbers(), shuffle=True))
+    in_order, model, optimizer, shuffled = prepared
     return Made(
         same_optimizer=optimizer is own_optimizer,
-        samples=train(own_loader, model, optimizer),
-        read=sorted(numbers.dataset.read),
+        samples=train(in_order, model, optimizer),
+        read=sorted(numbers.read),
         weight=own_model.weight.item(),
         shuffled=train(shuffled, model, optimizer),
     )

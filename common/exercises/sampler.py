@@ -29,7 +29,7 @@ def shares_of(sampler: Any, size: int) -> dict[str, list]:
 
 
 def reference() -> dict[str, list]:
-    shares = {}
+    shares: dict[str, list] = {}
     for size in SIZES:
         shares |= shares_of(DistributedEvalSampler(range(size), shuffle=True, seed=SEED), size)
     return shares
@@ -37,7 +37,7 @@ def reference() -> dict[str, list]:
 
 def attempt(solution: ModuleType, _: Traffic) -> dict[str, list]:
     torch.manual_seed(dist.get_rank())  # ranks draw different random numbers
-    shares = {}
+    shares: dict[str, list] = {}
     for size in SIZES:
         dataset = range(100, 100 + size)  # the numbers of the samples are not the samples
         shares |= shares_of(solution.ExactSampler(dataset, dist.get_rank(), dist.get_world_size(), SEED), size)

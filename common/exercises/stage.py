@@ -97,6 +97,7 @@ def _run_on_rank(name: str, path: Path, seconds: int) -> tuple[Any, Any] | Mista
     group_store = dist.PrefixStore("group", store)
     dist.init_process_group("gloo", store=group_store, rank=rank, world_size=world_size, timeout=timeout)
     expected = load(name).reference()
+    outcome: tuple[Any, Any] | Mistake
     try:
         outcome = _attempt_within(seconds, name, path), expected
     except Mistake as mistake:
