@@ -100,13 +100,7 @@ def watch(recorder: Recorder) -> DataWatch:
     recorder.watch(_BaseDataLoaderIter, "__init__", after=data.open)
     recorder.watch(_BaseDataLoaderIter, "_reset", after=data.open)
     recorder.watch(_BaseDataLoaderIter, "_next_index", after=data.queue)
-    recorder.watch(
-        _BaseDataLoaderIter,
-        "__next__",
-        before=data.before_batch,
-        after=data.after_batch,
-        at_end=data.after_last_batch,
-    )
+    recorder.watch(_BaseDataLoaderIter, "__next__", data.before_batch, data.after_batch, data.after_last_batch)
     return data
 
 

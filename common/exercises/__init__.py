@@ -32,17 +32,13 @@ EXERCISES = {  # in the order of the climb
     "average_gradients": Exercise(10, LEVEL_02, "NaiveDDP (common/small/ddp/naive.py)"),
     "overlapped_ddp": Exercise(25, DDP_PAGE, "OverlappedDDP (common/small/ddp/overlapped.py)"),
     "buckets": Exercise(25, DDP_PAGE, "BucketedDDP (common/small/ddp/bucketed.py)"),
-    "ring_all_reduce": Exercise(
-        40, LEVEL_02, "the small ring (common/small/ring.py), with as few numbers on each link"
-    ),
+    "ring_all_reduce": Exercise(40, LEVEL_02, "the small ring (common/small/ring.py)"),
     "sampler": Exercise(15, LEVEL_02, "DistributedEvalSampler (common/eval_sampler.py)"),
     "exact_evaluation": Exercise(15, LEVEL_02, "one device"),
     "accumulate": Exercise(15, DDP_PAGE, "one device, with all samples in one batch"),
     "zero1": Exercise(30, "02_ddp_raw/MEMORY_AND_ZERO.md", "ZeRO1 (common/small/zero/zero1.py)"),
     "loss_scaler": Exercise(25, "03_accelerate/MIXED_PRECISION.md", "torch's ShardedGradScaler"),
-    "prepare": Exercise(
-        25, "03_accelerate/README.md", "one device. common/small/accelerator.py has a `prepare` to read"
-    ),
+    "prepare": Exercise(25, "03_accelerate/README.md", "one device (common/small/accelerator.py has a `prepare`)"),
 }
 NAMES = tuple(EXERCISES)
 

@@ -83,12 +83,7 @@ WRONG = {
     ],
     "sampler": [
         ("self.seed + self.epoch", "self.seed", "in epoch 1: each sample is dealt out once, but not in the order"),
-        (
-            "self.seed + self.epoch",
-            "self.seed + self.epoch + self.rank",
-            "without filling up",
-            "common/eval_sampler.py",
-        ),
+        ("self.seed + self.epoch", "self.seed + self.epoch + self.rank", "without filling up"),
     ],
     "exact_evaluation": [
         ("dist.all_reduce(counts)", "pass", "not the fraction of right answers"),
