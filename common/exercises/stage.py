@@ -23,7 +23,7 @@ from common.exercises.traffic import observed
 from common.process_group import leave_process_group
 from common.processes import RankFailed, ranks
 
-WORLD_SIZES = (3, 2)
+WORLD_SIZES = (3, 2)  # three first: in a ring of two the right neighbour is the left one too
 SECONDS = 8  # that a solution has on every rank, from the import of its file to its return
 PATIENCE = 60  # seconds for everything that is not the solution's, such as the start of the ranks
 # Each rank is as on a machine of its own, so that a solution cannot take the ranks of one machine for all of them.
