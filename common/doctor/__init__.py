@@ -2,22 +2,23 @@
 
     python -m common.doctor my_train.py --epochs 2
 
-`launch` starts `run_script` for each rank, as torchrun would start the script. `run_script` installs observers and then
-runs the script. The observers fill a `Record`, which the rank leaves in a file. When all ranks have ended, or hang,
-`report` gives the records of all ranks to the checks, each of which compares them and returns an `Answer`.
+`launch` starts `run_script` for each rank, as torchrun would start the script. `run_script` calls `watch` of the
+modules below, and then runs the script. The observers fill a `Record`, which the rank leaves in a file. When all ranks
+have ended, or hang, `report` asks the checks, each of which compares the records of all ranks and returns an `Answer`.
 
-    observer            it watches          by                                          for the checks
-    watch_networks      forwards, weights   torch's hooks for all modules               compare_networks
-                        wrapping            a wrapper of DDP.__init__                   compare_networks
-    watch_optimizers    steps, their rates  torch's hooks for all optimizers            compare_optimizers
-    watch_scalers       loss scaling        wrappers of GradScaler's methods,           compare_optimizers
-                                            clip_grad_norm_ and clip_grad_value_
-    watch_data          samples, epochs     wrappers of a DataLoader's iterator         compare_data
-    watch_calls         collectives         wrappers of torch.distributed's functions   compare_end
-                        saved files         a wrapper of torch.save                     compare_files
-    heartbeat           the script's line   a thread that looks every 0.2 s             compare_end
+    module            observes                by                                    its checks
+    data              samples, epochs         wrappers of a DataLoader's iterator   orders, evaluation_samples
+    shards                                                                          training_samples, data_sets
+    networks          forwards, weights       torch's hooks for all modules,        weights, batchnorm
+                                              a wrapper of DDP.__init__
+    random_numbers                                                                  draws
+    optimizers        steps, their rates      torch's hooks for all optimizers      parameters, learning_rates,
+                      loss scaling            wrappers of GradScaler, clip_grad…    schedule, clipping, accumulation
+    files             saved files             a wrapper of torch.save               writers, keys
+    end               collectives             wrappers of torch.distributed         end
+    heartbeat         the script's line       a thread that looks every 0.2 s
 
-A wrapper (`Watcher.watch`) calls the original and changes neither its arguments nor its result. torch has no hook for
-DataLoaders, so `watch_data` wraps the methods of the private class `_BaseDataLoaderIter`; a torch that renames them
-makes the installation fail at once, and not the findings wrong.
+A wrapper (`Recorder.watch`) calls the original and changes neither its arguments nor its result. torch has no hook for
+DataLoaders, so `data` wraps the methods of the private class `_BaseDataLoaderIter`; a torch that renames them makes the
+start fail at once, and not the findings wrong. The process ends with the script, so nothing is taken out of torch.
 """

@@ -40,7 +40,7 @@ def examine(options: argparse.Namespace) -> int:
     answers = report.answers(records, options.time_out)
     reason = report.not_examined(records, answers)
     if reason:
-        print(f"Not examined: {reason}")
+        print(f"Nothing was examined: {reason}")
         return 2
     print(*report.lines(records, answers), sep="\n")
     return 1 if report.findings(answers) else 0

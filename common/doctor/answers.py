@@ -14,7 +14,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Unseen:
+class NotExamined:
     """A check that this run gave nothing to examine for, and the reason."""
 
     reason: str
@@ -25,15 +25,15 @@ class Right:
     """A check that has found no mistake."""
 
 
-Answer = Finding | Unseen | Right
+Answer = Finding | NotExamined | Right
 
 
-def overall(answers: Iterable[Answer], unseen: str) -> Answer:
-    """One answer for several epochs or networks: the first Finding, else Right if any is Right, else an Unseen.
+def overall(answers: Iterable[Answer], reason: str) -> Answer:
+    """One answer for several epochs or networks: the first Finding, else Right if any is Right, else NotExamined.
 
-    `unseen` is the reason if there are no answers.
+    `reason` is why nothing was examined if there are no answers.
     """
-    result: Answer = Unseen(unseen)
+    result: Answer = NotExamined(reason)
     for answer in answers:
         if isinstance(answer, Finding):
             return answer

@@ -21,7 +21,7 @@ from common.processes import free_port
 
 POLL = 0.2  # seconds
 AFTER_A_CRASH = 5.0  # seconds that the other ranks have
-START = 120.0  # seconds until the first progress of each rank: on a busy machine imports alone may take half a minute
+START = 120.0  # seconds until all ranks run the script: on a busy machine imports alone may take half a minute
 LOG = "log"
 
 
@@ -62,9 +62,11 @@ def observe(
             process.wait()
     records = []
     for rank, process in enumerate(started):
-        record = _record(rank, folders[rank], process.returncode)
+        record = _record(rank, folders[rank])
         if was_running[rank]:
             record.ended = "stopped"
+        elif process.returncode != 0 and record.ended in (None, "crash"):  # None: killed, or left by os._exit
+            record.crash = record.crash or f"exit code {process.returncode}; last printed: {record.last_line}"
         records.append(record)
     return records
 
@@ -89,7 +91,6 @@ def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
 def _wait(started: list[subprocess.Popen], folders: list[Path], patience: float) -> None:
     """Wait until all ranks have ended, or none has made progress for `patience` seconds."""
     progress = [""] * len(folders)
-    begun: set[int] = set()
     last_progress = time.monotonic()
     with tqdm(desc="optimizer steps", leave=False, disable=None) as bar:
         while any(process.poll() is None for process in started):
@@ -100,29 +101,25 @@ def _wait(started: list[subprocess.Popen], folders: list[Path], patience: float)
                     continue
                 progress[rank] = text
                 last_progress = time.monotonic()
-                events, steps = map(int, text.split())
-                if events > 0:
-                    begun.add(rank)
-                bar.n = steps
+                bar.n = int(text.split()[1])  # optimizer steps
                 bar.refresh()
             idle = time.monotonic() - last_progress
             if any(process.poll() for process in started):  # after a crash the others may wait for that rank in vain
                 limit = AFTER_A_CRASH
-            elif len(begun) < len(folders):
-                limit = max(patience, START)
-            else:
+            elif all(progress):
                 limit = patience
+            else:  # a rank has not begun to run the script
+                limit = max(patience, START)
             if idle > limit:
                 return
             time.sleep(POLL)
 
 
-def _record(rank: int, folder: Path, exit_code: int) -> Record:
-    """The record that a rank has left, or an empty one, with its exit code and the last line that it has printed."""
+def _record(rank: int, folder: Path) -> Record:
+    """The record that a rank has left, or an empty one, with the last line that it has printed."""
     record = Record(rank)
     if (folder / RECORD).exists():
         record = read(folder / RECORD)
     printed = (folder / LOG).read_text(errors="replace")
     record.last_line = printed.strip().split("\n")[-1]
-    record.exit_code = exit_code
     return record

@@ -1,4 +1,4 @@
-"""The observations of one rank as plain values and tensors. The observers write them, and the checks compare them."""
+"""The observations of one rank as plain values and tensors, which the checks compare with those of the other ranks."""
 
 import os
 import pickle
@@ -11,66 +11,41 @@ from torch import Tensor
 
 T = TypeVar("T")
 RECORD = "record.pickle"  # in the folder of the rank
-End = Literal["whole", "steps", "crash", "stopped"]
 Draws = dict[str, list[int]]  # for each random generator fingerprints of its states before something drew from it
 
 
 @dataclass
 class Network:
-    """A network that the script has called.
+    """A network that the script has called."""
 
-    Attributes:
-        kind: the name of its class.
-        parameter_count: parameters, each of which is a tensor.
-        has_module: a part of it is itself called `module`.
-        wrapped: DistributedDataParallel holds it, or it holds one.
-        forwards: calls in training mode with gradients.
-        past_wrapper: those of them that did not come through the wrapper.
-        changed: parameters that are not those that were wrapped, or have another device or type.
-        without_gradient: parameters to be trained that had no gradient at the first step.
-        weights: a part of each parameter after some numbers of steps; after 0, as DDP first trains with it.
-        statistics: those of BatchNorm in evaluations, by the number of steps before them.
-    """
-
-    kind: str
-    parameter_count: int = 0
-    has_module: bool = False
-    wrapped: bool = False
-    forwards: int = 0
-    past_wrapper: int = 0
-    changed: list[str] = field(default_factory=list)
-    without_gradient: list[str] = field(default_factory=list)
+    kind: str  # the name of its class
+    parameter_count: int = 0  # tensors
+    has_module: bool = False  # a part of it is itself called `module`
+    wrapped: bool = False  # DistributedDataParallel holds it, or it holds one
+    forwards: int = 0  # calls in training mode with gradients
+    past_wrapper: int = 0  # those of them that did not come through the wrapper
+    changed: list[str] = field(default_factory=list)  # parameters that were exchanged, moved or converted once wrapped
+    without_gradient: list[str] = field(default_factory=list)  # parameters, at the first step
+    # After some numbers of steps a part of each parameter; after 0, as DDP first trains with it.
     weights: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    # BatchNorm's statistics in evaluations, by the number of steps before them.
     statistics: dict[int, dict[str, Tensor]] = field(default_factory=dict)
 
 
 @dataclass
 class Epoch:
-    """A pass over a DataLoader, in training or in evaluation.
+    """A pass over a DataLoader, in training or in evaluation."""
 
-    Attributes:
-        loader: the `id` of the DataLoader.
-        size: the number of samples of its data set; below a `Subset`, of the whole one.
-        plain: torch's own batch sampler deals out the samples, not one of a library that corrects them later.
-        samples: the numbers of the samples read, in order; None where they have none.
-        batches: those that came.
-        complete: the data came to their end.
-        last_batch: the number of samples in the last one.
-        forwards: of a network in training, with its batches.
-        shares: those of them whose input was one rank's share of the batch, as the script has cut it out.
-        contents: a row for each of the first samples, with a fingerprint for each of its tensors.
-    """
-
-    loader: int
-    size: int | None
-    plain: bool
-    samples: list[int] | None = field(default_factory=list)
-    batches: int = 0
-    complete: bool = False
-    last_batch: int = 0
-    forwards: int = 0
-    shares: int = 0
-    contents: list[tuple[int, ...]] = field(default_factory=list)
+    loader: int  # the `id` of the DataLoader
+    size: int | None  # of its data set, without the restriction by a `Subset`; None if it is iterable
+    by_torch: bool  # torch's own batch sampler deals out the samples, not one of a library that corrects them later
+    samples: list[int] | None = field(default_factory=list)  # the numbers read, in order; None where they have none
+    batches: int = 0  # those that came
+    complete: bool = False  # the data came to their end
+    last_batch: int = 0  # the number of samples in the last one
+    forwards: int = 0  # of a network in training, with its batches
+    shares: int = 0  # forwards whose input was one rank's share of the batch, as the script has cut it out
+    contents: list[tuple[int, ...]] = field(default_factory=list)  # a fingerprint of each tensor of the first samples
 
 
 @dataclass
@@ -91,53 +66,39 @@ class Call:
 
 @dataclass
 class Record:
-    """The observations of a rank.
-
-    Attributes:
-        ended: "whole" by itself, "steps" as --steps asked, "crash", "stopped" by the doctor; None while it runs.
-        crash: the error of a crash, in one line; None where there is only an exit code.
-        exit_code: of the process; negative if a signal has ended it.
-        last_line: the last that it has printed.
-        line: of the script, where it last stood still.
-        called: the functions that were called from there, the outermost first.
-        backend: of the process group, if there was one.
-        steps: of optimizers.
-        learning_rates: at each optimizer step, of each parameter group.
-        forwards_of_steps: the forwards in training between each optimizer step and the one before.
-        forward_draws: of forwards in training.
-        batch_draws: of reading a batch in this process.
-        clippings: calls that clip gradients.
-        clipped_scaled: those of them whose gradients were still multiplied by a loss scale.
-        in_no_optimizer: parameters that have gradients and are in no optimizer.
-        in_no_network: the number of parameters that are in an optimizer, but in no network, and without gradients.
-        collectives: those of the group of all ranks.
-        troubles: errors of the observers.
-    """
+    """The observations of a rank, by the module that makes them."""
 
     rank: int
-    ended: End | None = None
-    crash: str | None = None
-    exit_code: int = 0
-    last_line: str = ""
-    line: str = ""
-    called: list[str] = field(default_factory=list)
-    backend: str | None = None
+    backend: str | None = None  # of the process group, if there was one
+    troubles: list[str] = field(default_factory=list)  # errors of the observers
 
+    # launch and run_script
+    ended: Literal["whole", "steps", "crash", "stopped"] | None = None  # "steps": as --steps asked; None: it runs
+    crash: str | None = None  # the error in one line, or the exit code of a process that has not said one
+    last_line: str = ""  # that was printed
+
+    # heartbeat
+    line: str = ""  # of the script, where it last stood still
+    called: str = ""  # the function that was called from there
+
+    # optimizers
     steps: int = 0
-    learning_rates: list[list[float]] = field(default_factory=list)
-    forwards_of_steps: list[int] = field(default_factory=list)
-    forward_draws: Draws = field(default_factory=dict)
-    batch_draws: Draws = field(default_factory=dict)
+    learning_rates: list[list[float]] = field(default_factory=list)  # at each step, of each parameter group
+    forwards_of_steps: list[int] = field(default_factory=list)  # in training, between a step and the one before
+    in_no_optimizer: list[str] = field(default_factory=list)  # parameters of a network that have gradients
+    in_no_network: int = 0  # parameters of an optimizer, without gradients
     clippings: int = 0
-    clipped_scaled: int = 0
-    in_no_optimizer: list[str] = field(default_factory=list)
-    in_no_network: int = 0
+    clipped_scaled: int = 0  # clippings of gradients that were still multiplied by a loss scale
 
+    # random_numbers
+    forward_draws: Draws = field(default_factory=dict)  # of forwards in training
+    batch_draws: Draws = field(default_factory=dict)  # of reading a batch in this process
+
+    # networks, data, files and collectives
     networks: list[Network] = field(default_factory=list)
     epochs: list[Epoch] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
-    collectives: list[Call] = field(default_factory=list)
-    troubles: list[str] = field(default_factory=list)
+    collectives: list[Call] = field(default_factory=list)  # of the group of all ranks
 
 
 PARTS = {"networks": Network, "epochs": Epoch, "saves": Save, "collectives": Call}
@@ -160,16 +121,16 @@ def read(path: Path) -> Record:
     return Record(**values)
 
 
-def across_ranks(of_ranks: Iterable[list[T]]) -> list[tuple[T, ...]]:
+def across_ranks(by_rank: Iterable[list[T]]) -> list[tuple[T, ...]]:
     """The first of each rank, then the second of each, and so on, as far as all ranks have one."""
-    return list(zip(*of_ranks, strict=False))
+    return list(zip(*by_rank, strict=False))
 
 
 def steps_with_different_rates(records: list[Record]) -> list[int]:
     """The optimizer steps, from 0 on, at which not all ranks have the same learning rates."""
     different = []
-    for step, of_ranks in enumerate(across_ranks(record.learning_rates for record in records)):
-        texts = set(map(str, of_ranks))  # a nan is not equal to another one, but its text is
+    for step, by_rank in enumerate(across_ranks(record.learning_rates for record in records)):
+        texts = set(map(str, by_rank))  # a nan is not equal to another one, but its text is
         if len(texts) > 1:
             different.append(step)
     return different

@@ -2,28 +2,28 @@
 
 import textwrap
 
-from common.doctor import compare_data, compare_files, compare_networks, compare_optimizers
-from common.doctor.answers import Answer, Finding, Right, Unseen
-from common.doctor.compare_end import end
+from common.doctor import data, files, networks, optimizers, random_numbers, shards
+from common.doctor.answers import Answer, Finding, NotExamined, Right
+from common.doctor.end import end
 from common.doctor.record import Record
 from common.pitfalls import title
 
 # In the order of the report: a cause comes before its consequences.
 CHECKS = {
-    "parameters of the optimizer": compare_optimizers.parameters,
-    "learning rates": compare_optimizers.learning_rates,
-    "weights": compare_networks.weights,
-    "training samples": compare_data.shards,
-    "data sets": compare_data.data_sets,
-    "order of the epochs": compare_data.orders,
-    "random numbers": compare_networks.random_numbers,
-    "schedule": compare_optimizers.schedule,
-    "clipping": compare_optimizers.clipping,
-    "accumulation": compare_optimizers.accumulation,
-    "evaluation samples": compare_data.evaluation,
-    "BatchNorm's statistics": compare_networks.batchnorm,
-    "files": compare_files.saves,
-    "saved keys": compare_files.keys,
+    "parameters of the optimizer": optimizers.parameters,
+    "learning rates": optimizers.learning_rates,
+    "weights": networks.weights,
+    "training samples": shards.training_samples,
+    "data sets": shards.data_sets,
+    "order of the epochs": data.orders,
+    "random numbers": random_numbers.draws,
+    "schedule": optimizers.schedule,
+    "clipping": optimizers.clipping,
+    "accumulation": optimizers.accumulation,
+    "evaluation samples": data.evaluation_samples,
+    "BatchNorm's statistics": networks.batchnorm,
+    "files": files.writers,
+    "saved keys": files.keys,
 }
 # From outside these mistakes look like what somebody may want.
 ONLY_YOU_CAN_SEE = ("batch_size_per_process", "mean_of_means", "metrics_not_gathered", "clock_without_wait")
@@ -61,7 +61,7 @@ def summary(script: str, records: list[Record], seconds: float) -> str:
     first = records[0]
     processes = len(records)
     parts = [f"{first.steps} optimizer steps"]
-    epochs = compare_data.training_epochs(first)
+    epochs = data.training_epochs(first)
     if epochs and epochs[0].samples:
         per_batch = round(len(epochs[0].samples) / epochs[0].batches)
         parts.append(f"batches of {processes} x {per_batch} = {processes * per_batch} samples")
@@ -88,9 +88,9 @@ def lines(records: list[Record], found: dict[str, Answer]) -> list[str]:
     else:
         text.append("Nothing found, but the weights were not compared.")
     right = [topic for topic, answer in found.items() if isinstance(answer, Right)]
-    unseen = [f"{topic} ({answer.reason})" for topic, answer in found.items() if isinstance(answer, Unseen)]
+    others = [f"{topic} ({answer.reason})" for topic, answer in found.items() if isinstance(answer, NotExamined)]
     text += _wrapped(f"Right: {', '.join(right) or 'nothing'}.")
-    text += _wrapped(f"Not looked at: {', '.join(unseen) or 'nothing'}.")
+    text += _wrapped(f"Not examined: {', '.join(others) or 'nothing'}.")
     text += _wrapped(f"Only you can see: {', '.join(ONLY_YOU_CAN_SEE)} (`python -m common.pitfalls NAME` shows each).")
     for trouble in sorted({trouble for record in records for trouble in record.troubles}):
         text += _wrapped(f"An observer failed: {trouble}")

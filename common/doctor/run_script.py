@@ -11,22 +11,27 @@ import runpy
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
+
+import torch.multiprocessing
 
 
 def run(folder: Path, rank: int, last_step: int | None, script: Path, arguments: list[str]) -> None:
     """Run `script` under observation. Its error is noted and raised."""
     imported_before = set(sys.modules)
-    from common.doctor import heartbeat, watch_calls, watch_data, watch_networks, watch_optimizers, watch_scalers
+    from common.doctor import data, end, files, heartbeat, networks, optimizers
     from common.doctor.record import RECORD
-    from common.doctor.watcher import Watcher
+    from common.doctor.recorder import Recorder
 
-    watcher = Watcher(folder / RECORD, rank)
-    data = watch_data.install(watcher)
-    networks = watch_networks.install(watcher, data)
-    watch_optimizers.install(watcher, networks, last_step)
-    watch_scalers.install(watcher)
-    watch_calls.install(watcher, script)
-    heartbeat.start(watcher, folder, script)
+    recorder = Recorder(folder / RECORD, rank)
+    observed_data = data.watch(recorder)
+    observed_networks = networks.watch(recorder, observed_data)
+    optimizers.watch(recorder, observed_networks, last_step)
+    files.watch(recorder)
+    end.watch(recorder, script)
+    heartbeat.start(recorder, folder, script)
+    for name in ("spawn", "start_processes"):
+        setattr(torch.multiprocessing, name, refuse)
     for name in set(sys.modules) - imported_before:
         if name.split(".")[0] == "common":
             del sys.modules[name]
@@ -35,19 +40,26 @@ def run(folder: Path, rank: int, last_step: int | None, script: Path, arguments:
     sys.path[0] = str(script.resolve().parent)
     try:
         runpy.run_path(str(script), run_name="__main__")
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            if not isinstance(end.code, int):
-                watcher.record.crash = str(end.code)
-            watcher.finish("crash")
+    except SystemExit as exit:
+        if exit.code not in (None, 0):
+            if not isinstance(exit.code, int):
+                recorder.record.crash = str(exit.code)
+            recorder.finish("crash")
             raise
     except BaseException as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(script)]
         where = f"{script.name}:{lines[-1]}: " if lines else ""
-        watcher.record.crash = f"{where}{type(error).__name__}: {' '.join(str(error).split())}"
-        watcher.finish("crash")
+        recorder.record.crash = f"{where}{type(error).__name__}: {' '.join(str(error).split())}"
+        recorder.finish("crash")
         raise
-    watcher.finish("whole")
+    recorder.finish("whole")
+
+
+def refuse(*args: Any, **kwargs: Any) -> None:
+    raise SystemExit(
+        "the script starts its own processes with torch.multiprocessing, but the doctor starts one for each rank, "
+        "as torchrun does: give it a script that reads RANK and WORLD_SIZE"
+    )
 
 
 if __name__ == "__main__":

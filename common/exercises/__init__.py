@@ -1,94 +1,49 @@
 """Exercises in code, and the check of a solution: on real processes, against the small abstraction.
 
-The files of an exercise have its name:
+The task is the docstring of `starters/NAME.py`, which has gaps where the learner writes. The checker is the module
+NAME of this package, with
 
-    NAME.py             CHECKER, the functions that check a solution (see `checker`)
-    starters/NAME.py    the task as a docstring, and gaps where the learner writes
-    exercises.toml      [NAME]: the time that it takes, and what to read
-    mistakes.toml       [NAME]: the text that a learner reads for each mistake
+    reference()                     on each rank: the numbers of our own code, mostly those of common/small
+    attempt(solution, traffic)      on each rank: those of the learner's file, which is loaded as the module `solution`;
+                                    `traffic` has the messages that it has sent
+    check(made, expected)           raises a Mistake; the lists have what `attempt` and `reference` returned, by rank
 
-The checkers share `mistake`, `compare` (numbers), `stage` (the run on ranks) and `traffic` (the messages).
+`stage` runs them, `traffic` observes the messages, and `compare` compares numbers.
 """
 
 import ast
-import functools
-import tomllib
-from collections.abc import Sequence
-from importlib import import_module
+import importlib
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from common.exercises.checker import Checker
-from common.exercises.mistake import Mistake, SolutionFailed
-from common.exercises.stage import on_ranks
+from types import ModuleType
+from typing import NamedTuple
 
 
-class About(NamedTuple):
-    """The time that an exercise takes, the page to read first, and the code with which the verdict compares it."""
+class Exercise(NamedTuple):
+    """The time that an exercise takes, the page to read first, and the code of ours that does the same."""
 
     minutes: int
     read: str
     same_as: str
 
 
-_TABLE = tomllib.loads(Path(__file__).with_name("exercises.toml").read_text())
-EXERCISES = {name: About(**entry) for name, entry in _TABLE.items()}
+DDP_PAGE = "common/small/ddp/README.md"
+LEVEL_02 = "02_ddp_raw/README.md"
+EXERCISES = {  # in the order of the climb
+    "average_gradients": Exercise(10, LEVEL_02, "NaiveDDP (common/small/ddp/naive.py)"),
+    "overlapped_ddp": Exercise(25, DDP_PAGE, "OverlappedDDP (common/small/ddp/overlapped.py)"),
+    "buckets": Exercise(25, DDP_PAGE, "BucketedDDP (common/small/ddp/bucketed.py)"),
+    "ring_all_reduce": Exercise(40, LEVEL_02, "the small ring (common/small/ring.py)"),
+    "sampler": Exercise(15, LEVEL_02, "DistributedEvalSampler (common/eval_sampler.py)"),
+    "exact_evaluation": Exercise(15, LEVEL_02, "one device"),
+    "accumulate": Exercise(15, DDP_PAGE, "one device, with all samples in one batch"),
+    "zero1": Exercise(30, "02_ddp_raw/MEMORY_AND_ZERO.md", "ZeRO1 (common/small/zero/zero1.py)"),
+    "loss_scaler": Exercise(25, "03_accelerate/MIXED_PRECISION.md", "torch's ShardedGradScaler"),
+    "prepare": Exercise(25, "03_accelerate/README.md", "one device (common/small/accelerator.py has a `prepare`)"),
+}
 NAMES = tuple(EXERCISES)
 
 
-def check(name: str, path: Path) -> Mistake | None:
-    """The mistake of the solution in `path`, on the first number of ranks and in the first case; None if it passed.
-
-    A solution that is right on one number of ranks and wrong on the next mostly has a fixed number where the world size
-    or the rank belongs.
-
-    Raises:
-        ValueError: if there is no such exercise, or no such file.
-    """
-    checker = load(name)
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}")
-    passed_on = None
-    for world_size in checker.world_sizes:
-        mistake = _first_mistake(name, world_size, path)
-        if mistake and passed_on:
-            return Mistake("fixed world size", f"all was right on {passed_on} ranks", mistake.explained(name))
-        if mistake:
-            return mistake
-        passed_on = world_size
-    return None
-
-
-def _first_mistake(name: str, world_size: int, path: Path) -> Mistake | None:
-    """The mistake of a solution on one number of ranks, in the first case that has one."""
-    checker = load(name)
-    for title, case in checker.cases.items():
-        try:
-            of_ranks = on_ranks(world_size, functools.partial(_facts, name, case), path)
-        except SolutionFailed as failure:
-            return failure.mistake.at(title.format(world_size))
-        made, expected = zip(*of_ranks, strict=True)
-        mistake = checker.finding(_by_field(made), _by_field(expected))
-        if mistake:
-            return mistake.at(title.format(world_size))
-    return None
-
-
-def _facts(name: str, case: dict[str, Any], path: str) -> tuple[Any, Any]:
-    """The facts of the solution on this rank, and those that are right."""
-    checker = load(name)
-    expected = checker.reference(**case)
-    return checker.attempt(path, **case), expected
-
-
-def _by_field(of_ranks: Sequence[Any]) -> Any:
-    """The facts of all ranks in one tuple, whose fields are lists with a value for each rank."""
-    kind = type(of_ranks[0])
-    fields = zip(*of_ranks, strict=True)
-    return kind(*map(list, fields))
-
-
-def load(name: str) -> Checker:
+def load(name: str) -> ModuleType:
     """The checker of an exercise.
 
     Raises:
@@ -96,7 +51,7 @@ def load(name: str) -> Checker:
     """
     if name not in NAMES:
         raise ValueError(f"{name!r} is no exercise: one of {', '.join(NAMES)}")
-    return import_module(f"{__name__}.{name}").CHECKER
+    return importlib.import_module(f"{__name__}.{name}")
 
 
 def starter(name: str) -> Path:

@@ -1,5 +1,6 @@
 """The checker of `accumulate`: what happens in each step, in which order, and with which gradient it ends."""
 
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -9,18 +10,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from common.exercises.checker import Checker
-from common.exercises.compare import at_step, near
-from common.exercises.mistake import Mistake
-from common.exercises.stage import load_name
-from common.exercises.traffic import observed
-from common.small.ddp.overlapped import OverlappedDDP
+from common.exercises.compare import near
+from common.exercises.mistake import Mistake, by_rank
+from common.exercises.traffic import Traffic
 
 MICRO_BATCHES = (3, 2)  # by step
-MICRO_BATCH_SIZE = 2
-FORWARD = f"forward of {MICRO_BATCH_SIZE}"
-
-all_reduce = dist.all_reduce  # torch's own, whatever a solution's calls are replaced by
+PASSES = ["forward of 2", "backward"]  # of a micro-batch of two samples
+MESSAGE = ["all_reduce", "wait"]
 
 
 def network() -> nn.Linear:
@@ -30,109 +26,94 @@ def network() -> nn.Linear:
     return model
 
 
-def micro_batches_of(step: int) -> list[tuple[Tensor, Tensor]]:
-    """This rank's part of the samples of a step."""
-    generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
-    inputs = torch.rand(MICRO_BATCHES[step], MICRO_BATCH_SIZE, 1, generator=generator).double()
-    targets = 3 * inputs + torch.rand(inputs.shape, generator=generator)
-    return list(zip(inputs, targets, strict=True))
+def samples_of(step: int, rank: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of a rank in a step, in micro-batches of two."""
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    inputs = torch.rand(MICRO_BATCHES[step], 2, 1, generator=generator).double()
+    return inputs, 3 * inputs + torch.rand(inputs.shape, generator=generator)
 
 
-def expected_events(count: int) -> list[str]:
-    return [FORWARD, "backward"] * count + ["message", "step"]
+class Made(NamedTuple):
+    """The events of each step, and the gradient at each call of the optimizer's step."""
+
+    events: list[list[str]]
+    gradients: list[float]
 
 
-class Facts(NamedTuple):
-    """The events of each step, and the gradient with which the optimizer made it."""
-
-    events: list
-    gradients: list
-
-
-def reference() -> Facts:
-    model: Any = OverlappedDDP(network())
+def reference() -> list[float]:
+    """The gradient of each step, on one device that has the samples of all ranks."""
+    model = network()
     optimizer = SGD(model.parameters(), lr=0.1)
     gradients = []
-    for step, count in enumerate(MICRO_BATCHES):
-        *earlier, (inputs, targets) = micro_batches_of(step)
-        with model.no_sync():
-            for its_inputs, its_targets in earlier:
-                (F.mse_loss(model(its_inputs), its_targets) / count).backward()
-        (F.mse_loss(model(inputs), targets) / count).backward()
-        gradients.append(model.module.weight.grad.item())
+    for step in range(len(MICRO_BATCHES)):
+        of_ranks = [samples_of(step, rank) for rank in range(dist.get_world_size())]
+        inputs, targets = map(torch.cat, zip(*of_ranks, strict=True))
+        F.mse_loss(model(inputs), targets).backward()
+        gradients.append(model.weight.grad.item())
         optimizer.step()
         optimizer.zero_grad()
-    return Facts(list(map(expected_events, MICRO_BATCHES)), gradients)
+    return gradients
 
 
-def attempt(path: str) -> Facts:
+def attempt(solution: ModuleType, traffic: Traffic) -> Made:
     model = DistributedDataParallel(network())
     weight = model.module.weight
     optimizer = SGD(model.parameters(), lr=0.1)
-    events: list[str] = []  # of the present step
-    gradients: list[float] = []
+    made = Made([], [])
 
-    def note_message(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        events.append("message")
-        work = all_reduce(bucket.buffer() / dist.get_world_size(), async_op=True)
-        return work.get_future().then(lambda future: future.value()[0])
+    def average(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """DDP's own all-reduce, as an event."""
+        mean = bucket.buffer() / dist.get_world_size()
+        dist.all_reduce(mean)
+        averaged: torch.futures.Future[Tensor] = torch.futures.Future()
+        averaged.set_result(mean)
+        return averaged
 
     def note_step(*_: Any) -> None:
-        events.append("step")
-        gradients.append(0.0 if weight.grad is None else weight.grad.item())
+        traffic.events.append("step")
+        made.gradients.append(0.0 if weight.grad is None else weight.grad.item())
 
-    model.register_comm_hook(None, note_message)
-    model.module.register_forward_pre_hook(lambda _, inputs: events.append(f"forward of {len(inputs[0])}"))
-    weight.register_hook(lambda _: events.append("backward"))
+    model.register_comm_hook(None, average)
+    model.module.register_forward_pre_hook(lambda _, inputs: traffic.events.append(f"forward of {len(inputs[0])}"))
+    weight.register_hook(lambda _: traffic.events.append("backward"))
     optimizer.register_step_pre_hook(note_step)
-    events_of_steps = []
-    with observed() as traffic:
-        traffic.note = lambda _: events.append("message")  # of a solution that sends by hand
-        train_step = load_name(path, "train_step")
-        for step in range(len(MICRO_BATCHES)):
-            train_step(model, optimizer, micro_batches_of(step))
-            events_of_steps.append(list(events))
-            events.clear()
-    return Facts(events_of_steps, gradients)
+    for step in range(len(MICRO_BATCHES)):
+        traffic.events.clear()
+        micro_batches = list(zip(*samples_of(step, dist.get_rank()), strict=True))
+        solution.train_step(model, optimizer, micro_batches)
+        made.events.append(list(traffic.events))
+    return made
 
 
-def finding(made: Facts, expected: Facts) -> Mistake | None:
-    for step, count in enumerate(MICRO_BATCHES):
-        where = f"step {step + 1}, of {count} micro-batches"
-        for events in made.events:
-            mistake = wrong_events(events[step], count)
-            if mistake:
-                of_ranks = at_step(made.events, step)
-                return mistake.at(where).with_values(
-                    "what happened", of_ranks, {"it should be": expected_events(count)}
-                )
-        gradients = at_step(made.gradients, step)
-        if not near(gradients, at_step(expected.gradients, step)):
-            mistake = wrong_gradient(gradients[0], expected.gradients[0], step)
-            what = "the gradient with which the step was made"
-            return mistake.at(where).with_values(what, gradients, {"it should be": expected.gradients[0][step]})
-    return None
+def check(made: list[Made], expected: list[list[float]]) -> None:
+    for number, count in enumerate(MICRO_BATCHES):
+        where = f"step {number + 1}, of {count} micro-batches"
+        check_events(where, count, [of_rank.events[number] for of_rank in made])
+        gradients = [of_rank.gradients[number] for of_rank in made]
+        right = expected[0][number]
+        if not near(gradients, [right] * len(gradients)):
+            raise Mistake(
+                f"{where}: the gradients of the micro-batches are averaged, not added, so divide each loss once, by "
+                "len(micro_batches); and call zero_grad() once in a step, not before the step is made",
+                by_rank(gradients) | {"the gradient of the step should be": right},
+            )
 
 
-def wrong_events(events: list[str], count: int) -> Mistake | None:
-    """The mistake in the order of forwards, backwards, messages and optimizer steps."""
-    if events == expected_events(count):
-        return None
-    without_messages = [event for event in events if event != "message"]
-    passes = [event for event in without_messages if event != "step"]
-    if passes != [FORWARD, "backward"] * count:
-        return Mistake("all in memory")
-    if without_messages == [*passes, "step"]:
-        return Mistake("not sent once")
-    return Mistake("not one step")
-
-
-def wrong_gradient(gradient: float, expected: list[float], step: int) -> Mistake:
-    if near(gradient, MICRO_BATCHES[step] * expected[step]):
-        return Mistake("added")
-    if step > 0 and near(gradient, expected[step] + expected[step - 1]):
-        return Mistake("not cleared")
-    return Mistake("other gradient")
-
-
-CHECKER = Checker(reference, attempt, finding)
+def check_events(where: str, count: int, of_ranks: list[list[str]]) -> None:
+    """Raise a Mistake if the forwards, backwards, messages and optimizer steps of a rank are not in their order."""
+    right = [*PASSES * count, *MESSAGE, "step"]
+    for events in of_ranks:
+        if events == right:
+            continue
+        if [event for event in events if event not in MESSAGE] == [*PASSES * count, "step"]:
+            sentence = (
+                "the gradients have to be sent once, by the backward of the last micro-batch, which sends the sum of "
+                "all: the others belong into `with model.no_sync():`, forward and backward, and the last one outside "
+                "(model.module(inputs) goes past DDP, which then sends nothing)"
+            )
+        else:
+            sentence = (
+                "call the forward and the backward of one micro-batch after the other, because the memory may not hold "
+                "several of them, and then make one optimizer step"
+            )
+        raise Mistake(f"{where}: {sentence}", by_rank(of_ranks) | {"it should be": right})

@@ -1,24 +1,22 @@
 """The checker of `buckets`: which gradients share a message, and what each one is when the message has arrived."""
 
-import math
 from collections.abc import Iterable
+from types import ModuleType
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from common.exercises.checker import Checker
-from common.exercises.compare import Gradients, flat, gradients, near, wrong_means
-from common.exercises.mistake import Mistake, SolutionFailed
-from common.exercises.stage import load_name
-from common.exercises.traffic import observed
+from common.exercises.compare import Gradients, check_means, flat, gradients
+from common.exercises.mistake import Mistake
+from common.exercises.traffic import Traffic
 from common.small.ddp.bucketed import BucketedDDP, fill_buckets
 
 FACTORS = (1.0, 3.2, 8.0)  # of the gradients, by rank: their mean has no exact float32
 SHAPES = {"a": (2, 2), "b": (2,), "c": (3,), "d": (1,), "e": (5,)}  # of the parameters, with numbers of 8 bytes
-BYTES = {name: 8 * math.prod(shape) for name, shape in SHAPES.items()}
 # In bytes. At 24, what e has too much would close the next bucket early if it were carried over.
-CAPACITIES = (40, 24, 10_000, 1)
+CAPACITIES = (40, 24, 10_000)
 
 
 class Parameters(nn.Module):
@@ -42,6 +40,14 @@ def named(buckets: Iterable[list], module: nn.Module) -> list[list[str]]:
     return [[names.get(parameter, "no parameter") for parameter in bucket] for bucket in buckets]
 
 
+class Made(NamedTuple):
+    """The buckets for each capacity, the messages of `average_bucket`, and the gradients when they have arrived."""
+
+    buckets: list
+    messages: int
+    gradients: list
+
+
 def reference() -> Gradients:
     module = Parameters()
     module().backward()
@@ -50,42 +56,45 @@ def reference() -> Gradients:
     return Gradients(gradients(module), gradients(small))
 
 
-def attempt(path: str) -> Gradients:
+def attempt(solution: ModuleType, traffic: Traffic) -> Made:
     module = Parameters()
-    with observed() as traffic:
-        fill_buckets = load_name(path, "fill_buckets")
-        for capacity in CAPACITIES:
-            buckets = named(fill_buckets(list(module.parameters()), capacity), module)
-            check_buckets(buckets, module, capacity)
-        module().backward()
-        own = gradients(module)
-        load_name(path, "average_bucket")(list(module.parameters()))
-    messages = len(traffic.messages)
-    if messages != 1:
-        raise SolutionFailed(Mistake("not one message").at(f"{messages} messages of average_bucket"))
-    return Gradients(own, gradients(module))
+    buckets = []
+    for capacity in CAPACITIES:
+        buckets.append(named(solution.fill_buckets(list(module.parameters()), capacity), module))
+    module().backward()
+    solution.average_bucket(list(module.parameters()))
+    return Made(buckets, len(traffic.messages), gradients(module))
 
 
-def check_buckets(buckets: list[list[str]], module: nn.Module, capacity: int) -> None:
-    expected = named([bucket.parameters for bucket in fill_buckets(module, capacity)], module)
-    if buckets == expected:
+def check(made: list[Made], expected: list[Gradients]) -> None:
+    for capacity, buckets in zip(CAPACITIES, made[0].buckets, strict=True):
+        check_buckets(capacity, buckets)
+    if made[0].messages != 1:
+        raise Mistake(
+            f"average_bucket sent {made[0].messages} messages: a bucket of five gradients is one, so that its latency "
+            "is paid once"
+        )
+    after = [of_rank.gradients for of_rank in made]
+    check_means("the gradients of a, b, c, d and e, from one message,", after, expected)
+
+
+def check_buckets(capacity: int, buckets: list[list[str]]) -> None:
+    module = Parameters()
+    right = named([bucket.parameters for bucket in fill_buckets(module, capacity)], module)
+    if buckets == right:
         return
-    name = "capacity" if flat(buckets) == flat(expected) else "order"
-    sizes = ", ".join(f"{name} {size}" for name, size in BYTES.items())
-    details = f"    the parameters and their bytes: {sizes}\n    yours: {buckets}\n    DDP's: {expected}"
-    raise SolutionFailed(Mistake(name, f"capacity {capacity}", details))
-
-
-def finding(made: Gradients, expected: Gradients) -> Mistake | None:
-    mistake = wrong_means(made.after, expected)
-    if mistake is None:
-        return None
-    of_rank_0 = made.after[0]
-    means = expected.after[0]
-    has_all_numbers = near(sorted(flat(of_rank_0)), sorted(flat(means)))
-    if has_all_numbers and not near(of_rank_0, means):
-        mistake = Mistake("unpacked elsewhere")
-    return mistake.with_values("the gradients of a, b, c, d and e", made.after, {"means": means})
-
-
-CHECKER = Checker(reference, attempt, finding)
+    if flat(buckets) == flat(right):
+        sentence = (
+            "close a bucket when it holds at least the capacity (>=), in bytes (parameter.nbytes), after the parameter "
+            "that fills it and not before, and count the next one from 0"
+        )
+    else:
+        sentence = (
+            "go from the last parameter, whose gradient backward computes first, to the first, and leave none out "
+            "(the last bucket may be short)"
+        )
+    sizes = {name: parameter.nbytes for name, parameter in module.named_parameters()}
+    raise Mistake(
+        f"a capacity of {capacity} bytes: {sentence}",
+        {"the parameters' bytes": sizes, "your buckets": buckets, "DDP's": right},
+    )

@@ -1,4 +1,4 @@
-"""Numbers of a solution beside those that are right: equal or not, and by which mistake."""
+"""Numbers of a solution beside those that are right."""
 
 import math
 from collections.abc import Iterable
@@ -6,36 +6,36 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from common.exercises.mistake import Mistake
+from common.exercises.mistake import Mistake, by_rank
 
 
-def plain(value: Any) -> Any:
-    """`value` as numbers and lists of numbers, which can be compared, shown and sent between processes.
+def as_numbers(value: Any) -> Any:
+    """A tensor, or a list of them, as numbers that can be compared, shown and sent between processes.
 
-    What is none of them becomes a text that says what it is.
+    What is neither, nor a number, becomes a text that says what it is.
     """
     if isinstance(value, Tensor):
         return value.detach().tolist()
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [as_numbers(each) for each in value]
     if value is None or isinstance(value, bool | int | float):
         return value
     return f"a {type(value).__name__}"
 
 
 def weights(module: nn.Module) -> list[list[float]]:
-    """Each parameter as a list of numbers."""
-    return [plain(parameter.flatten()) for parameter in module.parameters()]
+    """The numbers of each parameter."""
+    return [as_numbers(parameter.flatten()) for parameter in module.parameters()]
 
 
 def gradients(module: nn.Module) -> list[list[float] | None]:
-    """The gradient of each parameter as a list of numbers; None where there is none."""
+    """The numbers of each parameter's gradient; None where there is none."""
     found: list[list[float] | None] = []
     for parameter in module.parameters():
         if parameter.grad is None:
             found.append(None)
         else:
-            found.append(plain(parameter.grad.flatten()))
+            found.append(as_numbers(parameter.grad.flatten()))
     return found
 
 
@@ -65,28 +65,27 @@ def flat(lists: Iterable[list]) -> list:
     return [entry for entries in lists for entry in entries]
 
 
-def at_step(of_ranks: list[list], step: int) -> list:
-    """The value of each rank at a step, of lists that have one for each step."""
-    return [of_rank[step] for of_rank in of_ranks]
-
-
 class Gradients(NamedTuple):
-    """Gradients in float64, as backward has computed them, and after they were averaged over the ranks."""
+    """Gradients in float64, as backward has computed them on one rank, and their means over the ranks."""
 
     own: list
-    after: list
+    means: list
 
 
-def wrong_means(after: list, expected: Gradients) -> Mistake | None:
-    """The mistake in averaged gradients, for each rank, that are not the expected ones; None if they are."""
-    world_size = len(after)
-    # The order of a sum may differ, and no number may have been rounded to float32.
-    if near(after, expected.after, tolerance=1e-12):
-        return None
-    if near(after, expected.after):
-        return Mistake("rounded")
-    if near(after, scaled(expected.after, world_size)):
-        return Mistake("sums")
-    if near(after, expected.own) or near(after, scaled(expected.own, 1 / world_size)):
-        return Mistake("own gradients")
-    return Mistake("no means")
+def check_means(what: str, made: list[list], expected: list[Gradients]) -> None:
+    """Raise a Mistake if the gradients that a solution has averaged, by rank, are not the means."""
+    world_size = len(made)
+    own = [of_rank.own for of_rank in expected]
+    means = [of_rank.means for of_rank in expected]
+    # The order of a sum may differ, but no number may have been rounded to float32.
+    if near(made, means, tolerance=1e-12):
+        return
+    if near(made, means):
+        sentence = "are rounded: give your own tensors the dtype of the gradients, here float64"
+    elif near(made, scaled(means, world_size)):
+        sentence = "are the sums over the ranks: divide by the world size"
+    elif near(made, own) or near(made, scaled(own, 1 / world_size)):
+        sentence = "are each rank's own: all_reduce writes the sum into the tensor that it is given, and no other"
+    else:
+        sentence = "are not the means: add up the ranks' and divide once by the world size (None stays None)"
+    raise Mistake(f"{what} {sentence}", by_rank(made) | {"backward, by rank": own, "means": means[0]})

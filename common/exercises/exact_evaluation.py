@@ -1,21 +1,16 @@
 """The checker of `exact_evaluation`: what each rank returns, and how many samples it has run."""
 
-from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
-from common.eval_sampler import DistributedEvalSampler
-from common.exercises.checker import Checker
 from common.exercises.compare import near
-from common.exercises.mistake import Mistake
-from common.exercises.stage import load_name
-from common.exercises.traffic import observed
+from common.exercises.mistake import Mistake, by_rank
+from common.exercises.traffic import Traffic
 
-# On three ranks: a remainder of two, and fewer samples than ranks.
-CASES = {"17 samples on {} ranks": {"size": 17}, "2 samples on {} ranks": {"size": 2}}
+SIZES = (17, 2)  # on three ranks: a remainder of two, and fewer samples than ranks
 
 
 class CountingNetwork(nn.Module):
@@ -25,12 +20,12 @@ class CountingNetwork(nn.Module):
         super().__init__()
         self.seen = 0
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         self.seen += len(images)
         return images
 
 
-def dataset_of(size: int) -> list[tuple[torch.Tensor, int]]:
+def dataset_of(size: int) -> list[tuple[Tensor, int]]:
     """Samples whose right answer is the largest input, but for every third, whose label is wrong."""
     images = torch.eye(4)[torch.arange(size) % 4]
     labels = [index % 4 for index in range(size)]
@@ -39,50 +34,51 @@ def dataset_of(size: int) -> list[tuple[torch.Tensor, int]]:
     return list(zip(images, labels, strict=True))
 
 
-def accuracy_of(share: Sequence[int]) -> float:
-    """The fraction of right answers for these samples."""
-    right = [index for index in share if index % 3 != 0]
-    return len(right) / max(len(share), 1)
-
-
-class Facts(NamedTuple):
+class Evaluation(NamedTuple):
     """The accuracy that is returned, and the number of samples that the network was given."""
 
     accuracy: Any
-    seen: Any
+    seen: int
 
 
-def share_of(rank: int, world_size: int, size: int) -> list[int]:
-    return list(DistributedEvalSampler(range(size), world_size, rank))
+def reference() -> list[Evaluation]:
+    """The evaluations of data sets of all sizes on one device."""
+    evaluations = []
+    for size in SIZES:
+        images, labels = zip(*dataset_of(size), strict=True)
+        right = torch.stack(images).argmax(dim=1) == torch.tensor(labels)
+        evaluations.append(Evaluation(right.double().mean().item(), size))
+    return evaluations
 
 
-def reference(size: int) -> Facts:
-    share = share_of(dist.get_rank(), dist.get_world_size(), size)
-    return Facts(accuracy_of(range(size)), len(share))
+def attempt(solution: ModuleType, _: Traffic) -> list[Evaluation]:
+    evaluations = []
+    for size in SIZES:
+        model = CountingNetwork()
+        accuracy = solution.accuracy(model, dataset_of(size))
+        if not isinstance(accuracy, float):
+            accuracy = f"a {type(accuracy).__name__}"
+        evaluations.append(Evaluation(accuracy, model.seen))
+    return evaluations
 
 
-def attempt(path: str, size: int) -> Facts:
-    model = CountingNetwork()
-    with observed():
-        accuracy = load_name(path, "accuracy")(model, dataset_of(size))
-    if not isinstance(accuracy, float):
-        accuracy = f"a {type(accuracy).__name__}"
-    return Facts(accuracy, model.seen)
-
-
-def finding(made: Facts, expected: Facts) -> Mistake | None:
-    world_size = len(made.seen)
-    size = sum(expected.seen)
-    one_runs_all = size > world_size and max(made.seen) == size
-    if sum(made.seen) != size or one_runs_all:
-        return Mistake("not shared out").with_values("samples that were run", made.seen, {"for example": expected.seen})
-    if near(made.accuracy, expected.accuracy):
-        return None
-    accuracies = [accuracy_of(share_of(rank, world_size, size)) for rank in range(world_size)]
-    mean_of_means = sum(accuracies) / world_size
-    is_mean_of_means = near(made.accuracy, [mean_of_means] * world_size)
-    mistake = Mistake("mean of means") if is_mean_of_means else Mistake("other accuracy")
-    return mistake.with_values("returned", made.accuracy, {"one device": expected.accuracy[0]})
-
-
-CHECKER = Checker(reference, attempt, finding, world_sizes=(3, 2), cases=CASES)
+def check(made: list[list[Evaluation]], expected: list[list[Evaluation]]) -> None:
+    world_size = len(made)
+    for number, size in enumerate(SIZES):
+        seen = [evaluations[number].seen for evaluations in made]
+        one_runs_all = size > world_size and max(seen) == size
+        if sum(seen) != size or one_runs_all:
+            raise Mistake(
+                f"{size} samples: share them out, so that each is run once and the ranks have about equally many, as "
+                "DistributedEvalSampler does in common/eval_sampler.py. Samples that were run:",
+                by_rank(seen),
+            )
+        accuracies = [evaluations[number].accuracy for evaluations in made]
+        right = expected[0][number].accuracy
+        if not near(accuracies, [right] * world_size):
+            raise Mistake(
+                f"{size} samples: this is not the fraction of right answers, as a float on every rank: add up right "
+                "answers and samples over all ranks, and divide once. In a mean of the ranks' accuracies a small share "
+                "counts as much as a large one",
+                by_rank(accuracies) | {"one device": right},
+            )

@@ -1,52 +1,20 @@
-"""A mistake of a solution: its name, and what was seen of it."""
+"""A mistake of a solution, as its learner reads it."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
-
-SENTENCES = Path(__file__).with_name("mistakes.toml")
+from typing import Any
 
 
-class Mistake(NamedTuple):
-    """A mistake that a checker knows.
+class Mistake(Exception):
+    """A sentence that says what is wrong or what to do, and below it numbers that show it, by their titles."""
 
-    Attributes:
-        name: its key in `mistakes.toml`, where the sentence for the learner stands.
-        where: the number of ranks, the step, and so on.
-        details: lines that show the mistake, such as each rank's numbers.
-    """
-
-    name: str
-    where: str = ""
-    details: str = ""
-
-    def at(self, where: str) -> "Mistake":
-        """The mistake with a wider place in front of its own, such as the number of ranks in front of the step."""
-        return self._replace(where=f"{where}, {self.where}" if self.where else where)
-
-    def with_values(self, what: str, values: Sequence[Any], others: Mapping[str, Any] | None = None) -> "Mistake":
-        """The mistake with each rank's value, and, by their titles, the numbers that they are compared with."""
-        lines = [f"    {what}:"]
-        lines += [f"    rank {rank}: {shown(value)}" for rank, value in enumerate(values)]
-        lines += [f"    {title}: {shown(value)}" for title, value in (others or {}).items()]
-        return self._replace(details="\n".join(lines))
-
-    def explained(self, exercise: str) -> str:
-        """The text for the learner."""
-        sentences = tomllib.loads(SENTENCES.read_text())
-        sentence = (sentences["every_exercise"] | sentences[exercise])[self.name]
-        if self.where:
-            sentence = f"{self.where}: {sentence}"
-        return f"{sentence}\n{self.details}".rstrip()
+    def __init__(self, sentence: str, numbers: Mapping[str, Any] | None = None) -> None:
+        lines = [f"    {title}: {shown(value)}" for title, value in (numbers or {}).items()]
+        super().__init__("\n".join([sentence, *lines]))
 
 
-class SolutionFailed(Exception):
-    """A mistake that keeps the solution from running to its end."""
-
-    def __init__(self, mistake: Mistake) -> None:
-        super().__init__(mistake.name)
-        self.mistake = mistake
+def by_rank(values: Sequence[Any]) -> dict[str, Any]:
+    """Numbers for a Mistake: those of each rank."""
+    return {f"rank {rank}": value for rank, value in enumerate(values)}
 
 
 def shown(value: Any) -> str:

@@ -1,16 +1,15 @@
 """The checker of `overlapped_ddp`: when each all-reduce begins, whether it is waited for, and what it brings."""
 
-from typing import Any
+from types import ModuleType
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from common.exercises.checker import Checker
-from common.exercises.compare import Gradients, at_step, gradients, wrong_means
-from common.exercises.mistake import Mistake, SolutionFailed
-from common.exercises.stage import load_name
-from common.exercises.traffic import Message, Moment, Traffic, observed
+from common.exercises.compare import Gradients, check_means, gradients
+from common.exercises.mistake import Mistake
+from common.exercises.traffic import Traffic
 from common.small.ddp.overlapped import OverlappedDDP
 
 INPUTS = (1.0, 3.0, 8.0)  # by rank
@@ -26,73 +25,68 @@ def network() -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def inputs() -> torch.Tensor:
-    return torch.tensor([[INPUTS[dist.get_rank()]]]).double()
+def backward(model: nn.Module) -> None:
+    model(torch.tensor([[INPUTS[dist.get_rank()]]]).double()).sum().backward()
 
 
-def trained(model: Any, traffic: Traffic) -> list[list]:
-    """The gradients of all layers with which each step is made."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    found = []
-    for step in range(1, STEPS + 1):
-        traffic.moment = Moment(step, LAYERS)
-        model(inputs()).sum().backward()
-        if hasattr(model, "wait"):
-            model.wait()
-        found.append(gradients(model))
-        optimizer.step()
-        optimizer.zero_grad()
-    return found
+class Step(NamedTuple):
+    """The events of a step of the solution, and the gradients after it."""
+
+    events: list[str]
+    gradients: list
 
 
 def reference() -> Gradients:
-    """The gradients of a backward, which are the same in each step, and those with which each step is made."""
+    """The gradients of a step. They are the same in each, because no optimizer changes the weights."""
     module = network()
-    module(inputs()).sum().backward()
-    return Gradients(gradients(module), trained(OverlappedDDP(network()), Traffic()))
+    backward(module)
+    small = OverlappedDDP(network())
+    backward(small)
+    return Gradients(gradients(module), gradients(small))
 
 
-def attempt(path: str) -> Gradients:
+def attempt(solution: ModuleType, traffic: Traffic) -> list[Step]:
     module = network()
-    with observed() as traffic:
-        traffic.moment = Moment(0, LAYERS)
-
-        def note_gradient(_: nn.Parameter) -> None:
-            traffic.moment = traffic.moment._replace(gradients_left=traffic.moment.gradients_left - 1)
-
-        for parameter in module.parameters():  # before the solution's hooks, so that these see what is left
-            parameter.register_post_accumulate_grad_hook(note_gradient)
-        after = trained(load_name(path, "OverlappedDDP")(module), traffic)
-        for step in range(1, STEPS + 1):
-            mistake = wrong_messages([message for message in traffic.messages if message.called.step == step])
-            if mistake:
-                raise SolutionFailed(mistake.at(f"step {step}"))
-    return Gradients([], after)
+    for parameter in module.parameters():  # before the solution's hooks, so that the gradient precedes its message
+        parameter.register_post_accumulate_grad_hook(lambda _: traffic.events.append("gradient"))
+    model = solution.OverlappedDDP(module)
+    steps = []
+    for _ in range(STEPS):
+        traffic.events.clear()
+        backward(model)
+        model.wait()
+        steps.append(Step(list(traffic.events), gradients(module)))
+        module.zero_grad()
+    return steps
 
 
-def wrong_messages(messages: list[Message]) -> Mistake | None:
-    """The mistake in the times at which this rank has called the all-reduces of a step and waited for them."""
-    if len(messages) != LAYERS:
-        return Mistake("not one message each").at(f"{len(messages)} messages")
-    if all(message.called.gradients_left == 0 for message in messages):
-        return Mistake("not hidden")
-    for message in messages:
-        if message.waits and message.waits[0].gradients_left > 0:
-            return Mistake("backward waited")
-        steps_of_waits = {wait.step for wait in message.waits}
-        if steps_of_waits != {message.called.step}:
-            return Mistake("waited in another step")
-    return None
+def check(made: list[list[Step]], expected: list[Gradients]) -> None:
+    for number in range(STEPS):
+        steps = [of_rank[number] for of_rank in made]
+        for step in steps:
+            check_events(f"step {number + 1}", step.events)
+        after = [step.gradients for step in steps]
+        check_means(f"step {number + 1}: the gradients of the layers", after, expected)
 
 
-def finding(made: Gradients, expected: Gradients) -> Mistake | None:
-    for step in range(STEPS):
-        after = at_step(made.after, step)
-        means = at_step(expected.after, step)
-        mistake = wrong_means(after, Gradients(expected.own, means))
-        if mistake:
-            return mistake.at(f"step {step + 1}").with_values("of the layers", after, {"means": means[0]})
-    return None
-
-
-CHECKER = Checker(reference, attempt, finding)
+def check_events(step: str, events: list[str]) -> None:
+    """Raise a Mistake if all-reduces are not begun during backward, or not waited for when it has ended."""
+    if events.count("all_reduce") != LAYERS:
+        raise Mistake(
+            f"{step}: {events.count('all_reduce')} all-reduces began, and not one for each of {LAYERS} layers. Hooks "
+            "stay for all steps, so register one for each parameter in __init__, which sends this parameter's gradient"
+        )
+    last_gradient = max(index for index, event in enumerate(events) if event == "gradient")
+    during_backward = events[:last_gradient]
+    if "all_reduce" not in during_backward:
+        raise Mistake(
+            f"{step}: the all-reduces began when backward had computed all gradients, so nothing was hidden: let a "
+            "hook begin each one (register_post_accumulate_grad_hook)"
+        )
+    if "wait" in during_backward:
+        raise Mistake(
+            f"{step}: an all-reduce was waited for while backward had gradients still to compute, so backward stood "
+            "still: begin each with async_op=True, which returns a handle at once, and wait in OverlappedDDP.wait()"
+        )
+    if events.count("wait") > LAYERS:
+        raise Mistake(f"{step}: an all-reduce was waited for again: OverlappedDDP.wait() has to forget its handles")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from itertools import zip_longest
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -9,27 +10,28 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.optim import SGD
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
-from common.exercises.checker import Checker
-from common.exercises.compare import flat, near, plain, weights
-from common.exercises.mistake import Mistake, SolutionFailed, shown
-from common.exercises.stage import load_name
+from common.exercises.compare import flat, near
+from common.exercises.mistake import Mistake, by_rank
+from common.exercises.traffic import Traffic
 
 SAMPLES = 24  # so many that a rank does not by chance have the same ones with and without shuffling
 BATCH_SIZE = 6  # of all ranks
 
 
-class Numbers(list[int]):
+class Numbers(Dataset):
     """The numbers from 0 on, and which of them were read."""
 
     def __init__(self) -> None:
-        super().__init__(range(SAMPLES))
-        self.read: list[int] = []
+        self.read: set[int] = set()
 
-    def __getitem__(self, index: Any) -> Any:
-        self.read.append(index)
-        return super().__getitem__(index)
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> int:
+        self.read.add(index)
+        return index
 
 
 def as_batch(numbers: list[int]) -> dict[str, torch.Tensor]:
@@ -39,109 +41,105 @@ def as_batch(numbers: list[int]) -> dict[str, torch.Tensor]:
     return {"samples": samples, "inputs": inputs, "targets": 3 - inputs**2}
 
 
-def loader(shuffle: bool) -> DataLoader:
-    numbers: Any = Numbers()
+def loader(numbers: Numbers, shuffle: bool) -> DataLoader:
     return DataLoader(numbers, BATCH_SIZE, collate_fn=as_batch, shuffle=shuffle)
 
 
-def model_and_optimizer(weight: float) -> tuple[nn.Module, SGD]:
+def model_and_optimizer(weight: float) -> tuple[nn.Linear, SGD]:
     model = nn.Linear(1, 1, bias=False).double()
     nn.init.constant_(model.weight, weight)
-    return model, SGD(model.parameters(), lr=0.1)
+    return model, SGD(model.parameters(), lr=0.1, momentum=0.5)
 
 
-def samples_in(batch: Any) -> list[int]:
-    if isinstance(batch, dict):
-        return plain(batch["samples"])
-    raise SolutionFailed(Mistake("not collated").at(shown(plain(batch))))
-
-
-def trained(batches: Iterable[Any], model: nn.Module, optimizer: SGD) -> list:
-    """The weights after each step of a script's training loop."""
-    found = []
+def train(batches: Iterable[Any], model: nn.Module, optimizer: SGD) -> list[list[int]]:
+    """A script's training loop, and the samples of each step."""
+    samples = []
     for batch in batches:
+        samples.append(batch["samples"].tolist())  # the loader's own collate_fn makes such batches
         F.mse_loss(model(batch["inputs"]), batch["targets"]).backward()
         optimizer.step()
         optimizer.zero_grad()
-        found.append(weights(model))
-    return found
+    return samples
 
 
-class Facts(NamedTuple):
-    """What this rank's objects do; of the reference, what the objects of one device do.
+class Made(NamedTuple):
+    """What a rank's prepared objects have done."""
 
-    Attributes:
-        samples: of each step.
-        read: the samples that were read from the dataset.
-        weights: after each step.
-        shuffled: the samples of each step of the loader that shuffles.
-    """
-
-    same_optimizer: Any
-    samples: list
-    read: list
-    weights: list
-    shuffled: list
+    samples: list  # of each step
+    read: list  # samples, from the dataset
+    weight: float  # after the last step
+    shuffled: list  # samples of each step, where the loader shuffles
 
 
-def reference() -> Facts:
-    batches = list(loader(shuffle=False))
-    after = trained(batches, *model_and_optimizer(weight=1.0))
-    samples = list(map(samples_in, batches))
-    return Facts(True, samples, flat(samples), after, list(map(samples_in, loader(shuffle=True))))
+def reference() -> float:
+    """The weight after the last step on one device."""
+    model, optimizer = model_and_optimizer(weight=1.0)
+    train(loader(Numbers(), shuffle=False), model, optimizer)
+    return model.weight.item()
 
 
-def attempt(path: str) -> Facts:
+def attempt(solution: ModuleType, _: Traffic) -> Made:
     rank = dist.get_rank()
     torch.manual_seed(rank)
-    numbers: Any = loader(shuffle=False)
+    numbers = Numbers()
     own_model, own_optimizer = model_and_optimizer(weight=1.0 + rank)  # nobody has made them equal
-    prepared = load_name(path, "prepare")(numbers, own_model, own_optimizer, loader(shuffle=True))
-    own_loader, model, optimizer, shuffled = prepared
-    batches = list(own_loader)
-    return Facts(
-        same_optimizer=optimizer is own_optimizer,
-        samples=list(map(samples_in, batches)),
-        read=sorted(set(numbers.dataset.read)),
-        weights=trained(batches, model, optimizer),
-        shuffled=list(map(samples_in, shuffled)),
+    loaders = loader(numbers, shuffle=False), loader(Numbers(), shuffle=True)
+    prepared = solution.prepare(own_model, own_optimizer, *loaders)
+    model, optimizer, in_order, shuffled = prepared
+    return Made(
+        samples=train(in_order, model, optimizer),
+        read=sorted(numbers.read),
+        weight=own_model.weight.item(),
+        shuffled=train(shuffled, model, optimizer),
     )
 
 
-def finding(made: Facts, expected: Facts) -> Mistake | None:
-    """The first mistake: about the optimizer, the samples, the training, the shuffling."""
-    if not all(made.same_optimizer):
-        return Mistake("another optimizer")
-    batches = expected.samples[0]
-    if joined(made.samples) != batches:
-        mistake = wrong_samples(made.samples)
-        return mistake.with_values("the samples of each step", made.samples, {"the loader's batches": batches})
-    if made.read != [sorted(flat(of_rank)) for of_rank in made.samples]:
-        return Mistake("read in vain").with_values("read", made.read)
-    if not near(made.weights, expected.weights):
-        return Mistake("no replicas").with_values(
-            "the weight after each step", made.weights, {"it should be": expected.weights[0]}
+def check(made: list[Made], expected: list[float]) -> None:
+    samples = [of_rank.samples for of_rank in made]
+    check_samples(samples)
+    read = [of_rank.read for of_rank in made]
+    if read != [sorted(flat(of_rank)) for of_rank in samples]:
+        raise Mistake("choose a rank's samples before they are read: these were read, and not all used", by_rank(read))
+    weights = [of_rank.weight for of_rank in made]
+    if not near(weights, expected):
+        raise Mistake(
+            "this is not the weight of one device after the last step: DistributedDataParallel, around the very "
+            "network that was given, gives all ranks the weights of rank 0, and averages their gradients; and the "
+            "optimizer, with its settings and its state, comes back as it was given",
+            by_rank(weights) | {"one device": expected[0]},
         )
-    of_all = flat(joined(made.shuffled))
-    if sorted(of_all) != list(range(SAMPLES)):
-        return Mistake("own orders").with_values("the samples of each step", made.shuffled)
-    if of_all == sorted(of_all):
-        return Mistake("not shuffled").with_values("the samples of each step", made.shuffled)
-    return None
+    check_shuffled([of_rank.shuffled for of_rank in made])
 
 
-def wrong_samples(samples: list[list[list[int]]]) -> Mistake:
-    if samples == samples[:1] * len(samples):
-        return Mistake("same samples")
-    if max(map(len, samples[0]), default=0) == BATCH_SIZE:
-        return Mistake("whole batch size")
-    return Mistake("other batches")
-
-
-def joined(samples: list[list[list[int]]]) -> list[list[int]]:
+def joined(of_ranks: list[list[list[int]]]) -> list[list[int]]:
     """The samples of each step on all ranks, in the order of the dataset."""
-    steps = zip_longest(*samples, fillvalue=[])
+    steps = zip_longest(*of_ranks, fillvalue=[])
     return [sorted(flat(shares)) for shares in steps]
 
 
-CHECKER = Checker(reference, attempt, finding)
+def check_samples(of_ranks: list[list[list[int]]]) -> None:
+    """Raise a Mistake if the ranks together do not have the batches of the loader that does not shuffle."""
+    batches = torch.arange(SAMPLES).view(-1, BATCH_SIZE).tolist()
+    if joined(of_ranks) == batches:
+        return
+    sentence = (
+        "in each step the ranks together do not have the samples of one batch, in the loader's order: its batch_size "
+        "is that of all ranks, and a rank's is batch_size // world size"
+    )
+    if of_ranks == of_ranks[:1] * len(of_ranks):
+        sentence = "every rank has the same samples: a sampler has to deal them out (DistributedSampler does)"
+    raise Mistake(sentence, by_rank(of_ranks) | {"the loader's batches": batches})
+
+
+def check_shuffled(of_ranks: list[list[list[int]]]) -> None:
+    """Raise a Mistake if the ranks do not share out one order of all samples, or if it is the dataset's."""
+    order = flat(joined(of_ranks))
+    if sorted(order) != list(range(SAMPLES)):
+        raise Mistake(
+            "with a loader that shuffles some samples are on two ranks and others on none, because each rank has drawn "
+            "an order of its own: draw it from a generator that is seeded alike on all ranks (DistributedSampler does)",
+            by_rank(of_ranks),
+        )
+    if order == sorted(order):
+        sentence = "the loader shuffles, and the prepared one does not: look at whether its sampler is a RandomSampler"
+        raise Mistake(sentence, by_rank(of_ranks))

@@ -1,60 +1,65 @@
 """The checker of `sampler`: which samples each rank gets at each time."""
 
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from common.eval_sampler import DistributedEvalSampler
-from common.exercises.checker import Checker
-from common.exercises.compare import at_step, flat, plain
-from common.exercises.mistake import Mistake
-from common.exercises.stage import load_name
+from common.exercises.compare import as_numbers, flat
+from common.exercises.mistake import Mistake, by_rank
+from common.exercises.traffic import Traffic
 
-SEED = 43  # with which no rank's share is by chance the even numbers, or half of the numbers in a row
-# Which no number of ranks divides, and fewer samples than ranks.
-CASES = {"11 samples on {} ranks": {"size": 11}, "2 samples on {} ranks": {"size": 2}}
-# The epoch that `set_epoch` chooses before the sampler is listed, by the name of that moment in a finding.
-EPOCHS = {"before the first set_epoch": None, "in epoch 0": 0, "in epoch 0, listed again": None, "in epoch 1": 1}
+SEED = 43
+SIZES = (11, 2)  # which no number of ranks divides; fewer samples than ranks
+LENGTH = "len()"
 
 
-class Facts(NamedTuple):
-    """The share of this rank at each time, and the length."""
-
-    shares: list
-    length: Any
-
-
-def facts(sampler: Any) -> Facts:
-    shares = []
-    for epoch in EPOCHS.values():
-        if epoch is not None:
-            sampler.set_epoch(epoch)
-        shares.append(plain(list(sampler)))
-    return Facts(shares, plain(len(sampler)))
+def shares_of(sampler: Any, size: int) -> dict[str, list]:
+    """This rank's share of `size` samples at several times, and its length."""
+    shares = {f"{size} samples, before the first set_epoch": as_numbers(list(sampler))}
+    sampler.set_epoch(0)
+    shares[f"{size} samples, in epoch 0"] = as_numbers(list(sampler))
+    shares[f"{size} samples, in epoch 0, listed again"] = as_numbers(list(sampler))
+    sampler.set_epoch(1)
+    shares[f"{size} samples, in epoch 1"] = as_numbers(list(sampler))
+    shares[f"{size} samples, {LENGTH}"] = [len(sampler)]
+    return shares
 
 
-def reference(size: int) -> Facts:
-    return facts(DistributedEvalSampler(range(size), dist.get_world_size(), dist.get_rank(), shuffle=True, seed=SEED))
+def reference() -> dict[str, list]:
+    shares: dict[str, list] = {}
+    for size in SIZES:
+        shares |= shares_of(DistributedEvalSampler(range(size), shuffle=True, seed=SEED), size)
+    return shares
 
 
-def attempt(path: str, size: int) -> Facts:
+def attempt(solution: ModuleType, _: Traffic) -> dict[str, list]:
     torch.manual_seed(dist.get_rank())  # ranks draw different random numbers
-    solution = load_name(path, "ExactSampler")
-    return facts(solution(range(100, 100 + size), dist.get_rank(), dist.get_world_size(), SEED))
+    shares: dict[str, list] = {}
+    for size in SIZES:
+        dataset = range(100, 100 + size)  # the numbers of the samples are not the samples
+        shares |= shares_of(solution.ExactSampler(dataset, dist.get_rank(), dist.get_world_size(), SEED), size)
+    return shares
 
 
-def finding(made: Facts, expected: Facts) -> Mistake | None:
-    for number, moment in enumerate(EPOCHS):
-        shares = at_step(made.shares, number)
-        right = at_step(expected.shares, number)
-        if shares != right:
-            once_each = sorted(flat(shares), key=str) == sorted(flat(right), key=str)
-            mistake = Mistake("other order") if once_each else Mistake("not once each")
-            return mistake.at(moment).with_values("samples", shares, {"they should be": right})
-    if made.length != expected.length:
-        return Mistake("length").with_values("lengths", made.length, {"they should be": expected.length})
-    return None
-
-
-CHECKER = Checker(reference, attempt, finding, cases=CASES)
+def check(made: list[dict[str, list]], expected: list[dict[str, list]]) -> None:
+    for title in expected[0]:
+        shares = [of_rank[title] for of_rank in made]
+        right = [of_rank[title] for of_rank in expected]
+        if shares == right:
+            continue
+        if title.endswith(LENGTH):
+            sentence = "this is not the number of samples that the rank gets; loaders and progress bars believe it"
+        elif sorted(flat(shares), key=str) == sorted(flat(right), key=str):
+            sentence = (
+                "each sample is dealt out once, but not in the order that was asked for: torch.randperm of all "
+                "samples, with a new generator in each call of __iter__, seeded with seed + epoch"
+            )
+        else:
+            sentence = (
+                "cut the same order on all ranks, and give rank r of W the positions r, r + W, r + 2 W and so on, "
+                "without filling up or cutting off the shares, as DistributedEvalSampler does in common/eval_sampler.py"
+            )
+        raise Mistake(f"{title}: {sentence}", by_rank(shares) | {"they should be": right})

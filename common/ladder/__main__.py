@@ -19,6 +19,7 @@ import textwrap
 from pathlib import Path
 
 from common import exercises
+from common.exercises.stage import check
 from common.ladder import ROOT, levels, named, script, small
 from common.ladder.diffs import changed_lines, unified
 
@@ -55,9 +56,9 @@ def script_name(text: str) -> str:
 
 def check_solution(exercise: str, solution: Path) -> None:
     """Print the verdict on a solution; the exit code is 1 where something is wrong with it."""
-    mistake = exercises.check(exercise, solution)
+    mistake = check(exercise, solution)
     if mistake:
-        print(f"NOT YET: {exercise}\n\n{textwrap.indent(mistake.explained(exercise), '  ')}")
+        print(f"NOT YET: {exercise}\n\n{textwrap.indent(mistake, '  ')}")
         sys.exit(1)
     print(f"PASSED: {exercise}\n\n  The same numbers as {exercises.EXERCISES[exercise].same_as}.")
     following = exercises.following(exercise)

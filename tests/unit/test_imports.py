@@ -48,8 +48,8 @@ ROOMS = {
     "common.checkpoint_schedule": set(),
     "common.data": set(),
     "common.instruments": {"common.allocator"},
-    # The exercises compare a solution with the small abstraction and with the whole one.
-    "common.exercises": {"common.accelerator", "common.processes", "common.small"},
+    # The exercises compare a solution with the small abstraction.
+    "common.exercises": {"common.processes", "common.small"},
     "common.ladder": {"common.data", "common.exercises", "common.processes", "common.small"},
     "common.pitfalls": {"common.accelerator", "common.allocator", "common.processes"},
     # The doctor names the pitfalls that it finds.

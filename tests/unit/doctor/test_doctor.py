@@ -16,19 +16,10 @@ import torch
 from PIL import Image
 
 from common.doctor import __main__ as program
-from common.doctor import (
-    compare_data,
-    compare_end,
-    compare_networks,
-    compare_optimizers,
-    record,
-    report,
-    run_script,
-    watch_data,
-)
-from common.doctor.answers import Answer, Finding, Right, Unseen
+from common.doctor import data, end, networks, optimizers, record, report, run_script, shards
+from common.doctor.answers import Answer, Finding, NotExamined, Right
+from common.doctor.optimizers import OptimizerWatch
 from common.doctor.record import Epoch, Network, Record
-from common.doctor.watch_optimizers import OptimizerWatch
 from common.errors import UserError
 from common.processes import Ranks, ranks
 from tests.unit.doctor.mistakes import ENDS, HARMLESS, MISTAKES
@@ -117,10 +108,10 @@ def test_weights_that_are_averaged_now_and_then_are_no_finding():
     records = [Record(rank, steps=4, networks=[Network("Net", wrapped=True, forwards=4)]) for rank in range(2)]
     for rank, one in enumerate(records):
         one.networks[0].weights = {step: {"w": apart + rank if step % 2 else equal} for step in range(1, 5)}
-    assert compare_networks.weights(records) == Right()
+    assert networks.weights(records) == Right()
     for one in records:
         del one.networks[0].weights[2], one.networks[0].weights[4]
-    assert isinstance(compare_networks.weights(records), Finding)
+    assert isinstance(networks.weights(records), Finding)
 
 
 NAN = float("nan")
@@ -144,14 +135,14 @@ def test_ranks_differ_in_what_is_not_finite_too(of_ranks, kind):
     for one, values in zip(records, of_ranks, strict=True):
         one.networks[0].weights = {1: {"w": torch.tensor(values)}}
         one.networks[0].statistics = {1: {"mean": torch.tensor(values)}}
-    assert isinstance(compare_networks.weights(records), kind)
-    assert isinstance(compare_networks.batchnorm(records), kind)
+    assert isinstance(networks.weights(records), kind)
+    assert isinstance(networks.batchnorm(records), kind)
 
 
 @pytest.mark.parametrize("rates, kind", [((NAN, NAN), Right), ((0.1, NAN), Finding), ((NAN, 0.1), Finding)])
 def test_a_learning_rate_that_is_no_number_differs_from_one_that_is(rates, kind):
     records = [Record(rank, steps=1, learning_rates=[[float(str(rate))]]) for rank, rate in enumerate(rates)]
-    assert isinstance(compare_optimizers.learning_rates(records), kind)
+    assert isinstance(optimizers.learning_rates(records), kind)
 
 
 def read_by(orders: list[list[int]], contents: list[list[int]]) -> list[Record]:
@@ -182,12 +173,12 @@ DRAWN[1][0] = DRAWN[0][0]
         pytest.param(read_by(OWN, OWN), Finding, "different_orders", id="an order for each rank"),
         pytest.param(read_by([LAP, LAP], [LAP, LAP]), Finding, None, id="one order for all ranks"),
         pytest.param(read_by([LAP[:12]] * 2, [LAP[:12]] * 2), Finding, None, id="a few, in one order"),
-        pytest.param(read_by([LAP, OWN[1]], [LAP, range(2000, 3000)]), Unseen, None, id="a data set for each rank"),
-        pytest.param(read_by(DRAWN, DRAWN), Unseen, None, id="drawn with weights"),
+        pytest.param(read_by([LAP, OWN[1]], [LAP, range(2000, 3000)]), NotExamined, None, id="other data sets"),
+        pytest.param(read_by(DRAWN, DRAWN), NotExamined, None, id="drawn with weights"),
     ],
 )
 def test_training_samples(records, kind, pitfall):
-    answer = compare_data.shards(records)
+    answer = shards.training_samples(records)
     assert isinstance(answer, kind), answer
     assert getattr(answer, "pitfall", None) == pitfall
 
@@ -202,7 +193,7 @@ def drawn(rank: int, epoch: int, kind: str) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(
-    "kind, expected", [("of each rank", Finding), ("augmented", Right), ("new at each read", Unseen)]
+    "kind, expected", [("of each rank", Finding), ("augmented", Right), ("new at each read", NotExamined)]
 )
 def test_numbers_that_are_dealt_out_are_one_sample_on_all_ranks(kind, expected):
     records = [Record(rank) for rank in range(2)]
@@ -213,13 +204,13 @@ def test_numbers_that_are_dealt_out_are_one_sample_on_all_ranks(kind, expected):
             of_rank = Epoch(0, 100, True, samples=own, batches=12, last_batch=2, forwards=12)
             of_rank.contents = [drawn(one.rank, epoch, kind)[sample] for sample in own]
             one.epochs.append(of_rank)
-    answer = compare_data.data_sets(records)
+    answer = shards.data_sets(records)
     assert isinstance(answer, expected), answer
 
 
 def test_a_text_is_the_same_however_far_it_is_filled_up():
-    alone = watch_data.contents(torch.tensor([[5, 6, 7, 8]]))
-    padded = watch_data.contents({"words": torch.tensor([[5, 6, 7, 8, 0, 0], [3, 1, 4, 5, 9, 2]])})
+    alone = data.contents(torch.tensor([[5, 6, 7, 8]]))
+    padded = data.contents({"words": torch.tensor([[5, 6, 7, 8, 0, 0], [3, 1, 4, 5, 9, 2]])})
     assert alone[0] == padded[0]
     assert alone[0] != padded[1]
 
@@ -227,7 +218,7 @@ def test_a_text_is_the_same_however_far_it_is_filled_up():
 def test_a_crash_is_the_end_of_the_rank_that_caused_it():
     left = Record(0, ended="crash", crash="patient.py:9: RuntimeError: Connection closed by peer")
     crashed = Record(1, ended="crash", crash="patient.py:9: ValueError: no disk", steps=8)
-    answer = compare_end.end([left, crashed], patience=60)
+    answer = end.end([left, crashed], patience=60)
     assert answer.text == "rank 1 crashed after 8 optimizer steps: patient.py:9: ValueError: no disk"
 
 
@@ -273,15 +264,15 @@ def test_ctrl_c_ends_the_doctor_in_one_line_and_all_of_its_processes(tmp_path):
 def test_an_optimizer_without_a_learning_rate_is_followed_to_the_last_step(monkeypatch):
     ended = []
     monkeypatch.setattr(os, "_exit", ended.append)
-    watcher = SimpleNamespace(record=Record(rank=0), finish=ended.append)
-    watch = OptimizerWatch(watcher, SimpleNamespace(networks={}), last_step=2)
+    recorder = SimpleNamespace(record=Record(rank=0), finish=ended.append)
+    watch = OptimizerWatch(recorder, SimpleNamespace(networks={}), last_step=2)
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     optimizer.param_groups[0]["lr"] = None
     for _ in range(2):
         watch.before_step(optimizer, (), {})
         watch.after_step(optimizer, (), {})
     assert ended == ["steps", 0]
-    assert compare_optimizers.learning_rates([watcher.record, watcher.record]) == Right()
+    assert optimizers.learning_rates([recorder.record, recorder.record]) == Right()
 
 
 def test_where_an_observer_failed_nothing_is_called_healthy():
@@ -325,7 +316,7 @@ def test_without_a_process_group_only_a_hang_is_examined():
     for expected, state in (
         ("the script printed last: no training", {"ended": "whole", "last_line": "no training"}),
         ("the script made no process group", {"ended": "whole", "steps": 5}),
-        ("None", {"ended": "stopped", "line": "train.py:3", "called": ["sleep"]}),
+        ("None", {"ended": "stopped", "line": "train.py:3", "called": "sleep"}),
     ):
         records = [Record(rank, **state) for rank in range(2)]
         reason = report.not_examined(records, report.answers(records, patience=60))
@@ -338,7 +329,7 @@ def test_a_script_that_starts_its_own_processes_is_not_examined(tmp_path):
     script.write_text("import torch.multiprocessing as mp\n\nmp.spawn(print, nprocs=2)\n")
     code, text = ask(script)
     assert code == 2, text
-    assert "Not examined: " in text
+    assert "Nothing was examined: " in text
     assert "the script starts its own processes with torch.multiprocessing" in text
 
 

@@ -1,7 +1,7 @@
 """Changes to the right solutions of the exercises: those that stay right, and those that become wrong.
 
-A row is a text of the right solution and what stands in its place. Where it becomes wrong, the mistake's name follows,
-and sometimes a fact that the learner is told.
+A row is a text of the right solution and what stands in its place. Where it becomes wrong, texts follow that the
+learner is told.
 """
 
 RIGHT = {
@@ -26,47 +26,47 @@ RIGHT = {
 WRONG = {
     "average_gradients": [
         ("dist.all_reduce(parameter.grad)", "dist.all_reduce(gradient)", "raised", "line 8 of solution.py"),
-        ("def average_gradients", "def average", "no such name"),
-        ("model: nn.Module", "", "wrong call"),
-        ("    for parameter", "    import os; os._exit(3)\n    for parameter", "ended"),
+        ("def average_gradients", "def average", "no attribute 'average_gradients'"),
+        ("model: nn.Module", "", "take and return what the starter file says"),
+        ("    for parameter", "    import os; os._exit(3)\n    for parameter", "a process ended"),
         (
             "if parameter.grad is not None:",
             "if parameter.grad is not None and dist.get_rank() == 0:",
-            "stuck",
+            "not every rank had returned",
             "rank 0: line 8 of solution.py: dist.all_reduce(parameter.grad)\n    rank 1: has returned",
         ),
-        ("parameter.grad /= dist.get_world_size()", "pass", "sums"),
-        ("dist.get_world_size()", "2", "fixed world size"),
-        ("parameter.grad)", "parameter.grad, async_op=True)", "not waited for"),
+        ("parameter.grad /= dist.get_world_size()", "pass", "are the sums"),
+        ("dist.get_world_size()", "3", "all was right on 3 ranks"),
+        ("parameter.grad)", "parameter.grad, async_op=True)", "wait() was not called"),
         (
             "dist.all_reduce(parameter.grad)\n            parameter.grad /= dist.get_world_size()",
             """handle = dist.all_reduce(parameter.grad, async_op=True)
             parameter.grad /= dist.get_world_size()
             handle.wait()""",
-            "changed on its way",
+            "was changed while it was under way",
         ),
     ],
     "overlapped_ddp": [
         (
             "self.handles.append(dist.all_reduce(parameter.grad, async_op=True))",
             "dist.all_reduce(parameter.grad)",
-            "backward waited",
+            "backward stood still",
         ),
-        ("            handle.wait()", "            pass", "waited in another step"),
-        ("register_post_accumulate_grad_hook(self.start_all_reduce)", "numel()", "not one message each"),
+        ("            handle.wait()", "            pass", "wait() was not called"),
+        ("register_post_accumulate_grad_hook(self.start_all_reduce)", "numel()", "0 all-reduces began"),
     ],
     "buckets": [
-        ("reversed(parameters)", "parameters", "order"),
-        ("parameter.nbytes", "parameter.numel()", "capacity"),
-        ("parameter.grad.flatten()", "parameter.grad.float().flatten()", "rounded"),
+        ("reversed(parameters)", "parameters", "go from the last parameter"),
+        ("parameter.nbytes", "parameter.numel()", "close a bucket when"),
+        ("parameter.grad.flatten()", "parameter.grad.float().flatten()", "are rounded"),
     ],
     "ring_all_reduce": [
-        ("    chunks = ", "    dist.all_reduce(tensor)\n    return\n    chunks = ", "a collective"),
+        ("    chunks = ", "    dist.all_reduce(tensor)\n    return\n    chunks = ", "and without dist.all_reduce"),
         (
             "chunks[(rank + 1 - step) % world_size], right)\n        dist.recv(chunks[(rank - step)",
             "chunks[(rank - step) % world_size], right)\n        dist.recv(chunks[(rank - step - 1)",
-            "all-gather",
-            "message 3 of rank 0 is [1, 2], and should be [333, 444]",
+            "message 3 of rank 0 is [1, 2, 3], and should be [444, 555]",
+            "The second half begins",
         ),
         (
             "    chunks = tensor",
@@ -78,40 +78,40 @@ WRONG = {
         handle.wait()
     return
     chunks = tensor""",
-            "too much sent",
+            "more numbers were sent",
         ),
     ],
     "sampler": [
-        ("self.seed + self.epoch", "self.seed", "other order", "in epoch 1"),
-        ("self.seed + self.epoch", "self.seed + self.epoch + self.rank", "not once each", "common/eval_sampler.py"),
+        ("self.seed + self.epoch", "self.seed", "in epoch 1: each sample is dealt out once, but not in the order"),
+        ("self.seed + self.epoch", "self.seed + self.epoch + self.rank", "without filling up"),
     ],
     "exact_evaluation": [
-        ("dist.all_reduce(counts)", "pass", "other accuracy"),
-        ("dataset[dist.get_rank() :: dist.get_world_size()]", "dataset", "not shared out"),
+        ("dist.all_reduce(counts)", "pass", "not the fraction of right answers"),
+        ("dataset[dist.get_rank() :: dist.get_world_size()]", "dataset", "share them out"),
         (
             "dist.all_reduce(counts)\n    return (counts[0] / counts[1]).item()",
             "mean = counts[0] / counts[1]\n    dist.all_reduce(mean)\n    return mean.item() / dist.get_world_size()",
-            "mean of means",
+            "mean of the ranks' accuracies",
         ),
     ],
     "accumulate": [
-        ("(loss / len(micro_batches))", "loss", "added"),
-        ("    optimizer.zero_grad()\n", "", "not cleared", "step 2"),
-        ("nullcontext() if last else model.no_sync()", "nullcontext()", "not sent once"),
+        ("(loss / len(micro_batches))", "loss", "are averaged, not added"),
+        ("    optimizer.zero_grad()\n", "", "step 2", "call zero_grad() once"),
+        ("nullcontext() if last else model.no_sync()", "nullcontext()", "sent once, by the backward of the last"),
     ],
     "zero1": [
-        ("dist.broadcast(parameter.detach(), ", "dict(", "not exchanged"),
-        ("[dist.get_rank() :: dist.get_world_size()]", "", "state not divided"),
-        ("            parameter.grad /= dist.get_world_size()\n", "", "stepped with sums"),
+        ("dist.broadcast(parameter.detach(), ", "dict(", "exchange their parts"),
+        ("[dist.get_rank() :: dist.get_world_size()]", "", "more than its part of the optimizer's state"),
+        ("            parameter.grad /= dist.get_world_size()\n", "", "divide the sums by the world size"),
     ],
     "loss_scaler": [
-        ("return loss * self.factor", "return loss", "not scaled"),
-        ("                parameter.grad /= self.factor\n", "", "not unscaled"),
-        ("        dist.all_reduce(overflows)\n", "", "not skipped", "overflow on rank 1"),
+        ("return loss * self.factor", "return loss", "scale(loss) has to return"),
+        ("                parameter.grad /= self.factor\n", "", "still multiplied by the scale"),
+        ("        dist.all_reduce(overflows)\n", "", "overflowed on rank 1"),
     ],
     "prepare": [
-        ("return DistributedDataParallel(obj)", "return obj", "no replicas"),
-        ("    if isinstance(obj, DataLoader):", "    if False:", "same samples"),
-        ("shuffle=shuffle", "shuffle=shuffle, seed=dist.get_rank()", "own orders"),
+        ("return DistributedDataParallel(obj)", "return obj", "not the weight of one device"),
+        ("    if isinstance(obj, DataLoader):", "    if False:", "every rank has the same samples"),
+        ("shuffle=shuffle", "shuffle=shuffle, seed=dist.get_rank()", "an order of its own"),
     ],
 }

@@ -1,16 +1,15 @@
-"""The watcher of one rank: it installs wrappers, guards the observers, and keeps the record that they fill."""
+"""The recorder of one rank: it installs wrappers, guards the observers, and keeps the record that they fill."""
 
 import functools
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import torch
 import torch.distributed as dist
 
-from common.doctor.record import End, Record, write
+from common.doctor.record import Record, write
 
 MAX_KEEPS = 256  # ranks that differ do so early
 
@@ -19,13 +18,12 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     pass
 
 
-class Watcher:
+class Recorder:
     """The observations of this process, and the file in which they are kept."""
 
     def __init__(self, path: Path, rank: int) -> None:
         self.record = Record(rank)
         self.events = 0  # calls of observers; while the number grows, the script makes progress
-        self.gradients = True  # the script computes with gradients, at the event that is observed
         self.lock = threading.RLock()  # held while the record is changed or written
         self._path = path
         self._process = os.getpid()
@@ -39,9 +37,7 @@ class Watcher:
         def guarded(*args: Any, **kwargs: Any) -> None:
             if os.getpid() != self._process or threading.current_thread() is not self._thread:
                 return
-            gradients = torch.is_grad_enabled()
-            with self.lock, torch.no_grad():
-                self.gradients = gradients
+            with self.lock:
                 self.events += 1
                 try:
                     if self.record.backend is None and dist.is_initialized():
@@ -55,17 +51,31 @@ class Watcher:
         return guarded
 
     def watch(
-        self, owner: Any, name: str, before: Callable[..., None] = _nothing, after: Callable[..., None] = _nothing
+        self,
+        owner: Any,
+        name: str,
+        before: Callable[..., None] = _nothing,
+        after: Callable[..., None] = _nothing,
+        at_end: Callable[..., None] = _nothing,
     ) -> None:
-        """Wrap the function `owner.name`: each call also calls `before(*arguments)` and `after(result, *arguments)`."""
+        """Wrap the function `owner.name`.
+
+        Each call also calls `before(*arguments)`, and `after(result, *arguments)` when it has returned, or
+        `at_end(*arguments)` when it has raised StopIteration.
+        """
         call = getattr(owner, name)
         note_before = self.observer(before)
         note_after = self.observer(after)
+        note_end = self.observer(at_end)
 
         @functools.wraps(call)
         def noted(*args: Any, **kwargs: Any) -> Any:
             note_before(*args, **kwargs)
-            result = call(*args, **kwargs)
+            try:
+                result = call(*args, **kwargs)
+            except StopIteration:
+                note_end(*args, **kwargs)
+                raise
             note_after(result, *args, **kwargs)
             return result
 
@@ -77,7 +87,7 @@ class Watcher:
             self._kept += 1
             self.write()
 
-    def finish(self, ended: End) -> None:
+    def finish(self, ended: Literal["whole", "steps", "crash"]) -> None:
         """Write the record for the last time."""
         with self.lock:
             self.record.ended = ended

@@ -1,10 +1,14 @@
-"""Observers of DataLoaders: which samples a rank reads in each epoch, and what comes with them."""
+"""DataLoaders: each epoch of a training has an order of its own, and in evaluation each sample counts once.
+
+The observers wrap methods of the private class of a DataLoader's iterators, because torch has no hook for them.
+"""
 
 import os
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -12,14 +16,16 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from common.doctor.generators import note_draws, states
-from common.doctor.record import Epoch
-from common.doctor.watcher import Watcher
+from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
+from common.doctor.random_numbers import note_draws, states
+from common.doctor.record import Epoch, Record, across_ranks
+from common.doctor.recorder import Recorder
 
 EPOCHS = 64
 FINGERPRINTS = 4096  # samples of an epoch
 VALUES = 1024  # of a tensor of a sample, spread over it
 DRAWS = 16  # batches of an epoch before and after which the generators are looked at
+MIN_SAMPLES = 16  # that have something in common; of fewer it may be chance
 
 
 @dataclass
@@ -38,8 +44,8 @@ class Reading:
 class DataWatch:
     """The epochs of a script over its DataLoaders."""
 
-    def __init__(self, watcher: Watcher) -> None:
-        self._record = watcher.record
+    def __init__(self, recorder: Recorder) -> None:
+        self._record = recorder.record
         self._newest: Epoch | None = None  # the one whose batch was handed out last
 
     def note_forward(self, inputs: Any) -> None:
@@ -53,15 +59,14 @@ class DataWatch:
             epoch.shares += 1
 
     def open(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
-        plain = type(loader.batch_sampler) in (BatchSampler, type(None))
-        iterator._doctor = Reading(Epoch(id(loader), _size(loader.dataset), plain))
+        by_torch = type(loader.batch_sampler) in (BatchSampler, type(None))
+        iterator._doctor = Reading(Epoch(id(loader), _size(loader.dataset), by_torch))
 
     def queue(self, numbers: Any, iterator: Any) -> None:
         iterator._doctor.asked.append(numbers)
 
     def before_batch(self, iterator: Any) -> None:
         reading: Reading = iterator._doctor
-        reading.epoch.complete = True  # unless a batch comes
         reading.generators = None
         # The first batch may bring the draws of the sampler, which are wanted to be equal.
         if iterator._num_workers == 0 and 0 < reading.epoch.batches <= DRAWS:
@@ -73,7 +78,6 @@ class DataWatch:
         if epoch.batches == 0 and len(self._record.epochs) < EPOCHS:
             self._record.epochs.append(epoch)
         self._newest = epoch
-        epoch.complete = False
         epoch.batches += 1
         if reading.generators is not None:
             note_draws(self._record.batch_draws, reading.generators)
@@ -86,14 +90,17 @@ class DataWatch:
         if len(epoch.contents) < FINGERPRINTS:
             epoch.contents += contents(batch)
 
+    def after_last_batch(self, iterator: Any) -> None:
+        iterator._doctor.epoch.complete = True
 
-def install(watcher: Watcher) -> DataWatch:
-    data = DataWatch(watcher)
+
+def watch(recorder: Recorder) -> DataWatch:
+    data = DataWatch(recorder)
     # An iterator that keeps its workers is reset for another epoch.
-    watcher.watch(_BaseDataLoaderIter, "__init__", after=data.open)
-    watcher.watch(_BaseDataLoaderIter, "_reset", after=data.open)
-    watcher.watch(_BaseDataLoaderIter, "_next_index", after=data.queue)
-    watcher.watch(_BaseDataLoaderIter, "__next__", before=data.before_batch, after=data.after_batch)
+    recorder.watch(_BaseDataLoaderIter, "__init__", after=data.open)
+    recorder.watch(_BaseDataLoaderIter, "_reset", after=data.open)
+    recorder.watch(_BaseDataLoaderIter, "_next_index", after=data.queue)
+    recorder.watch(_BaseDataLoaderIter, "__next__", data.before_batch, data.after_batch, data.after_last_batch)
     return data
 
 
@@ -151,3 +158,74 @@ def _tensors(batch: Any) -> Iterator[Tensor]:
     elif isinstance(batch, list | tuple):
         for part in batch:
             yield from _tensors(part)
+
+
+def training_epochs(record: Record) -> list[Epoch]:
+    """The epochs with forwards in training."""
+    return [epoch for epoch in record.epochs if epoch.forwards]
+
+
+def why_not_comparable(by_rank: tuple[Epoch, ...]) -> str | None:
+    """Why the samples of the ranks cannot be compared by their numbers; None where they can."""
+    if any(epoch.samples is None or epoch.size is None for epoch in by_rank):
+        return "the samples have no numbers"
+    if len({epoch.size for epoch in by_rank}) > 1:
+        return "the ranks have data sets of different sizes"
+    return None
+
+
+def orders(records: list[Record]) -> Answer:
+    answers = []
+    for record in records:
+        epochs = [epoch for epoch in training_epochs(record) if len(epoch.samples or []) >= MIN_SAMPLES]
+        for earlier, later in pairwise(epochs):
+            if earlier.loader == later.loader:
+                answers.append(_order(record.rank, earlier.samples, later.samples))
+    return overall(answers, "no two epochs of a DataLoader were seen")
+
+
+def _order(rank: int, earlier: list[int], later: list[int]) -> Answer:
+    length = min(len(earlier), len(later))
+    order = earlier[:length]
+    if order == sorted(order):
+        return NotExamined("the order is not shuffled")
+    if order != later[:length]:
+        return Right()
+    return Finding(
+        f"two epochs have {length} of {length} samples in the same places on rank {rank}",
+        "call `sampler.set_epoch(epoch)` before each epoch",
+        pitfall="set_epoch_forgotten",
+    )
+
+
+def evaluation_samples(records: list[Record]) -> Answer:
+    evaluations = []
+    for record in records:
+        evaluations.append([epoch for epoch in record.epochs if not epoch.forwards and epoch.complete])
+    answers = []
+    for number, by_rank in enumerate(across_ranks(evaluations)):
+        answers.append(_evaluation(number, by_rank))
+    return overall(answers, "no evaluation was seen whole on all ranks")
+
+
+def _evaluation(number: int, by_rank: tuple[Epoch, ...]) -> Answer:
+    if not all(epoch.by_torch for epoch in by_rank):
+        reason = "a library deals out the samples, and may drop those that it repeats when metrics are gathered"
+        return NotExamined(reason)
+    reason = why_not_comparable(by_rank)
+    if reason:
+        return NotExamined(reason)
+    reads = Counter(chain.from_iterable(epoch.samples for epoch in by_rank))
+    each_reads_all = all(set(epoch.samples) == reads.keys() for epoch in by_rank)
+    size = by_rank[0].size
+    repeated = sum(times > 1 for times in reads.values())
+    missing = size - len(reads)
+    tail = sum(epoch.last_batch for epoch in by_rank)
+    some_dropped = 0 < missing <= tail  # more are missing where somebody evaluates a part
+    if each_reads_all or not (repeated or some_dropped):
+        return Right()
+    return Finding(
+        f"{repeated} of {size} samples are read more than once, {missing} never, in evaluation {number}",
+        "use a sampler that neither repeats nor drops samples, as common/eval_sampler.py has one",
+        pitfall="padded_evaluation",
+    )

@@ -1,51 +1,66 @@
-"""The check of the script's end: a rank has crashed, or ranks wait for each other.
+"""The script's end: a rank has crashed, or ranks wait for each other, mostly in different collectives.
 
 A rank that crashes takes others with it. An error that names a lost connection is taken for such a consequence, and the
 first other error for the cause.
 """
 
+import inspect
+import sys
 from itertools import zip_longest
+from pathlib import Path
+from typing import Any
 
-from common.doctor.answers import Answer, Finding, Right, Unseen
-from common.doctor.compare_data import training_epochs
+import torch.distributed as dist
+
+from common.doctor.answers import Answer, Finding, NotExamined, Right
+from common.doctor.data import training_epochs
+from common.doctor.heartbeat import script_line
 from common.doctor.record import Call, Record, across_ranks
+from common.doctor.recorder import Recorder
+from common.process_group import COLLECTIVES
+
+ON_ALL_RANKS = (*COLLECTIVES, "barrier", "monitored_barrier")
 
 # Parts of the errors of a rank whose partner has ended or has called another collective.
 LEFT_ALONE = ("Timed out", "timeout", "Connection closed by peer", "Connection reset by peer", "gloo", "NCCL")
 UNFINISHED = "finished reduction in the prior iteration"  # DDP, where a gradient has not come
 
 
+def watch(recorder: Recorder, script: Path) -> None:
+    for name in ON_ALL_RANKS:
+        _watch_collective(recorder, name, script)
+
+
+def _watch_collective(recorder: Recorder, name: str, script: Path) -> None:
+    parameters = inspect.signature(getattr(dist, name))
+
+    def note_collective(*args: Any, **kwargs: Any) -> None:
+        group = parameters.bind(*args, **kwargs).arguments.get("group")
+        if dist.is_initialized() and group in (None, dist.group.WORLD):
+            place = script_line(sys._getframe(), script)
+            recorder.record.collectives.append(Call(name, place.line if place else "?"))
+            recorder.keep()
+
+    recorder.watch(dist, name, before=note_collective)
+
+
 def end(records: list[Record], patience: float) -> Answer:
     """The answer about the end, where ranks that made no progress for `patience` seconds were stopped."""
-    crashes = {}
-    for record in records:
-        error = _error(record)
-        if error:
-            crashes[record.rank] = error
-    for rank, error in crashes.items():
-        if not any(sign in error for sign in LEFT_ALONE):  # not the consequence of another rank's end
-            return _crashed(error, records[rank])
-    if crashes or any(record.ended == "stopped" for record in records):
-        return _waiting(records, set(crashes), patience)
+    crashed = [record for record in records if record.crash]
+    for record in crashed:
+        if not any(sign in record.crash for sign in LEFT_ALONE):  # not the consequence of another rank's end
+            return _crashed(record)
+    if crashed or any(record.ended == "stopped" for record in records):
+        return _waiting(records, patience)
     if any(record.ended == "steps" for record in records):
-        return Unseen(f"ended after {records[0].steps} steps, as --steps asked")
+        return NotExamined(f"ended after {records[0].steps} steps, as --steps asked")
     return Right()
 
 
-def _error(record: Record) -> str | None:
-    """The error of a rank that crashed; where it has not said one, its exit code and its last line."""
-    if record.crash:
-        return record.crash
-    has_left = record.ended in (None, "crash")  # None: the rank was killed, or left by os._exit
-    if has_left and record.exit_code != 0:
-        return f"exit code {record.exit_code}; last printed: {record.last_line}"
-    return None
-
-
-def _crashed(error: str, record: Record) -> Finding:
+def _crashed(record: Record) -> Finding:
     crashed = f"rank {record.rank} crashed after {record.steps} optimizer steps"
-    if UNFINISHED not in error:
-        return Finding(f"{crashed}: {error[:300]}", "mend the error, and call the doctor again")
+    if UNFINISHED not in record.crash:
+        return Finding(f"{crashed}: {record.crash[:300]}", "mend the error, and call the doctor again")
     unused = [name for network in record.networks for name in network.without_gradient]
     parameters = sum(network.parameter_count for network in record.networks if network.forwards)
     return Finding(
@@ -56,39 +71,38 @@ def _crashed(error: str, record: Record) -> Finding:
     )
 
 
-def _waiting(records: list[Record], crashed: set[int], patience: float) -> Finding:
-    text = ", ".join(_where(record, crashed) for record in records)
-    if not crashed:
+def _waiting(records: list[Record], patience: float) -> Finding:
+    text = ", ".join(map(_where, records))
+    if not any(record.crash for record in records):
         text = f"no rank made progress for {patience:g} s: {text}"
     uneven = _uneven_epoch(records)
     if uneven:
         return Finding(f"{text}; {uneven}", "give all ranks equally many batches, or use Join", pitfall="uneven_inputs")
     calls = _first_different_calls(records)
     if calls:
-        of_ranks = []
+        by_rank = []
         for rank, call in enumerate(calls):
-            of_ranks.append(f"rank {rank} {call.name} in {call.line}" if call else f"rank {rank} none")
-        text = f"{text}; the first collective that is not the same: {', '.join(of_ranks)}"
+            by_rank.append(f"rank {rank} {call.name} in {call.line}" if call else f"rank {rank} none")
+        text = f"{text}; the first collective that is not the same: {', '.join(by_rank)}"
         if calls[0] is not None and calls[0] not in calls[1:]:
             return Finding(text, "let all ranks call it, and rank 0 print", pitfall="collective_on_rank_0")
     return Finding(text, "see what each of these lines waits for: all ranks must leave a loop at one step")
 
 
-def _where(record: Record, crashed: set[int]) -> str:
-    if record.rank in crashed:
+def _where(record: Record) -> str:
+    if record.crash:
         return f"rank {record.rank} was left alone"
     if record.line:
-        called = record.called[0] if record.called else "Python"
-        return f"rank {record.rank} is in {record.line} ({called})"
+        return f"rank {record.rank} is in {record.line} ({record.called})"
     return f"rank {record.rank} has ended"
 
 
 def _uneven_epoch(records: list[Record]) -> str | None:
     """The numbers of batches of the first epoch that has ended on one rank and goes on on another one."""
-    for number, of_ranks in enumerate(across_ranks(map(training_epochs, records))):
-        shortest = min(of_ranks, key=lambda epoch: epoch.batches)
-        if shortest.complete and any(epoch.batches > shortest.batches for epoch in of_ranks):
-            batches = [f"rank {rank} has {epoch.batches}" for rank, epoch in enumerate(of_ranks)]
+    for number, by_rank in enumerate(across_ranks(map(training_epochs, records))):
+        shortest = min(by_rank, key=lambda epoch: epoch.batches)
+        if shortest.complete and any(epoch.batches > shortest.batches for epoch in by_rank):
+            batches = [f"rank {rank} has {epoch.batches}" for rank, epoch in enumerate(by_rank)]
             return f"of the batches of epoch {number} {', '.join(batches)}"
     return None
 
