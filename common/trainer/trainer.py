@@ -8,9 +8,9 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterator, Sized
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from common.accelerator.logging import get_logger
 from common.accelerator.state import AcceleratorState
 from common.accelerator.utils.random import get_random_states, set_random_states
 from common.trainer import batches, checkpoint, evaluation, loading, optimization, pretrained, reporting, signatures
-from common.trainer.arguments import TrainingArguments
+from common.trainer.arguments import TrainingArguments, steps_of
 from common.trainer.callbacks import CallbackHandler, DefaultFlowCallback
 from common.trainer.progress import LossLog, Plan, Position, make_plan
 from common.trainer.state import TrainerControl, TrainerState, as_json
@@ -173,7 +173,7 @@ class Trainer:
         if first_step > 0 and is_over:  # a resumed run makes no further step, where a new one makes at least one
             self.control.should_training_stop = True
             if not self.position.epoch_ended:
-                self._end_epoch(is_whole=self.position.batches == self.plan.batches_per_epoch)
+                self._end_epoch()
             return self._finish(start_time, first_step)
 
         while self.position.epoch < self.plan.num_epochs:
@@ -189,38 +189,28 @@ class Trainer:
         position.epoch_ended = False
         self.call_event("on_epoch_begin")
         sizes = self.plan.window_sizes(position.batches)
-        device = self.accelerator.device
-        windows = loading.read_windows(self.train_dataloader, position.epoch, sizes, to_skip, device)
+        windows = loading.read_windows(self.train_dataloader, position.epoch, sizes, to_skip, self.accelerator)
         # Open until the end of the epoch is saved, because a checkpoint holds the loader's position.
         with closing(windows):
-            is_whole = self._train_until_stopped(windows)
-            if position.batches == 0:
+            for window in windows:
+                self._train_window(window)
+                if self._is_stopped():
+                    break
+            batches_of_first_step = min(self.plan.accumulation, self.plan.batches_per_epoch)
+            if position.batches < batches_of_first_step and not self._is_stopped():
                 logger.warning(
-                    f"epoch {position.epoch} has no batch to train on: training stops after {self.state.global_step} "
-                    f"of {self.state.max_steps} steps"
+                    f"epoch {position.epoch} has {position.batches} batches, too few for a step: training stops after "
+                    f"{self.state.global_step} of {self.state.max_steps} steps"
                 )
                 self.control.should_training_stop = True
-            self._end_epoch(is_whole)
-
-    def _train_until_stopped(self, windows: Iterable[list[Any]]) -> bool:
-        """Train on window after window; returns False if a callback stopped that before the end of the epoch."""
-        for window in windows:
-            self._train_window(window)
-            if self._is_stopped():
-                return self.position.batches == self.plan.batches_per_epoch
-        return True
+            self._end_epoch()
 
     def _train_window(self, window: list[Any]) -> None:
         """A pass over each micro-batch of a window, then an optimizer step; less where a callback stops it."""
         accelerator = self.accelerator
-        # A stream may end within a window. As in the original, no optimizer step follows then, and the next epoch's
-        # first step takes the gradients in.
+        # A stream may end within a window. No optimizer step follows then, and the next epoch's first step takes the
+        # gradients in.
         ends_in_step = self.plan.ends_step(self.position.batches + len(window))
-        if not ends_in_step and self.position.batches == 0:
-            raise ValueError(
-                f"the stream ends after {len(window)} of the {self.plan.accumulation} batches that a step "
-                "accumulates: no epoch would ever have a step"
-            )
         num_items = self._count_items(window)
         # Every micro-batch weighs the same in the window, however many samples it has.
         self.current_gradient_accumulation_steps = len(window)
@@ -285,7 +275,7 @@ class Trainer:
         if self.compute_loss_func is None:
             loss = batches.get_loss(outputs)
             if for_model and not for_model["num_items_in_batch"].is_used:
-                self._warn_of_ignored_count(model, num_items_in_batch)
+                self._warn_of_ignored_count(model)
         else:
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         if num_items_in_batch is not None:
@@ -311,9 +301,9 @@ class Trainer:
             return True
         return self.model_accepts_loss_kwargs and num_items is not None
 
-    def _warn_of_ignored_count(self, model: nn.Module, num_items: Tensor | None) -> None:
+    def _warn_of_ignored_count(self, model: nn.Module) -> None:
         factor = self.accelerator.num_processes
-        if model.training and self._is_share_of_step(num_items):
+        if model.training:
             factor *= self.current_gradient_accumulation_steps
         if factor > 1:
             logger.warning_once(
@@ -345,13 +335,11 @@ class Trainer:
         self.state.global_step += 1
         self.state.epoch = self.position.epoch + self.position.batches / self.plan.batches_per_epoch
 
-    def _end_epoch(self, is_whole: bool) -> None:
-        """What follows an epoch, whether all of its batches are done or a callback has stopped it before.
-
-        Args:
-            is_whole: there are no more batches, as many as were planned or not: a stream ends where it likes.
-        """
+    def _end_epoch(self) -> None:
+        """What follows an epoch, whether all of its batches are done or a callback has stopped it before."""
         position = self.position
+        # A stream may have fewer batches than planned: it is at its end if nobody has stopped it.
+        is_whole = position.batches == self.plan.batches_per_epoch or not self._is_stopped()
         self.call_event("on_epoch_end")
         position.epoch_ended = True
         # A training that was stopped within an epoch goes on in it when it is resumed.
@@ -466,14 +454,17 @@ class Trainer:
         """The state that callbacks see at the beginning of a training as long as `plan` says."""
         args = self.args
         max_steps = self.plan.max_steps
-        state = TrainerState(max_steps=max_steps, num_train_epochs=self.plan.num_epochs)
-        state.train_batch_size = args.per_device_train_batch_size
-        state.is_local_process_zero = self.accelerator.is_local_main_process
-        state.is_world_process_zero = self.accelerator.is_main_process
-        state.logging_steps = steps_between(args.logging_steps, max_steps)
+        state = TrainerState(
+            max_steps=max_steps,
+            num_train_epochs=self.plan.num_epochs,
+            train_batch_size=args.per_device_train_batch_size,
+            is_local_process_zero=self.accelerator.is_local_main_process,
+            is_world_process_zero=self.accelerator.is_main_process,
+            logging_steps=steps_of(args.logging_steps, max_steps),
+            save_steps=steps_of(args.save_steps, max_steps),
+        )
         if args.eval_steps is not None:
-            state.eval_steps = steps_between(args.eval_steps, max_steps)
-        state.save_steps = steps_between(args.save_steps, max_steps)
+            state.eval_steps = steps_of(args.eval_steps, max_steps)
         loads_best_of_steps = args.load_best_model_at_end and args.save_strategy == "steps"
         if loads_best_of_steps and state.save_steps % state.eval_steps:
             raise ValueError(
@@ -486,11 +477,7 @@ class Trainer:
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """A batch for the model; an override may change it."""
-        # For the original's bits alone. Its `data.to(device)` copies in this case, because a rank's device is "cpu:0"
-        # there. A copy begins at an aligned address, and a product over it may be rounded in another way.
-        if self.accelerator.num_processes == 1 or self.accelerator.device.type != "cpu":
-            return inputs
-        return utils.recursively_apply(torch.clone, inputs)
+        return inputs
 
     def _set_optimizer_mode(self, mode: str) -> None:
         """Call the method `train` or `eval` of an optimizer that has it: a schedule-free one then swaps the weights."""
@@ -547,7 +534,8 @@ class Trainer:
 
         position = self.position
         if self.control.should_epoch_stop and not position.epoch_ended:
-            position = self.plan.end_of_epoch(position)  # a callback cuts it short: nothing of it is left to train on
+            # A callback cuts it short: nothing of it is left to train on.
+            position = replace(position, batches=self.plan.batches_per_epoch)
         progress = {
             "position": asdict(position),
             "order": self.plan.order,
@@ -692,20 +680,16 @@ class Trainer:
         if dataloader is not self.train_dataloader:
             accelerator.forget_loader(dataloader)  # checkpoints hold the position in the training set alone
         self.callback_handler.eval_dataloader = dataloader
-        # The bare model, as in the original: the forward of DDP may be a collective, and an override's loader uneven.
-        if not accelerator.has_prepared(self.model):
-            accelerator.undo_preparation(self.model)
+        # The bare model: the forward of DDP may be a collective, and an override's loader uneven.
+        if self.train_dataloader is None:  # not trained yet
+            accelerator.undo_preparation(self.model)  # of another Trainer, whose precision may be another
             accelerator.prepare_model(self.model, evaluation_mode=True)
             self.model.to(accelerator.device)  # where a model that `train` shares out has not been yet
         self.model.eval()
         self._set_optimizer_mode("eval")
 
-        results = evaluation.Results(accelerator.device)
-        for inputs in loading.read_batches(dataloader, accelerator.device):
-            results.add(self._predict_batch(inputs, prediction_loss_only, ignore_keys))
-            self.call_event("on_prediction_step")
-
-        gathered = evaluation.gather_batches(results.on_host())
+        results = self._predict_batches(dataloader, prediction_loss_only, ignore_keys)
+        gathered = evaluation.gather_batches(evaluation.to_host(results, accelerator.device))
         predictions = evaluation.concatenate([batch.logits for batch in gathered], gathered)
         label_ids = evaluation.concatenate([batch.labels for batch in gathered], gathered)
         metrics: dict[str, Any] = {}
@@ -720,21 +704,24 @@ class Trainer:
         num_samples = sum(batch.num_counted for batch in gathered)
         return evaluation.EvalLoopOutput(predictions, label_ids, metrics, num_samples)
 
-    def _predict_batch(self, inputs: Any, loss_only: bool, ignore_keys: list[str] | None) -> evaluation.BatchResult:
-        """The results of the batch that has just been read from the loader of the evaluation."""
-        loader = self.callback_handler.eval_dataloader
-        rows = loading.count_rows(loader, inputs, self.accelerator.num_processes)
-        rows = rows or self.args.per_device_eval_batch_size
-        num_real = loading.num_real(loader, rows)
-        if num_real:
-            # Repeated samples do not count in the mean loss of a batch. A rank that has no others keeps them, and its
-            # results are left out later: a model that is sharded is computed by all ranks together.
-            inputs = batches.first_samples(inputs, rows, num_real)
-            rows = num_real
-        loss, logits, labels = self.prediction_step(self.model, inputs, loss_only, ignore_keys=ignore_keys)
-        if logits is not None and self.preprocess_logits_for_metrics is not None:
-            logits = self.preprocess_logits_for_metrics(logits, labels)
-        return evaluation.BatchResult(rows, num_real, loss, logits, labels)
+    def _predict_batches(
+        self, loader: Any, loss_only: bool, ignore_keys: list[str] | None
+    ) -> Iterator[evaluation.BatchResult]:
+        """The results of each batch of the loader."""
+        for inputs in loading.read_batches(loader, self.accelerator):
+            rows = loading.count_rows(loader, inputs, self.accelerator.num_processes)
+            rows = rows or self.args.per_device_eval_batch_size
+            num_real = loading.num_real(loader, rows)
+            if num_real:
+                # Repeated samples do not count in the mean loss of a batch. A rank that has no others keeps them, and
+                # its results are left out later: a model that is sharded is computed by all ranks together.
+                inputs = batches.first_samples(inputs, rows, num_real)
+                rows = num_real
+            loss, logits, labels = self.prediction_step(self.model, inputs, loss_only, ignore_keys=ignore_keys)
+            if logits is not None and self.preprocess_logits_for_metrics is not None:
+                logits = self.preprocess_logits_for_metrics(logits, labels)
+            yield evaluation.BatchResult(rows, num_real, loss, logits, labels)
+            self.call_event("on_prediction_step")
 
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -941,11 +928,6 @@ class Trainer:
     def end(self) -> None:
         """Finish the trackers and leave the process group: the last call in a script."""
         self.accelerator.end_training()
-
-
-def steps_between(interval: float, max_steps: int) -> int:
-    """An interval in steps; below 1 it is a share of all steps."""
-    return int(interval) if interval >= 1 else math.ceil(interval * max_steps)
 
 
 def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:
