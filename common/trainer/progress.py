@@ -66,10 +66,6 @@ class Plan:
             return position
         return replace(position, batches=position.batches - position.batches % self.accumulation)
 
-    def end_of_epoch(self, position: Position) -> Position:
-        """The end of the epoch in which `position` is."""
-        return replace(position, batches=self.batches_per_epoch)
-
     def after_steps(self, steps: int, position: Position) -> Position:
         """`position` of a run in another order, after the same number of steps in this one.
 
