@@ -22,7 +22,7 @@ from torchvision.transforms import v2
 
 
 def stop(message):
-    """End all processes before they have begun; one says why. All must call it: what they read is the same."""
+    """End all processes before they have begun; one says why. It waits for all ranks, so all must find the same."""
     if os.environ.get("RANK", "0") == "0":
         print(message, file=sys.stderr, flush=True)
     if dist.is_initialized():
