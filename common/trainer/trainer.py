@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sized
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -216,30 +216,26 @@ class Trainer:
         self.current_gradient_accumulation_steps = len(window)
         self.call_event("on_step_begin")
 
-        # The ranks average their gradients once in a window, in its last micro-batch.
-        accelerator.sync_gradients = False
-        for inputs in window[:-1]:
-            with accelerator.no_sync(self.model_wrapped):
-                self._train_micro_batch(inputs, num_items)
+        for number, inputs in enumerate(window, start=1):
+            is_last = number == len(window)
+            # The ranks average their gradients once in a window, in its last micro-batch.
+            accelerator.sync_gradients = is_last and ends_in_step
+            local_gradients = nullcontext() if is_last else accelerator.no_sync(self.model_wrapped)
+            with local_gradients:
+                loss = self.training_step(self.model_wrapped, inputs, num_items)
+            self.position.batches += 1
+            self.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
+            if is_last and ends_in_step:
+                self._optimizer_step()
+                self.call_event("on_step_end")
+                self._log_evaluate_save()
+                return
             self.call_event("on_substep_end")
             if self._is_stopped():
                 return
-        accelerator.sync_gradients = ends_in_step
-        self._train_micro_batch(window[-1], num_items)
-        if ends_in_step:
-            self._optimizer_step()
-            self.call_event("on_step_end")
-            self._log_evaluate_save()
-        else:
-            self.call_event("on_substep_end")
 
     def _is_stopped(self) -> bool:
         return self.control.should_epoch_stop or self.control.should_training_stop
-
-    def _train_micro_batch(self, inputs: Any, num_items: Tensor | None) -> None:
-        self.position.batches += 1
-        loss = self.training_step(self.model_wrapped, inputs, num_items)
-        self.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
         """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
@@ -312,13 +308,8 @@ class Trainer:
             )
 
     def _optimizer_step(self) -> None:
-        """One optimizer step with the gradients of a window.
-
-        In float32 and bf16 nothing in it waits for the device. In fp16 the scaler does, once: the CPU must know whether
-        a gradient overflowed before it calls the optimizer.
-        """
-        # Without a limit this measures the norm and leaves finite gradients alone. An infinite norm makes NaN of them,
-        # as in the original: the gradients are multiplied by infinity divided by infinity.
+        """One optimizer step with the gradients of a window. Only in fp16 does it wait for the device."""
+        # Without a limit this measures the norm and leaves finite gradients alone.
         limit = self.args.max_grad_norm if self.args.max_grad_norm > 0 else float("inf")
         grad_norm = self.accelerator.clip_grad_norm_(self.model_wrapped.parameters(), limit)
         self.call_event("on_pre_optimizer_step")
@@ -367,7 +358,7 @@ class Trainer:
         state = self.state
         higher_is_better = self.args.greater_is_better
         if state.best_metric is None:
-            # NaN is never the best. As in the original, there is a best metric after a first one that is NaN.
+            # NaN is never the best, but there is a best metric after a first one that is NaN.
             state.best_metric = float("-inf") if higher_is_better else float("inf")
         is_best = bool(metric > state.best_metric if higher_is_better else metric < state.best_metric)
         if is_best:
