@@ -46,14 +46,7 @@ CHOICES = {
     "eval_strategy": ("no", "steps", "epoch"),
     "save_strategy": ("no", "steps", "epoch", "best"),
     "log_level": ("passive", "debug", "info", "warning", "error", "critical"),
-    "hub_strategy": ("end", "every_save", "checkpoint", "all_checkpoints"),
 }
-COUNTS = (
-    "per_device_train_batch_size",
-    "per_device_eval_batch_size",
-    "gradient_accumulation_steps",
-    "save_total_limit",
-)
 # A command line gives these as JSON, or as the name of a file with it.
 DICTS = (
     "accelerator_config",
@@ -158,12 +151,10 @@ class TrainingArguments:
             the backward pass, by its method `activation_checkpointing_enable` or `gradient_checkpointing_enable`.
         tf32: multiply float32 matrices on GPUs in TensorFloat-32 (True) or not (False); by default as torch is set.
         use_cache: what the configuration of a model of `transformers` is set to.
-        do_train, do_eval, do_predict, resume_from_checkpoint: for the script, which decides what it calls. An
-            `eval_strategy` sets `do_eval`.
+        do_train, do_eval, do_predict, resume_from_checkpoint, local_rank, hub_…: for the script, which decides what it
+            calls. An `eval_strategy` sets `do_eval`.
         push_to_hub, deepspeed, debug, label_smoothing_factor, eval_do_concat_batches: only with the values of
             `NOT_OFFERED`, because this Trainer does nothing of the kind.
-        local_rank: for the script, and for launchers that pass it; `local_process_index` is this process's.
-        hub_model_id, hub_strategy, hub_token, hub_private_repo: for the script.
     """
 
     output_dir: str = "trainer_output"
@@ -269,7 +260,8 @@ class TrainingArguments:
     def _check_values(self) -> None:
         for name, choices in CHOICES.items():
             self._check(name, choices.__contains__, f"one of {', '.join(choices)}")
-        for name in COUNTS:
+        batch_sizes = ("per_device_train_batch_size", "per_device_eval_batch_size")
+        for name in (*batch_sizes, "gradient_accumulation_steps", "save_total_limit"):
             self._check(name, _is_count, "whole, above 0")
         self._check("max_steps", lambda value: value == -1 or _is_count(value), "whole and above 0, or -1 for no limit")
         for name in ("logging_steps", "save_steps"):

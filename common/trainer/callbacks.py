@@ -73,7 +73,7 @@ GIVEN = ("model", "processing_class", "optimizer", "lr_scheduler", "train_datalo
 
 # The switches that are off again when an event begins: what was asked for has been done, or belongs to what is over.
 SWITCHED_OFF = {
-    "on_train_begin": ("should_training_stop",),
+    "on_train_begin": ("should_training_stop", "should_epoch_stop", "should_log", "should_evaluate", "should_save"),
     "on_epoch_begin": ("should_epoch_stop",),
     "on_step_begin": ("should_log", "should_evaluate", "should_save"),
     "on_log": ("should_log",),

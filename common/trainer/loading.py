@@ -64,14 +64,6 @@ def count_rows(loader: Any, batch: Any, num_processes: int) -> int | None:
     return count_samples(batch) if rows is None else rows
 
 
-def num_real(loader: Any, rows: int) -> int | None:
-    """Samples among `rows` that are not repeated to even the ranks out; None where no rank lacks samples of its own."""
-    short_step = loader.short_step if is_prepared(loader) else None
-    if short_step is None:
-        return None
-    return min(rows, short_step.num_real)
-
-
 def all_ranks_have_a_batch(loader: Any) -> bool:
     """True in a step of which the loader knows that every rank has a whole batch."""
     return is_prepared(loader) and loader.short_step is None

@@ -141,12 +141,9 @@ class Trainer:
         trackers = [reporting.TrackerCallback(self.accelerator)] if self.args.report_to else []
         # The reporter is the last to be called, to show what the others did.
         reporter = reporting.default_reporter(self.args.disable_tqdm)
+        in_order = [DefaultFlowCallback, *trackers, *(callbacks or []), reporter]
         self.callback_handler = CallbackHandler(
-            [DefaultFlowCallback, *trackers, *(callbacks or []), reporter],
-            self.model,
-            self.processing_class,
-            self.optimizer,
-            self.lr_scheduler,
+            in_order, self.model, self.processing_class, self.optimizer, self.lr_scheduler
         )
         if self.is_world_process_zero():
             Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
@@ -426,7 +423,6 @@ class Trainer:
         self.loss_log = LossLog(accelerator.device)
         self.saved_steps = []
         self.state = self._new_state()
-        self.control.reset()  # the same object: a signal handler may have taken it before the training
 
         if self._created_lr_scheduler:
             # The schedule of this training may have another length. A scheduler that the script made is kept.
@@ -702,7 +698,8 @@ class Trainer:
         for inputs in loading.read_batches(loader, self.accelerator):
             rows = loading.count_rows(loader, inputs, self.accelerator.num_processes)
             rows = rows or self.args.per_device_eval_batch_size
-            num_real = loading.num_real(loader, rows)
+            short_step = loader.short_step if loading.is_prepared(loader) else None
+            num_real = None if short_step is None else min(rows, short_step.num_real)
             if num_real:
                 # Repeated samples do not count in the mean loss of a batch. A rank that has no others keeps them, and
                 # its results are left out later: a model that is sharded is computed by all ranks together.
