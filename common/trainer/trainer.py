@@ -1,7 +1,8 @@
 """Trainer: the training loop that is otherwise written by hand, with logging, evaluation and checkpoints in it.
 
 Read it from the top: what a Trainer holds, `train` with its epochs, a window of micro-batches, one micro-batch, one
-optimizer step, what follows a step, checkpoints, evaluation, and the small parts.
+optimizer step, what follows a step, checkpoints, evaluation, and the small parts. Sums, draws and events come in the
+order that they have in `transformers`, so that a training ends with the same bits.
 """
 
 import json
@@ -382,8 +383,7 @@ class Trainer:
     def _finish(self, start_time: float, first_step: int) -> evaluation.TrainOutput:
         """Log what the run came to since it began at `start_time` and `first_step`, and load the best model."""
         state = self.state
-        # As in the original, the steps since the last log count with this rank's loss alone, so `training_loss` may
-        # differ between ranks.
+        # The steps since the last log count with this rank's loss alone, so `training_loss` may differ between ranks.
         self.loss_log.total += self.loss_log.since_log.item()
         train_loss = self.loss_log.total / max(state.global_step, 0.001)
         num_steps = state.global_step - first_step
@@ -491,7 +491,7 @@ class Trainer:
                 return None
             total += count.to(total.device)
         of_ranks = self.accelerator.gather(total) if is_collective else total * self.accelerator.num_processes
-        # As in the original, a float: a loss in half precision becomes float32 when it is divided by it.
+        # A float: a loss in half precision becomes float32 when it is divided by it.
         return of_ranks.sum().to(torch.get_default_dtype())
 
     def _follows_metric(self) -> bool:
@@ -560,19 +560,15 @@ class Trainer:
         self.saved_steps = progress["saved_steps"]
 
         saved_position = Position(**progress["position"])
-        is_same_order = progress["order"] == self.plan.order
-        if is_same_order:
-            self.position = self.plan.start_of_step(saved_position)
-        else:
-            self.position = self.plan.after_steps(saved.global_step, saved_position)
-        is_same_place = is_same_order and self.position == saved_position
+        self.position = self.plan.resume(saved_position, progress["order"], saved.global_step)
+        is_same_place = self.position == saved_position and progress["order"] == self.plan.order
         accelerator = self.accelerator
         if is_same_place and loading.is_prepared(self.train_dataloader):
             accelerator.load_state(folder)
             return None
 
-        # The loader starts at the beginning of an epoch, and skips its batches up to `position`. As in the original,
-        # these are drawn with the run's own random states.
+        # The loader starts at the beginning of an epoch, and skips its batches up to `position`. These are drawn with
+        # the run's own random states.
         own_random_states = get_random_states(accelerator.device)
         accelerator.forget_loader(self.train_dataloader)
         accelerator.load_state(folder)
