@@ -24,7 +24,7 @@ def evaluate(model, loader, device, data):
     # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
     totals = torch.zeros(3, dtype=torch.float64, device=device)
     loss_sum, correct, evaluated = totals  # views of it, so they are summed over the ranks with it
-    # This rank's samples that are not yet counted. The sampler repeats some behind them, to fill all ranks alike.
+    # This rank's samples that are not yet counted. What the sampler has repeated comes after them, and does not count.
     uncounted = len(range(loader.sampler.rank, len(loader.dataset), loader.sampler.num_replicas))
     model.eval()
     for images, targets in loader:
