@@ -310,12 +310,6 @@ class Accelerator:
         _mark_as_prepared(model)
         return model
 
-    def undo_preparation(self, model: torch.nn.Module) -> None:
-        """Give `model` its own forward back, whichever Accelerator prepared it, so that it can be prepared anew."""
-        self._models = [known for known in self._models if _innermost(known) is not _innermost(model)]
-        self.unwrap_model(model, keep_fp32_wrapper=False)
-        vars(model).pop("_is_accelerate_prepared", None)
-
     def _run_forward_in_mixed_precision(self, model: Any) -> None:
         model._original_forward = model.forward
         autocast: Any = self._autocast(self.autocast_handler)

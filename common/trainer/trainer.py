@@ -413,7 +413,7 @@ class Trainer:
         accelerator.free_memory()
         if self.model_wrapped is self.model:
             # An evaluation may have prepared it without DDP, and another Trainer in another precision.
-            accelerator.undo_preparation(self.model)
+            undo_preparation(accelerator, self.model)
         loader = self.get_train_dataloader()
         if loading.is_prepared(loader) or loading.every_rank_reads_all(loader, accelerator.num_processes):
             loader = accelerator.prepare_data_loader(loader)
@@ -663,9 +663,8 @@ class Trainer:
         if dataloader is not self.train_dataloader:
             accelerator.forget_loader(dataloader)  # checkpoints hold the position in the training set alone
         self.callback_handler.eval_dataloader = dataloader
-        # The bare model: the forward of DDP may be a collective, and an override's loader uneven.
         if self.train_dataloader is None:  # not trained yet
-            accelerator.undo_preparation(self.model)  # of another Trainer, whose precision may be another
+            undo_preparation(accelerator, self.model)  # of another Trainer, whose precision may be another
             accelerator.prepare_model(self.model, evaluation_mode=True)
             self.model.to(accelerator.device)  # where a model that `train` shares out has not been yet
         self.model.eval()
@@ -701,6 +700,7 @@ class Trainer:
                 # its results are left out later: a model that is sharded is computed by all ranks together.
                 inputs = batches.first_samples(inputs, rows, num_real)
                 rows = num_real
+            # The bare model: the forward of DDP may be a collective, and an override's loader uneven.
             loss, logits, labels = self.prediction_step(self.model, inputs, loss_only, ignore_keys=ignore_keys)
             if logits is not None and self.preprocess_logits_for_metrics is not None:
                 logits = self.preprocess_logits_for_metrics(logits, labels)
@@ -912,6 +912,12 @@ class Trainer:
     def end(self) -> None:
         """Finish the trackers and leave the process group: the last call in a script."""
         self.accelerator.end_training()
+
+
+def undo_preparation(accelerator: Accelerator, model: nn.Module) -> None:
+    """Give `model` its own forward back, whichever Accelerator prepared it, so that it can be prepared anew."""
+    accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+    vars(model).pop("_is_accelerate_prepared", None)
 
 
 def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:
