@@ -274,8 +274,6 @@ class TrainingArguments:
             self._check("num_train_epochs", lambda value: value >= 0, "0 or more")
         if self.fp16 and self.bf16:
             raise ValueError("fp16 and bf16 are both set: choose one")
-        if self.dataloader_prefetch_factor is not None and self.dataloader_num_workers == 0:
-            raise ValueError("dataloader_prefetch_factor needs dataloader_num_workers")
 
     def _check(self, name: str, holds: Callable[[Any], bool], description: str) -> None:
         value = getattr(self, name)

@@ -188,11 +188,8 @@ def as_numbers(metrics: Any) -> Any:
     """Nested metrics with NumPy's numbers and tensors of one element as Python's numbers; arrays stay what they are."""
 
     def as_number(value: Any) -> Any:
-        if isinstance(value, np.generic):
-            return value.item()
-        if isinstance(value, Tensor) and value.numel() == 1:
-            return value.item()
-        return value
+        is_number = isinstance(value, np.generic) or (isinstance(value, Tensor) and value.numel() == 1)
+        return value.item() if is_number else value
 
     return map_nested(as_number, metrics)
 

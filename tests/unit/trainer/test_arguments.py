@@ -92,8 +92,6 @@ def test_arguments_of_loader_workers(tmp_path):
     assert {name: getattr(loader, name) for name in workers} == workers
     trainer.train()
     assert torch.equal(weights(trainer), trained_weights(tmp_path, num_train_epochs=2))
-    with pytest.raises(ValueError, match="dataloader_prefetch_factor needs dataloader_num_workers"):
-        TrainingArguments(dataloader_prefetch_factor=2)
 
 
 def test_argument_log_level(tmp_path, transformers, monkeypatch):
