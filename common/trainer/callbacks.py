@@ -130,7 +130,8 @@ class CallbackHandler:
         for candidate in self.callbacks:
             if candidate is callback or (isinstance(callback, type) and isinstance(candidate, callback)):
                 # A new list: one that removes itself during an event costs no other callback the event.
-                self.callbacks = [left for left in self.callbacks if left is not candidate]
+                self.callbacks = self.callbacks.copy()
+                self.callbacks.remove(candidate)
                 return candidate
         return None
 
