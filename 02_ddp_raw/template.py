@@ -9,7 +9,6 @@ stays, and the same command goes on with the next one. Without --checkpoint noth
 
 import argparse
 import os
-import sys
 
 import torch
 import torch.distributed as dist
@@ -19,15 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
-
-
-def stop(message):
-    """End all processes before they have begun; one says why. All must call it: what they read is the same."""
-    if os.environ.get("RANK", "0") == "0":
-        print(message, file=sys.stderr, flush=True)
-    if dist.is_initialized():
-        dist.barrier()  # torchrun ends all processes when one has ended: not before the line is printed
-    raise SystemExit(1)
 
 
 class Images(ImageFolder):
@@ -58,7 +48,7 @@ def load_data(args):
     train_set = Images(f"{args.data}/train", augment, args.seed)
     val_set = Images(f"{args.data}/val", centre, args.seed)
     if val_set.classes != train_set.classes:  # a class would have another number in the evaluation
-        stop(f"{train_set.root} and {val_set.root} must have the same classes")
+        raise SystemExit(f"{train_set.root} and {val_set.root} must have the same classes")
     return train_set, val_set
 
 
@@ -100,7 +90,7 @@ def evaluate(model, loader, device):
 def join_group():
     """Join the processes that torchrun has started. Returns the device of this one."""
     if "RANK" not in os.environ:
-        stop("start it with torchrun: torchrun --standalone --nproc-per-node 2 02_ddp_raw/template.py DATA")
+        raise SystemExit("start it with torchrun: torchrun --standalone --nproc-per-node 2 02_ddp_raw/template.py DATA")
     if not torch.cuda.is_available():
         dist.init_process_group("gloo")
         return torch.device("cpu")
@@ -135,10 +125,10 @@ def train(args):
     rank = dist.get_rank()
     world_size = dist.get_world_size()
     if args.batch_size % world_size:
-        stop(f"--batch-size {args.batch_size} cannot be divided among {world_size} processes")
+        raise SystemExit(f"--batch-size {args.batch_size} cannot be divided among {world_size} processes")
     train_set, val_set = load_data(args)
     if len(train_set) < args.batch_size:
-        stop(f"{len(train_set)} training samples do not fill a batch of {args.batch_size}")
+        raise SystemExit(f"{len(train_set)} training samples do not fill a batch of {args.batch_size}")
     sampler = DistributedSampler(train_set, seed=args.seed, drop_last=True)
     # A DistributedSampler would repeat samples until all shards are equally long, and they would count twice.
     val_shard = Subset(val_set, range(rank, len(val_set), world_size))

@@ -23,15 +23,14 @@ def evaluate(model, loader, device):
     # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
     totals = torch.zeros(3, dtype=torch.float64, device=device)
     loss_sum, correct, evaluated = totals  # views of it, so they are summed over the ranks with it
-    # The samples of this rank that are not yet counted. The sampler repeats some after them.
+    # This rank's samples that are not yet counted. What the sampler has repeated comes after them, and does not count.
     uncounted = len(range(loader.sampler.rank, len(loader.dataset), loader.sampler.num_replicas))
     model.eval()
     for images, targets in loader:
         images, targets = images.to(device, non_blocking=True), targets.to(device, non_blocking=True)
         log_probs = model(images)  # gathers parameters, a collective: all ranks need equally many batches
-        real = min(uncounted, len(targets))  # repeated samples are computed, not counted
-        log_probs, targets = log_probs[:real], targets[:real]
-        uncounted -= real
+        log_probs, targets = log_probs[:uncounted], targets[:uncounted]
+        uncounted -= len(targets)
         loss_sum += F.nll_loss(log_probs, targets, reduction="sum")
         correct += (log_probs.argmax(dim=1) == targets).sum()
         evaluated += len(targets)

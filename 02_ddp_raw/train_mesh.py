@@ -3,7 +3,6 @@
 torchrun --standalone --nproc-per-node 4 02_ddp_raw/train_mesh.py --tensor 2
 """
 
-import logging
 import os
 
 import torch
@@ -25,15 +24,14 @@ def evaluate(model, loader, device, data):
     # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
     totals = torch.zeros(3, dtype=torch.float64, device=device)
     loss_sum, correct, evaluated = totals  # views of it, so they are summed over the ranks with it
-    # The samples of this rank that are not yet counted. The sampler repeats some after them.
+    # This rank's samples that are not yet counted. What the sampler has repeated comes after them, and does not count.
     uncounted = len(range(loader.sampler.rank, len(loader.dataset), loader.sampler.num_replicas))
     model.eval()
     for images, targets in loader:
         images, targets = images.to(device, non_blocking=True), targets.to(device, non_blocking=True)
         log_probs = model(images)  # gathers parameters, a collective: all ranks need equally many batches
-        real = min(uncounted, len(targets))  # repeated samples are computed, not counted
-        log_probs, targets = log_probs[:real], targets[:real]
-        uncounted -= real
+        log_probs, targets = log_probs[:uncounted], targets[:uncounted]
+        uncounted -= len(targets)
         loss_sum += F.nll_loss(log_probs, targets, reduction="sum")
         correct += (log_probs.argmax(dim=1) == targets).sum()
         evaluated += len(targets)
@@ -85,8 +83,6 @@ def train(args):
             dist.all_reduce(train_loss, group=data.get_group())  # every rank now has the sum over its column
             train_loss /= groups
             result = report(train_loss.item() / len(train_loader), *evaluate(model, test_loader, device, data))
-        # Without this, --save warns on every rank that fc1, cut twice along one dimension, is gathered in two steps.
-        logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     dist.destroy_process_group()
     return result
 

@@ -10,14 +10,11 @@ stays, and the same command goes on with the next one. Without --checkpoint noth
 """
 
 import argparse
-import os
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 import torchvision
 from torch.utils.data import DataLoader
@@ -26,15 +23,6 @@ from torchvision.transforms import v2
 
 from common.accelerator import Accelerator
 from common.accelerator.utils import DataLoaderConfiguration, broadcast_object_list, set_seed
-
-
-def stop(message):
-    """End all processes before they have begun; one says why."""
-    if os.environ.get("RANK", "0") == "0":
-        print(message, file=sys.stderr, flush=True)
-    if dist.is_initialized():
-        dist.barrier()  # torchrun ends all processes when one has ended: not before the line is printed
-    raise SystemExit(1)
 
 
 class Images(ImageFolder):
@@ -65,7 +53,7 @@ def load_data(args):
     train_set = Images(f"{args.data}/train", augment, args.seed)
     val_set = Images(f"{args.data}/val", centre, args.seed)
     if val_set.classes != train_set.classes:  # a class would have another number in the evaluation
-        stop(f"{train_set.root} and {val_set.root} must have the same classes")
+        raise SystemExit(f"{train_set.root} and {val_set.root} must have the same classes")
     return train_set, val_set
 
 
@@ -106,10 +94,12 @@ def train(args):
         ),
     )
     if args.batch_size % accelerator.num_processes:
-        stop(f"--batch-size {args.batch_size} cannot be divided among {accelerator.num_processes} processes")
+        raise SystemExit(
+            f"--batch-size {args.batch_size} cannot be divided among {accelerator.num_processes} processes"
+        )
     train_set, val_set = load_data(args)
     if len(train_set) < args.batch_size:
-        stop(f"{len(train_set)} training samples do not fill a batch of {args.batch_size}")
+        raise SystemExit(f"{len(train_set)} training samples do not fill a batch of {args.batch_size}")
     loading = {"num_workers": args.workers, "pin_memory": accelerator.device.type == "cuda"}
     train_loader = DataLoader(train_set, args.batch_size, shuffle=True, drop_last=True, **loading)
     val_loader = DataLoader(val_set, args.batch_size, **loading)

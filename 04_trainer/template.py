@@ -11,7 +11,6 @@ stays, and the same command goes on with the next one. Without --checkpoint noth
 
 import argparse
 import os
-import sys
 import tempfile
 from pathlib import Path
 
@@ -24,15 +23,6 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from common.trainer import Trainer, TrainerCallback, TrainingArguments
-
-
-def stop(message):
-    """End all processes before they have begun; one says why."""
-    if os.environ.get("RANK", "0") == "0":
-        print(message, file=sys.stderr, flush=True)
-    if dist.is_initialized():
-        dist.barrier()  # torchrun ends all processes when one has ended: not before the line is printed
-    raise SystemExit(1)
 
 
 class Images(ImageFolder):
@@ -63,7 +53,7 @@ def load_data(args):
     train_set = Images(f"{args.data}/train", augment, args.seed)
     val_set = Images(f"{args.data}/val", centre, args.seed)
     if val_set.classes != train_set.classes:  # a class would have another number in the evaluation
-        stop(f"{train_set.root} and {val_set.root} must have the same classes")
+        raise SystemExit(f"{train_set.root} and {val_set.root} must have the same classes")
     return train_set, val_set
 
 
@@ -144,10 +134,10 @@ def train(args):
     )
     rank = training_args.process_index  # joins the other processes
     if args.batch_size % world_size:
-        stop(f"--batch-size {args.batch_size} cannot be divided among {world_size} processes")
+        raise SystemExit(f"--batch-size {args.batch_size} cannot be divided among {world_size} processes")
     train_set, val_set = load_data(args)
     if len(train_set) < args.batch_size:
-        stop(f"{len(train_set)} training samples do not fill a batch of {args.batch_size}")
+        raise SystemExit(f"{len(train_set)} training samples do not fill a batch of {args.batch_size}")
     torch.manual_seed(args.seed)
     model = build_network(args, train_set)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)

@@ -39,21 +39,23 @@ class DigitTrainer(Trainer):
 
 
 class SaveOnTime(TrainerCallback):
-    """Makes all ranks save when the time is up, and stop after a signal. The Trainer itself saves every N steps."""
+    """Makes all ranks save when the time is up or a signal has come. The Trainer itself saves every N steps."""
 
-    def __init__(self, schedule):
+    def __init__(self, schedule, accelerator):
         self.schedule = schedule
+        self.accelerator = accelerator
 
     def on_step_end(self, args, state, control, model, **kwargs):
         self.schedule.update(state.global_step)
         control.should_save = control.should_save or self.schedule.save
-        control.should_training_stop = control.should_training_stop or self.schedule.stop
         if control.should_save:
             refuse_not_finite(model, state.global_step)
 
-    def on_epoch_end(self, args, state, control, **kwargs):
+    def on_save(self, args, state, control, **kwargs):
         if self.schedule.stop:
-            control.should_evaluate = False  # a signal leaves no time for it: the continued run will evaluate
+            self.accelerator.print(f"stopped at step {state.global_step}: run it again to continue")
+            self.accelerator.end_training()
+            raise SystemExit(self.schedule.exit_code())
 
 
 def to_dict(batch):
@@ -109,14 +111,10 @@ def train(args):
         total_steps = len(train_set) // args.batch_size * args.epochs
         schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, trainer.accelerator.device)
         if args.checkpoint_dir:
-            trainer.add_callback(SaveOnTime(schedule))
+            trainer.add_callback(SaveOnTime(schedule, trainer.accelerator))
         resumes = args.checkpoint_dir and has_checkpoint(args.checkpoint_dir, "checkpoint-*")
         trainer.train(resume_from_checkpoint=resumes)
         steps = trainer.state.global_step
-        if schedule.stop:
-            trainer.accelerator.print(f"stopped at step {steps}: run it again to continue")
-            trainer.accelerator.end_training()
-            raise SystemExit(schedule.exit_code())
         training, test, _ = trainer.state.log_history[-3:]  # of the last epoch; then what the whole run took
         result = report(training["loss"], test["eval_loss"], test["eval_accuracy"], test["eval_evaluated"], steps=steps)
     trainer.accelerator.end_training()

@@ -4,11 +4,10 @@ Begin with `prepare`, `accumulate` and `backward`: they are what happens in a tr
 micro-batches that make one optimizer step. "The original" is Hugging Face Accelerate, which uses the same names.
 
 An Accelerator keeps its prepared objects in the lists `_models`, `_optimizers`, `_schedulers` and `_dataloaders`, which
-checkpoints write. Four marks lie on the objects themselves, because a library or another Accelerator has to see them:
+checkpoints write. Three marks lie on the objects themselves, because a library or another Accelerator has to see them:
 
     _is_accelerate_prepared   on each prepared object: the original's mark, by which `prepare` leaves it as it is
     _original_forward         on a model in mixed precision: the original's name for the forward without autocast
-    _prepared_in              on a model: the precision that it was prepared in last, for `has_prepared`
     _part                     on a parameter from before FSDP: the part of it that an optimizer gets in its place
 """
 
@@ -291,8 +290,6 @@ class Accelerator:
                 self._models.append(_innermost(model))
             return model
         self._models.append(model)
-        own_model: Any = _innermost(model)
-        own_model._prepared_in = self.mixed_precision
         if self.native_amp:
             self._run_forward_in_mixed_precision(model)
         if self._is_placed(device_placement) and not self.is_fsdp2:  # whole, a model that is to be sharded may not fit
@@ -303,7 +300,7 @@ class Accelerator:
         if (is_on_cpu or is_on_gpus) and not evaluation_mode:
             model = self._wrap_in_ddp(model)
         if self.is_fsdp2 and not evaluation_mode:
-            fsdp_utils.shard_model(own_model, self.state.fsdp_plugin, self.device)
+            fsdp_utils.shard_model(_innermost(model), self.state.fsdp_plugin, self.device)
             for optimizer in self._optimizers:
                 fsdp_utils.give_parts(optimizer.optimizer)
         compiler = self.state.dynamo_plugin
@@ -311,16 +308,6 @@ class Accelerator:
             model = torch.compile(model, **compiler.to_kwargs())  # type: ignore[assignment]  # a module is returned
         _mark_as_prepared(model)
         return model
-
-    def has_prepared(self, model: torch.nn.Module) -> bool:
-        """True if the model inside `model` was prepared in this precision last, by whichever Accelerator."""
-        return getattr(_innermost(model), "_prepared_in", None) == self.mixed_precision
-
-    def undo_preparation(self, model: torch.nn.Module) -> None:
-        """Give `model` its own forward back, whichever Accelerator prepared it, so that it can be prepared anew."""
-        self._models = [known for known in self._models if _innermost(known) is not _innermost(model)]
-        self.unwrap_model(model, keep_fp32_wrapper=False)
-        vars(model).pop("_is_accelerate_prepared", None)
 
     def _run_forward_in_mixed_precision(self, model: Any) -> None:
         model._original_forward = model.forward

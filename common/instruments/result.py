@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,8 @@ def quantity(number: int, noun: str) -> str:
 
 def whole_weights(network: nn.Module) -> dict[str, Tensor]:
     """The weights on the CPU. Weights that are sharded over the ranks are gathered, so all ranks call this."""
+    # Else torch warns on every rank of a weight that is cut twice along one dimension: it is gathered in two steps.
+    logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     weights = {}
     for name, value in network.state_dict().items():
         whole = value.full_tensor() if hasattr(value, "full_tensor") else value

@@ -106,12 +106,14 @@ class DataLoaderShard:
         non_blocking = self.accelerator.dataloader_config.non_blocking
         outer_step = self.accelerator.samples_in_step  # of a loop around this one, as an evaluation in an epoch has
         samples_left = len(self.loader.dataset)
-        for batch in own_loader:
-            # In the last step this may be less than a batch. gather_for_metrics keeps as many rows, no duplicates.
-            self.accelerator.samples_in_step = min(samples_left, self.loader.batch_size)
-            samples_left -= self.loader.batch_size
-            yield map_nested(lambda tensor: tensor.to(self.accelerator.device, non_blocking=non_blocking), batch)
-        self.accelerator.samples_in_step = outer_step
+        try:
+            for batch in own_loader:
+                # In the last step this may be less than a batch. gather_for_metrics keeps as many rows, no duplicates.
+                self.accelerator.samples_in_step = min(samples_left, self.loader.batch_size)
+                samples_left -= self.loader.batch_size
+                yield map_nested(lambda tensor: tensor.to(self.accelerator.device, non_blocking=non_blocking), batch)
+        finally:  # also where the script leaves the loop by a break
+            self.accelerator.samples_in_step = outer_step
 
 
 class Accelerator:

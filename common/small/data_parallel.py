@@ -5,9 +5,8 @@ thread per device, and bring the outputs back to the first device, where the los
 steps in reverse: the output's gradient is scattered, each replica computes its own, and their sums arrive on the
 first device, the only one that holds an optimizer. So the first device does more, and everything waits for it.
 
-The outputs and gradients are those of `nn.DataParallel`; the memory is not quite. torch copies all parameters in one
-autograd function, whose backward begins when every gradient of every replica is there. Here each parameter is copied by
-itself, so its gradients are added, and their copies freed, while backward goes on.
+The outputs and gradients are those of `nn.DataParallel`. Its memory is not quite: torch copies all parameters in one
+autograd function, and so keeps the gradients of all copies until the last one is there.
 """
 
 import copy
@@ -115,7 +114,10 @@ def replicate(module: nn.Module, n: int) -> list[nn.Module]:
 
 
 def scatter(inputs: Any, n: int) -> list[Any]:
-    """The inputs in at most `n` shards of nearly equal size, shard i on device i; each has all that is no tensor."""
+    """The inputs in at most `n` shards of nearly equal size, shard i on device i; each has all that is no tensor.
+
+    A tensor without a dimension cannot be cut: it is an error, as with torch's.
+    """
     batches = [leaf for leaf in leaves(inputs) if isinstance(leaf, Tensor)]
     shards = []
     for device in range(min(len(batch.chunk(n)) for batch in batches)):

@@ -46,20 +46,14 @@ CHOICES = {
     "eval_strategy": ("no", "steps", "epoch"),
     "save_strategy": ("no", "steps", "epoch", "best"),
     "log_level": ("passive", "debug", "info", "warning", "error", "critical"),
-    "hub_strategy": ("end", "every_save", "checkpoint", "all_checkpoints"),
 }
-COUNTS = (
-    "per_device_train_batch_size",
-    "per_device_eval_batch_size",
-    "gradient_accumulation_steps",
-    "save_total_limit",
-)
 # A command line gives these as JSON, or as the name of a file with it.
 DICTS = (
     "accelerator_config",
     "lr_scheduler_kwargs",
     "activation_checkpointing_kwargs",
     "gradient_checkpointing_kwargs",
+    "fsdp_config",
 )
 # What a script may ask for, or ask about, is off: with another value than this it is an error.
 NOT_OFFERED = {
@@ -92,6 +86,11 @@ FSDP_NAMES = {"version": "fsdp_version", "transformer_layer_cls_to_wrap": "trans
 
 def _is_count(value: Any) -> bool:
     return value >= 1 and value == int(value)
+
+
+def steps_of(setting: float, num_training_steps: int) -> int:
+    """A setting in steps; below 1 it is a share of all steps."""
+    return int(setting) if setting >= 1 else math.ceil(num_training_steps * setting)
 
 
 def _read_dict(value: Any) -> Any:
@@ -152,12 +151,10 @@ class TrainingArguments:
             the backward pass, by its method `activation_checkpointing_enable` or `gradient_checkpointing_enable`.
         tf32: multiply float32 matrices on GPUs in TensorFloat-32 (True) or not (False); by default as torch is set.
         use_cache: what the configuration of a model of `transformers` is set to.
-        do_train, do_eval, do_predict, resume_from_checkpoint: for the script, which decides what it calls. An
-            `eval_strategy` sets `do_eval`.
+        do_train, do_eval, do_predict, resume_from_checkpoint, local_rank, hub_…: for the script, which decides what it
+            calls. An `eval_strategy` sets `do_eval`.
         push_to_hub, deepspeed, debug, label_smoothing_factor, eval_do_concat_batches: only with the values of
             `NOT_OFFERED`, because this Trainer does nothing of the kind.
-        local_rank: for the script, and for launchers that pass it; `local_process_index` is this process's.
-        hub_model_id, hub_strategy, hub_token, hub_private_repo: for the script.
     """
 
     output_dir: str = "trainer_output"
@@ -250,7 +247,6 @@ class TrainingArguments:
         self._complete_activation_checkpointing()
         self._check_values()
         self._complete_evaluation()
-        self._refuse_best_without_evaluation()
         self.make_fsdp_plugin()  # which refuses what it does not know
 
     def _complete_activation_checkpointing(self) -> None:
@@ -264,7 +260,8 @@ class TrainingArguments:
     def _check_values(self) -> None:
         for name, choices in CHOICES.items():
             self._check(name, choices.__contains__, f"one of {', '.join(choices)}")
-        for name in COUNTS:
+        batch_sizes = ("per_device_train_batch_size", "per_device_eval_batch_size")
+        for name in (*batch_sizes, "gradient_accumulation_steps", "save_total_limit"):
             self._check(name, _is_count, "whole, above 0")
         self._check("max_steps", lambda value: value == -1 or _is_count(value), "whole and above 0, or -1 for no limit")
         for name in ("logging_steps", "save_steps"):
@@ -277,8 +274,6 @@ class TrainingArguments:
             self._check("num_train_epochs", lambda value: value >= 0, "0 or more")
         if self.fp16 and self.bf16:
             raise ValueError("fp16 and bf16 are both set: choose one")
-        if self.dataloader_prefetch_factor is not None and self.dataloader_num_workers == 0:
-            raise ValueError("dataloader_prefetch_factor needs dataloader_num_workers")
 
     def _check(self, name: str, holds: Callable[[Any], bool], description: str) -> None:
         value = getattr(self, name)
@@ -296,23 +291,18 @@ class TrainingArguments:
             self.do_eval = True
         if self.eval_strategy == "steps":
             self.eval_steps = self.eval_steps or self.logging_steps
-        if self.metric_for_best_model is None and self._needs_metric:
-            self.metric_for_best_model = "loss"
-        if self.greater_is_better is None and self.metric_for_best_model is not None:
-            self.greater_is_better = not self.metric_for_best_model.endswith("loss")
-
-    @property
-    def _needs_metric(self) -> bool:
-        return self.load_best_model_at_end or self.lr_scheduler_type == "reduce_lr_on_plateau"
-
-    def _refuse_best_without_evaluation(self) -> None:
+        needs_metric = self.load_best_model_at_end or self.lr_scheduler_type == "reduce_lr_on_plateau"
         saves_best = self.save_strategy == "best"
-        if self.eval_strategy == "no" and (saves_best or self._needs_metric):
+        if self.eval_strategy == "no" and (saves_best or needs_metric):
             raise ValueError("load_best_model_at_end, save_strategy='best', reduce_lr_on_plateau: set eval_strategy")
-        if saves_best and self.metric_for_best_model is None:
-            raise ValueError("save_strategy='best' needs metric_for_best_model")
         if self.load_best_model_at_end and self.save_strategy not in ("best", self.eval_strategy):
             raise ValueError("load_best_model_at_end: save_strategy must be 'best', or that of the evaluations")
+        if self.metric_for_best_model is None and needs_metric:
+            self.metric_for_best_model = "loss"
+        if self.metric_for_best_model is None and saves_best:
+            raise ValueError("save_strategy='best' needs metric_for_best_model")
+        if self.greater_is_better is None and self.metric_for_best_model is not None:
+            self.greater_is_better = not self.metric_for_best_model.endswith("loss")
 
     def make_fsdp_plugin(self) -> FullyShardedDataParallelPlugin | None:
         """The settings by which the model is shared out; None if it is not, or if the launcher says how."""
@@ -324,7 +314,7 @@ class TrainingArguments:
             if word not in FSDP_OPTIONS:
                 raise ValueError(f"fsdp is {self.fsdp!r} but must be True, or of the words {', '.join(FSDP_OPTIONS)}")
             settings |= FSDP_OPTIONS[word]
-        config = _read_dict(self.fsdp_config) or {}
+        config: Any = self.fsdp_config or {}
         for key, value in config.items():
             name = key.removeprefix("fsdp_")
             settings[FSDP_NAMES.get(name, name)] = value
@@ -332,9 +322,7 @@ class TrainingArguments:
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
         """Steps of warm-up in a training of `num_training_steps` steps."""
-        if self.warmup_steps >= 1:
-            return int(self.warmup_steps)
-        return math.ceil(num_training_steps * self.warmup_steps)
+        return steps_of(self.warmup_steps, num_training_steps)
 
     @property
     def world_size(self) -> int:

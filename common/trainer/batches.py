@@ -180,17 +180,11 @@ def get_logits(outputs: Any, ignore_keys: list[str], holds_loss: bool) -> Any:
             return list(outputs)  # an entry for each sample, as a detector's, and no loss
         # A slice of a list is a list, and one of a named tuple is a tuple.
         logits: Any = outputs[1:] if holds_loss else outputs[:]
-        named: dict = dict(enumerate(logits))
     else:
         ignored = [*ignore_keys, "loss"] if holds_loss else ignore_keys
         named = dict(outputs) if isinstance(outputs, Mapping) else vars(outputs)
-        named = {name: value for name, value in named.items() if name not in ignored and value is not None}
-        logits = tuple(named.values())
-    for name, output in named.items():
-        for leaf in leaves(output):
-            if not isinstance(leaf, Tensor | np.ndarray | int | float | str | None):
-                raise TypeError(
-                    f"the model's output {name!r} holds a {type(leaf).__name__}, of which no predictions can be made: "
-                    "name it in ignore_keys"
-                )
+        logits = tuple(value for name, value in named.items() if name not in ignored and value is not None)
+    for leaf in leaves(logits):
+        if not isinstance(leaf, Tensor | np.ndarray | int | float | str | None):
+            raise TypeError(f"the model's outputs hold a {type(leaf).__name__}: name its key in ignore_keys")
     return logits[0] if len(logits) == 1 else logits

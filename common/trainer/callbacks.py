@@ -1,6 +1,5 @@
 """Callbacks: the events of a run, who listens to them, and two standard callbacks."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ from common.trainer.state import TrainerControl, TrainerState
 
 
 class TrainerCallback:
-    """The events of a run. Override those that you need; the others cost nothing.
+    """The events of a run. Override those that you need.
 
     Every event gets `args` (TrainingArguments), `state` (TrainerState) and `control` (TrainerControl), and by keyword
     `model`, `processing_class`, `optimizer`, `lr_scheduler`, `train_dataloader` and `eval_dataloader`: write the ones
@@ -74,7 +73,7 @@ GIVEN = ("model", "processing_class", "optimizer", "lr_scheduler", "train_datalo
 
 # The switches that are off again when an event begins: what was asked for has been done, or belongs to what is over.
 SWITCHED_OFF = {
-    "on_train_begin": ("should_training_stop",),
+    "on_train_begin": ("should_training_stop", "should_epoch_stop", "should_log", "should_evaluate", "should_save"),
     "on_epoch_begin": ("should_epoch_stop",),
     "on_step_begin": ("should_log", "should_evaluate", "should_save"),
     "on_log": ("should_log",),
@@ -84,12 +83,12 @@ SWITCHED_OFF = {
 
 
 class CallbackHandler:
-    """The callbacks in the order they were added, and for each event those of them that override it."""
+    """The callbacks, in the order in which they are called, and what they get."""
 
     def __init__(
         self, callbacks: list[Any], model: Any, processing_class: Any, optimizer: Any, lr_scheduler: Any
     ) -> None:
-        # What callbacks get; the Trainer renews it before each training.
+        # The Trainer renews these before each training.
         self.model = model
         self.processing_class = processing_class
         self.optimizer = optimizer
@@ -97,23 +96,19 @@ class CallbackHandler:
         self.train_dataloader: Any = None
         self.eval_dataloader: Any = None
         self.callbacks: list[Any] = []
-        self.listeners: dict[str, list[Callable]] = {event: [] for event in EVENTS}
         for callback in callbacks:
             self.add_callback(callback)
 
     def call_event(
         self, event: str, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
-        """Tell the callbacks that listen; returns the control that they leave, which may be another object."""
+        """Tell all callbacks; returns the control that they leave, which may be another object."""
         for switch in SWITCHED_OFF.get(event, ()):
             setattr(control, switch, False)
-        listeners = self.listeners[event]
-        if not listeners:
-            return control
         for name in GIVEN:
             kwargs[name] = getattr(self, name)
-        for listener in listeners:
-            changed = listener(args, state, control, **kwargs)
+        for callback in self.callbacks:
+            changed = getattr(callback, event)(args, state, control, **kwargs)
             if changed is not None:
                 control = changed
         return control
@@ -128,28 +123,17 @@ class CallbackHandler:
 
     def add_callback(self, callback: Any) -> None:
         """Add a callback, or a new instance of a callback class. During an event, it gets that event too."""
-        if isinstance(callback, type):
-            callback = callback()
-        self.callbacks.append(callback)
-        self._listen(callback)
+        self.callbacks.append(callback() if isinstance(callback, type) else callback)
 
     def pop_callback(self, callback: Any) -> Any:
         """Remove and return the callback, or the first of a class; None if there is none."""
         for candidate in self.callbacks:
             if candidate is callback or (isinstance(callback, type) and isinstance(candidate, callback)):
+                # A new list: one that removes itself during an event costs no other callback the event.
+                self.callbacks = self.callbacks.copy()
                 self.callbacks.remove(candidate)
-                self.listeners = {event: [] for event in EVENTS}
-                for left in self.callbacks:
-                    self._listen(left)
                 return candidate
         return None
-
-    def _listen(self, callback: Any) -> None:
-        """Call `callback`, of whatever class it is, at the events at which it does something of its own."""
-        for event in EVENTS:
-            listener = getattr(callback, event)
-            if getattr(listener, "__func__", None) is not getattr(TrainerCallback, event):
-                self.listeners[event].append(listener)
 
     def states(self) -> dict[str, Any]:
         """The states of the callbacks that have one, by class name; a list where several share the name."""

@@ -5,7 +5,7 @@ repeated to even the ranks out are left out.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
@@ -76,38 +76,21 @@ class BatchResult(NamedTuple):
         return self.rows if self.num_real is None else self.num_real
 
 
-class Results:
-    """The results of a rank's batches, which leave its device batch by batch.
-
-    A GPU computes the next batch while the CPU waits for the results of one.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._on_host: list[BatchResult] = []
-        self._leaving: BatchResult | None = None
-        self._arrival: torch.cuda.Event | None = None
-
-    def add(self, result: BatchResult) -> None:
-        """Send the result of a batch to the CPU, and take that of the batch before."""
-        self._take()
-        leaves_gpu = self._device.type == "cuda"
-        self._leaving = send_to_device(result, "cpu", leaves_gpu)
-        if leaves_gpu:
-            self._arrival = torch.cuda.current_stream(self._device).record_event()
-
-    def on_host(self) -> list[BatchResult]:
-        """All of them as NumPy arrays, in the order of the batches."""
-        self._take()
-        return self._on_host
-
-    def _take(self) -> None:
-        if self._leaving is None:
-            return
-        if self._arrival is not None:
-            self._arrival.synchronize()
-        self._on_host.append(as_arrays(self._leaving))
-        self._leaving = None
+def to_host(results: Iterable[BatchResult], device: torch.device) -> list[BatchResult]:
+    """The results of a rank's batches as NumPy arrays, each moved to the CPU while a GPU computes the next one."""
+    if device.type != "cuda":
+        return [as_arrays(send_to_device(result, "cpu")) for result in results]
+    arrived: list[BatchResult] = []
+    copy = None
+    copied: Any = None
+    for result in chain(results, [None]):
+        if copy is not None:
+            copied.synchronize()
+            arrived.append(as_arrays(copy))
+        if result is not None:
+            copy = send_to_device(result, "cpu", non_blocking=True)
+            copied = torch.cuda.current_stream(device).record_event()
+    return arrived
 
 
 def gather_batches(own: list[BatchResult]) -> list[BatchResult]:
@@ -163,10 +146,10 @@ def concatenate(parts: list, batches: list[BatchResult]) -> Any:
     first = parts[0]
     if isinstance(first, Mapping):
         return {key: concatenate([part[key] for part in parts], batches) for key in first}
-    if isinstance(first, tuple | list) and not _have_entries(parts, batches):
+    if isinstance(first, tuple | list) and not _are_entries(parts, batches):
         joined = [concatenate(list(outputs), batches) for outputs in zip(*parts, strict=True)]
         return honor_type(first, joined)
-    if isinstance(first, tuple | list):
+    if isinstance(first, list):
         parts = [part[: batch.num_real] for part, batch in zip(parts, batches, strict=True)]
         return list(chain(*parts))
     arrays = [np.atleast_1d(part)[: batch.num_real] for part, batch in zip(parts, batches, strict=True)]
@@ -174,28 +157,22 @@ def concatenate(parts: list, batches: list[BatchResult]) -> Any:
     return np.concatenate([_filled_up(array, (len(array), *longest)) for array in arrays])
 
 
-def _have_entries(parts: list, batches: list[BatchResult]) -> bool:
-    """True for lists with an entry for each sample; False for lists and tuples of several outputs, side by side.
+def _are_entries(parts: list, batches: list[BatchResult]) -> bool:
+    """True for lists with an entry for each sample; False for several outputs, each with a row for each sample.
 
-    For a batch of 2 samples, shapes of arrays:
+    Two batches of 2 samples, as shapes of arrays:
 
-        [(5, 4), (3, 4)]    entries: 5 boxes in the first image, 3 in the second
-        [(2, 10), (2, 7)]   two outputs with a row for each sample, if no batch contradicts: they may also be 2 boxes
-                            each, and then another batch has images with other numbers of boxes
+        [(5, 4), (3, 4)], [(2, 4), (2, 4)]      entries: 5, 3, 2 and 2 boxes in an image
+        [(2, 10), (2, 7)], [(2, 10), (2, 7)]    two outputs
     """
+    has_only_rows = True
     for part, batch in zip(parts, batches, strict=True):
-        if len(part) != batch.rows:
+        if isinstance(part, tuple) or len(part) != batch.rows:
             return False
-        num_arrays = sum(isinstance(item, np.ndarray) for item in part)
-        if isinstance(part, tuple) and num_arrays > 0:
-            return False
-        if 0 < num_arrays < len(part):  # entries are of one kind
-            return False
-    for part, batch in zip(parts, batches, strict=True):
         for item in part:
-            if not isinstance(item, np.ndarray) or item.shape[:1] != (batch.rows,):
-                return True  # an output would have a row for each sample
-    return False
+            is_rows = isinstance(item, np.ndarray) and item.shape[:1] == (batch.rows,)
+            has_only_rows = has_only_rows and is_rows
+    return not has_only_rows
 
 
 def _filled_up(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -211,11 +188,8 @@ def as_numbers(metrics: Any) -> Any:
     """Nested metrics with NumPy's numbers and tensors of one element as Python's numbers; arrays stay what they are."""
 
     def as_number(value: Any) -> Any:
-        if isinstance(value, np.generic):
-            return value.item()
-        if isinstance(value, Tensor) and value.numel() == 1:
-            return value.item()
-        return value
+        is_number = isinstance(value, np.generic) or (isinstance(value, Tensor) and value.numel() == 1)
+        return value.item() if is_number else value
 
     return map_nested(as_number, metrics)
 

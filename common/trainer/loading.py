@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from common.accelerator import skip_first_batches, utils
+from common.accelerator import Accelerator, skip_first_batches, utils
 from common.accelerator.data_loader import DataLoaderShard, index_sampler_of
 from common.accelerator.sampler import innermost_sampler
 from common.accelerator.utils.random import set_random_states
@@ -50,25 +50,18 @@ def samples_per_batch(loader: Any, num_processes: int) -> int:
 
 
 def count_rows(loader: Any, batch: Any, num_processes: int) -> int | None:
-    """Samples in the batch just read; None where neither the loader nor the batch says it."""
+    """Samples in the batch just read; None where neither the loader nor the batch says it.
+
+    The loader is asked first, because a collator may have joined the samples to one row.
+    """
+    rows = None
     if is_prepared(loader):
-        short_step = loader.short_step
-        if short_step is not None and short_step.rows is not None:
-            return short_step.rows
-        # A collator may have joined the samples to one row, so the loader is asked first. It does not know how many
-        # samples are in the last batch of a stream on one process.
-        knows = num_processes > 1 or not isinstance(loader.dataset, IterableDataset)
-        if short_step is None and knows and getattr(index_sampler_of(loader), "batch_size", None):
-            return loader.total_batch_size // num_processes
-    return count_samples(batch)
-
-
-def num_real(loader: Any, rows: int) -> int | None:
-    """Samples among `rows` that are not repeated to even the ranks out; None where no rank lacks samples of its own."""
-    short_step = loader.short_step if is_prepared(loader) else None
-    if short_step is None:
-        return None
-    return min(rows, short_step.num_real)
+        if loader.short_step is not None:
+            rows = loader.short_step.rows
+        elif num_processes > 1 or not isinstance(loader.dataset, IterableDataset):
+            has_batch_size = getattr(index_sampler_of(loader), "batch_size", None)
+            rows = loader.total_batch_size // num_processes if has_batch_size else None
+    return count_samples(batch) if rows is None else rows
 
 
 def all_ranks_have_a_batch(loader: Any) -> bool:
@@ -76,13 +69,15 @@ def all_ranks_have_a_batch(loader: Any) -> bool:
     return is_prepared(loader) and loader.short_step is None
 
 
-def read_batches(loader: Any, device: torch.device) -> Iterator[Any]:
+def read_batches(loader: Any, accelerator: Accelerator) -> Iterator[Any]:
     """The batches of any loader, on the device."""
-    if is_prepared(loader):
-        yield from loader
-        return
+    # On several CPU ranks `transformers` copies each batch, because a rank's device is "cpu:0" there. The copy begins
+    # at an aligned address, and a product over it may be rounded in another way: for its bits, batches are copied here.
+    is_copied = accelerator.num_processes > 1 and accelerator.device.type == "cpu"
     for batch in loader:
-        yield utils.send_to_device(batch, device)
+        if not is_prepared(loader):
+            batch = utils.send_to_device(batch, accelerator.device)
+        yield utils.recursively_apply(torch.clone, batch) if is_copied else batch
 
 
 class SkippedBatches(NamedTuple):
@@ -93,7 +88,7 @@ class SkippedBatches(NamedTuple):
 
 
 def read_windows(
-    loader: Any, epoch: int, sizes: Iterable[int], skipped: SkippedBatches | None, device: torch.device
+    loader: Any, epoch: int, sizes: Iterable[int], skipped: SkippedBatches | None, accelerator: Accelerator
 ) -> Generator[list[Any], None, None]:
     """The micro-batches of an epoch on the device, in windows of the given sizes; the last one may be smaller.
 
@@ -105,11 +100,11 @@ def read_windows(
         left_to_skip = 0
     if hasattr(loader, "set_epoch"):
         loader.set_epoch(epoch)
-    micro_batches = islice(read_batches(loader, device), left_to_skip, None)
+    micro_batches = islice(read_batches(loader, accelerator), left_to_skip, None)
     for size in sizes:
         window = list(islice(micro_batches, size))
         if skipped is not None:
-            set_random_states(device, skipped.random_states_after)
+            set_random_states(accelerator.device, skipped.random_states_after)
             skipped = None
         if not window:
             # A stream has no length, so its end is not planned.

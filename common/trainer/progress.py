@@ -60,23 +60,18 @@ class Plan:
         """True if an optimizer step follows the last of so many batches of an epoch."""
         return batches_done % self.accumulation == 0 or batches_done == self.batches_per_epoch
 
-    def start_of_step(self, position: Position) -> Position:
-        """`position`, or the start of its step if that is not complete."""
-        if self.ends_step(position.batches):
-            return position
-        return replace(position, batches=position.batches - position.batches % self.accumulation)
+    def resume(self, saved: Position, order: dict[str, Any], steps: int) -> Position:
+        """The place to go on from, after a run in `order` that has stopped at `saved`, with so many steps done.
 
-    def end_of_epoch(self, position: Position) -> Position:
-        """The end of the epoch in which `position` is."""
-        return replace(position, batches=self.batches_per_epoch)
-
-    def after_steps(self, steps: int, position: Position) -> Position:
-        """`position` of a run in another order, after the same number of steps in this one.
-
-        All epochs are taken for whole ones, as in `transformers`, also where a callback has cut one short.
+        In the same order that is the same place, or the start of its step if that is not complete. In another one it
+        is the place after as many steps, where all epochs are taken for whole ones, as in `transformers`.
         """
-        steps_in_epoch = steps % self.steps_per_epoch
-        return replace(position, epoch=steps // self.steps_per_epoch, batches=steps_in_epoch * self.accumulation)
+        if order != self.order:
+            steps_in_epoch = steps % self.steps_per_epoch
+            return replace(saved, epoch=steps // self.steps_per_epoch, batches=steps_in_epoch * self.accumulation)
+        if self.ends_step(saved.batches):
+            return saved
+        return replace(saved, batches=saved.batches - saved.batches % self.accumulation)
 
 
 def make_plan(args: TrainingArguments, loader: Any, num_processes: int) -> Plan:

@@ -14,8 +14,6 @@ from common.nested import leaves
 
 # The loss types for which `LOSS_MAPPING` of `transformers` has `ForCausalLMLoss`.
 CAUSAL_LOSS_TYPES = ("ForCausalLM", "ForConditionalGeneration", "CsmForConditionalGeneration")
-# Where wrappers that have other modules too keep the model.
-WRAPPED = ("module", "_orig_mod", "base_model", "model")
 
 
 def parameters(function: Callable) -> list[str]:
@@ -24,22 +22,18 @@ def parameters(function: Callable) -> list[str]:
 
 
 def model_inside(model: nn.Module) -> nn.Module:
-    """The model itself, or the one in a wrapper that hands on whatever it is given.
+    """The model itself, or the one in a wrapper: PEFT's adapters, a compiled model, DataParallel, or one of one's own.
 
-    Such are a compiled model, DataParallel, the adapters of PEFT, and any whose `forward` takes `*args` and `**kwargs`
-    alone, if its modules show which one is the model.
+    A wrapper of one's own has one child, and a `forward` that takes `*args` and `**kwargs` alone.
     """
     get_base_model: Any = getattr(model, "get_base_model", None)  # PEFT's
     if get_base_model is not None:
         return get_base_model()
     kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
-    children = dict(model.named_children())
-    names = [name for name in WRAPPED if name in children]
-    if len(children) == 1:  # of several, such as a loss and a network, any may be the model
-        names = list(children)
-    if kinds != [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD] or not names:
+    children = list(model.children())
+    if kinds != [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD] or len(children) != 1:
         return model
-    return model_inside(children[names[0]])
+    return model_inside(children[0])
 
 
 def find_labels(model: nn.Module) -> list[str]:

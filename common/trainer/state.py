@@ -1,7 +1,7 @@
 """The two objects that callbacks get: where a run stands, and the switches that steer it."""
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +74,3 @@ class TrainerControl:
     should_save: bool = False
     should_evaluate: bool = False
     should_log: bool = False
-
-    def reset(self) -> None:
-        """Turn all switches off."""
-        for switch in fields(self):
-            setattr(self, switch.name, False)

@@ -1,16 +1,17 @@
 """Trainer: the training loop that is otherwise written by hand, with logging, evaluation and checkpoints in it.
 
 Read it from the top: what a Trainer holds, `train` with its epochs, a window of micro-batches, one micro-batch, one
-optimizer step, what follows a step, checkpoints, evaluation, and the small parts.
+optimizer step, what follows a step, checkpoints, evaluation, and the small parts. Sums, draws and events come in the
+order that they have in `transformers`, so that a training ends with the same bits.
 """
 
 import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sized
-from contextlib import closing
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sized
+from contextlib import closing, nullcontext
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from common.accelerator.logging import get_logger
 from common.accelerator.state import AcceleratorState
 from common.accelerator.utils.random import get_random_states, set_random_states
 from common.trainer import batches, checkpoint, evaluation, loading, optimization, pretrained, reporting, signatures
-from common.trainer.arguments import TrainingArguments
+from common.trainer.arguments import TrainingArguments, steps_of
 from common.trainer.callbacks import CallbackHandler, DefaultFlowCallback
 from common.trainer.progress import LossLog, Plan, Position, make_plan
 from common.trainer.state import TrainerControl, TrainerState, as_json
@@ -141,12 +142,9 @@ class Trainer:
         trackers = [reporting.TrackerCallback(self.accelerator)] if self.args.report_to else []
         # The reporter is the last to be called, to show what the others did.
         reporter = reporting.default_reporter(self.args.disable_tqdm)
+        in_order = [DefaultFlowCallback, *trackers, *(callbacks or []), reporter]
         self.callback_handler = CallbackHandler(
-            [DefaultFlowCallback, *trackers, *(callbacks or []), reporter],
-            self.model,
-            self.processing_class,
-            self.optimizer,
-            self.lr_scheduler,
+            in_order, self.model, self.processing_class, self.optimizer, self.lr_scheduler
         )
         if self.is_world_process_zero():
             Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
@@ -173,7 +171,7 @@ class Trainer:
         if first_step > 0 and is_over:  # a resumed run makes no further step, where a new one makes at least one
             self.control.should_training_stop = True
             if not self.position.epoch_ended:
-                self._end_epoch(is_whole=self.position.batches == self.plan.batches_per_epoch)
+                self._end_epoch()
             return self._finish(start_time, first_step)
 
         while self.position.epoch < self.plan.num_epochs:
@@ -189,67 +187,53 @@ class Trainer:
         position.epoch_ended = False
         self.call_event("on_epoch_begin")
         sizes = self.plan.window_sizes(position.batches)
-        device = self.accelerator.device
-        windows = loading.read_windows(self.train_dataloader, position.epoch, sizes, to_skip, device)
+        windows = loading.read_windows(self.train_dataloader, position.epoch, sizes, to_skip, self.accelerator)
         # Open until the end of the epoch is saved, because a checkpoint holds the loader's position.
         with closing(windows):
-            is_whole = self._train_until_stopped(windows)
-            if position.batches == 0:
+            for window in windows:
+                self._train_window(window)
+                if self._is_stopped():
+                    break
+            batches_of_first_step = min(self.plan.accumulation, self.plan.batches_per_epoch)
+            if position.batches < batches_of_first_step and not self._is_stopped():
                 logger.warning(
-                    f"epoch {position.epoch} has no batch to train on: training stops after {self.state.global_step} "
-                    f"of {self.state.max_steps} steps"
+                    f"epoch {position.epoch} has {position.batches} batches, too few for a step: training stops after "
+                    f"{self.state.global_step} of {self.state.max_steps} steps"
                 )
                 self.control.should_training_stop = True
-            self._end_epoch(is_whole)
-
-    def _train_until_stopped(self, windows: Iterable[list[Any]]) -> bool:
-        """Train on window after window; returns False if a callback stopped that before the end of the epoch."""
-        for window in windows:
-            self._train_window(window)
-            if self._is_stopped():
-                return self.position.batches == self.plan.batches_per_epoch
-        return True
+            self._end_epoch()
 
     def _train_window(self, window: list[Any]) -> None:
         """A pass over each micro-batch of a window, then an optimizer step; less where a callback stops it."""
         accelerator = self.accelerator
-        # A stream may end within a window. As in the original, no optimizer step follows then, and the next epoch's
-        # first step takes the gradients in.
+        # A stream may end within a window. No optimizer step follows then, and the next epoch's first step takes the
+        # gradients in.
         ends_in_step = self.plan.ends_step(self.position.batches + len(window))
-        if not ends_in_step and self.position.batches == 0:
-            raise ValueError(
-                f"the stream ends after {len(window)} of the {self.plan.accumulation} batches that a step "
-                "accumulates: no epoch would ever have a step"
-            )
         num_items = self._count_items(window)
         # Every micro-batch weighs the same in the window, however many samples it has.
         self.current_gradient_accumulation_steps = len(window)
         self.call_event("on_step_begin")
 
-        # The ranks average their gradients once in a window, in its last micro-batch.
-        accelerator.sync_gradients = False
-        for inputs in window[:-1]:
-            with accelerator.no_sync(self.model_wrapped):
-                self._train_micro_batch(inputs, num_items)
+        for number, inputs in enumerate(window, start=1):
+            is_last = number == len(window)
+            # The ranks average their gradients once in a window, in its last micro-batch.
+            accelerator.sync_gradients = is_last and ends_in_step
+            local_gradients = nullcontext() if is_last else accelerator.no_sync(self.model_wrapped)
+            with local_gradients:
+                loss = self.training_step(self.model_wrapped, inputs, num_items)
+            self.position.batches += 1
+            self.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
+            if is_last and ends_in_step:
+                self._optimizer_step()
+                self.call_event("on_step_end")
+                self._log_evaluate_save()
+                return
             self.call_event("on_substep_end")
             if self._is_stopped():
                 return
-        accelerator.sync_gradients = ends_in_step
-        self._train_micro_batch(window[-1], num_items)
-        if ends_in_step:
-            self._optimizer_step()
-            self.call_event("on_step_end")
-            self._log_evaluate_save()
-        else:
-            self.call_event("on_substep_end")
 
     def _is_stopped(self) -> bool:
         return self.control.should_epoch_stop or self.control.should_training_stop
-
-    def _train_micro_batch(self, inputs: Any, num_items: Tensor | None) -> None:
-        self.position.batches += 1
-        loss = self.training_step(self.model_wrapped, inputs, num_items)
-        self.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
         """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
@@ -285,7 +269,7 @@ class Trainer:
         if self.compute_loss_func is None:
             loss = batches.get_loss(outputs)
             if for_model and not for_model["num_items_in_batch"].is_used:
-                self._warn_of_ignored_count(model, num_items_in_batch)
+                self._warn_of_ignored_count(model)
         else:
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         if num_items_in_batch is not None:
@@ -311,9 +295,9 @@ class Trainer:
             return True
         return self.model_accepts_loss_kwargs and num_items is not None
 
-    def _warn_of_ignored_count(self, model: nn.Module, num_items: Tensor | None) -> None:
+    def _warn_of_ignored_count(self, model: nn.Module) -> None:
         factor = self.accelerator.num_processes
-        if model.training and self._is_share_of_step(num_items):
+        if model.training:
             factor *= self.current_gradient_accumulation_steps
         if factor > 1:
             logger.warning_once(
@@ -322,13 +306,8 @@ class Trainer:
             )
 
     def _optimizer_step(self) -> None:
-        """One optimizer step with the gradients of a window.
-
-        In float32 and bf16 nothing in it waits for the device. In fp16 the scaler does, once: the CPU must know whether
-        a gradient overflowed before it calls the optimizer.
-        """
-        # Without a limit this measures the norm and leaves finite gradients alone. An infinite norm makes NaN of them,
-        # as in the original: the gradients are multiplied by infinity divided by infinity.
+        """One optimizer step with the gradients of a window. Only in fp16 does it wait for the device."""
+        # Without a limit this measures the norm and leaves finite gradients alone.
         limit = self.args.max_grad_norm if self.args.max_grad_norm > 0 else float("inf")
         grad_norm = self.accelerator.clip_grad_norm_(self.model_wrapped.parameters(), limit)
         self.call_event("on_pre_optimizer_step")
@@ -345,13 +324,11 @@ class Trainer:
         self.state.global_step += 1
         self.state.epoch = self.position.epoch + self.position.batches / self.plan.batches_per_epoch
 
-    def _end_epoch(self, is_whole: bool) -> None:
-        """What follows an epoch, whether all of its batches are done or a callback has stopped it before.
-
-        Args:
-            is_whole: there are no more batches, as many as were planned or not: a stream ends where it likes.
-        """
+    def _end_epoch(self) -> None:
+        """What follows an epoch, whether all of its batches are done or a callback has stopped it before."""
         position = self.position
+        # A stream may have fewer batches than planned: it is at its end if nobody has stopped it.
+        is_whole = position.batches == self.plan.batches_per_epoch or not self._is_stopped()
         self.call_event("on_epoch_end")
         position.epoch_ended = True
         # A training that was stopped within an epoch goes on in it when it is resumed.
@@ -379,7 +356,7 @@ class Trainer:
         state = self.state
         higher_is_better = self.args.greater_is_better
         if state.best_metric is None:
-            # NaN is never the best. As in the original, there is a best metric after a first one that is NaN.
+            # NaN is never the best, but there is a best metric after a first one that is NaN.
             state.best_metric = float("-inf") if higher_is_better else float("inf")
         is_best = bool(metric > state.best_metric if higher_is_better else metric < state.best_metric)
         if is_best:
@@ -406,8 +383,7 @@ class Trainer:
     def _finish(self, start_time: float, first_step: int) -> evaluation.TrainOutput:
         """Log what the run came to since it began at `start_time` and `first_step`, and load the best model."""
         state = self.state
-        # As in the original, the steps since the last log count with this rank's loss alone, so `training_loss` may
-        # differ between ranks.
+        # The steps since the last log count with this rank's loss alone, so `training_loss` may differ between ranks.
         self.loss_log.total += self.loss_log.since_log.item()
         train_loss = self.loss_log.total / max(state.global_step, 0.001)
         num_steps = state.global_step - first_step
@@ -437,7 +413,7 @@ class Trainer:
         accelerator.free_memory()
         if self.model_wrapped is self.model:
             # An evaluation may have prepared it without DDP, and another Trainer in another precision.
-            accelerator.undo_preparation(self.model)
+            undo_preparation(accelerator, self.model)
         loader = self.get_train_dataloader()
         if loading.is_prepared(loader) or loading.every_rank_reads_all(loader, accelerator.num_processes):
             loader = accelerator.prepare_data_loader(loader)
@@ -447,7 +423,6 @@ class Trainer:
         self.loss_log = LossLog(accelerator.device)
         self.saved_steps = []
         self.state = self._new_state()
-        self.control.reset()  # the same object: a signal handler may have taken it before the training
 
         if self._created_lr_scheduler:
             # The schedule of this training may have another length. A scheduler that the script made is kept.
@@ -466,14 +441,17 @@ class Trainer:
         """The state that callbacks see at the beginning of a training as long as `plan` says."""
         args = self.args
         max_steps = self.plan.max_steps
-        state = TrainerState(max_steps=max_steps, num_train_epochs=self.plan.num_epochs)
-        state.train_batch_size = args.per_device_train_batch_size
-        state.is_local_process_zero = self.accelerator.is_local_main_process
-        state.is_world_process_zero = self.accelerator.is_main_process
-        state.logging_steps = steps_between(args.logging_steps, max_steps)
+        state = TrainerState(
+            max_steps=max_steps,
+            num_train_epochs=self.plan.num_epochs,
+            train_batch_size=args.per_device_train_batch_size,
+            is_local_process_zero=self.accelerator.is_local_main_process,
+            is_world_process_zero=self.accelerator.is_main_process,
+            logging_steps=steps_of(args.logging_steps, max_steps),
+            save_steps=steps_of(args.save_steps, max_steps),
+        )
         if args.eval_steps is not None:
-            state.eval_steps = steps_between(args.eval_steps, max_steps)
-        state.save_steps = steps_between(args.save_steps, max_steps)
+            state.eval_steps = steps_of(args.eval_steps, max_steps)
         loads_best_of_steps = args.load_best_model_at_end and args.save_strategy == "steps"
         if loads_best_of_steps and state.save_steps % state.eval_steps:
             raise ValueError(
@@ -486,11 +464,7 @@ class Trainer:
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """A batch for the model; an override may change it."""
-        # For the original's bits alone. Its `data.to(device)` copies in this case, because a rank's device is "cpu:0"
-        # there. A copy begins at an aligned address, and a product over it may be rounded in another way.
-        if self.accelerator.num_processes == 1 or self.accelerator.device.type != "cpu":
-            return inputs
-        return utils.recursively_apply(torch.clone, inputs)
+        return inputs
 
     def _set_optimizer_mode(self, mode: str) -> None:
         """Call the method `train` or `eval` of an optimizer that has it: a schedule-free one then swaps the weights."""
@@ -517,7 +491,7 @@ class Trainer:
                 return None
             total += count.to(total.device)
         of_ranks = self.accelerator.gather(total) if is_collective else total * self.accelerator.num_processes
-        # As in the original, a float: a loss in half precision becomes float32 when it is divided by it.
+        # A float: a loss in half precision becomes float32 when it is divided by it.
         return of_ranks.sum().to(torch.get_default_dtype())
 
     def _follows_metric(self) -> bool:
@@ -547,7 +521,8 @@ class Trainer:
 
         position = self.position
         if self.control.should_epoch_stop and not position.epoch_ended:
-            position = self.plan.end_of_epoch(position)  # a callback cuts it short: nothing of it is left to train on
+            # A callback cuts it short: nothing of it is left to train on.
+            position = replace(position, batches=self.plan.batches_per_epoch)
         progress = {
             "position": asdict(position),
             "order": self.plan.order,
@@ -585,19 +560,15 @@ class Trainer:
         self.saved_steps = progress["saved_steps"]
 
         saved_position = Position(**progress["position"])
-        is_same_order = progress["order"] == self.plan.order
-        if is_same_order:
-            self.position = self.plan.start_of_step(saved_position)
-        else:
-            self.position = self.plan.after_steps(saved.global_step, saved_position)
-        is_same_place = is_same_order and self.position == saved_position
+        self.position = self.plan.resume(saved_position, progress["order"], saved.global_step)
+        is_same_place = self.position == saved_position and progress["order"] == self.plan.order
         accelerator = self.accelerator
         if is_same_place and loading.is_prepared(self.train_dataloader):
             accelerator.load_state(folder)
             return None
 
-        # The loader starts at the beginning of an epoch, and skips its batches up to `position`. As in the original,
-        # these are drawn with the run's own random states.
+        # The loader starts at the beginning of an epoch, and skips its batches up to `position`. These are drawn with
+        # the run's own random states.
         own_random_states = get_random_states(accelerator.device)
         accelerator.forget_loader(self.train_dataloader)
         accelerator.load_state(folder)
@@ -692,20 +663,15 @@ class Trainer:
         if dataloader is not self.train_dataloader:
             accelerator.forget_loader(dataloader)  # checkpoints hold the position in the training set alone
         self.callback_handler.eval_dataloader = dataloader
-        # The bare model, as in the original: the forward of DDP may be a collective, and an override's loader uneven.
-        if not accelerator.has_prepared(self.model):
-            accelerator.undo_preparation(self.model)
+        if self.train_dataloader is None:  # not trained yet
+            undo_preparation(accelerator, self.model)  # of another Trainer, whose precision may be another
             accelerator.prepare_model(self.model, evaluation_mode=True)
             self.model.to(accelerator.device)  # where a model that `train` shares out has not been yet
         self.model.eval()
         self._set_optimizer_mode("eval")
 
-        results = evaluation.Results(accelerator.device)
-        for inputs in loading.read_batches(dataloader, accelerator.device):
-            results.add(self._predict_batch(inputs, prediction_loss_only, ignore_keys))
-            self.call_event("on_prediction_step")
-
-        gathered = evaluation.gather_batches(results.on_host())
+        results = self._predict_batches(dataloader, prediction_loss_only, ignore_keys)
+        gathered = evaluation.gather_batches(evaluation.to_host(results, accelerator.device))
         predictions = evaluation.concatenate([batch.logits for batch in gathered], gathered)
         label_ids = evaluation.concatenate([batch.labels for batch in gathered], gathered)
         metrics: dict[str, Any] = {}
@@ -720,21 +686,26 @@ class Trainer:
         num_samples = sum(batch.num_counted for batch in gathered)
         return evaluation.EvalLoopOutput(predictions, label_ids, metrics, num_samples)
 
-    def _predict_batch(self, inputs: Any, loss_only: bool, ignore_keys: list[str] | None) -> evaluation.BatchResult:
-        """The results of the batch that has just been read from the loader of the evaluation."""
-        loader = self.callback_handler.eval_dataloader
-        rows = loading.count_rows(loader, inputs, self.accelerator.num_processes)
-        rows = rows or self.args.per_device_eval_batch_size
-        num_real = loading.num_real(loader, rows)
-        if num_real:
-            # Repeated samples do not count in the mean loss of a batch. A rank that has no others keeps them, and its
-            # results are left out later: a model that is sharded is computed by all ranks together.
-            inputs = batches.first_samples(inputs, rows, num_real)
-            rows = num_real
-        loss, logits, labels = self.prediction_step(self.model, inputs, loss_only, ignore_keys=ignore_keys)
-        if logits is not None and self.preprocess_logits_for_metrics is not None:
-            logits = self.preprocess_logits_for_metrics(logits, labels)
-        return evaluation.BatchResult(rows, num_real, loss, logits, labels)
+    def _predict_batches(
+        self, loader: Any, loss_only: bool, ignore_keys: list[str] | None
+    ) -> Iterator[evaluation.BatchResult]:
+        """The results of each batch of the loader."""
+        for inputs in loading.read_batches(loader, self.accelerator):
+            rows = loading.count_rows(loader, inputs, self.accelerator.num_processes)
+            rows = rows or self.args.per_device_eval_batch_size
+            short_step = loader.short_step if loading.is_prepared(loader) else None
+            num_real = None if short_step is None else min(rows, short_step.num_real)
+            if num_real:
+                # Repeated samples do not count in the mean loss of a batch. A rank that has no others keeps them, and
+                # its results are left out later: a model that is sharded is computed by all ranks together.
+                inputs = batches.first_samples(inputs, rows, num_real)
+                rows = num_real
+            # The bare model: the forward of DDP may be a collective, and an override's loader uneven.
+            loss, logits, labels = self.prediction_step(self.model, inputs, loss_only, ignore_keys=ignore_keys)
+            if logits is not None and self.preprocess_logits_for_metrics is not None:
+                logits = self.preprocess_logits_for_metrics(logits, labels)
+            yield evaluation.BatchResult(rows, num_real, loss, logits, labels)
+            self.call_event("on_prediction_step")
 
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -943,9 +914,10 @@ class Trainer:
         self.accelerator.end_training()
 
 
-def steps_between(interval: float, max_steps: int) -> int:
-    """An interval in steps; below 1 it is a share of all steps."""
-    return int(interval) if interval >= 1 else math.ceil(interval * max_steps)
+def undo_preparation(accelerator: Accelerator, model: nn.Module) -> None:
+    """Give `model` its own forward back, whichever Accelerator prepared it, so that it can be prepared anew."""
+    accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+    vars(model).pop("_is_accelerate_prepared", None)
 
 
 def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:

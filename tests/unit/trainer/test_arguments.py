@@ -92,8 +92,6 @@ def test_arguments_of_loader_workers(tmp_path):
     assert {name: getattr(loader, name) for name in workers} == workers
     trainer.train()
     assert torch.equal(weights(trainer), trained_weights(tmp_path, num_train_epochs=2))
-    with pytest.raises(ValueError, match="dataloader_prefetch_factor needs dataloader_num_workers"):
-        TrainingArguments(dataloader_prefetch_factor=2)
 
 
 def test_argument_log_level(tmp_path, transformers, monkeypatch):
@@ -110,10 +108,14 @@ def test_argument_dataloader_drop_last(tmp_path):
     assert len(make_trainer(tmp_path, dataloader_drop_last=True).predict(Points(13)).predictions) == 13
 
 
-def test_argument_accelerator_config(tmp_path):
+def test_arguments_of_the_accelerator(tmp_path):
     config = AcceleratorConfig(dispatch_batches=False, non_blocking=True)
-    found = make_trainer(tmp_path, accelerator_config=config).accelerator.dataloader_config
-    assert found.dispatch_batches is False and found.non_blocking is True
+    ddp = {"ddp_timeout": 7, "ddp_find_unused_parameters": False}
+    default = make_trainer(tmp_path).accelerator
+    given = make_trainer(tmp_path, accelerator_config=config, **ddp).accelerator
+    assert given.dataloader_config.dispatch_batches is False and given.dataloader_config.non_blocking is True
+    assert [each.init_handler.timeout.total_seconds() for each in (default, given)] == [1800, 7]
+    assert [each.ddp_handler.find_unused_parameters for each in (default, given)] == [True, False]
 
 
 def test_argument_dataloader_pin_memory(tmp_path, monkeypatch):
@@ -167,17 +169,6 @@ def test_argument_torch_compile(tmp_path, monkeypatch):
     assert compiled == []
     make_trainer(tmp_path, max_steps=1, torch_compile=True).train()
     assert [options["backend"] for options in compiled] == ["inductor"]
-
-
-def test_argument_ddp_find_unused_parameters(tmp_path):
-    for given, expected in ((None, True), (True, True), (False, False)):
-        trainer = make_trainer(tmp_path, ddp_find_unused_parameters=given)
-        assert trainer.accelerator.ddp_handler.find_unused_parameters is expected
-
-
-def test_argument_ddp_timeout(tmp_path):
-    timeouts = [make_trainer(tmp_path, **given).accelerator.init_handler.timeout for given in ({}, {"ddp_timeout": 7})]
-    assert [timeout.total_seconds() for timeout in timeouts] == [1800, 7]
 
 
 def test_argument_activation_checkpointing(tmp_path):
@@ -253,7 +244,7 @@ def test_no_argument_is_left_out():
     also = {"activation_checkpointing_kwargs", "gradient_checkpointing", "gradient_checkpointing_kwargs"}
     # Which other tests show.
     also |= {"use_cache", "use_cpu", "disable_tqdm", "output_dir", "fp16", "report_to", "fsdp_config"}
-    also |= {"logging_nan_inf_filter"}
+    also |= {"logging_nan_inf_filter", "ddp_timeout", "ddp_find_unused_parameters", "accelerator_config"}
     also |= {f"dataloader_{name}" for name in ("num_workers", "persistent_workers", "prefetch_factor")}
     assert by_comparison | by_a_test | FOR_SCRIPTS | also == {field.name for field in fields(TrainingArguments)}
 
@@ -304,9 +295,6 @@ def test_shares_that_save_between_evaluations_are_refused_when_the_number_of_ste
     with pytest.raises(ValueError, match=r"8 of 25 steps and eval_steps=0.1 are 3: save only after evaluations"):
         trainer.train()
     trainer.args.max_steps = 20
-    assert trainer.train().global_step == 20
-    mixed = {"eval_steps": 0.5, "save_steps": 10}
-    trainer = make_trainer(tmp_path, evaluate=8, load_best_model_at_end=True, max_steps=20, **(shares | mixed))
     assert trainer.train().global_step == 20
 
 

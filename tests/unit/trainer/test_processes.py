@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 
-from common.accelerator.utils import gather_object
 from common.processes import ranks
 from common.trainer import get_last_checkpoint
 from tests.states import on_a_rank
@@ -256,21 +255,3 @@ def offsets_of_inputs(folder) -> list[int]:
 def test_the_inputs_of_each_rank_begin_where_those_of_transformers_do(tmp_path):
     """A product over rows that begin elsewhere may take another path, and then ends with other bits."""
     assert ranks(2).run(offsets_of_inputs, tmp_path) == [[0] * 4, [0] * 4]
-
-
-@on_a_rank
-def save_with_a_failing_hook(folder) -> list[str]:
-    trainer = make_trainer(folder, save_strategy="steps", save_steps=1)
-
-    def hook(models, weights, draft):
-        if trainer.accelerator.is_main_process:
-            raise OSError("the disk is full")
-
-    trainer.accelerator.register_save_state_pre_hook(hook)
-    with pytest.raises((OSError, RuntimeError), match="the disk is full"):
-        trainer.train()
-    return gather_object([trainer.args.process_index])
-
-
-def test_a_hook_that_fails_on_one_process_fails_on_all_and_leaves_them_in_step(tmp_path):
-    assert ranks(2).run(save_with_a_failing_hook, tmp_path) == [[0, 1], [0, 1]]
