@@ -9,8 +9,8 @@ import torch
 
 from common.cores import available_cores
 from common.errors import fail
-from common.gpus import visible_gpus
 
+ONE_PROCESS = ("00_single_gpu", "01_data_parallel")  # the levels without collectives
 # A launcher sets these from its file.
 LAUNCHER_ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
 LAUNCHER_THREADS = "ACCELERATE_CPU_THREADS"
@@ -25,7 +25,7 @@ def fit_to_machine(args: Namespace) -> Namespace:
         UserError: after one line that says what to do.
     """
     settings = Namespace(**vars(args))
-    settings.device = find_device(args.device, one_process=is_one_process(args))
+    settings.device = find_device(args.device, one_process=args.level in ONE_PROCESS)
     if "replicas" in args:
         settings.replicas = choose_replicas(args.replicas, settings.device)
     if "mixed_precision" in args:
@@ -39,11 +39,6 @@ def fit_to_machine(args: Namespace) -> Namespace:
     return settings
 
 
-def is_one_process(args: Namespace) -> bool:
-    """True for a script without collectives, which need a time-out."""
-    return "timeout" not in args
-
-
 def find_device(text: str, one_process: bool) -> torch.device:
     """The device that `text` names. A GPU has an index if `one_process`; else each rank chooses its own later.
 
@@ -53,7 +48,7 @@ def find_device(text: str, one_process: bool) -> torch.device:
     match = re.fullmatch("auto|cpu|cuda(:(?P<index>[0-9]{1,9}))?", text)
     if match is None:
         fail(f"argument --device: {text!r} is not auto, cpu or cuda; CUDA_VISIBLE_DEVICES says which GPUs to use")
-    gpus = visible_gpus()
+    gpus = torch.cuda.device_count()
     if text == "cpu" or (text == "auto" and gpus == 0):
         return torch.device("cpu")
     index = match["index"]
@@ -76,7 +71,7 @@ def choose_replicas(replicas: int | None, device: torch.device) -> int:
     Raises:
         UserError: if there are several GPUs, but fewer than replicas.
     """
-    gpus = visible_gpus() if device.type == "cuda" else 0
+    gpus = torch.cuda.device_count() if device.type == "cuda" else 0
     if replicas is None:
         return max(2, gpus)
     if 2 <= gpus < replicas:
@@ -101,7 +96,7 @@ def check_launch(settings: Namespace) -> None:
         UserError: after one line that says what to do.
     """
     world_size = int(os.environ.get("WORLD_SIZE", 1))
-    if is_one_process(settings) and world_size > 1:
+    if settings.level in ONE_PROCESS and world_size > 1:
         advice = "start it with python, not torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "unset it"
         fail(f"{settings.script} is one process, but WORLD_SIZE is {world_size}: {advice}")
     if settings.level == "02_ddp_raw":
@@ -109,7 +104,7 @@ def check_launch(settings: Namespace) -> None:
             file = settings.script.partition("/")[2] or "train"
             fail(f"{settings.script} needs torchrun: torchrun --standalone --nproc-per-node 2 02_ddp_raw/{file}.py")
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        gpus = visible_gpus()
+        gpus = torch.cuda.device_count()
         if settings.device.type == "cuda" and ranks > gpus:
             fail(f"{ranks} processes need as many GPUs, {gpus} are visible: start fewer, or add --device cpu")
     tensor = getattr(settings, "tensor", 1)
