@@ -1,6 +1,7 @@
-"""A comparison in the terminal: the speeds, the checks, and the verdicts."""
+"""Tables for the terminal, in 80 columns: a comparison with its verdicts, and a group of a suite."""
 
 import textwrap
+from collections.abc import Iterable
 
 from benchmarks.harness.rows import BASELINE, totals
 from benchmarks.report.verdicts import are_measured, peaks, verdicts
@@ -9,12 +10,13 @@ from common.instruments.result import quantity
 
 SPEED_COLUMNS = "{:<24} {:>7} {:>9} {:>10} {:>26}"
 CHECK_COLUMNS = "{:<16} {:>9} {:>9} {:>9} {:>16} {:>16}"
+GROUP_COLUMNS = "  {:<40}{:>10}{:>17}{:>8}"
 MISSING = "–"
 WIDTH = 80  # columns of a terminal
 
 
 def summary(report: dict) -> str:
-    """All that a comparison has found, in 80 columns."""
+    """All that a comparison has found."""
     lines = [f"{tables(report)}\n"]
     lines += [wrapped(verdict.line) for verdict in verdicts(report)]
     return "\n".join(lines)
@@ -27,13 +29,12 @@ def tables(report: dict) -> str:
 
 
 def _speeds(group: dict) -> str:
-    pairs = {pair["of"]: pair for pair in group["pairs"] if pair["to"] == BASELINE}
-    confidence = min((pair["confidence"] for pair in pairs.values()), default=0)
-    speed_up = f"× level 00 ({confidence:.0%} interval)"
+    pairs = speed_ups(group)
     lines = [f"Speed at {group['group']}, medians of {group['rounds']} rounds"]
     cores = {row["cores_per_device"] for row in group["rows"].values()} - {None}
     if cores:
         lines[0] += f", {quantity(min(cores), 'core')} for each device"
+    speed_up = f"× level 00 {_interval(pairs.values())}"
     lines.append(SPEED_COLUMNS.format("level", "devices", "images/s", "spread", speed_up))
     for name, row in group["rows"].items():
         ratio = "1" if name == BASELINE else MISSING
@@ -70,6 +71,11 @@ def _checks(report: dict) -> str:
     return "\n".join(lines)
 
 
+def speed_ups(group: dict) -> dict[str, dict]:
+    """The pairs that hold a row of a group against level 00 on one device, by the name of the row."""
+    return {pair["of"]: pair for pair in group["pairs"] if pair["to"] == BASELINE}
+
+
 def per_device(sizes: list[int]) -> str:
     """'51', '39 22' or, where all but the first are alike, '38 7×16'."""
     mib = [f"{size / 2**20:.0f}" for size in sizes]
@@ -77,6 +83,42 @@ def per_device(sizes: list[int]) -> str:
     if len(others) > 1 and len(set(others)) == 1:
         return f"{mib[0]} {len(others)}×{others[0]}"
     return " ".join(mib)
+
+
+def group_table(group: dict) -> str:
+    """Rows with median, quartiles and spread, then pairs with their intervals."""
+    unit = f"{group['unit']}, medians of {group['rounds']} rounds"
+    lines = [group["group"], GROUP_COLUMNS.format(unit, "median", "quartiles", "spread")]
+    rows = group["rows"]
+    for name, row in rows.items():
+        quartiles = f"{number(row['low'])} – {number(row['high'])}"
+        line = GROUP_COLUMNS.format(name, number(row["median"]), quartiles, f"{row['spread']:.1%}")
+        lines.append(f"{line} *" if row["noisy"] else line)
+    if group["pairs"]:
+        lines.append(_interval(group["pairs"]).rjust(WIDTH - 1))
+    for pair in group["pairs"]:
+        sign = "/" if pair["kind"] == "ratio" else "−"
+        shown = "{:.3f}".format if sign == "/" else number
+        median = shown(pair["median"])
+        low, high = map(shown, pair["interval"])
+        left = f"  {pair['of']} {sign} {pair['to']}"
+        right = f"{median} ({low} to {high})"
+        lines.append(f"{left} {right:>{max(0, WIDTH - 1 - len(left))}}")
+    if any(row["noisy"] for row in rows.values()):
+        lines.append("  * noisy: a spread over 15 %")
+    return "\n".join(lines)
+
+
+def _interval(pairs: Iterable[dict]) -> str:
+    return f"({min(pair['confidence'] for pair in pairs):.0%} interval)"
+
+
+def number(value: float) -> str:
+    """Four digits, three below 1, without an exponent for anything that a table holds."""
+    size = abs(value)
+    if size >= 1000:
+        return f"{value:.0f}"
+    return f"{value:.4g}" if size >= 1 else f"{value:.3g}"
 
 
 def wrapped(text: str) -> str:

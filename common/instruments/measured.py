@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from common.errors import fail
 from common.instruments.clock import Clock
-from common.instruments.result import plan_line, result_line, whole_weights, write_files
+from common.instruments.result import plan_line, result_parts, whole_weights, write_files
 from common.process_group import all_gather_object, get_rank, get_world_size, is_distributed
 
 
@@ -55,7 +55,7 @@ def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -
         yield partial(report, clock, gpus, result)
     weights = whole_weights(network) if args.save else {}
     if is_main:
-        print(result_line(result), flush=True)
+        print(" | ".join(result_parts(result)), flush=True)
         write_files(args, result, weights)
 
 

@@ -54,16 +54,17 @@ def _shares(args: Namespace, world_size: int) -> str:
     return f"{size} = {' + '.join(sizes)}"
 
 
-def result_line(result: dict[str, Any]) -> str:
-    """The line after a training."""
+def result_parts(result: dict[str, Any]) -> list[str]:
+    """The parts of the line after a training: its accuracy, its losses, its speed and its steps."""
     speed = f"{result['images_per_sec']:.0f} images/s"
     if not result["images_per_sec"]:
         speed = "nothing was left to train"
-    return (
-        f"{result['level']}: {result['dataset']} accuracy {result['accuracy']:.2%} of {result['evaluated']} | "
-        f"loss {result['loss']:.4f}, eval loss {result['eval_loss']:.4f} | "
-        f"{speed} | {quantity(result['steps'], 'step')} in {result['seconds']:.1f} s"
-    )
+    return [
+        f"{result['level']}: {result['dataset']} accuracy {result['accuracy']:.2%} of {result['evaluated']}",
+        f"loss {result['loss']:.4f}, eval loss {result['eval_loss']:.4f}",
+        speed,
+        f"{quantity(result['steps'], 'step')} in {result['seconds']:.1f} s",
+    ]
 
 
 def quantity(number: int, noun: str) -> str:
