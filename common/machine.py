@@ -30,13 +30,16 @@ def fit_to_machine(args: Namespace) -> Namespace:
         settings.replicas = choose_replicas(args.replicas, settings.device)
     if "mixed_precision" in args:
         warn_of_slow_precision(args.mixed_precision, settings.device)
-        launchers = os.environ.get(LAUNCHER_ACCUMULATION, str(args.gradient_accumulation_steps))
-        if launchers != str(args.gradient_accumulation_steps):  # an Accelerator would obey the launcher, not the flag
-            fail(
-                f"--gradient-accumulation-steps {args.gradient_accumulation_steps} contradicts the launcher's "
-                f"--gradient_accumulation_steps {launchers} ({LAUNCHER_ACCUMULATION}): give one of them"
-            )
+        steps = args.gradient_accumulation_steps
+        check_launcher("--gradient-accumulation-steps", steps, "--gradient_accumulation_steps", LAUNCHER_ACCUMULATION)
     return settings
+
+
+def check_launcher(flag: str, value: int, launchers_flag: str, variable: str) -> None:
+    """Refuse a flag for which a launcher has set another value in `variable`: levels 03 and 04 would obey that one."""
+    launchers = os.environ.get(variable, str(value))
+    if launchers != str(value):
+        fail(f"{flag} {value} contradicts the launcher's {launchers_flag} {launchers} ({variable}): give one of them")
 
 
 def find_device(text: str, one_process: bool) -> torch.device:
@@ -116,12 +119,7 @@ def check_launch(settings: Namespace) -> None:
 
 def check_cores(each: int, devices: int) -> None:
     """Refuse a --cores-per-device that the launcher contradicts, or for which the cores are too few."""
-    launchers = os.environ.get(LAUNCHER_THREADS, str(each))
-    if launchers != str(each):
-        fail(
-            f"--cores-per-device {each} contradicts the launcher's --num_cpu_threads_per_process {launchers} "
-            f"({LAUNCHER_THREADS}): give one of them"
-        )
+    check_launcher("--cores-per-device", each, "--num_cpu_threads_per_process", LAUNCHER_THREADS)
     cores = available_cores()
     if each * devices > cores:
         fail(f"--cores-per-device {each}: {devices} × {each} cores are needed, there are {cores}")

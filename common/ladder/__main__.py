@@ -20,7 +20,7 @@ from pathlib import Path
 
 from common import exercises
 from common.ladder import ROOT, levels, named, script, small
-from common.ladder.diffs import changed_lines, unified
+from common.ladder.diffs import unified
 
 
 def parser() -> argparse.ArgumentParser:
@@ -105,10 +105,11 @@ def run_level(options: argparse.Namespace, flags: list[str]) -> None:
 
 def show_diff(before: str, after: str) -> None:
     """Print what changes from one script to another."""
-    changed = changed_lines(before, after)
-    print(f"{before} → {after}: {changed.added} lines added, {changed.removed} removed")
+    changes = unified(before, after)
+    signs = [line[0] for line in changes.splitlines()[2:] if line[1:].strip()]
+    print(f"{before} → {after}: {signs.count('+')} lines added, {signs.count('-')} removed")
     print("without blank lines and the text on top of each file\n")
-    print(unified(before, after), end="")
+    print(changes, end="")
 
 
 def main(argv: list[str] | None = None) -> None:
