@@ -33,7 +33,7 @@ COPY = torch.ops.aten._to_copy.default
 
 @dataclass(eq=False)
 class _Allocation:
-    """A storage. Its category may become known when it has been freed: until then it has the last one."""
+    """A storage. What it was may become known only after it has been freed."""
 
     device: int | None  # None: the host
     size: int = 0
@@ -213,7 +213,9 @@ def _moves_and_sizes(tracker: MemoryTracker) -> Iterator[None]:
 
     def move(tensor: Tensor, *args, **kwargs) -> Tensor:
         result = to(tensor, *args, **kwargs)
-        if _names_device(args, kwargs) and result.device.type == "cpu" and tracker.device_of(result) is None:
+        place = args[0] if args else kwargs.get("device")  # or a dtype or a tensor
+        is_device = isinstance(place, str | torch.device | int)
+        if is_device and result.device.type == "cpu" and tracker.device_of(result) is None:
             return tracked_copy(result, None, 0, UNNAMED)
         return result
 
@@ -224,12 +226,6 @@ def _moves_and_sizes(tracker: MemoryTracker) -> Iterator[None]:
 
     with patch.object(Tensor, "to", move), patch.object(torch.UntypedStorage, "resize_", resize_and_track):
         yield
-
-
-def _names_device(args, kwargs) -> bool:
-    if "device" in kwargs:
-        return True
-    return bool(args) and isinstance(args[0], str | torch.device | int)
 
 
 def _in_blocks(storage: torch.UntypedStorage) -> int:
