@@ -18,7 +18,7 @@ def picture(record: dict, path: Path) -> None:
     for panel, loop, own in zip(panels, loops, by_loop, strict=True):
         bars = []
         for pair in own:
-            colour = BLUE if pair["of"].startswith("common.") else ORANGE
+            colour = BLUE if pair["of"].startswith("common.") else ORANGE  # a row bears the name of a package
             text = f"{pair['median']:.0f} µs"
             end = max(pair["high"], 0)
             bars.append(Bar(pair["of"], pair["median"], pair["low"], pair["high"], end, text, colour))

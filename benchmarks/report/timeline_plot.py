@@ -16,7 +16,7 @@ from benchmarks.harness.spans import (
     hidden_share,
     to_spans,
 )
-from benchmarks.report.plots import BLUE, GREEN, INK, ORANGE, PALE, PURPLE, SKY, legend, save, subplots
+from benchmarks.report.plots import BLUE, GREEN, ORANGE, PALE, PURPLE, SKY, legend, save, subplots
 
 COLOURS = {
     COPIES: PURPLE,
@@ -89,7 +89,7 @@ def _draw(panels: dict[str, RankSpans], unit: str, caption: str, machine: dict, 
     all_axes[-1].set_xlabel("milliseconds since the step began")
     names = {span.name for span in spans}
     shown = {name: colour for name, colour in COLOURS.items() if name in names}
-    legend(figure, shown, len(shown), labelcolor=INK)
+    legend(figure, shown, len(shown))
     save(figure, path, caption, machine, top=0.36)
 
 
