@@ -40,7 +40,7 @@ def in_step(levels: dict[str, dict]) -> Verdict:
 def exact(levels: dict[str, dict]) -> Verdict:
     """The verdict on evaluation: each test sample once at every level and number of ranks, as at level 00 on one.
 
-    Sums of losses show a sample that is left out while another one is counted twice.
+    Sums of losses show a sample that is left out while another one is counted twice. Level 01 has no such sum.
     """
     reference = levels[BASELINE]["run"]["evaluated"]
     wrong = []

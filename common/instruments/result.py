@@ -87,18 +87,16 @@ def write_files(args: Namespace, result: dict[str, Any], weights: dict[str, Tens
     Raises:
         UserError: if a file cannot be written. What was there before is then untouched.
     """
+    files: dict[Path, str | bytes] = {}
     if args.save:
         # Into memory first, because torch.save does not say why a file could not be written.
         buffer = io.BytesIO()
         torch.save(weights, buffer)
-        _write(args.save, buffer.getvalue())
+        files[args.save] = buffer.getvalue()
     if args.json:
-        text = json.dumps(result, indent=2)
-        _write(args.json, f"{text}\n".encode())
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        write_atomically(path, content)
-    except OSError as error:
-        fail(f"{path} cannot be written: {error}")
+        files[args.json] = json.dumps(result, indent=2) + "\n"
+    for path, content in files.items():
+        try:
+            write_atomically(path, content)
+        except OSError as error:
+            fail(f"{path} cannot be written: {error}")
