@@ -9,7 +9,7 @@ import torch
 from benchmarks.harness import records
 from benchmarks.harness.groups import CannotMeasure, Group, MeasureOptions
 from benchmarks.report import pictures
-from benchmarks.report.table import group_table
+from benchmarks.report.group_table import table
 from common.allocator import keep_large_blocks
 from common.cores import available_cores
 from common.data import mnist_on_disk
@@ -62,7 +62,7 @@ def pytest_terminal_summary(terminalreporter, config):
     write_line = terminalreporter.write_line
     for groups in config.stash[MEASURED].values():
         for group in groups:
-            write_line(f"\n{group_table(group)}")
+            write_line(f"\n{table(group)}")
             for note in group.get("skipped", []):
                 write_line(f"not measured: {note}")
     if config.stash[MEASURED] and not config.option.benchmark_quiet:

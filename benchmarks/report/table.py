@@ -1,7 +1,6 @@
-"""Tables for the terminal, in 80 columns: a comparison with its verdicts, and a group of a suite."""
+"""A comparison in the terminal, in 80 columns: the speeds, the checks, and the verdicts."""
 
 import textwrap
-from collections.abc import Iterable
 
 from benchmarks.harness.rows import BASELINE, totals
 from benchmarks.report.verdicts import are_measured, peaks, verdicts
@@ -10,7 +9,6 @@ from common.instruments.result import quantity
 
 SPEED_COLUMNS = "{:<24} {:>7} {:>9} {:>10} {:>26}"
 CHECK_COLUMNS = "{:<16} {:>9} {:>9} {:>9} {:>16} {:>16}"
-GROUP_COLUMNS = "  {:<40}{:>10}{:>17}{:>8}"
 MISSING = "–"
 WIDTH = 80  # columns of a terminal
 
@@ -34,7 +32,8 @@ def _speeds(group: dict) -> str:
     cores = {row["cores_per_device"] for row in group["rows"].values()} - {None}
     if cores:
         lines[0] += f", {quantity(min(cores), 'core')} for each device"
-    speed_up = f"× level 00 {_interval(pairs.values())}"
+    confidence = min(pair["confidence"] for pair in pairs.values())
+    speed_up = f"× level 00 ({confidence:.0%} interval)"
     lines.append(SPEED_COLUMNS.format("level", "devices", "images/s", "spread", speed_up))
     for name, row in group["rows"].items():
         ratio = "1" if name == BASELINE else MISSING
@@ -83,42 +82,6 @@ def per_device(sizes: list[int]) -> str:
     if len(others) > 1 and len(set(others)) == 1:
         return f"{mib[0]} {len(others)}×{others[0]}"
     return " ".join(mib)
-
-
-def group_table(group: dict) -> str:
-    """Rows with median, quartiles and spread, then pairs with their intervals."""
-    unit = f"{group['unit']}, medians of {group['rounds']} rounds"
-    lines = [group["group"], GROUP_COLUMNS.format(unit, "median", "quartiles", "spread")]
-    rows = group["rows"]
-    for name, row in rows.items():
-        quartiles = f"{number(row['low'])} – {number(row['high'])}"
-        line = GROUP_COLUMNS.format(name, number(row["median"]), quartiles, f"{row['spread']:.1%}")
-        lines.append(f"{line} *" if row["noisy"] else line)
-    if group["pairs"]:
-        lines.append(_interval(group["pairs"]).rjust(WIDTH - 1))
-    for pair in group["pairs"]:
-        sign = "/" if pair["kind"] == "ratio" else "−"
-        shown = "{:.3f}".format if sign == "/" else number
-        median = shown(pair["median"])
-        low, high = map(shown, pair["interval"])
-        left = f"  {pair['of']} {sign} {pair['to']}"
-        right = f"{median} ({low} to {high})"
-        lines.append(f"{left} {right:>{max(0, WIDTH - 1 - len(left))}}")
-    if any(row["noisy"] for row in rows.values()):
-        lines.append("  * noisy: a spread over 15 %")
-    return "\n".join(lines)
-
-
-def _interval(pairs: Iterable[dict]) -> str:
-    return f"({min(pair['confidence'] for pair in pairs):.0%} interval)"
-
-
-def number(value: float) -> str:
-    """Four digits, three below 1, without an exponent for anything that a table holds."""
-    size = abs(value)
-    if size >= 1000:
-        return f"{value:.0f}"
-    return f"{value:.4g}" if size >= 1 else f"{value:.3g}"
 
 
 def wrapped(text: str) -> str:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from benchmarks.harness import records
-from benchmarks.report.table import group_table
+from benchmarks.report.group_table import table
 from common import ladder
 
 # A file for each suite; results.json is a comparison's.
@@ -39,13 +39,13 @@ def test_a_record_holds_samples_summaries_facts_and_pairs_with_what_their_interv
 
 
 def test_the_table_marks_what_is_noisy():
-    marked = [line for line in group_table(_record()).splitlines() if line.endswith("*")]
+    marked = [line for line in table(_record()).splitlines() if line.endswith("*")]
     assert len(marked) == 1 and TWO in marked[0]
 
 
 def test_differences_on_a_slow_machine_need_no_exponent():
     samples = {"transformers.Trainer": [2400.0, 3100.0], "raw loop like a Trainer's": [1000.0, 1350.0]}
-    lines = group_table(records.group("g", "µs", samples, differences=[tuple(samples)])).splitlines()
+    lines = table(records.group("g", "µs", samples, differences=[tuple(samples)])).splitlines()
     assert lines[-1].endswith("1575 (1400 to 1750)") and len(lines[-1]) <= 80
 
 
@@ -53,7 +53,7 @@ def test_differences_on_a_slow_machine_need_no_exponent():
 def test_what_was_recorded_fits_into_80_columns_and_names_no_folder_of_the_machine(path):
     record = json.loads(path.read_text())
     for group in record.get("groups", []):
-        assert all(len(line) <= 80 for line in group_table(group).splitlines()), group["group"]
+        assert all(len(line) <= 80 for line in table(group).splitlines()), group["group"]
     texts = re.findall(r'"((?:[^"\\]|\\.)*)"', path.read_text())
     assert [text for text in texts if re.search(r"(^|\s)/\w", text)] == []
 
