@@ -1,5 +1,7 @@
 """Flags: defaults, and every wrong one answered by a single line."""
 
+import os
+
 import pytest
 import torch
 
@@ -8,9 +10,10 @@ from common.args import parse_args
 from common.checkpoint_schedule import CheckpointInterval
 from common.errors import UserError
 from common.gpus import hide_gpus
-from common.machine import ONE_PROCESS, check_launch, fit_to_machine
+from common.machine import check_launch, fit_to_machine
 
 FULL = "03_accelerate/train_full"
+ONE_PROCESS = ("00_single_gpu", "01_data_parallel")
 
 
 @pytest.fixture(autouse=True)
@@ -174,9 +177,14 @@ def test_replicas_are_the_visible_gpus_and_at_least_two(gpus, capsys):
 
 def test_looking_for_gpus_leaves_the_process_able_to_fork(gpus, monkeypatch):
     """The CUDA runtime, once asked, cannot be used in forked processes, as a notebook's are."""
-    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
-    gpus(2)
-    assert fit("01_data_parallel").replicas == 2 and fit("04_trainer").device.type == "cuda"
+    for before in (None, "0"):
+        gpus(2)
+        if before is None:
+            monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
+        else:
+            monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", before)
+        assert fit("01_data_parallel").replicas == 2 and fit("04_trainer").device.type == "cuda"
+        assert os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK") == before
     with pytest.raises(AssertionError, match="has been asked"):
         torch.cuda.is_available()
 

@@ -16,6 +16,7 @@ from common.ladder.__main__ import main
 
 LEVELS = ["00_single_gpu", "01_data_parallel", "02_ddp_raw", "03_accelerate", "04_trainer"]
 LONG = ["03_accelerate/train_full", "04_trainer/train_full"]
+COMPARED = [*pairwise(LEVELS), *pairwise(["02_ddp_raw", *ladder.SHARDED]), *zip(LEVELS[3:], LONG, strict=True)]
 
 
 def test_levels_and_scripts_stand_in_order():
@@ -40,11 +41,7 @@ def test_loading_a_script_runs_nothing(capsys):
     assert capsys.readouterr().out == ""
 
 
-# What a reader compares: each level and the next, and each level and the other scripts in it.
-SHARDED = pairwise(["02_ddp_raw", ladder.FSDP, ladder.MESH])
-
-
-@pytest.mark.parametrize("before, after", [*pairwise(LEVELS), *SHARDED, *zip(LEVELS[3:], LONG, strict=True)])
+@pytest.mark.parametrize("before, after", COMPARED)
 def test_a_diff_has_all_lines_of_both_scripts_and_shows_those_that_change(before, after):
     hunks = diffs.diff(before, after)
     for side, name in (("before", before), ("after", after)):
