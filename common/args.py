@@ -12,7 +12,7 @@ from common.checkpoint_schedule import checkpoint_interval
 from common.errors import fail
 from common.files import nearest_existing
 from common.instruments.flags import add_instrument_flags
-from common.machine import LAUNCHER_ACCUMULATION
+from common.machine import LAUNCHER_ACCUMULATION, ONE_PROCESS
 from common.numbers import natural, number, positive, positive_float
 
 # The flags that not all scripts have, and the scripts that have them.
@@ -62,7 +62,6 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
 
 
 def _make_parser(level: str, file: str, prog: str) -> _Parser:
-    is_one_process = level in ("00_single_gpu", "01_data_parallel")
     parser = _Parser(prog=prog, allow_abbrev=False)
     flag = parser.add_argument
     flag("--epochs", type=positive, default=1, metavar="N", help="passes over the training set")
@@ -71,12 +70,12 @@ def _make_parser(level: str, file: str, prog: str) -> _Parser:
     flag("--seed", type=_seed, default=42, metavar="N", help="weights, sample order, dropout")
     flag("--dataset", choices=["auto", "mnist", "synthetic"], default="auto", help="auto: MNIST if it can be had")
     flag("--data-dir", default=os.environ.get("MNIST_ROOT", "data"), metavar="PATH", help="holds MNIST/raw")
-    flag("--device", default="auto", help="auto, cpu, cuda" + (", cuda:N" if is_one_process else ""))
+    flag("--device", default="auto", help="auto, cpu, cuda" + (", cuda:N" if level in ONE_PROCESS else ""))
     flag("--num-workers", type=natural, default=0, metavar="N", help="loader workers per process")
     flag("--data", choices=["host", "device"], default="host", help="where the images wait for their turn")
     if level == "01_data_parallel":
         flag("--replicas", type=positive, metavar="N", help="copies of the model (default: visible GPUs, at least 2)")
-    if not is_one_process:
+    if level not in ONE_PROCESS:
         flag("--timeout", type=_seconds, default="300", metavar="SECONDS", help="of a collective")
     if file == "train_mesh":
         flag("--tensor", type=positive, default=2, metavar="N", help="ranks that share a layer (a power of 2, to 128)")

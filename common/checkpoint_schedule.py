@@ -114,8 +114,9 @@ class CheckpointSchedule:
             votes = torch.tensor([is_time, bool(self._signals)], dtype=torch.int32, device=self._device)
             if dist.is_initialized():
                 dist.all_reduce(votes, dist.ReduceOp.MAX)
-            is_time, self.stop = [vote > 0 for vote in votes.tolist()]
-            self.save = self.save or is_time or self.stop
+            is_time, has_signal = votes.bool().tolist()
+            self.stop = has_signal
+            self.save = self.save or is_time or has_signal
         if self.save:
             self._saved_at = time.monotonic()
 

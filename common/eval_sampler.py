@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sized
 
 import torch
-import torch.distributed as dist
 from torch.utils.data import Sampler
+
+from common.process_group import get_rank, get_world_size
 
 
 class DistributedEvalSampler(Sampler[int]):
@@ -42,11 +43,10 @@ class DistributedEvalSampler(Sampler[int]):
         shuffle: bool = False,
         seed: int = 0,
     ) -> None:
-        distributed = dist.is_available() and dist.is_initialized()
         if num_replicas is None:
-            num_replicas = dist.get_world_size() if distributed else 1
+            num_replicas = get_world_size()
         if rank is None:
-            rank = dist.get_rank() if distributed else 0
+            rank = get_rank()
         if num_replicas < 1 or not 0 <= rank < num_replicas:
             raise ValueError(f"rank {rank} is not one of {num_replicas} replicas: need 0 <= rank < num_replicas")
         self.dataset = dataset

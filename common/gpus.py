@@ -1,27 +1,8 @@
-"""The number of GPUs that this process may use, and a way to hide them from it."""
+"""A way to hide the GPUs from a process."""
 
 import os
 
 import torch
-
-_NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # torch asks the driver, not the CUDA runtime
-
-
-def visible_gpus() -> int:
-    """The number of GPUs that this process may use. It can fork others afterwards, as a notebook does.
-
-    torch does not start the CUDA runtime for it, after which no forked process could use a GPU.
-    Source: https://docs.pytorch.org/docs/stable/notes/multiprocessing.html#poison-fork-in-multiprocessing
-    """
-    before = os.environ.get(_NVML_CHECK)
-    os.environ[_NVML_CHECK] = "1"
-    try:
-        return torch.cuda.device_count() if torch.cuda.is_available() else 0
-    finally:
-        if before is None:
-            del os.environ[_NVML_CHECK]
-        else:
-            os.environ[_NVML_CHECK] = before
 
 
 def hide_gpus() -> None:
@@ -32,5 +13,5 @@ def hide_gpus() -> None:
     fork of a process that has asked the CUDA runtime for its GPUs.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    os.environ[_NVML_CHECK] = "1"
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # torch asks the driver, not the CUDA runtime
     torch.cuda._cached_device_count = 0  # a fork of a process that has used a GPU has inherited another number

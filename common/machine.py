@@ -9,8 +9,8 @@ import torch
 
 from common.cores import available_cores
 from common.errors import fail
-from common.gpus import visible_gpus
 
+ONE_PROCESS = ("00_single_gpu", "01_data_parallel")  # the levels without collectives
 # A launcher sets these from its file.
 LAUNCHER_ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
 LAUNCHER_THREADS = "ACCELERATE_CPU_THREADS"
@@ -25,23 +25,21 @@ def fit_to_machine(args: Namespace) -> Namespace:
         UserError: after one line that says what to do.
     """
     settings = Namespace(**vars(args))
-    settings.device = find_device(args.device, one_process=is_one_process(args))
+    settings.device = find_device(args.device, one_process=args.level in ONE_PROCESS)
     if "replicas" in args:
         settings.replicas = choose_replicas(args.replicas, settings.device)
     if "mixed_precision" in args:
         warn_of_slow_precision(args.mixed_precision, settings.device)
-        launchers = os.environ.get(LAUNCHER_ACCUMULATION, str(args.gradient_accumulation_steps))
-        if launchers != str(args.gradient_accumulation_steps):  # an Accelerator would obey the launcher, not the flag
-            fail(
-                f"--gradient-accumulation-steps {args.gradient_accumulation_steps} contradicts the launcher's "
-                f"--gradient_accumulation_steps {launchers} ({LAUNCHER_ACCUMULATION}): give one of them"
-            )
+        steps = args.gradient_accumulation_steps
+        check_launcher("--gradient-accumulation-steps", steps, "--gradient_accumulation_steps", LAUNCHER_ACCUMULATION)
     return settings
 
 
-def is_one_process(args: Namespace) -> bool:
-    """True for a script without collectives, which need a time-out."""
-    return "timeout" not in args
+def check_launcher(flag: str, value: int, launchers_flag: str, variable: str) -> None:
+    """Refuse a flag for which a launcher has set another value in `variable`: levels 03 and 04 would obey that one."""
+    launchers = os.environ.get(variable, str(value))
+    if launchers != str(value):
+        fail(f"{flag} {value} contradicts the launcher's {launchers_flag} {launchers} ({variable}): give one of them")
 
 
 def find_device(text: str, one_process: bool) -> torch.device:
@@ -53,7 +51,7 @@ def find_device(text: str, one_process: bool) -> torch.device:
     match = re.fullmatch("auto|cpu|cuda(:(?P<index>[0-9]{1,9}))?", text)
     if match is None:
         fail(f"argument --device: {text!r} is not auto, cpu or cuda; CUDA_VISIBLE_DEVICES says which GPUs to use")
-    gpus = visible_gpus()
+    gpus = torch.cuda.device_count()
     if text == "cpu" or (text == "auto" and gpus == 0):
         return torch.device("cpu")
     index = match["index"]
@@ -76,7 +74,7 @@ def choose_replicas(replicas: int | None, device: torch.device) -> int:
     Raises:
         UserError: if there are several GPUs, but fewer than replicas.
     """
-    gpus = visible_gpus() if device.type == "cuda" else 0
+    gpus = torch.cuda.device_count() if device.type == "cuda" else 0
     if replicas is None:
         return max(2, gpus)
     if 2 <= gpus < replicas:
@@ -101,7 +99,7 @@ def check_launch(settings: Namespace) -> None:
         UserError: after one line that says what to do.
     """
     world_size = int(os.environ.get("WORLD_SIZE", 1))
-    if is_one_process(settings) and world_size > 1:
+    if settings.level in ONE_PROCESS and world_size > 1:
         advice = "start it with python, not torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "unset it"
         fail(f"{settings.script} is one process, but WORLD_SIZE is {world_size}: {advice}")
     if settings.level == "02_ddp_raw":
@@ -109,7 +107,7 @@ def check_launch(settings: Namespace) -> None:
             file = settings.script.partition("/")[2] or "train"
             fail(f"{settings.script} needs torchrun: torchrun --standalone --nproc-per-node 2 02_ddp_raw/{file}.py")
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        gpus = visible_gpus()
+        gpus = torch.cuda.device_count()
         if settings.device.type == "cuda" and ranks > gpus:
             fail(f"{ranks} processes need as many GPUs, {gpus} are visible: start fewer, or add --device cpu")
     tensor = getattr(settings, "tensor", 1)
@@ -121,12 +119,7 @@ def check_launch(settings: Namespace) -> None:
 
 def check_cores(each: int, devices: int) -> None:
     """Refuse a --cores-per-device that the launcher contradicts, or for which the cores are too few."""
-    launchers = os.environ.get(LAUNCHER_THREADS, str(each))
-    if launchers != str(each):
-        fail(
-            f"--cores-per-device {each} contradicts the launcher's --num_cpu_threads_per_process {launchers} "
-            f"({LAUNCHER_THREADS}): give one of them"
-        )
+    check_launcher("--cores-per-device", each, "--num_cpu_threads_per_process", LAUNCHER_THREADS)
     cores = available_cores()
     if each * devices > cores:
         fail(f"--cores-per-device {each}: {devices} × {each} cores are needed, there are {cores}")

@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from unittest.mock import patch
 
 import torch
@@ -28,14 +28,27 @@ BLOCK = 512
 # Communication: the buckets and messages of collectives, scattered inputs, gathered outputs.
 CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "communication", "temporaries")
 UNNAMED = CATEGORIES[-1]
+COPY = torch.ops.aten._to_copy.default
+
+
+@dataclass(eq=False)
+class _Allocation:
+    """A storage. What it was may become known only after it has been freed."""
+
+    device: int | None  # None: the host
+    size: int = 0
+    category: str = UNNAMED
+    is_left_out: bool = False
 
 
 @dataclass
-class _Allocation:
-    serial: int
-    device: int | None  # None: the host
-    size: int
-    counts: bool = True
+class _Device:
+    """The bytes of each allocation on a device, now and at its peak, and their sums."""
+
+    held: dict[_Allocation, int] = field(default_factory=dict)
+    total: int = 0
+    at_peak: dict[_Allocation, int] = field(default_factory=dict)
+    peak: int = 0
 
 
 class MemoryTracker:
@@ -44,110 +57,92 @@ class MemoryTracker:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # storages may be freed, on this thread too, while an entry is being made
         self._alive: dict[int, _Allocation] = {}  # by address of the storage
-        self._category: dict[int, str] = {}  # by serial number, kept after death
-        self._held: dict[int, dict[int, int]] = {}  # per device: bytes by serial number
-        self._total: dict[int, int] = {}
-        self._peak: dict[int, int] = {}
-        self._at_peak: dict[int, dict[int, int]] = {}
-        self._serial = 0
+        self._devices: dict[int, _Device] = {}
 
     def peaks(self) -> dict[int, dict[str, int]]:
         """Per device the bytes in each of CATEGORIES at the moment when their sum was largest."""
         with self._lock:
-            return {device: self._by_category(self._at_peak[device]) for device in sorted(self._peak)}
+            return {index: _by_category(self._devices[index].at_peak) for index in sorted(self._devices)}
 
     def reset_peaks(self) -> None:
         """Start again from the bytes held now, as `torch.cuda.reset_peak_memory_stats` does."""
         with self._lock:
-            for device, held in self._held.items():
-                self._peak[device] = self._total[device]
-                self._at_peak[device] = dict(held)
+            for device in self._devices.values():
+                device.at_peak = dict(device.held)
+                device.peak = device.total
 
     def now(self, device: int = 0) -> dict[str, int]:
         """The bytes in each of CATEGORIES that `device` holds now."""
         with self._lock:
-            return self._by_category(self._held.get(device, {}))
-
-    def _by_category(self, held: dict[int, int]) -> dict[str, int]:
-        split = dict.fromkeys(CATEGORIES, 0)
-        for serial, size in held.items():
-            split[self._category.get(serial, UNNAMED)] += size
-        return split
+            return _by_category(self._devices.get(device, _Device()).held)
 
     def device_of(self, tensor: Tensor) -> int | None:
         """The device that `tensor` is charged to; None for the host."""
-        if _is_on_a_gpu(tensor):
-            return tensor.device.index
-        allocation = self._alive.get(tensor.untyped_storage()._cdata)
-        return allocation.device if allocation else None
+        with self._lock:
+            allocation = self._alive.get(tensor.untyped_storage()._cdata)
+            return allocation.device if allocation else None
 
     def charge(self, tensor: Tensor, device: int | None) -> None:
         """Enter a new storage, a storage that has changed its size, or one that moves from the host to a device."""
         storage = tensor.untyped_storage()
-        size = _in_blocks(storage)
         with self._lock:
             allocation = self._alive.get(storage._cdata)
             if allocation is None:
-                self._serial += 1
-                allocation = self._alive[storage._cdata] = _Allocation(self._serial, device, 0)
+                allocation = self._alive[storage._cdata] = _Allocation(device)
                 weakref.finalize(storage, self._release, storage._cdata).atexit = False
-            elif allocation.device is None and allocation.counts:
+            elif allocation.device is None and not allocation.is_left_out:
                 allocation.device = device
                 allocation.size = 0
-            self._resize(allocation, size)
+            self._resize(allocation, _in_blocks(storage))
 
     def leave_out_if_new(self, tensor: Tensor) -> None:
         """Count the storage of `tensor` on no device, whatever it meets, unless it has been entered already."""
         address = tensor.untyped_storage()._cdata
-        if address not in self._alive:
-            self.charge(tensor, None)
-            self._alive[address].counts = False
+        with self._lock:
+            if address not in self._alive:
+                self.charge(tensor, None)
+                self._alive[address].is_left_out = True
 
     def label(self, tensor: Tensor, category: str) -> None:
         """Give a storage a category. If it has several, the first in the order of CATEGORIES counts."""
         with self._lock:
             allocation = self._alive.get(_plain(tensor).untyped_storage()._cdata)
             if allocation is not None:
-                known = self._category.get(allocation.serial, UNNAMED)
-                self._category[allocation.serial] = min(known, category, key=CATEGORIES.index)
+                allocation.category = min(allocation.category, category, key=CATEGORIES.index)
 
     def update_size(self, storage: torch.UntypedStorage) -> None:
         """Enter the new size of a storage that was resized without an operation, as FSDP does with gathered weights."""
         with self._lock:
             allocation = self._alive.get(storage._cdata)
             if allocation is not None:
-                self._category[allocation.serial] = "parameters"
+                allocation.category = "parameters"
                 self._resize(allocation, _in_blocks(storage))
 
     def _resize(self, allocation: _Allocation, size: int) -> None:
-        device = allocation.device
         added = size - allocation.size
         allocation.size = size
-        if device is None or added == 0:
+        if allocation.device is None or added == 0:
             return
-        held = self._held.setdefault(device, {})
-        held[allocation.serial] = size
-        self._total[device] = self._total.get(device, 0) + added
-        if self._total[device] > self._peak.get(device, 0):
-            self._peak[device] = self._total[device]
-            self._at_peak[device] = dict(held)
+        device = self._devices.setdefault(allocation.device, _Device())
+        device.held[allocation] = size
+        device.total += added
+        if device.total > device.peak:
+            device.at_peak = dict(device.held)
+            device.peak = device.total
 
     def _release(self, address: int) -> None:
         with self._lock:
             allocation = self._alive.pop(address)
-            held = self._held.get(allocation.device, {})
-            if allocation.serial in held:  # a storage that never had a byte is not there
-                self._total[allocation.device] -= held.pop(allocation.serial)
+            device = self._devices.get(allocation.device)
+            if device is not None:
+                device.total -= device.held.pop(allocation, 0)
 
 
-class _Copying(threading.local):
-    """The device to which `_clone` copies on this thread now. torch gives a mode an operation, but no such argument."""
-
-    device: int | None = None
-
-
-_copying = _Copying()
-_active: MemoryTracker | None = None  # of the process: `name_category` may be called when no memory is tracked
+def _by_category(held: dict[_Allocation, int]) -> dict[str, int]:
+    split = dict.fromkeys(CATEGORIES, 0)
+    for allocation, size in held.items():
+        split[allocation.category] += size
+    return split
 
 
 class _Operations(TorchDispatchMode):
@@ -170,12 +165,13 @@ class _Operations(TorchDispatchMode):
         device = self._common_device(inputs)
         if device is not None:
             self._move_inputs(inputs, device)
-        if _copying.device is not None:
-            device = _copying.device
+        target = kwargs.get("device") if func is COPY else None
+        if target is not None and target.index is not None:  # given by `_copied`
+            device = target.index
+            kwargs["device"] = torch.device("cpu")
         results = func(*args, **kwargs)
         for tensor in _tensors(results):
-            own_device = tensor.device.index if _is_on_a_gpu(tensor) else device
-            self.tracker.charge(tensor, own_device)
+            self.tracker.charge(tensor, device)
         return results
 
     def _name_messages(self, func: torch._ops.OpOverload, inputs: list[Tensor]) -> None:
@@ -217,7 +213,9 @@ def _moves_and_sizes(tracker: MemoryTracker) -> Iterator[None]:
 
     def move(tensor: Tensor, *args, **kwargs) -> Tensor:
         result = to(tensor, *args, **kwargs)
-        if _names_device(args, kwargs) and result.device.type == "cpu" and tracker.device_of(result) is None:
+        place = args[0] if args else kwargs.get("device")  # or a dtype or a tensor
+        is_device = isinstance(place, str | torch.device | int)
+        if is_device and result.device.type == "cpu" and tracker.device_of(result) is None:
             return tracked_copy(result, None, 0, UNNAMED)
         return result
 
@@ -228,12 +226,6 @@ def _moves_and_sizes(tracker: MemoryTracker) -> Iterator[None]:
 
     with patch.object(Tensor, "to", move), patch.object(torch.UntypedStorage, "resize_", resize_and_track):
         yield
-
-
-def _names_device(args, kwargs) -> bool:
-    if "device" in kwargs:
-        return True
-    return bool(args) and isinstance(args[0], str | torch.device | int)
 
 
 def _in_blocks(storage: torch.UntypedStorage) -> int:
@@ -264,9 +256,7 @@ def _tensors(nested) -> list[Tensor]:
     return found
 
 
-def _is_on_a_gpu(tensor: Tensor) -> bool:
-    """Does the tensor lie where it is charged to? Tensors of the CPU are charged to where they would be."""
-    return tensor.device.type not in ("cpu", "meta")
+_active: MemoryTracker | None = None  # of the process: `name_category` may be called when no memory is tracked
 
 
 @contextmanager
@@ -331,20 +321,19 @@ class _Copy(torch.autograd.Function):
     def forward(ctx, tensor: Tensor, source: int | None, target: int, category: str) -> Tensor:
         ctx.source = source
         ctx.category = category
-        return _clone(tensor, target, category)
+        return _copied(tensor, target, category)
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
         category = "gradients" if ctx.category == "parameters" else ctx.category
         name_category(gradient, category)
-        return _clone(gradient, ctx.source, category), None, None, None
+        return _copied(gradient, ctx.source, category), None, None, None
 
 
-def _clone(tensor: Tensor, device: int | None, category: str) -> Tensor:
-    _copying.device = device
-    try:
-        result = tensor.clone()
-    finally:
-        _copying.device = None
+def _copied(tensor: Tensor, device: int | None, category: str) -> Tensor:
+    """A copy for a device. torch gives a mode the arguments of an operation, so device 3 is passed on as cpu:3."""
+    place = torch.device("cpu") if device is None else torch.device("cpu", device)
+    # With a memory format torch's fake tensors copy too, where there is nothing to change.
+    result = COPY(tensor, device=place, memory_format=torch.preserve_format)
     name_category(result, category)
     return result

@@ -6,7 +6,6 @@ Hugging Face Accelerate.
 """
 
 import copy
-import itertools
 from collections import UserDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -117,8 +116,8 @@ def map_together(
     It gets them in the order of their names, which does not depend on the order in which keys came into a mapping.
     """
     named = list(named_leaves(data, is_leaf))
-    places = sorted(range(len(named)), key=lambda place: named[place].name)
-    results = function([named[place] for place in places])
-    result_of_place = dict(zip(places, results, strict=True))
-    place = itertools.count()
-    return map_nested(lambda _: result_of_place[next(place)], data, is_leaf=is_leaf)
+    by_name = sorted(range(len(named)), key=lambda place: named[place].name)
+    results = function([named[place] for place in by_name])
+    result_of_place = dict(zip(by_name, results, strict=True))
+    results_in_order = iter([result_of_place[place] for place in range(len(named))])
+    return map_nested(lambda _: next(results_in_order), data, is_leaf=is_leaf)

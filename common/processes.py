@@ -134,17 +134,9 @@ class Ranks:
             raise RankFailed("\n".join(failures))
         return [answer.result for answer in answers]
 
-    def stop(self, patience: float = 0) -> None:
-        """End the processes: at once, or after they had `patience` seconds each to end by themselves.
-
-        The next job starts new ones.
-        """
-        if patience:
-            for worker in self._workers:
-                with contextlib.suppress(OSError):  # it has ended already
-                    worker.pipe.send(None)
+    def stop(self) -> None:
+        """End the processes; the next job starts new ones."""
         for worker in self._workers:
-            worker.process.join(patience)
             worker.process.kill()
             worker.process.join()
             worker.pipe.close()
@@ -209,7 +201,7 @@ def _answer(worker: Worker) -> Answer:
 
 
 def _serve(pipe: Connection, on_cpu: bool) -> None:
-    """The main loop of a rank: run one job after another, until the parent sends None or has ended."""
+    """The main loop of a rank: run one job after another, until it is killed or the parent has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # for Windows, which cannot block it, and for child processes
     keep_large_blocks()  # as the levels do, but before the first tensor of the first job
     if on_cpu:
@@ -223,8 +215,6 @@ def _serve(pipe: Connection, on_cpu: bool) -> None:
         try:
             job = pipe.recv()
         except EOFError:  # the parent is gone
-            return
-        if job is None:
             return
         _run(job, pipe)
 
@@ -269,4 +259,4 @@ def started_pools() -> list[Ranks]:
 @atexit.register
 def _stop_all() -> None:
     for pool in started_pools():
-        pool.stop(patience=5)
+        pool.stop()

@@ -7,8 +7,8 @@ change of membership leaves it as it was. So rank 0 draws a name, and gives it t
     meet/token/R            rank R      its token
     meet/name/TOKEN         rank 0      the name of this attempt
     meet/NAME/R             rank R      the backend that its node has chosen, and the host
-    meet/NAME/verdict       rank 0      AGREED, or a sentence with the differences
-    meet/NAME/leaving/R     rank R      it has read a verdict that is not AGREED
+    meet/NAME/choices       rank 0      what all ranks have chosen, a line for each
+    meet/NAME/leaving/R     rank R      it has read that they differ
 """
 
 import contextlib
@@ -19,7 +19,6 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-AGREED = "agreed"
 POLLING_SECONDS = 0.005
 TIME_TO_READ = timedelta(seconds=10)
 
@@ -35,15 +34,20 @@ def meet(store: dist.Store, rank: int, world_size: int, timeout: timedelta, back
     """
     choice = f"{backend} on {socket.gethostname()}"
     if rank == 0:
-        name, choices = _admit_all(store, world_size, timeout)
-        verdict = _compare_backends([choice, *choices])
-        store.set(f"meet/{name}/verdict", verdict)
+        name = uuid.uuid4().hex
+        choices = [choice, *_admit_all(store, name, world_size, timeout)]
+        store.set(f"meet/{name}/choices", "\n".join(choices))
     else:
         name = _ask_for_name(store, rank, choice)
-        verdict = store.get(f"meet/{name}/verdict").decode()
-    if verdict != AGREED:
+        choices = store.get(f"meet/{name}/choices").decode().split("\n")
+    backends = {each.partition(" on ")[0] for each in choices}
+    if len(backends) > 1:
         _wait_for_readers(store, name, rank, world_size)
-        raise ValueError(verdict)
+        different = ", ".join(dict.fromkeys(choices))
+        raise ValueError(
+            f"the nodes chose different backends: {different}. nccl needs a GPU for every process of every node: start "
+            "as many processes as the smallest node has GPUs, or let all compute on the CPU"
+        )
     return name
 
 
@@ -55,9 +59,8 @@ def _ask_for_name(store: dist.Store, rank: int, choice: str) -> str:
     return name
 
 
-def _admit_all(store: dist.Store, world_size: int, timeout: timedelta) -> tuple[str, list[str]]:
-    """Give a new name to all other ranks. Returns it, and the choices of these ranks in rank order."""
-    name = uuid.uuid4().hex
+def _admit_all(store: dist.Store, name: str, world_size: int, timeout: timedelta) -> list[str]:
+    """Give the name of this attempt to all other ranks. Returns their choices, in rank order."""
     absent = set(range(1, world_size))
     deadline = time.monotonic() + timeout.total_seconds()
     while absent:
@@ -71,27 +74,14 @@ def _admit_all(store: dist.Store, world_size: int, timeout: timedelta) -> tuple[
         if absent and time.monotonic() > deadline:
             raise TimeoutError(f"ranks {sorted(absent)} of {world_size} did not join within {timeout}")
         time.sleep(POLLING_SECONDS)
-    choices = [store.get(f"meet/{name}/{other}").decode() for other in range(1, world_size)]
-    return name, choices
+    return [store.get(f"meet/{name}/{other}").decode() for other in range(1, world_size)]
 
 
 def _wait_for_readers(store: dist.Store, name: str, rank: int, world_size: int) -> None:
-    """Wait on rank 0, whose process may hold the store, until all others have read the verdict."""
+    """Wait on rank 0, whose process may hold the store, until all others have read what was chosen."""
     if rank > 0:
         store.set(f"meet/{name}/leaving/{rank}", "")
         return
     others = [f"meet/{name}/leaving/{other}" for other in range(1, world_size)]
     with contextlib.suppress(RuntimeError):  # a rank may have died
         store.wait(others, TIME_TO_READ)
-
-
-def _compare_backends(choices: list[str]) -> str:
-    """AGREED, or a sentence with what each node chose. `choices` holds "backend on host" in rank order."""
-    backends = {choice.partition(" on ")[0] for choice in choices}
-    if len(backends) == 1:
-        return AGREED
-    different = ", ".join(dict.fromkeys(choices))
-    return (
-        f"the nodes chose different backends: {different}. nccl needs a GPU for every process of every node: start as "
-        "many processes as the smallest node has GPUs, or let all compute on the CPU"
-    )

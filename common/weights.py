@@ -14,7 +14,7 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 
 def farthest(weights: dict[str, Tensor], others: dict[str, Tensor]) -> float:
-    """The largest absolute difference between two state dicts; infinite if one holds a nan.
+    """The largest `distance` between the tensors of two state dicts.
 
     Raises:
         ValueError: if their keys differ.
@@ -22,13 +22,7 @@ def farthest(weights: dict[str, Tensor], others: dict[str, Tensor]) -> float:
     different = sorted(weights.keys() ^ others.keys())
     if different:
         raise ValueError(f"only one of two networks has {', '.join(different)}")
-    largest = 0.0
-    for name, weight in weights.items():
-        difference = (weight - others[name]).abs().max().item()
-        if math.isnan(difference):
-            return math.inf
-        largest = max(largest, difference)
-    return largest
+    return max(distance(weight, others[name]) for name, weight in weights.items())
 
 
 def checksum(weights: dict[str, Tensor]) -> str:

@@ -12,12 +12,6 @@ COLOURS = dict(
 )
 LEGEND = 0.58  # inches
 ABOVE_BARS = {"ha": "center", "va": "bottom", "fontsize": plots.SMALL, "bbox": plots.CLEAR}
-# What each of the four ranks of `benchmarks.suites.sharing` has of BasicNet.
-SHARED_OUT = {
-    "DDP": "everything",
-    "FSDP": "1/4 of each\nparameter",
-    "mesh of 2 × 2": "1/4 of fc1 and\nfc2, 1/2 of the\nconvolutions",
-}
 
 
 def all_devices(report: dict, path: Path) -> None:
@@ -29,7 +23,7 @@ def all_devices(report: dict, path: Path) -> None:
     figure, panels = plots.subplots(len(titles), len(counts), 1.85 + 2.7 * len(titles), widths)
     for line, network in enumerate(titles):
         own = [row for row in rows if row["network"] == network]
-        top = max(max(_heights(row)) for row in own)
+        top = max(max(_mib(row["peaks"])) for row in own)
         for column, devices in enumerate(counts):
             panel = panels[line * len(counts) + column]
             for row in own:
@@ -57,42 +51,45 @@ def _devices(panel, row: dict, top: float) -> None:
     start = 0 if row["wrapper"] == DATA_PARALLEL else n + 1
     for device, split in enumerate(row["peaks"]):
         _stack(panel, start + device, split)
-    middle = start + (n - 1) / 2
-    above = max(_heights(row)) + 0.03 * top
-    ratio = f"ratio\n{spread(_heights(row)):.2f}"
-    panel.text(middle, above, ratio, **ABOVE_BARS)
+    heights = _mib(row["peaks"])
+    above = max(heights) + 0.03 * top
+    panel.text(start + (n - 1) / 2, above, f"ratio\n{spread(heights):.2f}", **ABOVE_BARS)
 
 
 def _stack(panel, position: float, split: dict[str, int]) -> None:
     """The bar of one device, made of what it holds."""
     below = 0.0
-    for name in split:
-        size = split[name] / 2**20
-        panel.bar(position, size, 0.86, below, color=COLOURS[name])
-        below += size
+    for category, size in split.items():
+        height = size / 2**20
+        panel.bar(position, height, 0.86, below, color=COLOURS[category])
+        below += height
 
 
-def _heights(row: dict) -> list[float]:
-    return [size / 2**20 for size in totals(row["peaks"])]
+def _mib(devices: list[dict[str, int]]) -> list[float]:
+    """The height of each device's bar."""
+    return [size / 2**20 for size in totals(devices)]
 
 
 def sharing(record: dict, path: Path) -> None:
-    """What each of four ranks holds of parameters, gradients and optimizer state under DDP, FSDP and on a mesh."""
+    """What each rank holds of parameters, gradients and optimizer state: a panel for each way."""
     rows = record["rows"]
-    top = sum(rows["DDP"][0].values()) / 2**20  # a whole copy
+    top = 0.0
+    for ranks in rows.values():
+        top = max(top, *_mib(ranks))
     figure, panels = plots.subplots(1, len(rows), 4.3)
     for panel, (name, ranks) in zip(panels, rows.items(), strict=True):
         for rank, split in enumerate(ranks):
             _stack(panel, rank, split)
         panel.set_title(name)
-        panel.set_xticks(range(len(ranks)), ("rank 0", "1", "2", "3"))
-        panel.set(xlim=(-0.6, 3.6), ylim=(0, 1.2 * top))
+        panel.set_xticks(range(len(ranks)), ["rank 0", *range(1, len(ranks))])
+        panel.set(xlim=(-0.6, len(ranks) - 0.4), ylim=(0, 1.2 * top))
         panel.grid(axis="y")
         panel.tick_params(axis="x", length=0)
-        height = sum(ranks[0].values()) / 2**20
-        panel.text(1.5, height + 0.03 * top, SHARED_OUT[name], **ABOVE_BARS)
+        fullest = max(_mib(ranks))
+        panel.text((len(ranks) - 1) / 2, fullest + 0.03 * top, f"{fullest:.1f} MiB each", **ABOVE_BARS)
         panel.tick_params(axis="y", labelleft=panel is panels[0])
     panels[0].set_ylabel("MiB between two steps")
-    plots.legend(figure, {category: COLOURS[category] for category in rows["DDP"][0]}, 3)
-    caption = f"Simulated: every tensor charged to its rank. BasicNet, ranks of level 02; a copy is {top:.0f} MiB"
+    shown = {category: COLOURS[category] for category in ranks[0]}
+    plots.legend(figure, shown, len(shown))
+    caption = "Simulated: every tensor charged to its rank. BasicNet, ranks of level 02"
     plots.save(figure, path, caption, record["machine"], 0.32)

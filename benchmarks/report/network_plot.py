@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from benchmarks.report.plots import VERMILION, Bar, draw_bars, save, subplots
+from benchmarks.suites.network import BANDWIDTHS, one_node, row_name
 
 
 def picture(record: dict, path: Path) -> None:
@@ -19,15 +20,14 @@ def picture(record: dict, path: Path) -> None:
 
 def _panel(panel, group: dict, batch: int) -> None:
     """A bar for each link between two nodes with this batch of each process."""
-    own = {name: row for name, row in group["rows"].items() if row["batch_per_process"] == batch}
-    (alone,) = [row["median"] for row in own.values() if row["nodes"] == 1]
+    alone = group["rows"][one_node(batch)]["median"]
     ratios = {pair["of"]: pair["median"] for pair in group["pairs"]}
     bars = []
-    for name, row in own.items():
-        if row["nodes"] == 2:
-            link, _, _ = name.partition(",")
-            text = f"{row['median']:.0f}   × {ratios[name]:.2f}"
-            bars.append(Bar(link, row["median"], row["low"], row["high"], row["high"], text))
+    for link in BANDWIDTHS:
+        name = row_name(link, batch)
+        row = group["rows"][name]
+        text = f"{row['median']:.0f}   × {ratios[name]:.2f}"
+        bars.append(Bar(link, row["median"], row["low"], row["high"], row["high"], text))
     draw_bars(panel, bars, 0.04 * alone)
     panel.axvline(2 * alone, color=VERMILION, linestyle="--", linewidth=1.4)
     panel.set_xlim(0, 2.8 * alone)

@@ -7,8 +7,6 @@ from benchmarks.report.plots import BLUE, ORANGE, Bar, draw_bars, legend, save, 
 
 def picture(record: dict, path: Path) -> None:
     """Medians of paired differences, with quartiles; each raw loop has a panel, with those compared with it."""
-    from matplotlib.transforms import blended_transform_factory
-
     (group,) = record["groups"]
     pairs = group["pairs"]
     loops = list(dict.fromkeys(pair["to"] for pair in pairs))
@@ -20,17 +18,15 @@ def picture(record: dict, path: Path) -> None:
     for panel, loop, own in zip(panels, loops, by_loop, strict=True):
         bars = []
         for pair in own:
-            colour = BLUE if pair["of"].startswith("common.") else ORANGE
+            colour = BLUE if pair["of"].startswith("common.") else ORANGE  # a row bears the name of a package
             text = f"{pair['median']:.0f} µs"
             end = max(pair["high"], 0)
             bars.append(Bar(pair["of"], pair["median"], pair["low"], pair["high"], end, text, colour))
         draw_bars(panel, bars, 0.02 * top)
         panel.set_xlim(min(0, 1.1 * lowest), 1.2 * top)
-        # To the left of the panel too: the name of a loop is longer than the panel is wide.
+        # Aligned to the right, because it is longer than the panel is wide: it begins above the names of the bars.
         title = f"Added to a {loop}, whose step takes {group['rows'][loop]['median']:.0f} µs"
-        panel.set_title(" ")
-        blend = blended_transform_factory(figure.transFigure, panel.transAxes)
-        panel.text(0.012, 1.03, title, transform=blend, weight="bold", in_layout=False)
+        panel.set_title(title, loc="right")
     panels[-1].set_xlabel("µs added to a step")
     legend(figure, {"this repository": BLUE, "other libraries": ORANGE}, 2, 2.0)
     caption = f"Measured on one thread: medians of {group['rounds']} paired rounds, and quartiles"

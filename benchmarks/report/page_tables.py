@@ -5,8 +5,9 @@ import json
 from benchmarks.harness.rows import BASELINE, BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP, totals
 from benchmarks.report import table
 from benchmarks.report.verdicts import peaks
+from benchmarks.suites import network
 from common import ladder
-from common.instruments.result import quantity, result_line
+from common.instruments.result import quantity, result_parts
 
 RESULTS = ladder.ROOT / "benchmarks" / "results" / "amd-epyc-2-cores"
 WORLD_SIZES = (2, 4, 8)
@@ -37,12 +38,12 @@ def five_levels() -> str:
     record = recorded("results")
     group = record["throughput"][0]
     memory = peaks(record["levels"])
-    to_level_00 = {pair["of"]: pair["median"] for pair in group["pairs"] if pair["to"] == BASELINE}
-    to_level_00[BASELINE] = 1.0
+    speed_ups = table.speed_ups(group)
     rows = []
     for name, row in group["rows"].items():
         level = row["level"]
-        speed = [f"{row['median']:.0f}", f"{to_level_00[name]:.2f}"]
+        speed_up = 1.0 if name == BASELINE else speed_ups[name]["median"]
+        speed = [f"{row['median']:.0f}", f"{speed_up:.2f}"]
         if row["all_cores"]:
             rows.append([name, *speed, table.MISSING, table.MISSING])
         else:
@@ -60,9 +61,9 @@ def epoch(level: str) -> str:
     record = recorded("results")
     name = ladder.named(level)
     run = record["levels"][name]["run"]
-    accuracy, losses, *_ = result_line(run).split(" | ")
+    accuracy, losses, *_ = result_parts(run)
     group = record["throughput"][0]
-    (speed,) = [row["median"] for row in group["rows"].values() if row["level"] == name and not row["all_cores"]]
+    speed = group["rows"][row_of(group, name)]["median"]
     cores = quantity(record["cores_per_device"], "core")
     memory = " and ".join(f"{size / 2**20:.0f}" for size in peaks(record["levels"])[name])
     lines = [
@@ -71,15 +72,19 @@ def epoch(level: str) -> str:
         f"    {speed:.0f} images/s, {cores} a device | peak {memory} MiB",
     ]
     if name != BASELINE:
-        lines.append(f"    {paired(group, name):.2f} of level 00's speed, round by round")
+        lines.append(f"    {speed_up_of(group, name):.2f} of level 00's speed, round by round")
     return "\n".join(f"    {line}" for line in lines)
 
 
-def paired(group: dict, level: str) -> float:
+def row_of(group: dict, level: str) -> str:
+    """The name of the row in which the level has a device for each worker."""
+    (name,) = [name for name, row in group["rows"].items() if row["level"] == level and not row["all_cores"]]
+    return name
+
+
+def speed_up_of(group: dict, level: str) -> float:
     """The level's throughput over level 00's: the median of the ratios of rounds that were run in turn."""
-    to_first = [pair for pair in group["pairs"] if pair["to"] == BASELINE]
-    (ratio,) = [pair for pair in to_first if group["rows"][pair["of"]]["level"] == level]
-    return ratio["median"]
+    return table.speed_ups(group)[row_of(group, level)]["median"]
 
 
 def devices() -> str:
@@ -107,9 +112,9 @@ def smaller() -> str:
     """The fullest device's accounted peak under DDP and under what lowers it, in MiB, by network and devices."""
     columns = {DDP: "DDP", FOREACH: "foreach AdamW", BUCKET_VIEWS: "gradients in the buckets", FSDP: "FSDP2"}
     rows = []
-    for network, title in (("basic_net", "BasicNet"), ("resnet18", "ResNet-18")):
+    for name, title in (("basic_net", "BasicNet"), ("resnet18", "ResNet-18")):
         for count in WORLD_SIZES:
-            fullest = [max(totals(peaks_of(network, wrapper, count))) for wrapper in columns]
+            fullest = [max(totals(peaks_of(name, wrapper, count))) for wrapper in columns]
             rows.append([title, str(count), *map(mib, fullest)])
     return markdown(["network", "devices", *columns.values()], rows)
 
@@ -125,13 +130,13 @@ def peaks_of(network: str, wrapper: str, devices: int) -> list[dict[str, int]]:
 def break_even() -> str:
     """How many times as fast two nodes are as one, in the same rounds, by link and by batch of each process."""
     (group,) = recorded("network")["groups"]
-    by_link: dict[str, list[str]] = {}
-    batches = []
-    for pair in group["pairs"]:
-        link, _, _ = pair["of"].partition(",")
-        low, high = pair["interval"]
-        by_link.setdefault(link, []).append(f"{pair['median']:.2f} ({low:.2f}–{high:.2f})")
-        batches.append(group["rows"][pair["of"]]["batch_per_process"])
-    heads = [f"batch {batch} each" for batch in dict.fromkeys(batches)]
-    rows = [[link, *ratios] for link, ratios in by_link.items()]
-    return markdown(["link", *heads], rows)
+    pairs = {pair["of"]: pair for pair in group["pairs"]}
+    rows = []
+    for link in network.BANDWIDTHS:
+        row = [link]
+        for batch in network.BATCHES:
+            pair = pairs[network.row_name(link, batch)]
+            low, high = pair["interval"]
+            row.append(f"{pair['median']:.2f} ({low:.2f}–{high:.2f})")
+        rows.append(row)
+    return markdown(["link", *(f"batch {batch} each" for batch in network.BATCHES)], rows)

@@ -67,13 +67,13 @@ def draw_bars(panel, bars: list[Bar], gap: float) -> None:
     panel.tick_params(axis="y", length=0)
 
 
-def legend(figure, colours: dict[str, str], columns: int, spacing: float = 1.2, **more) -> None:
+def legend(figure, colours: dict[str, str], columns: int, spacing: float = 1.2) -> None:
     """A legend above all panels, with a patch of its colour for each name."""
     from matplotlib.patches import Patch
 
     handles = [Patch(color=colour) for colour in colours.values()]
     place_above = {"loc": "upper center", "ncols": columns, "columnspacing": spacing, "handlelength": 1.1}
-    figure.legend(handles, list(colours), **place_above, **more)
+    figure.legend(handles, list(colours), **place_above)
 
 
 def subplots(

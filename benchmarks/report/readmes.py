@@ -11,6 +11,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from benchmarks.report import page_tables
@@ -18,7 +19,6 @@ from common import ladder, pitfalls
 from common.ladder import diffs
 
 PART = re.compile(r"^<!-- (\w+)( [^\n]*)? -->\n(.*?)^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)
-CONTEXT = 1  # equal lines shown before and after a change
 
 
 def readmes() -> list[Path]:
@@ -49,7 +49,10 @@ def renewed(text: str) -> str:
 
 
 def diff(before: str, after: str, with_old: bool = True) -> str:
-    """All lines that change from one script to another, but for imports, blank lines and the docstrings on top."""
+    """All lines that change from one script to another, but for imports, blank lines and the docstrings on top.
+
+    `with_old`: show the lines that go, too.
+    """
     hunks = diffs.diff(ladder.named(before), ladder.named(after))
     if hunks[-1].kind == "equal":
         hunks.pop()  # nothing changes after it
@@ -57,16 +60,11 @@ def diff(before: str, after: str, with_old: bool = True) -> str:
     for hunk in hunks:
         if hunk.kind == "equal":
             lines += _shared(hunk.after)
-        else:
-            if with_old:
-                lines += _marked("- ", hunk.before)
-            lines += _marked("+ ", hunk.after)
+            continue
+        if with_old:
+            lines += _marked("- ", hunk.before)
+        lines += _marked("+ ", hunk.after)
     return "\n".join(["```diff", *lines, "```"])
-
-
-def added(before: str, after: str) -> str:
-    """The new lines of `diff` alone, where most of the old ones go."""
-    return diff(before, after, with_old=False)
 
 
 def _marked(sign: str, lines: tuple[str, ...]) -> list[str]:
@@ -76,9 +74,7 @@ def _marked(sign: str, lines: tuple[str, ...]) -> list[str]:
 def _shared(lines: tuple[str, ...]) -> list[str]:
     """The first and the last of some equal lines."""
     shared = _marked("  ", lines)
-    if len(shared) <= 2 * CONTEXT + 1:
-        return shared
-    return [*shared[:CONTEXT], "  …", *shared[-CONTEXT:]]
+    return shared if len(shared) <= 3 else [shared[0], "  …", shared[-1]]
 
 
 # What a level does for its reader, and what the reader has to know for it.
@@ -92,10 +88,7 @@ GIVES_AND_ASKS = {
 
 
 def lines() -> str:
-    """A table of the scripts: how long each is, what it does for its reader and asks of them.
-
-    The lines are those of the story: without the docstring on top and blank ones.
-    """
+    """A table of the levels: how long each script is, what it does for its reader and asks of them."""
     rows = ["| level | lines | it does for you | you now have to know |", "|---|--:|---|---|"]
     for level in ladder.levels():
         gives, asks = GIVES_AND_ASKS[level]
@@ -116,7 +109,7 @@ def mistakes(level: str) -> str:
 
 PARTS: dict[str, Callable[..., str]] = {
     "diff": diff,
-    "added": added,
+    "added": partial(diff, with_old=False),  # where most of the old lines go
     "lines": lines,
     "mistakes": mistakes,
     "comparison": page_tables.comparison,

@@ -1,4 +1,4 @@
-"""A comparison in the terminal: the speeds, the checks, and the verdicts."""
+"""A comparison in the terminal, in 80 columns: the speeds, the checks, and the verdicts."""
 
 import textwrap
 
@@ -14,7 +14,7 @@ WIDTH = 80  # columns of a terminal
 
 
 def summary(report: dict) -> str:
-    """All that a comparison has found, in 80 columns."""
+    """All that a comparison has found."""
     lines = [f"{tables(report)}\n"]
     lines += [wrapped(verdict.line) for verdict in verdicts(report)]
     return "\n".join(lines)
@@ -27,13 +27,13 @@ def tables(report: dict) -> str:
 
 
 def _speeds(group: dict) -> str:
-    pairs = {pair["of"]: pair for pair in group["pairs"] if pair["to"] == BASELINE}
-    confidence = min((pair["confidence"] for pair in pairs.values()), default=0)
-    speed_up = f"× level 00 ({confidence:.0%} interval)"
+    pairs = speed_ups(group)
     lines = [f"Speed at {group['group']}, medians of {group['rounds']} rounds"]
     cores = {row["cores_per_device"] for row in group["rows"].values()} - {None}
     if cores:
         lines[0] += f", {quantity(min(cores), 'core')} for each device"
+    confidence = min(pair["confidence"] for pair in pairs.values())
+    speed_up = f"× level 00 ({confidence:.0%} interval)"
     lines.append(SPEED_COLUMNS.format("level", "devices", "images/s", "spread", speed_up))
     for name, row in group["rows"].items():
         ratio = "1" if name == BASELINE else MISSING
@@ -68,6 +68,11 @@ def _checks(report: dict) -> str:
         cells = [len(sizes), MISSING, MISSING, memory]
         lines.append(CHECK_COLUMNS.format(ladder.short_name(script), *cells, result["weight_checksum"]))
     return "\n".join(lines)
+
+
+def speed_ups(group: dict) -> dict[str, dict]:
+    """The pairs that hold a row of a group against level 00 on one device, by the name of the row."""
+    return {pair["of"]: pair for pair in group["pairs"] if pair["to"] == BASELINE}
 
 
 def per_device(sizes: list[int]) -> str:

@@ -1,65 +1,56 @@
 """The pictures of throughput, drawn from records alone: images per second, and what several devices reach of one."""
 
 import math
+import textwrap
 from pathlib import Path
 
 from benchmarks.harness.rows import BASELINE
 from benchmarks.report.plots import BLUE, GREY, INK, SKY, SMALL, SOFT, VERMILION, Bar, draw_bars, save, subplots
+from benchmarks.report.table import speed_ups
 from common.instruments.result import quantity
 
 COLUMNS = 2  # of the picture of scaling
+TITLE_WIDTH = 28  # characters, over a panel of it
 
 
 def speeds(report: dict, path: Path) -> None:
     """Images per second of each level: the median of the rounds, their quartiles, and every round."""
     groups = report["throughput"]
-    shown = [group["rows"] for group in groups]
-    height_of_a_panel = 0.42 * max(map(len, shown)) + 0.9
-    figure, panels = subplots(len(groups), 1, 1.5 + height_of_a_panel * len(groups))
-    top = 0.0
-    for rows in shown:
-        top = max(top, *(max(row["samples"]) for row in rows.values()))
-    for panel, group, rows in zip(panels, groups, shown, strict=True):
-        ratios = {pair["of"]: pair["median"] for pair in group["pairs"] if pair["to"] == BASELINE}
-        draw_bars(panel, [_speed(name, row, ratios.get(name)) for name, row in rows.items()], 0.02 * top)
-        for y, row in enumerate(rows.values()):
-            panel.plot(row["samples"], [y] * len(row["samples"]), "o", color=INK, markersize=3.2, alpha=0.45)
-        panel.set_title(f"Throughput, {group['group']}")
-        right = top
-        if _most_devices(group) > 1:
-            ideal = _most_devices(group) * rows[BASELINE]["median"]
-            panel.axvline(ideal, color=VERMILION, linestyle="--", linewidth=1.4)
-            right = max(top, 1.02 * ideal)
-        panel.set_xlim(0, 1.27 * right)
+    most_rows = max(len(group["rows"]) for group in groups)
+    figure, panels = subplots(len(groups), 1, 1.5 + (0.42 * most_rows + 0.9) * len(groups))
+    fastest = 0.0
+    for group in groups:
+        fastest = max(fastest, *(max(row["samples"]) for row in group["rows"].values()))
+    for panel, group in zip(panels, groups, strict=True):
+        _speeds(panel, group, fastest)
     panels[-1].set_xlabel("images per second")
     caption = f"Measured: medians of {groups[0]['rounds']} rounds in turn, quartiles, and every round as a dot"
     save(figure, path, f"{caption}; × paired ratio to level 00. {_about_devices(groups[0])}", report["machine"])
 
 
-def _speed(name: str, row: dict, ratio: float | None) -> Bar:
-    colour = SKY if row["all_cores"] else BLUE
-    text = f"{row['median']:.0f}"
-    if name == BASELINE:
-        colour = GREY
-        name = f"{BASELINE}, 1 device"
-    elif ratio is not None:
-        text += f"   × {ratio:.2f}"
-    if row["noisy"]:
-        text += "  noisy"
-    return Bar(name, row["median"], row["low"], row["high"], max(row["samples"]), text, colour)
-
-
-def _most_devices(group: dict) -> int:
-    return max(row["workers"] for row in group["rows"].values())
-
-
-def _about_devices(group: dict) -> str:
-    """The cores of a device, where devices are made of cores, and the dashed line."""
-    cores = {row["cores_per_device"] for row in group["rows"].values()} - {None}
-    dashed = f"Dashed: {_most_devices(group)} times one device"
-    if not cores:
-        return dashed
-    return f"A device has {quantity(min(cores), 'core')}, and as many threads. {dashed}"
+def _speeds(panel, group: dict, fastest: float) -> None:
+    """A bar for each row, with a dot for each of its rounds."""
+    rows = group["rows"]
+    pairs = speed_ups(group)
+    bars = []
+    for name, row in rows.items():
+        text = f"{row['median']:.0f}"
+        if name in pairs:
+            text += f"   × {pairs[name]['median']:.2f}"
+        if row["noisy"]:
+            text += "  noisy"
+        label = f"{BASELINE}, 1 device" if name == BASELINE else name
+        bars.append(Bar(label, row["median"], row["low"], row["high"], max(row["samples"]), text, _colour(name, row)))
+    draw_bars(panel, bars, 0.02 * fastest)
+    for y, row in enumerate(rows.values()):
+        panel.plot(row["samples"], [y] * len(row["samples"]), "o", color=INK, markersize=3.2, alpha=0.45)
+    panel.set_title(f"Throughput, {group['group']}")
+    right = fastest
+    if _most_devices(group) > 1:
+        ideal = _most_devices(group) * rows[BASELINE]["median"]
+        panel.axvline(ideal, color=VERMILION, linestyle="--", linewidth=1.4)
+        right = max(fastest, 1.02 * ideal)
+    panel.set_xlim(0, 1.27 * right)
 
 
 def scaling(record: dict, path: Path) -> None:
@@ -81,13 +72,6 @@ def scaling(record: dict, path: Path) -> None:
     save(figure, path, f"{caption}. {_about_devices(groups[0])}", record["machine"])
 
 
-def speed_ups(group: dict) -> dict[str, dict]:
-    """The pairs of a group that hold several devices, or all cores, against level 00 on one device, by their rows."""
-    rows = group["rows"]
-    pairs = {pair["of"]: pair for pair in group["pairs"] if pair["to"] == BASELINE}
-    return {name: pair for name, pair in pairs.items() if rows[name]["workers"] > 1 or rows[name]["all_cores"]}
-
-
 def _speed_ups(panel, group: dict, right: float) -> None:
     """A bar for each row, whose length is a ratio: 1 is one device."""
     bars = []
@@ -95,14 +79,30 @@ def _speed_ups(panel, group: dict, right: float) -> None:
         row = group["rows"][name]
         low, high = pair["interval"]
         label = f"{row['level'][:2]}, all" if row["all_cores"] else f"{row['level'][:2]} on {row['workers']}"
-        colour = SKY if row["all_cores"] else BLUE
-        bars.append(Bar(label, pair["median"], low, high, high, f"{pair['median']:.2f}", colour))
+        bars.append(Bar(label, pair["median"], low, high, high, f"{pair['median']:.2f}", _colour(name, row)))
     draw_bars(panel, bars, 0.03 * right)
     panel.axvline(1, color=SOFT, linewidth=1.2)
     panel.axvline(_most_devices(group), color=VERMILION, linestyle="--", linewidth=1.4)
     panel.set_xlim(0, right)
     panel.set_xlabel("times level 00 on one device")
     panel.set_ylabel("level")
-    kind, _, batch = group["group"].partition(": ")
-    of_whom, _, _ = batch.partition(",")
-    panel.set_title(f"{kind}:\n{of_whom}", fontsize=SMALL)
+    panel.set_title(textwrap.fill(group["group"], TITLE_WIDTH), fontsize=SMALL)
+
+
+def _colour(name: str, row: dict) -> str:
+    if name == BASELINE:
+        return GREY
+    return SKY if row["all_cores"] else BLUE
+
+
+def _most_devices(group: dict) -> int:
+    return max(row["workers"] for row in group["rows"].values())
+
+
+def _about_devices(group: dict) -> str:
+    """The cores of a device, where devices are made of cores, and the dashed line."""
+    cores = {row["cores_per_device"] for row in group["rows"].values()} - {None}
+    dashed = f"Dashed: {_most_devices(group)} times one device"
+    if not cores:
+        return dashed
+    return f"A device has {quantity(min(cores), 'core')}, and as many threads. {dashed}"

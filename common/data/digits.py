@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
-MEAN, STD = 0.1307, 0.3081
+MEAN = 0.1307
+STD = 0.3081
 
 
 class DigitImages(Dataset):

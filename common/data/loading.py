@@ -7,7 +7,7 @@ from argparse import Namespace
 import torch
 
 from common.data.digits import DigitImages
-from common.data.mnist import download, mnist_on_disk, raw_folder, read_mnist
+from common.data.mnist import CannotDownload, download, mnist_on_disk, raw_folder, read_mnist
 from common.data.synthetic import draw_cache, read_synthetic
 from common.errors import fail
 from common.process_group import all_gather_object, is_distributed
@@ -25,7 +25,8 @@ def load_data(args: Namespace) -> tuple[DigitImages, DigitImages]:
     """
     name = _find_on_every_machine(args)
     if name == "mnist":
-        train, test = read_mnist(args.data_dir, "train"), read_mnist(args.data_dir, "t10k")
+        train = read_mnist(args.data_dir, "train")
+        test = read_mnist(args.data_dir, "t10k")
     else:
         train, test = read_synthetic()
     train_set = DigitImages(name, *train, dtype=args.dtype)
@@ -59,16 +60,20 @@ def _find_on_every_machine(args: Namespace) -> str:
 
 
 def _find(args: Namespace) -> str:
-    if args.dataset != "synthetic":
-        reason = None if mnist_on_disk(args.data_dir) else download(args.data_dir)
-        if reason is None:
-            return "mnist"
-        raw = raw_folder(args.data_dir)
+    if args.dataset == "synthetic":
+        draw_cache()
+        return "synthetic"
+    try:
+        if not mnist_on_disk(args.data_dir):
+            download(args.data_dir)
+        return "mnist"
+    except CannotDownload as reason:
+        missing = f"not in {raw_folder(args.data_dir)} and cannot be downloaded"
         if args.dataset == "mnist":
-            fail(f"MNIST is not in {raw} and cannot be downloaded: {reason}")
+            fail(f"MNIST is {missing}: {reason}")
         if os.environ.get("RANK", "0") == "0":
             print(
-                f"NOT MNIST: it is not in {raw} and cannot be downloaded ({reason}). "
+                f"NOT MNIST: it is {missing} ({reason}). "
                 "Training on the synthetic digits instead (--dataset mnist makes this an error).",
                 file=sys.stderr,
             )

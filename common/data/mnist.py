@@ -23,6 +23,10 @@ MNIST_FILES = {
 }
 
 
+class CannotDownload(Exception):
+    """MNIST cannot be had; the message says why, in one line."""
+
+
 def raw_folder(data_dir: str | Path) -> Path:
     return Path(data_dir) / "MNIST" / "raw"
 
@@ -58,8 +62,12 @@ def _read(path: Path, header: int) -> Tensor:
     return torch.frombuffer(content, dtype=torch.uint8, offset=header)
 
 
-def download(data_dir: str | Path) -> str | None:
-    """Fetch MNIST through torchvision into `data_dir`, complete or not at all. Returns why it could not be, or None."""
+def download(data_dir: str | Path) -> None:
+    """Fetch MNIST through torchvision into `data_dir`, complete or not at all.
+
+    Raises:
+        CannotDownload: if there is no network, or if nothing can be written to the folder.
+    """
     from torchvision.datasets import MNIST
 
     raw = raw_folder(data_dir)
@@ -74,8 +82,6 @@ def download(data_dir: str | Path) -> str | None:
             for name in MNIST_FILES:
                 (raw_folder(folder) / name).replace(raw / name)
     except (OSError, RuntimeError, http.client.HTTPException) as error:
-        one_line = " ".join(str(error).split())
-        return one_line or type(error).__name__
+        raise CannotDownload(" ".join(str(error).split()) or type(error).__name__) from error
     finally:
         socket.setdefaulttimeout(before)
-    return None

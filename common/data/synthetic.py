@@ -138,10 +138,13 @@ def _distort(glyphs: Tensor, generator: torch.Generator) -> Tensor:
     def uniform(low: float, high: float) -> Tensor:
         return torch.empty(n).uniform_(low, high, generator=generator)
 
-    angle, shear = uniform(-0.4, 0.4), uniform(-0.3, 0.3)
-    width, height = uniform(0.55, 1.0), uniform(0.6, 0.9)
+    angle = uniform(-0.4, 0.4)
+    shear = uniform(-0.3, 0.3)
+    width = uniform(0.55, 1.0)
+    height = uniform(0.6, 0.9)
     # Rows of the map from the 28×28 frame back into the glyph's frame: rotate and shear, then shrink or stretch.
-    cos, sin = angle.cos(), angle.sin()
+    cos = angle.cos()
+    sin = angle.sin()
     shift_across = uniform(-0.14, 0.14)
     shift_down = uniform(-0.14, 0.14)
     across = torch.stack([cos + shear * sin, -sin + shear * cos, shift_across], dim=1)
@@ -153,7 +156,8 @@ def _distort(glyphs: Tensor, generator: torch.Generator) -> Tensor:
     grid = grid + F.interpolate(bends, size=28, mode="bicubic", align_corners=True).permute(0, 2, 3, 1)
     ink = F.grid_sample(glyphs.unsqueeze(1), grid, align_corners=False).squeeze(1)
 
-    level, softness = uniform(0.2, 0.5), uniform(0.04, 0.1)
+    level = uniform(0.2, 0.5)
+    softness = uniform(0.04, 0.1)
     ink = torch.sigmoid((ink - level.view(-1, 1, 1)) / softness.view(-1, 1, 1))
     # Anything further than this from the stroke would be a grey veil over the background.
     ink = (ink * uniform(0.6, 1.0).view(-1, 1, 1) - 0.08).clamp(0)

@@ -4,7 +4,6 @@ import contextlib
 import math
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from tqdm import tqdm
 
 from common.errors import fail
 from common.instruments.clock import Clock
-from common.instruments.result import plan_line, result_line, whole_weights, write_files
+from common.instruments.result import plan_line, result_parts, whole_weights, write_files
 from common.process_group import all_gather_object, get_rank, get_world_size, is_distributed
 
 
@@ -51,54 +50,42 @@ def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -
     accumulation = getattr(args, "gradient_accumulation_steps", 1)
     # None: no bar where stderr is not a terminal.
     bar = tqdm(total=total_steps, desc=args.script, leave=False, disable=None if is_main else True)
-    with Clock(called, device, steps_per_epoch, accumulation, args.warm_up_steps, bar) as clock:
-        yield partial(report, clock, gpus, result)
+    clock = Clock(called, device, steps_per_epoch, accumulation, args.warm_up_steps, bar)
+
+    def report(loss: float, eval_loss: float, accuracy: float, evaluated: float, steps: int | None = None) -> dict:
+        """The result, with what a training says after each evaluation and what was measured. All processes call it.
+
+        Args:
+            loss: the epoch's mean training loss over all ranks.
+            eval_loss, accuracy: of the evaluation over all ranks, a mean and a fraction.
+            evaluated: the number of samples that were evaluated.
+            steps: of the whole training, if it was resumed.
+        """
+        clock.stop()
+        steps = steps or clock.steps
+        for name, value in (("training", loss), ("evaluation", eval_loss)):
+            if not math.isfinite(value):
+                fail(f"the {name}'s loss is not finite ({value}) after step {steps}")
+        peaks = _peak_bytes(gpus)
+        result.update(
+            steps=steps,
+            loss=loss,
+            eval_loss=eval_loss,
+            accuracy=accuracy,
+            evaluated=int(evaluated),
+            images_per_sec=round(clock.steps_per_second() * args.batch_size, 1),
+            seconds=round(clock.seconds, 3),
+            peak_memory_bytes=peaks,
+            memory_source="measured" if peaks else None,
+        )
+        return result
+
+    with clock:
+        yield report
     weights = whole_weights(network) if args.save else {}
     if is_main:
-        print(result_line(result), flush=True)
+        print(" | ".join(result_parts(result)), flush=True)
         write_files(args, result, weights)
-
-
-def report(
-    clock: Clock,
-    gpus: list[torch.device],
-    result: dict[str, Any],
-    loss: float,
-    eval_loss: float,
-    accuracy: float,
-    evaluated: float,
-    steps: int | None = None,
-) -> dict[str, Any]:
-    """The result with what a training says after each evaluation, and with what was measured. All processes call it.
-
-    Args:
-        clock, gpus, result: given by `measured`.
-        loss: the epoch's mean training loss over all ranks.
-        eval_loss, accuracy: of the evaluation over all ranks, a mean and a fraction.
-        evaluated: the number of samples that were evaluated.
-        steps: of the whole training, if it was resumed.
-    """
-    clock.stop()
-    steps = steps or clock.steps
-    for name, value in (("training", loss), ("evaluation", eval_loss)):
-        if not math.isfinite(value):
-            fail(f"the {name}'s loss is not finite ({value}) after step {steps}")
-    images_per_sec = clock.steps_per_second() * result["global_batch_size"]
-    peaks = [torch.cuda.max_memory_allocated(gpu) for gpu in gpus]
-    if peaks:  # a rank can ask its own GPUs only
-        peaks = [peak for of_rank in all_gather_object(peaks) for peak in of_rank]
-    result.update(
-        steps=steps,
-        loss=loss,
-        eval_loss=eval_loss,
-        accuracy=accuracy,
-        evaluated=int(evaluated),
-        images_per_sec=round(images_per_sec, 1),
-        seconds=round(clock.seconds, 3),
-        peak_memory_bytes=peaks or None,
-        memory_source="measured" if peaks else None,
-    )
-    return result
 
 
 def _setting(args: Namespace, model: nn.Module, device: torch.device, dataset: str) -> dict[str, Any]:
@@ -128,3 +115,11 @@ def _gpus(device: torch.device, replicas: list[int] | None) -> list[torch.device
     if replicas:  # of DataParallel; DistributedDataParallel names its own GPU or none, the emulation none
         return [torch.device("cuda", index) for index in replicas]
     return [device]
+
+
+def _peak_bytes(gpus: list[torch.device]) -> list[int] | None:
+    """The peak of each GPU of all ranks, each of which can ask its own only; None on a CPU."""
+    if not gpus:
+        return None
+    peaks = [torch.cuda.max_memory_allocated(gpu) for gpu in gpus]
+    return [peak for of_rank in all_gather_object(peaks) for peak in of_rank]

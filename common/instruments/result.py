@@ -55,16 +55,17 @@ def _shares(args: Namespace, world_size: int) -> str:
     return f"{size} = {' + '.join(sizes)}"
 
 
-def result_line(result: dict[str, Any]) -> str:
-    """The line after a training."""
+def result_parts(result: dict[str, Any]) -> list[str]:
+    """The parts of the line after a training: its accuracy, its losses, its speed and its steps."""
     speed = f"{result['images_per_sec']:.0f} images/s"
     if not result["images_per_sec"]:
         speed = "nothing was left to train"
-    return (
-        f"{result['level']}: {result['dataset']} accuracy {result['accuracy']:.2%} of {result['evaluated']} | "
-        f"loss {result['loss']:.4f}, eval loss {result['eval_loss']:.4f} | "
-        f"{speed} | {quantity(result['steps'], 'step')} in {result['seconds']:.1f} s"
-    )
+    return [
+        f"{result['level']}: {result['dataset']} accuracy {result['accuracy']:.2%} of {result['evaluated']}",
+        f"loss {result['loss']:.4f}, eval loss {result['eval_loss']:.4f}",
+        speed,
+        f"{quantity(result['steps'], 'step')} in {result['seconds']:.1f} s",
+    ]
 
 
 def quantity(number: int, noun: str) -> str:
@@ -89,18 +90,16 @@ def write_files(args: Namespace, result: dict[str, Any], weights: dict[str, Tens
     Raises:
         UserError: if a file cannot be written. What was there before is then untouched.
     """
+    files: dict[Path, str | bytes] = {}
     if args.save:
         # Into memory first, because torch.save does not say why a file could not be written.
         buffer = io.BytesIO()
         torch.save(weights, buffer)
-        _write(args.save, buffer.getvalue())
+        files[args.save] = buffer.getvalue()
     if args.json:
-        text = json.dumps(result, indent=2)
-        _write(args.json, f"{text}\n".encode())
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        write_atomically(path, content)
-    except OSError as error:
-        fail(f"{path} cannot be written: {error}")
+        files[args.json] = json.dumps(result, indent=2) + "\n"
+    for path, content in files.items():
+        try:
+            write_atomically(path, content)
+        except OSError as error:
+            fail(f"{path} cannot be written: {error}")

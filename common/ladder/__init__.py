@@ -12,7 +12,6 @@ all-reduce, and checks solutions of exercises.
 
 import ast
 import importlib.util
-from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -47,12 +46,6 @@ def with_checkpoints() -> list[str]:
 def templates() -> list[str]:
     """The names of the templates, which a reader copies for a network of their own."""
     return [f"{path.parent.name}/template" for path in sorted(ROOT.glob("0?_*/template.py"))]
-
-
-def neighbours() -> list[tuple[str, str]]:
-    """The pairs that a reader diffs: each level and the next, and each level and the other scripts in it."""
-    longer = [(level_of(name), name) for name in with_checkpoints()]
-    return [*pairwise(levels()), (level_of(FSDP), FSDP), (FSDP, MESH), *longer]
 
 
 def level_of(name: str) -> str:

@@ -12,7 +12,6 @@ python -m common.ladder check average_gradients path/to/solution.py
 
 import argparse
 import os
-import runpy
 import subprocess
 import sys
 import textwrap
@@ -20,8 +19,8 @@ from pathlib import Path
 
 from common import exercises
 from common.exercises.stage import check
-from common.ladder import ROOT, levels, named, script, small
-from common.ladder.diffs import changed_lines, unified
+from common.ladder import ROOT, levels, named, small
+from common.ladder.diffs import unified
 
 
 def parser() -> argparse.ArgumentParser:
@@ -32,11 +31,12 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("after", type=script_name, metavar="LEVEL", help="such as 02")
     run = commands.add_parser(
         "run",
-        help="a level's train.py, also on common.small",
+        help="a level's train.py on common.small",
         epilog="All other flags are those of the level's train.py.",
     )
     run.add_argument("level", type=script_name, metavar="LEVEL", help="such as 03")
-    run.add_argument("--small", action="store_true", help=f"on common.small: one of {', '.join(small.COUNTERPARTS)}")
+    runnable = ", ".join(small.COUNTERPARTS)
+    run.add_argument("--small", action="store_true", required=True, help=f"on common.small: one of {runnable}")
     run.add_argument("--processes", type=int, metavar="N", help="under torchrun, with N processes on this machine")
     commands.add_parser("ring", help="a ring all-reduce of four ranks, message by message")
     check = commands.add_parser("check", help="what is wrong with your solution of an exercise")
@@ -84,17 +84,11 @@ def show_task(exercise: str) -> None:
 
 
 def run_level(options: argparse.Namespace, flags: list[str]) -> None:
-    """Train as the level's own command does; with `--small` on the small counterparts of what it imports."""
+    """Train as the level's own command does, on the small counterparts of what it imports."""
     if options.processes:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", str(options.processes), "-m", "--", "common.ladder", "run", options.level]
-        command += ["--small", *flags] if options.small else flags
-        sys.exit(subprocess.call(command))
-    if not options.small:
-        path = str(script(options.level))
-        sys.argv = [path, *flags]
-        runpy.run_path(path, run_name="__main__")
-        return
+        sys.exit(subprocess.call([*command, "--small", *flags]))
     try:
         module = small.load_small(options.level)
     except ValueError as error:
@@ -106,10 +100,11 @@ def run_level(options: argparse.Namespace, flags: list[str]) -> None:
 
 def show_diff(before: str, after: str) -> None:
     """Print what changes from one script to another."""
-    changed = changed_lines(before, after)
-    print(f"{before} → {after}: {changed.added} lines added, {changed.removed} removed")
+    changes = unified(before, after)
+    signs = [line[0] for line in changes.splitlines()[2:] if line[1:].strip()]
+    print(f"{before} → {after}: {signs.count('+')} lines added, {signs.count('-')} removed")
     print("without blank lines and the text on top of each file\n")
-    print(unified(before, after), end="")
+    print(changes, end="")
 
 
 def main(argv: list[str] | None = None) -> None:

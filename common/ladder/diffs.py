@@ -3,16 +3,9 @@
 import difflib
 from typing import NamedTuple
 
-from common.ladder import ROOT, code_lines, lines_below_docstring, script
+from common.ladder import ROOT, lines_below_docstring, script
 
 CONTEXT = 3  # equal lines shown around a change
-
-
-class ChangedLines(NamedTuple):
-    """The numbers of lines of code that are added and removed from one script to another."""
-
-    added: int
-    removed: int
 
 
 class Hunk(NamedTuple):
@@ -23,31 +16,16 @@ class Hunk(NamedTuple):
     after: tuple[str, ...]
 
 
-def changed_lines(before: str, after: str) -> ChangedLines:
-    """The numbers of lines that `after` adds to `before` and removes from it; blank lines do not count."""
-    matcher = difflib.SequenceMatcher(None, code_lines(before), code_lines(after), autojunk=False)
-    added = removed = 0
-    for kind, start, end, other_start, other_end in matcher.get_opcodes():
-        if kind != "equal":
-            removed += end - start
-            added += other_end - other_start
-    return ChangedLines(added, removed)
-
-
 def diff(before: str, after: str) -> list[Hunk]:
     """The changes from one script to another, in order, with all lines of both but the module docstrings."""
     ours = lines_below_docstring(before)
     theirs = lines_below_docstring(after)
-    matcher = difflib.SequenceMatcher(_is_blank, ours, theirs, autojunk=False)
+    # Blank lines are equal everywhere, so they must not align two files.
+    matcher = difflib.SequenceMatcher(lambda line: not line.strip(), ours, theirs, autojunk=False)
     hunks = []
     for kind, start, end, other_start, other_end in matcher.get_opcodes():
         hunks.append(Hunk(kind, tuple(ours[start:end]), tuple(theirs[other_start:other_end])))
     return hunks
-
-
-def _is_blank(line: str) -> bool:
-    """True for lines that must not align two files: blank lines are equal everywhere."""
-    return not line.strip()
 
 
 def unified(before: str, after: str) -> str:

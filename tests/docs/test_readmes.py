@@ -106,8 +106,8 @@ def test_a_page_shows_a_diff_with_all_new_lines_but_imports(before, level):
 def test_what_the_readme_says_of_two_devices_holds_in_the_record():
     small, large = page_tables.recorded("results")["throughput"]
     for level in ladder.DISTRIBUTED:
-        assert 1 < page_tables.paired(small, level) < page_tables.paired(large, level) < 2
-        assert page_tables.paired(small, "01_data_parallel") < page_tables.paired(small, level)
+        assert 1 < page_tables.speed_up_of(small, level) < page_tables.speed_up_of(large, level) < 2
+        assert page_tables.speed_up_of(small, "01_data_parallel") < page_tables.speed_up_of(small, level)
 
 
 def test_three_ranks_evaluate_as_many_images_as_level_02s_page_says():

@@ -1,6 +1,6 @@
 """Imports run one way: levels, benchmarks and tests → common.trainer → common.accelerator → torch.
 
-In benchmarks/ what measures stands below what is measured, and beside that what draws and prints: see ROOMS.
+In benchmarks/ what measures stands below what is measured, and that below what draws and prints: see ROOMS.
 
 What is imported inside of a function counts too: it runs later, but the reader of one module still has to know the
 other.
@@ -56,7 +56,7 @@ ROOMS = {
     "common.doctor": {"common.pitfalls", "common.processes"},
     "benchmarks.harness": set(),
     "benchmarks.suites": {"benchmarks.harness"},
-    "benchmarks.report": {"benchmarks.harness"},
+    "benchmarks.report": {"benchmarks.harness", "benchmarks.suites"},
     "benchmarks.your_network": {"benchmarks.harness"},
     "benchmarks.compare": {"benchmarks.harness", "benchmarks.suites", "benchmarks.report"},
     "benchmarks.conftest": {"benchmarks.harness", "benchmarks.report"},

@@ -15,14 +15,13 @@ from common.ladder import diffs, small
 from common.ladder.__main__ import main
 
 LEVELS = ["00_single_gpu", "01_data_parallel", "02_ddp_raw", "03_accelerate", "04_trainer"]
+LONG = ["03_accelerate/train_full", "04_trainer/train_full"]
+COMPARED = [*pairwise(LEVELS), *pairwise(["02_ddp_raw", *ladder.SHARDED]), *zip(LEVELS[3:], LONG, strict=True)]
 
 
 def test_levels_and_scripts_stand_in_order():
-    full = ["03_accelerate/train_full", "04_trainer/train_full"]
     assert ladder.levels() == LEVELS
-    assert ladder.scripts() == [*LEVELS, ladder.FSDP, ladder.MESH, *full]
-    sharded = [("02_ddp_raw", ladder.FSDP), (ladder.FSDP, ladder.MESH)]
-    assert ladder.neighbours() == [*pairwise(LEVELS), *sharded, *zip(LEVELS[3:], full, strict=True)]
+    assert ladder.scripts() == [*LEVELS, ladder.FSDP, ladder.MESH, *LONG]
 
 
 def test_scripts_are_named_by_numbers_folders_and_paths():
@@ -42,7 +41,7 @@ def test_loading_a_script_runs_nothing(capsys):
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("before, after", ladder.neighbours())
+@pytest.mark.parametrize("before, after", COMPARED)
 def test_a_diff_has_all_lines_of_both_scripts_and_shows_those_that_change(before, after):
     hunks = diffs.diff(before, after)
     for side, name in (("before", before), ("after", after)):

@@ -149,7 +149,7 @@ def check_lanes(lanes: dict[str, list[list[Span]]]) -> None:
 def test_the_recorded_lanes_of_a_narrow_link_show_what_the_pages_say_of_them(link):
     groups = page_tables.recorded("timeline")["groups"]
     (group,) = [group for group in groups if link in group["group"]]
-    check_lanes(timeline_plot.lanes_of(group))
+    check_lanes(timeline_plot.spans_of(group))
 
 
 @pytest.mark.slow
