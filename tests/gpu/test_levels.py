@@ -84,7 +84,7 @@ def test_with_the_data_on_the_gpu_a_step_waits_for_nothing(level):
 @SLOW
 @pytest.mark.parametrize("level", [*ladder.DISTRIBUTED, *ladder.with_checkpoints()])
 def test_the_local_rank_names_the_gpu(level):
-    machine = train(level, rank=5, nodes=2)  # the second one of four on the second node
+    machine = train(level, "--data", "device", rank=5, nodes=2)  # the second one of four on the second node
     assert machine.calls["set_device"] == [1]
     assert machine.calls["max_memory_allocated"] == [1]
 

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.bits import differences
 from tests.parity.random_orders import ORDERS, PLAYED
-from tests.parity.random_scripts import assert_same, chunks, differences, run_on
+from tests.parity.random_scripts import assert_same, chunks, run_on
 from tests.parity.random_trainers import TRAINERS
 from tests.parity.random_trainings import TRAININGS, plainest
 

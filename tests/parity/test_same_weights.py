@@ -81,7 +81,7 @@ def test_a_mesh_that_is_not_kept_apart_trains_other_weights(tmp_path):
 
 
 @pytest.mark.parametrize("level", ["03_accelerate", "04_trainer"])
-@pytest.mark.parametrize("world_size", [2, *(pytest.param(n, marks=SLOW) for n in (3, 4))])
+@pytest.mark.parametrize("world_size", [2, *(pytest.param(n, marks=SLOW) for n in (1, 3, 4))])
 def test_a_model_that_is_shared_out_trains_the_weights_of_one_device(world_size, level):
     results, weights = run_on_ranks(level, world_size, EXACT, environment=FSDP)
     assert farthest(weights, level_00()[1]) <= TOLERANCE

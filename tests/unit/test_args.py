@@ -1,6 +1,5 @@
 """Flags: defaults, and every wrong one answered by a single line."""
 
-import os
 from datetime import timedelta
 
 import pytest
@@ -201,16 +200,11 @@ def test_replicas_are_the_visible_gpus_and_at_least_two(gpus):
     assert fit("01_data_parallel", "--replicas", "5").replicas == 5
 
 
-@pytest.mark.parametrize("before", [{}, {"PYTORCH_NVML_BASED_CUDA_CHECK": "0"}])
-def test_looking_for_gpus_does_not_start_cuda(before, gpus, monkeypatch):
+def test_looking_for_gpus_does_not_start_cuda(gpus, monkeypatch):
     """Once started it cannot be used in forked processes, as a notebook's are."""
     monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
-    for name, value in before.items():
-        monkeypatch.setenv(name, value)
     gpus(2)
-    environment = dict(os.environ)
     assert fit("01_data_parallel").replicas == 2 and fit("04_trainer").device.type == "cuda"
-    assert os.environ == environment
     with pytest.raises(AssertionError, match="has been asked"):
         torch.cuda.is_available()
 

@@ -138,23 +138,6 @@ def test_an_accelerator_after_end_training_joins_a_new_group():
     assert ranks(2).run(start_again_and_again) == [[3, 3, 3]] * 2
 
 
-def outlive_groups(folder):
-    for number in range(50):
-        meeting = InitProcessGroupKwargs(init_method=f"file://{folder}/{number}")
-        accelerator = Accelerator(cpu=True, kwargs_handlers=[meeting])
-        model = accelerator.prepare(torch.nn.Linear(16, 10))
-        accelerator.backward(model(torch.ones(4, 16)).sum())
-        accelerator.gather(torch.ones(1000))
-        accelerator.end_training()
-        del model, accelerator
-
-
-@pytest.mark.slow
-def test_a_model_that_outlives_its_group_can_be_freed(tmp_path):
-    """With torch 2.11 it waited for the group's threads, and they for the GIL that it held."""
-    ranks(2).run(outlive_groups, tmp_path, timeout=60)
-
-
 def test_the_group_that_was_left_is_freed_before_the_interpreter_ends():
     """Else a thread of it may want the GIL of an interpreter that is gone, which aborts the process."""
     script = textwrap.dedent(
