@@ -72,7 +72,7 @@ def test_the_generated_parts_are_fresh(path):
     assert path.read_text() == readmes.renewed(path.read_text())
 
 
-def test_a_part_that_has_drifted_is_written_again_and_what_is_around_it_stays(tmp_path, monkeypatch, capsys):
+def test_a_part_that_has_drifted_is_written_again(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(ladder, "ROOT", tmp_path)
     monkeypatch.setattr(sys, "argv", ["readmes"])
     page = tmp_path / "README.md"

@@ -161,15 +161,6 @@ def run_all_to_end(
         return {key: ending.result() for key, ending in endings.items()}
 
 
-def selected_cases(request: pytest.FixtureRequest, names: tuple[str, ...]) -> list[tuple]:
-    """The parameters, by these names, of the tests of the requesting file that will run."""
-    found = []
-    for item in request.session.items:
-        if item.path == request.path and hasattr(item, "callspec") and set(names) == set(item.callspec.params):
-            found.append(tuple(item.callspec.params[name] for name in names))
-    return found
-
-
 def on_tmpfs(folder: Path, options: str, *commands: list[str]) -> list[str]:
     """A command that runs `commands` one after another, whatever their exit codes, on a small disk at `folder`.
 

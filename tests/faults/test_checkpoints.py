@@ -48,7 +48,7 @@ def is_saving(folder: Path, files: int, since: int) -> bool:
 
 @ON_LINUX
 @pytest.mark.parametrize("level", LONG)
-def test_killed_again_and_again_while_it_saves_a_run_ends_with_the_same_bits(level, tmp_path):
+def test_killed_while_it_saves_a_run_ends_with_the_same_bits(level, tmp_path):
     training = [*SMALL, "--epochs", "30", "--seed", "7"]
     command = plain(level, *training, *saving(tmp_path / "c"), "--save", str(tmp_path / "w.pt"))
     reached = -1
@@ -74,7 +74,7 @@ def flip_a_bit(path: Path) -> None:
 
 
 @pytest.mark.parametrize("level", [LEVELS[0], pytest.param(LEVELS[1], marks=pytest.mark.slow)])
-def test_a_damaged_checkpoint_is_named_and_passed_over_for_the_one_before(level, tmp_path, caplog, capsys):
+def test_a_damaged_checkpoint_is_passed_over(level, tmp_path, caplog, capsys):
     training = [*SHORT, "--epochs", "3"]  # six steps
     _, expected = run_level(level, training)
     run_level(level, [*SHORT, "--epochs", "2", *saving(tmp_path)])
@@ -91,7 +91,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over_for_the_one_before(level,
 
 
 @pytest.mark.parametrize("level", [pytest.param(LEVELS[0], marks=pytest.mark.slow), LONG[1]])
-def test_where_all_checkpoints_are_damaged_nothing_is_begun_anew_and_nothing_touched(level, tmp_path):
+def test_without_a_whole_checkpoint_nothing_is_touched(level, tmp_path):
     run_level(level, [*SHORT, *saving(tmp_path)])
     for each in complete(tmp_path).values():
         flip_a_bit(each / "model.safetensors")
@@ -103,7 +103,7 @@ def test_where_all_checkpoints_are_damaged_nothing_is_begun_anew_and_nothing_tou
 
 @MOUNTED
 @pytest.mark.parametrize("level", [pytest.param(LEVELS[0], marks=pytest.mark.slow), *LONG[1:]])
-def test_where_the_disk_is_full_the_run_ends_and_goes_on_from_the_old_checkpoint(level, tmp_path):
+def test_a_full_disk_leaves_the_old_checkpoint(level, tmp_path):
     """40 MB take two checkpoints of 14 MB, which a third one must not replace before it is whole."""
     argv = [level, *SMALL, "--epochs", "5"]
     makes_room = ["rm", "-rf", *(f"{tmp_path}/{name}" for name in ("checkpoints/checkpoint_1", "checkpoint-1"))]

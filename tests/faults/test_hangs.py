@@ -1,11 +1,13 @@
 """A job whose rank fails, dies or does something else than the others ends soon, and says which rank and why."""
 
 import re
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 
 from common import ladder
-from tests.faults.jobs import ON_LINUX, SABOTEUR, launcher, run_all_to_end, selected_cases, torchrun
+from tests.faults.jobs import ON_LINUX, SABOTEUR, launcher, run_all_to_end, torchrun
 
 pytestmark = ON_LINUX
 
@@ -24,31 +26,36 @@ VAIN = rf"{OPERATION}\[rank0\]: RuntimeError: .*(Timed out waiting|Connection cl
 VAIN_OR_ABORTED = rf"{VAIN}|rank +: 1 .*\n +exitcode +: -6 .*SIGABRT"
 TIMED_OUT = rf"{OPERATION}Timed out waiting {TIMEOUT}000ms"
 
-SLOW = pytest.mark.slow
-LONG = pytest.mark.long
+
+class Case(NamedTuple):
+    """A job, what its last rank does, and what stderr shows in the end."""
+
+    level: str
+    start: Callable[..., list[str]]
+    fault: str
+    says: str
+
+
 CASES = [
-    pytest.param("02_ddp_raw", torchrun, "raises", ITS_ERROR, marks=LONG),  # as the script of WHEN_IT_HANGS.md
-    pytest.param(ladder.FULL, torchrun, "is_killed", KILLED, marks=LONG),
-    pytest.param("04_trainer/train_full", launcher, "is_killed", KILLED, marks=SLOW),
-    pytest.param("02_ddp_raw", torchrun, "hangs", TIMED_OUT, marks=SLOW),
-    pytest.param("04_trainer", torchrun, "hangs", TIMED_OUT, marks=LONG),
-    pytest.param("02_ddp_raw", torchrun, "has_fewer_batches", VAIN_OR_ABORTED, marks=SLOW),
+    Case("04_trainer/train_full", launcher, "is_killed", KILLED),
+    Case("02_ddp_raw", torchrun, "hangs", TIMED_OUT),
+    Case("02_ddp_raw", torchrun, "has_fewer_batches", VAIN_OR_ABORTED),
+]
+MORE_CASES = [
+    Case("02_ddp_raw", torchrun, "raises", ITS_ERROR),  # as the script of WHEN_IT_HANGS.md
+    Case(ladder.FULL, torchrun, "is_killed", KILLED),
+    Case("04_trainer", torchrun, "hangs", TIMED_OUT),
 ]
 
 
-@pytest.fixture(scope="module")
-def endings(request) -> dict:
-    """How each sabotaged job ended, by (level, start, fault). They mostly wait, so they run at the same time."""
-    commands = {}
-    for level, start, fault, _ in selected_cases(request, ("level", "start", "fault", "says")):
-        commands[level, start, fault] = start(SABOTEUR, fault, "5", level, *TRAINING)
-    return run_all_to_end(commands)
-
-
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("level, start, fault, says", CASES)
-def test_the_job_ends_and_says_which_rank_and_why(level, start, fault, says, endings):
-    done = endings[level, start, fault]
-    assert done.returncode != 0
-    assert f"{level}: 2 × gloo" in done.stdout and "synthetic accuracy" not in done.stdout
-    assert re.search(says, done.stderr), done.stderr
+@pytest.mark.parametrize(
+    "cases", [pytest.param(CASES, marks=pytest.mark.slow), pytest.param(MORE_CASES, marks=pytest.mark.long)]
+)
+def test_the_job_ends_and_says_which_rank_and_why(cases):
+    """They mostly wait, so they run at the same time."""
+    commands = {case: case.start(SABOTEUR, case.fault, "5", case.level, *TRAINING) for case in cases}
+    for case, done in run_all_to_end(commands).items():
+        assert done.returncode != 0, case
+        assert f"{case.level}: 2 × gloo" in done.stdout and "synthetic accuracy" not in done.stdout, case
+        assert re.search(case.says, done.stderr), (case, done.stderr)

@@ -109,7 +109,7 @@ def test_a_rank_ends_whose_torchrun_has_ended_before_the_training():
 
 
 @pytest.mark.long
-def test_a_job_that_grows_by_a_machine_restarts_and_ends_with_the_same_weights(tmp_path):
+def test_a_job_grows_by_a_machine(tmp_path):
     """A change of membership: torchrun stops the healthy ranks and starts them anew, more of them this time.
 
     torch 2.15's agents share a store and tell its address only once: without the variable a newcomer waits in vain.

@@ -48,7 +48,7 @@ def test_a_run_that_saves_ends_with_the_bits_of_one_that_does_not(level, process
         pytest.param({}, 6, marks=SLOW),
     ],
 )
-def test_killed_on_two_processes_it_goes_on_with_any_number_under_fsdp_and_ddp(level, before, step, tmp_path):
+def test_killed_on_two_processes_it_goes_on_with_any_number(level, before, step, tmp_path):
     training = [*EXACT, "--batch-size", "12"]
     saving = [*training, "--checkpoint-every", "2", "--checkpoint-dir"]
     _, expected = run_on_ranks(level, 2, training, environment=before)

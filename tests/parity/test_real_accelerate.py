@@ -55,7 +55,7 @@ def test_both_train_the_same_weights(level, flags, world_size, tmp_path):
     "world_size, step",  # of 4, in two epochs
     [pytest.param(1, 2, marks=SLOW), pytest.param(2, 4, marks=LONG)],
 )
-def test_killed_and_resumed_on_the_real_library_it_trains_the_same_weights(world_size, step, tmp_path):
+def test_the_real_library_resumes_a_killed_training(world_size, step, tmp_path):
     """Without dropout: a resumed run draws one number more there. Ours is resumed in `tests/faults`."""
     argv = [*EXACT, "--gradient-accumulation-steps", "2"]
     path = switched(ladder.FULL, tmp_path)

@@ -60,7 +60,7 @@ def test_a_network_that_is_shared_out_trains_the_weights_of_one_device(level, wo
 
 
 @pytest.mark.parametrize("samples", [1, 25])
-def test_each_sample_is_evaluated_once_where_ranks_have_none_or_a_batch_less(samples):
+def test_each_sample_is_evaluated_once(samples):
     results, _ = run_on_ranks(ladder.FSDP, 3, [*ONE_STEP, "--eval-samples", str(samples)])
     assert [result["evaluated"] for result in results] == [samples] * 3
 
@@ -92,7 +92,7 @@ def test_a_model_that_is_shared_out_trains_the_weights_of_one_device(world_size,
 
 
 @SLOW
-def test_a_row_of_a_mesh_waits_for_a_rank_no_longer_than_the_timeout(tmp_path):
+def test_a_mesh_waits_no_longer_than_the_timeout(tmp_path):
     """torch gives a mesh's groups its default, of 30 minutes: that of the lesson's own group is not theirs."""
     wait = "                dist.get_rank() == 1 and __import__('time').sleep(60)\n                optimizer.step()"
     path = _changed_mesh(tmp_path, "                optimizer.step()", wait)

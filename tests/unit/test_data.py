@@ -142,7 +142,7 @@ def _load_on_two_machines(folders: list[str], dataset: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_first_rank_of_each_machine_looks_and_all_ranks_have_the_same_digits(tmp_path, mnist):
+def test_the_ranks_of_two_machines_have_the_same_digits(tmp_path, mnist):
     nowhere = str(tmp_path / "nowhere")
     assert ranks(4).run(_load_on_two_machines, [nowhere, nowhere], "auto") == ["synthetic"] * 4
     assert ranks(4).run(_load_on_two_machines, [mnist, mnist], "auto") == ["mnist"] * 4

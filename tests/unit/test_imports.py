@@ -190,7 +190,7 @@ def reached(importers: set[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("level", ["00_single_gpu", "01_data_parallel", "02_ddp_raw"])
-def test_levels_in_plain_torch_stand_on_little_and_on_nothing_of_the_core(level):
+def test_levels_in_plain_torch_stand_on_little(level):
     modules = reached({f"{level}.train"})
     assert "common.instruments.clock" in modules
     assert [module for module in modules if room(module) == "common.accelerator"] == []

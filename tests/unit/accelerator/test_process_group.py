@@ -49,7 +49,7 @@ def test_a_half_set_environment_says_what_is_missing(names, changes, said, monke
             PartialState(cpu=True)
 
 
-def test_a_backend_that_cannot_be_had_is_refused_with_the_one_that_can(monkeypatch):
+def test_a_backend_that_cannot_be_had_is_refused(monkeypatch):
     for name, value in OF_TORCHRUN.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="assigned backend nccl is not available, please use gloo"):
