@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
-from torch import Tensor, allclose
+import torch
+from torch import Tensor
 
 ABSENT = "ABSENT"  # in place of what one of the two does not have
 # What takes another time in each run.
@@ -29,13 +30,18 @@ def _same_bits(ours: Any, theirs: Any) -> bool:
         return False
     if isinstance(ours, Tensor):
         alike = ours.dtype == theirs.dtype and ours.shape == theirs.shape
-        return alike and allclose(ours, theirs, rtol=0, atol=0, equal_nan=True)
+        return alike and torch.allclose(ours, theirs, rtol=0, atol=0, equal_nan=True)
     both_nan = ours != ours and theirs != theirs
     return both_nan or ours == theirs
 
 
-def digest(tensor: Tensor) -> str:
-    return hashlib.sha256(tensor.detach().contiguous().numpy().tobytes()).hexdigest()[:12]
+def digest(*tensors: Tensor) -> str:
+    """A checksum of every bit."""
+    content = hashlib.sha256()
+    for tensor in tensors:
+        flat = tensor.detach().cpu().flatten()
+        content.update(flat.view(torch.uint8).numpy().tobytes())
+    return content.hexdigest()
 
 
 def exact(value: Any) -> Any:

@@ -19,8 +19,12 @@ EPOCHS = 2
 EVALUATION_BATCHES = 3
 FLAGS = f"--dataset synthetic --train-samples {64 * STEPS} --eval-samples 130 --epochs {EPOCHS}".split()
 TIMES = {"once": 1, "step": STEPS * EPOCHS, "epoch": EPOCHS, "batch": EVALUATION_BATCHES * EPOCHS}
-NAMES = {"allreduce_": "all-reduce", "broadcast_": "broadcast", "allgather_": "all-gather"}
-NAMES["_allgather_base_"] = NAMES["allgather_"]
+NAMES = {
+    "allreduce_": "all-reduce",
+    "broadcast_": "broadcast",
+    "allgather_": "all-gather",
+    "_allgather_base_": "all-gather",
+}
 # The page says in words that level 04 also does what `prepare` does, and gathers.
 NOT_IN_TABLE = {"04_trainer": {"broadcast", "all-gather"}}
 

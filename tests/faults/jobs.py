@@ -1,7 +1,9 @@
 """Jobs for tests: what a user starts in a terminal, here to be watched, wounded, and cleaned up whatever happens."""
 
 import contextlib
+import glob
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -143,6 +145,25 @@ def script(level: str) -> str:
 def plain(level: str, *argv: str) -> list[str]:
     """The level as one process."""
     return [sys.executable, script(level), *argv]
+
+
+def complete_checkpoints(folder: Path) -> dict[int, Path]:
+    """The complete checkpoints under `folder` by their numbers, whichever level wrote them.
+
+    `glob`, unlike a Path's, takes no harm from a folder that is renamed meanwhile.
+    """
+    found = {}
+    for manifest in glob.glob(f"{folder}/**/manifest.json", recursive=True):
+        checkpoint = Path(manifest).parent
+        name = re.fullmatch(r"checkpoint[-_](\d+)", checkpoint.name)
+        if name:  # and not one that is being written, or has been put aside
+            found[int(name[1])] = checkpoint
+    return found
+
+
+def newest_checkpoint(folder: Path) -> int:
+    """The number of the newest complete checkpoint; -1 without any."""
+    return max(complete_checkpoints(folder), default=-1)
 
 
 def run_to_end(command: list[str], seconds: float = PATIENCE, **environment: str) -> subprocess.CompletedProcess:

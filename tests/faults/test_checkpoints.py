@@ -12,7 +12,16 @@ import torch
 
 from common import ladder
 from common.accelerator.utils.checkpoint_folder import CheckpointError, finish_and_verify
-from tests.faults.jobs import MOUNTED, ON_LINUX, job, on_tmpfs, plain, run_to_end
+from tests.faults.jobs import (
+    MOUNTED,
+    ON_LINUX,
+    complete_checkpoints,
+    job,
+    newest_checkpoint,
+    on_tmpfs,
+    plain,
+    run_to_end,
+)
 from tests.levels import SHORT, farthest, run_level
 
 LEVELS = ladder.with_checkpoints()
@@ -25,25 +34,10 @@ def saving(folder: Path, every: int = 1) -> list[str]:
     return ["--checkpoint-dir", str(folder), "--checkpoint-every", str(every)]
 
 
-def complete(folder: Path) -> dict[int, Path]:
-    """The complete checkpoints under `folder` by their numbers, whichever level wrote them."""
-    found = {}
-    for path in folder.glob("**/manifest.json"):
-        name = re.fullmatch(r"checkpoint[-_](\d+)", path.parent.name)
-        if name:  # and not one that is being written, or has been put aside
-            found[int(name[1])] = path.parent
-    return found
-
-
-def newest(folder: Path) -> int:
-    """The number of the newest complete checkpoint."""
-    return max(complete(folder), default=-1)
-
-
 def is_saving(folder: Path, files: int, since: int) -> bool:
     """Whether there is a checkpoint newer than number `since`, and of another one already so many files."""
     unfinished = glob.glob(f"{folder}/**/.*.staging*", recursive=True)
-    return newest(folder) > since and any(len(os.listdir(path)) >= files for path in unfinished)
+    return newest_checkpoint(folder) > since and any(len(glob.glob(f"{path}/*")) >= files for path in unfinished)
 
 
 @ON_LINUX
@@ -58,7 +52,7 @@ def test_killed_while_it_saves_a_run_ends_with_the_same_bits(level, tmp_path):
             os.killpg(run.process.pid, signal.SIGKILL)
             assert run.end() == -signal.SIGKILL
             assert reached < 0 or re.search("[Rr]esumed at step", run.out)
-        reached = newest(tmp_path / "c")
+        reached = newest_checkpoint(tmp_path / "c")
     done = run_to_end(command)
     assert done.returncode == 0, done.stderr
     straight = run_to_end(plain(level, *training, "--save", str(tmp_path / "straight.pt")))
@@ -78,7 +72,7 @@ def test_a_damaged_checkpoint_is_passed_over(level, tmp_path, caplog, capsys):
     training = [*SHORT, "--epochs", "3"]  # six steps
     _, expected = run_level(level, training)
     run_level(level, [*SHORT, "--epochs", "2", *saving(tmp_path)])
-    damaged = complete(tmp_path)[newest(tmp_path)] / "optimizer.bin"
+    damaged = complete_checkpoints(tmp_path)[newest_checkpoint(tmp_path)] / "optimizer.bin"
     flip_a_bit(damaged)
     _, weights = run_level(level, [*training, *saving(tmp_path)])
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
@@ -86,14 +80,14 @@ def test_a_damaged_checkpoint_is_passed_over(level, tmp_path, caplog, capsys):
     assert "skipping a checkpoint: " in warning and str(damaged) in warning
     assert re.search("[Rr]esumed at step (= )?3\n", capsys.readouterr().out)
     assert farthest(weights, expected) == 0
-    for each in complete(tmp_path).values():
+    for each in complete_checkpoints(tmp_path).values():
         finish_and_verify(each)
 
 
 @pytest.mark.parametrize("level", [pytest.param(LEVELS[0], marks=pytest.mark.slow), LONG[1]])
 def test_without_a_whole_checkpoint_nothing_is_touched(level, tmp_path):
     run_level(level, [*SHORT, *saving(tmp_path)])
-    for each in complete(tmp_path).values():
+    for each in complete_checkpoints(tmp_path).values():
         flip_a_bit(each / "model.safetensors")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(CheckpointError, match=f"there is no whole checkpoint in {tmp_path}"):

@@ -1,7 +1,6 @@
 """Every level on a rank of eight GPUs: its tensors lie on the rank's own GPU, and what a step waits for is known."""
 
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -14,38 +13,39 @@ from common.data.synthetic import draw_cache, read_synthetic
 from common.machine import fit_to_machine
 from tests.gpu.machine import GPUS, Machine, imitated_rank, peak_of
 from tests.gpu.watch import READ, Misplaced
+from tests.levels import changed
 
 SLOW = pytest.mark.slow
+IMITATED = [level for level in ladder.scripts() if level not in ladder.SHARDED]
 BATCH = 16
 STEPS = 15  # more than the warm-up, of 10
 FLAGS = f"--device cuda --dataset synthetic --batch-size {BATCH} --train-samples {STEPS * BATCH}".split()
+FLAGS += ["--eval-samples", str(2 * BATCH)]
 
 
 def is_distributed(level: str) -> bool:
     return ladder.level_of(level) in ladder.DISTRIBUTED
 
 
-def train(
-    level: str, *flags: str, rank: int = 3, path: Path | None = None, eval_samples: int = 2 * BATCH, **options: Any
-) -> Machine:
+def train(level: str, *flags: str, rank: int = 3, path: Path | None = None, **machine_options: int) -> Machine:
     """Train a level from its first line to its last on rank 3 of eight, or as one process where it is one.
 
     Args:
         path: of another version of the level.
-        options: of the machine.
+        machine_options: of `imitated_rank`.
     """
     world_size = GPUS
     if not is_distributed(level):
         rank = 0
         world_size = 1
     module = ladder.load(level, path)
+    args = parse_args(module.__file__, [*FLAGS, *flags])
     draw_cache()
     sets = read_synthetic()  # before the imitation begins, in which no tensor has values
     with (
         mock.patch.object(loading, "read_synthetic", lambda: sets),
-        imitated_rank(rank, world_size, **options) as machine,
+        imitated_rank(rank, world_size, **machine_options) as machine,
     ):
-        args = parse_args(module.__file__, [*FLAGS, "--eval-samples", str(eval_samples), *flags])
         machine.result = module.train(fit_to_machine(args))
         assert not torch.distributed.is_initialized()  # a rank leaves its group at the end
     return machine
@@ -59,13 +59,11 @@ def waits_of_steps(machine: Machine) -> list[list[str]]:
     return waits[1:-1]
 
 
-def all_levels(*quick: str) -> list:
-    """All levels that can be imitated, those that are not `quick` marked as slow."""
-    levels = [level for level in ladder.scripts() if level not in ladder.SHARDED]
-    return [pytest.param(level, marks=[] if level in quick else SLOW) for level in levels]
+def slow_but(*quick: str) -> list:
+    return [pytest.param(level, marks=[] if level in quick else SLOW) for level in IMITATED]
 
 
-@pytest.mark.parametrize("level", all_levels("00_single_gpu", "02_ddp_raw"))
+@pytest.mark.parametrize("level", slow_but("00_single_gpu", "02_ddp_raw"))
 def test_a_step_waits_for_nothing(level):
     machine = train(level)
     assert waits_of_steps(machine) == [[]] * (STEPS - 1)
@@ -76,7 +74,8 @@ def test_a_step_waits_for_nothing(level):
         assert machine.result["peak_memory_bytes"] == [peak_of(3)] * GPUS
 
 
-@pytest.mark.parametrize("level", all_levels())
+@SLOW
+@pytest.mark.parametrize("level", IMITATED)
 def test_with_the_data_on_the_gpu_a_step_waits_for_nothing(level):
     assert waits_of_steps(train(level, "--data", "device")) == [[]] * (STEPS - 1)
 
@@ -95,27 +94,17 @@ def test_each_gpu_of_data_parallel_has_a_peak_of_its_own():
     assert machine.calls["reset_peak_memory_stats"] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("level", all_levels("04_trainer"))
+@pytest.mark.parametrize("level", slow_but("04_trainer"))
 def test_a_longer_evaluation_waits_for_its_batches_only(level):
     counts = []
     for batches in (2, 4):
-        machine = train(level, "--max-steps", "2", "--data", "device", eval_samples=batches * BATCH)
+        machine = train(level, "--max-steps", "2", "--data", "device", "--eval-samples", str(batches * BATCH))
         counts.append(len(machine.watch.waits[-1]))
     few, many = counts
     assert few == many
 
 
 # Planted bugs: what the tests above must not miss.
-
-
-def planted(level: str, folder: Path, old: str, new: str) -> Path:
-    """The level's script with `new` in place of `old`, in a folder of the level's name."""
-    source = ladder.script(level).read_text()
-    assert source.count(old) == 1, old
-    path = folder / ladder.level_of(level) / ladder.script(level).name
-    path.parent.mkdir()
-    path.write_text(source.replace(old, new))
-    return path
 
 
 @pytest.mark.parametrize(
@@ -128,18 +117,18 @@ def planted(level: str, folder: Path, old: str, new: str) -> Path:
     ],
 )
 def test_a_bug_of_level_02_on_gpus_is_found(old, new, error, tmp_path):
-    path = planted("02_ddp_raw", tmp_path, old, new)
+    path = changed("02_ddp_raw", tmp_path, old, new)
     with pytest.raises(Misplaced, match=error):
         train("02_ddp_raw", path=path)
 
 
 def test_a_loss_that_is_read_in_the_loop_is_found(tmp_path):
-    path = planted("00_single_gpu", tmp_path, "train_loss += loss.detach()", "train_loss += loss.item()")
+    path = changed("00_single_gpu", tmp_path, "train_loss += loss.detach()", "train_loss += loss.item()")
     waits = waits_of_steps(train("00_single_gpu", "--data", "device", path=path))
     assert waits == [[READ]] * (STEPS - 1)
 
 
 def test_a_batch_for_which_a_step_waits_is_found(tmp_path):
-    path = planted("00_single_gpu", tmp_path, "train_set.device.type != device.type", "False")
+    path = changed("00_single_gpu", tmp_path, "train_set.device.type != device.type", "False")
     waits = waits_of_steps(train("00_single_gpu", path=path))
     assert waits == [["copy from cpu to cuda, not pinned"] * 2] * (STEPS - 1)

@@ -2,8 +2,8 @@
 
 A kind of script (`random_orders`, `random_trainings`, `random_trainers`) says how a script is drawn, and what it comes
 to on one rank of either library: a nest of dicts and lists. Only such scripts are drawn as are to end alike. Where the
-libraries differ on purpose, each difference has a test of its own. A number that differs
-ends the comparison with an error that shows the script.
+libraries differ on purpose, each difference has a test of its own. A number that differs ends the comparison with an
+error that shows the script.
 """
 
 import random
@@ -26,13 +26,14 @@ class Kind:
     """A kind of script.
 
     Attributes:
-        libraries: the packages of ours and of the original.
+        ours, theirs: the packages of both libraries.
         draw: the script of a seed and a number of processes.
         run: runs a script on this rank, called with the library, the script, a folder, and a dict to fill with all that
             is compared. An error ends the script, and is compared too.
     """
 
-    libraries: tuple[str, str]
+    ours: str
+    theirs: str
     draw: Callable[[int, int], Any]
     run: Callable[[str, Any, str, dict[str, Any]], None]
 
@@ -72,16 +73,15 @@ def assert_same(kind: Kind, seeds: range, processes: int, folder: str) -> None:
     """Run the scripts of `seeds` on both libraries; each comes to the same on every rank."""
     for chunk in chunks(seeds):
         scripts = [kind.draw(seed, processes) for seed in chunk]
-        ours = run_on(kind, 0, scripts, processes, f"{folder}/ours-{chunk.start}")
-        theirs = run_on(kind, 1, scripts, processes, f"{folder}/theirs-{chunk.start}")
+        ours = run_on(kind, kind.ours, scripts, processes, f"{folder}/ours-{chunk.start}")
+        theirs = run_on(kind, kind.theirs, scripts, processes, f"{folder}/theirs-{chunk.start}")
         for seed, script, here, there in zip(chunk, scripts, ours, theirs, strict=True):
             places = list(differences(here, there))
             assert not places, f"script {seed}, {script}: the ranks differ at {places[:10]}"
 
 
-def run_on(kind: Kind, which: int, scripts: list, processes: int, folder: str) -> list[tuple]:
-    """What each script comes to on the ranks, in their order, with ours (0) or the original (1)."""
-    library = kind.libraries[which]
+def run_on(kind: Kind, library: str, scripts: list, processes: int, folder: str) -> list[tuple]:
+    """What each script comes to on the ranks, in their order."""
     if processes == 1:
         return [(outcome,) for outcome in outcomes_of(kind, library, scripts, folder)]
     by_rank = ranks(processes).run(outcomes_of, kind, library, scripts, folder, timeout=PATIENCE)

@@ -232,4 +232,4 @@ def run(library: str, config: dict[str, Any], folder: str, seen: dict[str, Any])
     seen["best"] = (exact(state.best_metric), state.best_global_step, best and best.rpartition("/")[2])
 
 
-TRAINERS = Kind(("common.trainer", "transformers"), draw_configuration, run)
+TRAINERS = Kind("common.trainer", "transformers", draw_configuration, run)

@@ -9,7 +9,7 @@ import pytest
 
 from common import ladder
 from common.processes import RankFailed, ranks
-from tests.levels import EXACT, farthest, killed_at_step, run_on_ranks
+from tests.levels import EXACT, changed, farthest, killed_at_step, run_on_ranks
 from tests.states import THEIRS, forget_states
 
 pytest.importorskip("accelerate")
@@ -20,13 +20,7 @@ LONG = pytest.mark.long
 
 def switched(level: str, folder: Path) -> Path:
     """The script with its import switched to the real library."""
-    script = ladder.script(level)
-    path = folder / LEVEL / script.name
-    path.parent.mkdir()
-    text = script.read_text()
-    assert text.count("common.accelerator") >= 3
-    path.write_text(text.replace("common.accelerator", "accelerate"))
-    return path
+    return changed(level, folder, "common.accelerator", "accelerate")
 
 
 @pytest.mark.parametrize("level", [LEVEL, ladder.FULL])

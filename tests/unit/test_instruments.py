@@ -1,9 +1,6 @@
 """Instruments: steps and seconds counted right, the plan and the result said once, whatever the level."""
 
-import contextlib
-import io
 import itertools
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -17,8 +14,6 @@ from common.errors import UserError
 from common.instruments.clock import Clock
 from common.instruments.result import plan_line
 from common.machine import fit_to_machine
-from common.model import BasicNet
-from common.processes import ranks
 from tests.levels import run_level
 
 CPU = torch.device("cpu")
@@ -103,25 +98,6 @@ def test_the_result_has_the_keys_of_the_contract(monkeypatch):
     ]  # fmt: skip
     assert (result["steps"], result["evaluated"], result["world_size"]) == (1, 100, 1)
     assert (result["images_per_sec"], result["seconds"]) == (64, 1)  # one step, between two readings of the clock
-
-
-def _say(level: str, folder: str) -> str:
-    """What a rank prints."""
-    module = ladder.load(level)
-    args = parse_args(module.__file__, [*SMALL, "--json", f"{folder}/r.json", "--save", f"{folder}/w.pt"])
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        module.train(fit_to_machine(args))
-    return printed.getvalue()
-
-
-@pytest.mark.parametrize("level", ["02_ddp_raw", "03_accelerate"])
-def test_only_rank_0_prints_and_writes(level, tmp_path):
-    first, second = ranks(2).run(_say, level, str(tmp_path))
-    assert first.count("\n") == 2 and "2 × gloo on cpu" in first and "batch 64 = 32 + 32 |" in first
-    assert second == ""
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json", "w.pt"]
-    assert json.loads((tmp_path / "r.json").read_text())["evaluated"] == 100
-    assert torch.load(tmp_path / "w.pt", weights_only=True).keys() == BasicNet().state_dict().keys()
 
 
 @pytest.mark.parametrize("level", ["00_single_gpu", "04_trainer"])
