@@ -144,17 +144,17 @@ def give_gradients(loss: Tensor, *args: Any, **kwargs: Any) -> None:
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
-def replacements(machine: Machine, gpus: int) -> list:
-    """What stands in place of torch's own functions on a machine with so many GPUs."""
+def replacements(machine: Machine) -> list:
+    """What stands in place of torch's own functions."""
     stream = mock.Mock()
     stream.is_capturing.return_value = False
     of_cuda = {
         "is_available": lambda: True,
         "is_bf16_supported": lambda including_emulation=True: True,
-        "device_count": lambda: gpus,
+        "device_count": lambda: GPUS,
         "get_device_capability": lambda device=None: (9, 0),
         "get_device_properties": lambda device=None: SimpleNamespace(total_memory=2**36, multi_processor_count=100),
-        "default_generators": [mock.Mock()] * gpus,
+        "default_generators": [mock.Mock()] * GPUS,
         "current_stream": lambda device=None: stream,
         "set_device": machine.set_device,
         "reset_peak_memory_stats": machine.reset_peak_memory_stats,
@@ -167,7 +167,6 @@ def replacements(machine: Machine, gpus: int) -> list:
         "get_backend": lambda group=None: machine.backend,
         "barrier": machine.barrier,
         "all_gather_object": gather_own_object,
-        "broadcast_object_list": lambda values, *args, **kwargs: None,
     }
     of_tensors = {
         "backward": give_gradients,
@@ -192,13 +191,13 @@ def replacements(machine: Machine, gpus: int) -> list:
 
 
 @contextlib.contextmanager
-def imitated_rank(rank: int = 0, world_size: int = 1, gpus: int = GPUS, nodes: int = 1) -> Iterator[Machine]:
-    """This process as rank `rank` of `world_size` on nodes of `gpus` GPUs each, as torchrun would start it.
+def imitated_rank(rank: int = 0, world_size: int = 1, nodes: int = 1) -> Iterator[Machine]:
+    """This process as rank `rank` of `world_size` on nodes of eight GPUs each, as torchrun would start it.
 
     A single process is started without torchrun, and all GPUs are its own.
     """
     environment = {}
-    own_gpus = range(gpus)
+    own_gpus = range(GPUS)
     if world_size > 1:
         local_world_size = world_size // nodes
         local_rank = rank % local_world_size
@@ -216,7 +215,7 @@ def imitated_rank(rank: int = 0, world_size: int = 1, gpus: int = GPUS, nodes: i
     with contextlib.ExitStack() as stack:
         stack.callback(forget_states)
         stack.enter_context(mock.patch.dict(os.environ, environment))
-        for replacement in replacements(machine, gpus):
+        for replacement in replacements(machine):
             stack.enter_context(replacement)
         hook = register_optimizer_step_post_hook(machine.watch.count_step)
         stack.callback(hook.remove)

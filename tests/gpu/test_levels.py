@@ -27,12 +27,10 @@ def is_distributed(level: str) -> bool:
     return ladder.level_of(level) in ladder.DISTRIBUTED
 
 
-def train(level: str, *flags: str, rank: int = 3, path: Path | None = None, **machine_options: int) -> Machine:
-    """Train a level from its first line to its last on rank 3 of eight, or as one process where it is one.
+def train(level: str, *flags: str, rank: int = 3, nodes: int = 1, path: Path | None = None) -> Machine:
+    """Train a level from its first line to its last on a rank of eight, or as one process where it is one.
 
-    Args:
-        path: of another version of the level.
-        machine_options: of `imitated_rank`.
+    `path` is of another version of the level.
     """
     world_size = GPUS
     if not is_distributed(level):
@@ -44,7 +42,7 @@ def train(level: str, *flags: str, rank: int = 3, path: Path | None = None, **ma
     sets = read_synthetic()  # before the imitation begins, in which no tensor has values
     with (
         mock.patch.object(loading, "read_synthetic", lambda: sets),
-        imitated_rank(rank, world_size, **machine_options) as machine,
+        imitated_rank(rank, world_size, nodes) as machine,
     ):
         machine.result = module.train(fit_to_machine(args))
         assert not torch.distributed.is_initialized()  # a rank leaves its group at the end
@@ -89,9 +87,9 @@ def test_the_local_rank_names_the_gpu(level):
 
 
 def test_each_gpu_of_data_parallel_has_a_peak_of_its_own():
-    machine = train("01_data_parallel", "--max-steps", "2", gpus=3)
-    assert machine.result["peak_memory_bytes"] == [peak_of(0), peak_of(1), peak_of(2)]
-    assert machine.calls["reset_peak_memory_stats"] == [0, 1, 2]
+    machine = train("01_data_parallel", "--max-steps", "2")
+    assert machine.result["peak_memory_bytes"] == [peak_of(gpu) for gpu in range(GPUS)]
+    assert machine.calls["reset_peak_memory_stats"] == list(range(GPUS))
 
 
 @pytest.mark.parametrize("level", slow_but("04_trainer"))
