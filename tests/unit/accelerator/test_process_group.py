@@ -97,14 +97,17 @@ def test_a_rank_that_never_joins_is_named():
 # Working
 
 
-def enter_first(accelerator):
+def enter_first(accelerator, path):
     with accelerator.main_process_first():
-        return time.monotonic()
+        if accelerator.is_main_process:
+            time.sleep(0.5)  # whoever did not wait for it would write before it
+        with path.open("a") as file:
+            file.write(f"{accelerator.process_index} ")
 
 
-def test_the_main_process_enters_first():
-    one, two = on_ranks(2, enter_first)
-    assert one < two
+def test_the_main_process_enters_first(tmp_path):
+    on_ranks(2, enter_first, tmp_path / "order")
+    assert (tmp_path / "order").read_text() == "0 1 "
 
 
 def fail_first(accelerator):
