@@ -43,7 +43,7 @@ def test_loading_a_script_runs_nothing(capsys):
 
 
 @pytest.mark.parametrize("before, after", ladder.neighbours())
-def test_a_diff_shows_the_lines_that_change(before, after):
+def test_a_diff_has_all_lines_of_both_scripts_and_shows_those_that_change(before, after):
     hunks = diffs.diff(before, after)
     for side, name in (("before", before), ("after", after)):
         lines = [line for hunk in hunks for line in getattr(hunk, side)]
