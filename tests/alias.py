@@ -62,19 +62,12 @@ class AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """The core's own module: it exists once, under two names. An empty one where the core has none."""
-        if not self._is_in_core(spec.name):
-            self._own_spec = spec
-            return ModuleType(spec.name)
-        module = importlib.import_module(_name_in_core(spec.name))
-        self._own_spec = module.__spec__
-        return module
-
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module stand-ins for what it lacks, and give back its own spec, which was replaced just now."""
-        fullname = module.__spec__.name
-        module.__spec__ = self._own_spec
+        """Put the core's module, if there is one, in place of the new and empty one. Stand-ins give what it lacks."""
+        fullname = module.__name__
+        if self._is_in_core(fullname):
+            module = importlib.import_module(_name_in_core(fullname))
+            sys.modules[fullname] = module
         source = self._source(fullname)
         if source is not None:
             module.__getattr__ = functools.partial(stand_in, fullname, source)

@@ -46,6 +46,16 @@ def run_level(level: str, argv: list[str], path: Path | None = None, small: bool
         return result, torch.load(path, weights_only=True) if path.exists() else {}
 
 
+def changed(level: str, folder: Path, old: str, new: str) -> Path:
+    """The level's script with `new` wherever it has `old`, in a folder of the level's name."""
+    source = ladder.script(level).read_text()
+    assert old in source, old
+    path = folder / ladder.level_of(level) / ladder.script(level).name
+    path.parent.mkdir(parents=True)
+    path.write_text(source.replace(old, new))
+    return path
+
+
 def killed_at_step(step: int, level: str, argv: list[str], path: Path | None = None) -> None:
     """Train, and kill this process where its optimizer is about to make this step."""
     steps = itertools.count(1)

@@ -10,6 +10,8 @@ from common.process_group import leave_process_group
 
 OURS = "common.accelerator"
 THEIRS = "accelerate"
+# The package that has the Accelerator of a library with a Trainer.
+CORE_OF = {"common.trainer": OURS, "transformers": THEIRS}
 
 
 def forget_states(library: str = OURS) -> None:
@@ -28,7 +30,8 @@ def reset_states(library: str = OURS) -> None:
     Jobs with several trainings on several ranks call it between them. A second group of the same job would have the
     first one's address, where a rank that is early may still meet the store of the first.
     """
-    state = importlib.import_module(f"{library}.state")
+    core = CORE_OF.get(library, library)
+    state = importlib.import_module(f"{core}.state")
     state.AcceleratorState._reset_state(reset_partial_state=True)
     state.GradientState._reset_state()
 

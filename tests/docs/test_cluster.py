@@ -37,7 +37,7 @@ def started_by_srun(folder, *flags: str) -> list[str]:
 
 
 @pytest.mark.parametrize("flags", [[], ["03_accelerate/train_full.py", "--checkpoint-dir", "checkpoints"]])
-def test_the_slurm_job_starts_torchrun_with_the_cores_on_a_port_of_its_own(flags, tmp_path):
+def test_the_slurm_job_starts_torchrun(flags, tmp_path):
     cpus, number, program, *words = started_by_srun(tmp_path, *flags)
     assert (cpus, number, program) == ("--cpus-per-task", "16", "torchrun")
     options = torchrun(words)

@@ -71,7 +71,7 @@ def reported_errors(printed: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_the_cause_is_the_error_that_speaks_neither_of_a_connection_nor_of_a_signal(endings):
+def test_the_cause_is_no_follow_on_error(endings):
     (command,) = [command for command in shown() if command.endswith("raises")]
     errors = reported_errors(endings[command].stderr)
     assert sorted(errors) == ["0", "1", "2"]

@@ -1,7 +1,9 @@
 """Jobs for tests: what a user starts in a terminal, here to be watched, wounded, and cleaned up whatever happens."""
 
 import contextlib
+import glob
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -145,6 +147,25 @@ def plain(level: str, *argv: str) -> list[str]:
     return [sys.executable, script(level), *argv]
 
 
+def complete_checkpoints(folder: Path) -> dict[int, Path]:
+    """The complete checkpoints under `folder` by their numbers, whichever level wrote them.
+
+    `glob`, unlike a Path's, takes no harm from a folder that is renamed meanwhile.
+    """
+    found = {}
+    for manifest in glob.glob(f"{folder}/**/manifest.json", recursive=True):
+        checkpoint = Path(manifest).parent
+        name = re.fullmatch(r"checkpoint[-_](\d+)", checkpoint.name)
+        if name:  # and not one that is being written, or has been put aside
+            found[int(name[1])] = checkpoint
+    return found
+
+
+def newest_checkpoint(folder: Path) -> int:
+    """The number of the newest complete checkpoint; -1 without any."""
+    return max(complete_checkpoints(folder), default=-1)
+
+
 def run_to_end(command: list[str], seconds: float = PATIENCE, **environment: str) -> subprocess.CompletedProcess:
     """`command`, when it has ended and no process of it is left."""
     with job(command, **environment) as started:
@@ -159,15 +180,6 @@ def run_all_to_end(
     with ThreadPoolExecutor(at_once) as pool:
         endings = {key: pool.submit(run_to_end, command, **environment) for key, command in commands.items()}
         return {key: ending.result() for key, ending in endings.items()}
-
-
-def selected_cases(request: pytest.FixtureRequest, names: tuple[str, ...]) -> list[tuple]:
-    """The parameters, by these names, of the tests of the requesting file that will run."""
-    found = []
-    for item in request.session.items:
-        if item.path == request.path and hasattr(item, "callspec") and set(names) == set(item.callspec.params):
-            found.append(tuple(item.callspec.params[name] for name in names))
-    return found
 
 
 def on_tmpfs(folder: Path, options: str, *commands: list[str]) -> list[str]:

@@ -17,13 +17,6 @@ from common.args import parse_args
 from common.instruments import prepare_process
 
 
-def raises(module, step: int) -> None:
-    def fail():
-        raise ArithmeticError("the reason")
-
-    _at_loss(module, step, fail)
-
-
 def is_killed(module, step: int) -> None:
     _at_loss(module, step, lambda: os.kill(os.getpid(), signal.SIGKILL))
 

@@ -29,7 +29,9 @@ FLAGS = [
     pairs=st.lists(st.tuples(st.sampled_from(FLAGS), NUMBERS, st.booleans()), max_size=4),
 )
 def test_any_flags_are_settings_that_can_be_used_or_one_line(level, pairs, capsys):
-    argv = [word for flag, value, joined in pairs for word in ([f"{flag}={value}"] if joined else [flag, value])]
+    argv = []
+    for flag, value, is_joined in pairs:
+        argv += [f"{flag}={value}"] if is_joined else [flag, value]
     try:
         args = fit_to_machine(parse_args(str(ladder.script(level)), argv))
     except UserError as error:

@@ -1,11 +1,12 @@
 """A job whose rank fails, dies or does something else than the others ends soon, and says which rank and why."""
 
 import re
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 
-from common import ladder
-from tests.faults.jobs import ON_LINUX, SABOTEUR, launcher, run_all_to_end, selected_cases, torchrun
+from tests.faults.jobs import ON_LINUX, SABOTEUR, launcher, run_all_to_end, torchrun
 
 pytestmark = ON_LINUX
 
@@ -14,7 +15,6 @@ TIMEOUT = 12  # seconds; the slowest rank may come that late to the first collec
 TRAINING = ["--dataset", "synthetic", "--train-samples", "3200", "--eval-samples", "320", "--batch-size", "32"]
 TRAINING += ["--epochs", "90", "--timeout", str(TIMEOUT)]
 
-ITS_ERROR = r"\[rank1\]: ArithmeticError: the reason"
 KILLED = r"rank +: 1 \(local_rank: 1\)\s+exitcode +: -9 \(pid: \d+\) +\(SIGKILL\)"
 
 # Rank 0 says in which operation it has waited in vain. gloo may also abort the other rank, which got what it did not
@@ -24,31 +24,30 @@ VAIN = rf"{OPERATION}\[rank0\]: RuntimeError: .*(Timed out waiting|Connection cl
 VAIN_OR_ABORTED = rf"{VAIN}|rank +: 1 .*\n +exitcode +: -6 .*SIGABRT"
 TIMED_OUT = rf"{OPERATION}Timed out waiting {TIMEOUT}000ms"
 
-SLOW = pytest.mark.slow
-LONG = pytest.mark.long
+
+class Case(NamedTuple):
+    """A job, what its last rank does, and what stderr shows in the end."""
+
+    level: str
+    start: Callable[..., list[str]]
+    fault: str
+    says: str
+
+
 CASES = [
-    pytest.param("02_ddp_raw", torchrun, "raises", ITS_ERROR, marks=LONG),  # as the script of WHEN_IT_HANGS.md
-    pytest.param(ladder.FULL, torchrun, "is_killed", KILLED, marks=LONG),
-    pytest.param("04_trainer/train_full", launcher, "is_killed", KILLED, marks=SLOW),
-    pytest.param("02_ddp_raw", torchrun, "hangs", TIMED_OUT, marks=SLOW),
-    pytest.param("04_trainer", torchrun, "hangs", TIMED_OUT, marks=LONG),
-    pytest.param("02_ddp_raw", torchrun, "has_fewer_batches", VAIN_OR_ABORTED, marks=SLOW),
+    Case("04_trainer/train_full", launcher, "is_killed", KILLED),
+    Case("02_ddp_raw", torchrun, "hangs", TIMED_OUT),
+    Case("04_trainer", torchrun, "hangs", TIMED_OUT),
+    Case("02_ddp_raw", torchrun, "has_fewer_batches", VAIN_OR_ABORTED),
 ]
 
 
-@pytest.fixture(scope="module")
-def endings(request) -> dict:
-    """How each sabotaged job ended, by (level, start, fault). They mostly wait, so they run at the same time."""
-    commands = {}
-    for level, start, fault, _ in selected_cases(request, ("level", "start", "fault", "says")):
-        commands[level, start, fault] = start(SABOTEUR, fault, "5", level, *TRAINING)
-    return run_all_to_end(commands)
-
-
+@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("level, start, fault, says", CASES)
-def test_the_job_ends_and_says_which_rank_and_why(level, start, fault, says, endings):
-    done = endings[level, start, fault]
-    assert done.returncode != 0
-    assert f"{level}: 2 × gloo" in done.stdout and "synthetic accuracy" not in done.stdout
-    assert re.search(says, done.stderr), done.stderr
+def test_the_job_ends_and_says_which_rank_and_why():
+    """They mostly wait, so they run at the same time. A rank that raises: `tests/docs/test_failures.py`."""
+    commands = {case: case.start(SABOTEUR, case.fault, "5", case.level, *TRAINING) for case in CASES}
+    for case, done in run_all_to_end(commands).items():
+        assert done.returncode != 0, case
+        assert f"{case.level}: 2 × gloo" in done.stdout and "synthetic accuracy" not in done.stdout, case
+        assert re.search(case.says, done.stderr), (case, done.stderr)

@@ -21,11 +21,11 @@ pytestmark = ON_LINUX
 # LADDER_LONG_RUN=200 is the run that has been made to show that none hangs.
 LAUNCHES = int(os.environ.get("LADDER_LONG_RUN", "3"))
 EPOCHS = 20
-SLOW = {level: pytest.param(level, marks=pytest.mark.slow) for level in ladder.scripts()}
-LONG = {level: pytest.param(level, marks=pytest.mark.long) for level in ladder.scripts()}
+COUNT_THREADS = Path(__file__).parent / "count_threads.py"
+LONG = pytest.mark.long
 
 
-@pytest.mark.long
+@LONG
 @pytest.mark.timeout(60 + 60 * LAUNCHES)
 def test_launch_after_launch_ends_well_and_leaves_nothing_behind(tmp_path):
     before = set(os.listdir("/dev/shm"))
@@ -33,10 +33,8 @@ def test_launch_after_launch_ends_well_and_leaves_nothing_behind(tmp_path):
         level = ladder.DISTRIBUTED[number % 3]
         done = run_to_end(torchrun(script(level), *SHORT, "--max-steps", "1"), TMPDIR=str(tmp_path))
         assert done.returncode == 0, f"launch {number}: {done.stderr}"
-    left = [
-        name for name in os.listdir(tmp_path) if not name.startswith("torch")
-    ]  # empty folders of torchrun and torch
-    assert left == []
+    left = os.listdir(tmp_path)
+    assert [name for name in left if not name.startswith("torch")] == []  # torchrun and torch leave empty folders
     new = set(os.listdir("/dev/shm")) - before
     assert [name for name in new if not _is_in_use(name)] == []
 
@@ -47,34 +45,21 @@ def _is_in_use(name: str) -> bool:
     return maker is not None and Path(f"/proc/{maker[1]}").exists()
 
 
-@pytest.mark.parametrize("level", [LONG["02_ddp_raw"], LONG["03_accelerate"], SLOW["04_trainer"]])
+@pytest.mark.parametrize(
+    "level",
+    [
+        pytest.param("02_ddp_raw", marks=LONG),
+        pytest.param("03_accelerate", marks=LONG),
+        pytest.param("04_trainer", marks=pytest.mark.slow),
+    ],
+)
 def test_nothing_else_keeps_the_group_of_a_level_that_has_ended(level, tmp_path):
     """A thread of it may still hold a tensor when the interpreter ends, and then aborts the process."""
-    counting = f"""
-import os
-from pathlib import Path
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from common import ladder, process_group
-from common.args import parse_args
-from common.machine import fit_to_machine
-
-def threads():
-    return sum("gloo" in path.read_text() for path in Path("/proc/self/task").glob("*/comm"))
-
-module = ladder.load({level!r})
-during = []
-hook = register_optimizer_step_post_hook(lambda *args: during.append(threads()))
-module.train(fit_to_machine(parse_args(module.__file__)))
-process_group.free_left_group()  # levels 03 and 04 keep their group here
-Path({str(tmp_path)!r}, os.environ["RANK"]).write_text(f"{{during[0]}} {{threads()}}")
-"""
-    path = tmp_path / "counting.py"
-    path.write_text(counting)
-    done = run_to_end(torchrun(path, *SHORT, "--max-steps", "1"), PYTHONPATH=str(Path(__file__).parents[2]))
+    done = run_to_end(torchrun(str(COUNT_THREADS), str(tmp_path), level, *SHORT, "--max-steps", "1"))
     assert done.returncode == 0, done.stderr
     for rank in ("0", "1"):
-        before, after = map(int, (tmp_path / rank).read_text().split())
-        assert (before > 0, after) == (True, 0)
+        during, after = map(int, (tmp_path / rank).read_text().split())
+        assert during > 0 and after == 0
 
 
 def used(level: str, argv: list[str]) -> list[tuple[int, int]]:
@@ -95,7 +80,8 @@ def used(level: str, argv: list[str]) -> list[tuple[int, int]]:
     return samples
 
 
-@pytest.mark.parametrize("level", [LONG["02_ddp_raw"], LONG[ladder.FULL], LONG["04_trainer/train_full"]])
+@LONG
+@pytest.mark.parametrize("level", ["02_ddp_raw", *ladder.with_checkpoints()])
 def test_memory_and_open_files_do_not_grow_over_twenty_epochs(level, tmp_path):
     argv = [*SHORT, "--epochs", str(EPOCHS), "--eval-samples", "40"]
     if level != "02_ddp_raw":

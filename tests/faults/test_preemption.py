@@ -54,9 +54,7 @@ TOLD = {
         pytest.param(TRAINER, 2, "one rank", None, marks=pytest.mark.long),
     ],
 )
-def test_whoever_is_told_to_stop_all_save_at_one_step_and_continued_end_with_the_same_bits(
-    level, processes, told, code, tmp_path
-):
+def test_told_to_stop_all_ranks_save_at_one_step(level, processes, told, code, tmp_path):
     with start(level, processes, "1000", "--checkpoint-dir", str(tmp_path / "c")) as run:
         run.wait_for(lambda: [*tmp_path.rglob("manifest.json")])
         TOLD[told](run)

@@ -12,8 +12,9 @@ from common.accelerator.operations import gather
 from common.accelerator.utils import synchronize_rng_states
 from common.accelerator.utils.random import get_random_states, set_random_states
 from common.processes import ranks
+from common.trainer import evaluation
 from tests.gpu.machine import GPUS, imitated_rank
-from tests.gpu.watch import READ, Misplaced
+from tests.gpu.watch import READ
 
 OWN = torch.device("cuda", 3)
 
@@ -25,7 +26,7 @@ def machine():
         yield machine
 
 
-def test_tensors_are_gathered_on_the_ranks_own_gpu_in_one_message_without_a_wait(machine):
+def test_tensors_are_gathered_on_the_own_gpu_without_a_wait(machine):
     gathered = gather((torch.zeros(2, dtype=torch.int16, device=OWN), torch.zeros(3, device=OWN)))
     assert [tensor.device for tensor in gathered] == [OWN, OWN]
     assert [len(tensor) for tensor in gathered] == [2 * GPUS, 3 * GPUS]
@@ -33,20 +34,15 @@ def test_tensors_are_gathered_on_the_ranks_own_gpu_in_one_message_without_a_wait
     assert machine.watch.waits == [[]]
 
 
-def test_a_tensor_of_a_gpu_in_a_pickle_is_found(machine):
-    with pytest.raises(Misplaced, match="comes back on the sender's GPU"):
-        torch.distributed.all_gather_object([None] * GPUS, [torch.zeros(2, device=OWN)])
-
-
-def test_a_barrier_names_the_ranks_own_gpu(machine):
+def test_a_barrier_names_the_own_gpu(machine):
     PartialState().wait_for_everyone()
     assert machine.watch.waits == [["barrier"]]
 
 
-def test_the_random_state_of_a_ranks_own_gpu_is_saved_and_restored(machine):
+def test_the_random_state_of_the_own_gpu_is_saved_and_restored(machine):
     set_random_states(OWN, get_random_states(OWN))
     synchronize_rng_states(["cuda"])  # by a broadcast on the GPU
-    assert machine.gpus.calls["get_rng_state"] == machine.gpus.calls["set_rng_state"] == [3, 3]
+    assert machine.calls["get_rng_state"] == machine.calls["set_rng_state"] == [3, 3]
 
 
 def test_a_checkpoint_is_read_into_memory_of_the_cpu(tmp_path):
@@ -62,19 +58,47 @@ def test_a_checkpoint_is_read_into_memory_of_the_cpu(tmp_path):
     assert load.call_count >= 2
 
 
+def test_results_of_an_evaluation_are_read_when_their_copy_has_arrived(monkeypatch):
+    gpu = mock.Mock()
+    monkeypatch.setattr(torch.cuda, "current_stream", gpu.stream)
+    monkeypatch.setattr(evaluation, "send_to_device", gpu.send)
+    monkeypatch.setattr(evaluation, "as_arrays", gpu.read)
+    results = evaluation.Results(OWN)
+    results.add("first")
+    gpu.read.assert_not_called()  # the GPU computes the next batch meanwhile
+    results.add("second")
+    results.on_host()
+    calls = [name.rpartition(".")[2] for name, _, _ in gpu.mock_calls]
+    one_batch = ["send", "stream", "record_event", "synchronize", "read"]
+    assert calls == 2 * one_batch
+    assert [call.args for call in gpu.send.call_args_list] == [("first", "cpu", True), ("second", "cpu", True)]
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 2)
+        self.computed_in: set[torch.dtype] = set()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = self.linear(x)
+        self.computed_in.add(result.dtype)
+        return result
+
+
 @pytest.mark.parametrize(
     "precision, dtype, waits",
     [("no", torch.float32, []), ("bf16", torch.bfloat16, []), ("fp16", torch.float16, [READ])],
 )
-def test_a_loop_that_clips_and_schedules_computes_in_its_dtype_and_waits_only_in_fp16(precision, dtype, waits):
+def test_a_step_computes_in_its_dtype_and_waits_in_fp16_only(precision, dtype, waits):
     """Autocast for the CPU would leave a GPU's products in float32."""
     with imitated_rank(3, GPUS) as machine:
         accelerator = Accelerator(mixed_precision=precision)
         assert precision != "fp16" or accelerator.scaler._device == "cuda"
-        model = torch.nn.Linear(4, 2)
-        optimizer = torch.optim.AdamW(model.parameters())
+        net = Net()
+        optimizer = torch.optim.AdamW(net.parameters())
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
-        model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+        model, optimizer, scheduler = accelerator.prepare(net, optimizer, scheduler)
         for _ in range(6):
             loss = model(torch.empty(3, 4, device=OWN)).sum()
             accelerator.backward(loss)
@@ -82,7 +106,7 @@ def test_a_loop_that_clips_and_schedules_computes_in_its_dtype_and_waits_only_in
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-        assert machine.watch.computed_in == {dtype}
+        assert net.computed_in == {dtype}
         assert machine.watch.waits[1:-1] == [waits] * 5
 
 

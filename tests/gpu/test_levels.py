@@ -1,7 +1,6 @@
 """Every level on a rank of eight GPUs: its tensors lie on the rank's own GPU, and what a step waits for is known."""
 
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -14,38 +13,37 @@ from common.data.synthetic import draw_cache, read_synthetic
 from common.machine import fit_to_machine
 from tests.gpu.machine import GPUS, Machine, imitated_rank, peak_of
 from tests.gpu.watch import READ, Misplaced
+from tests.levels import changed
 
 SLOW = pytest.mark.slow
+IMITATED = [level for level in ladder.scripts() if level not in ladder.SHARDED]
 BATCH = 16
 STEPS = 15  # more than the warm-up, of 10
 FLAGS = f"--device cuda --dataset synthetic --batch-size {BATCH} --train-samples {STEPS * BATCH}".split()
+FLAGS += ["--eval-samples", str(2 * BATCH)]
 
 
 def is_distributed(level: str) -> bool:
     return ladder.level_of(level) in ladder.DISTRIBUTED
 
 
-def train(
-    level: str, *flags: str, rank: int = 3, path: Path | None = None, eval_samples: int = 2 * BATCH, **options: Any
-) -> Machine:
-    """Train a level from its first line to its last on rank 3 of eight, or as one process where it is one.
+def train(level: str, *flags: str, rank: int = 3, nodes: int = 1, path: Path | None = None) -> Machine:
+    """Train a level from its first line to its last on a rank of eight, or as one process where it is one.
 
-    Args:
-        path: of another version of the level.
-        options: of the machine.
+    `path` is of another version of the level.
     """
     world_size = GPUS
     if not is_distributed(level):
         rank = 0
         world_size = 1
     module = ladder.load(level, path)
+    args = parse_args(module.__file__, [*FLAGS, *flags])
     draw_cache()
     sets = read_synthetic()  # before the imitation begins, in which no tensor has values
     with (
         mock.patch.object(loading, "read_synthetic", lambda: sets),
-        imitated_rank(rank, world_size, **options) as machine,
+        imitated_rank(rank, world_size, nodes) as machine,
     ):
-        args = parse_args(module.__file__, [*FLAGS, "--eval-samples", str(eval_samples), *flags])
         machine.result = module.train(fit_to_machine(args))
         assert not torch.distributed.is_initialized()  # a rank leaves its group at the end
     return machine
@@ -59,47 +57,46 @@ def waits_of_steps(machine: Machine) -> list[list[str]]:
     return waits[1:-1]
 
 
-def all_levels(*quick: str) -> list:
-    """All levels that can be imitated, those that are not `quick` marked as slow."""
-    levels = [level for level in ladder.scripts() if level not in ladder.SHARDED]
-    return [pytest.param(level, marks=[] if level in quick else SLOW) for level in levels]
+def slow_but(*quick: str) -> list:
+    return [pytest.param(level, marks=[] if level in quick else SLOW) for level in IMITATED]
 
 
-@pytest.mark.parametrize("level", all_levels("00_single_gpu", "02_ddp_raw"))
-def test_a_rank_uses_its_own_gpu_and_a_step_waits_for_nothing(level):
+@pytest.mark.parametrize("level", slow_but("00_single_gpu", "02_ddp_raw"))
+def test_a_step_waits_for_nothing(level):
     machine = train(level)
     assert waits_of_steps(machine) == [[]] * (STEPS - 1)
     if is_distributed(level):
-        assert machine.group.backend == "nccl"
-        assert any(name.startswith("c10d.") for name in machine.watch.operations)  # collectives
-        assert machine.gpus.calls["reset_peak_memory_stats"] == [3]
+        assert machine.backend == "nccl"
+        assert machine.watch.collectives
+        assert machine.calls["reset_peak_memory_stats"] == [3]
         assert machine.result["peak_memory_bytes"] == [peak_of(3)] * GPUS
 
 
-@pytest.mark.parametrize("level", all_levels())
+@SLOW
+@pytest.mark.parametrize("level", IMITATED)
 def test_with_the_data_on_the_gpu_a_step_waits_for_nothing(level):
     assert waits_of_steps(train(level, "--data", "device")) == [[]] * (STEPS - 1)
 
 
 @SLOW
 @pytest.mark.parametrize("level", [*ladder.DISTRIBUTED, *ladder.with_checkpoints()])
-def test_on_a_second_node_it_is_the_local_rank_that_names_the_gpu(level):
-    machine = train(level, rank=5, nodes=2)  # of four on a node, which use half of its GPUs
-    assert machine.gpus.calls["set_device"] == [1]
-    assert machine.gpus.calls["max_memory_allocated"] == [1]
+def test_the_local_rank_names_the_gpu(level):
+    machine = train(level, "--data", "device", rank=5, nodes=2)  # the second one of four on the second node
+    assert machine.calls["set_device"] == [1]
+    assert machine.calls["max_memory_allocated"] == [1]
 
 
 def test_each_gpu_of_data_parallel_has_a_peak_of_its_own():
-    machine = train("01_data_parallel", "--max-steps", "2", gpus=3)
-    assert machine.result["peak_memory_bytes"] == [peak_of(0), peak_of(1), peak_of(2)]
-    assert machine.gpus.calls["reset_peak_memory_stats"] == [0, 1, 2]
+    machine = train("01_data_parallel", "--max-steps", "2")
+    assert machine.result["peak_memory_bytes"] == [peak_of(gpu) for gpu in range(GPUS)]
+    assert machine.calls["reset_peak_memory_stats"] == list(range(GPUS))
 
 
-@pytest.mark.parametrize("level", all_levels("04_trainer"))
+@pytest.mark.parametrize("level", slow_but("04_trainer"))
 def test_a_longer_evaluation_waits_for_its_batches_only(level):
     counts = []
     for batches in (2, 4):
-        machine = train(level, "--max-steps", "2", "--data", "device", eval_samples=batches * BATCH)
+        machine = train(level, "--max-steps", "2", "--data", "device", "--eval-samples", str(batches * BATCH))
         counts.append(len(machine.watch.waits[-1]))
     few, many = counts
     assert few == many
@@ -108,48 +105,28 @@ def test_a_longer_evaluation_waits_for_its_batches_only(level):
 # Planted bugs: what the tests above must not miss.
 
 
-def planted(level: str, folder: Path, *changes: tuple[str, str]) -> Path:
-    """The level's script with these changes of its text, in a folder of the level's name."""
-    source = ladder.script(level).read_text()
-    for old, new in changes:
-        assert source.count(old) == 1, old
-        source = source.replace(old, new)
-    path = folder / ladder.level_of(level) / ladder.script(level).name
-    path.parent.mkdir()
-    path.write_text(source)
-    return path
-
-
 @pytest.mark.parametrize(
-    "change, error",
+    "old, new, error",
     [
-        (("torch.cuda.set_device(device)", "pass"), "before set_device"),
-        (("dist.all_reduce(totals)", "dist.all_reduce(totals.cpu())"), "of a tensor on the CPU"),
-        (("loss = F.nll_loss(model(images)", 'loss = F.nll_loss(model(images.to("cuda:0"))'), "on cuda:0"),
-        (("    with measured", "    dist.barrier()\n    with measured"), "device_ids None"),
+        ("torch.cuda.set_device(device)", "pass", "before set_device"),
+        ("dist.all_reduce(totals)", "dist.all_reduce(totals.cpu())", "of a tensor on the CPU"),
+        ("loss = F.nll_loss(model(images)", 'loss = F.nll_loss(model(images.to("cuda:0"))', "on cuda:0"),
+        ("    with measured", "    dist.barrier()\n    with measured", "device_ids None"),
     ],
-)  # fmt: skip
-def test_a_bug_of_level_02_on_gpus_is_found(change, error, tmp_path):
+)
+def test_a_bug_of_level_02_on_gpus_is_found(old, new, error, tmp_path):
+    path = changed("02_ddp_raw", tmp_path, old, new)
     with pytest.raises(Misplaced, match=error):
-        train("02_ddp_raw", path=planted("02_ddp_raw", tmp_path, change))
+        train("02_ddp_raw", path=path)
 
 
 def test_a_loss_that_is_read_in_the_loop_is_found(tmp_path):
-    path = planted("00_single_gpu", tmp_path, ("train_loss += loss.detach()", "train_loss += loss.item()"))
+    path = changed("00_single_gpu", tmp_path, "train_loss += loss.detach()", "train_loss += loss.item()")
     waits = waits_of_steps(train("00_single_gpu", "--data", "device", path=path))
     assert waits == [[READ]] * (STEPS - 1)
 
 
 def test_a_batch_for_which_a_step_waits_is_found(tmp_path):
-    path = planted("00_single_gpu", tmp_path, ("train_set.device.type != device.type", "False"))
+    path = changed("00_single_gpu", tmp_path, "train_set.device.type != device.type", "False")
     waits = waits_of_steps(train("00_single_gpu", path=path))
     assert waits == [["copy from cpu to cuda, not pinned"] * 2] * (STEPS - 1)
-
-
-def test_memory_that_is_read_before_the_copy_has_arrived_is_found():
-    with imitated_rank():
-        copy = torch.ones(3, device="cuda").to("cpu", non_blocking=True)
-        with pytest.raises(Misplaced, match="before a copy from the GPU has arrived"):
-            copy.tolist()
-        torch.cuda.current_stream().record_event().synchronize()
-        assert copy.tolist() == [1, 1, 1]

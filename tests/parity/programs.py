@@ -5,7 +5,6 @@ runs it on accelerate (`theirs`) or, through the alias, on the core (`ours`), al
 rank r did into `FOLDER/rank-r.json`.
 """
 
-import hashlib
 import json
 import os
 import sys
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tests import alias
+from tests.bits import digest
 
 STEPS = 3
 WORDS = [f"w{number}" for number in range(60)]
@@ -39,7 +39,7 @@ class Diary:
         moments = []
         for state in optimizer.state.values():
             moments += [value for value in state.values() if isinstance(value, Tensor)]
-        self.steps.append({"weights": digest(parameters), "moments": digest(moments), "rates": rates})
+        self.steps.append({"weights": digest(*parameters), "moments": digest(*moments), "rates": rates})
 
     def note_loss(self, backward: Callable) -> Callable:
         def noted(loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -47,15 +47,6 @@ class Diary:
             return backward(loss, *args, **kwargs)
 
         return noted
-
-
-def digest(tensors: list[Tensor]) -> str:
-    """A checksum of every bit."""
-    content = hashlib.sha256()
-    for tensor in tensors:
-        flat = tensor.detach().cpu().flatten()
-        content.update(flat.view(torch.uint8).numpy().tobytes())
-    return content.hexdigest()
 
 
 # What the programs train on.
@@ -130,25 +121,7 @@ def diffusion(folder: Path) -> dict:
     trainer.train()
     if not trainer.accelerator.is_main_process:
         return {}
-    return {"averaged": digest(list(trainer.ema.ema_model.state_dict().values()))}
-
-
-def supervised_tuning(folder: Path) -> dict:
-    """trl's SFT."""
-    from datasets import Dataset
-    from trl import SFTConfig, SFTTrainer
-
-    texts = Dataset.from_dict({"text": sentences(40)})
-    settings = SFTConfig(eval_strategy="steps", eval_steps=2, max_length=16, **trl_settings(folder))
-    trainer = SFTTrainer(
-        language_model(),
-        settings,
-        train_dataset=texts,
-        eval_dataset=texts.select(range(9)),
-        processing_class=tokenizer(),
-    )
-    trainer.train()
-    return log_of(trainer)
+    return {"averaged": digest(*trainer.ema.ema_model.state_dict().values())}
 
 
 def preference_tuning(folder: Path) -> dict:
@@ -157,31 +130,28 @@ def preference_tuning(folder: Path) -> dict:
     from peft import LoraConfig
     from trl import DPOConfig, DPOTrainer
 
+    settings = DPOConfig(
+        output_dir=str(folder / "trainer"),
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        max_steps=STEPS,
+        logging_steps=1,
+        save_steps=2,
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+    )
     columns = {"prompt": sentences(40), "chosen": sentences(80)[40:], "rejected": sentences(120)[80:]}
     trainer = DPOTrainer(
         language_model(),
-        args=DPOConfig(**trl_settings(folder)),
+        args=settings,
         train_dataset=Dataset.from_dict(columns),
         processing_class=tokenizer(),
         peft_config=LoraConfig(task_type="CAUSAL_LM", r=4, lora_dropout=0.1),
     )
     trainer.train()
     return log_of(trainer)
-
-
-def trl_settings(folder: Path) -> dict[str, Any]:
-    return {
-        "output_dir": str(folder / "trainer"),
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 2,
-        "max_steps": STEPS,
-        "logging_steps": 1,
-        "save_steps": 2,
-        "report_to": "none",
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-    }
 
 
 def log_of(trainer: Any) -> dict:
@@ -226,7 +196,7 @@ def sentence_embeddings(folder: Path) -> dict:
         model, settings, train_dataset=Dataset.from_dict(columns), loss=CosineSimilarityLoss(model)
     )
     trainer.train()
-    return log_of(trainer) | {"embeddings": digest([model.encode(sentences(3), convert_to_tensor=True)])}
+    return log_of(trainer) | {"embeddings": digest(model.encode(sentences(3), convert_to_tensor=True))}
 
 
 def adapters(folder: Path) -> dict:

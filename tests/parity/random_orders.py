@@ -1,7 +1,4 @@
-"""Random loops over random loaders: the same samples, draws and gathered rows on both libraries.
-
-In one process, the ranks of a script that need not talk to each other are played one after the other.
-"""
+"""Random loops over random loaders: the same samples, draws and gathered rows on both libraries."""
 
 import datetime
 import importlib
@@ -78,28 +75,11 @@ HOW = ["split_batches", "even_batches", "use_seedable_sampler", "data_seed", "pu
 def draw(seed: int, processes: int) -> SimpleNamespace:
     """How a script makes its loader, prepares it and iterates over it.
 
-    `rank` is the process that is played, and None where there are real ones.
+    Without what the original fails at, or does not do on several processes.
     """
     generator = random.Random(seed)
     loops = [draw_from(LOOP_CHOICES, generator) for _ in range(generator.randint(1, 3))]
-    script = SimpleNamespace(**draw_from(CHOICES, generator), loops=loops, world=processes, rank=None)
-    if processes == 1:
-        script.rank = 0
-    return where_both_agree(script)
-
-
-def draw_played(seed: int, processes: int) -> SimpleNamespace:
-    """The same for one of two or three processes, which this one plays: the main one does not read for all."""
-    script = draw(seed, processes)
-    script.world = 2 + seed % 2
-    script.rank = seed // 2 % script.world
-    script.put_on_device = False
-    script.dispatch_batches = False
-    return where_both_agree(script)
-
-
-def where_both_agree(script: SimpleNamespace) -> SimpleNamespace:
-    """The script without what the original fails at, or does not do on several processes."""
+    script = SimpleNamespace(**draw_from(CHOICES, generator), loops=loops, world=processes)
     script.streams = script.data in STREAMS
     follows_kind = script.dispatch_batches is None and script.put_on_device and script.streams
     script.dispatches = script.dispatch_batches or follows_kind
@@ -131,18 +111,17 @@ def make_loader(script: SimpleNamespace) -> DataLoader:
 
 
 def run(library: str, script: SimpleNamespace, folder: str, seen: dict[str, Any]) -> None:
-    """Note what a script sees: on this one of several real processes, or on the rank that it plays."""
+    """Note what a script sees on this process."""
     root = importlib.import_module(library)
     data_loader = importlib.import_module(f"{library}.data_loader")
     patience = root.utils.InitProcessGroupKwargs(timeout=datetime.timedelta(seconds=20))
     accelerator = root.Accelerator(cpu=True, kwargs_handlers=[patience])
-    played = {} if script.rank is None else {"num_processes": script.world, "process_index": script.rank}
-    # Real processes have generators that differ, but where the original then has a seed for each.
+    # Processes have generators that differ, but where the original then has a seed for each.
     needs_one_seed = script.use_seedable_sampler and script.data_seed is None
     torch.manual_seed(script.seed if needs_one_seed else script.seed + accelerator.process_index)
     how = {name: getattr(script, name) for name in HOW}
     plain = make_loader(script)
-    loader = data_loader.prepare_data_loader(plain, torch.device("cpu"), rng_types=["generator"], **how, **played)
+    loader = data_loader.prepare_data_loader(plain, torch.device("cpu"), rng_types=["generator"], **how)
     seen["prepared"] = generator_states(plain)
     seen["loops"] = []
     for number, loop in enumerate(script.loops, 1):
@@ -152,7 +131,7 @@ def run(library: str, script: SimpleNamespace, folder: str, seen: dict[str, Any]
         if loop["set_epoch"] is not None:
             loader.set_epoch(loop["set_epoch"])
         rest = data_loader.skip_first_batches(loader, skip) if skip else loader
-        gathers = script.rank is None and skip == 0 and can_gather(script)
+        gathers = script.world > 1 and skip == 0 and can_gather(script)
         for step, batch in enumerate(rest, 1):
             seen_in_loop["batches"].append([batch.tolist(), rest.end_of_dataloader, torch.rand(()).item()])
             if gathers:
@@ -179,5 +158,4 @@ def generator_states(loader: DataLoader) -> list[torch.Tensor | None]:
     return [torch.get_rng_state(), *(None if one is None else one.get_state() for one in generators)]
 
 
-ORDERS = Kind((OURS, THEIRS), draw, run)
-PLAYED = Kind((OURS, THEIRS), draw_played, run)
+ORDERS = Kind(OURS, THEIRS, draw, run)

@@ -2,24 +2,23 @@
 
 A kind of script (`random_orders`, `random_trainings`, `random_trainers`) says how a script is drawn, and what it comes
 to on one rank of either library: a nest of dicts and lists. Only such scripts are drawn as are to end alike. Where the
-libraries differ on purpose, each difference has a test of its own. The place of a number in a nest is written as in
-"epochs.0.loss.3"; one that differs ends the comparison with an error that shows the script.
+libraries differ on purpose, each difference has a test of its own. A number that differs ends the comparison with an
+error that shows the script.
 """
 
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 import torch
 
 from common.processes import ranks
-from tests.states import OURS, THEIRS, forget_states, reset_states
+from tests.bits import differences
+from tests.states import forget_states, reset_states
 
 CHUNK = 20  # scripts that are given to the ranks at once: each tensor that comes back keeps a file open
 PATIENCE = 600  # seconds for a chunk
-ABSENT = "ABSENT"  # in place of what one of the two does not have
 
 
 @dataclass(frozen=True)
@@ -27,13 +26,14 @@ class Kind:
     """A kind of script.
 
     Attributes:
-        libraries: the packages of ours and of the original.
+        ours, theirs: the packages of both libraries.
         draw: the script of a seed and a number of processes.
         run: runs a script on this rank, called with the library, the script, a folder, and a dict to fill with all that
             is compared. An error ends the script, and is compared too.
     """
 
-    libraries: tuple[str, str]
+    ours: str
+    theirs: str
     draw: Callable[[int, int], Any]
     run: Callable[[str, Any, str, dict[str, Any]], None]
 
@@ -41,11 +41,6 @@ class Kind:
 def draw_from(choices: dict[str, Sequence], generator: random.Random) -> dict[str, Any]:
     """One value of each name. A value is drawn the more often, the more often it stands there."""
     return {name: generator.choice(values) for name, values in choices.items()}
-
-
-def core_of(library: str) -> str:
-    """The package in which a library has its Accelerator."""
-    return {"common.trainer": OURS, "transformers": THEIRS}.get(library, library)
 
 
 def outcomes_of(kind: Kind, library: str, scripts: list, folder: str) -> list[dict[str, Any]]:
@@ -61,33 +56,11 @@ def outcomes_of(kind: Kind, library: str, scripts: list, folder: str) -> list[di
         except Exception as error:
             outcome["error"] = type(error).__name__
         finally:
-            reset_states(core_of(library))
+            reset_states(library)
         outcomes.append(outcome)
-    forget_states(core_of(library))
+    forget_states(library)
     torch.set_num_threads(threads)
     return outcomes
-
-
-def differences(ours: Any, theirs: Any, place: str = "") -> Iterator[str]:
-    """The places at which two outcomes differ in a bit."""
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        for key in ours | theirs:
-            yield from differences(ours.get(key, ABSENT), theirs.get(key, ABSENT), f"{place}.{key}".lstrip("."))
-    elif isinstance(ours, (list, tuple)) and type(ours) is type(theirs):
-        for index, (one, other) in enumerate(zip_longest(ours, theirs, fillvalue=ABSENT)):
-            yield from differences(one, other, f"{place}.{index}".lstrip("."))
-    elif not _same_bits(ours, theirs):
-        yield place
-
-
-def _same_bits(ours: Any, theirs: Any) -> bool:
-    if type(ours) is not type(theirs):
-        return False
-    if isinstance(ours, torch.Tensor):
-        alike = ours.dtype == theirs.dtype and ours.shape == theirs.shape
-        return alike and torch.allclose(ours, theirs, rtol=0, atol=0, equal_nan=True)
-    both_nan = ours != ours and theirs != theirs
-    return both_nan or ours == theirs
 
 
 def chunks(seeds: range) -> Iterator[range]:
@@ -100,16 +73,15 @@ def assert_same(kind: Kind, seeds: range, processes: int, folder: str) -> None:
     """Run the scripts of `seeds` on both libraries; each comes to the same on every rank."""
     for chunk in chunks(seeds):
         scripts = [kind.draw(seed, processes) for seed in chunk]
-        ours = run_on(kind, 0, scripts, processes, f"{folder}/ours-{chunk.start}")
-        theirs = run_on(kind, 1, scripts, processes, f"{folder}/theirs-{chunk.start}")
+        ours = run_on(kind, kind.ours, scripts, processes, f"{folder}/ours-{chunk.start}")
+        theirs = run_on(kind, kind.theirs, scripts, processes, f"{folder}/theirs-{chunk.start}")
         for seed, script, here, there in zip(chunk, scripts, ours, theirs, strict=True):
             places = list(differences(here, there))
             assert not places, f"script {seed}, {script}: the ranks differ at {places[:10]}"
 
 
-def run_on(kind: Kind, which: int, scripts: list, processes: int, folder: str) -> list[tuple]:
-    """What each script comes to on the ranks, in their order, with ours (0) or the original (1)."""
-    library = kind.libraries[which]
+def run_on(kind: Kind, library: str, scripts: list, processes: int, folder: str) -> list[tuple]:
+    """What each script comes to on the ranks, in their order."""
     if processes == 1:
         return [(outcome,) for outcome in outcomes_of(kind, library, scripts, folder)]
     by_rank = ranks(processes).run(outcomes_of, kind, library, scripts, folder, timeout=PATIENCE)

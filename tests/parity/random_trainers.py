@@ -3,7 +3,6 @@
 A seed draws the data, the sizes, the schedule, the loss, when to log, evaluate and save.
 """
 
-import hashlib
 import importlib
 import random
 from typing import Any
@@ -12,12 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.parity.random_scripts import Kind, core_of, draw_from
-from tests.states import forget_states
+from tests.bits import comparable, comparable_logs, digest, exact
+from tests.parity.random_scripts import Kind, draw_from
 from tests.toys import Points, Stream
 
-# What takes another time in each run.
-TIMINGS = ("_runtime", "_per_second", "_preparation_time")
 SCHEDULES = {
     "linear": [None],
     "cosine": [None, {"num_cycles": 1.5}],
@@ -235,26 +232,4 @@ def run(library: str, config: dict[str, Any], folder: str, seen: dict[str, Any])
     seen["best"] = (exact(state.best_metric), state.best_global_step, best and best.rpartition("/")[2])
 
 
-def digest(tensor: torch.Tensor) -> str:
-    return hashlib.sha256(tensor.detach().contiguous().numpy().tobytes()).hexdigest()[:12]
-
-
-def exact(value: Any) -> Any:
-    """Something that is equal to itself, as NaN is not, and to no other number; 0 and 0.0 are the same."""
-    return repr(float(value)) if isinstance(value, int | float) else value
-
-
-def comparable(logs: dict[str, Any]) -> dict[str, Any]:
-    return {name: exact(value) for name, value in sorted(logs.items()) if not name.endswith(TIMINGS)}
-
-
-def comparable_logs(log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [comparable(entry) for entry in log_history]
-
-
-def reset(library: str) -> None:
-    """Let the next training of this process begin as in a new process."""
-    forget_states(core_of(library))
-
-
-TRAINERS = Kind(("common.trainer", "transformers"), draw_configuration, run)
+TRAINERS = Kind("common.trainer", "transformers", draw_configuration, run)

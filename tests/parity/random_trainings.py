@@ -298,4 +298,4 @@ def run(library: str, script: SimpleNamespace, folder: str, seen: dict[str, Any]
     seen |= copy.deepcopy({"weights": weights, "states": states})
 
 
-TRAININGS = Kind((OURS, THEIRS), draw, run)
+TRAININGS = Kind(OURS, THEIRS, draw, run)

@@ -14,6 +14,7 @@ import torch
 
 from common.processes import Ranks, ranks
 from tests import alias
+from tests.bits import digest
 from tests.parity import random_trainers
 from tests.states import THEIRS, forget_states, reset_states
 
@@ -76,7 +77,7 @@ def train_with_transformers(seeds: list[int], world_size: int, folder: str) -> t
         reset_states(THEIRS)
         resumed = random_trainers.make_trainer("transformers", config, f"{folder}/resumed-{seed}")
         resumed.train(resume_from_checkpoint=f"{folder}/{seed}/checkpoint-1")
-        weights = {name: random_trainers.digest(weight) for name, weight in resumed.model.state_dict().items()}
+        weights = {name: digest(weight) for name, weight in resumed.model.state_dict().items()}
         outcomes += [straight, weights]
         reset_states(THEIRS)
     forget_states(THEIRS)

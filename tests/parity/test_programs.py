@@ -18,7 +18,6 @@ from tests.parity import programs
 
 NEEDS = {
     programs.diffusion: "denoising_diffusion_pytorch",
-    programs.supervised_tuning: "trl",
     programs.preference_tuning: "trl",
     programs.sentence_embeddings: "sentence_transformers",
     programs.adapters: "peft",

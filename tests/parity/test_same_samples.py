@@ -63,7 +63,7 @@ def test_one_process_sees_the_seeded_permutation(level):
 @pytest.mark.parametrize(
     "world_size", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(3, marks=pytest.mark.slow)]
 )
-def test_the_ranks_together_see_the_seeded_permutation_and_each_draws_its_own_dropout(level, world_size):
+def test_the_ranks_together_see_the_seeded_permutation(level, world_size):
     by_rank, seeds = zip(*ranks(world_size).run(_read, level), strict=True)
     assert seeds == tuple(range(SEED, SEED + world_size))
     for step, expected in enumerate(_expected()):

@@ -1,13 +1,12 @@
 """Every level, at every world size, is the same training run."""
 
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from common import ladder
 from common.processes import RankFailed
-from tests.levels import EXACT, FSDP, SHORT, farthest, level_00, run_level, run_on_ranks
+from tests.levels import EXACT, FSDP, SHORT, changed, farthest, level_00, run_level, run_on_ranks
 
 TOLERANCE = 1e-9
 SLOW = pytest.mark.slow
@@ -60,7 +59,7 @@ def test_a_network_that_is_shared_out_trains_the_weights_of_one_device(level, wo
 
 
 @pytest.mark.parametrize("samples", [1, 25])
-def test_each_sample_is_evaluated_once_where_ranks_have_none_or_a_batch_less(samples):
+def test_each_sample_is_evaluated_once(samples):
     results, _ = run_on_ranks(ladder.FSDP, 3, [*ONE_STEP, "--eval-samples", str(samples)])
     assert [result["evaluated"] for result in results] == [samples] * 3
 
@@ -75,13 +74,13 @@ def test_a_mesh_that_is_not_kept_apart_trains_other_weights(tmp_path):
     flags = [*SHORT, "--dtype", "float64", "--tensor", "2"]  # with dropout
     _, weights = run_on_ranks(ladder.MESH, 4, flags)
     for number, change in enumerate(MIXED_ROWS):
-        path = _changed_mesh(tmp_path / str(number), *change)
+        path = changed(ladder.MESH, tmp_path / str(number), *change)
         _, others = run_on_ranks(ladder.MESH, 4, flags, path)
         assert farthest(weights, others) > 1e-6, change
 
 
 @pytest.mark.parametrize("level", ["03_accelerate", "04_trainer"])
-@pytest.mark.parametrize("world_size", [2, *(pytest.param(n, marks=SLOW) for n in (3, 4))])
+@pytest.mark.parametrize("world_size", [2, *(pytest.param(n, marks=SLOW) for n in (1, 3, 4))])
 def test_a_model_that_is_shared_out_trains_the_weights_of_one_device(world_size, level):
     results, weights = run_on_ranks(level, world_size, EXACT, environment=FSDP)
     assert farthest(weights, level_00()[1]) <= TOLERANCE
@@ -92,21 +91,12 @@ def test_a_model_that_is_shared_out_trains_the_weights_of_one_device(world_size,
 
 
 @SLOW
-def test_a_row_of_a_mesh_waits_for_a_rank_no_longer_than_the_timeout(tmp_path):
+def test_a_mesh_waits_no_longer_than_the_timeout(tmp_path):
     """torch gives a mesh's groups its default, of 30 minutes: that of the lesson's own group is not theirs."""
     wait = "                dist.get_rank() == 1 and __import__('time').sleep(60)\n                optimizer.step()"
-    path = _changed_mesh(tmp_path, "                optimizer.step()", wait)
+    path = changed(ladder.MESH, tmp_path, "                optimizer.step()", wait)
     with pytest.raises(RankFailed, match="Timed out"):
         run_on_ranks(ladder.MESH, 4, [*SHORT, "--tensor", "2", "--timeout", "5"], path)
-
-
-def _changed_mesh(folder: Path, old: str, new: str) -> Path:
-    source = ladder.script(ladder.MESH).read_text()
-    assert source.count(old) == 1
-    path = folder / "02_ddp_raw" / "train_mesh.py"
-    path.parent.mkdir(parents=True)
-    path.write_text(source.replace(old, new))
-    return path
 
 
 @SLOW
@@ -121,32 +111,16 @@ def test_accumulated_micro_batches_train_the_weights_of_whole_batches(world_size
         assert results[0]["steps"] == whole["steps"] == 2
 
 
-def test_the_weights_have_moved_and_hang_on_every_sample(monkeypatch):
+def test_the_weights_have_moved_and_hang_on_every_sample(tmp_path):
     _, start = run_level("00_single_gpu", [*EXACT, "--lr", "1e-12"])
     assert farthest(start, level_00()[1]) > 1e-3
 
-    swapped, weights = _run_with_one_sample_swapped(monkeypatch)
-    assert swapped["steps"] == level_00()[0]["steps"]
+    load = "train_set, test_set = load_data(args)\n"
+    swap = "    train_set.images[17] = test_set.images[0]\n"
+    path = changed("00_single_gpu", tmp_path, load, load + swap)
+    result, weights = run_level("00_single_gpu", EXACT, path)
+    assert result["steps"] == level_00()[0]["steps"]
     assert farthest(weights, level_00()[1]) > 1e-6 > TOLERANCE
-
-
-def _run_with_one_sample_swapped(monkeypatch) -> tuple[dict, dict]:
-    original = ladder.load
-
-    def load(level, path=None):
-        module = original(level, path)
-        honest = module.load_data
-
-        def load_data(args):
-            train_set, test_set = honest(args)
-            train_set.images[17] = test_set.images[0]
-            return train_set, test_set
-
-        module.load_data = load_data
-        return module
-
-    monkeypatch.setattr(ladder, "load", load)
-    return run_level("00_single_gpu", EXACT)
 
 
 def _assert_same_numbers(result: dict, expected: dict) -> None:

@@ -66,7 +66,7 @@ ARENAS = (allocator.M_ARENA_MAX, 1)
         ([WHOLE, OLD], [WHOLE, OLD]),  # the trim threshold is never set alone
     ],
 )
-def test_glibc_is_asked_for_the_mmap_threshold_first_and_gets_what_it_accepts(refuses, asks, glibc):
+def test_glibc_is_asked_for_the_mmap_threshold_first(refuses, asks, glibc):
     asked, refused = glibc
     refused.update(refuses)
     allocator.keep_large_blocks()
@@ -92,7 +92,7 @@ def test_what_the_environment_has_chosen_is_left_alone(variable, value, left_alo
 @pytest.mark.slow
 @pytest.mark.skipif(not allocator.is_ours_to_set(), reason="the allocator is left alone here")
 @pytest.mark.skipif(HUGE_PAGES.exists() and "[always]" in HUGE_PAGES.read_text(), reason="a fault is a huge page here")
-def test_a_block_of_40_mb_is_faulted_in_at_every_step_unless_it_is_kept():
+def test_a_block_that_is_kept_causes_no_page_faults():
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ladder.ROOT)
     assert done.returncode == 0, done.stderr

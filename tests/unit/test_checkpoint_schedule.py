@@ -18,8 +18,11 @@ from common.processes import ranks
 CPU = torch.device("cpu")
 
 
-def _steps(interval: CheckpointInterval, told_at: int, seconds_per_step: float, seconds_of: int) -> list[tuple]:
-    """The steps of 40 at which a rank saves, and whether it stops. Rank 1 is told to stop; `seconds_of` has a clock."""
+def _steps(interval: CheckpointInterval, told_at: int, seconds_of: int) -> list[tuple]:
+    """The steps of 40 at which a rank saves, and whether it stops. Rank 1 is told to stop.
+
+    A step takes a second by the clock of rank `seconds_of`; the other's stands.
+    """
     with process_group(), pytest.MonkeyPatch.context() as patch:
         now = [0.0]
         patch.setattr("common.checkpoint_schedule.time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -28,7 +31,7 @@ def _steps(interval: CheckpointInterval, told_at: int, seconds_per_step: float, 
         saved = []
         for step in range(1, 41):
             if os.environ["RANK"] == str(seconds_of):
-                now[0] += seconds_per_step
+                now[0] += 1
             if os.environ["RANK"] == "1" and step == told_at:
                 signals.append(signal.SIGINT)
             schedule.update(step)
@@ -51,12 +54,11 @@ def _steps(interval: CheckpointInterval, told_at: int, seconds_per_step: float, 
     ],
 )
 def test_all_ranks_save_at_the_same_steps(interval, told_at, seconds_of, saved):
-    """A step takes a second, by the clock of one rank; the other's stands."""
-    assert ranks(2).run(_steps, interval, told_at, 1.0, seconds_of) == [saved, saved]
+    assert ranks(2).run(_steps, interval, told_at, seconds_of) == [saved, saved]
 
 
 @pytest.mark.parametrize("is_under_torchrun", [False, True])
-def test_signals_are_noted_within_the_block_only_and_the_second_ctrl_c_ends_the_process(is_under_torchrun, monkeypatch):
+def test_the_second_ctrl_c_ends_the_process(is_under_torchrun, monkeypatch):
     """torchrun hands Ctrl-C on to ranks that have got it from the terminal already."""
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     if is_under_torchrun:
@@ -83,7 +85,7 @@ def train(level: str, *flags: str) -> dict:
 
 
 @pytest.mark.parametrize("level", ladder.with_checkpoints())
-def test_the_last_step_is_saved_and_only_the_same_training_goes_on_from_it(level, tmp_path, capsys):
+def test_only_the_same_training_goes_on_from_a_checkpoint(level, tmp_path, capsys):
     flags = ["--checkpoint-dir", str(tmp_path), "--epochs", "2"]
     first = train(level, *flags)
     capsys.readouterr()

@@ -76,7 +76,7 @@ def confined_after_computing() -> tuple[int, dict[str, str]]:
 
 
 @needs_two_cores
-def test_all_threads_of_a_rank_are_on_its_device_and_the_next_job_has_all_cores():
+def test_all_threads_of_a_rank_are_on_its_device():
     every = available_cores()
     first, second = ranks(2).run(confined_after_computing)
     for rank, (count, masks) in enumerate((first, second)):

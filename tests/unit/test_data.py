@@ -58,26 +58,14 @@ def test_a_batch_is_its_samples():
     assert torch.equal(train_set.images, before)
 
 
-def _truncate(content: bytes) -> bytes:
-    return content[:1000]
-
-
-def _change_magic(content: bytes) -> bytes:
-    return b"\0\0\x0d\x03" + content[4:]
-
-
-def _flip_a_bit(content: bytes) -> bytes:
-    return content[:5000] + bytes([content[5000] ^ 1]) + content[5001:]
-
-
-@pytest.mark.parametrize("damage", [_truncate, _change_magic, _flip_a_bit])
 @pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"])
-def test_damaged_mnist_is_an_error_not_an_occasion_for_other_digits(tmp_path, mnist, damage, name, capsys):
+def test_damaged_mnist_is_an_error_not_an_occasion_for_other_digits(tmp_path, mnist, name, capsys):
     raw = Path(mnist) / "MNIST" / "raw"
     shutil.copytree(raw, tmp_path / "MNIST" / "raw", copy_function=shutil.copyfile)  # which may be read-only there
     path = tmp_path / "MNIST" / "raw" / name
-    content = path.read_bytes()
-    path.write_bytes(damage(content))
+    content = bytearray(path.read_bytes())
+    content[5000] ^= 1
+    path.write_bytes(content)
     with pytest.raises(UserError, match=f"{name} is damaged: .* Remove "):
         load_data(flags(dataset="auto", data_dir=tmp_path))
     assert capsys.readouterr().err.count("\n") == 1
@@ -142,7 +130,7 @@ def _load_on_two_machines(folders: list[str], dataset: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_first_rank_of_each_machine_looks_and_all_ranks_have_the_same_digits(tmp_path, mnist):
+def test_the_ranks_of_two_machines_have_the_same_digits(tmp_path, mnist):
     nowhere = str(tmp_path / "nowhere")
     assert ranks(4).run(_load_on_two_machines, [nowhere, nowhere], "auto") == ["synthetic"] * 4
     assert ranks(4).run(_load_on_two_machines, [mnist, mnist], "auto") == ["mnist"] * 4

@@ -40,34 +40,33 @@ def _wait_for_rank_1_which_fails():
     time.sleep(600)
 
 
-def test_a_failing_rank_is_named_nobody_waits_for_those_that_wait_for_it_and_the_pool_recovers(monkeypatch):
+def test_a_failing_rank_is_named_and_nobody_waits_for_the_others(monkeypatch):
     monkeypatch.setattr("common.processes.SECONDS_AFTER_FAILURE", 1)
     with pytest.raises(RankFailed, match=r"(?s)rank 0: no answer \(alive\)\nrank 1: ValueError: rank 1 says no"):
         ranks(2).run(_wait_for_rank_1_which_fails, timeout=500)
-    assert ranks(2).run(_sum_of_ranks) == [3, 3]
+    assert ranks(2).run(_sum_of_ranks) == [3, 3], "the next job has new ranks"
 
 
-def test_a_job_that_is_interrupted_does_not_answer_the_next_one(monkeypatch):
+@pytest.fixture
+def pool():
     pool = Ranks(1)
-    try:
-        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr("common.processes.wait", mock.Mock(side_effect=KeyboardInterrupt))
-            pool.run(len, "first")
-        assert pool.run(len, "the next one") == [12]
-    finally:
-        pool.stop()
+    yield pool
+    pool.stop()
 
 
-def test_ranks_that_have_ended_between_two_jobs_are_said_once_and_replaced():
-    pool = Ranks(1)
-    try:
-        (process,) = pool.run(os.getpid)
-        os.kill(process, signal.SIGKILL)
-        with pytest.raises(RankFailed, match="rank 0"):
-            pool.run(os.getpid)
-        assert pool.run(os.getpid) != [process]
-    finally:
-        pool.stop()
+def test_a_job_that_is_interrupted_does_not_answer_the_next_one(pool, monkeypatch):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("common.processes.wait", mock.Mock(side_effect=KeyboardInterrupt))
+        pool.run(len, "first")
+    assert pool.run(len, "the next one") == [12]
+
+
+def test_ranks_that_have_ended_between_two_jobs_are_named_once_and_replaced(pool):
+    (process,) = pool.run(os.getpid)
+    os.kill(process, signal.SIGKILL)
+    with pytest.raises(RankFailed, match="rank 0"):
+        pool.run(os.getpid)
+    assert pool.run(os.getpid) != [process]
 
 
 @pytest.mark.slow

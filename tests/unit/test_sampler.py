@@ -37,10 +37,8 @@ def test_torchs_sampler_repeats_samples_where_ours_does_not():
 
 
 def test_shuffled_order_depends_on_the_epoch_and_equals_torchs():
-    ours, theirs = (
-        DistributedEvalSampler(range(96), 4, 1, shuffle=True, seed=3),
-        DistributedSampler(range(96), 4, 1, seed=3),
-    )
+    ours = DistributedEvalSampler(range(96), 4, 1, shuffle=True, seed=3)
+    theirs = DistributedSampler(range(96), 4, 1, seed=3)
     orders = []
     for epoch in (0, 1):
         ours.set_epoch(epoch)

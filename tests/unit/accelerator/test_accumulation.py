@@ -25,17 +25,6 @@ def new_parts(seed=0):
     return model, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 
 
-def weights_of_plain_torch(batch_size, schedule_steps):
-    model, optimizer, scheduler = new_parts()
-    for x, y in DataLoader(DATA, batch_size):
-        mse_loss(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        for _ in range(schedule_steps):
-            scheduler.step()
-    return model.weight.detach()
-
-
 def trained(accelerator):
     """The weights at first, the (sync, gradient) of each micro-batch of one sample, and the weights in the end."""
     model, *rest = new_parts(seed=accelerator.process_index)
@@ -51,15 +40,6 @@ def trained(accelerator):
             scheduler.step()
             optimizer.zero_grad()
     return first, micro_batches, parameter.detach()
-
-
-@pytest.mark.parametrize("world", [1, 2])
-@pytest.mark.parametrize("accumulation", [1, 2, 4])
-def test_windows_of_all_processes_train_like_one_batch(accumulation, world):
-    """Schedules advance once for each process, as in the original: they are made for the number of one process."""
-    expected = weights_of_plain_torch(accumulation * world, schedule_steps=world)
-    for _, _, weights in on_ranks(world, trained, gradient_accumulation_steps=accumulation):
-        torch.testing.assert_close(weights, expected, rtol=0, atol=1e-12)
 
 
 def test_gradients_stay_local_until_the_window_ends_and_agree_then():

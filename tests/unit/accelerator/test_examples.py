@@ -1,12 +1,12 @@
 """The examples of level 03: a few steps of each, on this core and on the real library."""
 
-import argparse
 import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from unittest import mock
 
 import pytest
@@ -26,45 +26,43 @@ WIDE += ["--epochs", "2"]
 GPT = ["--max-steps", "3", "--batch-size", "8", "--length", "32"]
 
 
-def _run(path: str, arguments: list[str]) -> dict:
-    """Import the example by path, run it as its own `main` would, and return what `train` returned."""
+def load(path: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location("example", path)
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
-    results, train = [], example.train
+    return example
+
+
+def run(path: str, arguments: list[str]) -> dict:
+    """Run the example as its own `main` would, and return what `train` returned."""
+    example = load(path)
+    train = example.train
+    results = []
     example.train = lambda args: results.append(train(args))
-    argv, sys.argv = sys.argv, [path, *arguments]
     try:
-        example.main()
+        with mock.patch.object(sys, "argv", [path, *arguments]):
+            example.main()
     finally:
-        sys.argv = argv
         forget_states()
         if "accelerate" in sys.modules:
             forget_states(THEIRS)
     return results[0]
 
 
-def _flags(path: str, arguments: list[str]) -> argparse.Namespace:
-    """The flags of the example, as its `main` hands them to `train`."""
-    with mock.patch.object(sys, "argv", [path, *arguments]):
-        spec = importlib.util.spec_from_file_location("example", path)
-        example = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(example)
-        example.train = mock.Mock()
-        example.main()
-        return example.train.call_args.args[0]
-
-
-def test_wide_net_looks_for_mnist_where_the_levels_do(monkeypatch):
+@pytest.mark.parametrize("arguments, folder", [([], "/elsewhere"), (["--data-dir", "here"], "here")])
+def test_wide_net_looks_for_mnist_where_the_levels_do(arguments, folder, monkeypatch):
     monkeypatch.setenv("MNIST_ROOT", "/elsewhere")
-    assert _flags(str(EXAMPLES / "wide_net.py"), []).data_dir == "/elsewhere"
-    assert _flags(str(EXAMPLES / "wide_net.py"), ["--data-dir", "here"]).data_dir == "here"
+    monkeypatch.setattr(sys, "argv", ["wide_net.py", *arguments])
+    example = load(str(EXAMPLES / "wide_net.py"))
+    example.train = mock.Mock()
+    example.main()
+    assert example.train.call_args.args[0].data_dir == folder
 
 
 @pytest.mark.slow
 def test_cifar_says_that_it_trains_on_noise(tmp_path, caplog):
     where = ["--data-dir", str(tmp_path / "none"), "--output-dir", str(tmp_path)]
-    _run(str(EXAMPLES / "cifar_resnet18.py"), [*CIFAR, "--dataset", "auto", *where])
+    run(str(EXAMPLES / "cifar_resnet18.py"), [*CIFAR, "--dataset", "auto", *where])
     assert caplog.text.count(f"NOT CIFAR-10: it is not in {tmp_path}/none. Training on coloured noise") == 1
 
 
@@ -77,7 +75,7 @@ def test_cifar_counts_every_image_and_writes_what_it_promises(tmp_path):
     from safetensors.torch import load_file
 
     arguments = [*CIFAR, "--tracker", "jsonl", "--output-dir", str(tmp_path)]
-    results = ranks(2).run(_run, str(EXAMPLES / "cifar_resnet18.py"), arguments)
+    results = ranks(2).run(run, str(EXAMPLES / "cifar_resnet18.py"), arguments)
     assert all(result["evaluated"] == 7 and result["steps"] == 2 for result in results)
     assert len({result["correct"] for result in results}) == 1
     rows = [json.loads(line) for line in (tmp_path / "cifar_resnet18.jsonl").read_text().splitlines()]
@@ -94,7 +92,7 @@ def test_cifar_counts_every_image_and_writes_what_it_promises(tmp_path):
 @pytest.mark.parametrize("world_size, scheduler", [(2, "onecycle"), pytest.param(1, "step", marks=pytest.mark.slow)])
 def test_wide_net_keeps_a_checkpoint_per_epoch_and_the_best(tmp_path, world_size, scheduler):
     arguments = [*WIDE, "--scheduler", scheduler, "--output-dir", str(tmp_path)]
-    results = ranks(world_size).run(_run, str(EXAMPLES / "wide_net.py"), arguments)
+    results = ranks(world_size).run(run, str(EXAMPLES / "wide_net.py"), arguments)
     assert all(result["evaluated"] == 7 and result["steps"] == 4 for result in results)
     assert all(result["accuracy"] == result["best"] for result in results), "the best weights were read back"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "epoch_0.pt", "epoch_1.pt"]
@@ -129,7 +127,7 @@ def test_the_same_file_runs_on_the_real_library(tmp_path, name, arguments):
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(1, marks=pytest.mark.slow)])
-def test_tiny_gpt_learns_alike_by_ddp_by_fsdp_and_on_the_real_library(tmp_path, world_size):
+def test_tiny_gpt_learns_alike_by_ddp_and_by_fsdp(tmp_path, world_size):
     pytest.importorskip("accelerate")
     from safetensors.torch import load_file
 
@@ -142,9 +140,9 @@ def test_tiny_gpt_learns_alike_by_ddp_by_fsdp_and_on_the_real_library(tmp_path, 
 
     job = ranks(world_size)
     saving = [*GPT, "--checkpointing", "--output-dir", str(tmp_path)]
-    ours = job.run(_run, str(path), GPT, environment=one_thread)[0]
-    sharded = job.run(_run, str(path), saving, environment=one_thread | fsdp)[0]
-    original = job.run(_run, str(theirs), [*GPT, "--pages", str(ROOT)], environment=one_thread)[0]
+    ours = job.run(run, str(path), GPT, environment=one_thread)[0]
+    sharded = job.run(run, str(path), saving, environment=one_thread | fsdp)[0]
+    original = job.run(run, str(theirs), [*GPT, "--pages", str(ROOT)], environment=one_thread)[0]
     assert ours == original and ours["losses"][2] < ours["losses"][0]
     assert sharded["losses"] == pytest.approx(ours["losses"], rel=1e-6)
     saved = load_file(tmp_path / "model.safetensors")
@@ -154,9 +152,7 @@ def test_tiny_gpt_learns_alike_by_ddp_by_fsdp_and_on_the_real_library(tmp_path, 
 
 def held_by_tiny_gpt(accelerator):
     """MiB of parameters and optimizer state after a step."""
-    spec = importlib.util.spec_from_file_location("example", EXAMPLES / "tiny_gpt.py")
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
+    example = load(str(EXAMPLES / "tiny_gpt.py"))
     with track_memory() as tracker:
         model = example.TinyGPT(length=96)
         model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))

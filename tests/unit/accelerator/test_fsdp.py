@@ -1,7 +1,5 @@
 """FSDP: each rank has its part, and what comes out is what comes out of DDP, bit for bit."""
 
-import importlib
-
 import pytest
 import torch
 from torch import nn
@@ -9,9 +7,6 @@ from torch import nn
 from common.accelerator import Accelerator
 from common.accelerator.state import DistributedType
 from common.accelerator.utils import FullyShardedDataParallelPlugin
-from common.memory import track_memory
-from common.processes import ranks
-from tests.states import OURS, THEIRS, forget_states
 from tests.unit.accelerator.several_processes import on_ranks
 
 SIZED = {"auto_wrap_policy": "size_based_wrap", "min_num_params": 20}
@@ -114,11 +109,6 @@ def test_two_ranks_end_with_the_bits_of_ddp_and_each_has_a_half(fsdp, precision,
     assert sharded[0][2] + sharded[1][2] == whole == copied[1][2] and sharded[1][2] < 0.5 * whole
 
 
-@pytest.mark.parametrize("world", [1, *(pytest.param(world, marks=pytest.mark.slow) for world in (3, 4))])
-def test_any_number_of_ranks_trains_the_same_weights(world):
-    assert distance(train(world, SIZED), train(2, None)) <= 1e-9
-
-
 @pytest.mark.parametrize("stop", [4, 5])  # between two steps, and within a window
 @pytest.mark.parametrize(("before", "after"), [(SIZED, LAYERS), (SIZED, None), (None, SIZED)])
 def test_a_checkpoint_goes_on_under_fsdp_and_under_ddp(tmp_path, stop, before, after):
@@ -127,58 +117,6 @@ def test_a_checkpoint_goes_on_under_fsdp_and_under_ddp(tmp_path, stop, before, a
     train(2, before, range(stop), dropout=0.1, save=tmp_path / "saved")
     resumed = train(2, after, range(stop, 8), dropout=0.1, load=tmp_path / "saved")
     assert distance(resumed, straight) == 0.0
-
-
-def bytes_held(accelerator):
-    """What the accounting finds after a step, before its gradients are dropped."""
-    with track_memory() as tracker:
-        layers = [nn.Linear(64, 64, bias=False) for _ in range(3)]
-        model = nn.Sequential(*layers)
-        model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
-        accelerator.backward(model(torch.ones(1, 64).to("cpu")).sum())
-        optimizer.step()
-        held = tracker.now(0)
-    return [held[kind] for kind in ("parameters", "gradients", "optimizer state")]
-
-
-def test_the_bytes_of_all_ranks_sum_to_one_copy():
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, **SIZED)
-    (one,) = on_ranks(1, bytes_held)
-    two = on_ranks(2, bytes_held, fsdp_plugin=plugin)
-    assert two[0] == two[1] and [2 * part for part in two[0]] == one
-
-
-def on_gpus(library):
-    """The losses of a training that shares a model out, on GPUs."""
-    root = importlib.import_module(library)
-    utils = importlib.import_module(f"{library}.utils")
-    settings = {"state_dict_type": "FULL_STATE_DICT", **LAYERS}
-    plugin = utils.FullyShardedDataParallelPlugin(fsdp_version=2, **settings)
-    accelerator = root.Accelerator(fsdp_plugin=plugin)
-    torch.manual_seed(0)
-    model = Tied()
-    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01))
-    losses = []
-    for number in range(6):
-        tokens = (torch.arange(12, device=accelerator.device).roll(number) + accelerator.process_index) % 7
-        loss = model(tokens).square().mean()
-        accelerator.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    weights = accelerator.get_state_dict(model)
-    accelerator.end_training()
-    forget_states(library)
-    return losses, weights
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="Hugging Face Accelerate shares models out on GPUs alone")
-def test_two_gpus_train_as_on_accelerate():
-    (losses, weights), _ = ranks(2).run(on_gpus, OURS)
-    (expected, others), _ = ranks(2).run(on_gpus, THEIRS)
-    assert losses == pytest.approx(expected, rel=1e-5)
-    for name in weights:
-        torch.testing.assert_close(weights[name], others[name], rtol=1e-4, atol=1e-6)
 
 
 def refused(accelerator):

@@ -112,7 +112,7 @@ def test_fork_after_openmp_and_autograd_threads_does_not_hang(tmp_path):
 
 
 @ON_CPU
-def test_one_process_runs_right_here_with_its_precision_and_leaves_the_notebooks_state():
+def test_one_process_runs_right_here():
     notebook = Accelerator(mixed_precision="bf16", cpu=True)
     seen = []
 

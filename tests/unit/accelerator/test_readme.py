@@ -1,4 +1,4 @@
-"""The core's pages: the tests and the files that it names exist, and every file says what it is for."""
+"""The core's pages: the files that they name exist, and every file says what it is for."""
 
 import re
 from pathlib import Path
@@ -7,17 +7,14 @@ CORE = Path(__file__).parents[3] / "common/accelerator"
 README = (CORE / "README.md").read_text()
 
 
-def test_every_deliberate_difference_names_its_kind_and_a_test_that_exists():
+def test_every_deliberate_difference_names_its_kind_and_a_test():
+    """That the tests exist shows `tests/docs/test_readmes.py`."""
     lines = (CORE / "DIFFERENCES.md").read_text().splitlines()
     rows = [line for line in lines if line.startswith("| ") and not line.startswith("| A script …")]
-    tests_of_all = Path(__file__).parents[2]
-    folders = tests_of_all / "unit", tests_of_all / "unit" / "accelerator", tests_of_all / "faults"
-    tests = "\n".join(path.read_text() for folder in folders for path in folder.glob("test_*.py"))
+    assert rows, "the tables are not what this test looks for"
     for row in rows:
         assert "**" in row, f"of which kind is it? {row}"
-        named = re.findall(r"`(test_\w+)`", row)
-        assert named and all(f"def {name}(" in tests for name in named), row
-    assert rows, "the tables are not what this test looks for"
+        assert re.search(r"`test_\w+`", row), row
 
 
 def test_the_files_that_the_differences_are_grouped_by_are_there():

@@ -42,12 +42,6 @@ def test_contradictory_settings_are_refused(settings, error, match):
         Accelerator(cpu=True, **settings)
 
 
-def test_the_first_version_of_sharding_is_refused_where_the_launcher_asks_for_it(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(NotImplementedError, match="out of scope"):
-        Accelerator(cpu=True)
-
-
 def test_settings_of_the_launcher_are_read_from_the_environment(monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
@@ -71,7 +65,7 @@ def test_handlers_give_only_what_differs_from_the_defaults(name, kwargs):
     assert ours(**kwargs).to_kwargs() == theirs(**kwargs).to_kwargs() != {}
 
 
-def test_a_second_accelerator_keeps_the_precision_and_after_end_training_one_starts_afresh():
+def test_a_second_accelerator_keeps_the_precision():
     first = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=3, cpu=True)
     with pytest.raises(ValueError, match="already runs with 'bf16'"):
         Accelerator(mixed_precision="no", cpu=True)

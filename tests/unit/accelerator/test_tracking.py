@@ -30,7 +30,8 @@ def one_process(fresh_states):
 class Mine:
     """Derives from nothing and has the tracker's methods."""
 
-    name, calls = "mine", 0
+    name = "mine"
+    calls = 0
 
     def store_init_configuration(self, values):
         self.calls += 1
@@ -136,15 +137,20 @@ def test_a_general_tracker_must_be_complete():
     ):
         Half()
     blank = GeneralTracker(_blank=True)
-    blank.start(), blank.log({"loss": 1}), blank.finish()
+    blank.start()
+    blank.log({"loss": 1})
+    blank.finish()
 
 
 class Everywhere(GeneralTracker):
-    name, requires_logging_directory, tracker = "everywhere", False, None
+    name = "everywhere"
+    requires_logging_directory = False
+    tracker = None
 
     def __init__(self, main_process_only):
         super().__init__()
-        self.main_process_only, self.calls = main_process_only, 0
+        self.main_process_only = main_process_only
+        self.calls = 0
 
     @on_main_process
     def log(self, values, step=None, **kwargs):
@@ -156,7 +162,8 @@ def _log_on_every_rank(folder):
     accelerator = Accelerator(cpu=True, log_with=["jsonl", mine], project_dir=folder)
     accelerator.init_trackers("run", config={"rank": accelerator.process_index})
     accelerator.log({"rank": accelerator.process_index}, step=accelerator.process_index)
-    once, everywhere = Everywhere(True), Everywhere(False)
+    once = Everywhere(main_process_only=True)
+    everywhere = Everywhere(main_process_only=False)
     for each in (once, everywhere):
         each.log({})
     accelerator.get_tracker("jsonl").log({})  # a blank one elsewhere

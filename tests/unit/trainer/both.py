@@ -4,7 +4,8 @@ import importlib
 
 import torch
 
-from tests.parity.random_trainers import comparable_logs, digest, reset
+from tests.bits import comparable_logs, digest
+from tests.states import forget_states
 from tests.toys import seeded_net
 from tests.unit.trainer.toy import make_trainer
 
@@ -17,7 +18,7 @@ def on_both(script, folder, *args) -> tuple:
     for name in LIBRARIES:
         torch.manual_seed(11)
         outcomes.append(script(importlib.import_module(name), str(folder / name), *args))
-        reset(name)
+        forget_states(name)
     return tuple(outcomes)
 
 

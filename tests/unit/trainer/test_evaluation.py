@@ -1,6 +1,7 @@
 """Evaluation: each sample once, with its weight, in order, in time and memory proportional to their number."""
 
 from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -180,11 +181,9 @@ def test_metrics_may_be_arrays_vectors_and_nested(tmp_path):
 def test_one_of_several_sets_is_evaluated_by_its_key(tmp_path):
     trainer = make_trainer(tmp_path, extra={"eval_dataset": {"small": Points(4), "large": Points(12)}})
     assert trainer.evaluate("large")["eval_loss"] == trainer.evaluate(Points(12))["eval_loss"]
-    asked_for = []
-    loader_of = trainer.get_eval_dataloader
-    trainer.get_eval_dataloader = lambda name: (asked_for.append(name), loader_of(name))[1]
+    trainer.get_eval_dataloader = mock.Mock(wraps=trainer.get_eval_dataloader)
     assert {"eval_small_loss", "eval_large_loss"} <= trainer.evaluate().keys()
-    assert asked_for == ["small", "large"]
+    assert trainer.get_eval_dataloader.call_args_list == [mock.call("small"), mock.call("large")]
 
 
 def test_a_plain_loader_is_evaluated_whole_after_a_training_with_a_short_last_batch(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.parity.random_trainers import digest
+from tests.bits import digest
 from tests.unit.trainer.both import end, make, same_on_both
 
 pytestmark = pytest.mark.usefixtures("transformers")

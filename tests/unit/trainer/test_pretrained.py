@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from common.processes import ranks
 from common.trainer.signatures import find_labels
-from tests.parity.random_trainers import comparable, digest
+from tests.bits import comparable, digest
 from tests.states import on_a_rank
 from tests.toys import Net
 from tests.unit.trainer.both import same_on_both

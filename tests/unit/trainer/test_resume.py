@@ -243,7 +243,12 @@ def test_tied_weights_and_the_best_model_are_loaded(tmp_path):
     settings = {"eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epochs": 2, "train": 8, "evaluate": 8}
     trainer = make_trainer(tmp_path, model=Tied(), load_best_model_at_end=True, **settings)
     kept = []
-    trainer.compute_metrics = lambda prediction: kept.append(weights(trainer).clone()) or {"loss": len(kept)}
+
+    def grow_worse(prediction):
+        kept.append(weights(trainer).clone())
+        return {"loss": len(kept)}
+
+    trainer.compute_metrics = grow_worse
     trainer.train()
     assert torch.equal(weights(trainer), kept[0]) and not torch.equal(*kept)
     assert trainer.model.twin.weight is trainer.model.linear.weight

@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, SequentialSampler
 
 from common.trainer import default_data_collator
 from common.trainer.signatures import CAUSAL_LOSS_TYPES
-from tests.parity.random_trainers import comparable, digest, reset
+from tests.bits import comparable, digest
+from tests.states import forget_states
 from tests.toys import Points, Stream, seeded_net
 from tests.unit.trainer.both import end, make, on_both, same_on_both, train
 from tests.unit.trainer.toy import make_trainer
@@ -391,7 +392,7 @@ def test_a_training_stopped_within_a_step_and_resumed_ends_the_same(step, is_str
                     control.should_training_stop = True
 
         make(library, folder, extra=points | {"callbacks": [StopWithinStep]}, **settings).train()
-        reset(library.__name__)
+        forget_states(library.__name__)
         resumed = make(library, folder, extra=points, **settings)
         return end_of_resumed(resumed, resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-{step}"))
 
@@ -416,7 +417,7 @@ def test_a_training_resumed_with_other_settings_ends_the_same(name, tmp_path, ca
 
     def script(library, folder):
         make(library, folder, extra=points, max_steps=3, save_strategy="steps", **common).train()
-        reset(library.__name__)
+        forget_states(library.__name__)
         resumed = make(library, folder, extra=points, **common | changed)
         return end_of_resumed(resumed, resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-3"))
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from common.accelerator import local_sgd
 from common.accelerator.utils import ProfileKwargs
 from common.processes import ranks
-from tests.parity.random_scripts import differences
+from tests.bits import differences
 from tests.parity.random_trainings import WIDTH, plainest, run
 from tests.states import OURS, THEIRS, forget_states
 from tests.unit.accelerator.several_processes import on_ranks

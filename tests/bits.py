@@ -1,0 +1,58 @@
+"""What two runs came to, compared bit for bit."""
+
+import hashlib
+from collections.abc import Iterator
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ABSENT = "ABSENT"  # in place of what one of the two does not have
+# What takes another time in each run.
+TIMINGS = ("_runtime", "_per_second", "_preparation_time")
+
+
+def differences(ours: Any, theirs: Any, place: str = "") -> Iterator[str]:
+    """The places at which two nests of dicts and lists differ in a bit, written as in "epochs.0.loss.3"."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for key in ours | theirs:
+            yield from differences(ours.get(key, ABSENT), theirs.get(key, ABSENT), f"{place}.{key}".lstrip("."))
+    elif isinstance(ours, (list, tuple)) and type(ours) is type(theirs):
+        for index, (one, other) in enumerate(zip_longest(ours, theirs, fillvalue=ABSENT)):
+            yield from differences(one, other, f"{place}.{index}".lstrip("."))
+    elif not _same_bits(ours, theirs):
+        yield place
+
+
+def _same_bits(ours: Any, theirs: Any) -> bool:
+    if type(ours) is not type(theirs):
+        return False
+    if isinstance(ours, Tensor):
+        alike = ours.dtype == theirs.dtype and ours.shape == theirs.shape
+        return alike and torch.allclose(ours, theirs, rtol=0, atol=0, equal_nan=True)
+    both_nan = ours != ours and theirs != theirs
+    return both_nan or ours == theirs
+
+
+def digest(*tensors: Tensor) -> str:
+    """A checksum of every bit."""
+    content = hashlib.sha256()
+    for tensor in tensors:
+        flat = tensor.detach().cpu().flatten()
+        content.update(flat.view(torch.uint8).numpy().tobytes())
+    return content.hexdigest()
+
+
+def exact(value: Any) -> Any:
+    """Something that is equal to itself, as NaN is not, and to no other number; 0 and 0.0 are the same."""
+    return repr(float(value)) if isinstance(value, int | float) else value
+
+
+def comparable(logs: dict[str, Any]) -> dict[str, Any]:
+    """What a Trainer logged but times."""
+    return {name: exact(value) for name, value in sorted(logs.items()) if not name.endswith(TIMINGS)}
+
+
+def comparable_logs(log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [comparable(entry) for entry in log_history]
