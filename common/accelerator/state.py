@@ -1,10 +1,9 @@
 """What one process knows of itself: its rank and device, its settings, its place in the accumulation window.
 
 PartialState, AcceleratorState and GradientState each keep one dictionary, `_shared_state`, for the whole process, and
-every instance uses it as its `__dict__`. So `PartialState()` can be written anywhere and is always the same state. A
-state is forgotten in three ways, which are all in this file: `_reset_state`, which has the original's name, empties it,
-or for the AcceleratorState begins a new one beside those that exist; `forget_ended_training` does so after
-`end_training`; `fresh_states` puts it aside for the time of a block.
+every instance uses it as its `__dict__`. So `PartialState()` can be written anywhere and is always the same state. To
+forget a state is to begin another dictionary: instances that exist keep theirs. `_reset_state`, which has the
+original's name, does so; `forget_ended_training` calls it after `end_training`; `fresh_states` does so for a block.
 """
 
 import enum
@@ -89,8 +88,7 @@ class PartialState:
             try:
                 self._start(cpu or parse_flag_from_env("ACCELERATE_USE_CPU"), **kwargs)
             except BaseException:
-                # A state that is only half filled would look initialized to the next instance.
-                PartialState._reset_state()
+                PartialState._reset_state()  # one that is half filled would look initialized to the next instance
                 raise
 
     def _start(
@@ -100,7 +98,6 @@ class PartialState:
         init_method: str | None = None,
         timeout: timedelta | None = None,
     ) -> None:
-        self._cpu = cpu
         self.has_left_group = False  # set by `destroy_process_group`, read by `forget_ended_training`
         self.backend = None
         gpus = count_gpus(cpu)
@@ -149,8 +146,8 @@ class PartialState:
 
     @staticmethod
     def _reset_state() -> None:
-        """Forget everything: the next instance reads the environment again. Existing ones are empty until then."""
-        PartialState._shared_state.clear()
+        """Let the next instance read the environment again."""
+        PartialState._shared_state = {}
 
     @property
     def initialized(self) -> bool:
@@ -282,8 +279,8 @@ class PartialState:
 class AcceleratorState(PartialState):
     """The process, as PartialState has it, and the settings of the Accelerator.
 
-    The first one is made by an Accelerator. All share one `__dict__`, as in the original, which begins as a copy of
-    PartialState's and keeps the settings beside it.
+    The first one is made by an Accelerator. Its dictionary begins as a copy of PartialState's: rank, device and group
+    are fixed by then. It is one of its own, so that settings can be forgotten where the process stays as it is.
 
     Args:
         mixed_precision: "no", "fp16" or "bf16"; by default ACCELERATE_MIXED_PRECISION.
@@ -316,8 +313,6 @@ class AcceleratorState(PartialState):
         **kwargs: Any,
     ) -> None:
         cpu = cpu or parse_flag_from_env("ACCELERATE_USE_CPU")
-        if _from_accelerator and not PartialState._shared_state:
-            AcceleratorState._reset_state()  # a process that starts anew chooses its settings anew
         self.__dict__ = AcceleratorState._shared_state
         process = PartialState(cpu, **kwargs)
         if cpu and process.device.type != "cpu":
@@ -335,7 +330,7 @@ class AcceleratorState(PartialState):
             fsdp_plugin = None
         if fsdp_plugin is not None and precision == "fp16":
             raise NotImplementedError("FSDP in fp16 is out of scope: choose mixed_precision 'bf16' or 'no'")
-        self.__dict__.update(PartialState._shared_state)  # a copy: rank, device and group are fixed by now
+        self.__dict__.update(process.__dict__)
         if fsdp_plugin is not None:
             self.distributed_type = DistributedType.FSDP
         self.dynamo_plugin: Any = None  # the Accelerator chooses it, and each later one may choose another
@@ -354,18 +349,10 @@ class AcceleratorState(PartialState):
 
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:
-        """Let the next Accelerator choose its settings, and with `reset_partial_state` its process and device too.
-
-        Accelerators that exist keep the settings that they were made with.
-        """
+        """Let the next Accelerator choose its settings, and with `reset_partial_state` its process and device too."""
         AcceleratorState._shared_state = {}
         if reset_partial_state:
             PartialState._reset_state()
-
-    @property
-    def initialized(self) -> bool:
-        """True if an Accelerator has been made."""
-        return "_mixed_precision" in self.__dict__
 
     @property
     def mixed_precision(self) -> str:
@@ -429,7 +416,7 @@ class GradientState:
     @property
     def initialized(self) -> bool:
         """True where this process has such a state."""
-        return "plugin_kwargs" in self.__dict__
+        return self._shared_state != {}
 
     @property
     def active_dataloader(self) -> Any:
@@ -444,8 +431,7 @@ class GradientState:
     @property
     def end_of_dataloader(self) -> bool:
         """True if the active loader has just yielded its last batch."""
-        active = self.dataloader_references[-1]
-        return active is not None and active.end_of_dataloader
+        return self.in_dataloader and self.active_dataloader.end_of_dataloader
 
     @property
     def remainder(self) -> int:
@@ -456,21 +442,17 @@ class GradientState:
         self.dataloader_references.append(dataloader)
 
     def _remove_dataloader(self, dataloader: Any) -> None:
-        # The state may have been forgotten during the loop over the loader.
-        references = getattr(self, "dataloader_references", [])
-        # From the end, because the inner one of two loops over the same loader ends first.
-        for place in reversed(range(len(references))):
-            if references[place] is dataloader:
-                del references[place]
+        # From the end, because the inner one of two loops over the same loader ends first. It is not there where the
+        # state was forgotten during the loop.
+        for place in reversed(range(len(self.dataloader_references))):
+            if self.dataloader_references[place] is dataloader:
+                del self.dataloader_references[place]
                 return
-
-    def _set_sync_gradients(self, sync_gradients: bool) -> None:
-        self.sync_gradients = sync_gradients
 
     @staticmethod
     def _reset_state() -> None:
-        """Forget everything. Prepared objects that exist share the next instance."""
-        GradientState._shared_state.clear()
+        """Let the next Accelerator begin at no place. Objects that are prepared ask for the state that there is."""
+        GradientState._shared_state = {}
 
 
 # Forgetting
@@ -478,8 +460,8 @@ class GradientState:
 
 def forget_ended_training() -> None:
     """Let the next Accelerator start afresh, if the last one has left the process group."""
-    if PartialState._shared_state and PartialState().has_left_group:
-        PartialState._reset_state()
+    if PartialState._shared_state.get("has_left_group", False):
+        AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
 
 
