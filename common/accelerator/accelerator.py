@@ -4,11 +4,10 @@ Begin with `prepare`, `accumulate` and `backward`: they are what happens in a tr
 micro-batches that make one optimizer step. "The original" is Hugging Face Accelerate, which uses the same names.
 
 An Accelerator keeps its prepared objects in the lists `_models`, `_optimizers`, `_schedulers` and `_dataloaders`, which
-checkpoints write. Four marks lie on the objects themselves, because a library or another Accelerator has to see them:
+checkpoints write. Three marks lie on the objects themselves, because a library or another Accelerator has to see them:
 
     _is_accelerate_prepared   on each prepared object: the original's mark, by which `prepare` leaves it as it is
     _original_forward         on a model in mixed precision: the original's name for the forward without autocast
-    _prepared_in              on a model: the precision that it was prepared in last, for `has_prepared`
     _part                     on a parameter from before FSDP: the part of it that an optimizer gets in its place
 """
 
@@ -64,12 +63,6 @@ from .utils.save_history import SaveHistory
 
 logger = get_logger(__name__)
 
-# What the launcher sets for other ways of training than data parallelism.
-_OUT_OF_SCOPE_FLAGS = (
-    "ACCELERATE_USE_DEEPSPEED",
-    "ACCELERATE_USE_MEGATRON_LM",
-    "ACCELERATE_USE_PARALLELISM_CONFIG",
-)
 _HANDLER_KINDS = (
     AutocastKwargs,
     DistributedDataParallelKwargs,
@@ -143,8 +136,8 @@ class Accelerator:
         deepspeed_plugins: Any = None,
         parallelism_config: Any = None,
     ) -> None:
-        plugins = (deepspeed_plugin, deepspeed_plugins, torch_tp_plugin, megatron_lm_plugin)
-        if any(plugins) or parallelism_config or any(map(parse_flag_from_env, _OUT_OF_SCOPE_FLAGS)):
+        out_of_scope = (deepspeed_plugin, deepspeed_plugins, torch_tp_plugin, megatron_lm_plugin, parallelism_config)
+        if any(out_of_scope):
             raise NotImplementedError("DeepSpeed, Megatron and model parallelism are out of scope")
         if fsdp_plugin is None and parse_flag_from_env("ACCELERATE_USE_FSDP"):
             fsdp_plugin = FullyShardedDataParallelPlugin()
@@ -197,7 +190,6 @@ class Accelerator:
         self._optimizers: list[AcceleratedOptimizer] = []
         self._schedulers: list[AcceleratedScheduler] = []
         self._dataloaders: list[DataLoader] = []
-        self._has_forgotten_loaders = False
         self._custom_objects: list[Any] = []
         self._save_model_state_pre_hook: OrderedDict[int, Callable] = OrderedDict()
         self._load_model_state_pre_hook: OrderedDict[int, Callable] = OrderedDict()
@@ -209,7 +201,7 @@ class Accelerator:
         if plugin is not None and backend is not None:
             raise ValueError("You cannot pass in both `dynamo_plugin` and `dynamo_backend`, please only pass in one.")
         if backend is not None:
-            plugin = TorchDynamoPlugin(backend)
+            return TorchDynamoPlugin(backend)
         return plugin or self.state.dynamo_plugin or TorchDynamoPlugin()
 
     # Preparing
@@ -276,7 +268,7 @@ class Accelerator:
             non_blocking=config.non_blocking,
             use_stateful_dataloader=config.use_stateful_dataloader,
         )
-        _mark_as_prepared(prepared)
+        prepared._is_accelerate_prepared = True
         return _remember(prepared, self._dataloaders)
 
     def prepare_model(
@@ -293,7 +285,6 @@ class Accelerator:
             return model
         self._models.append(model)
         own_model: Any = _innermost(model)
-        own_model._prepared_in = self.mixed_precision
         if self.native_amp:
             self._run_forward_in_mixed_precision(model)
         if self._is_placed(device_placement) and not self.is_fsdp2:  # whole, a model that is to be sharded may not fit
@@ -310,18 +301,8 @@ class Accelerator:
         compiler = self.state.dynamo_plugin
         if compiler.backend != DynamoBackend.NO and not is_compiled_module(model):
             model = torch.compile(model, **compiler.to_kwargs())  # type: ignore[assignment]  # a module is returned
-        _mark_as_prepared(model)
+        model._is_accelerate_prepared = True  # type: ignore[assignment]
         return model
-
-    def has_prepared(self, model: torch.nn.Module) -> bool:
-        """True if the model inside `model` was prepared in this precision last, by whichever Accelerator."""
-        return getattr(_innermost(model), "_prepared_in", None) == self.mixed_precision
-
-    def undo_preparation(self, model: torch.nn.Module) -> None:
-        """Give `model` its own forward back, whichever Accelerator prepared it, so that it can be prepared anew."""
-        self._models = [known for known in self._models if _innermost(known) is not _innermost(model)]
-        self.unwrap_model(model, keep_fp32_wrapper=False)
-        vars(model).pop("_is_accelerate_prepared", None)
 
     def _run_forward_in_mixed_precision(self, model: Any) -> None:
         model._original_forward = model.forward
@@ -344,11 +325,12 @@ class Accelerator:
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
     ) -> AcceleratedOptimizer:
         """`optimizer`, stepping where a window ends and through the loss scaler under fp16."""
+        prepared: Any = optimizer
         if not _is_prepared(optimizer):
             fsdp_utils.give_parts(optimizer)
-            optimizer = AcceleratedOptimizer(optimizer, self._is_placed(device_placement), self.scaler)
-            _mark_as_prepared(optimizer)
-        return _remember(optimizer, self._optimizers)
+            prepared = AcceleratedOptimizer(optimizer, self._is_placed(device_placement), self.scaler)
+            prepared._is_accelerate_prepared = True
+        return _remember(prepared, self._optimizers)
 
     def prepare_scheduler(self, scheduler: Any) -> AcceleratedScheduler:
         """`scheduler`, stepping with its optimizer; with all prepared ones if it belongs to none of them."""
@@ -357,7 +339,7 @@ class Accelerator:
             scheduler = AcceleratedScheduler(
                 scheduler, optimizers, self.step_scheduler_with_optimizer, self.dataloader_config.split_batches
             )
-            _mark_as_prepared(scheduler)
+            scheduler._is_accelerate_prepared = True
         return _remember(scheduler, self._schedulers)
 
     def _optimizers_of(self, scheduler: LRScheduler) -> list[AcceleratedOptimizer]:
@@ -383,7 +365,7 @@ class Accelerator:
         """
         self._do_sync()
         state = self.gradient_state
-        if state.sync_gradients or not self.use_distributed or state.sync_each_batch:
+        if state.sync_gradients or not self.state.use_distributed or state.sync_each_batch:
             yield
             return
         with contextlib.ExitStack() as unsynced:
@@ -424,7 +406,7 @@ class Accelerator:
     def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
         """A context in which gradients of `model` stay on their process."""
         stay_local = getattr(model, "no_sync", contextlib.nullcontext)
-        if not self.use_distributed:
+        if not self.state.use_distributed:
             stay_local = contextlib.nullcontext
         elif self.is_fsdp2:
             stay_local = functools.partial(fsdp_utils.no_sync, _innermost(model))
@@ -461,23 +443,23 @@ class Accelerator:
         if self.distributed_type == DistributedType.NO:
             yield
             return
-        are_even = self.even_batches
-        shards: list[BatchSamplerShard] = []
-        if even_batches is not None:
-            are_even = even_batches
-            shards = self._shards_of_map_style_loaders()
-        before = [shard.even_batches for shard in shards]
+        even_before: dict[BatchSamplerShard, bool] = {}
+        if even_batches is None:
+            even_batches = self.even_batches
+        else:
+            for shard in self._shards_of_map_style_loaders():
+                even_before[shard] = shard.even_batches
+                shard.even_batches = even_batches
+        joined: contextlib.AbstractContextManager = contextlib.nullcontext()
+        to_join = [joinable for joinable in joinables if hasattr(joinable, "join_hook")]
+        if to_join and not even_batches:
+            joined = Join(to_join, throw_on_early_termination=False)
         try:
-            for shard in shards:
-                shard.even_batches = are_even
-            with contextlib.ExitStack() as joined:
-                to_join = [joinable for joinable in joinables if hasattr(joinable, "join_hook")]
-                if to_join and not are_even:
-                    joined.enter_context(Join(to_join, throw_on_early_termination=False))
+            with joined:
                 yield
         finally:
-            for shard, value in zip(shards, before, strict=True):
-                shard.even_batches = value
+            for shard, was_even in even_before.items():
+                shard.even_batches = was_even
 
     def _shards_of_map_style_loaders(self) -> list[BatchSamplerShard]:
         streams = [loader for loader in self._dataloaders if isinstance(loader.dataset, IterableDataset)]
@@ -576,7 +558,6 @@ class Accelerator:
     def forget_loader(self, prepared: DataLoader) -> None:
         """Leave a prepared loader out of checkpoints."""
         self._dataloaders = [loader for loader in self._dataloaders if loader is not prepared]
-        self._has_forgotten_loaders = True
 
     @contextlib.contextmanager
     def profile(self, profile_handler: ProfileKwargs | None = None) -> Iterator[torch.profiler.profile]:
@@ -787,11 +768,6 @@ class Accelerator:
         return self.state.is_fsdp2
 
     @property
-    def use_distributed(self) -> bool:
-        """True if there are several processes."""
-        return self.state.use_distributed
-
-    @property
     def num_processes(self) -> int:
         """The world size."""
         return self.state.num_processes
@@ -815,11 +791,6 @@ class Accelerator:
     def is_local_main_process(self) -> bool:
         """True on local rank 0: one process per machine."""
         return self.state.is_local_main_process
-
-    @property
-    def is_last_process(self) -> bool:
-        """True on the last rank only."""
-        return self.state.is_last_process
 
     @property
     def mixed_precision(self) -> str:
@@ -912,10 +883,6 @@ def _remember(prepared: Any, among: list) -> Any:
     if not any(prepared is known for known in among):
         among.append(prepared)
     return prepared
-
-
-def _mark_as_prepared(prepared: Any) -> None:
-    prepared._is_accelerate_prepared = True
 
 
 def _innermost(model: Any) -> torch.nn.Module:

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from common.accelerator import Accelerator, utils
-from common.accelerator.checkpointing import run_on_all_ranks
+from common.accelerator.checkpointing import load_state, run_on_all_ranks
 from common.accelerator.logging import get_logger
 from common.accelerator.state import AcceleratorState
 from common.accelerator.utils.random import get_random_states, set_random_states
@@ -437,7 +437,7 @@ class Trainer:
         accelerator.free_memory()
         if self.model_wrapped is self.model:
             # An evaluation may have prepared it without DDP, and another Trainer in another precision.
-            accelerator.undo_preparation(self.model)
+            undo_preparation(accelerator, self.model)
         loader = self.get_train_dataloader()
         if loading.is_prepared(loader) or loading.every_rank_reads_all(loader, accelerator.num_processes):
             loader = accelerator.prepare_data_loader(loader)
@@ -600,7 +600,7 @@ class Trainer:
         # these are drawn with the run's own random states.
         own_random_states = get_random_states(accelerator.device)
         accelerator.forget_loader(self.train_dataloader)
-        accelerator.load_state(folder)
+        load_state(accelerator, folder, warns_of_loaders=False)
         if loading.is_prepared(self.train_dataloader):
             accelerator.prepare_data_loader(self.train_dataloader)  # the next checkpoints hold it again
         if not 0 < self.position.batches < self.plan.batches_per_epoch:
@@ -692,9 +692,9 @@ class Trainer:
         if dataloader is not self.train_dataloader:
             accelerator.forget_loader(dataloader)  # checkpoints hold the position in the training set alone
         self.callback_handler.eval_dataloader = dataloader
-        # The bare model, as in the original: the forward of DDP may be a collective, and an override's loader uneven.
-        if not accelerator.has_prepared(self.model):
-            accelerator.undo_preparation(self.model)
+        # The bare model: the forward of DDP may be a collective, and an override's loader uneven.
+        if self.train_dataloader is None:  # not trained yet
+            undo_preparation(accelerator, self.model)  # of another Trainer, whose precision may be another
             accelerator.prepare_model(self.model, evaluation_mode=True)
             self.model.to(accelerator.device)  # where a model that `train` shares out has not been yet
         self.model.eval()
@@ -946,6 +946,12 @@ class Trainer:
 def steps_between(interval: float, max_steps: int) -> int:
     """An interval in steps; below 1 it is a share of all steps."""
     return int(interval) if interval >= 1 else math.ceil(interval * max_steps)
+
+
+def undo_preparation(accelerator: Accelerator, model: nn.Module) -> None:
+    """Give `model` its own forward back, whichever Accelerator prepared it, so that it can be prepared anew."""
+    accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+    vars(model).pop("_is_accelerate_prepared", None)
 
 
 def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:

@@ -9,7 +9,6 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from common.files import atomic_write
 
-from ..commands.config.default import write_basic_config  # noqa: F401
 from ..state import PartialState
 from .serialization import types_of_numpy
 from .weights import clean_state_dict_for_safetensors, write_safetensors
