@@ -17,7 +17,7 @@ import os
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.hooks import RemovableHandle
 
 from . import checkpointing, operations
-from .data_loader import DataLoaderDispatcher, DataLoaderShard, prepare_data_loader, skip_first_batches  # noqa: F401
+from .data_loader import DataLoaderShard, prepare_data_loader, skip_first_batches
 from .environment import parse_flag_from_env
 from .logging import get_logger
 from .optimizer import AcceleratedOptimizer, LossScaler
@@ -215,9 +215,7 @@ class Accelerator:
         Raises:
             ValueError: if `device_placement` is not as long as `args`.
         """
-        placements: Sequence[bool | None] = [None] * len(args)
-        if device_placement is not None:
-            placements = device_placement
+        placements: Sequence[bool | None] = [None] * len(args) if device_placement is None else device_placement
         if len(placements) != len(args):
             raise ValueError(
                 f"`device_placement` should be a list with {len(args)} elements (the number of objects passed)."
@@ -251,22 +249,15 @@ class Accelerator:
         """
         if _is_prepared(data_loader) or isinstance(data_loader, DataLoaderShard):
             return _remember(data_loader, self._dataloaders)
-        config = self.dataloader_config
         prepared = prepare_data_loader(
             data_loader,
             self.device,
             num_processes=self.num_processes,
             process_index=self.process_index,
-            split_batches=config.split_batches,
             put_on_device=self._is_placed(device_placement),
             rng_types=self.rng_types.copy(),
-            dispatch_batches=config.dispatch_batches,
-            even_batches=config.even_batches,
             slice_fn_for_dispatch=slice_fn_for_dispatch,
-            use_seedable_sampler=config.use_seedable_sampler,
-            data_seed=config.data_seed,
-            non_blocking=config.non_blocking,
-            use_stateful_dataloader=config.use_stateful_dataloader,
+            **asdict(self.dataloader_config),
         )
         prepared._is_accelerate_prepared = True
         return _remember(prepared, self._dataloaders)
@@ -335,19 +326,14 @@ class Accelerator:
     def prepare_scheduler(self, scheduler: Any) -> AcceleratedScheduler:
         """`scheduler`, stepping with its optimizer; with all prepared ones if it belongs to none of them."""
         if not _is_prepared(scheduler):
-            optimizers: Any = self._optimizers_of(scheduler)
+            wanted = getattr(scheduler, "optimizer", None)
+            own = [optimizer for optimizer in self._optimizers if wanted in (optimizer, optimizer.optimizer)]
+            optimizers: Any = own or self._optimizers
             scheduler = AcceleratedScheduler(
                 scheduler, optimizers, self.step_scheduler_with_optimizer, self.dataloader_config.split_batches
             )
             scheduler._is_accelerate_prepared = True
         return _remember(scheduler, self._schedulers)
-
-    def _optimizers_of(self, scheduler: LRScheduler) -> list[AcceleratedOptimizer]:
-        wanted = getattr(scheduler, "optimizer", None)
-        for optimizer in self._optimizers:
-            if wanted is optimizer or wanted is optimizer.optimizer:
-                return [optimizer]
-        return self._optimizers
 
     def _is_placed(self, device_placement: bool | None) -> bool:
         return self.device_placement if device_placement is None else device_placement

@@ -94,7 +94,6 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     ) -> None:
         self.optimizer = optimizer
         self.scaler = scaler
-        self.device_placement = device_placement
         # True if the last step was skipped. After a fused step it is the tensor by which the kernel decided.
         self._is_overflow: bool | torch.Tensor = False
         self._takes_set_to_none = "set_to_none" in inspect.signature(optimizer.zero_grad).parameters

@@ -3,7 +3,7 @@
 PartialState, AcceleratorState and GradientState each keep one dictionary, `_shared_state`, for the whole process, and
 every instance uses it as its `__dict__`. So `PartialState()` can be written anywhere and is always the same state. To
 forget a state is to begin another dictionary: instances that exist keep theirs. `_reset_state`, which has the
-original's name, does so; `forget_ended_training` calls it after `end_training`; `fresh_states` does so for a block.
+original's name, does so; `forget_ended_training` calls it after `end_training`, and `fresh_states` for a block.
 """
 
 import enum
@@ -20,7 +20,7 @@ from common.process_group import leave_process_group
 from common.rendezvous import meet
 
 from .environment import parse_choice_from_env, parse_flag_from_env
-from .process_environment import choose_backend, choose_device, count_gpus, default_timeout, read_processes, share_cores
+from .process_environment import choose_backend, choose_device, default_timeout, read_processes, share_cores
 
 # The values of mixed_precision.
 PRECISIONS = ("no", "fp16", "bf16")
@@ -100,7 +100,7 @@ class PartialState:
     ) -> None:
         self.has_left_group = False  # set by `destroy_process_group`, read by `forget_ended_training`
         self.backend = None
-        gpus = count_gpus(cpu)
+        gpus = 0 if cpu else torch.cuda.device_count()
         processes = read_processes(gpus, needs_meeting_point=init_method is None)
         self.num_processes = processes.world_size
         self.process_index = processes.rank
@@ -325,7 +325,7 @@ class AcceleratorState(PartialState):
                 "Please make sure to properly initialize your accelerator via `accelerator = Accelerator()` before "
                 "you ask for its state; `PartialState()` needs none"
             )
-        precision = _choose_precision(mixed_precision)
+        precision = choose_precision(mixed_precision)
         if process.distributed_type == DistributedType.NO:
             fsdp_plugin = None
         if fsdp_plugin is not None and precision == "fp16":
@@ -335,11 +335,11 @@ class AcceleratorState(PartialState):
             self.distributed_type = DistributedType.FSDP
         self.dynamo_plugin: Any = None  # the Accelerator chooses it, and each later one may choose another
         self.fsdp_plugin = fsdp_plugin
-        self._mixed_precision = precision
+        self.mixed_precision = precision
 
     def _refuse_other_settings(self, mixed_precision: str | None, fsdp_plugin: Any) -> None:
-        if mixed_precision is not None and _choose_precision(mixed_precision) != self._mixed_precision:
-            now = f"this process already runs with '{self._mixed_precision}'"
+        if mixed_precision is not None and choose_precision(mixed_precision) != self.mixed_precision:
+            now = f"this process already runs with '{self.mixed_precision}'"
             raise ValueError(self._CANNOT_CHANGE.format(now, f"mixed_precision='{mixed_precision}'"))
         if fsdp_plugin not in (None, self.fsdp_plugin) and PartialState().distributed_type != DistributedType.NO:
             raise ValueError(self._CANNOT_CHANGE.format("its models are sharded otherwise, or not", "fsdp_plugin"))
@@ -355,17 +355,13 @@ class AcceleratorState(PartialState):
             PartialState._reset_state()
 
     @property
-    def mixed_precision(self) -> str:
-        """ "no", "fp16" or "bf16"."""
-        return self._mixed_precision
-
-    @property
     def is_fsdp2(self) -> bool:
         """True where models are sharded."""
         return self.fsdp_plugin is not None
 
 
-def _choose_precision(mixed_precision: str | None) -> str:
+def choose_precision(mixed_precision: str | None) -> str:
+    """The precision of this name, in lower case; without a name, what the launcher says."""
     if mixed_precision is None:
         mixed_precision = parse_choice_from_env("ACCELERATE_MIXED_PRECISION", "no")
     precision = str(mixed_precision).lower()
@@ -466,13 +462,13 @@ def forget_ended_training() -> None:
 
 
 @contextmanager
-def fresh_states(*classes: Any) -> Iterator[None]:
-    """Within the block the states of these classes are as in a new process, and afterwards as they were before it."""
-    kept = [state_class._shared_state for state_class in classes]
-    for state_class in classes:
-        state_class._shared_state = {}
+def fresh_states() -> Iterator[None]:
+    """Within the block there is no PartialState and no AcceleratorState yet; afterwards there are those of before."""
+    process = PartialState._shared_state
+    settings = AcceleratorState._shared_state
+    AcceleratorState._reset_state(reset_partial_state=True)
     try:
         yield
     finally:
-        for state_class, shared in zip(classes, kept, strict=True):
-            state_class._shared_state = shared
+        PartialState._shared_state = process
+        AcceleratorState._shared_state = settings

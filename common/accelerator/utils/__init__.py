@@ -58,7 +58,6 @@ from .operations import (
     send_to_device,
 )
 from .other import (
-    clean_state_dict_for_safetensors,
     extract_model_from_parallel,
     is_compiled_module,
     is_port_in_use,
@@ -68,3 +67,4 @@ from .other import (
 )
 from .random import set_seed, synchronize_rng_state, synchronize_rng_states
 from .tqdm import tqdm
+from .weights import clean_state_dict_for_safetensors

@@ -42,12 +42,6 @@ def test_contradictory_settings_are_refused(settings, error, match):
         Accelerator(cpu=True, **settings)
 
 
-def test_the_first_version_of_sharding_is_refused_where_the_launcher_asks_for_it(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(NotImplementedError, match="out of scope"):
-        Accelerator(cpu=True)
-
-
 def test_settings_of_the_launcher_are_read_from_the_environment(monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
