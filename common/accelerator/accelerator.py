@@ -12,7 +12,6 @@ checkpoints write. Three marks lie on the objects themselves, because a library 
 """
 
 import contextlib
-import functools
 import os
 import warnings
 from collections import OrderedDict
@@ -63,6 +62,12 @@ from .utils.save_history import SaveHistory
 
 logger = get_logger(__name__)
 
+# What the original's launcher sets for other ways of training than data parallelism.
+_OUT_OF_SCOPE_FLAGS = (
+    "ACCELERATE_USE_DEEPSPEED",
+    "ACCELERATE_USE_MEGATRON_LM",
+    "ACCELERATE_USE_PARALLELISM_CONFIG",
+)
 _HANDLER_KINDS = (
     AutocastKwargs,
     DistributedDataParallelKwargs,
@@ -137,7 +142,7 @@ class Accelerator:
         parallelism_config: Any = None,
     ) -> None:
         out_of_scope = (deepspeed_plugin, deepspeed_plugins, torch_tp_plugin, megatron_lm_plugin, parallelism_config)
-        if any(out_of_scope):
+        if any(out_of_scope) or any(map(parse_flag_from_env, _OUT_OF_SCOPE_FLAGS)):
             raise NotImplementedError("DeepSpeed, Megatron and model parallelism are out of scope")
         if fsdp_plugin is None and parse_flag_from_env("ACCELERATE_USE_FSDP"):
             fsdp_plugin = FullyShardedDataParallelPlugin()
@@ -163,7 +168,7 @@ class Accelerator:
         self.state = AcceleratorState(
             mixed_precision, cpu, fsdp_plugin=fsdp_plugin, _from_accelerator=True, **process_settings
         )
-        self.gradient_state = GradientState(gradient_accumulation_plugin)
+        GradientState(gradient_accumulation_plugin)  # all instances share the settings
         self.state.dynamo_plugin = self._choose_compiler(dynamo_backend, dynamo_plugin)
 
         self.project_configuration = project_config or ProjectConfiguration(project_dir)
@@ -275,7 +280,6 @@ class Accelerator:
                 self._models.append(_innermost(model))
             return model
         self._models.append(model)
-        own_model: Any = _innermost(model)
         if self.native_amp:
             self._run_forward_in_mixed_precision(model)
         if self._is_placed(device_placement) and not self.is_fsdp2:  # whole, a model that is to be sharded may not fit
@@ -286,7 +290,7 @@ class Accelerator:
         if (is_on_cpu or is_on_gpus) and not evaluation_mode:
             model = self._wrap_in_ddp(model)
         if self.is_fsdp2 and not evaluation_mode:
-            fsdp_utils.shard_model(own_model, self.state.fsdp_plugin, self.device)
+            fsdp_utils.shard_model(_innermost(model), self.state.fsdp_plugin, self.device)
             for optimizer in self._optimizers:
                 fsdp_utils.give_parts(optimizer.optimizer)
         compiler = self.state.dynamo_plugin
@@ -349,18 +353,6 @@ class Accelerator:
         the calls of optimizer and scheduler do nothing, and the gradients of `models` stay local. Those of a model that
         is not named here are averaged in every micro-batch.
         """
-        self._do_sync()
-        state = self.gradient_state
-        if state.sync_gradients or not self.state.use_distributed or state.sync_each_batch:
-            yield
-            return
-        with contextlib.ExitStack() as unsynced:
-            for model in models:
-                unsynced.enter_context(self.no_sync(model))
-            yield
-
-    def _do_sync(self) -> None:
-        """Count the micro-batch, and find out whether it ends its window."""
         state = self.gradient_state
         if state.sync_with_dataloader and state.end_of_dataloader:
             self.step = 0
@@ -368,6 +360,13 @@ class Accelerator:
         else:
             self.step += 1
             state.sync_gradients = self.step % state.num_steps == 0
+        if state.sync_gradients or not self.state.use_distributed or state.sync_each_batch:
+            yield
+            return
+        with contextlib.ExitStack() as unsynced:
+            for model in models:
+                unsynced.enter_context(self.no_sync(model))
+            yield
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """`loss.backward(**kwargs)` for this micro-batch's part of its window, scaled under fp16.
@@ -391,12 +390,12 @@ class Accelerator:
     @contextlib.contextmanager
     def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
         """A context in which gradients of `model` stay on their process."""
-        stay_local = getattr(model, "no_sync", contextlib.nullcontext)
-        if not self.state.use_distributed:
-            stay_local = contextlib.nullcontext
-        elif self.is_fsdp2:
-            stay_local = functools.partial(fsdp_utils.no_sync, _innermost(model))
-        with stay_local():
+        stay_local: contextlib.AbstractContextManager = contextlib.nullcontext()
+        if self.state.use_distributed and self.is_fsdp2:
+            stay_local = fsdp_utils.no_sync(_innermost(model))
+        elif self.state.use_distributed and hasattr(model, "no_sync"):
+            stay_local = model.no_sync()  # type: ignore[operator]  # a method, not a parameter
+        with stay_local:
             yield
 
     @staticmethod
@@ -680,14 +679,11 @@ class Accelerator:
         for tracker in self.log_with:
             if tracker in LOGGER_TYPE_TO_CLASS.values():
                 tracker = tracker(project_name, self.logging_dir, **init_kwargs.get(tracker.name, {}))
-            self.trackers.append(tracker)
-        for tracker in self.trackers:
-            # A tracker of the script's own need not have this method.
-            if hasattr(tracker, "start"):
+            if hasattr(tracker, "start"):  # a tracker of the script's own need not have this method
                 tracker.start()
-        if config is not None:
-            for tracker in self.trackers:
+            if config is not None:
                 tracker.store_init_configuration(config)
+            self.trackers.append(tracker)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         """The tracker `name`, or with `unwrap` its library's own run; one that does nothing, if no tracker was started.
@@ -719,6 +715,11 @@ class Accelerator:
         return self
 
     # The rest of this class only forwards: to the GradientState, to the AcceleratorState, to the two configurations.
+
+    @property
+    def gradient_state(self) -> GradientState:
+        """Where the run stands in the accumulation window and in its loaders."""
+        return GradientState()
 
     @property
     def sync_gradients(self) -> bool:

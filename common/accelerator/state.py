@@ -100,7 +100,8 @@ class PartialState:
     ) -> None:
         self.has_left_group = False  # set by `destroy_process_group`, read by `forget_ended_training`
         self.backend = None
-        gpus = 0 if cpu else torch.cuda.device_count()
+        uses_gpus = not cpu and torch.cuda.is_available()
+        gpus = torch.cuda.device_count() if uses_gpus else 0
         processes = read_processes(gpus, needs_meeting_point=init_method is None)
         self.num_processes = processes.world_size
         self.process_index = processes.rank
