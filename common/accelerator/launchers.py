@@ -4,14 +4,13 @@ Both launchers can be called again and again in one session. They take a free po
 environment, signal handlers, process and precision as they were.
 """
 
-import contextlib
 import functools
 import gc
 import multiprocessing
 import signal
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -114,9 +113,15 @@ def _fork(function: Callable[..., Any], args: tuple, num_processes: int, port: s
         signals_to_handle=signals,
         **supervision,
     )
-    with patch_environment(TORCHELASTIC_SIGNALS_TO_HANDLE=signals), _signal_handlers_kept() as handlers:
+    handlers: SignalHandlers = {}
+    if threading.current_thread() is threading.main_thread():  # in another thread nobody can set handlers
+        handlers = {number: signal.getsignal(number) for number in HANDLED_SIGNALS}
+    with patch_environment(TORCHELASTIC_SIGNALS_TO_HANDLE=signals):
         launch = elastic_launch(config, _in_child(function, handlers))
-        launch(*args)
+        try:
+            launch(*args)
+        finally:
+            _set_handlers(handlers)  # torchrun's would keep the notebook from being interrupted
 
 
 def _check_that_forking_works() -> None:
@@ -136,8 +141,7 @@ def _in_child(function: Callable[..., Any], handlers: SignalHandlers) -> Callabl
 
     @functools.wraps(function)
     def run(*args: Any) -> None:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        _set_handlers(handlers)
         # OpenMP's threads do not survive a fork, and computing with two of them would wait for ever. OpenMP reads its
         # own limit only at the start of a program, so later calls of the function or a library must have no effect.
         torch.set_num_threads(1)
@@ -151,15 +155,6 @@ def _in_child(function: Callable[..., Any], handlers: SignalHandlers) -> Callabl
     return run
 
 
-@contextlib.contextmanager
-def _signal_handlers_kept() -> Iterator[SignalHandlers]:
-    """Put the signal handlers back after the block: torchrun's would keep the notebook from being interrupted."""
-    handlers: SignalHandlers = {}
-    # Only the main thread can set handlers, so in another thread torchrun does not change them.
-    if threading.current_thread() is threading.main_thread():
-        handlers = {number: signal.getsignal(number) for number in HANDLED_SIGNALS}
-    try:
-        yield handlers
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+def _set_handlers(handlers: SignalHandlers) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

@@ -281,7 +281,8 @@ class AcceleratorState(PartialState):
     """The process, as PartialState has it, and the settings of the Accelerator.
 
     The first one is made by an Accelerator. Its dictionary begins as a copy of PartialState's: rank, device and group
-    are fixed by then. It is one of its own, so that settings can be forgotten where the process stays as it is.
+    are fixed by then. It is another one, so that settings can be forgotten where the process stays as it is: the second
+    Trainer of a notebook may choose another precision.
 
     Args:
         mixed_precision: "no", "fp16" or "bf16"; by default ACCELERATE_MIXED_PRECISION.

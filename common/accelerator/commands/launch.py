@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from common.cores import available_cores
 
-from ..environment import RANKS, patch_environment
+from ..environment import patch_environment
 from ..state import PRECISIONS
 from ..utils.dataclasses import FullyShardedDataParallelPlugin
 from ..utils.other import is_port_in_use
@@ -29,6 +29,9 @@ from .config.config_args import (
     require,
 )
 from .utils import CustomArgumentParser, command_parser
+
+# What an outer job may have left behind. A world of one has none of them.
+RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def launch_command_parser(subparsers: argparse._SubParsersAction | None = None) -> CustomArgumentParser:
