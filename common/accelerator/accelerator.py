@@ -195,6 +195,7 @@ class Accelerator:
         self._optimizers: list[AcceleratedOptimizer] = []
         self._schedulers: list[AcceleratedScheduler] = []
         self._dataloaders: list[DataLoader] = []
+        self._has_forgotten_loaders = False
         self._custom_objects: list[Any] = []
         self._save_model_state_pre_hook: OrderedDict[int, Callable] = OrderedDict()
         self._load_model_state_pre_hook: OrderedDict[int, Callable] = OrderedDict()
@@ -543,6 +544,7 @@ class Accelerator:
     def forget_loader(self, prepared: DataLoader) -> None:
         """Leave a prepared loader out of checkpoints."""
         self._dataloaders = [loader for loader in self._dataloaders if loader is not prepared]
+        self._has_forgotten_loaders = True
 
     @contextlib.contextmanager
     def profile(self, profile_handler: ProfileKwargs | None = None) -> Iterator[torch.profiler.profile]:

@@ -256,7 +256,6 @@ def load_state(
     accelerator: Any,
     input_dir: str | os.PathLike | None = None,
     load_kwargs: dict[str, Any] | None = None,
-    warns_of_loaders: bool = True,
     **load_model_func_kwargs: Any,
 ) -> None:
     """Put weights, optimizers, schedules and generators where `save_state` left them. A collective.
@@ -274,7 +273,6 @@ def load_state(
         input_dir: the folder, where ~ is the home folder; under automatic naming the newest whole checkpoint by
             default. Of a folder whose newest save lacks parts, the one before, if it is still there.
         load_kwargs: for `torch.load`; `weights_only` is always on.
-        warns_of_loaders: warn of the position of a loader that is not prepared, as of all else that nothing takes.
         load_model_func_kwargs: for the models' `load_state_dict`. The original's `map_location` changes nothing: files
             are read to the CPU, and each state goes to where the object is that gets it.
 
@@ -297,7 +295,7 @@ def load_state(
         source = folder / PREVIOUS_NAME
     checkpoint = run_on_all_ranks(lambda: _verify_and_read(accelerator, source, load_kwargs or {}, verifies=is_main))
     run_on_all_ranks(lambda: _restore(accelerator, checkpoint, load_model_func_kwargs))
-    _warn_of_what_is_missing(accelerator, checkpoint, warns_of_loaders)
+    _warn_of_what_is_missing(accelerator, checkpoint)
     history.last_part = None
     history.ranks = set(checkpoint.manifest.ranks)
     number = re.fullmatch(r"checkpoint_([0-9]+)", folder.name)
@@ -396,7 +394,7 @@ def _read(accelerator: Any, folder: Path, load_kwargs: dict[str, Any]) -> _Check
     return checkpoint
 
 
-def _warn_of_what_is_missing(accelerator: Any, checkpoint: _Checkpoint, warns_of_loaders: bool) -> None:
+def _warn_of_what_is_missing(accelerator: Any, checkpoint: _Checkpoint) -> None:
     """Log which ranks found no random states, and which states found nothing prepared. A collective."""
     rank = accelerator.process_index
     is_missing = rank < checkpoint.manifest.world_size and rank not in checkpoint.rank_states
@@ -407,7 +405,7 @@ def _warn_of_what_is_missing(accelerator: Any, checkpoint: _Checkpoint, warns_of
     prepared = _objects(accelerator) | _loaders(accelerator)
     prepared |= _numbered(SAFE_WEIGHTS_NAME, models) | _numbered(WEIGHTS_NAME, models)
     kinds = "model|pytorch_model|optimizer|scheduler"
-    if warns_of_loaders:
+    if not accelerator._has_forgotten_loaders:  # else a loader is left out on purpose
         kinds += "|sampler|dl_state_dict"
     names = re.compile(rf"({kinds})(_[0-9]+)?\.(safetensors|bin)")
     left = [name for name in checkpoint.manifest.files if names.fullmatch(name) and name not in prepared]

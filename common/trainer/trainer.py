@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from common.accelerator import Accelerator, utils
-from common.accelerator.checkpointing import load_state, run_on_all_ranks
+from common.accelerator.checkpointing import run_on_all_ranks
 from common.accelerator.logging import get_logger
 from common.accelerator.state import AcceleratorState
 from common.accelerator.utils.random import get_random_states, set_random_states
@@ -600,7 +600,7 @@ class Trainer:
         # these are drawn with the run's own random states.
         own_random_states = get_random_states(accelerator.device)
         accelerator.forget_loader(self.train_dataloader)
-        load_state(accelerator, folder, warns_of_loaders=False)
+        accelerator.load_state(folder)
         if loading.is_prepared(self.train_dataloader):
             accelerator.prepare_data_loader(self.train_dataloader)  # the next checkpoints hold it again
         if not 0 < self.position.batches < self.plan.batches_per_epoch:
@@ -692,7 +692,6 @@ class Trainer:
         if dataloader is not self.train_dataloader:
             accelerator.forget_loader(dataloader)  # checkpoints hold the position in the training set alone
         self.callback_handler.eval_dataloader = dataloader
-        # The bare model: the forward of DDP may be a collective, and an override's loader uneven.
         if self.train_dataloader is None:  # not trained yet
             undo_preparation(accelerator, self.model)  # of another Trainer, whose precision may be another
             accelerator.prepare_model(self.model, evaluation_mode=True)
