@@ -942,15 +942,15 @@ class Trainer:
         self.accelerator.end_training()
 
 
-def steps_between(interval: float, max_steps: int) -> int:
-    """An interval in steps; below 1 it is a share of all steps."""
-    return int(interval) if interval >= 1 else math.ceil(interval * max_steps)
-
-
 def undo_preparation(accelerator: Accelerator, model: nn.Module) -> None:
     """Give `model` its own forward back, whichever Accelerator prepared it, so that it can be prepared anew."""
     accelerator.unwrap_model(model, keep_fp32_wrapper=False)
     vars(model).pop("_is_accelerate_prepared", None)
+
+
+def steps_between(interval: float, max_steps: int) -> int:
+    """An interval in steps; below 1 it is a share of all steps."""
+    return int(interval) if interval >= 1 else math.ceil(interval * max_steps)
 
 
 def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:
