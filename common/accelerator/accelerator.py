@@ -12,12 +12,11 @@ checkpoints write. Three marks lie on the objects themselves, because a library 
 """
 
 import contextlib
-import functools
 import os
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -30,7 +29,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.hooks import RemovableHandle
 
 from . import checkpointing, operations
-from .data_loader import DataLoaderDispatcher, DataLoaderShard, prepare_data_loader, skip_first_batches  # noqa: F401
+from .data_loader import DataLoaderShard, prepare_data_loader, skip_first_batches
 from .environment import parse_flag_from_env
 from .logging import get_logger
 from .optimizer import AcceleratedOptimizer, LossScaler
@@ -63,7 +62,7 @@ from .utils.other import extract_model_from_parallel, is_compiled_module
 
 logger = get_logger(__name__)
 
-# What the launcher sets for other ways of training than data parallelism.
+# What the original's launcher sets for other ways of training than data parallelism.
 _OUT_OF_SCOPE_FLAGS = (
     "ACCELERATE_USE_DEEPSPEED",
     "ACCELERATE_USE_MEGATRON_LM",
@@ -142,8 +141,8 @@ class Accelerator:
         deepspeed_plugins: Any = None,
         parallelism_config: Any = None,
     ) -> None:
-        plugins = (deepspeed_plugin, deepspeed_plugins, torch_tp_plugin, megatron_lm_plugin)
-        if any(plugins) or parallelism_config or any(map(parse_flag_from_env, _OUT_OF_SCOPE_FLAGS)):
+        out_of_scope = (deepspeed_plugin, deepspeed_plugins, torch_tp_plugin, megatron_lm_plugin, parallelism_config)
+        if any(out_of_scope) or any(map(parse_flag_from_env, _OUT_OF_SCOPE_FLAGS)):
             raise NotImplementedError("DeepSpeed, Megatron and model parallelism are out of scope")
         if fsdp_plugin is None and parse_flag_from_env("ACCELERATE_USE_FSDP"):
             fsdp_plugin = FullyShardedDataParallelPlugin()
@@ -169,7 +168,7 @@ class Accelerator:
         self.state = AcceleratorState(
             mixed_precision, cpu, fsdp_plugin=fsdp_plugin, _from_accelerator=True, **process_settings
         )
-        self.gradient_state = GradientState(gradient_accumulation_plugin)
+        GradientState(gradient_accumulation_plugin)  # all instances share the settings
         self.state.dynamo_plugin = self._choose_compiler(dynamo_backend, dynamo_plugin)
 
         self.project_configuration = project_config or ProjectConfiguration(project_dir)
@@ -207,7 +206,7 @@ class Accelerator:
         if plugin is not None and backend is not None:
             raise ValueError("You cannot pass in both `dynamo_plugin` and `dynamo_backend`, please only pass in one.")
         if backend is not None:
-            plugin = TorchDynamoPlugin(backend)
+            return TorchDynamoPlugin(backend)
         return plugin or self.state.dynamo_plugin or TorchDynamoPlugin()
 
     # Preparing
@@ -221,9 +220,7 @@ class Accelerator:
         Raises:
             ValueError: if `device_placement` is not as long as `args`.
         """
-        placements: Sequence[bool | None] = [None] * len(args)
-        if device_placement is not None:
-            placements = device_placement
+        placements: Sequence[bool | None] = [None] * len(args) if device_placement is None else device_placement
         if len(placements) != len(args):
             raise ValueError(
                 f"`device_placement` should be a list with {len(args)} elements (the number of objects passed)."
@@ -257,24 +254,17 @@ class Accelerator:
         """
         if _is_prepared(data_loader) or isinstance(data_loader, DataLoaderShard):
             return _remember(data_loader, self._dataloaders)
-        config = self.dataloader_config
         prepared = prepare_data_loader(
             data_loader,
             self.device,
             num_processes=self.num_processes,
             process_index=self.process_index,
-            split_batches=config.split_batches,
             put_on_device=self._is_placed(device_placement),
             rng_types=self.rng_types.copy(),
-            dispatch_batches=config.dispatch_batches,
-            even_batches=config.even_batches,
             slice_fn_for_dispatch=slice_fn_for_dispatch,
-            use_seedable_sampler=config.use_seedable_sampler,
-            data_seed=config.data_seed,
-            non_blocking=config.non_blocking,
-            use_stateful_dataloader=config.use_stateful_dataloader,
+            **asdict(self.dataloader_config),
         )
-        _mark_as_prepared(prepared)
+        prepared._is_accelerate_prepared = True
         return _remember(prepared, self._dataloaders)
 
     def prepare_model(
@@ -306,7 +296,7 @@ class Accelerator:
         compiler = self.state.dynamo_plugin
         if compiler.backend != DynamoBackend.NO and not is_compiled_module(model):
             model = torch.compile(model, **compiler.to_kwargs())  # type: ignore[assignment]  # a module is returned
-        _mark_as_prepared(model)
+        model._is_accelerate_prepared = True  # type: ignore[assignment]
         return model
 
     def _run_forward_in_mixed_precision(self, model: Any) -> None:
@@ -330,28 +320,24 @@ class Accelerator:
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
     ) -> AcceleratedOptimizer:
         """`optimizer`, stepping where a window ends and through the loss scaler under fp16."""
+        prepared: Any = optimizer
         if not _is_prepared(optimizer):
             fsdp_utils.give_parts(optimizer)
-            optimizer = AcceleratedOptimizer(optimizer, self._is_placed(device_placement), self.scaler)
-            _mark_as_prepared(optimizer)
-        return _remember(optimizer, self._optimizers)
+            prepared = AcceleratedOptimizer(optimizer, self._is_placed(device_placement), self.scaler)
+            prepared._is_accelerate_prepared = True
+        return _remember(prepared, self._optimizers)
 
     def prepare_scheduler(self, scheduler: Any) -> AcceleratedScheduler:
         """`scheduler`, stepping with its optimizer; with all prepared ones if it belongs to none of them."""
         if not _is_prepared(scheduler):
-            optimizers: Any = self._optimizers_of(scheduler)
+            wanted = getattr(scheduler, "optimizer", None)
+            own = [optimizer for optimizer in self._optimizers if wanted in (optimizer, optimizer.optimizer)]
+            optimizers: Any = own or self._optimizers
             scheduler = AcceleratedScheduler(
                 scheduler, optimizers, self.step_scheduler_with_optimizer, self.dataloader_config.split_batches
             )
-            _mark_as_prepared(scheduler)
+            scheduler._is_accelerate_prepared = True
         return _remember(scheduler, self._schedulers)
-
-    def _optimizers_of(self, scheduler: LRScheduler) -> list[AcceleratedOptimizer]:
-        wanted = getattr(scheduler, "optimizer", None)
-        for optimizer in self._optimizers:
-            if wanted is optimizer or wanted is optimizer.optimizer:
-                return [optimizer]
-        return self._optimizers
 
     def _is_placed(self, device_placement: bool | None) -> bool:
         return self.device_placement if device_placement is None else device_placement
@@ -367,18 +353,6 @@ class Accelerator:
         the calls of optimizer and scheduler do nothing, and the gradients of `models` stay local. Those of a model that
         is not named here are averaged in every micro-batch.
         """
-        self._do_sync()
-        state = self.gradient_state
-        if state.sync_gradients or not self.use_distributed or state.sync_each_batch:
-            yield
-            return
-        with contextlib.ExitStack() as unsynced:
-            for model in models:
-                unsynced.enter_context(self.no_sync(model))
-            yield
-
-    def _do_sync(self) -> None:
-        """Count the micro-batch, and find out whether it ends its window."""
         state = self.gradient_state
         if state.sync_with_dataloader and state.end_of_dataloader:
             self.step = 0
@@ -386,6 +360,13 @@ class Accelerator:
         else:
             self.step += 1
             state.sync_gradients = self.step % state.num_steps == 0
+        if state.sync_gradients or not self.state.use_distributed or state.sync_each_batch:
+            yield
+            return
+        with contextlib.ExitStack() as unsynced:
+            for model in models:
+                unsynced.enter_context(self.no_sync(model))
+            yield
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """`loss.backward(**kwargs)` for this micro-batch's part of its window, scaled under fp16.
@@ -409,12 +390,12 @@ class Accelerator:
     @contextlib.contextmanager
     def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
         """A context in which gradients of `model` stay on their process."""
-        stay_local = getattr(model, "no_sync", contextlib.nullcontext)
-        if not self.use_distributed:
-            stay_local = contextlib.nullcontext
-        elif self.is_fsdp2:
-            stay_local = functools.partial(fsdp_utils.no_sync, _innermost(model))
-        with stay_local():
+        stay_local: contextlib.AbstractContextManager = contextlib.nullcontext()
+        if self.state.use_distributed and self.is_fsdp2:
+            stay_local = fsdp_utils.no_sync(_innermost(model))
+        elif self.state.use_distributed and hasattr(model, "no_sync"):
+            stay_local = model.no_sync()  # type: ignore[operator]  # a method, not a parameter
+        with stay_local:
             yield
 
     @staticmethod
@@ -447,23 +428,23 @@ class Accelerator:
         if self.distributed_type == DistributedType.NO:
             yield
             return
-        are_even = self.even_batches
-        shards: list[BatchSamplerShard] = []
-        if even_batches is not None:
-            are_even = even_batches
-            shards = self._shards_of_map_style_loaders()
-        before = [shard.even_batches for shard in shards]
+        even_before: dict[BatchSamplerShard, bool] = {}
+        if even_batches is None:
+            even_batches = self.even_batches
+        else:
+            for shard in self._shards_of_map_style_loaders():
+                even_before[shard] = shard.even_batches
+                shard.even_batches = even_batches
+        joined: contextlib.AbstractContextManager = contextlib.nullcontext()
+        to_join = [joinable for joinable in joinables if hasattr(joinable, "join_hook")]
+        if to_join and not even_batches:
+            joined = Join(to_join, throw_on_early_termination=False)
         try:
-            for shard in shards:
-                shard.even_batches = are_even
-            with contextlib.ExitStack() as joined:
-                to_join = [joinable for joinable in joinables if hasattr(joinable, "join_hook")]
-                if to_join and not are_even:
-                    joined.enter_context(Join(to_join, throw_on_early_termination=False))
+            with joined:
                 yield
         finally:
-            for shard, value in zip(shards, before, strict=True):
-                shard.even_batches = value
+            for shard, was_even in even_before.items():
+                shard.even_batches = was_even
 
     def _shards_of_map_style_loaders(self) -> list[BatchSamplerShard]:
         streams = [loader for loader in self._dataloaders if isinstance(loader.dataset, IterableDataset)]
@@ -735,14 +716,11 @@ class Accelerator:
         for tracker in self.log_with:
             if tracker in LOGGER_TYPE_TO_CLASS.values():
                 tracker = tracker(project_name, self.logging_dir, **init_kwargs.get(tracker.name, {}))
-            self.trackers.append(tracker)
-        for tracker in self.trackers:
-            # A tracker of the script's own need not have this method.
-            if hasattr(tracker, "start"):
+            if hasattr(tracker, "start"):  # a tracker of the script's own need not have this method
                 tracker.start()
-        if config is not None:
-            for tracker in self.trackers:
+            if config is not None:
                 tracker.store_init_configuration(config)
+            self.trackers.append(tracker)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         """The tracker `name`, or with `unwrap` its library's own run; one that does nothing, if no tracker was started.
@@ -774,6 +752,11 @@ class Accelerator:
         return self
 
     # The rest of this class only forwards: to the GradientState, to the AcceleratorState, to the two configurations.
+
+    @property
+    def gradient_state(self) -> GradientState:
+        """Where the run stands in the accumulation window and in its loaders."""
+        return GradientState()
 
     @property
     def sync_gradients(self) -> bool:
@@ -809,11 +792,6 @@ class Accelerator:
         return self.state.is_fsdp2
 
     @property
-    def use_distributed(self) -> bool:
-        """True if there are several processes."""
-        return self.state.use_distributed
-
-    @property
     def num_processes(self) -> int:
         """The world size."""
         return self.state.num_processes
@@ -837,11 +815,6 @@ class Accelerator:
     def is_local_main_process(self) -> bool:
         """True on local rank 0: one process per machine."""
         return self.state.is_local_main_process
-
-    @property
-    def is_last_process(self) -> bool:
-        """True on the last rank only."""
-        return self.state.is_last_process
 
     @property
     def mixed_precision(self) -> str:
@@ -934,10 +907,6 @@ def _remember(prepared: Any, among: list) -> Any:
     if not any(prepared is known for known in among):
         among.append(prepared)
     return prepared
-
-
-def _mark_as_prepared(prepared: Any) -> None:
-    prepared._is_accelerate_prepared = True
 
 
 def _innermost(model: Any) -> torch.nn.Module:

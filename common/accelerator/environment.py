@@ -7,8 +7,6 @@ from typing import Any
 
 TRUE_WORDS = ("y", "yes", "t", "true", "on", "1")
 FALSE_WORDS = ("n", "no", "f", "false", "off", "0")
-# What an outer job may have left behind. A world of one has none of them.
-RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def str_to_bool(value: str, to_bool: bool = False) -> int | bool:

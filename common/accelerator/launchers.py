@@ -4,14 +4,13 @@ Both launchers can be called again and again in one session. They take a free po
 environment, signal handlers, process and precision as they were.
 """
 
-import contextlib
 import functools
 import gc
 import multiprocessing
 import signal
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -21,7 +20,7 @@ from common.gpus import hide_gpus
 from common.process_group import free_left_group
 
 from .environment import parse_flag_from_env, patch_environment
-from .state import PRECISIONS, AcceleratorState, GradientState, PartialState, fresh_states
+from .state import AcceleratorState, GradientState, choose_precision, do_nothing, fresh_states
 
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 THIS_MACHINE = "127.0.0.1"
@@ -60,18 +59,16 @@ def notebook_launcher(
         RuntimeError: if the notebook has a process group or has used CUDA, which no forked process can use again.
         torch.distributed.elastic.multiprocessing.errors.ChildFailedError: with the traceback of the rank that failed.
     """
-    if mixed_precision.lower() not in PRECISIONS:
-        choices = ", ".join(PRECISIONS)
-        raise ValueError(f"Unknown mixed_precision mode: {mixed_precision}. Choose between {choices}.")
+    precision = choose_precision(mixed_precision)
     meeting = (master_addr, node_rank, num_nodes, rdzv_endpoint, rdzv_conf or {}, rdzv_id)
     if meeting != (THIS_MACHINE, 0, 1, "", {}, "none") or rdzv_backend not in ("static", "c10d"):
         raise NotImplementedError("master_addr, node_rank, num_nodes, rdzv_*: a notebook launches on one machine")
     if num_processes is None:
         num_processes = 0 if parse_flag_from_env("ACCELERATE_USE_CPU") else torch.cuda.device_count()
-    with patch_environment(ACCELERATE_MIXED_PRECISION=mixed_precision.lower()):
+    with patch_environment(ACCELERATE_MIXED_PRECISION=precision):
         if num_processes <= 1:
             # The GradientState stays shared: loaders that the notebook has prepared tell it where they end.
-            with fresh_states(PartialState, AcceleratorState):
+            with fresh_states():
                 function(*args)
             return
         _fork(
@@ -116,9 +113,15 @@ def _fork(function: Callable[..., Any], args: tuple, num_processes: int, port: s
         signals_to_handle=signals,
         **supervision,
     )
-    with patch_environment(TORCHELASTIC_SIGNALS_TO_HANDLE=signals), _signal_handlers_kept() as handlers:
+    handlers: SignalHandlers = {}
+    if threading.current_thread() is threading.main_thread():  # in another thread nobody can set handlers
+        handlers = {number: signal.getsignal(number) for number in HANDLED_SIGNALS}
+    with patch_environment(TORCHELASTIC_SIGNALS_TO_HANDLE=signals):
         launch = elastic_launch(config, _in_child(function, handlers))
-        launch(*args)
+        try:
+            launch(*args)
+        finally:
+            _set_handlers(handlers)  # torchrun's would keep the notebook from being interrupted
 
 
 def _check_that_forking_works() -> None:
@@ -138,33 +141,20 @@ def _in_child(function: Callable[..., Any], handlers: SignalHandlers) -> Callabl
 
     @functools.wraps(function)
     def run(*args: Any) -> None:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        _set_handlers(handlers)
         # OpenMP's threads do not survive a fork, and computing with two of them would wait for ever. OpenMP reads its
         # own limit only at the start of a program, so later calls of the function or a library must have no effect.
         torch.set_num_threads(1)
-        vars(torch)["set_num_threads"] = _ignore_num_threads
+        vars(torch)["set_num_threads"] = do_nothing
         if parse_flag_from_env("ACCELERATE_USE_CPU"):
             hide_gpus()
-        with fresh_states(PartialState, AcceleratorState, GradientState):
-            function(*args)
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+        function(*args)
 
     return run
 
 
-def _ignore_num_threads(number: int) -> None:
-    """Do nothing, in place of `torch.set_num_threads` in a forked process."""
-
-
-@contextlib.contextmanager
-def _signal_handlers_kept() -> Iterator[SignalHandlers]:
-    """Put the signal handlers back after the block: torchrun's would keep the notebook from being interrupted."""
-    handlers: SignalHandlers = {}
-    # Only the main thread can set handlers, so in another thread torchrun does not change them.
-    if threading.current_thread() is threading.main_thread():
-        handlers = {number: signal.getsignal(number) for number in HANDLED_SIGNALS}
-    try:
-        yield handlers
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+def _set_handlers(handlers: SignalHandlers) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

@@ -94,11 +94,10 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     ) -> None:
         self.optimizer = optimizer
         self.scaler = scaler
-        self.gradient_state = GradientState()
-        self.device_placement = device_placement
         # True if the last step was skipped. After a fused step it is the tensor by which the kernel decided.
         self._is_overflow: bool | torch.Tensor = False
-        self._watch_steps()
+        self._takes_set_to_none = "set_to_none" in inspect.signature(optimizer.zero_grad).parameters
+        self._hook_into_step()
         if device_placement:
             # Loading copies each state to the device of its parameter.
             state_dict = optimizer.state_dict()
@@ -132,6 +131,11 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         else:
             raise ValueError("`set_to_none` for Optimizer.zero_grad` is not supported by this optimizer.")
         self.forget_unscaling()
+
+    @property
+    def gradient_state(self) -> GradientState:
+        """The place of the run in the accumulation window."""
+        return GradientState()
 
     @property
     def step_was_skipped(self) -> bool:
@@ -224,16 +228,13 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         return any(fsdp_utils.is_part(parameter) for parameter in self.parameters())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "gradient_state"}
+        return self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.gradient_state = GradientState()
-        self._watch_steps()
+        self._hook_into_step()  # which torch's pickled optimizers forget
 
-    def _watch_steps(self) -> None:
-        """Look up what `zero_grad` takes and, under fp16, hook into `step`. Pickling drops the hook."""
-        self._takes_set_to_none = "set_to_none" in inspect.signature(self.optimizer.zero_grad).parameters
+    def _hook_into_step(self) -> None:
         if self.scaler is not None:
             self.optimizer.register_step_post_hook(self._note_step)
 

@@ -28,13 +28,6 @@ class Processes(NamedTuple):
     form_a_group: bool
 
 
-def count_gpus(cpu: bool) -> int:
-    """The CUDA devices that may be used."""
-    if cpu or not torch.cuda.is_available():
-        return 0
-    return torch.cuda.device_count()
-
-
 def read_processes(gpus: int, needs_meeting_point: bool) -> Processes:
     """This process and its group: from the script's own process group, or else from the environment.
 

@@ -1,10 +1,9 @@
 """What one process knows of itself: its rank and device, its settings, its place in the accumulation window.
 
 PartialState, AcceleratorState and GradientState each keep one dictionary, `_shared_state`, for the whole process, and
-every instance uses it as its `__dict__`. So `PartialState()` can be written anywhere and is always the same state. A
-state is forgotten in three ways, which are all in this file: `_reset_state`, which has the original's name, empties it,
-or for the AcceleratorState begins a new one beside those that exist; `forget_ended_training` does so after
-`end_training`; `fresh_states` puts it aside for the time of a block.
+every instance uses it as its `__dict__`. So `PartialState()` can be written anywhere and is always the same state. To
+forget a state is to begin another dictionary: instances that exist keep theirs. `_reset_state`, which has the
+original's name, does so; `forget_ended_training` calls it after `end_training`, and `fresh_states` for a block.
 """
 
 import enum
@@ -21,7 +20,7 @@ from common.process_group import leave_process_group
 from common.rendezvous import meet
 
 from .environment import parse_choice_from_env, parse_flag_from_env
-from .process_environment import choose_backend, choose_device, count_gpus, default_timeout, read_processes, share_cores
+from .process_environment import choose_backend, choose_device, default_timeout, read_processes, share_cores
 
 # The values of mixed_precision.
 PRECISIONS = ("no", "fp16", "bf16")
@@ -89,8 +88,7 @@ class PartialState:
             try:
                 self._start(cpu or parse_flag_from_env("ACCELERATE_USE_CPU"), **kwargs)
             except BaseException:
-                # A state that is only half filled would look initialized to the next instance.
-                PartialState._reset_state()
+                PartialState._reset_state()  # one that is half filled would look initialized to the next instance
                 raise
 
     def _start(
@@ -100,10 +98,10 @@ class PartialState:
         init_method: str | None = None,
         timeout: timedelta | None = None,
     ) -> None:
-        self._cpu = cpu
         self.has_left_group = False  # set by `destroy_process_group`, read by `forget_ended_training`
         self.backend = None
-        gpus = count_gpus(cpu)
+        uses_gpus = not cpu and torch.cuda.is_available()
+        gpus = torch.cuda.device_count() if uses_gpus else 0
         processes = read_processes(gpus, needs_meeting_point=init_method is None)
         self.num_processes = processes.world_size
         self.process_index = processes.rank
@@ -149,8 +147,8 @@ class PartialState:
 
     @staticmethod
     def _reset_state() -> None:
-        """Forget everything: the next instance reads the environment again. Existing ones are empty until then."""
-        PartialState._shared_state.clear()
+        """Let the next instance read the environment again."""
+        PartialState._shared_state = {}
 
     @property
     def initialized(self) -> bool:
@@ -282,8 +280,9 @@ class PartialState:
 class AcceleratorState(PartialState):
     """The process, as PartialState has it, and the settings of the Accelerator.
 
-    The first one is made by an Accelerator. All share one `__dict__`, as in the original, which begins as a copy of
-    PartialState's and keeps the settings beside it.
+    The first one is made by an Accelerator. Its dictionary begins as a copy of PartialState's: rank, device and group
+    are fixed by then. It is another one, so that settings can be forgotten where the process stays as it is: the second
+    Trainer of a notebook may choose another precision.
 
     Args:
         mixed_precision: "no", "fp16" or "bf16"; by default ACCELERATE_MIXED_PRECISION.
@@ -316,8 +315,6 @@ class AcceleratorState(PartialState):
         **kwargs: Any,
     ) -> None:
         cpu = cpu or parse_flag_from_env("ACCELERATE_USE_CPU")
-        if _from_accelerator and not PartialState._shared_state:
-            AcceleratorState._reset_state()  # a process that starts anew chooses its settings anew
         self.__dict__ = AcceleratorState._shared_state
         process = PartialState(cpu, **kwargs)
         if cpu and process.device.type != "cpu":
@@ -330,21 +327,21 @@ class AcceleratorState(PartialState):
                 "Please make sure to properly initialize your accelerator via `accelerator = Accelerator()` before "
                 "you ask for its state; `PartialState()` needs none"
             )
-        precision = _choose_precision(mixed_precision)
+        precision = choose_precision(mixed_precision)
         if process.distributed_type == DistributedType.NO:
             fsdp_plugin = None
         if fsdp_plugin is not None and precision == "fp16":
             raise NotImplementedError("FSDP in fp16 is out of scope: choose mixed_precision 'bf16' or 'no'")
-        self.__dict__.update(PartialState._shared_state)  # a copy: rank, device and group are fixed by now
+        self.__dict__.update(process.__dict__)
         if fsdp_plugin is not None:
             self.distributed_type = DistributedType.FSDP
         self.dynamo_plugin: Any = None  # the Accelerator chooses it, and each later one may choose another
         self.fsdp_plugin = fsdp_plugin
-        self._mixed_precision = precision
+        self.mixed_precision = precision
 
     def _refuse_other_settings(self, mixed_precision: str | None, fsdp_plugin: Any) -> None:
-        if mixed_precision is not None and _choose_precision(mixed_precision) != self._mixed_precision:
-            now = f"this process already runs with '{self._mixed_precision}'"
+        if mixed_precision is not None and choose_precision(mixed_precision) != self.mixed_precision:
+            now = f"this process already runs with '{self.mixed_precision}'"
             raise ValueError(self._CANNOT_CHANGE.format(now, f"mixed_precision='{mixed_precision}'"))
         if fsdp_plugin not in (None, self.fsdp_plugin) and PartialState().distributed_type != DistributedType.NO:
             raise ValueError(self._CANNOT_CHANGE.format("its models are sharded otherwise, or not", "fsdp_plugin"))
@@ -354,23 +351,10 @@ class AcceleratorState(PartialState):
 
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:
-        """Let the next Accelerator choose its settings, and with `reset_partial_state` its process and device too.
-
-        Accelerators that exist keep the settings that they were made with.
-        """
+        """Let the next Accelerator choose its settings, and with `reset_partial_state` its process and device too."""
         AcceleratorState._shared_state = {}
         if reset_partial_state:
             PartialState._reset_state()
-
-    @property
-    def initialized(self) -> bool:
-        """True if an Accelerator has been made."""
-        return "_mixed_precision" in self.__dict__
-
-    @property
-    def mixed_precision(self) -> str:
-        """ "no", "fp16" or "bf16"."""
-        return self._mixed_precision
 
     @property
     def is_fsdp2(self) -> bool:
@@ -378,7 +362,8 @@ class AcceleratorState(PartialState):
         return self.fsdp_plugin is not None
 
 
-def _choose_precision(mixed_precision: str | None) -> str:
+def choose_precision(mixed_precision: str | None) -> str:
+    """The precision of this name, in lower case; without a name, what the launcher says."""
     if mixed_precision is None:
         mixed_precision = parse_choice_from_env("ACCELERATE_MIXED_PRECISION", "no")
     precision = str(mixed_precision).lower()
@@ -429,7 +414,7 @@ class GradientState:
     @property
     def initialized(self) -> bool:
         """True where this process has such a state."""
-        return "plugin_kwargs" in self.__dict__
+        return self._shared_state != {}
 
     @property
     def active_dataloader(self) -> Any:
@@ -444,8 +429,7 @@ class GradientState:
     @property
     def end_of_dataloader(self) -> bool:
         """True if the active loader has just yielded its last batch."""
-        active = self.dataloader_references[-1]
-        return active is not None and active.end_of_dataloader
+        return self.in_dataloader and self.active_dataloader.end_of_dataloader
 
     @property
     def remainder(self) -> int:
@@ -456,21 +440,17 @@ class GradientState:
         self.dataloader_references.append(dataloader)
 
     def _remove_dataloader(self, dataloader: Any) -> None:
-        # The state may have been forgotten during the loop over the loader.
-        references = getattr(self, "dataloader_references", [])
-        # From the end, because the inner one of two loops over the same loader ends first.
-        for place in reversed(range(len(references))):
-            if references[place] is dataloader:
-                del references[place]
+        # From the end, because the inner one of two loops over the same loader ends first. It is not there where the
+        # state was forgotten during the loop.
+        for place in reversed(range(len(self.dataloader_references))):
+            if self.dataloader_references[place] is dataloader:
+                del self.dataloader_references[place]
                 return
-
-    def _set_sync_gradients(self, sync_gradients: bool) -> None:
-        self.sync_gradients = sync_gradients
 
     @staticmethod
     def _reset_state() -> None:
-        """Forget everything. Prepared objects that exist share the next instance."""
-        GradientState._shared_state.clear()
+        """Let the next Accelerator begin at no place. Objects that are prepared ask for the state that there is."""
+        GradientState._shared_state = {}
 
 
 # Forgetting
@@ -478,19 +458,19 @@ class GradientState:
 
 def forget_ended_training() -> None:
     """Let the next Accelerator start afresh, if the last one has left the process group."""
-    if PartialState._shared_state and PartialState().has_left_group:
-        PartialState._reset_state()
+    if PartialState._shared_state.get("has_left_group", False):
+        AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
 
 
 @contextmanager
-def fresh_states(*classes: Any) -> Iterator[None]:
-    """Within the block the states of these classes are as in a new process, and afterwards as they were before it."""
-    kept = [state_class._shared_state for state_class in classes]
-    for state_class in classes:
-        state_class._shared_state = {}
+def fresh_states() -> Iterator[None]:
+    """Within the block there is no PartialState and no AcceleratorState yet; afterwards there are those of before."""
+    process = PartialState._shared_state
+    settings = AcceleratorState._shared_state
+    AcceleratorState._reset_state(reset_partial_state=True)
     try:
         yield
     finally:
-        for state_class, shared in zip(classes, kept, strict=True):
-            state_class._shared_state = shared
+        PartialState._shared_state = process
+        AcceleratorState._shared_state = settings

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from common.cores import available_cores
 
-from ..environment import RANKS, patch_environment
+from ..environment import patch_environment
 from ..state import PRECISIONS
 from ..utils.dataclasses import FullyShardedDataParallelPlugin
 from ..utils.other import is_port_in_use
@@ -30,8 +30,8 @@ from .config.config_args import (
 )
 from .utils import CustomArgumentParser, command_parser
 
-# These options are passed to torchrun unchanged, in its spelling.
-TORCHRUN_OPTIONS = ("rdzv_conf", "max_restarts")
+# What an outer job may have left behind. A world of one has none of them.
+RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def launch_command_parser(subparsers: argparse._SubParsersAction | None = None) -> CustomArgumentParser:
@@ -135,12 +135,11 @@ def count_gpus(config: ClusterConfig) -> int:
 
 def count_processes(config: ClusterConfig) -> int:
     """`num_processes`, else one per GPU of every machine, else one per machine."""
-    is_left_to_flags = config.num_processes == -1
-    left_open = config.num_processes is None and config.distributed_type == "MULTI_CPU"
-    is_known = not is_left_to_flags and not left_open
-    require(is_known, "the configuration leaves the number of processes open: pass --num_processes")
-    if config.num_processes is not None:
-        return config.num_processes
+    count = config.num_processes
+    is_open = count == -1 or (count is None and config.distributed_type == "MULTI_CPU")
+    require(not is_open, "the configuration leaves the number of processes open: pass --num_processes")
+    if count is not None:
+        return count
     if config.use_cpu or config.distributed_type == "NO":
         return config.num_machines
     return config.num_machines * max(1, count_gpus(config))
@@ -217,9 +216,10 @@ def torchrun_command(args: argparse.Namespace, config: ClusterConfig) -> list[st
             # Say which machine runs the rendezvous server. Otherwise torch guesses it from host names.
             is_host = f"is_host={int(serves)}"
             rendezvous = f"{is_host},{rendezvous}" if rendezvous else is_host
-    for name, value in {**vars(args), "rdzv_conf": rendezvous}.items():
-        if name in TORCHRUN_OPTIONS and value is not None:
-            command.append(f"--{name.replace('_', '-')}={value}")
+    if rendezvous is not None:
+        command.append(f"--rdzv-conf={rendezvous}")
+    if args.max_restarts is not None:
+        command.append(f"--max-restarts={args.max_restarts}")
     if args.module:
         command.append("--module")
     if args.no_python:

@@ -2,7 +2,7 @@
 
 # ruff: noqa: F401
 
-from ..commands.config.default import write_basic_config
+from ..commands.config.default import write_basic_config  # commands/config imports nothing of utils
 from .constants import (
     SAFE_WEIGHTS_NAME,
     SCALER_NAME,
@@ -35,8 +35,6 @@ from .environment import (
 )
 from .imports import (
     is_bf16_available,
-    is_cuda_available,
-    is_fp16_available,
     is_peft_available,
     is_tensorboard_available,
 )
@@ -60,7 +58,6 @@ from .operations import (
     send_to_device,
 )
 from .other import (
-    clean_state_dict_for_safetensors,
     extract_model_from_parallel,
     is_compiled_module,
     is_port_in_use,
@@ -70,3 +67,4 @@ from .other import (
 )
 from .random import set_seed, synchronize_rng_state, synchronize_rng_states
 from .tqdm import tqdm
+from .weights import clean_state_dict_for_safetensors

@@ -300,18 +300,6 @@ class GradientAccumulationPlugin(KwargsHandler):
             raise ValueError(f"a window has at least one micro-batch, not {self.num_steps}")
 
 
-# What the launcher may set. The names are those of its options too, in capitals.
-FSDP_VARIABLES = {
-    "fsdp_version": "FSDP_VERSION",
-    "reshard_after_forward": "FSDP_RESHARD_AFTER_FORWARD",
-    "auto_wrap_policy": "FSDP_AUTO_WRAP_POLICY",
-    "cpu_offload": "FSDP_OFFLOAD_PARAMS",
-    "state_dict_type": "FSDP_STATE_DICT_TYPE",
-    "activation_checkpointing": "FSDP_ACTIVATION_CHECKPOINTING",
-    "cpu_ram_efficient_loading": "FSDP_CPU_RAM_EFFICIENT_LOADING",
-    "transformer_cls_names_to_wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP",
-    "min_num_params": "FSDP_MIN_NUM_PARAMS",
-}
 _FSDP_WRAP_POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 
 
@@ -351,40 +339,56 @@ class FullyShardedDataParallelPlugin:
     cpu_ram_efficient_loading: bool | None = None
 
     def __post_init__(self) -> None:
-        for name, variable in FSDP_VARIABLES.items():
-            if getattr(self, name) is None:
-                setattr(self, name, os.environ.get(variable))
-        kind = str(getattr(self.state_dict_type, "name", self.state_dict_type or "FULL_STATE_DICT")).upper()
-        version = self.fsdp_version or 1
+        version = _or_variable(self.fsdp_version, "FSDP_VERSION", 1)
         if str(version) != "2":
             raise NotImplementedError(f"FSDP of version {version} is out of scope: fsdp_version must be 2")
-        if _read_flag("cpu_offload", self.cpu_offload):
-            raise NotImplementedError(f"FSDP with cpu_offload={self.cpu_offload!r} is out of scope")
+        self.fsdp_version = 2
+
+        self.reshard_after_forward = _read_flag(
+            "reshard_after_forward", self.reshard_after_forward, "FSDP_RESHARD_AFTER_FORWARD", default=True
+        )
+
+        policy = str(_or_variable(self.auto_wrap_policy, "FSDP_AUTO_WRAP_POLICY", "NO_WRAP")).upper()
+        if policy not in _FSDP_WRAP_POLICIES:
+            raise ValueError(f"auto_wrap_policy {policy!r} is none of {', '.join(_FSDP_WRAP_POLICIES)}")
+        self.auto_wrap_policy = policy
+
+        self.cpu_offload = _read_flag("cpu_offload", self.cpu_offload, "FSDP_OFFLOAD_PARAMS")
+        if self.cpu_offload:
+            raise NotImplementedError("FSDP with cpu_offload=True is out of scope")
+
+        state_dict_type = _or_variable(self.state_dict_type, "FSDP_STATE_DICT_TYPE", "FULL_STATE_DICT")
+        kind = str(getattr(state_dict_type, "name", state_dict_type)).upper()
         if kind != "FULL_STATE_DICT":
             raise NotImplementedError(f"FSDP with state_dict_type={kind} is out of scope: choose FULL_STATE_DICT")
-        self.fsdp_version = 2
-        self.cpu_offload = False
-        self.state_dict_type = "FULL_STATE_DICT"
-        policy = str(self.auto_wrap_policy or "NO_WRAP").upper()
-        if policy not in _FSDP_WRAP_POLICIES:
-            raise ValueError(f"auto_wrap_policy {self.auto_wrap_policy!r} is none of {', '.join(_FSDP_WRAP_POLICIES)}")
-        self.auto_wrap_policy = policy
-        self.reshard_after_forward = _read_flag("reshard_after_forward", self.reshard_after_forward, default=True)
-        self.activation_checkpointing = _read_flag("activation_checkpointing", self.activation_checkpointing)
+        self.state_dict_type = kind
+
+        self.activation_checkpointing = _read_flag(
+            "activation_checkpointing", self.activation_checkpointing, "FSDP_ACTIVATION_CHECKPOINTING"
+        )
         if self.activation_checkpointing and policy == "NO_WRAP":
             raise ValueError("activation_checkpointing needs an auto_wrap_policy, which says for which layers")
-        if isinstance(self.transformer_cls_names_to_wrap, str):
-            self.transformer_cls_names_to_wrap = self.transformer_cls_names_to_wrap.split(",")
-        if not str(self.min_num_params or 0).isdigit():
-            raise ValueError(f"min_num_params must be a whole number, not {self.min_num_params!r}")
-        self.min_num_params = int(self.min_num_params or 0)
+
+        names = _or_variable(self.transformer_cls_names_to_wrap, "FSDP_TRANSFORMER_CLS_TO_WRAP", None)
+        self.transformer_cls_names_to_wrap = names.split(",") if isinstance(names, str) else names
+
+        smallest = _or_variable(self.min_num_params, "FSDP_MIN_NUM_PARAMS", 0)
+        if not str(smallest).isdigit():
+            raise ValueError(f"min_num_params must be a whole number, not {smallest!r}")
+        self.min_num_params = int(smallest)
 
 
-def _read_flag(name: str, value: bool | str | None, default: bool = False) -> bool:
+def _or_variable(value: Any, variable: str, default: Any) -> Any:
+    """`value` or, where it is not given, what the launcher says, or `default`."""
+    return os.environ.get(variable, default) if value is None else value
+
+
+def _read_flag(name: str, value: bool | str | None, variable: str, default: bool = False) -> bool:
+    given = _or_variable(value, variable, default)
     try:
-        return str_to_bool(str(default if value is None else value)) == 1
+        return str_to_bool(str(given)) == 1
     except ValueError:
-        raise ValueError(f"{name} must be true or false, not {value!r}") from None
+        raise ValueError(f"{name} must be true or false, not {given!r}") from None
 
 
 @dataclass

@@ -65,25 +65,27 @@ def shard_model(model: nn.Module, plugin: FullyShardedDataParallelPlugin, device
 
 def _layers_to_wrap(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> list[nn.Module]:
     """The layers that are gathered apart from the others, the inner ones first."""
+    if plugin.auto_wrap_policy == "NO_WRAP":
+        return []
+    by_class = plugin.auto_wrap_policy == "TRANSFORMER_BASED_WRAP"
     names = plugin.transformer_cls_names_to_wrap or getattr(model, "_no_split_modules", None) or []
     candidates = list(model.modules())[1:]
-    known = {type(layer).__name__ for layer in candidates}
-    if plugin.auto_wrap_policy == "TRANSFORMER_BASED_WRAP" and not known.issuperset(names):
-        missing = ", ".join(sorted(set(names) - known))
-        raise ValueError(f"Could not find the transformer layer class {missing} in the model.")
+    missing = set(names) - {type(layer).__name__ for layer in candidates}
+    if by_class and missing:
+        raise ValueError(f"Could not find the transformer layer class {', '.join(sorted(missing))} in the model.")
     # Tied parameters belong to several layers, and so to the model.
     owners: Counter[Tensor] = Counter()
     for module in model.modules():
         owners.update(module.parameters(recurse=False))
     layers = []
     for layer in reversed(candidates):
-        if plugin.auto_wrap_policy == "TRANSFORMER_BASED_WRAP":
+        if by_class:
             is_wanted = type(layer).__name__ in names
         else:
             size = sum(parameter.numel() for parameter in layer.parameters())
             is_wanted = size > plugin.min_num_params > 0 and not isinstance(layer, nn.ModuleList | nn.ModuleDict)
         is_tied = any(owners[parameter] > 1 for parameter in layer.parameters())
-        if is_wanted and not is_tied and plugin.auto_wrap_policy != "NO_WRAP":
+        if is_wanted and not is_tied:
             layers.append(layer)
     return layers
 

@@ -9,10 +9,9 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from common.files import atomic_write
 
-from ..commands.config.default import write_basic_config  # noqa: F401
 from ..state import PartialState
 from .serialization import types_of_numpy
-from .weights import clean_state_dict_for_safetensors, write_safetensors
+from .weights import write_safetensors
 
 
 def is_port_in_use(port: int | str | None = None) -> bool:
@@ -31,7 +30,7 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
 
     Args:
         obj: what `torch.save` takes; with `safe_serialization` a mapping from names to tensors.
-        f: a path, or an open file.
+        f: a path, or an open file, but not for safetensors.
         save_on_each_node: write from one process of every machine.
         safe_serialization: write a safetensors file.
 
@@ -42,23 +41,14 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
     writes = state.is_local_main_process if save_on_each_node else state.is_main_process
     if not writes:
         return
-    if hasattr(f, "write"):
-        _write_to_open_file(obj, f, safe_serialization)
+    if hasattr(f, "write") and not safe_serialization:
+        torch.save(obj, f)
         return
     with atomic_write(f) as draft:
         if safe_serialization:
             write_safetensors(obj, draft)
         else:
             torch.save(obj, draft)
-
-
-def _write_to_open_file(obj: Any, file: Any, safe_serialization: bool) -> None:
-    if safe_serialization:
-        from safetensors.torch import save as as_bytes
-
-        file.write(as_bytes(clean_state_dict_for_safetensors(obj), metadata={"format": "pt"}))
-    else:
-        torch.save(obj, file)
 
 
 def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:

@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_refused():
         ({"fsdp_version": None}, "FSDP of version 1 is out of scope"),
         ({"cpu_offload": True}, "FSDP with cpu_offload=True is out of scope"),
         ({"state_dict_type": "sharded_state_dict"}, "state_dict_type=SHARDED_STATE_DICT is out of scope"),
-        ({"auto_wrap_policy": "by_layer"}, "auto_wrap_policy 'by_layer' is none of TRANSFORMER_BASED_WRAP"),
+        ({"auto_wrap_policy": "by_layer"}, "auto_wrap_policy 'BY_LAYER' is none of TRANSFORMER_BASED_WRAP"),
         ({"reshard_after_forward": "FULL_SHARD"}, "reshard_after_forward must be true or false, not 'FULL_SHARD'"),
         ({"min_num_params": "few"}, "min_num_params must be a whole number, not 'few'"),
         ({"activation_checkpointing": True}, "activation_checkpointing needs an auto_wrap_policy"),

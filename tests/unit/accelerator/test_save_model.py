@@ -109,9 +109,9 @@ def test_a_save_that_fails_leaves_the_file_of_before_and_no_other(accelerator, t
 
 
 def test_an_open_file_can_be_saved_to(tmp_path):
-    with (tmp_path / "b.safetensors").open("wb") as file:
-        utils.save({"b": torch.ones(2)}, file, safe_serialization=True)
-    assert torch.equal(load_state_dict(tmp_path / "b.safetensors")["b"], torch.ones(2))
+    with (tmp_path / "b").open("wb") as file:
+        utils.save({"b": torch.ones(2)}, file)
+    assert torch.equal(utils.load(tmp_path / "b")["b"], torch.ones(2))
 
 
 @pytest.mark.parametrize("into", ["compiled", "not compiled"])

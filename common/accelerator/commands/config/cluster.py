@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...environment import str_to_bool
-from ...state import PRECISIONS
+from ...state import choose_precision
 from .config_args import ClusterConfig, ConfigError
 
 
@@ -23,7 +23,7 @@ def get_cluster_input() -> ClusterConfig:
     config.num_processes = _ask("How many processes?", int, "1")
     if config.num_processes > 1:
         config.distributed_type = "MULTI_CPU" if config.use_cpu else "MULTI_GPU"
-    config.mixed_precision = _ask("Mixed precision: no, fp16 or bf16?", _read_precision, "no")
+    config.mixed_precision = _ask("Mixed precision: no, fp16 or bf16?", choose_precision, "no")
     config.check()
     return config
 
@@ -36,11 +36,5 @@ def _ask(question: str, read: Callable[[str], Any], default: str) -> Any:
             raise ConfigError("the answers ended before the questions; `config default` asks none") from None
         try:
             return read(answer)
-        except ValueError as error:
+        except (ValueError, NotImplementedError) as error:
             print(error)
-
-
-def _read_precision(answer: str) -> str:
-    if answer not in PRECISIONS:
-        raise ValueError(f"{answer!r} is none of {', '.join(PRECISIONS)}")
-    return answer

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ...state import PRECISIONS
-from ...utils.dataclasses import FSDP_VARIABLES
 
 # With these values a key that is no setting here changes nothing. The original writes the last two for the keys
 # `compute_environment` and `main_training_function`.
@@ -20,9 +19,18 @@ CHOICES = {
     "mixed_precision": PRECISIONS,
     "rdzv_backend": RENDEZVOUS,
 }
-# The settings of FSDP and the variables in which they travel to the script. The names differ for one only.
-FSDP_SETTINGS = {variable.lower(): variable for variable in FSDP_VARIABLES.values()}
-FSDP_SETTINGS["fsdp_transformer_layer_cls_to_wrap"] = FSDP_SETTINGS.pop("fsdp_transformer_cls_to_wrap")
+# The settings of FSDP, and the variables from which FullyShardedDataParallelPlugin reads them in the script.
+FSDP_SETTINGS = {
+    "fsdp_version": "FSDP_VERSION",
+    "fsdp_reshard_after_forward": "FSDP_RESHARD_AFTER_FORWARD",
+    "fsdp_auto_wrap_policy": "FSDP_AUTO_WRAP_POLICY",
+    "fsdp_offload_params": "FSDP_OFFLOAD_PARAMS",
+    "fsdp_state_dict_type": "FSDP_STATE_DICT_TYPE",
+    "fsdp_activation_checkpointing": "FSDP_ACTIVATION_CHECKPOINTING",
+    "fsdp_transformer_layer_cls_to_wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP",
+    "fsdp_min_num_params": "FSDP_MIN_NUM_PARAMS",
+    "fsdp_cpu_ram_efficient_loading": "FSDP_CPU_RAM_EFFICIENT_LOADING",
+}
 INTEGERS = ("machine_rank", "main_process_port", "num_machines", "num_processes")
 FLAGS = ("same_network", "use_cpu")
 

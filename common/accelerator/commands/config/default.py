@@ -5,9 +5,9 @@ import os
 import sys
 from pathlib import Path
 
-from ...state import PRECISIONS
+from ...state import PRECISIONS, choose_precision
 from ..utils import CustomArgumentParser, command_parser
-from .config_args import ClusterConfig, default_config_path, require
+from .config_args import ClusterConfig, default_config_path
 
 
 def default_command_parser(
@@ -33,8 +33,8 @@ def default_config_command(args: argparse.Namespace) -> int:
 def write_basic_config(mixed_precision: str = "no", save_location: str | os.PathLike | None = None) -> Path | bool:
     """Write a configuration for all GPUs of this machine, or for one process on the CPU, and return its path.
 
-    A file that exists is left as it is, and False returned. Raises ConfigError, a ValueError, for an unknown precision
-    or a place that cannot be written.
+    A file that exists is left as it is, and False returned. Raises ValueError for an unknown precision, and ConfigError
+    for a place that cannot be written.
     """
     import torch
 
@@ -42,8 +42,7 @@ def write_basic_config(mixed_precision: str = "no", save_location: str | os.Path
     if path.exists():
         print(f"{path} exists and is left as it is: remove it or choose another place", file=sys.stderr)
         return False
-    precision = mixed_precision.lower()
-    require(precision in PRECISIONS, f"mixed_precision {precision!r} is none of {', '.join(PRECISIONS)}")
+    precision = choose_precision(mixed_precision)
     gpus = torch.cuda.device_count()
     config = ClusterConfig(
         distributed_type="MULTI_GPU" if gpus > 1 else "NO",
