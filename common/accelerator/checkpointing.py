@@ -30,9 +30,8 @@ import torch
 from .logging import get_logger
 from .operations import broadcast_object_list, gather_object
 from .sampler import SeedableRandomSampler, innermost_sampler
-from .shard import index_sampler_of
+from .shard import DataLoaderShard, SeedableOrder, index_sampler_of
 from .state import PartialState
-from .stateful_data_loader import SeedableOrder, StatefulDataLoaderShard
 from .utils.checkpoint_folder import PREVIOUS_NAME, Part, choose_newest, must_load_previous, remove_old_checkpoints
 from .utils.checkpoint_manifest import CheckpointError, Manifest, read_manifest, verify
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
@@ -210,16 +209,16 @@ def _loaders(accelerator: Any) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for index, loader in enumerate(accelerator._dataloaders):
-        if isinstance(loader, StatefulDataLoaderShard):
+        if loader.use_stateful_dataloader:
             found[_numbered_name(LOADER_FILE, index)] = loader
         elif isinstance(innermost_sampler(index_sampler_of(loader)), SeedableRandomSampler):
             found[_numbered_name(SAMPLER_FILE, index)] = SeedableOrder(loader)
     return found
 
 
-def _stateful_loaders(accelerator: Any) -> dict[str, StatefulDataLoaderShard]:
+def _stateful_loaders(accelerator: Any) -> dict[str, DataLoaderShard]:
     loaders = _loaders(accelerator).items()
-    return {name: loader for name, loader in loaders if isinstance(loader, StatefulDataLoaderShard)}
+    return {name: loader for name, loader in loaders if isinstance(loader, DataLoaderShard)}
 
 
 def _numbered(file_name: str, objects: list[Any]) -> dict[str, Any]:
@@ -446,7 +445,7 @@ def _restore_rank_states(accelerator: Any, rank_states: dict[int, dict[str, Any]
     states = list(rank_states.values())
     accelerator.step = states[0]["step"]
     for loader in accelerator._dataloaders:
-        loader.rng_state_after_load = torch.get_rng_state()
+        loader.mark_as_loaded()
     for index, model in enumerate(accelerator._models):
         gradients_of_ranks = [state["gradients"][index] for state in states if "gradients" in state]
         with whole_parameters(model):

@@ -351,8 +351,7 @@ def _has_row_per_sample(column: Any, short_step: ShortStep | None) -> bool:
     rows = _count_rows(column)
     if short_step is None or rows is None:
         return False
-    nobody_knows = short_step.rows is None
-    return nobody_knows or rows == short_step.rows
+    return rows == short_step.own_rows
 
 
 def _count_rows(data: Any) -> int | None:
@@ -372,7 +371,7 @@ def _real_rows(rows: Any, has_row_per_sample: bool, short_step: ShortStep | None
 
 def _gather_columns(named: list[NamedLeaf], short_step: ShortStep | None, is_last: bool) -> list[Any]:
     """The real rows of all processes' columns: tensors as they are, everything else and uneven tensors pickled."""
-    is_uneven = short_step is not None and not short_step.is_filled
+    is_uneven = short_step is not None and not short_step.is_even
     pickled: dict[int, NamedLeaf] = {}  # by their places among `named`
     tensors: dict[int, NamedLeaf] = {}
     for place, column in enumerate(named):

@@ -53,12 +53,12 @@ def count_rows(loader: Any, batch: Any, num_processes: int) -> int | None:
     """Samples in the batch just read; None where neither the loader nor the batch says it."""
     if is_prepared(loader):
         short_step = loader.short_step
-        if short_step is not None and short_step.rows is not None:
-            return short_step.rows
+        if short_step is not None:
+            return short_step.own_rows
         # A collator may have joined the samples to one row, so the loader is asked first. It does not know how many
         # samples are in the last batch of a stream on one process.
         knows = num_processes > 1 or not isinstance(loader.dataset, IterableDataset)
-        if short_step is None and knows and getattr(index_sampler_of(loader), "batch_size", None):
+        if knows and getattr(index_sampler_of(loader), "batch_size", None):
             return loader.total_batch_size // num_processes
     return count_samples(batch)
 

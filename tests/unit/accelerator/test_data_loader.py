@@ -97,7 +97,7 @@ class OwnBatches(BatchSampler):
 def test_on_one_process_the_script_finds_its_own_batch_sampler_in_the_loader(how):
     mine = OwnBatches(SequentialSampler(range(4)), 2, False)
     loader = prepare_data_loader(DataLoader(Numbers(4), batch_sampler=mine), **how)
-    assert loader.batch_sampler is mine is skip_first_batches(loader, 1).batch_sampler.batch_sampler
+    assert loader.batch_sampler is mine
     assert lists(loader) == [[0, 1], [2, 3]] * 2 and mine.epochs == (0,)
     loader.batch_sampler.batch_size = 4
     assert loader.total_batch_size == 4 and len(loader) == 2
