@@ -67,12 +67,8 @@ class DataLoaderDispatcher(DataLoaderShard):
         kwargs.setdefault("device", self.state.device)
         super().__init__(dataset, skip_batches=skip_batches, **kwargs)
         self.split_batches = split_batches
+        self.batches_per_step = 1 if split_batches else self.state.num_processes
         self.slice_fn = slice_rows if slice_fn is None else slice_fn
-
-    @property
-    def batches_per_step(self) -> int:  # type: ignore[override]  # a constant of the class for loaders that share
-        """Batches of the script's loader that make a step."""
-        return 1 if self.split_batches else self.state.num_processes
 
     @property
     def total_batch_size(self) -> int:

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -66,6 +66,7 @@ class Pass:
     Attributes:
         epoch, step, drawn_from: as in a Position.
         resumed_from: the Position in a checkpoint that it goes on from.
+        is_after_load: `load_state` was called, and no other pass has begun since.
         short_steps: the ShortSteps of the batches that torch's loader has numbers of and has not returned.
         ahead: the step that was read and not yielded.
         first_rows: rows to fill up a dispatched last step.
@@ -76,6 +77,7 @@ class Pass:
     step: int = 0
     drawn_from: tuple[torch.Tensor, torch.Tensor | None] | None = None
     resumed_from: Position | None = None
+    is_after_load: bool = False
     short_steps: deque[ShortStep | None] = field(default_factory=deque)
     ahead: Step | None = None
     first_rows: Any = None
@@ -117,6 +119,20 @@ class Progress:
         """The pass that yielded a batch last; outside of a loop one that has not begun."""
         return self.passes[-1] if self.passes else Pass(self.epoch)
 
+    def begin_pass(self, num_to_skip: int) -> Pass:
+        """A pass from the first step on that the script does not skip or, after loading, from the Position."""
+        loaded = self.loaded
+        this_pass = Pass(self.epoch, num_to_skip, is_after_load=self.is_loaded)
+        if loaded is not None and loaded.epoch == self.epoch:
+            this_pass.resumed_from = loaded
+            this_pass.drawn_from = loaded.drawn_from
+            if num_to_skip == 0:  # else the script knows better
+                this_pass.step = loaded.step
+        self.loaded = None
+        self.is_loaded = False
+        self.passes.append(this_pass)
+        return this_pass
+
     def make_current(self, yielding: Pass) -> None:
         """Put the pass that is about to yield a batch in the last place."""
         if self.passes[-1] is not yielding:
@@ -136,16 +152,16 @@ class DrawnBatches:
 
     Attributes:
         batches: a BatchSamplerShard, or what the script reads by: batches of sample numbers, or single numbers.
-        are_single: it is single numbers.
+        are_batches: it is batches.
         batches_per_step: how many of them make a step.
         is_stateful: all that the batch sampler draws is drawn after its state was noted.
     """
 
     batches: Any
-    are_single: bool
+    progress: Progress
+    are_batches: bool
     batches_per_step: int
     is_stateful: bool
-    progress: Progress
 
     def __iter__(self) -> Iterator[Any]:
         this_pass = self.progress.current
@@ -179,7 +195,7 @@ class DrawnBatches:
         full_size = getattr(self.batches, "batch_size", None)
         for batch in batches:
             short_step = None
-            if not self.are_single and len(batch) != full_size:
+            if self.are_batches and len(batch) != full_size:
                 rows = (len(batch),)
                 short_step = ShortStep(rank=0, rows=rows, real=rows)
             yield Step(batch, short_step)
@@ -187,9 +203,12 @@ class DrawnBatches:
 
 @contextmanager
 def generators_put_back(
-    device: torch.device | None, sampler: Any, loader_generator: torch.Generator | None
+    device: torch.device | None, sampler: Any, loader_generator: torch.Generator | None, enabled: bool
 ) -> Iterator[None]:
-    """Put all generators back to where they are now, whatever is drawn within."""
+    """If `enabled`, put all generators back to where they are now, whatever is drawn within."""
+    if not enabled:
+        yield
+        return
     device = device or torch.device("cpu")
     own = generator_of(sampler)
     states = {each: each.get_state() for each in (own, loader_generator) if each is not None}
@@ -200,6 +219,16 @@ def generators_put_back(
         sampler.generator = own
     for generator, state in states.items():
         generator.set_state(state)
+
+
+def read_again(reading: Iterator[Step], position: Position, step: int) -> Iterator[Step]:
+    """`reading` from `step` on, whose first batch is read now; if it was read ahead at `position`, as it was then."""
+    first = next(reading, None)
+    if first is None:
+        return reading
+    if step == position.step:
+        first = first._replace(content=put_back(position.ahead, first.content))
+    return chain([first], reading)
 
 
 def state_of(generator: torch.Generator | None) -> torch.Tensor | None:

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from .logging import get_logger
 from .operations import send_to_device
-from .position import DrawnBatches, Pass, Position, Progress, generators_put_back, put_back, state_of
+from .position import DrawnBatches, Pass, Position, Progress, generators_put_back, read_again, state_of
 from .sampler import (
     BatchSamplerShard,
     SeedableRandomSampler,
@@ -91,8 +91,7 @@ class DataLoaderShard(DataLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
         progress = self._progress
-        this_pass = self._new_pass()
-        progress.passes.append(this_pass)
+        this_pass = progress.begin_pass(self.skip_batches)
         self.gradient_state._add_dataloader(self)
         try:
             reading = self._begin_reading(this_pass)
@@ -106,58 +105,41 @@ class DataLoaderShard(DataLoader):
         if this_pass.step > 0:  # as in the original, a pass without batches is no epoch
             progress.epoch += 1
 
-    def _new_pass(self) -> Pass:
-        """A pass from the beginning, or from where a checkpoint or the script says."""
-        progress = self._progress
-        loaded = progress.loaded
-        progress.loaded = None
-        if loaded is None or loaded.epoch != progress.epoch:
-            return Pass(progress.epoch, self.skip_batches)
-        # A script that skips by itself after loading knows better.
-        step = self.skip_batches or loaded.step
-        return Pass(progress.epoch, step, drawn_from=loaded.drawn_from, resumed_from=loaded)
-
     def _begin_reading(self, this_pass: Pass) -> Iterator[Step]:
         """The steps from `this_pass.step` on, each read when it is asked for.
 
-        When torch begins to read, it draws a seed, and some samplers draw the order. In the rest of an epoch that a
-        checkpoint interrupted, these draws were made before the checkpoint, so the generators are put back after them.
+        When torch begins to read, it draws a seed, and some samplers draw the order. In an epoch that a checkpoint
+        interrupted, this was done before the checkpoint, so the generators are put back after it.
         """
-        resumed_from = this_pass.resumed_from
-        is_interrupted_epoch = resumed_from is not None
-        if self._progress.is_loaded and this_pass.step > 0 and not is_interrupted_epoch:
-            is_interrupted_epoch = self._order_follows_from_epoch()
-            if not is_interrupted_epoch:
-                logger.warning(
-                    "the order of the interrupted epoch is lost: in DataLoaderConfiguration, use_seedable_sampler=True "
-                    "makes it a function of the epoch, and use_stateful_dataloader=True keeps it in the checkpoint"
-                )
-        self._progress.is_loaded = False
-        if not is_interrupted_epoch:
-            return self._read_epoch(this_pass)
-        with generators_put_back(self.device, self._order_sampler, self.generator):
-            if resumed_from is None:
-                return self._read_epoch(this_pass)
-            self._reader = None  # workers that stayed alive would read a whole epoch
-            reading = self._read_epoch(this_pass)
-            ahead = next(reading, None)
-            if ahead is None:
-                return reading
-            if resumed_from.step == this_pass.step:
-                ahead = ahead._replace(content=put_back(resumed_from.ahead, ahead.content))
-            return chain([ahead], reading)
-
-    def _read_epoch(self, this_pass: Pass) -> Iterator[Step]:
-        if self.rng_types:
-            synchronize_rng_states(self.rng_types, self.synchronized_generator)
-        self.set_epoch(this_pass.epoch)
-        reading = self._read(this_pass)
-        if isinstance(self.dataset, IterableDataset):  # is always read from its first batch on
-            reading = islice(reading, this_pass.step, None)
+        with generators_put_back(
+            self.device, self._order_sampler, self.generator, enabled=self._goes_on_with_epoch(this_pass)
+        ):
+            if self.rng_types:
+                synchronize_rng_states(self.rng_types, self.synchronized_generator)
+            self.set_epoch(this_pass.epoch)
+            reading = self._read(this_pass)
+            if isinstance(self.dataset, IterableDataset):  # is always read from its first batch on
+                reading = islice(reading, this_pass.step, None)
+            if this_pass.resumed_from is not None:
+                reading = read_again(reading, this_pass.resumed_from, this_pass.step)
         return reading
 
+    def _goes_on_with_epoch(self, this_pass: Pass) -> bool:
+        """True in the rest of an epoch that a checkpoint interrupted, if its order can be drawn again."""
+        if this_pass.resumed_from is not None:
+            return True
+        if not this_pass.is_after_load or this_pass.step == 0:
+            return False
+        if isinstance(self.dataset, IterableDataset) or follows_from_epoch(index_sampler_of(self)):
+            return True
+        logger.warning(
+            "the order of the interrupted epoch is lost: in DataLoaderConfiguration, use_seedable_sampler=True "
+            "makes it a function of the epoch, and use_stateful_dataloader=True keeps it in the checkpoint"
+        )
+        return False
+
     def _read(self, this_pass: Pass) -> Iterator[Step]:
-        """The steps that this process reads; but in a stream, those before `this_pass.step` are left out."""
+        """The steps that this process reads: from `this_pass.step` on or, of a stream, all."""
         reader = self._reader
         if reader is None:
             reader = self._make_reader()
@@ -168,18 +150,19 @@ class DataLoaderShard(DataLoader):
 
     def _make_reader(self) -> DataLoader:
         """Torch's own loader, which reads for this one."""
-        if isinstance(self.dataset, StreamShard):  # which makes the batches
-            collate_step_fn = partial(collate_step, self.collate_fn)
-            how = {"batch_size": None, "drop_last": False, "collate_fn": collate_step_fn}
-            return DataLoader(self.dataset, **loading_arguments(self, None) | how)
-        drawn = DrawnBatches(
-            index_sampler_of(self),
-            not makes_batches(self),
-            self.batches_per_step,
-            self.use_stateful_dataloader,
-            self._progress,
-        )
-        return DataLoader(self.dataset, **loading_arguments(self, drawn))
+        index_sampler = None
+        if not isinstance(self.dataset, IterableDataset):
+            index_sampler = DrawnBatches(
+                index_sampler_of(self),
+                self._progress,
+                makes_batches(self),
+                self.batches_per_step,
+                self.use_stateful_dataloader,
+            )
+        arguments = loading_arguments(self, index_sampler)
+        if isinstance(self.dataset, StreamShard):  # makes the batches itself
+            arguments |= {"batch_size": None, "drop_last": False, "collate_fn": partial(collate_step, self.collate_fn)}
+        return DataLoader(self.dataset, **arguments)
 
     def _steps(self, reading: Iterator[Step], this_pass: Pass) -> Iterator[Any]:
         """The batches of a pass on the device. Right before each is yielded, `this_pass` learns what is known of it."""
@@ -358,9 +341,6 @@ class DataLoaderShard(DataLoader):
     def _order_sampler(self) -> Any:
         """The sampler that draws the order; for a stream one of torch's, which draws nothing."""
         return innermost_sampler(index_sampler_of(self))
-
-    def _order_follows_from_epoch(self) -> bool:
-        return isinstance(self.dataset, IterableDataset) or follows_from_epoch(index_sampler_of(self))
 
     def __len__(self) -> int:
         """Batches in an epoch on this process, without those that are skipped."""
