@@ -112,9 +112,7 @@ class DataLoaderDispatcher(DataLoaderShard):
             batch = _join_rows(parts, are_of_one_step=True)
             if this_pass.first_rows is None and not self._drop_last:
                 first_rows = self._slice(batch, 0, self.state.num_processes)
-                if this_pass.resumed_from is not None:
-                    first_rows = put_back(this_pass.resumed_from.first_rows, first_rows)
-                this_pass.first_rows = first_rows
+                this_pass.first_rows = put_back(this_pass.position.first_rows, first_rows)
             yield Step(batch, None)
 
     def _steps(self, reading: Iterator[Step], this_pass: Pass) -> Iterator[Any]:
@@ -130,7 +128,7 @@ class DataLoaderDispatcher(DataLoaderShard):
             own = self._slice(step.batch, rank * step.share, (rank + 1) * step.share)
             if self.device is not None:
                 own = send_to_device(own, self.device, self._non_blocking)
-            this_pass.end_of_dataloader = is_last
+            this_pass.position.is_over = is_last
             this_pass.remainder = step.num_real if is_last else remainder
             this_pass.short_step = None
             if step.num_real != self.total_batch_size:

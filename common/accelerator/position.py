@@ -23,7 +23,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any
 
@@ -40,22 +40,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Position:
-    """Where a pass stands, as a checkpoint holds it.
+    """Where a pass stands, and what a checkpoint holds of it.
 
     Attributes:
         epoch, step: so many steps of the epoch were yielded, or left out at its beginning.
         is_over: the last of them was the last of the epoch.
         drawn_from: the states of torch's generator and of the sampler's own, which may be None, right before the order
-            was drawn; None for streams.
-        ahead: what is in the batch that was read and not yielded, as `content_of` returns it.
-        first_rows: the same of the rows that a dispatched last step is filled up with.
+            was drawn; None for streams, and before that.
+        content_ahead, first_rows: what is in those of the Pass, as `content_of` returns it; in checkpoints alone.
     """
 
     epoch: int
     step: int = 0
     is_over: bool = False
     drawn_from: tuple[torch.Tensor, torch.Tensor | None] | None = None
-    ahead: list | None = None
+    content_ahead: list | None = None
     first_rows: list | None = None
 
 
@@ -64,37 +63,21 @@ class Pass:
     """One `for` over a loader, from its beginning to its end.
 
     Attributes:
-        epoch, step, drawn_from: as in a Position.
-        resumed_from: the Position in a checkpoint that it goes on from.
-        is_after_load: `load_state` was called, and no other pass has begun since.
-        short_steps: the ShortSteps of the batches that torch's loader has numbers of and has not returned.
+        position: where it stands.
+        is_resumed: it began at a Position from a checkpoint.
+        short_steps: the ShortSteps of the batches whose numbers torch's loader has drawn, and which are not read yet.
         ahead: the step that was read and not yielded.
-        first_rows: rows to fill up a dispatched last step.
-        end_of_dataloader, remainder, short_step: of the batch that was yielded last; the loader has them as properties.
+        first_rows: what a dispatched last step is filled up with.
+        remainder, short_step: of the batch that was yielded last, see these properties of the loader.
     """
 
-    epoch: int
-    step: int = 0
-    drawn_from: tuple[torch.Tensor, torch.Tensor | None] | None = None
-    resumed_from: Position | None = None
-    is_after_load: bool = False
+    position: Position
+    is_resumed: bool = False
     short_steps: deque[ShortStep | None] = field(default_factory=deque)
     ahead: Step | None = None
     first_rows: Any = None
-    end_of_dataloader: bool = False
     remainder: int = -1
     short_step: ShortStep | None = None
-
-    def position(self) -> Position:
-        """Where it stands now, for a checkpoint."""
-        return Position(
-            self.epoch,
-            self.step,
-            self.end_of_dataloader,
-            self.drawn_from,
-            ahead=None if self.ahead is None else content_of(self.ahead.content),
-            first_rows=None if self.first_rows is None else content_of(self.first_rows),
-        )
 
 
 @dataclass(eq=False)
@@ -106,7 +89,7 @@ class Progress:
         passes: those that have begun and not ended. A script may begin one within another; the one that yielded a batch
             last stands last.
         is_loaded: `load_state` was called, and no pass has begun since.
-        loaded: the Position from that checkpoint, if it holds one.
+        loaded: the Position from that checkpoint, if it holds one; the next pass begins there.
     """
 
     epoch: int = 0
@@ -117,19 +100,19 @@ class Progress:
     @property
     def current(self) -> Pass:
         """The pass that yielded a batch last; outside of a loop one that has not begun."""
-        return self.passes[-1] if self.passes else Pass(self.epoch)
+        return self.passes[-1] if self.passes else Pass(Position(self.epoch))
 
     def begin_pass(self, num_to_skip: int) -> Pass:
-        """A pass from the first step on that the script does not skip or, after loading, from the Position."""
-        loaded = self.loaded
-        this_pass = Pass(self.epoch, num_to_skip, is_after_load=self.is_loaded)
-        if loaded is not None and loaded.epoch == self.epoch:
-            this_pass.resumed_from = loaded
-            this_pass.drawn_from = loaded.drawn_from
-            if num_to_skip == 0:  # else the script knows better
-                this_pass.step = loaded.step
+        """A pass of the epoch without the steps to skip; after loading, one that begins at the loaded Position."""
+        position = self.loaded
         self.loaded = None
-        self.is_loaded = False
+        is_resumed = position is not None and position.epoch == self.epoch
+        if position is None or not is_resumed:
+            position = Position(self.epoch, num_to_skip)
+        elif num_to_skip not in (0, position.step):  # then the script knows better where to go on
+            position.step = num_to_skip
+            position.content_ahead = None
+        this_pass = Pass(position, is_resumed)
         self.passes.append(this_pass)
         return this_pass
 
@@ -138,6 +121,15 @@ class Progress:
         if self.passes[-1] is not yielding:
             self.passes.remove(yielding)
             self.passes.append(yielding)
+
+    def position(self) -> Position:
+        """Where the pass under way stands or, outside of a loop, where the next one begins; for a checkpoint."""
+        if self.loaded is not None and not self.passes:
+            return self.loaded
+        current = self.current
+        ahead = None if current.ahead is None else content_of(current.ahead.content)
+        first_rows = None if current.first_rows is None else content_of(current.first_rows)
+        return replace(current.position, content_ahead=ahead, first_rows=first_rows)
 
 
 @dataclass
@@ -166,27 +158,22 @@ class DrawnBatches:
     def __iter__(self) -> Iterator[Any]:
         this_pass = self.progress.current
         batches = self.batches
-        if this_pass.step == 0 and not self.is_stateful:
+        if this_pass.position.step == 0 and not self.is_stateful:
             # Some batch samplers draw when their iterator is made. In the original that is before torch draws a seed.
             batches = iter(batches)
         return self._draw(batches, this_pass)
 
     def _draw(self, batches: Iterable[Any], this_pass: Pass) -> Iterator[Any]:
+        position = this_pass.position
         sampler = innermost_sampler(self.batches)
-        own = generator_of(sampler)
-        if this_pass.drawn_from is None:
-            this_pass.drawn_from = torch.get_rng_state(), state_of(own)
+        if position.drawn_from is None:
+            position.drawn_from = torch.get_rng_state(), state_of(generator_of(sampler))
         else:
-            state, state_of_sampler = this_pass.drawn_from
-            torch.set_rng_state(state)
-            if own is not None and state_of_sampler is not None:
-                own.set_state(state_of_sampler)
-            elif own is not None:
-                sampler.generator = None  # as it was in the checkpoint's run, on one process
+            _restore_generators(sampler, *position.drawn_from)
         steps = self._steps_of_one_process(batches)
         if isinstance(self.batches, BatchSamplerShard):
             steps = self.batches.steps()
-        for batch, short_step in islice(steps, this_pass.step * self.batches_per_step, None):
+        for batch, short_step in islice(steps, position.step * self.batches_per_step, None):
             this_pass.short_steps.append(short_step)
             yield batch
 
@@ -221,19 +208,27 @@ def generators_put_back(
         generator.set_state(state)
 
 
-def read_again(reading: Iterator[Step], position: Position, step: int) -> Iterator[Step]:
-    """`reading` from `step` on, whose first batch is read now; if it was read ahead at `position`, as it was then."""
+def read_again(reading: Iterator[Step], content: list | None) -> Iterator[Step]:
+    """`reading`, of which the first step was read before the checkpoint too: it is read now, with the saved content."""
     first = next(reading, None)
     if first is None:
         return reading
-    if step == position.step:
-        first = first._replace(content=put_back(position.ahead, first.content))
+    first = first._replace(content=put_back(content, first.content))
     return chain([first], reading)
 
 
 def state_of(generator: torch.Generator | None) -> torch.Tensor | None:
     """The state of the generator, if there is one."""
     return None if generator is None else generator.get_state()
+
+
+def _restore_generators(sampler: Any, state: torch.Tensor, state_of_sampler: torch.Tensor | None) -> None:
+    torch.set_rng_state(state)
+    own = generator_of(sampler)
+    if own is not None and state_of_sampler is not None:
+        own.set_state(state_of_sampler)
+    elif own is not None:
+        sampler.generator = None  # as it was in the checkpoint's run, on one process
 
 
 def content_of(batch: Any) -> list:

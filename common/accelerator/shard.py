@@ -97,38 +97,37 @@ class DataLoaderShard(DataLoader):
             reading = self._begin_reading(this_pass)
             for batch in self._steps(reading, this_pass):
                 progress.make_current(this_pass)
-                this_pass.step += 1
+                this_pass.position.step += 1
                 yield batch
         finally:
             progress.passes.remove(this_pass)
             self.gradient_state._remove_dataloader(self)
-        if this_pass.step > 0:  # as in the original, a pass without batches is no epoch
+        if this_pass.position.step > 0:  # as in the original, a pass without batches is no epoch
             progress.epoch += 1
 
     def _begin_reading(self, this_pass: Pass) -> Iterator[Step]:
-        """The steps from `this_pass.step` on, each read when it is asked for.
+        """The steps from where the pass begins, each read when it is asked for.
 
         When torch begins to read, it draws a seed, and some samplers draw the order. In an epoch that a checkpoint
         interrupted, this was done before the checkpoint, so the generators are put back after it.
         """
-        with generators_put_back(
-            self.device, self._order_sampler, self.generator, enabled=self._goes_on_with_epoch(this_pass)
-        ):
+        position = this_pass.position
+        was_done_before = this_pass.is_resumed or self._is_rest_after_loading(position)
+        self._progress.is_loaded = False
+        with generators_put_back(self.device, self._order_sampler, self.generator, enabled=was_done_before):
             if self.rng_types:
                 synchronize_rng_states(self.rng_types, self.synchronized_generator)
-            self.set_epoch(this_pass.epoch)
+            self.set_epoch(position.epoch)
             reading = self._read(this_pass)
             if isinstance(self.dataset, IterableDataset):  # is always read from its first batch on
-                reading = islice(reading, this_pass.step, None)
-            if this_pass.resumed_from is not None:
-                reading = read_again(reading, this_pass.resumed_from, this_pass.step)
+                reading = islice(reading, position.step, None)
+            if this_pass.is_resumed:
+                reading = read_again(reading, position.content_ahead)
         return reading
 
-    def _goes_on_with_epoch(self, this_pass: Pass) -> bool:
-        """True in the rest of an epoch that a checkpoint interrupted, if its order can be drawn again."""
-        if this_pass.resumed_from is not None:
-            return True
-        if not this_pass.is_after_load or this_pass.step == 0:
+    def _is_rest_after_loading(self, position: Position) -> bool:
+        """True where the script resumes in the middle of an epoch whose order can be drawn again."""
+        if not self._progress.is_loaded or position.step == 0:
             return False
         if isinstance(self.dataset, IterableDataset) or follows_from_epoch(index_sampler_of(self)):
             return True
@@ -139,7 +138,7 @@ class DataLoaderShard(DataLoader):
         return False
 
     def _read(self, this_pass: Pass) -> Iterator[Step]:
-        """The steps that this process reads: from `this_pass.step` on or, of a stream, all."""
+        """The steps that this process reads: from where the pass begins or, of a stream, all."""
         reader = self._reader
         if reader is None:
             reader = self._make_reader()
@@ -174,7 +173,7 @@ class DataLoaderShard(DataLoader):
                 batch = send_to_device(batch, self.device, self._non_blocking)
             following = next(reading, None)
             this_pass.ahead = following
-            this_pass.end_of_dataloader = following is None
+            this_pass.position.is_over = following is None
             this_pass.remainder = remainder
             this_pass.short_step = short_step
             yield batch
@@ -197,7 +196,7 @@ class DataLoaderShard(DataLoader):
     @property
     def end_of_dataloader(self) -> bool:
         """True if the batch just yielded is the last."""
-        return self._progress.current.end_of_dataloader
+        return self._progress.current.position.is_over
 
     @property
     def remainder(self) -> int:
@@ -246,14 +245,14 @@ class DataLoaderShard(DataLoader):
         that is not being iterated over is at the beginning of its epoch, also after a `break`.
         """
         sampler = self._order_sampler
-        position = self._position()
+        position = self._progress.position()
         return {
             "epoch": position.epoch,
             "step": position.step,
             "is_over": position.is_over,
             "drawn_from": position.drawn_from,
             "first_rows": position.first_rows,
-            "read_ahead": {"process": self._own_process, "content": position.ahead},
+            "read_ahead": {"process": self._own_process, "content": position.content_ahead},
             "step_size": self.total_batch_size,
             "sampler_seed": sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None,
             "sampler_generator": state_of(generator_of(sampler)),
@@ -286,24 +285,17 @@ class DataLoaderShard(DataLoader):
 
     def read_ahead(self) -> dict[str, Any]:
         """What is in the batch that this process has read and not yielded, if any; it is this process's own."""
-        return {"process": self._own_process, "content": self._position().ahead}
+        return {"process": self._own_process, "content": self._progress.position().content_ahead}
 
     def load_read_ahead(self, read_ahead: dict[str, Any] | None) -> None:
         """Let the next pass begin with that batch, if it is of this process of a run with as many."""
         loaded = self._progress.loaded
         if loaded is not None and read_ahead is not None and read_ahead["process"] == self._own_process:
-            loaded.ahead = read_ahead["content"]
+            loaded.content_ahead = read_ahead["content"]
 
     def mark_as_loaded(self) -> None:
         """Let the next pass, if it is the rest of an epoch, draw nothing anew: `load_state` has put the generators."""
         self._progress.is_loaded = True
-
-    def _position(self) -> Position:
-        """Where the pass under way stands or, outside of a loop, where the next one begins."""
-        progress = self._progress
-        if not progress.passes and progress.loaded is not None:
-            return progress.loaded
-        return progress.current.position()
 
     @property
     def _own_process(self) -> tuple[int, int]:
@@ -406,8 +398,8 @@ class SeedableOrder:
 
     def state_dict(self) -> dict[str, int]:
         """The seed, and the epoch that the next step belongs to."""
-        current = self.loader._progress.current
-        return {"initial_seed": self.sampler.initial_seed, "epoch": current.epoch + current.end_of_dataloader}
+        position = self.loader._progress.current.position
+        return {"initial_seed": self.sampler.initial_seed, "epoch": position.epoch + position.is_over}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Let the next pass visit that epoch, from its beginning."""
