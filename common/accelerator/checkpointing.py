@@ -233,7 +233,9 @@ def _numbered_name(file_name: str, index: int) -> str:
 def _rank_state(accelerator: Any) -> dict[str, Any]:
     """The content of this rank's own file. It has gradients only in the middle of an accumulation window."""
     state = {"step": accelerator.step, **get_random_states(accelerator.device)}
-    state["read_ahead"] = {name: loader.read_ahead() for name, loader in _stateful_loaders(accelerator).items()}
+    state["read_ahead"] = {
+        name: loader.state_dict()["read_ahead"] for name, loader in _stateful_loaders(accelerator).items()
+    }
     if accelerator.step % accelerator.gradient_accumulation_steps != 0:
         state["gradients"] = []
         for model in accelerator._models:

@@ -3,7 +3,8 @@
 What they make is in `shard.py` (every process reads its share) and `dispatcher.py` (the main process reads for all).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -23,7 +24,6 @@ from .sampler import (
 )
 from .shard import (
     DataLoaderShard,
-    SkipDataLoader,
     get_sampler,  # noqa: F401
     index_sampler_of,
     loading_arguments,
@@ -172,6 +172,20 @@ def _give_generator(batch_sampler: Any) -> torch.Generator | None:
         seed = torch.empty((), dtype=torch.int64).random_()
         sampler.generator.manual_seed(int(seed))
     return generator_of(sampler)
+
+
+class SkipDataLoader(DataLoader):
+    """A loader that is not prepared, without its first `skip_batches` batches; `skip_first_batches` makes it."""
+
+    def __init__(self, dataset: Any, skip_batches: int = 0, **kwargs: Any) -> None:
+        super().__init__(dataset, **kwargs)
+        self.skip_batches = skip_batches
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
+        return islice(super().__iter__(), self.skip_batches, None)
+
+    def __len__(self) -> int:
+        return max(0, super().__len__() - self.skip_batches)
 
 
 def skip_first_batches(dataloader: DataLoader, num_batches: int = 0) -> DataLoader:

@@ -348,10 +348,7 @@ def is_list_of_entries(data: Any) -> bool:
 
 def _has_row_per_sample(column: Any, short_step: ShortStep | None) -> bool:
     """True for a column with a row for each sample of this process's batch in the step."""
-    rows = _count_rows(column)
-    if short_step is None or rows is None:
-        return False
-    return rows == short_step.own_rows
+    return short_step is not None and _count_rows(column) == short_step.own_rows
 
 
 def _count_rows(data: Any) -> int | None:

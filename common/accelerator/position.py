@@ -98,21 +98,25 @@ class Progress:
     loaded: Position | None = None
 
     @property
+    def next_position(self) -> Position:
+        """Where the next pass begins if it skips nothing."""
+        if self.loaded is not None and self.loaded.epoch == self.epoch:
+            return self.loaded
+        return Position(self.epoch)
+
+    @property
     def current(self) -> Pass:
         """The pass that yielded a batch last; outside of a loop one that has not begun."""
-        return self.passes[-1] if self.passes else Pass(Position(self.epoch))
+        return self.passes[-1] if self.passes else Pass(self.next_position)
 
     def begin_pass(self, num_to_skip: int) -> Pass:
-        """A pass of the epoch without the steps to skip; after loading, one that begins at the loaded Position."""
-        position = self.loaded
-        self.loaded = None
-        is_resumed = position is not None and position.epoch == self.epoch
-        if position is None or not is_resumed:
-            position = Position(self.epoch, num_to_skip)
-        elif num_to_skip not in (0, position.step):  # then the script knows better where to go on
+        """A pass over the epoch without the steps to skip or, after loading, from the loaded Position on."""
+        position = self.next_position
+        this_pass = Pass(position, is_resumed=position is self.loaded)
+        if num_to_skip not in (0, position.step):  # a script that skips after loading knows better where to go on
             position.step = num_to_skip
             position.content_ahead = None
-        this_pass = Pass(position, is_resumed)
+        self.loaded = None
         self.passes.append(this_pass)
         return this_pass
 
@@ -123,13 +127,14 @@ class Progress:
             self.passes.append(yielding)
 
     def position(self) -> Position:
-        """Where the pass under way stands or, outside of a loop, where the next one begins; for a checkpoint."""
-        if self.loaded is not None and not self.passes:
-            return self.loaded
+        """Where the current pass stands, with what a checkpoint holds of it."""
         current = self.current
-        ahead = None if current.ahead is None else content_of(current.ahead.content)
-        first_rows = None if current.first_rows is None else content_of(current.first_rows)
-        return replace(current.position, content_ahead=ahead, first_rows=first_rows)
+        position = replace(current.position)
+        if current.ahead is not None:
+            position.content_ahead = content_of(current.ahead.content)
+        if current.first_rows is not None:
+            position.first_rows = content_of(current.first_rows)
+        return position
 
 
 @dataclass
@@ -208,13 +213,14 @@ def generators_put_back(
         generator.set_state(state)
 
 
-def read_again(reading: Iterator[Step], content: list | None) -> Iterator[Step]:
+def read_again(reading: Iterator[Step], position: Position) -> Iterator[Step]:
     """`reading`, of which the first step was read before the checkpoint too: it is read now, with the saved content."""
+    content = position.content_ahead
+    position.content_ahead = None
     first = next(reading, None)
     if first is None:
         return reading
-    first = first._replace(content=put_back(content, first.content))
-    return chain([first], reading)
+    return chain([Step(put_back(content, first.content), first.short_step)], reading)
 
 
 def state_of(generator: torch.Generator | None) -> torch.Tensor | None:

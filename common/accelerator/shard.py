@@ -29,6 +29,10 @@ from .utils.random import synchronize_rng_states
 
 logger = get_logger(__name__)
 
+ORDER_IS_LOST = (
+    "the order of the interrupted epoch is lost: in DataLoaderConfiguration, use_seedable_sampler=True "
+    "makes it a function of the epoch, and use_stateful_dataloader=True keeps it in the checkpoint"
+)
 # How a loader loads, as arguments for another one. What it loads is not among them.
 LOADING_OPTIONS = (
     "num_workers",
@@ -112,7 +116,11 @@ class DataLoaderShard(DataLoader):
         interrupted, this was done before the checkpoint, so the generators are put back after it.
         """
         position = this_pass.position
-        was_done_before = this_pass.is_resumed or self._is_rest_after_loading(position)
+        was_done_before = this_pass.is_resumed
+        if self._progress.is_loaded and position.step > 0 and not was_done_before:
+            was_done_before = self._order_follows_from_epoch
+            if not was_done_before:
+                logger.warning(ORDER_IS_LOST)
         self._progress.is_loaded = False
         with generators_put_back(self.device, self._order_sampler, self.generator, enabled=was_done_before):
             if self.rng_types:
@@ -122,20 +130,8 @@ class DataLoaderShard(DataLoader):
             if isinstance(self.dataset, IterableDataset):  # is always read from its first batch on
                 reading = islice(reading, position.step, None)
             if this_pass.is_resumed:
-                reading = read_again(reading, position.content_ahead)
+                reading = read_again(reading, position)
         return reading
-
-    def _is_rest_after_loading(self, position: Position) -> bool:
-        """True where the script resumes in the middle of an epoch whose order can be drawn again."""
-        if not self._progress.is_loaded or position.step == 0:
-            return False
-        if isinstance(self.dataset, IterableDataset) or follows_from_epoch(index_sampler_of(self)):
-            return True
-        logger.warning(
-            "the order of the interrupted epoch is lost: in DataLoaderConfiguration, use_seedable_sampler=True "
-            "makes it a function of the epoch, and use_stateful_dataloader=True keeps it in the checkpoint"
-        )
-        return False
 
     def _read(self, this_pass: Pass) -> Iterator[Step]:
         """The steps that this process reads: from where the pass begins or, of a stream, all."""
@@ -218,12 +214,13 @@ class DataLoaderShard(DataLoader):
         """The epoch that the next pass visits."""
         return self._progress.epoch
 
+    @iteration.setter
+    def iteration(self, epoch: int) -> None:
+        self._progress.epoch = epoch
+
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass visit `epoch`; where a loaded checkpoint stopped in that epoch, it continues there."""
-        progress = self._progress
-        progress.epoch = epoch
-        if progress.loaded is not None and progress.loaded.epoch != epoch:
-            progress.loaded = None
+        self.iteration = epoch
         parts: list[Any] = [self.dataset]
         if not isinstance(self.dataset, IterableDataset):
             parts += sampler_chain(index_sampler_of(self))
@@ -241,8 +238,8 @@ class DataLoaderShard(DataLoader):
     def state_dict(self) -> dict[str, Any]:
         """The Position, and the states of the generators; for all processes.
 
-        Only the content of the batch that is read ahead is for one of several processes: see `read_ahead`. A loader
-        that is not being iterated over is at the beginning of its epoch, also after a `break`.
+        Only "read_ahead", the content of the batch that was read and not yielded, is this process's own. A loader that
+        is not being iterated over is at the beginning of its epoch, also after a `break`.
         """
         sampler = self._order_sampler
         position = self._progress.position()
@@ -282,10 +279,6 @@ class DataLoaderShard(DataLoader):
             self._progress.loaded = Position(epoch, step, is_over, state_dict["drawn_from"], first_rows=first_rows)
             self.load_read_ahead(state_dict.get("read_ahead"))
         self._load_generators(state_dict)
-
-    def read_ahead(self) -> dict[str, Any]:
-        """What is in the batch that this process has read and not yielded, if any; it is this process's own."""
-        return {"process": self._own_process, "content": self._progress.position().content_ahead}
 
     def load_read_ahead(self, read_ahead: dict[str, Any] | None) -> None:
         """Let the next pass begin with that batch, if it is of this process of a run with as many."""
@@ -334,6 +327,10 @@ class DataLoaderShard(DataLoader):
         """The sampler that draws the order; for a stream one of torch's, which draws nothing."""
         return innermost_sampler(index_sampler_of(self))
 
+    @property
+    def _order_follows_from_epoch(self) -> bool:
+        return isinstance(self.dataset, IterableDataset) or follows_from_epoch(index_sampler_of(self))
+
     def __len__(self) -> int:
         """Batches in an epoch on this process, without those that are skipped."""
         return max(0, super().__len__() - self.skip_batches)
@@ -361,32 +358,6 @@ class DataLoaderShard(DataLoader):
         if isinstance(dataset, StreamShard):
             dataset = dataset.dataset
         return dataset.total_length if hasattr(dataset, "total_length") else len(dataset)
-
-
-class SkipDataLoader(DataLoader):
-    """A loader of a stream without its first `skip_batches` batches; `skip_first_batches` makes it.
-
-    As in the original, it is the active loader while it is iterated over, and no batch is known to be the last.
-    """
-
-    end_of_dataloader = False
-    remainder = -1
-    short_step = None
-
-    def __init__(self, dataset: Any, skip_batches: int = 0, **kwargs: Any) -> None:
-        super().__init__(dataset, **kwargs)
-        self.skip_batches = skip_batches
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
-        gradient_state = GradientState()
-        gradient_state._add_dataloader(self)
-        try:
-            yield from islice(super().__iter__(), self.skip_batches, None)
-        finally:
-            gradient_state._remove_dataloader(self)
-
-    def __len__(self) -> int:
-        return max(0, super().__len__() - self.skip_batches)
 
 
 class SeedableOrder:
