@@ -11,7 +11,7 @@ batches, with a checkpoint after the third, when the generators are in the state
     the run        S  a b c are drawn and yielded     C  d e f
     the resumed    S  a b c are drawn and left out    C  d e f
 
-The resumed pass remembers C, to which `load_state` has put the generators (`generators_put_back`). It puts them to S,
+The resumed pass remembers C, to which `load_state` has put the generators (`restored_generators`). It puts them to S,
 draws the order again, leaves out a, b and c (`DrawnBatches`), and goes back to C.
 
 At C batch d has been read already, and its data set or its collator may have drawn random numbers for it. So what is in
@@ -149,9 +149,9 @@ class DrawnBatches:
 
     Attributes:
         batches: a BatchSamplerShard, or what the script reads by: batches of sample numbers, or single numbers.
-        are_batches: it is batches.
+        are_batches: they are no single numbers.
         batches_per_step: how many of them make a step.
-        is_stateful: all that the batch sampler draws is drawn after its state was noted.
+        is_stateful: checkpoints hold the position, so nothing may be drawn before `drawn_from` is noted.
     """
 
     batches: Any
@@ -174,10 +174,11 @@ class DrawnBatches:
         if position.drawn_from is None:
             position.drawn_from = torch.get_rng_state(), state_of(generator_of(sampler))
         else:
-            _restore_generators(sampler, *position.drawn_from)
-        steps = self._steps_of_one_process(batches)
+            _set_states(sampler, *position.drawn_from)
         if isinstance(self.batches, BatchSamplerShard):
             steps = self.batches.steps()
+        else:
+            steps = self._steps_of_one_process(batches)
         for batch, short_step in islice(steps, position.step * self.batches_per_step, None):
             this_pass.short_steps.append(short_step)
             yield batch
@@ -194,10 +195,10 @@ class DrawnBatches:
 
 
 @contextmanager
-def generators_put_back(
+def restored_generators(
     device: torch.device | None, sampler: Any, loader_generator: torch.Generator | None, enabled: bool
 ) -> Iterator[None]:
-    """If `enabled`, put all generators back to where they are now, whatever is drawn within."""
+    """If `enabled`, restore all generators to where they are now, whatever is drawn within."""
     if not enabled:
         yield
         return
@@ -228,7 +229,7 @@ def state_of(generator: torch.Generator | None) -> torch.Tensor | None:
     return None if generator is None else generator.get_state()
 
 
-def _restore_generators(sampler: Any, state: torch.Tensor, state_of_sampler: torch.Tensor | None) -> None:
+def _set_states(sampler: Any, state: torch.Tensor, state_of_sampler: torch.Tensor | None) -> None:
     torch.set_rng_state(state)
     own = generator_of(sampler)
     if own is not None and state_of_sampler is not None:

@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from .logging import get_logger
 from .operations import send_to_device
-from .position import DrawnBatches, Pass, Position, Progress, generators_put_back, read_again, state_of
+from .position import DrawnBatches, Pass, Position, Progress, read_again, restored_generators, state_of
 from .sampler import (
     BatchSamplerShard,
     SeedableRandomSampler,
@@ -113,16 +113,17 @@ class DataLoaderShard(DataLoader):
         """The steps from where the pass begins, each read when it is asked for.
 
         When torch begins to read, it draws a seed, and some samplers draw the order. In an epoch that a checkpoint
-        interrupted, this was done before the checkpoint, so the generators are put back after it.
+        interrupted, this was done before the checkpoint. So it is done again, and then the generators are restored. If
+        the order cannot be drawn again, it is another epoch, and what it draws counts, as in the original.
         """
         position = this_pass.position
         was_done_before = this_pass.is_resumed
         if self._progress.is_loaded and position.step > 0 and not was_done_before:
-            was_done_before = self._order_follows_from_epoch
+            was_done_before = isinstance(self.dataset, IterableDataset) or follows_from_epoch(index_sampler_of(self))
             if not was_done_before:
                 logger.warning(ORDER_IS_LOST)
         self._progress.is_loaded = False
-        with generators_put_back(self.device, self._order_sampler, self.generator, enabled=was_done_before):
+        with restored_generators(self.device, self._order_sampler, self.generator, enabled=was_done_before):
             if self.rng_types:
                 synchronize_rng_states(self.rng_types, self.synchronized_generator)
             self.set_epoch(position.epoch)
@@ -134,7 +135,7 @@ class DataLoaderShard(DataLoader):
         return reading
 
     def _read(self, this_pass: Pass) -> Iterator[Step]:
-        """The steps that this process reads: from where the pass begins or, of a stream, all."""
+        """The steps that this process reads, from where the pass begins; of a stream all steps."""
         reader = self._reader
         if reader is None:
             reader = self._make_reader()
@@ -287,7 +288,7 @@ class DataLoaderShard(DataLoader):
             loaded.content_ahead = read_ahead["content"]
 
     def mark_as_loaded(self) -> None:
-        """Let the next pass, if it is the rest of an epoch, draw nothing anew: `load_state` has put the generators."""
+        """Note that `load_state` has put the generators to where they were in the middle of a pass."""
         self._progress.is_loaded = True
 
     @property
@@ -326,10 +327,6 @@ class DataLoaderShard(DataLoader):
     def _order_sampler(self) -> Any:
         """The sampler that draws the order; for a stream one of torch's, which draws nothing."""
         return innermost_sampler(index_sampler_of(self))
-
-    @property
-    def _order_follows_from_epoch(self) -> bool:
-        return isinstance(self.dataset, IterableDataset) or follows_from_epoch(index_sampler_of(self))
 
     def __len__(self) -> int:
         """Batches in an epoch on this process, without those that are skipped."""
