@@ -91,7 +91,7 @@ def prepare_data_loader(
         check_split(getattr(index_sampler, "batch_size", None), num_processes)
     _check_sharing(dataloader, num_processes, dispatch_batches)
     if use_seedable_sampler:
-        index_sampler = _with_seedable_sampler(index_sampler, data_seed)
+        index_sampler = _make_seedable(index_sampler, data_seed)
     how: dict[str, Any] = loading_arguments(dataloader, index_sampler) | {
         "use_stateful_dataloader": use_stateful_dataloader,
         "_drop_last": dataloader.drop_last,
@@ -139,8 +139,8 @@ def _check_sharing(dataloader: DataLoader, num_processes: int, dispatch_batches:
         )
 
 
-def _with_seedable_sampler(index_sampler: Any, data_seed: int | None) -> Any:
-    """`index_sampler`; a SeedableRandomSampler takes the place of a RandomSampler, also of one that it draws from."""
+def _make_seedable(index_sampler: Any, data_seed: int | None) -> Any:
+    """Put a SeedableRandomSampler in the place of `index_sampler` or of the sampler within, if it is a RandomSampler."""
     sampler = index_sampler if isinstance(index_sampler, RandomSampler) else getattr(index_sampler, "sampler", None)
     if not isinstance(sampler, RandomSampler):
         return index_sampler
@@ -160,7 +160,7 @@ def _with_seedable_sampler(index_sampler: Any, data_seed: int | None) -> Any:
 
 
 def _give_generator(batch_sampler: Any) -> torch.Generator | None:
-    """The generator of the sampler within `batch_sampler`, which gets one if it can have one and has none.
+    """Give the sampler within `batch_sampler` a generator if it can have one and has none, and return its generator.
 
     As in the original, a sampler within a batch sampler within a batch sampler gets none.
     """
