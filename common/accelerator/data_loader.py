@@ -140,7 +140,7 @@ def _check_sharing(dataloader: DataLoader, num_processes: int, dispatch_batches:
 
 
 def _make_seedable(index_sampler: Any, data_seed: int | None) -> Any:
-    """Put a SeedableRandomSampler in the place of `index_sampler` or of the sampler within, if it is a RandomSampler."""
+    """Put a SeedableRandomSampler in the place of a RandomSampler: `index_sampler` itself, or the one within."""
     sampler = index_sampler if isinstance(index_sampler, RandomSampler) else getattr(index_sampler, "sampler", None)
     if not isinstance(sampler, RandomSampler):
         return index_sampler

@@ -275,9 +275,14 @@ class DataLoaderShard(DataLoader):
         is_over = state_dict["is_over"]
         self._progress.epoch = epoch + is_over
         self._progress.loaded = None
-        if step:
-            first_rows = state_dict.get("first_rows")
-            self._progress.loaded = Position(epoch, step, is_over, state_dict["drawn_from"], first_rows=first_rows)
+        if step > 0:
+            self._progress.loaded = Position(
+                epoch,
+                step,
+                is_over,
+                drawn_from=state_dict["drawn_from"],
+                first_rows=state_dict["first_rows"],
+            )
             self.load_read_ahead(state_dict.get("read_ahead"))
         self._load_generators(state_dict)
 
