@@ -92,7 +92,8 @@ class DataLoaderDispatcher(DataLoaderShard):
         if self.num_workers == 0:
             super()._read(this_pass)  # As in the original `iter` of a stream is called, and must not fail anywhere.
         elif self._reader is None:
-            draw_worker_seed(self.generator)
+            # The number that torch draws as a seed for its workers.
+            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
             if self.persistent_workers:  # One seed is for all passes. This reader, which is never read, marks that.
                 self._reader = self._make_reader()
         return iter(())
@@ -177,11 +178,6 @@ class DataLoaderDispatcher(DataLoaderShard):
         if isinstance(message, ReadingFailed):
             raise error or RuntimeError(message.error)
         return message
-
-
-def draw_worker_seed(generator: torch.Generator | None) -> None:
-    """Draw the random number that torch draws as a seed for loader workers when it begins to read."""
-    torch.empty((), dtype=torch.int64).random_(generator=generator)
 
 
 # What has a row for each sample: tensors and arrays, and lists and tuples without tensors that have as many entries.

@@ -47,15 +47,15 @@ class Position:
         is_over: the last of them was the last of the epoch.
         drawn_from: the states of torch's generator and of the sampler's own, which may be None, right before the order
             was drawn; None for streams, and before that.
-        content_ahead, first_rows: what is in those of the Pass, as `content_of` returns it; in checkpoints alone.
+        first_rows, content_ahead: what is in `first_rows` and `ahead` of the Pass, see `content_of`; for checkpoints.
     """
 
     epoch: int
     step: int = 0
     is_over: bool = False
     drawn_from: tuple[torch.Tensor, torch.Tensor | None] | None = None
-    content_ahead: list | None = None
     first_rows: list | None = None
+    content_ahead: list | None = None
 
 
 @dataclass(eq=False)

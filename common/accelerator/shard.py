@@ -276,13 +276,8 @@ class DataLoaderShard(DataLoader):
         self._progress.epoch = epoch + is_over
         self._progress.loaded = None
         if step > 0:
-            self._progress.loaded = Position(
-                epoch,
-                step,
-                is_over,
-                drawn_from=state_dict["drawn_from"],
-                first_rows=state_dict["first_rows"],
-            )
+            drawn_from = state_dict["drawn_from"]
+            self._progress.loaded = Position(epoch, step, is_over, drawn_from, state_dict["first_rows"])
             self.load_read_ahead(state_dict.get("read_ahead"))
         self._load_generators(state_dict)
 
