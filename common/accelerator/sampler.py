@@ -5,7 +5,8 @@ are repeated, or some processes get less. A ShortStep says which samples are rea
 
 An example: two processes share the samples 0 to 4 in batches of two. Step 0 is `[0 1]` and `[2 3]`. For step 1 only
 sample 4 is left, and with samples from the beginning it becomes `[4 0]` and `[1 2]`. `gather_for_metrics` gathers
-`[4 0 1 2]`, and keeps the first `short_step.num_real_all_ranks` = 1 of them. On process 0 the ShortStep gets there so:
+`[4 0 1 2]`, and keeps the first `short_step.num_real_all_ranks` = 1 of them. This is the way of the ShortStep on
+process 0:
 
     BatchSamplerShard   makes Step([4, 0], ShortStep(rank=0, rows=(2, 2), real=(1, 0)))
     DrawnBatches        gives [4, 0] to torch's loader, which handles nothing but samples, and keeps the ShortStep
@@ -30,7 +31,7 @@ class ShortStep(NamedTuple):
     In all other steps every process has a full batch, all of its samples are real, and there is no ShortStep.
 
     Attributes:
-        rank: the process that it is told to.
+        rank: the process whose batch `own_rows` and `num_real` are about.
         rows: samples in the batch of each process that has one, lowest ranks first; the repeated ones count too.
         real: how many of these samples are real: the first ones. The others were repeated to fill the batch.
     """
