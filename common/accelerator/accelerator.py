@@ -33,7 +33,7 @@ from .data_loader import DataLoaderShard, prepare_data_loader, skip_first_batche
 from .environment import parse_flag_from_env
 from .logging import get_logger
 from .optimizer import AcceleratedOptimizer, LossScaler
-from .sampler import BatchSamplerShard, shard_among
+from .sampler import BatchSamplerShard
 from .scheduler import AcceleratedScheduler
 from .shard import index_sampler_of
 from .state import AcceleratorState, DistributedType, GradientState, forget_ended_training
@@ -454,8 +454,8 @@ class Accelerator:
                 " iterable",
                 stacklevel=5,
             )
-        shards = [shard_among(index_sampler_of(loader)) for loader in self._dataloaders if loader not in streams]
-        return [shard for shard in shards if shard is not None]
+        samplers = [index_sampler_of(loader) for loader in self._dataloaders if loader not in streams]
+        return [sampler for sampler in samplers if isinstance(sampler, BatchSamplerShard)]
 
     # Gradients
 

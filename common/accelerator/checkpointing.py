@@ -32,9 +32,8 @@ from .operations import broadcast_object_list, gather_object
 from .optimizer import AcceleratedOptimizer, LossScaler
 from .sampler import SeedableRandomSampler, innermost_sampler
 from .scheduler import AcceleratedScheduler
-from .shard import index_sampler_of
+from .shard import SeedableOrder, index_sampler_of
 from .state import PartialState
-from .stateful_data_loader import SeedableOrder, StatefulDataLoaderShard
 from .utils import save_ids
 from .utils.checkpoint_folder import PREVIOUS_NAME, Part, choose_newest, finish_interrupted_save, remove_old_checkpoints
 from .utils.checkpoint_manifest import CheckpointError, Manifest, is_whole, read_manifest, verify
@@ -100,7 +99,7 @@ class RunState:
         """
         found: dict[str, Any] = {}
         for index, loader in enumerate(self.loaders):
-            if isinstance(loader, StatefulDataLoaderShard):
+            if loader.use_stateful_dataloader:
                 found[_numbered_name(LOADER_FILE, index)] = loader
             elif isinstance(innermost_sampler(index_sampler_of(loader)), SeedableRandomSampler):
                 found[_numbered_name(SAMPLER_FILE, index)] = SeedableOrder(loader)
@@ -424,7 +423,7 @@ def _restore_rank_states(run: RunState, rank_states: dict[int, dict[str, Any]]) 
     states = list(rank_states.values())
     run.step = states[0]["step"]
     for loader in run.loaders:
-        loader.rng_state_after_load = torch.get_rng_state()
+        loader.mark_as_loaded()
     for index, model in enumerate(run.models):
         gradients_of_ranks = [state["gradients"][index] for state in states if "gradients" in state]
         with whole_parameters(model):

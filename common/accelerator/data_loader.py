@@ -1,10 +1,10 @@
 """Prepared loaders: `prepare_data_loader` gives each process its share, `skip_first_batches` the rest of an epoch.
 
-What they make is in `shard.py` (every process reads its share), `dispatcher.py` (the main process reads for all) and
-`stateful_data_loader.py` (checkpoints hold the position).
+What they make is in `shard.py` (every process reads its share) and `dispatcher.py` (the main process reads for all).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,19 +18,18 @@ from .sampler import (
     DistributedEvalSampler,
     SeedableRandomSampler,
     SkipBatchSampler,
+    check_split,
     generator_of,
     innermost_sampler,
 )
 from .shard import (
     DataLoaderShard,
-    SkipDataLoader,
     get_sampler,  # noqa: F401
     index_sampler_of,
     loading_arguments,
     makes_batches,
 )
 from .state import DistributedType, GradientState, PartialState  # noqa: F401
-from .stateful_data_loader import StatefulDataLoaderDispatcher, StatefulDataLoaderShard
 from .streams import StreamShard, seems_sharded_by_rank
 from .utils.dataclasses import RNGType  # noqa: F401
 
@@ -69,7 +68,7 @@ def prepare_data_loader(
         dispatch_batches: the main process reads for all, see DataLoaderDispatcher; by default for streams, if
             `put_on_device` is on.
         slice_fn_for_dispatch: see DataLoaderDispatcher.
-        use_stateful_dataloader: checkpoints hold the loader's position, see `stateful_data_loader.py`.
+        use_stateful_dataloader: checkpoints hold the loader's position, see `position.py`.
 
     Raises:
         NotImplementedError: for `torch_device_mesh` and a loader with `in_order=False`.
@@ -88,56 +87,51 @@ def prepare_data_loader(
     num_processes = state.num_processes if num_processes is None else num_processes
     process_index = state.process_index if process_index is None else process_index
     index_sampler = index_sampler_of(dataloader)
-    _check_sampler(dataloader, num_processes, split_batches, needs_batches=not (is_stream or dispatch_batches))
-    _warn_of_stream_of_one_rank(dataset, process_index, num_processes)
+    if split_batches:
+        check_split(getattr(index_sampler, "batch_size", None), num_processes)
+    _check_sharing(dataloader, num_processes, dispatch_batches)
     if use_seedable_sampler:
-        index_sampler = _replace_random_sampler(index_sampler, data_seed)
-    loading: dict[str, Any] = {"_drop_last": dataloader.drop_last, "_non_blocking": non_blocking}
-    loading |= loading_arguments(dataloader, index_sampler)
+        index_sampler = _make_seedable(index_sampler, data_seed)
+    how: dict[str, Any] = loading_arguments(dataloader, index_sampler) | {
+        "use_stateful_dataloader": use_stateful_dataloader,
+        "_drop_last": dataloader.drop_last,
+        "_non_blocking": non_blocking,
+    }
     if dispatch_batches:
-        loading["generator"] = None  # as in the original: what the loader itself draws comes from torch's generator
-        dispatcher = StatefulDataLoaderDispatcher if use_stateful_dataloader else DataLoaderDispatcher
-        return dispatcher(dataset, split_batches, slice_fn=slice_fn_for_dispatch, **loading)
+        how["generator"] = None  # as in the original: what the loader itself draws comes from torch's generator
+        return DataLoaderDispatcher(dataset, split_batches, slice_fn=slice_fn_for_dispatch, **how)
 
     synchronized_generator = None
     if num_processes > 1:
         sharing = (num_processes, process_index, split_batches, even_batches)
         if is_stream:
             synchronized_generator = generator_of(dataset)
-            batches = BatchSampler(dataset, dataloader.batch_size or 1, dataloader.drop_last)
+            batches = BatchSampler(dataset, how["batch_size"], dataloader.drop_last)
             dataset = StreamShard(dataset, BatchSamplerShard(batches, *sharing))
-            if dataloader.batch_size is not None:  # torch makes the batches of a stream
-                loading["batch_size"] = dataset.samples_per_step
+            how["batch_size"] = dataset.samples_per_step
         else:
-            synchronized_generator = _generator_to_synchronize(index_sampler, use_seedable_sampler)
-            loading |= loading_arguments(dataloader, BatchSamplerShard(index_sampler, *sharing))
+            synchronized_generator = None if use_seedable_sampler else _give_generator(index_sampler)
+            how |= loading_arguments(dataloader, BatchSamplerShard(index_sampler, *sharing))
     if rng_types is not None and synchronized_generator is None:
         rng_types = [kind for kind in rng_types if kind != "generator"]
-    loader_class = StatefulDataLoaderShard if use_stateful_dataloader else DataLoaderShard
-    return loader_class(
+    return DataLoaderShard(
         dataset,
         device=device if put_on_device else None,
         rng_types=rng_types,
         synchronized_generator=synchronized_generator,
-        **loading,
+        **how,
     )
 
 
-def _check_sampler(dataloader: DataLoader, num_processes: int, split_batches: bool, needs_batches: bool) -> None:
-    index_sampler = index_sampler_of(dataloader)
-    size = getattr(index_sampler, "batch_size", None)
-    if split_batches and (size is None or size % num_processes):
-        raise ValueError(f"split_batches needs a batch size that {num_processes} processes can split, not {size}")
+def _check_sharing(dataloader: DataLoader, num_processes: int, dispatch_batches: bool) -> None:
     if num_processes == 1:
         return
-    if isinstance(innermost_sampler(index_sampler), (DistributedSampler, DistributedEvalSampler)):
+    if isinstance(innermost_sampler(index_sampler_of(dataloader)), (DistributedSampler, DistributedEvalSampler)):
         raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
-    if needs_batches and not makes_batches(dataloader):
+    if not dispatch_batches and not makes_batches(dataloader):
         raise ValueError("on several processes a loader needs batches to share: batch_size=None makes none")
-
-
-def _warn_of_stream_of_one_rank(stream: Any, process_index: int, num_processes: int) -> None:
-    if num_processes > 1 and seems_sharded_by_rank(stream, process_index, num_processes):
+    stream = dataloader.dataset
+    if seems_sharded_by_rank(stream, num_processes):
         logger.warning(
             f"{type(stream).__name__} knows its rank: if it yields the samples of this rank alone, most of them are "
             "lost, because a prepared loader deals all samples out by itself. Let the stream yield all of them, or "
@@ -145,8 +139,8 @@ def _warn_of_stream_of_one_rank(stream: Any, process_index: int, num_processes: 
         )
 
 
-def _replace_random_sampler(index_sampler: Any, data_seed: int | None) -> Any:
-    """`index_sampler`, with a SeedableRandomSampler in the place of a RandomSampler."""
+def _make_seedable(index_sampler: Any, data_seed: int | None) -> Any:
+    """Put a SeedableRandomSampler in the place of a RandomSampler: `index_sampler` itself, or the one within."""
     sampler = index_sampler if isinstance(index_sampler, RandomSampler) else getattr(index_sampler, "sampler", None)
     if not isinstance(sampler, RandomSampler):
         return index_sampler
@@ -165,13 +159,13 @@ def _replace_random_sampler(index_sampler: Any, data_seed: int | None) -> Any:
     return index_sampler
 
 
-def _generator_to_synchronize(index_sampler: Any, use_seedable_sampler: bool) -> torch.Generator | None:
-    """The generator that all processes must draw from alike: the sampler's, which gets one if it can have one.
+def _give_generator(batch_sampler: Any) -> torch.Generator | None:
+    """Give the sampler within `batch_sampler` a generator if it can have one and has none, and return its generator.
 
     As in the original, a sampler within a batch sampler within a batch sampler gets none.
     """
-    sampler: Any = getattr(index_sampler, "sampler", None)
-    if use_seedable_sampler or not hasattr(sampler, "generator"):
+    sampler: Any = getattr(batch_sampler, "sampler", None)
+    if not hasattr(sampler, "generator"):
         return None
     if sampler.generator is None:
         sampler.generator = torch.Generator()
@@ -180,18 +174,31 @@ def _generator_to_synchronize(index_sampler: Any, use_seedable_sampler: bool) ->
     return generator_of(sampler)
 
 
+class SkipDataLoader(DataLoader):
+    """A loader that is not prepared, without its first `skip_batches` batches; `skip_first_batches` makes it."""
+
+    def __init__(self, dataset: Any, skip_batches: int = 0, **kwargs: Any) -> None:
+        super().__init__(dataset, **kwargs)
+        self.skip_batches = skip_batches
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
+        return islice(super().__iter__(), self.skip_batches, None)
+
+    def __len__(self) -> int:
+        return max(0, super().__len__() - self.skip_batches)
+
+
 def skip_first_batches(dataloader: DataLoader, num_batches: int = 0) -> DataLoader:
     """A loader like `dataloader` that leaves out the first `num_batches` batches of every epoch.
 
-    If `dataloader` is prepared, the new loader begins in the same epoch, and `dataloader` itself then visits the next
-    one. A script resumes in the middle of epoch e with `load_state`, `loader.set_epoch(e)` and this. In sequential and
-    seedable orders the batches that were left follow, and torch's generator stays as the checkpoint had it, so dropout
-    goes on too. In other random orders the rest of another epoch follows, with a warning. A stream is read again up to
-    there.
+    If `dataloader` is prepared, both have the same epoch: after a pass over either, each visits the next one. A script
+    resumes in the middle of epoch e with `load_state`, `loader.set_epoch(e)` and this. In sequential and seedable
+    orders the batches that were left follow, and torch's generator stays as the checkpoint had it, so dropout goes on
+    too. In other random orders the rest of another epoch follows, with a warning. A stream is read again up to there.
     """
     if isinstance(dataloader, DataLoaderShard):
-        return type(dataloader)(dataloader.dataset, **dataloader.arguments_to_skip(num_batches))
+        return dataloader.without_first(num_batches)
     if isinstance(dataloader.dataset, IterableDataset):
-        return SkipDataLoader(dataloader.dataset, skip_batches=num_batches, **loading_arguments(dataloader, None))
+        return SkipDataLoader(dataloader.dataset, num_batches, **loading_arguments(dataloader, None))
     rest = SkipBatchSampler(index_sampler_of(dataloader), num_batches)
     return DataLoader(dataloader.dataset, **loading_arguments(dataloader, rest))

@@ -10,8 +10,9 @@ from torch.utils.data import DataLoader
 from common.nested import honor_type, is_namedtuple, map_nested, named_leaves
 
 from .operations import broadcast_object_list, is_list_of_entries, send_to_device
-from .sampler import ShortStep, Tagged
-from .shard import DataLoaderShard, Pass
+from .position import Pass, put_back
+from .sampler import ShortStep, Step
+from .shard import DataLoaderShard
 from .state import PartialState
 
 # What to do where the main process cannot read for all.
@@ -19,9 +20,18 @@ READ_EVERYWHERE = "dispatch_batches=False lets every process read its own batche
 
 
 class DispatchedStep(NamedTuple):
-    """The message of the main process to all: a step's batch, and whether it is the last."""
+    """The message of the main process to all.
+
+    Attributes:
+        batch: the samples of all processes.
+        num_real: how many of them are real: the first ones. The others were repeated to fill the step up.
+        share: how many each process gets.
+        is_last: the step ends the epoch.
+    """
 
     batch: Any
+    num_real: int
+    share: int
     is_last: bool
 
 
@@ -57,22 +67,12 @@ class DataLoaderDispatcher(DataLoaderShard):
         kwargs.setdefault("device", self.state.device)
         super().__init__(dataset, skip_batches=skip_batches, **kwargs)
         self.split_batches = split_batches
+        self.batches_per_step = 1 if split_batches else self.state.num_processes
         self.slice_fn = slice_rows if slice_fn is None else slice_fn
-
-    @property
-    def batches_per_step(self) -> int:  # type: ignore[override]  # a constant of the class for loaders that share
-        """Batches of the script's loader that make a step."""
-        return 1 if self.split_batches else self.state.num_processes
 
     @property
     def total_batch_size(self) -> int:
         return super().total_batch_size * self.batches_per_step
-
-    def arguments_to_skip(self, num_batches: int) -> dict[str, Any]:
-        return super().arguments_to_skip(num_batches) | {
-            "split_batches": self.split_batches,
-            "slice_fn": self.slice_fn,
-        }
 
     def __len__(self) -> int:
         batches = DataLoader.__len__(self)
@@ -80,7 +80,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         steps = whole_steps if self._drop_last else whole_steps + (extra_batches > 0)
         return max(0, steps - self.skip_batches)
 
-    def _read(self) -> Iterator[Tagged]:
+    def _read(self, this_pass: Pass) -> Iterator[Step]:
         """On the main process the batches of all processes, joined to steps; nothing on the others.
 
         These draw the seed too that is drawn when torch begins to read. The order is drawn on the main process alone,
@@ -88,56 +88,67 @@ class DataLoaderDispatcher(DataLoaderShard):
         processes from then on.
         """
         if self.state.is_main_process:
-            return self._join_steps(super()._read())
+            return self._join_batches(super()._read(this_pass), this_pass)
         if self.num_workers == 0:
-            super()._read()  # As in the original `iter` of a stream is called, and must not fail on any process.
+            super()._read(this_pass)  # As in the original `iter` of a stream is called, and must not fail anywhere.
         elif self._reader is None:
-            draw_worker_seed(self.generator)
+            # The number that torch draws as a seed for its workers.
+            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
             if self.persistent_workers:  # One seed is for all passes. This reader, which is never read, marks that.
                 self._reader = self._make_reader()
         return iter(())
 
-    def _join_steps(self, reading: Iterator[Tagged]) -> Iterator[Tagged]:
-        """One batch for all processes after the other, joined from those of the script's loader."""
+    def _join_batches(self, reading: Iterator[Step], this_pass: Pass) -> Iterator[Step]:
+        """One step of all processes after the other, joined from the batches of the script's loader.
+
+        The first rows of the first one are kept, to fill the last one up.
+        """
         while True:
-            parts = [batch.content for batch in islice(reading, self.batches_per_step)]
+            parts = [part.content for part in islice(reading, self.batches_per_step)]
             if not parts or (self._drop_last and len(parts) < self.batches_per_step):
                 return
             if self.slice_fn is slice_rows:
                 for part in parts:
                     check_rows(part)
-            yield Tagged(_join_rows(parts, are_of_one_step=True), None)
+            batch = _join_rows(parts, are_of_one_step=True)
+            if this_pass.first_rows is None and not self._drop_last:
+                first_rows = self._slice(batch, 0, self.state.num_processes)
+                this_pass.first_rows = put_back(this_pass.position.first_rows, first_rows)
+            yield Step(batch, None)
 
-    def _steps(self, reading: Iterator[Tagged], this_pass: Pass) -> Iterator[Any]:
+    def _steps(self, reading: Iterator[Step], this_pass: Pass) -> Iterator[Any]:
         rank = self.state.process_index
-        processes = self.state.num_processes
-        steps_of_all = self._dispatch(reading) if self.state.is_main_process else None
+        steps_of_all = self._dispatch(reading, this_pass) if self.state.is_main_process else None
         remainder = self._count_remainder()
-        first_rows = None
         is_last = False
         while not is_last:
             step = self._receive(steps_of_all)
             if step is None:
                 return
             is_last = step.is_last
-            if first_rows is None and not self._drop_last:
-                first_rows = self._first_rows(step.batch, this_pass)
-            rows = count_rows(step.batch)
-            share = self._rows_per_process(rows, is_last)
-            batch = _filled(step.batch, first_rows, share * processes)
-            own = self._slice(batch, rank * share, (rank + 1) * share)
+            own = self._slice(step.batch, rank * step.share, (rank + 1) * step.share)
             if self.device is not None:
                 own = send_to_device(own, self.device, self._non_blocking)
-            this_pass.end_of_dataloader = is_last
-            this_pass.remainder = rows if is_last else remainder
+            this_pass.position.is_over = is_last
+            this_pass.remainder = step.num_real if is_last else remainder
             this_pass.short_step = None
-            if rows != self.total_batch_size:
-                this_pass.short_step = ShortStep.filled(rows, share, rank, processes)
+            if step.num_real != self.total_batch_size:
+                this_pass.short_step = ShortStep.filled(step.num_real, step.share, rank, self.state.num_processes)
             yield own
 
-    def _first_rows(self, first_batch: Any, this_pass: Pass) -> Any:
-        """What a last step of `this_pass` that cannot be divided is filled up with."""
-        return self._slice(first_batch, 0, self.state.num_processes)
+    def _dispatch(self, reading: Iterator[Step], this_pass: Pass) -> Iterator[DispatchedStep]:
+        """The steps of all processes, on the main one. A step is read ahead, so that the last one is known."""
+        step = next(reading, None)
+        while step is not None:
+            this_pass.ahead = next(reading, None)
+            is_last = this_pass.ahead is None
+            rows = count_rows(step.content)
+            share = self._rows_per_process(rows, is_last)
+            batch = step.content
+            while count_rows(batch) < share * self.state.num_processes:
+                batch = _join_rows([batch, this_pass.first_rows], are_of_one_step=False)
+            yield DispatchedStep(batch, rows, share, is_last)
+            step = this_pass.ahead
 
     def _rows_per_process(self, rows: int, is_last: bool) -> int:
         share, extra_rows = divmod(rows, self.state.num_processes)
@@ -153,14 +164,6 @@ class DataLoaderDispatcher(DataLoaderShard):
         how = {"process_index": self.state.process_index, "num_processes": self.state.num_processes}
         return self.slice_fn(batch, slice(begin, end), **how)
 
-    def _dispatch(self, reading: Iterator[Tagged]) -> Iterator[DispatchedStep]:
-        """The steps of all processes, on the main one. A batch is read ahead, so that the last one is known."""
-        batch = next(reading, None)
-        while batch is not None:
-            following = next(reading, None)
-            yield DispatchedStep(batch.content, following is None)
-            batch = following
-
     def _receive(self, steps: Iterator[DispatchedStep] | None) -> DispatchedStep | None:
         """The next step, or None after the last one; on all processes what the main process reads, or raises."""
         error = None
@@ -175,11 +178,6 @@ class DataLoaderDispatcher(DataLoaderShard):
         if isinstance(message, ReadingFailed):
             raise error or RuntimeError(message.error)
         return message
-
-
-def draw_worker_seed(generator: torch.Generator | None) -> None:
-    """Draw the random number that torch draws as a seed for loader workers when it begins to read."""
-    torch.empty((), dtype=torch.int64).random_(generator=generator)
 
 
 # What has a row for each sample: tensors and arrays, and lists and tuples without tensors that have as many entries.
@@ -254,13 +252,6 @@ def _join_rows(parts: Sequence[Any], are_of_one_step: bool) -> Any:
         raise ValueError(f"only some of the batches of a step have {', '.join(sorted(more))}: {READ_EVERYWHERE}")
     in_order = iter(joined)
     return map_nested(lambda _: next(in_order), parts[0], is_leaf=_is_entries)
-
-
-def _filled(batch: Any, first_rows: Any, rows: int) -> Any:
-    """`batch`, with `first_rows` behind it as often as it takes to have at least so many rows."""
-    while count_rows(batch) < rows:
-        batch = _join_rows([batch, first_rows], are_of_one_step=False)
-    return batch
 
 
 def _join_columns(name: str, columns: list[Any]) -> Any:

@@ -361,7 +361,7 @@ def _gather_columns(named: list[NamedLeaf], short_step: ShortStep | None) -> lis
     Tensors travel as they are, and objects pickled. Where the processes have batches of different sizes, tensors are
     pickled too.
     """
-    is_uneven = short_step is not None and not short_step.is_filled
+    is_uneven = short_step is not None and not short_step.is_even
     tensors = {}
     objects = {}
     lines = ["gather_for_metrics"]
@@ -379,22 +379,20 @@ def _gather_columns(named: list[NamedLeaf], short_step: ShortStep | None) -> lis
     if tensors or not objects:  # where this process has neither, all have neither, or the descriptions differ
         columns = dict(zip(tensors, _gather_tensors(list(tensors.values()), description), strict=True))
     if objects:
-        own_parts = {place: _own_part(column, short_step) for place, column in objects.items()}
+        own_parts = {place: _own_part(column) for place, column in objects.items()}
         parts_of_ranks = _gather_objects(own_parts, description)
         for place in objects:
             columns[place] = _join([parts[place] for parts in parts_of_ranks])
     return [columns[place] for place in range(len(named))]
 
 
-def _own_part(column: Any, short_step: ShortStep | None) -> Any:
+def _own_part(column: Any) -> Any:
     """What this process sends of a column that travels pickled: something that `_join` can join."""
     if column is None or isinstance(column, (int, float)):
         return [column]
     if isinstance(column, torch.Tensor):
         # A tensor of a GPU would come out of its pickle on the GPU of the sender.
         column = torch.atleast_1d(column.detach()).cpu()
-    if short_step is not None and short_step.rows is None and _has_rows(column):
-        return column[: short_step.num_real]  # nobody knows how many rows of all processes are real
     return column
 
 

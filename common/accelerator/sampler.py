@@ -1,26 +1,21 @@
 """Which samples, in which order, on which process: arithmetic on indices, without data and without collectives.
 
 Most steps have a full batch on every process. In a *short step* there are too few samples for that, so some of them
-are repeated, or some processes get less. A ShortStep says which samples are real. It travels beside the batch, because
-torch's loader and the script's collator handle nothing but samples.
+are repeated, or some processes get less. A ShortStep says which samples are real.
 
 An example: two processes share the samples 0 to 4 in batches of two. Step 0 is `[0 1]` and `[2 3]`. For step 1 only
-sample 4 is left, and with samples from the beginning it becomes `[4 0]` and `[1 2]`. On process 0:
+sample 4 is left, and with samples from the beginning it becomes `[4 0]` and `[1 2]`. `gather_for_metrics` gathers
+`[4 0 1 2]`, and keeps the first `short_step.num_real_all_ranks` = 1 of them. This is the way of the ShortStep on
+process 0:
 
-    BatchSamplerShard   makes a ShortBatch, the list [4, 0] with step = ShortStep(num_real=1, rows=2, …)
-    DrawnBatches        hands [4, 0] to torch's loader, and puts `step` into a queue
+    BatchSamplerShard   makes Step([4, 0], ShortStep(rank=0, rows=(2, 2), real=(1, 0)))
+    DrawnBatches        gives [4, 0] to torch's loader, which handles nothing but samples, and keeps the ShortStep
     torch's loader      reads the two samples and collates them to tensor([4, 0])
-    DataLoaderShard     takes `step` out of the queue: Tagged(tensor([4, 0]), step)
-                        notes `step` in its Pass, where `loader.short_step` finds it, and yields tensor([4, 0])
-    gather_for_metrics  gathers [4, 0, 1, 2] and keeps the first `loader.short_step.num_real_all_ranks` = 1: [4]
-
-A stream has no sample numbers. There StreamShard makes each *sample* Tagged, in the place of ShortBatch and the queue.
+    DataLoaderShard     joins the two again to Step(tensor([4, 0]), …), yields the tensor, and has the other as
+                        `loader.short_step`
 """
 
-import sys
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import chain, cycle, islice
 from typing import Any, NamedTuple
 
@@ -29,9 +24,6 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 
 from common.eval_sampler import DistributedEvalSampler
 
-# All rows of a batch, of which nobody knows how many they are. As the end of a slice it leaves none out.
-ALL_ROWS = sys.maxsize
-
 
 class ShortStep(NamedTuple):
     """Real and repeated samples of a step in which some process lacks samples of its own.
@@ -39,38 +31,49 @@ class ShortStep(NamedTuple):
     In all other steps every process has a full batch, all of its samples are real, and there is no ShortStep.
 
     Attributes:
-        num_real: how many samples of this process's batch are real: the first ones. The others were repeated to fill
-            the batch.
-        rows: samples in this process's batch, the repeated ones too; None where the data set made the batch, so that
-            nobody knows. Such a batch is real (ALL_ROWS) or, as a whole, a repetition (0).
-        num_ranks_present: how many processes, lowest ranks first, have a batch in this step.
-        num_real_all_ranks: real samples of all processes in this step; None where nobody knows.
-        is_filled: all processes have equally large batches, because samples were repeated.
+        rank: the process whose batch `own_rows` and `num_real` are about.
+        rows: samples in the batch of each process that has one, lowest ranks first; the repeated ones count too.
+        real: how many of these samples are real: the first ones. The others were repeated to fill the batch.
     """
 
-    num_real: int
-    rows: int | None
-    num_ranks_present: int
-    num_real_all_ranks: int | None = None
-    is_filled: bool = False
+    rank: int
+    rows: tuple[int, ...]
+    real: tuple[int, ...]
 
     @classmethod
     def filled(cls, num_real_all_ranks: int, rows: int, rank: int, num_ranks: int) -> "ShortStep":
-        """A step of so few real samples that is filled up to `rows` on each of `num_ranks` processes, seen by one."""
-        num_real = min(max(num_real_all_ranks - rank * rows, 0), rows)
-        return cls(num_real, rows, num_ranks, num_real_all_ranks, is_filled=True)
+        """A step of so few real samples that is filled up to `rows` on each of `num_ranks` processes."""
+        real = [min(max(num_real_all_ranks - each * rows, 0), rows) for each in range(num_ranks)]
+        return cls(rank, (rows,) * num_ranks, tuple(real))
+
+    @property
+    def own_rows(self) -> int:
+        """Samples in this process's batch."""
+        return self.rows[self.rank]
+
+    @property
+    def num_real(self) -> int:
+        """Real samples in this process's batch."""
+        return self.real[self.rank]
+
+    @property
+    def num_real_all_ranks(self) -> int:
+        """Real samples of all processes in this step."""
+        return sum(self.real)
+
+    @property
+    def num_ranks_present(self) -> int:
+        """How many processes have a batch in this step."""
+        return len(self.rows)
+
+    @property
+    def is_even(self) -> bool:
+        """True if all processes that have a batch have equally large ones."""
+        return len(set(self.rows)) == 1
 
 
-class ShortBatch(list):
-    """The samples of a process in a short step, and that step."""
-
-    def __init__(self, samples: Iterable[Any], short_step: ShortStep) -> None:
-        super().__init__(samples)
-        self.short_step = short_step
-
-
-class Tagged(NamedTuple):
-    """A batch, or a sample of a stream, and the ShortStep that it belongs to; None in a step of full batches."""
+class Step(NamedTuple):
+    """What this process has in a step, sample numbers or a batch, and the ShortStep; None in a step of full batches."""
 
     content: Any
     short_step: ShortStep | None
@@ -123,9 +126,8 @@ class BatchSamplerShard(BatchSampler):
     ==========================  ==============================  ==============================
 
     If there are too few samples for the last step, `even_batches` fills it up with the first samples of the epoch.
-    Without `even_batches` the last processes get less of it, or nothing. The batches of such a step are ShortBatch
-    objects. With the batch sampler's `drop_last` the step is dropped. A batch sampler without a `batch_size`, whose
-    batches may differ in size, is sharded in whole batches.
+    Without `even_batches` the last processes get less of it, or nothing. With the batch sampler's `drop_last` the step
+    is dropped. A batch sampler without a `batch_size`, whose batches may differ in size, is sharded in whole batches.
 
     Args:
         batch_sampler: the batches of all processes.
@@ -153,9 +155,8 @@ class BatchSamplerShard(BatchSampler):
         self.split_batches = split_batches
         self.even_batches = even_batches
         self.drop_last = getattr(batch_sampler, "drop_last", False)
-        size = self.batch_size
-        if split_batches and (size is None or size % num_processes):
-            raise ValueError(f"split_batches needs a batch size that {num_processes} processes can split, not {size}")
+        if split_batches:
+            check_split(self.batch_size, num_processes)
 
     @property
     def batch_size(self) -> Any:  # type: ignore[override]  # of BatchSampler an attribute
@@ -163,9 +164,14 @@ class BatchSamplerShard(BatchSampler):
         return getattr(self.batch_sampler, "batch_size", None)
 
     def __iter__(self) -> Iterator[list]:
-        return self._iter_parts_of_batches() if self.split_batches else self._iter_whole_batches()
+        for step in self.steps():
+            yield step.content
 
-    def _iter_parts_of_batches(self) -> Iterator[list]:
+    def steps(self) -> Iterator[Step]:
+        """The batches, each with what is known of its step."""
+        return self._parts_of_batches() if self.split_batches else self._whole_batches()
+
+    def _parts_of_batches(self) -> Iterator[Step]:
         """Step k is batch k. Process r takes the r-th of its equal parts."""
         size = self.batch_size // self.num_processes
         own_part = slice(self.process_index * size, (self.process_index + 1) * size)
@@ -174,17 +180,17 @@ class BatchSamplerShard(BatchSampler):
             if first_batch is None:
                 first_batch = batch
             if len(batch) == self.batch_size:
-                yield batch[own_part]
+                yield Step(batch[own_part], None)
             elif self.drop_last:
                 return
             elif self.even_batches:
-                yield self._filled_batch(batch, first_batch, size)
+                yield self._filled_step(batch, first_batch, size)
             else:
                 parts = [batch[at : at + size] for at in range(0, len(batch), size)]
                 if self.process_index < len(parts):
-                    yield self._own_batch_of(parts)
+                    yield self._step_of(parts)
 
-    def _iter_whole_batches(self) -> Iterator[list]:
+    def _whole_batches(self) -> Iterator[Step]:
         """Step k is the batches from k·num_processes on. Process r takes the r-th of them.
 
         Without a batch size nobody knows how many samples are missing: then whole batches are repeated.
@@ -197,36 +203,31 @@ class BatchSamplerShard(BatchSampler):
                 first_group = group
             missing = self.num_processes - len(group)
             if not missing and all(len(batch) == self.batch_size for batch in group):
-                yield group[self.process_index]
+                yield Step(group[self.process_index], None)
             elif self.drop_last and (missing or fills_up_samples):
                 return
             elif fills_up_samples:
-                yield self._filled_batch(chain(*group), chain(*first_group), self.batch_size)
+                yield self._filled_step(chain(*group), chain(*first_group), self.batch_size)
             else:
                 repeated = list(islice(cycle(first_group), missing)) if self.even_batches else []
                 if self.process_index < len(group) + len(repeated):
-                    yield self._own_batch_of(group, repeated)
+                    yield self._step_of(group, repeated)
 
-    def _own_batch_of(self, group: list[list], repeated: Sequence[list] = ()) -> ShortBatch:
-        """This process's batch of a step in which the processes after those of `group` get the `repeated` batches."""
+    def _step_of(self, group: list[list], repeated: Sequence[list] = ()) -> Step:
+        """The step in which the first processes get the batches of `group` and those after them the `repeated` ones."""
         batches = [*group, *repeated]
-        own = batches[self.process_index]
-        short_step = ShortStep(
-            num_real=len(own) if self.process_index < len(group) else 0,
-            rows=len(own),
-            num_ranks_present=len(batches),
-            num_real_all_ranks=sum(map(len, group)),
-        )
-        return ShortBatch(own, short_step)
+        rows = tuple(map(len, batches))
+        real = rows[: len(group)] + (0,) * len(repeated)
+        return Step(batches[self.process_index], ShortStep(self.process_index, rows, real))
 
-    def _filled_batch(self, samples: Iterable[Any], first: Iterable[Any], size: int) -> ShortBatch:
-        """This process's `size` samples of a step that has only `samples` and is filled up from `first`."""
+    def _filled_step(self, samples: Iterable[Any], first: Iterable[Any], size: int) -> Step:
+        """The step that has only `samples` and is filled up from `first`, so that each process has `size` of them."""
         real = list(samples)
         missing = self.num_processes * size - len(real)
         filled = [*real, *islice(cycle(first), missing)]
         begin = self.process_index * size
         short_step = ShortStep.filled(len(real), size, self.process_index, self.num_processes)
-        return ShortBatch(filled[begin : begin + size], short_step)
+        return Step(filled[begin : begin + size], short_step)
 
     def _batches(self) -> Iterator[list]:
         """All batches. With `even_batches`, raise a ValueError if any but the last has another size."""
@@ -259,43 +260,10 @@ class BatchSamplerShard(BatchSampler):
         return total - (in_last_batch <= before_this_process)
 
 
-@dataclass
-class DrawnBatches:
-    """The batch sampler of torch's loader, with a queue of the ShortSteps of batches that are not read yet.
-
-    torch returns batches in the order in which it has drawn their numbers, so the first entry of the queue belongs to
-    the next batch. It is None in a step of full batches.
-
-    Attributes:
-        batches: of sample numbers, or single numbers.
-        are_unsharded: batches of numbers that no BatchSamplerShard has shared out. Then a batch of another size than
-            `batches.batch_size` makes a short step.
-    """
-
-    batches: Any
-    are_unsharded: bool
-    short_steps: deque[ShortStep | None] = field(init=False, default_factory=deque)
-
-    def __iter__(self) -> Iterator[Any]:
-        self.short_steps = deque()
-        # Some batch samplers draw when their iterator is made. That is now, before torch draws a seed for its workers.
-        return self._draw(self._make_iterator())
-
-    def _make_iterator(self) -> Iterator[Any]:
-        return iter(self.batches)
-
-    def _draw(self, batches: Iterator[Any]) -> Iterator[Any]:
-        full_size = getattr(self.batches, "batch_size", None)
-        for batch in batches:
-            short_step = None
-            if isinstance(batch, ShortBatch):
-                short_step = batch.short_step
-                batch = list(batch)
-            elif self.are_unsharded and len(batch) != full_size:
-                rows = len(batch)
-                short_step = ShortStep(rows, rows, num_ranks_present=1, num_real_all_ranks=rows)
-            self.short_steps.append(short_step)
-            yield batch
+def check_split(batch_size: int | None, num_processes: int) -> None:
+    """Raise ValueError if a batch of that size cannot be divided by so many processes."""
+    if batch_size is None or batch_size % num_processes:
+        raise ValueError(f"split_batches needs a batch size that {num_processes} processes can split, not {batch_size}")
 
 
 def sampler_chain(sampler: Any) -> Iterator[Any]:
@@ -311,14 +279,6 @@ def sampler_chain(sampler: Any) -> Iterator[Any]:
 def innermost_sampler(sampler: Any) -> Any:
     """The last of `sampler_chain`: what draws the sample numbers."""
     return list(sampler_chain(sampler))[-1]
-
-
-def shard_among(batches: Any) -> BatchSamplerShard | None:
-    """The BatchSamplerShard in the chain of `batches`; None where every process gets all of them."""
-    for part in sampler_chain(batches):
-        if isinstance(part, BatchSamplerShard):
-            return part
-    return None
 
 
 def follows_from_epoch(batches: Any) -> bool:

@@ -1,31 +1,38 @@
 """The loader of one process: its share of the batches, on its device, and what is known of each of them."""
 
-import logging
+import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from .logging import get_logger
 from .operations import send_to_device
+from .position import DrawnBatches, Pass, Position, Progress, read_again, restored_generators, state_of
 from .sampler import (
     BatchSamplerShard,
-    DrawnBatches,
+    SeedableRandomSampler,
     ShortStep,
     SkipBatchSampler,
-    Tagged,
+    Step,
     follows_from_epoch,
+    generator_of,
+    innermost_sampler,
     sampler_chain,
-    shard_among,
 )
 from .state import GradientState, PartialState
-from .streams import StreamShard, collate_tagged
+from .streams import StreamShard, collate_step
 from .utils.random import synchronize_rng_states
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
+ORDER_IS_LOST = (
+    "the order of the interrupted epoch is lost: in DataLoaderConfiguration, use_seedable_sampler=True "
+    "makes it a function of the epoch, and use_stateful_dataloader=True keeps it in the checkpoint"
+)
 # How a loader loads, as arguments for another one. What it loads is not among them.
 LOADING_OPTIONS = (
     "num_workers",
@@ -40,45 +47,11 @@ LOADING_OPTIONS = (
 )
 
 
-@dataclass(eq=False)
-class Pass:
-    """One `for` over a loader, from its beginning to its end: what is known of the batch that was yielded last.
-
-    Attributes:
-        step: steps of the epoch that were yielded, or left out at the start by `skip_first_batches` or a resumed run.
-        end_of_dataloader, remainder, short_step: see the properties of the loader, which read them.
-    """
-
-    epoch: int
-    step: int = 0
-    end_of_dataloader: bool = False
-    remainder: int = -1
-    short_step: ShortStep | None = None
-
-
-class PassStack(list[Any]):
-    """The passes over a loader that have begun and not ended, those over what `skip_first_batches` made of it too.
-
-    A script may begin a pass within another one over the same loader. The one that yields a batch moves to the top.
-    """
-
-    @property
-    def top(self) -> Any:
-        """The Pass that yielded a batch last; None outside of a loop."""
-        return self[-1] if self else None
-
-    def move_to_top(self, yielding: Pass) -> None:
-        if self[-1] is not yielding:
-            self.remove(yielding)
-            self.append(yielding)
-
-
 class DataLoaderShard(DataLoader):
     """A DataLoader for one process of several: on the right device, and aware of its end.
 
-    `iteration` is the number of the epoch that the next pass visits. A pass that comes to its end moves on to the
-    next epoch; after a `break` the same epoch is visited again, by samplers and data sets that have `set_epoch`. What
-    `skip_first_batches` makes of a loader visits the rest of an epoch, and at its end moves that loader on too.
+    A pass that comes to its end moves on to the next epoch; after a `break` the same epoch is visited again, by
+    samplers and data sets that have `set_epoch`.
 
     One batch is read ahead, as in the original: so the last one is known. When a batch is yielded, data set and
     collator have drawn their random numbers for the next one too.
@@ -89,11 +62,8 @@ class DataLoaderShard(DataLoader):
         rng_types: generators that all processes take over from rank 0 at the start of every pass: "torch", "cuda", or
             "generator" for `synchronized_generator`.
         synchronized_generator: the sampler's or the data set's.
-        skip_batches: steps to leave out in every pass, after they were read. Of a data set with a sampler they are
-            not read: a SkipBatchSampler leaves them out.
-        iteration: the epoch of the first pass.
-        skipped_from: the loader of which this one visits the rest of an epoch, if `skip_first_batches` made it.
-        first_step: how many steps of the epoch this loader leaves out, read or not.
+        skip_batches: steps to leave out at the beginning of every epoch.
+        use_stateful_dataloader: checkpoints hold the position, see `position.py`.
     """
 
     batches_per_step = 1  # of the script's loader
@@ -105,11 +75,9 @@ class DataLoaderShard(DataLoader):
         rng_types: list[str] | None = None,
         synchronized_generator: torch.Generator | None = None,
         skip_batches: int = 0,
+        use_stateful_dataloader: bool = False,
         _drop_last: bool = False,
         _non_blocking: bool = False,
-        iteration: int = 0,
-        skipped_from: "DataLoaderShard | None" = None,
-        first_step: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(dataset, **kwargs)
@@ -117,100 +85,82 @@ class DataLoaderShard(DataLoader):
         self.rng_types = rng_types
         self.synchronized_generator = synchronized_generator
         self.skip_batches = skip_batches
-        self.iteration = iteration
-        self.rng_state_after_load: torch.Tensor | None = None  # torch's generator as the last `load_state` left it
-        self._skipped_from = skipped_from
-        self._first_step = first_step
-        self._passes: PassStack = PassStack() if skipped_from is None else skipped_from._passes
-        self._reader: DataLoader | None = None  # where workers stay alive from pass to pass
+        self.use_stateful_dataloader = use_stateful_dataloader
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
+        self._progress = Progress()
+        self._reader: DataLoader | None = None  # where workers stay alive from pass to pass
+
+    # A pass
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
-        this_pass = self._new_pass()
-        self._passes.append(this_pass)
+        progress = self._progress
+        this_pass = progress.begin_pass(self.skip_batches)
         self.gradient_state._add_dataloader(self)
         try:
             reading = self._begin_reading(this_pass)
-            for number, batch in enumerate(self._steps(reading, this_pass)):
-                self._passes.move_to_top(this_pass)
-                if number >= self.skip_batches:
-                    this_pass.step += 1
-                    yield batch
+            for batch in self._steps(reading, this_pass):
+                progress.make_current(this_pass)
+                this_pass.position.step += 1
+                yield batch
         finally:
-            self._passes.remove(this_pass)
+            progress.passes.remove(this_pass)
             self.gradient_state._remove_dataloader(self)
-        if this_pass.step > 0:  # as in the original, a pass without batches is no epoch
-            epoch = self.iteration
-            self.iteration = epoch + 1
-            if self._origin.iteration == epoch:  # else the script has meanwhile sent it to another epoch
-                self._origin.iteration = epoch + 1
+        if this_pass.position.step > 0:  # as in the original, a pass without batches is no epoch
+            progress.epoch += 1
 
-    @property
-    def _origin(self) -> Any:
-        """The loader that `skip_first_batches` was given, if that made this one; else this one itself."""
-        return self if self._skipped_from is None else self._skipped_from
+    def _begin_reading(self, this_pass: Pass) -> Iterator[Step]:
+        """The steps from where the pass begins, each read when it is asked for.
 
-    def _new_pass(self) -> Pass:
-        return Pass(self.iteration, self._first_step)
-
-    def _begin_reading(self, this_pass: Pass) -> Iterator[Tagged]:
-        """The batches of one step after the other, each read when it is asked for.
-
-        When torch begins to read, it draws a seed, and some samplers draw the order. These draws
-        - are undone in the rest of an epoch that a checkpoint interrupted: they were made before the checkpoint,
-        - stay there too if the order cannot be drawn again, as in the original, with a warning,
-        - stay in any other pass.
+        When torch begins to read, it draws a seed, and some samplers draw the order. In an epoch that a checkpoint
+        interrupted, this was done before the checkpoint. So it is done again, and then the generators are restored. If
+        the order cannot be drawn again, it is another epoch, and what it draws counts, as in the original.
         """
-        after_load = self._origin.rng_state_after_load
-        # A pass that draws from a generator of its own, or from workers that stay, leaves the state equal. There is
-        # nothing to undo then.
-        is_unchanged_since_load = after_load is not None and torch.equal(after_load, torch.get_rng_state())
-        is_interrupted = is_unchanged_since_load and self._first_step > 0
-        can_repeat_order = isinstance(self.dataset, IterableDataset) or follows_from_epoch(index_sampler_of(self))
-        if is_interrupted and not can_repeat_order and PartialState().is_main_process:
-            logger.warning(
-                "the order of the interrupted epoch is lost: in DataLoaderConfiguration, use_seedable_sampler=True "
-                "makes it a function of the epoch, and use_stateful_dataloader=True keeps it in the checkpoint"
-            )
-        is_on_gpu = self.device is not None and self.device.type == "cuda"
-        with torch.random.fork_rng([self.device] if is_on_gpu else [], enabled=is_interrupted and can_repeat_order):
-            return self._begin_epoch()
+        position = this_pass.position
+        was_done_before = this_pass.is_resumed
+        if self._progress.is_loaded and position.step > 0 and not was_done_before:
+            was_done_before = isinstance(self.dataset, IterableDataset) or follows_from_epoch(index_sampler_of(self))
+            if not was_done_before:
+                logger.warning(ORDER_IS_LOST)
+        self._progress.is_loaded = False
+        with restored_generators(self.device, self._order_sampler, self.generator, enabled=was_done_before):
+            if self.rng_types:
+                synchronize_rng_states(self.rng_types, self.synchronized_generator)
+            self.set_epoch(position.epoch)
+            reading = self._read(this_pass)
+            if isinstance(self.dataset, IterableDataset):  # is always read from its first batch on
+                reading = islice(reading, position.step, None)
+            if this_pass.is_resumed:
+                reading = read_again(reading, position)
+        return reading
 
-    def _begin_epoch(self) -> Iterator[Tagged]:
-        if self.rng_types:
-            synchronize_rng_states(self.rng_types, self.synchronized_generator)
-        self.set_epoch(self.iteration)
-        return self._read()
-
-    def _read(self) -> Iterator[Tagged]:
+    def _read(self, this_pass: Pass) -> Iterator[Step]:
+        """The steps that this process reads, from where the pass begins; of a stream all steps."""
         reader = self._reader
         if reader is None:
             reader = self._make_reader()
         if self.persistent_workers:
             self._reader = reader
         # Making torch's iterator draws a seed for the workers, so it is made before the first batch is asked for.
-        return _with_short_steps(iter(reader), index_sampler_of(reader))
+        return _join_short_steps(iter(reader), this_pass)
 
     def _make_reader(self) -> DataLoader:
         """Torch's own loader, which reads for this one."""
         index_sampler = None
         if not isinstance(self.dataset, IterableDataset):
-            index_sampler = self._drawn_batches()
+            index_sampler = DrawnBatches(
+                index_sampler_of(self),
+                self._progress,
+                makes_batches(self),
+                self.batches_per_step,
+                self.use_stateful_dataloader,
+            )
         arguments = loading_arguments(self, index_sampler)
-        if isinstance(self.dataset, StreamShard):
-            arguments["collate_fn"] = partial(collate_tagged, self.collate_fn)
+        if isinstance(self.dataset, StreamShard):  # makes the batches itself
+            arguments |= {"batch_size": None, "drop_last": False, "collate_fn": partial(collate_step, self.collate_fn)}
         return DataLoader(self.dataset, **arguments)
 
-    def _drawn_batches(self) -> DrawnBatches:
-        return DrawnBatches(index_sampler_of(self), self._is_unsharded)
-
-    @property
-    def _is_unsharded(self) -> bool:
-        """True where this process gets all batches of a batch sampler: no BatchSamplerShard has shared them out."""
-        return makes_batches(self) and self._shard is None
-
-    def _steps(self, reading: Iterator[Tagged], this_pass: Pass) -> Iterator[Any]:
+    def _steps(self, reading: Iterator[Step], this_pass: Pass) -> Iterator[Any]:
         """The batches of a pass on the device. Right before each is yielded, `this_pass` learns what is known of it."""
         remainder = self._count_remainder()
         following = next(reading, None)
@@ -219,7 +169,8 @@ class DataLoaderShard(DataLoader):
             if self.device is not None:
                 batch = send_to_device(batch, self.device, self._non_blocking)
             following = next(reading, None)
-            this_pass.end_of_dataloader = following is None
+            this_pass.ahead = following
+            this_pass.position.is_over = following is None
             this_pass.remainder = remainder
             this_pass.short_step = short_step
             yield batch
@@ -232,20 +183,17 @@ class DataLoaderShard(DataLoader):
         except Exception:  # as in the original: a data set without a length may raise anything
             return -1
 
+    # What is known of the batch that was yielded last
+
     @property
     def gradient_state(self) -> GradientState:
         """That of the process."""
         return GradientState()
 
     @property
-    def _current_pass(self) -> Pass:
-        """The pass that yielded a batch last; outside of a loop one that has not begun."""
-        return self._passes.top or Pass(self.iteration)
-
-    @property
     def end_of_dataloader(self) -> bool:
         """True if the batch just yielded is the last."""
-        return self._current_pass.end_of_dataloader
+        return self._progress.current.position.is_over
 
     @property
     def remainder(self) -> int:
@@ -253,44 +201,26 @@ class DataLoaderShard(DataLoader):
 
         It is there for scripts that read it. `gather_for_metrics` goes by `short_step`.
         """
-        return self._current_pass.remainder
+        return self._progress.current.remainder
 
     @property
     def short_step(self) -> ShortStep | None:
         """A ShortStep where some process lacks samples of its own in this step, else None."""
-        return self._current_pass.short_step
+        return self._progress.current.short_step
 
-    def arguments_to_skip(self, num_batches: int) -> dict[str, Any]:
-        """The arguments for a loader like this one that leaves out `num_batches` steps more."""
-        rest = None
-        num_to_read = num_batches  # before the first batch of a stream
-        if not isinstance(self.dataset, IterableDataset):
-            rest = SkipBatchSampler(index_sampler_of(self), num_batches * self.batches_per_step)
-            num_to_read = 0
-        return loading_arguments(self, rest) | {
-            "device": self.device,
-            "rng_types": self.rng_types,
-            "synchronized_generator": self.synchronized_generator,
-            "skip_batches": self.skip_batches + num_to_read,
-            "iteration": self.iteration,
-            "_drop_last": self._drop_last,
-            "_non_blocking": self._non_blocking,
-            "skipped_from": self._origin,
-            "first_step": self._first_step + num_batches,
-        }
+    # Where the next pass goes on
 
     @property
-    def epoch_of_next_step(self) -> int:
-        """The epoch to go on in after the step that is being worked on."""
-        current = self._current_pass
-        return current.epoch + current.end_of_dataloader
+    def iteration(self) -> int:
+        """The epoch that the next pass visits."""
+        return self._progress.epoch
 
-    def get_sampler(self) -> Any:
-        """See the function `get_sampler`."""
-        return get_sampler(self)
+    @iteration.setter
+    def iteration(self, epoch: int) -> None:
+        self._progress.epoch = epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass visit `epoch`."""
+        """Make the next pass visit `epoch`; where a loaded checkpoint stopped in that epoch, it continues there."""
         self.iteration = epoch
         parts: list[Any] = [self.dataset]
         if not isinstance(self.dataset, IterableDataset):
@@ -299,6 +229,105 @@ class DataLoaderShard(DataLoader):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
 
+    def without_first(self, num_batches: int) -> "DataLoaderShard":
+        """This loader without the first `num_batches` steps of an epoch. Both have the same epoch."""
+        rest = copy.copy(self)
+        rest.skip_batches += num_batches
+        rest._progress = self._progress
+        return rest
+
+    def state_dict(self) -> dict[str, Any]:
+        """The Position, and the states of the generators; for all processes.
+
+        Only "read_ahead", the content of the batch that was read and not yielded, is this process's own. A loader that
+        is not being iterated over is at the beginning of its epoch, also after a `break`.
+        """
+        sampler = self._order_sampler
+        position = self._progress.position()
+        return {
+            "epoch": position.epoch,
+            "step": position.step,
+            "is_over": position.is_over,
+            "drawn_from": position.drawn_from,
+            "first_rows": position.first_rows,
+            "read_ahead": {"process": self._own_process, "content": position.content_ahead},
+            "step_size": self.total_batch_size,
+            "sampler_seed": sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None,
+            "sampler_generator": state_of(generator_of(sampler)),
+            "loader_generator": state_of(self.generator),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next pass continue there, on any number of processes with the same samples per step.
+
+        A checkpoint at the last step of an epoch is followed by the next epoch, as in the original; after `set_epoch`
+        with the number of the finished one, by what is left of that: no batch.
+
+        Raises:
+            ValueError: if the samples yielded before are no whole number of this loader's steps.
+        """
+        epoch = state_dict["epoch"]
+        samples = state_dict["step"] * state_dict["step_size"]
+        step_size = self.total_batch_size
+        step, rest = divmod(samples, step_size)
+        if rest:
+            raise ValueError(f"{samples} samples of epoch {epoch} are no whole number of steps of {step_size}")
+        is_over = state_dict["is_over"]
+        self._progress.epoch = epoch + is_over
+        self._progress.loaded = None
+        if step > 0:
+            drawn_from = state_dict["drawn_from"]
+            self._progress.loaded = Position(epoch, step, is_over, drawn_from, state_dict["first_rows"])
+            self.load_read_ahead(state_dict.get("read_ahead"))
+        self._load_generators(state_dict)
+
+    def load_read_ahead(self, read_ahead: dict[str, Any] | None) -> None:
+        """Let the next pass begin with that batch, if it is of this process of a run with as many."""
+        loaded = self._progress.loaded
+        if loaded is not None and read_ahead is not None and read_ahead["process"] == self._own_process:
+            loaded.content_ahead = read_ahead["content"]
+
+    def mark_as_loaded(self) -> None:
+        """Note that `load_state` has put the generators to where they were in the middle of a pass."""
+        self._progress.is_loaded = True
+
+    @property
+    def _own_process(self) -> tuple[int, int]:
+        """The process whose batches these are, and the number of processes that share them."""
+        shard: Any = PartialState() if self._shard is None else self._shard
+        return shard.process_index, shard.num_processes
+
+    def _load_generators(self, state_dict: dict[str, Any]) -> None:
+        sampler = self._order_sampler
+        if isinstance(sampler, SeedableRandomSampler):
+            sampler.initial_seed = state_dict["sampler_seed"]
+        own = state_dict["sampler_generator"]
+        if own is not None:
+            # A sampler of a single process has no generator where the checkpoint's run, on several processes, gave it
+            # one. A SeedableRandomSampler makes its own when its first pass begins.
+            if hasattr(sampler, "generator") and sampler.generator is None:
+                sampler.generator = torch.Generator()
+            generator = generator_of(sampler)
+            if generator is not None:
+                generator.set_state(own)
+        if state_dict["loader_generator"] is not None and self.generator is not None:
+            self.generator.set_state(state_dict["loader_generator"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy is outside of the loops over this loader.
+        return vars(self) | {"_reader": None, "_progress": Progress(self.iteration)}
+
+    # Samplers and sizes
+
+    def get_sampler(self) -> Any:
+        """See the function `get_sampler`."""
+        return get_sampler(self)
+
+    @property
+    def _order_sampler(self) -> Any:
+        """The sampler that draws the order; for a stream one of torch's, which draws nothing."""
+        return innermost_sampler(index_sampler_of(self))
+
     def __len__(self) -> int:
         """Batches in an epoch on this process, without those that are skipped."""
         return max(0, super().__len__() - self.skip_batches)
@@ -306,9 +335,8 @@ class DataLoaderShard(DataLoader):
     @property
     def _shard(self) -> BatchSamplerShard | None:
         """What deals out the data among processes; None where a loader reads all of them."""
-        if isinstance(self.dataset, IterableDataset):
-            return self.dataset.shard if isinstance(self.dataset, StreamShard) else None
-        return shard_among(index_sampler_of(self))
+        source = self.dataset.shard if isinstance(self.dataset, StreamShard) else index_sampler_of(self)
+        return source if isinstance(source, BatchSamplerShard) else None
 
     @property
     def total_batch_size(self) -> int:
@@ -328,37 +356,33 @@ class DataLoaderShard(DataLoader):
             dataset = dataset.dataset
         return dataset.total_length if hasattr(dataset, "total_length") else len(dataset)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy is outside of the loops over this loader, and is nobody's rest.
-        kept = dict(vars(self))
-        kept["_reader"] = None
-        kept["_passes"] = PassStack()
-        kept["_skipped_from"] = None
-        return kept
+
+class SeedableOrder:
+    """Seed and epoch of a prepared loader with a SeedableRandomSampler: what is saved of a loader by default."""
+
+    def __init__(self, loader: DataLoaderShard) -> None:
+        self.loader = loader
+        self.sampler: SeedableRandomSampler = innermost_sampler(index_sampler_of(loader))
+
+    def state_dict(self) -> dict[str, int]:
+        """The seed, and the epoch that the next step belongs to."""
+        position = self.loader._progress.current.position
+        return {"initial_seed": self.sampler.initial_seed, "epoch": position.epoch + position.is_over}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Let the next pass visit that epoch, from its beginning."""
+        self.sampler.initial_seed = state_dict["initial_seed"]
+        self.loader.set_epoch(state_dict["epoch"])
 
 
-class SkipDataLoader(DataLoaderShard):
-    """A loader of a stream that skips the first `skip_batches` batches; `skip_first_batches` makes it."""
-
-    def _steps(self, reading: Iterator[Tagged], this_pass: Pass) -> Iterator[Any]:
-        """As in the original, nothing is read ahead here, so no batch is known to be the last."""
-        for batch in reading:
-            yield batch.content
-
-    def set_epoch(self, epoch: int) -> None:
-        """Remember `epoch`. The data set was not prepared, and its epoch is the script's to choose."""
-        self.iteration = epoch
-
-
-def _with_short_steps(batches: Iterator[Any], drawn: Any) -> Iterator[Tagged]:
-    """The `batches` of a loader, whose sample numbers are those of `drawn` if they have any."""
+def _join_short_steps(batches: Iterator[Any], this_pass: Pass) -> Iterator[Step]:
+    """The `batches` of torch's loader, each with its ShortStep. Those of a StreamShard come with theirs."""
     for batch in batches:
-        if isinstance(drawn, DrawnBatches):
-            yield Tagged(batch, drawn.short_steps.popleft())
-        elif isinstance(batch, Tagged):
+        if isinstance(batch, Step):
             yield batch
         else:
-            yield Tagged(batch, None)
+            short_step = this_pass.short_steps.popleft() if this_pass.short_steps else None
+            yield Step(batch, short_step)
 
 
 def loading_arguments(dataloader: DataLoader, index_sampler: Any) -> dict[str, Any]:

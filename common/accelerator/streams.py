@@ -6,21 +6,21 @@ as plain torch reads it: each worker has a copy, and yields all of it unless the
 in each worker, and one that reads from a queue yields each sample in one worker alone.
 """
 
+import inspect
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset
 
-from .sampler import ALL_ROWS, BatchSamplerShard, ShortBatch, ShortStep, Tagged
+from .sampler import BatchSamplerShard, Step
 
 
 class StreamShard(IterableDataset):
-    """The samples of a stream that belong to one process. Every process reads the whole stream.
+    """The batches of a stream that belong to one process, each a Step of samples. Every process reads the whole stream.
 
-    The last step is filled up with samples from the first one; with `drop_last` it is dropped. The samples of such a
-    step come as Tagged; in a stream that yields ready batches its content is such a batch. A `generator` of the data
-    set is seeded with the epoch unless the data set has `set_epoch`.
+    A `generator` of the data set is seeded with the epoch unless the data set has `set_epoch`.
 
     Args:
         dataset: the stream.
@@ -48,21 +48,20 @@ class StreamShard(IterableDataset):
         """Samples of this process, its last batch taken as full."""
         return len(self.shard) * self.samples_per_step
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Step]:
         generator = getattr(self.dataset, "generator", None)
         if isinstance(generator, torch.Generator) and not hasattr(self.dataset, "set_epoch"):
             generator.manual_seed(self.epoch)
-        for batch in self.shard:
-            for sample in batch:
-                yield Tagged(sample, batch.short_step) if isinstance(batch, ShortBatch) else sample
+        yield from self.shard.steps()
 
 
-# How a stream's code asks for the rank: `torch.distributed.get_rank()`, an Accelerator, or what torchrun has set.
-_RANK_IN_CODE = {"get_rank", "process_index", "RANK", "LOCAL_RANK"}
+def collate_step(collate_fn: Callable[[list], Any], step: Step) -> Step:
+    """`step` of a StreamShard, with a batch in the place of its samples."""
+    return step._replace(content=collate_fn(step.content))
 
 
-def seems_sharded_by_rank(stream: Any, rank: int, world_size: int) -> bool:
-    """True if `stream` has its rank and the world size as attributes, or asks for the rank in `__init__` or `__iter__`.
+def seems_sharded_by_rank(stream: Any, world_size: int) -> bool:
+    """True if `stream` has a rank and the world size as attributes, or its `__iter__` asks for the rank.
 
     The same holds for the stream that it wraps in the attribute `dataset`. Only a look at the samples of all ranks
     could show for certain that they differ.
@@ -72,22 +71,12 @@ def seems_sharded_by_rank(stream: Any, rank: int, world_size: int) -> bool:
     # `datasets.distributed.split_dataset_by_node` leaves rank and world size in the attribute `_distributed`.
     for holder in (stream, getattr(stream, "_distributed", None)):
         sizes = [getattr(holder, name, None) for name in ("world_size", "num_replicas", "num_processes")]
-        if world_size in sizes and rank in (getattr(holder, "rank", None), getattr(holder, "process_index", None)):
+        if world_size in sizes and (hasattr(holder, "rank") or hasattr(holder, "process_index")):
             return True
-    for name in ("__init__", "__iter__"):
-        code = getattr(getattr(type(stream), name, None), "__code__", None)
-        if code is not None and not _RANK_IN_CODE.isdisjoint(code.co_names + code.co_consts):
-            return True
-    return seems_sharded_by_rank(getattr(stream, "dataset", None), rank, world_size)
-
-
-def collate_tagged(collate_fn: Callable[[Any], Any], samples: Any) -> Any:
-    """`collate_fn(samples)`; a Tagged batch, if the samples of a StreamShard are Tagged."""
-    if isinstance(samples, Tagged):  # with batch_size=None the sample is a batch
-        step: Any = samples.short_step
-        num_real = ALL_ROWS if step.num_real > 0 else 0
-        step_of_batch = ShortStep(num_real, rows=None, num_ranks_present=step.num_ranks_present)
-        return Tagged(collate_fn(samples.content), step_of_batch)
-    if isinstance(samples, list) and isinstance(samples[0], Tagged):
-        return Tagged(collate_fn([sample.content for sample in samples]), samples[0].short_step)
-    return collate_fn(samples)
+    try:
+        source = inspect.getsource(type(stream).__iter__)
+    except (OSError, TypeError):  # written in C, or made at run time
+        source = ""
+    # `torch.distributed.get_rank()`, an Accelerator, or what torchrun has set in the environment
+    asks_for_rank = re.search(r"get_rank\(|process_index|\bRANK\b|LOCAL_RANK", source)
+    return asks_for_rank is not None or seems_sharded_by_rank(getattr(stream, "dataset", None), world_size)

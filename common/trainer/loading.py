@@ -57,7 +57,7 @@ def count_rows(loader: Any, batch: Any, num_processes: int) -> int | None:
     rows = None
     if is_prepared(loader):
         if loader.short_step is not None:
-            rows = loader.short_step.rows
+            rows = loader.short_step.own_rows
         elif num_processes > 1 or not isinstance(loader.dataset, IterableDataset):
             has_batch_size = getattr(index_sampler_of(loader), "batch_size", None)
             rows = loader.total_batch_size // num_processes if has_batch_size else None

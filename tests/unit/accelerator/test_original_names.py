@@ -27,8 +27,6 @@ OTHER_SIGNATURE = {
     "FullyShardedDataParallelPlugin": "what its first version alone has is missing",
     "TorchDynamoPlugin": "regional compilation is out of scope",
     "DataLoaderDispatcher": "`prepare_data_loader` makes it, by keywords",
-    "DataLoaderShard": "`prepare_data_loader` makes it, by keywords",
-    "SkipDataLoader": "`skip_first_batches` makes it, by keywords",
     "extract_model_from_parallel": "what is recursive there is for parts that are out of scope",
     "load_checkpoint_in_model": "maps of a model over devices are out of scope, and offloading",
     "load_state_dict": "maps of a model over devices are out of scope",
