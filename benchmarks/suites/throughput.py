@@ -208,7 +208,7 @@ def groups() -> list[Group]:
             rows = rows_of(size)
             names = tuple(row.name for row in rows)
             measure_rows = partial(_measure_group, title.format(size), rows, size)
-            found.append(Group(f"{key}-{size}", title.format(size), names, measure_rows))
+            found.append(Group(f"throughput-{key}-{size}", title.format(size), names, measure_rows))
     return found
 
 

@@ -31,7 +31,7 @@ def groups() -> list[Group]:
     """A group for each link; whether there can be two nodes here shows when it is measured."""
     found = []
     for link in (*LINKS, LOOPBACK):
-        found.append(Group(link, title(link), tuple(WAYS), partial(measure_group, link)))
+        found.append(Group(f"timeline-{link}", title(link), tuple(WAYS), partial(measure_group, link)))
     return found
 
 
