@@ -89,10 +89,10 @@ def group(
 
 
 def _paired(by_round: list[float]) -> dict:
-    low, high = paired.interval_of_median(by_round)
+    interval = paired.interval_of_median(by_round)
     return _numbers(summarise(by_round)) | {
-        "interval": [rounded(low), rounded(high)],
-        "confidence": rounded(paired.confidence(len(by_round))),
+        "interval": [rounded(interval.low), rounded(interval.high)],
+        "confidence": rounded(interval.confidence),
     }
 
 

@@ -196,7 +196,7 @@ def measure_group(options: MeasureOptions) -> dict:
     In "pairs" an entry's "of" is the abstraction and its "to" the raw loop that does the same work: RAW, or for the
     Trainers RAW_LIKE_TRAINER.
     """
-    seconds = measure(contestants(), options.rounds)
+    seconds = measure(contestants(), range(options.rounds))
     samples = {row: [1e6 * sample for sample in own] for row, own in seconds.items()}
     added = []
     for row in samples:

@@ -148,7 +148,7 @@ def measure_in_turns(
         return result["images_per_sec"]
 
     contestants = {row.name: partial(images_per_sec, row) for row in configurations}
-    samples = measure(contestants, rounds)
+    samples = measure(contestants, range(rounds))
     ratios = [(name, BASELINE) for name in samples if name != BASELINE]
     for level in ladder.DISTRIBUTED[1:]:
         for workers in sorted({row.workers for row in configurations}):

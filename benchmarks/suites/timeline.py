@@ -71,7 +71,7 @@ def record(name: str, ways: tuple[str, ...], run: Callable[[str, int], Recording
         recordings[way].append(recording)
         return 1000 * statistics.fmean(_step_seconds(recording))
 
-    samples = measure({way: partial(sample, way) for way in ways}, options.rounds)
+    samples = measure({way: partial(sample, way) for way in ways}, range(options.rounds))
     lanes = {}
     for way, runs in recordings.items():
         steps_by_rank = []
