@@ -49,7 +49,7 @@ QUICK_STEPS = Steps(1, 2)
 
 @dataclass(frozen=True)
 class Configuration:
-    """A level as one row measures it.
+    """A level, or a script beside it, as one row measures it.
 
     Attributes:
         workers: processes, or at level 01 replicas.
@@ -74,7 +74,7 @@ class Configuration:
 
     @property
     def processes(self) -> int:
-        return self.workers if self.level in ladder.DISTRIBUTED else 1
+        return self.workers if ladder.is_distributed(self.level) else 1
 
     @property
     def threads(self) -> int:
