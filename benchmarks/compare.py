@@ -135,11 +135,7 @@ class Comparison:
 
     def time(self, size: int) -> None:
         """Images per second, the levels taking turns, each worker on a device of its own."""
-        configurations = []
-        for level in self.levels:
-            workers = 1 if level == BASELINE else self.options.world_size
-            configurations.append(throughput.Configuration(level, workers, size, self.cores_per_device))
-        configurations += throughput.all_cores(size)
+        configurations = throughput.configurations({1: size, self.options.world_size: size})
         data_flags = tuple(self.data_flags())
         steps = throughput.calibrated(configurations, data_flags)
         title = f"global batch {size}"
