@@ -13,14 +13,13 @@ An operation takes the first of these ways that fits it:
 4. If all its tensors are small, it is computed, because optimizers and wrappers read step counts and sizes. A tensor is
    small if its storage is: a slice of a large tensor holds arbitrary numbers, and computing with them as indices would
    write to arbitrary addresses.
-5. If it writes to its arguments, they are returned as they are.
-6. Else a fake tensor tells the layout of the results, which are allocated.
+5. Else tensors on torch's device "meta", which have no numbers, tell the layout of its results: in the memory of an
+   argument, or new.
 
 The numbers of large tensors mean nothing: a network that only reads them, as `tolist` does, gets arbitrary ones.
 """
 
 import functools
-import logging
 import mmap
 import sys
 from collections.abc import Iterator
@@ -31,7 +30,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
@@ -50,7 +48,7 @@ _UNFILLED = (
 
 
 class DependsOnNumbers(RuntimeError):
-    """The shape or the value of an operation's result depends on numbers that were not computed."""
+    """The shape of an operation's result depends on numbers that were not computed."""
 
 
 @contextmanager
@@ -60,15 +58,8 @@ def without_computing() -> Iterator[None]:
     Raises:
         DependsOnNumbers: from an operation within the block, such as `nonzero`, that has to know the numbers.
     """
-    # torch logs a traceback of each error that becomes a DependsOnNumbers.
-    log = logging.getLogger(FakeTensorMode.__module__)
-    was_disabled = log.disabled
-    log.disabled = True
-    try:
-        with _WithoutComputing(), FusedAttention():
-            yield
-    finally:
-        log.disabled = was_disabled
+    with _WithoutComputing(), FusedAttention():
+        yield
 
 
 class FusedAttention(TorchFunctionMode):
@@ -106,10 +97,6 @@ _known: dict[tuple, Any] = {}  # cache of the layouts of results, by operation a
 
 
 class _WithoutComputing(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes = FakeTensorMode()
-
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """False: to keep torch's compiler out of each call would take longer than the call."""
@@ -131,35 +118,10 @@ class _WithoutComputing(TorchDispatchMode):
             raise DependsOnNumbers(f"the result of {func} has a shape that depends on numbers")
         if tensors and are_small and func not in _UNFILLED:  # 4
             return func(*args, **kwargs)
-        if _writes_to_arguments(func):  # 5
-            return _written_arguments(func, args, kwargs)
-        layouts = self._layouts_of_results(func, args, kwargs, leaves)  # 6
-        return tree_map(partial(_allocated, tensors), layouts, is_leaf=lambda leaf: isinstance(leaf, Layout))
-
-    def _layouts_of_results(self, func, args, kwargs, leaves) -> Any:
-        key = (func, *map(_key, leaves))
+        key = (func, *map(_key, leaves))  # 5
         if key not in _known:
-            _known[key] = self._inferred(func, args, kwargs, leaves)
-        return _known[key]
-
-    def _inferred(self, func, args, kwargs, leaves) -> Any:
-        if not any(isinstance(leaf, Tensor) for leaf in leaves):  # a factory, such as torch.randn
-            return tree_map_only(Tensor, partial(_layout, {}), func(*args, **{**kwargs, "device": "meta"}))
-        fakes: list[Tensor] = []
-
-        def fake(tensor: Tensor) -> Tensor:
-            fakes.append(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype))
-            return fakes[-1]
-
-        try:
-            with self.shapes:
-                args, kwargs = tree_map_only(Tensor, fake, (args, kwargs))
-                results = func(*args, **kwargs)
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise DependsOnNumbers(f"{func} reads numbers") from error
-        # Not every operation says in its schema that it returns an argument.
-        storages = {_storage(argument): position for position, argument in enumerate(fakes)}
-        return tree_map_only(Tensor, partial(_layout, storages), results)
+            _known[key] = _layouts_of_results(func, args, kwargs)
+        return tree_map(partial(_result, tensors), _known[key], is_leaf=lambda leaf: isinstance(leaf, Layout))
 
 
 def flat(nested: Any) -> list:
@@ -184,18 +146,6 @@ def _is_small(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() <= SMALL
 
 
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
-
-
-def _layout(storages: dict[int, int], tensor: Tensor) -> Layout:
-    """The Layout of `tensor`. `storages`: positions of the arguments, by their storages."""
-    layout = Layout(tensor.shape, tensor.stride(), tensor.dtype)
-    if _storage(tensor) not in storages:
-        return layout
-    return layout._replace(argument=storages[_storage(tensor)], offset=tensor.storage_offset())
-
-
 def _shape_depends_on_numbers(func: torch._ops.OpOverload, tensors: list[Tensor]) -> bool:
     if func is torch.ops.aten.index.Tensor:  # indices give a fixed shape, a mask does not
         return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors[1:])
@@ -212,30 +162,36 @@ def _changes_metadata_only(func: torch._ops.OpOverload) -> bool:
     return len(views) == len(results) > 0
 
 
-@functools.cache
-def _writes_to_arguments(func: torch._ops.OpOverload) -> bool:
-    """True where all that the operation returns, perhaps nothing, are arguments that it has written to."""
-    aliases = [result.alias_info for result in func._schema.returns]
-    return all(alias is not None and alias.is_write for alias in aliases)
+def _layouts_of_results(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """What the operation returns, with a Layout in place of each tensor."""
+    metas: list[Tensor] = []
+
+    def meta(tensor: Tensor) -> Tensor:
+        metas.append(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"))
+        return metas[-1]
+
+    args, kwargs = tree_map_only(Tensor, meta, (args, kwargs))
+    if not metas or kwargs.get("device") is not None:  # without tensors it is a factory, such as torch.randn
+        kwargs["device"] = "meta"
+    results = func(*args, **kwargs)
+    # Not every operation says in its schema that it returns an argument.
+    storages = {_storage(argument): position for position, argument in enumerate(metas)}
+    return tree_map_only(Tensor, partial(_layout, storages), results)
 
 
-def _written_arguments(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """What the operation returns: nothing, the one argument that it writes to, or a tuple of several."""
-    written = [_argument(func, result.alias_info, args, kwargs) for result in func._schema.returns]
-    if not written:
-        return None
-    return written[0] if len(written) == 1 else tuple(written)
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
-def _argument(func: torch._ops.OpOverload, alias: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """The argument that a result with this alias is."""
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.before_set == alias.before_set:
-            return args[position] if position < len(args) else kwargs[argument.name]
-    raise AssertionError(f"{func} returns {alias}, which is none of its arguments")
+def _layout(storages: dict[int, int], tensor: Tensor) -> Layout:
+    """The Layout of `tensor`. `storages`: positions of the arguments, by their storages."""
+    layout = Layout(tensor.shape, tensor.stride(), tensor.dtype)
+    if _storage(tensor) not in storages:
+        return layout
+    return layout._replace(argument=storages[_storage(tensor)], offset=tensor.storage_offset())
 
 
-def _allocated(arguments: list[Tensor], leaf: Any) -> Any:
+def _result(arguments: list[Tensor], leaf: Any) -> Any:
     """A tensor with the layout `leaf`: in an argument's memory, or new. Small ones are 0: they may be read."""
     if not isinstance(leaf, Layout):
         return leaf
