@@ -12,8 +12,10 @@ from benchmarks.harness.spans import RecordedStep, Span
 STEPS = 2  # of a row in each round
 QUICK_STEPS = 1
 
-# Of each rank, or device, the steps that were recorded of one row.
+# The steps of one run of a row, of each of its ranks or devices.
 Recording = list[list[RecordedStep]]
+# One step, of each rank or device.
+Step = tuple[RecordedStep, ...]
 
 
 def measure_group(
@@ -24,45 +26,36 @@ def measure_group(
     Args:
         record_steps: records so many steps of a row.
     """
-    steps = QUICK_STEPS if options.quick else STEPS
-    recordings: dict[str, Recording] = {row: [] for row in rows}
+    count = QUICK_STEPS if options.quick else STEPS
+    steps: dict[str, list[Step]] = {row: [] for row in rows}
 
-    def sample(row: str) -> float:
-        recording = record_steps(row, steps)
-        recordings[row] = _joined(recordings[row], recording)
-        return 1000 * statistics.fmean(_seconds(recording))
+    def milliseconds(row: str) -> float:
+        of_round = list(zip(*record_steps(row, count), strict=True))
+        steps[row] += of_round
+        return 1000 * statistics.fmean(map(_seconds, of_round))
 
-    samples = measure({row: partial(sample, row) for row in rows}, range(options.rounds))
-    lanes = {row: typical_step(recording) for row, recording in recordings.items()}
-    return records.group(title, "ms", samples) | {"lanes": lanes}
-
-
-def _joined(before: Recording, recording: Recording) -> Recording:
-    """The steps of two recordings, rank by rank."""
-    if not before:
-        return recording
-    return [steps + more for steps, more in zip(before, recording, strict=True)]
+    samples = measure({row: partial(milliseconds, row) for row in rows}, range(options.rounds))
+    return records.group(title, "ms", samples) | {"lanes": {row: lanes_of(typical(steps[row])) for row in rows}}
 
 
-def _seconds(recording: Recording) -> list[float]:
-    """Of each step the time of the slowest rank."""
-    slowest = []
-    for steps in zip(*recording, strict=True):
-        slowest.append(max(step.seconds for step in steps))
-    return slowest
+def _seconds(step: Step) -> float:
+    """The time of the slowest rank."""
+    return max(of_rank.seconds for of_rank in step)
 
 
-def typical_step(recording: Recording) -> list[list[Span]]:
-    """Of each rank the spans of the step whose time is nearest to the median, in milliseconds from the first begin."""
-    seconds = _seconds(recording)
-    distances = [abs(each - statistics.median(seconds)) for each in seconds]
-    typical = distances.index(min(distances))
-    steps = [rank_steps[typical] for rank_steps in recording]
-    first = min(step.began for step in steps)
+def typical(steps: list[Step]) -> Step:
+    """The step whose time is nearest to the median."""
+    median = statistics.median(map(_seconds, steps))
+    return min(steps, key=lambda step: abs(_seconds(step) - median))
+
+
+def lanes_of(step: Step) -> list[list[Span]]:
+    """The spans of each rank, in milliseconds since the first of them began the step."""
+    first = min(of_rank.began for of_rank in step)
     lanes = []
-    for step in steps:
-        shift = step.began - first
-        lanes.append([_in_milliseconds(span, shift) for span in step.spans])
+    for of_rank in step:
+        shift = of_rank.began - first
+        lanes.append([_in_milliseconds(span, shift) for span in of_rank.spans])
     return lanes
 
 
