@@ -7,7 +7,7 @@ samples takes no longer than a step of two.
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from textwrap import fill, shorten
 
 import torch
@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from benchmarks.harness.replica_memory import track_replicas
 from benchmarks.harness.rows import totals
 from benchmarks.your_network import spec, strategies, training
-from benchmarks.your_network.answers import write_json
 from benchmarks.your_network.errors import StepFailed
+from benchmarks.your_network.formats import mib
 from benchmarks.your_network.spec import UserNetwork
 from benchmarks.your_network.strategies import Strategy
 from benchmarks.your_network.training import SMALLEST
@@ -87,7 +87,8 @@ class Row:
         return self.strategy if self.devices == 1 else f"{self.strategy}, {self.devices}"
 
 
-def answer(options: argparse.Namespace) -> None:
+def answer(options: argparse.Namespace) -> list[Row]:
+    """Print a line for each row as soon as it is known."""
     for devices in options.devices:
         if options.batch % devices:
             fail(f"argument --batch: {options.batch} samples cannot be divided among {devices} devices")
@@ -113,7 +114,7 @@ def answer(options: argparse.Namespace) -> None:
     for strategy, problem in problems.items():
         print(fill(f"{strategy}: {problem}", WIDTH))
     print(NOT_COUNTED)
-    write_json(options, {"memory": [asdict(row) for row in rows]})
+    return rows
 
 
 def measured(network: UserNetwork, setting: Setting, batch: int, limit: int) -> Row:
@@ -227,11 +228,3 @@ def line_of(row: Row) -> str:
 
 def in_columns(label: str, cells: list[str]) -> str:
     return f"{label:<{LABEL_WIDTH}}" + "".join(f" {cell:>6}" for cell in cells)
-
-
-def mib(size: int) -> str:
-    """The number of MiB, with decimals where it is small."""
-    value = size / 2**20
-    if value >= 1000 or not size:
-        return f"{value:.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.3f}"
