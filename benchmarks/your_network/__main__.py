@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness.paired import FEWEST_ROUNDS
-from benchmarks.your_network import measure, memory, predict, presets, spec
+from benchmarks.your_network import measure, memory, predict, presets
 from benchmarks.your_network.errors import StepFailed
 from common.errors import fail
 from common.numbers import positive, positive_float
@@ -62,7 +62,6 @@ def add_question(questions: argparse._SubParsersAction, name: str, about: str):
     flag = parser.add_argument
     flag("spec", metavar="SPEC", help="torchvision:NAME or FILE.py:FUNCTION")
     flag("--input", type=shape, metavar="CxHxW", help="shape of a sample (3x224x224); not where the file has batch")
-    flag("--optimizer", choices=spec.OPTIMIZERS, default="adamw", help="unless the file has its own (adamw)")
     return flag
 
 

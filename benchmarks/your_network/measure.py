@@ -64,8 +64,8 @@ def answer(options: argparse.Namespace) -> Samples:
     device = f"{cores} of this machine's {available_cores()} cores"
     if cores is None:
         device = torch.cuda.get_device_name()
-    network = spec.load(options.spec, options.input, options.optimizer)
-    work = Work(options.spec, options.input, options.optimizer, options.batch, cores)
+    network = spec.load(options.spec, options.input)
+    work = Work(options.spec, options.input, options.batch, cores)
     seconds = seconds_of(work, rows_on(devices))
     steps = max(1, min(round(SECONDS / statistics.median(seconds.values())), MOST_STEPS))
     print(f"{network.title}, global batch {options.batch}, {options.rounds} rounds; a device is {device}.", flush=True)

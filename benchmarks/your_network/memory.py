@@ -92,7 +92,7 @@ def answer(options: argparse.Namespace) -> list[Row]:
     for devices in options.devices:
         if options.batch % devices:
             fail(f"argument --batch: {options.batch} samples cannot be divided among {devices} devices")
-    network = spec.load(options.spec, options.input, options.optimizer)
+    network = spec.load(options.spec, options.input)
 
     def row_of(strategy: Strategy, devices: int) -> Row:
         setting = Setting(strategy, devices, options.precision, options.checkpointing)

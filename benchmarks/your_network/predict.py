@@ -37,7 +37,7 @@ class Row:
 
 def answer(options: argparse.Namespace) -> list[Row]:
     """Print the table of all rows."""
-    network = count(spec.load(options.spec, options.input, options.optimizer), options.batch)
+    network = count(spec.load(options.spec, options.input), options.batch)
     hardware = Hardware(options.gpu, options.inner, options.gpus_per_node, options.network)
     setup = presets.setup(network, hardware)
     gpu = presets.GPUS[options.gpu].name

@@ -29,14 +29,13 @@ class Work:
     """What all ways have in common.
 
     Attributes:
-        spec, shape, optimizer: as `spec.load` takes them.
+        spec, shape: as `spec.load` takes them.
         batch: the global one.
         cores_per_device: None where the devices are GPUs.
     """
 
     spec: str
     shape: tuple[int, ...] | None
-    optimizer: str
     batch: int
     cores_per_device: int | None
 
@@ -80,7 +79,7 @@ def _take_device(work: Work) -> torch.device:
 @functools.lru_cache(maxsize=1)
 def _loaded(work: Work) -> tuple[UserNetwork, nn.Module]:
     """The network, and its module, of which every way gets a copy: to draw weights takes longer than to copy them."""
-    network = spec.load(work.spec, work.shape, work.optimizer)
+    network = spec.load(work.spec, work.shape)
     return network, training.build(network)
 
 

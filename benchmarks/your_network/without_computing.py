@@ -25,14 +25,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 DROPOUT = 4  # position of `dropout_p` in the arguments of scaled_dot_product_attention
 SMALL = 2**14  # bytes; a tensor is computed if its storage is at most that large
@@ -78,22 +78,8 @@ class FusedAttention(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-class Layout(NamedTuple):
-    """Shape, strides and dtype of a result, and the argument whose memory it shares.
-
-    Attributes:
-        argument: of a result that lies in the memory of an argument, that argument's position among the tensors.
-        offset: of its first element there, counted from the argument's first one.
-    """
-
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    argument: int | None = None
-    offset: int = 0
-
-
-_known: dict[tuple, Any] = {}  # cache of the layouts of results, by operation and arguments
+# A cache of `_run_on_meta`, by operation and arguments. The results that it keeps hold on to their storages.
+_known: dict[tuple, tuple[Any, dict[int, int]]] = {}
 
 
 class _WithoutComputing(TorchDispatchMode):
@@ -120,8 +106,9 @@ class _WithoutComputing(TorchDispatchMode):
             return func(*args, **kwargs)
         key = (func, *map(_key, leaves))  # 5
         if key not in _known:
-            _known[key] = _layouts_of_results(func, args, kwargs)
-        return tree_map(partial(_result, tensors), _known[key], is_leaf=lambda leaf: isinstance(leaf, Layout))
+            _known[key] = _run_on_meta(func, args, kwargs)
+        results, storages = _known[key]
+        return tree_map_only(Tensor, partial(_allocated, tensors, storages), results)
 
 
 def flat(nested: Any) -> list:
@@ -162,8 +149,8 @@ def _changes_metadata_only(func: torch._ops.OpOverload) -> bool:
     return len(views) == len(results) > 0
 
 
-def _layouts_of_results(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """What the operation returns, with a Layout in place of each tensor."""
+def _run_on_meta(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, dict[int, int]]:
+    """The results of the operation on the device "meta", and the positions of its arguments by their storages."""
     metas: list[Tensor] = []
 
     def meta(tensor: Tensor) -> Tensor:
@@ -174,46 +161,36 @@ def _layouts_of_results(func: torch._ops.OpOverload, args: tuple, kwargs: dict[s
     if not metas or kwargs.get("device") is not None:  # without tensors it is a factory, such as torch.randn
         kwargs["device"] = "meta"
     results = func(*args, **kwargs)
-    # Not every operation says in its schema that it returns an argument.
-    storages = {_storage(argument): position for position, argument in enumerate(metas)}
-    return tree_map_only(Tensor, partial(_layout, storages), results)
+    return results, {_storage(argument): position for position, argument in enumerate(metas)}
 
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _layout(storages: dict[int, int], tensor: Tensor) -> Layout:
-    """The Layout of `tensor`. `storages`: positions of the arguments, by their storages."""
-    layout = Layout(tensor.shape, tensor.stride(), tensor.dtype)
-    if _storage(tensor) not in storages:
-        return layout
-    return layout._replace(argument=storages[_storage(tensor)], offset=tensor.storage_offset())
+def _allocated(arguments: list[Tensor], storages: dict[int, int], meta: Tensor) -> Tensor:
+    """A tensor like `meta`: in the memory of the argument whose storage `meta` has, or new.
 
-
-def _result(arguments: list[Tensor], leaf: Any) -> Any:
-    """A tensor with the layout `leaf`: in an argument's memory, or new. Small ones are 0: they may be read."""
-    if not isinstance(leaf, Layout):
-        return leaf
-    if leaf.argument is not None:
-        argument = arguments[leaf.argument]
-        return argument.as_strided(leaf.shape, leaf.stride, argument.storage_offset() + leaf.offset)
+    Not every operation says in its schema that it returns an argument. Small new ones are 0, because they may be read.
+    """
+    if _storage(meta) in storages:
+        argument = arguments[storages[_storage(meta)]]
+        return argument.as_strided(meta.shape, meta.stride(), argument.storage_offset() + meta.storage_offset())
     try:
-        tensor = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype)
+        tensor = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
     except RuntimeError as error:
         if REFUSED not in str(error) or sys.platform != "linux":
             raise
-        return _in_address_space(leaf)
+        return _in_address_space(meta)
     return tensor.zero_() if _is_small(tensor) else tensor
 
 
-def _in_address_space(layout: Layout) -> Tensor:
-    """A tensor in address space that no memory is reserved for.
+def _in_address_space(meta: Tensor) -> Tensor:
+    """A tensor like `meta` in address space that no memory is reserved for.
 
     Linux refuses to allocate a tensor larger than the machine's memory, even if nobody writes to it. With MAP_NORESERVE
     it gives the addresses alone. Such a storage cannot be resized.
     """
-    last = sum((size - 1) * stride for size, stride in zip(layout.shape, layout.stride, strict=True))
     kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-    room = mmap.mmap(-1, (last + 1) * layout.dtype.itemsize, flags=kind)
-    return torch.frombuffer(room, dtype=layout.dtype).as_strided(layout.shape, layout.stride)
+    room = mmap.mmap(-1, meta.untyped_storage().nbytes(), flags=kind)
+    return torch.frombuffer(room, dtype=meta.dtype).as_strided(meta.shape, meta.stride())
