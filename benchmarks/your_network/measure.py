@@ -15,10 +15,11 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.harness.paired import Samples, interval_of_median, measure, ratios
+from benchmarks.harness.rows import DATA_PARALLEL, DDP
 from benchmarks.your_network import spec
 from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.formats import milliseconds
-from benchmarks.your_network.timed_steps import DATA_PARALLEL, DDP, ONE_DEVICE, Work, time_steps
+from benchmarks.your_network.timed_steps import ONE_DEVICE, Work, time_steps
 from common.cores import available_cores
 from common.errors import fail
 from common.processes import RankFailed, ranks

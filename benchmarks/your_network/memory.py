@@ -93,12 +93,7 @@ def answer(options: argparse.Namespace) -> list[Row]:
         if options.batch % devices:
             fail(f"argument --batch: {options.batch} samples cannot be divided among {devices} devices")
     network = spec.load(options.spec, options.input)
-
-    def row_of(strategy: Strategy, devices: int) -> Row:
-        setting = Setting(strategy, devices, options.precision, options.checkpointing)
-        return measured(network, setting, options.batch, options.gib * GIB)
-
-    alone = row_of(strategies.ONE_DEVICE, 1)
+    alone = row_of(network, strategies.ONE_DEVICE, 1, options)
     if alone.need is None:
         raise StepFailed(alone.problem)  # nothing is printed of a network that cannot be trained at all
     print(f"{network.title}, global batch {options.batch}, mixed precision: {options.precision}\n")
@@ -107,7 +102,7 @@ def answer(options: argparse.Namespace) -> list[Row]:
     rows = [alone]
     for devices in sorted({*options.devices} - {1}):
         for strategy in strategies.ON_SEVERAL:
-            row = row_of(strategy, devices)
+            row = row_of(network, strategy, devices, options)
             print(line_of(row), flush=True)
             rows.append(row)
     problems = {row.strategy: row.problem for row in rows if row.problem}
@@ -117,19 +112,19 @@ def answer(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def measured(network: UserNetwork, setting: Setting, batch: int, limit: int) -> Row:
-    """What a global batch needs, and the largest one that fits into `limit` bytes on each device."""
-    devices = setting.devices
+def row_of(network: UserNetwork, strategy: Strategy, devices: int, options: argparse.Namespace) -> Row:
+    """What the global batch needs, and the largest one that fits."""
+    setting = Setting(strategy, devices, options.precision, options.checkpointing)
     need = None
     largest = None
     problem = ""
     try:
         with lone_training(network, setting) as run:
-            need = run.need(batch // devices)
-            largest = devices * largest_batch(lambda samples: max(totals(run.need(samples))), limit)
+            need = run.need(options.batch // devices)
+            largest = devices * largest_batch(lambda samples: max(totals(run.need(samples))), options.gib * GIB)
     except StepFailed as error:
         problem = str(error)
-    return Row(setting.strategy.name, devices, need, largest, problem)
+    return Row(strategy.name, devices, need, largest, problem)
 
 
 def largest_batch(peak_of: Callable[[int], int], limit: int) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
+from benchmarks.harness.rows import DDP
 from benchmarks.your_network import spec, training
 from benchmarks.your_network.spec import UserNetwork
 from common.cores import confine_to_device, threads_per_worker
@@ -19,8 +20,6 @@ from common.process_group import process_group
 from common.small.data_parallel import EmulatedDataParallel
 
 ONE_DEVICE = "one device"
-DATA_PARALLEL = "DataParallel"
-DDP = "DDP"
 WARM_UP_STEPS = 2  # DDP makes its final buckets in the second step
 
 
@@ -41,7 +40,11 @@ class Work:
 
 
 def time_steps(work: Work, way: str, devices: int, steps: int) -> float:
-    """Seconds of a step, after a warm-up, with this rank's share of the batch."""
+    """Seconds of a step, after a warm-up, with this rank's share of the batch.
+
+    Args:
+        way: ONE_DEVICE, or DataParallel's or DDP's name in `benchmarks.harness.rows`.
+    """
     device = _take_device(work)
     network, original = _loaded(work)
     batch = training.make_batch(network, work.batch // int(os.environ["WORLD_SIZE"]))
