@@ -66,7 +66,7 @@ def pytest_terminal_summary(terminalreporter, config):
     if folder:
         written = []
         for suite, groups in config.stash[MEASURED].items():
-            record = records.write(folder, suite, groups, groups[0]["began"], groups[-1]["ended"])
+            record = records.write(folder, suite, groups)
             written += [f"{suite}.json", *pictures.draw(suite, record, folder)]
         write_line(f"written to {folder}: {', '.join(written)}")
 

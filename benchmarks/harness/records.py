@@ -109,13 +109,10 @@ def rounded(number: float) -> float:
     return float(f"{number:.{DIGITS}g}")
 
 
-def write(folder: Path, suite: str, groups: list[dict], began: dict, ended: dict) -> dict:
-    """Write one suite's file into `folder`, complete or not at all; returns its content.
-
-    Args:
-        began, ended: the `run_metadata` before and after it was measured.
-    """
-    record = {"suite": suite, "machine": machine(), "began": began, "ended": ended, "groups": groups}
+def write(folder: Path, suite: str, groups: list[dict]) -> dict:
+    """Write one suite's file into `folder`, complete or not at all; returns its content."""
+    times = {"began": groups[0]["began"], "ended": groups[-1]["ended"]}
+    record = {"suite": suite, "machine": machine(), **times, "groups": groups}
     write_json(folder / f"{suite}.json", record)
     return record
 

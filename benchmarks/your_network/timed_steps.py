@@ -1,8 +1,6 @@
 """Steps of a network on one rank, and how long they take: the job of `benchmarks.your_network.measure`."""
 
 import contextlib
-import copy
-import functools
 import os
 import time
 from dataclasses import dataclass
@@ -14,7 +12,6 @@ from torch.utils._pytree import tree_map_only
 
 from benchmarks.harness.rows import DDP
 from benchmarks.your_network import spec, training
-from benchmarks.your_network.spec import UserNetwork
 from common.cores import confine_to_device, threads_per_worker
 from common.process_group import process_group
 from common.small.data_parallel import EmulatedDataParallel
@@ -46,13 +43,13 @@ def time_steps(work: Work, way: str, devices: int, steps: int) -> float:
         way: ONE_DEVICE, or DataParallel's or DDP's name in `benchmarks.harness.rows`.
     """
     device = _take_device(work)
-    network, original = _loaded(work)
+    network = spec.load(work.spec, work.shape)
     batch = training.make_batch(network, work.batch // int(os.environ["WORLD_SIZE"]))
     group = contextlib.nullcontext()
     if way == DDP:
         group = process_group("gloo" if device.type == "cpu" else "nccl")
     with group:
-        model = _wrapped(copy.deepcopy(original).to(device), way, devices)
+        model = _wrapped(training.build(network).to(device), way, devices)
         optimizer = training.make_optimizer(network, training.trainable(model))
 
         def step() -> None:
@@ -77,13 +74,6 @@ def _take_device(work: Work) -> torch.device:
     confine_to_device(local_rank, work.cores_per_device)
     torch.set_num_threads(threads_per_worker(int(os.environ["WORLD_SIZE"])))
     return torch.device("cpu")
-
-
-@functools.lru_cache(maxsize=1)
-def _loaded(work: Work) -> tuple[UserNetwork, nn.Module]:
-    """The network, and its module, of which every way gets a copy: to draw weights takes longer than to copy them."""
-    network = spec.load(work.spec, work.shape)
-    return network, training.build(network)
 
 
 def _wrapped(model: nn.Module, way: str, devices: int) -> nn.Module:

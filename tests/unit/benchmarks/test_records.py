@@ -60,7 +60,8 @@ def test_what_was_recorded_fits_into_80_columns_and_names_no_folder_of_the_machi
 def test_a_file_is_read_back_as_it_was_written(tmp_path):
     began = records.run_metadata()
     assert set(began) == {"commit", "command", "date", "load"}
-    written = records.write(tmp_path, "suite", [_record()], began, records.run_metadata())
+    group = _record() | {"began": began, "ended": records.run_metadata()}
+    written = records.write(tmp_path, "suite", [group])
     assert json.loads((tmp_path / "suite.json").read_text()) == written
     assert list(written) == ["suite", "machine", "began", "ended", "groups"]
     assert written["began"] == began and written["ended"]["date"] >= began["date"]
