@@ -68,12 +68,11 @@ class Comparison:
         self.options = options
         self.folder = folder
         self.levels = ladder.levels()
-        self.cores_per_device = throughput.cores_of_a_device(options.world_size)
         self.report = {
             "machine": records.machine(),
             "began": records.run_metadata(),
             "world_size": options.world_size,
-            "cores_per_device": self.cores_per_device,
+            "cores_per_device": throughput.cores_of_a_device(options.world_size),
             "global_batch_size": options.batch_sizes[0],
             "steps": options.steps,
             "proof_steps": PROOF_STEPS,

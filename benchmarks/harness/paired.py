@@ -9,7 +9,6 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 NOISY = 0.15  # the largest spread of a row that is not noisy
@@ -21,18 +20,18 @@ FEWEST_ROUNDS = 6
 Samples = dict[str, list[float]]
 
 
-@dataclass(frozen=True)
-class Summary:
-    """The median of some samples and their quartiles `low` and `high`; all three the same if there is one sample."""
+class Summary(NamedTuple):
+    """Some samples in numbers.
+
+    Attributes:
+        low, high: the quartiles; the same as the median if there is one sample.
+        spread: the width of the middle half of the samples, as a share of their median.
+    """
 
     median: float
     low: float
     high: float
-
-    @property
-    def spread(self) -> float:
-        """The width of the middle half of the samples, as a share of their median: one disturbed round is not in it."""
-        return (self.high - self.low) / abs(self.median) if self.median else 0.0
+    spread: float
 
     @property
     def noisy(self) -> bool:
@@ -64,11 +63,11 @@ def measure(contestants: Mapping[str, Callable[[], float]], rounds: Iterable[int
 
 
 def summarise(samples: list[float]) -> Summary:
-    """Median and quartiles of at least one sample. Quartiles lie between samples, never outside of them."""
+    """The summary of at least one sample. Quartiles lie between samples, never outside of them."""
     if len(samples) == 1:
-        return Summary(median=samples[0], low=samples[0], high=samples[0])
+        return Summary(samples[0], samples[0], samples[0], spread=0.0)
     low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
-    return Summary(median, low, high)
+    return Summary(median, low, high, spread=(high - low) / abs(median) if median else 0.0)
 
 
 def interval_of_median(samples: list[float]) -> Interval:

@@ -97,12 +97,7 @@ def _paired(by_round: list[float]) -> dict:
 
 
 def _numbers(summary: Summary) -> dict:
-    return {
-        "median": rounded(summary.median),
-        "low": rounded(summary.low),
-        "high": rounded(summary.high),
-        "spread": rounded(summary.spread),
-    }
+    return {name: rounded(value) for name, value in summary._asdict().items()}
 
 
 def rounded(number: float) -> float:

@@ -12,18 +12,10 @@ def comparisons(group: dict) -> str:
         unit = ""
         if pair["kind"] == "difference":
             sign = "−"
-            shown = number
+            shown = "{:.1f}".format
             unit = f" {group['unit']}"
         low, high = map(shown, pair["interval"])
         rows = f"  {pair['of']} {sign} {pair['to']}"
         value = f" {shown(pair['median'])} ({low} to {high}){unit}"
         lines.append(rows + value.rjust(79 - len(rows)))
     return "\n".join(lines)
-
-
-def number(value: float) -> str:
-    """Four digits, three below 1, without an exponent for anything that a table holds."""
-    size = abs(value)
-    if size >= 1000:
-        return f"{value:.0f}"
-    return f"{value:.4g}" if size >= 1 else f"{value:.3g}"

@@ -10,7 +10,7 @@ CPU offers this choice.
 """
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -55,14 +55,13 @@ class Configuration:
 
     Attributes:
         workers: processes, or at level 01 replicas.
-        batch_size: the global batch.
         cores_per_device: of a device that is a part of the cores; by default the workers share all of them.
         all_cores: of level 00 on no device of the comparison, but on the whole CPU.
     """
 
     level: str
     workers: int = 1
-    batch_size: int = 64
+    global_batch_size: int = 64
     cores_per_device: int | None = None
     all_cores: bool = False
 
@@ -85,7 +84,7 @@ class Configuration:
 
     def argv(self, steps: Steps) -> list[str]:
         """The level's flags, but for those of the data, for so many steps."""
-        argv = ["--batch-size", str(self.batch_size), "--eval-samples", str(self.workers)]
+        argv = ["--batch-size", str(self.global_batch_size), "--eval-samples", str(self.workers)]
         argv += ["--warm-up-steps", str(steps.warm_up), "--max-steps", str(steps.warm_up + steps.counted)]
         if self.level == REPLICATED:
             argv += ["--replicas", str(self.workers)]
@@ -110,7 +109,7 @@ def calibrated(configurations: list[Configuration], data_flags: tuple[str, ...])
     Every configuration runs for it, uncounted; on GPUs twice, because their clocks need SECONDS of work to settle. So
     a GPU's warm-up is as long as its sample.
     """
-    in_an_epoch = SIZES["train"] // max(configuration.batch_size for configuration in configurations)
+    in_an_epoch = SIZES["train"] // max(configuration.global_batch_size for configuration in configurations)
     results = [configuration.run(Steps(WARM_UP_STEPS, 2), data_flags) for configuration in configurations]
     if all(result["device"] == "cpu" for result in results):
         return Steps(WARM_UP_STEPS, min(_steps_in_time(results), MOST_STEPS, in_an_epoch - WARM_UP_STEPS))
@@ -134,12 +133,7 @@ def measure_in_turns(
 
     def images_per_sec(configuration: Configuration) -> float:
         result = configuration.run(steps, data_flags)
-        metadata[configuration.name] = {
-            "level": configuration.level,
-            "workers": configuration.workers,
-            "cores_per_device": configuration.cores_per_device,
-            "all_cores": configuration.all_cores,
-            "global_batch_size": configuration.batch_size,
+        metadata[configuration.name] = asdict(configuration) | {
             "steps": steps.counted,
             "device": result["device"],
             "backend": result["backend"],

@@ -121,7 +121,7 @@ def row_of(network: UserNetwork, strategy: Strategy, devices: int, options: argp
     try:
         with lone_training(network, setting) as run:
             need = run.need(options.batch // devices)
-            largest = devices * largest_batch(lambda samples: max(totals(run.need(samples))), options.gib * GIB)
+            largest = devices * largest_batch(run.peak, options.gib * GIB)
     except StepFailed as error:
         problem = str(error)
     return Row(strategy.name, devices, need, largest, problem)
@@ -188,6 +188,10 @@ class Training:
         self.tracker.reset_peaks()
         self.step(samples)
         return list(self.tracker.peaks().values())
+
+    def peak(self, samples: int) -> int:
+        """The bytes that it needs on the fullest device."""
+        return max(totals(self.need(samples)))
 
 
 @contextmanager

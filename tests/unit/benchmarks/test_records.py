@@ -41,10 +41,10 @@ def test_a_record_holds_samples_summaries_facts_and_pairs_with_what_their_interv
 def test_ratios_have_no_unit_and_differences_on_a_slow_machine_no_exponent():
     ratio, difference = comparisons(_record()).splitlines()[-2:]
     assert ratio.endswith(f"{ONE} / {TWO} 0.617 (0.433 to 1.200)")
-    assert difference.endswith("765.4 (-200 to 1700) images/s")
+    assert difference.endswith("765.4 (-200.0 to 1700.0) images/s")
     samples = {"transformers.Trainer": [2400.0, 3100.0], "raw loop like a Trainer's": [1000.0, 1350.0]}
     lines = comparisons(records.group("g", "µs", samples, differences=[tuple(samples)])).splitlines()
-    assert lines[-1].endswith("1575 (1400 to 1750) µs") and len(lines[-1]) <= 80
+    assert lines[-1].endswith("1575.0 (1400.0 to 1750.0) µs") and len(lines[-1]) <= 80
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
