@@ -42,7 +42,10 @@ def answer(options: argparse.Namespace) -> list[Row]:
     setup = presets.setup(network, hardware)
     gpu = presets.GPUS[options.gpu].name
     if options.measured_ms:
-        setup = with_measured_step(setup, options.batch, options.measured_ms / 1000)
+        seconds = options.measured_ms / 1000
+        # A step is no faster than its launches: where the measured one is, they take less time than is assumed.
+        launch_seconds = min(setup.launch_seconds, seconds)
+        setup = replace(setup, sample_seconds=seconds / options.batch, launch_seconds=launch_seconds)
         gpu = f"your GPU, measured: {options.measured_ms:g} ms for {options.batch}"
     rows = []
     for gpus in COUNTS:
@@ -52,13 +55,6 @@ def answer(options: argparse.Namespace) -> list[Row]:
     print_heading(network, setup, options.batch, gpu, hardware)
     print_table(rows, options.batch)
     return rows
-
-
-def with_measured_step(setup: Setup, batch: int, seconds: float) -> Setup:
-    """The setup whose step on one GPU takes so long."""
-    # A step is no faster than its launches: where the measured one is, they take less time than is assumed.
-    launch_seconds = min(setup.launch_seconds, seconds)
-    return replace(setup, sample_seconds=seconds / batch, launch_seconds=launch_seconds)
 
 
 def print_heading(network: NetworkCosts, setup: Setup, batch: int, gpu: str, hardware: Hardware) -> None:

@@ -78,7 +78,8 @@ class FusedAttention(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-# A cache of `_run_on_meta`, by operation and arguments. The results that it keeps hold on to their storages.
+# A cache of `_run_on_meta`, by operation and arguments. The results keep their storages alive, so that no other storage
+# can get the address of one.
 _known: dict[tuple, tuple[Any, dict[int, int]]] = {}
 
 
