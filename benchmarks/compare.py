@@ -68,12 +68,11 @@ class Comparison:
         self.options = options
         self.folder = folder
         self.levels = ladder.levels()
-        self.cores_per_device = throughput.cores_of_a_device(options.world_size)
         self.report = {
             "machine": records.machine(),
             "began": records.run_metadata(),
             "world_size": options.world_size,
-            "cores_per_device": self.cores_per_device,
+            "cores_per_device": throughput.cores_of_a_device(options.world_size),
             "global_batch_size": options.batch_sizes[0],
             "steps": options.steps,
             "proof_steps": PROOF_STEPS,
@@ -135,11 +134,7 @@ class Comparison:
 
     def time(self, size: int) -> None:
         """Images per second, the levels taking turns, each worker on a device of its own."""
-        configurations = []
-        for level in self.levels:
-            workers = 1 if level == BASELINE else self.options.world_size
-            configurations.append(throughput.Configuration(level, workers, size, self.cores_per_device))
-        configurations += throughput.all_cores(size)
+        configurations = throughput.configurations({1: size, self.options.world_size: size})
         data_flags = tuple(self.data_flags())
         steps = throughput.calibrated(configurations, data_flags)
         title = f"global batch {size}"

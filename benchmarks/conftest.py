@@ -1,5 +1,6 @@
 """Options of `pytest benchmarks`, the groups that its tests ask for, and what is shown and written at its end."""
 
+import functools
 import os
 from pathlib import Path
 
@@ -9,14 +10,14 @@ import torch
 from benchmarks.harness import records
 from benchmarks.harness.groups import CannotMeasure, Group, MeasureOptions
 from benchmarks.report import pictures
-from benchmarks.report.group_table import table
+from benchmarks.report.group_table import comparisons
 from common.allocator import keep_large_blocks
 from common.cores import available_cores
 from common.data import mnist_on_disk
+from common.numbers import positive
 
 FULL_ROUNDS = 10
 QUICK_ROUNDS = 2
-ABOUT_PLUGIN = "pytest-benchmark's table shows these durations again. Rows took turns before a group's first test."
 
 # Of each suite the records of its groups, in the order in which they were measured.
 MEASURED = pytest.StashKey[dict[str, list[dict]]]()
@@ -25,7 +26,8 @@ MEASURED = pytest.StashKey[dict[str, list[dict]]]()
 def pytest_addoption(parser):
     group = parser.getgroup("ladder", "the ladder's benchmarks")
     group.addoption("--quick", action="store_true", help="a few short rounds: to see that everything runs")
-    group.addoption("--rounds", type=int, metavar="N", help=f"how often the rows of a group take turns ({FULL_ROUNDS})")
+    turns = f"how often the rows of a group take turns ({FULL_ROUNDS})"
+    group.addoption("--rounds", type=positive, metavar="N", help=turns)
     group.addoption("--record", type=Path, metavar="FOLDER", help="write a record of each suite there, and pictures")
 
 
@@ -36,16 +38,10 @@ def pytest_configure(config):
     # Before the first tensor, so that what a group measures in this process does not depend on the groups before it.
     keep_large_blocks()
     torch.set_num_threads(1)  # it has little to do here, and several threads would wait for each other
-    rounds = config.getoption("--rounds", None)
-    if rounds is not None and rounds < 1:
-        raise pytest.UsageError("--rounds must be at least 1")
     recorded = config.getoption("--record", None)
     # An hour of measuring should not end in an error that was there before.
     if recorded and (reason := records.why_not_writable(recorded)):
         raise pytest.UsageError(f"--record: {reason}")
-    # Each group is shown in its own unit. The plugin's table would say the same again, in seconds.
-    if not any(argument.startswith("--benchmark") for argument in config.invocation_params.args):
-        config.option.benchmark_quiet = True
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would report its begin and its end
     if config.getoption("--quick", False):
         # Where others compute too, OpenMP's threads otherwise spin in wait for those that do not get a core.
@@ -58,20 +54,19 @@ def pytest_report_header() -> str | None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter, config):
-    """Each group in its own unit, with its rows' ratios; and the files that --record asks for."""
+    """Below the plugin's table of rows: how rows compare within a round, and the files that --record asks for."""
     write_line = terminalreporter.write_line
     for groups in config.stash[MEASURED].values():
         for group in groups:
-            write_line(f"\n{table(group)}")
+            if group["pairs"]:
+                write_line(f"\n{comparisons(group)}")
             for note in group.get("skipped", []):
                 write_line(f"not measured: {note}")
-    if config.stash[MEASURED] and not config.option.benchmark_quiet:
-        write_line(ABOUT_PLUGIN)
     folder = config.getoption("--record", None)
     if folder:
         written = []
         for suite, groups in config.stash[MEASURED].items():
-            record = records.write(folder, suite, groups, groups[0]["began"], groups[-1]["ended"])
+            record = records.write(folder, suite, groups)
             written += [f"{suite}.json", *pictures.draw(suite, record, folder)]
         write_line(f"written to {folder}: {', '.join(written)}")
 
@@ -89,26 +84,16 @@ def options(request) -> MeasureOptions:
 @pytest.fixture(scope="session")
 def record_of(request, options):
     """`record_of(suite, group)`: the group's record. It is measured once, whichever of its rows were selected."""
-    # A group that fails does so for all of its rows, each of which says so.
-    outcomes: dict[str, dict | Exception] = {}
 
-    def measure(suite: str, group: Group) -> dict:
+    @functools.cache
+    def record_of(suite: str, group: Group) -> dict:
         began = records.run_metadata()
-        record = group.measure(options) | {"began": began, "ended": records.run_metadata()}
+        try:
+            record = group.measure(options)
+        except CannotMeasure as reason:
+            pytest.skip(str(reason))
+        record |= {"began": began, "ended": records.run_metadata()}
         request.config.stash[MEASURED].setdefault(suite, []).append(record)
         return record
 
-    def record_or_raise(suite: str, group: Group) -> dict:
-        if group.title not in outcomes:
-            try:
-                outcomes[group.title] = measure(suite, group)
-            except Exception as error:
-                outcomes[group.title] = error
-        outcome = outcomes[group.title]
-        if isinstance(outcome, CannotMeasure):
-            pytest.skip(str(outcome))
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    return record_or_raise
+    return record_of

@@ -1,11 +1,11 @@
 """Ways to average the gradients of two ranks: `common.small.ddp`, torch's DDP, and what makes it send less often.
 
-A rank trains `deep_net` on its own images with one of `WAYS`. The phases of a step bear names that torch's profiler
-records, and that `benchmarks.suites.timeline` draws.
+The phases of a step bear names that torch's profiler records, and that `benchmarks.suites.timeline` draws.
 """
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -23,15 +23,29 @@ WIDTHS = (32, 64, 128, 192)
 BLOCKS = 4  # of each width
 BATCH = 8  # images of one rank and one backward
 LEARNING_RATE = 3e-4
-WARM_UP_STEPS = 2
+WARM_UP_STEPS = 2  # torch's DDP orders its buckets anew after the first step
 NO_SYNC = "torch's DDP, no_sync"
-# By name, the function that makes a replica of the network, which is a collective.
-WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "naive": NaiveDDP,
-    "overlapped": OverlappedDDP,
-    "bucketed, 1 MiB": partial(BucketedDDP, bucket_mib=1),
-    "torch's DDP": DistributedDataParallel,
-    NO_SYNC: DistributedDataParallel,
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to average gradients.
+
+    Attributes:
+        wrap: makes a replica of the network, which is a collective.
+        backwards: how many a step of the optimizer has. All but the last run in `no_sync`.
+    """
+
+    wrap: Callable[[nn.Module], nn.Module]
+    backwards: int = 1
+
+
+WAYS = {
+    "naive": Way(NaiveDDP),
+    "overlapped": Way(OverlappedDDP),
+    "bucketed, 1 MiB": Way(partial(BucketedDDP, bucket_mib=1)),
+    "torch's DDP": Way(DistributedDataParallel),
+    NO_SYNC: Way(DistributedDataParallel, backwards=2),
 }
 
 
@@ -55,53 +69,44 @@ def deep_net() -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-class AveragedTraining:
-    """`deep_net` on this rank, the gradients averaged in one of `WAYS`. The process group of all ranks must be there.
+def warmed_up(name: str) -> Callable[[], None]:
+    """A function that takes one step of `deep_net` on this rank's noise, after a warm-up. A collective of all ranks.
 
-    Attributes:
-        backwards: how many backwards a step of the optimizer has. All but the last run in `no_sync`.
+    Args:
+        name: one of WAYS.
     """
-
-    def __init__(self, way: str) -> None:
-        torch.manual_seed(0)  # the same weights on every rank
-        self.model = WAYS[way](deep_net())
-        self.backwards = 2 if way == NO_SYNC else 1
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
-
-    def step(self, images: Tensor, targets: Tensor) -> None:
-        """One step of the optimizer.
-
-        Args:
-            images: of shape (backwards, N, 1, 28, 28), N images for each backward.
-            targets: of shape (backwards, N).
-        """
-        with record_function("step"):
-            for index in range(self.backwards):
-                is_last = index == self.backwards - 1
-                with contextlib.nullcontext() if is_last else self.model.no_sync():
-                    with record_function("forward"):
-                        loss = F.nll_loss(self.model(images[index]), targets[index])
-                    with record_function("backward"):
-                        loss.backward()
-            if isinstance(self.model, NaiveDDP):
-                with record_function("average_gradients"):
-                    self.model.average_gradients()
-            with record_function("optimizer"):
-                self.optimizer.step()
-                self.optimizer.zero_grad()
-
-
-def warmed_up(way: str) -> Callable[[], None]:
-    """A function that takes one step of this rank's training on noise, after a warm-up. A collective of all ranks.
-
-    torch's DDP orders its buckets anew after the first step.
-    """
-    training = AveragedTraining(way)
+    torch.manual_seed(0)  # the same weights on every rank
+    way = WAYS[name]
+    model = way.wrap(deep_net())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     generator = torch.Generator().manual_seed(dist.get_rank())
-    images = torch.randn(training.backwards, BATCH, *IMAGE, generator=generator)
-    targets = torch.randint(CLASSES, (training.backwards, BATCH), generator=generator)
-    step = partial(training.step, images, targets)
+    images = torch.randn(way.backwards, BATCH, *IMAGE, generator=generator)
+    targets = torch.randint(CLASSES, (way.backwards, BATCH), generator=generator)
+    step = partial(_step, model, optimizer, images, targets)
     for _ in range(WARM_UP_STEPS):
         step()
     dist.barrier()
     return step
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, targets: Tensor) -> None:
+    """One step of the optimizer.
+
+    Args:
+        images: of shape (backwards, N, 1, 28, 28), N images for each backward.
+        targets: of shape (backwards, N).
+    """
+    last = len(images) - 1
+    with record_function("step"):
+        for index in range(len(images)):
+            with contextlib.nullcontext() if index == last else model.no_sync():
+                with record_function("forward"):
+                    loss = F.nll_loss(model(images[index]), targets[index])
+                with record_function("backward"):
+                    loss.backward()
+        if isinstance(model, NaiveDDP):
+            with record_function("average_gradients"):
+                model.average_gradients()
+        with record_function("optimizer"):
+            optimizer.step()
+            optimizer.zero_grad()

@@ -30,7 +30,7 @@ class Group:
     """Rows that take turns.
 
     Attributes:
-        key: a short name, as in a test's id.
+        key: the name of the suite and of the group in it, for the ids of tests.
         title: the name of the record.
         rows: the names of all its rows. Nothing is started to find them.
         measure: measures them in turns and returns the record of `records.group`, to which it may add keys. It raises

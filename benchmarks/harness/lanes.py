@@ -1,6 +1,6 @@
 """Record what every thread of a rank does in a step that averages gradients.
 
-The spans come from torch's profiler, which sees the phases that `AveragedTraining` names, every node of autograd's
+The spans come from torch's profiler, which sees the phases that `gradient_averaging` names, every node of autograd's
 graph, and every all-reduce on the thread of gloo that runs it.
 """
 

@@ -110,9 +110,10 @@ def _computing(events: list[Event], zero: float) -> list[Span]:
 
 def _waiting(computing: list[Span], seconds: float) -> list[Span]:
     """The gaps longer than SHORT that `computing` leaves in a step of so many seconds."""
-    ends = [0.0]
-    for span in computing:
-        ends.append(max(ends[-1], span.end))
-    starts = [*(span.start for span in computing), seconds]
-    gaps = zip(ends, starts, strict=True)
-    return [Span(WAITING, MAIN, ended, start) for ended, start in gaps if start - ended > SHORT]
+    spans = []
+    ended = 0.0
+    for start, end in [*((span.start, span.end) for span in computing), (seconds, seconds)]:
+        if start - ended > SHORT:
+            spans.append(Span(WAITING, MAIN, ended, start))
+        ended = max(ended, end)
+    return spans

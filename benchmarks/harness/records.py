@@ -89,33 +89,25 @@ def group(
 
 
 def _paired(by_round: list[float]) -> dict:
-    low, high = paired.interval_of_median(by_round)
+    interval = paired.interval_of_median(by_round)
     return _numbers(summarise(by_round)) | {
-        "interval": [rounded(low), rounded(high)],
-        "confidence": rounded(paired.confidence(len(by_round))),
+        "interval": [rounded(interval.low), rounded(interval.high)],
+        "confidence": rounded(interval.confidence),
     }
 
 
 def _numbers(summary: Summary) -> dict:
-    return {
-        "median": rounded(summary.median),
-        "low": rounded(summary.low),
-        "high": rounded(summary.high),
-        "spread": rounded(summary.spread),
-    }
+    return {name: rounded(value) for name, value in summary._asdict().items()}
 
 
 def rounded(number: float) -> float:
     return float(f"{number:.{DIGITS}g}")
 
 
-def write(folder: Path, suite: str, groups: list[dict], began: dict, ended: dict) -> dict:
-    """Write one suite's file into `folder`, complete or not at all; returns its content.
-
-    Args:
-        began, ended: the `run_metadata` before and after it was measured.
-    """
-    record = {"suite": suite, "machine": machine(), "began": began, "ended": ended, "groups": groups}
+def write(folder: Path, suite: str, groups: list[dict]) -> dict:
+    """Write one suite's file into `folder`, complete or not at all; returns its content."""
+    times = {"began": groups[0]["began"], "ended": groups[-1]["ended"]}
+    record = {"suite": suite, "machine": machine(), **times, "groups": groups}
     write_json(folder / f"{suite}.json", record)
     return record
 

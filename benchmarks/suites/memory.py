@@ -5,12 +5,11 @@ its device by `common.memory`; DDP's ranks are real processes, each accounted fo
 """
 
 from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import chain
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.harness.networks import NETWORKS, ReferenceNetwork
@@ -32,27 +31,13 @@ ALL_WRAPPERS = (
 )
 
 
-@dataclass(frozen=True)
-class Share:
-    """The devices that one process stands for under a wrapper: a rank for one, DataParallel's process for all."""
-
-    wrapper: str
-    devices: int
-
-    def wrap(self, network: ReferenceNetwork, device: torch.device) -> nn.Module:
-        """The network on `device` in the wrapper."""
-        model = network.build().to(device)
-        if self.wrapper == DATA_PARALLEL:
-            return EmulatedDataParallel(model, self.devices)
-        if self.wrapper == FSDP:
-            return fully_sharded(model)
-        return DistributedDataParallel(model, gradient_as_bucket_view=self.wrapper == BUCKET_VIEWS)
-
-    def of_batch(self, part: Tensor) -> Tensor:
-        """This process's samples of a global batch, in memory of their own."""
-        if self.wrapper != DATA_PARALLEL:
-            part = part.chunk(self.devices)[dist.get_rank()]
-        return part.clone()
+def wrapped(model: nn.Module, wrapper: str, devices: int) -> nn.Module:
+    """The model in one of ALL_WRAPPERS, on one of `devices` ranks, or under DataParallel on all devices."""
+    if wrapper == DATA_PARALLEL:
+        return EmulatedDataParallel(model, devices)
+    if wrapper == FSDP:
+        return fully_sharded(model)
+    return DistributedDataParallel(model, gradient_as_bucket_view=wrapper == BUCKET_VIEWS)
 
 
 def fully_sharded(model: nn.Module) -> nn.Module:
@@ -69,30 +54,33 @@ def fully_sharded(model: nn.Module) -> nn.Module:
     return model
 
 
-def train(network: ReferenceNetwork, device: torch.device, share: Share, steps: int = STEPS) -> None:
-    """A few steps as levels 01 and 02 take them; under DDP this rank's share of them."""
+def train(network: ReferenceNetwork, device: torch.device, wrapper: str, devices: int) -> None:
+    """STEPS steps as levels 01 and 02 take them; under DDP this rank's share of them."""
     torch.manual_seed(0)
-    model = share.wrap(network, device)
+    model = wrapped(network.build().to(device), wrapper, devices)
     for parameter in model.parameters():
         name_category(parameter, "parameters")
     # One parameter after the other, unless asked: the same temporaries on every kind of device.
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=share.wrapper == FOREACH)
-    for _ in range(steps):
-        all_images, all_targets = network.batch()
-        images = share.of_batch(all_images).to(device)
-        targets = share.of_batch(all_targets).to(device)
-        del all_images, all_targets
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=wrapper == FOREACH)
+    for _ in range(STEPS):
+        images, targets = network.batch()
+        if wrapper != DATA_PARALLEL:
+            # In memory of their own, so that the global batch is not held.
+            images = images.chunk(devices)[dist.get_rank()].clone()
+            targets = targets.chunk(devices)[dist.get_rank()].clone()
+        images = images.to(device)
+        targets = targets.to(device)
         loss = network.loss(model(images), targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
 
-def peaks_of_process(name: str, share: Share) -> list[dict[str, int]]:
+def peaks_of_process(name: str, wrapper: str, devices: int) -> list[dict[str, int]]:
     """For each of this process's devices, the bytes in each category at its peak."""
-    group = nullcontext() if share.wrapper == DATA_PARALLEL else process_group("gloo")
+    group = nullcontext() if wrapper == DATA_PARALLEL else process_group("gloo")
     with group, track_replicas() as tracker:
-        train(NETWORKS[name], torch.device("cpu"), share)
+        train(NETWORKS[name], torch.device("cpu"), wrapper, devices)
     return list(tracker.peaks().values())
 
 
@@ -103,7 +91,7 @@ def rows_on(devices: int, names: list[str], wrappers: tuple[str, ...] = WRAPPERS
         processes = ranks(1 if wrapper == DATA_PARALLEL else devices, on_cpu=True)
         for name in names:
             network = NETWORKS[name]
-            by_process = processes.run(peaks_of_process, name, Share(wrapper, devices), timeout=TIMEOUT)
+            by_process = processes.run(peaks_of_process, name, wrapper, devices, timeout=TIMEOUT)
             row = {
                 "network": name,
                 "title": network.title,

@@ -120,7 +120,7 @@ def measure_group(options: MeasureOptions) -> dict:
             contestants[one_node(batch)] = partial(pair.throughput, batch)
             for name in BANDWIDTHS:
                 contestants[row_name(name, batch)] = partial(pair.throughput, batch, name)
-        return record(measure(contestants, options.rounds))
+        return record(measure(contestants, range(options.rounds)))
 
 
 def record(samples: Samples) -> dict:

@@ -165,20 +165,27 @@ def by_trainer(library: str) -> float:
     return median_step(ends)
 
 
-def contestants() -> dict[str, Callable[[], float]]:
-    """Those that can run here, each returning seconds per step."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+def loops() -> dict[str, Callable[[], float]]:
+    """The raw loop, and those that can run here of what is held against it. Each returns seconds per step."""
     found = {RAW: raw}
     for library in ("common.accelerator", *installed("accelerate")):
         found[library] = partial(accelerated, library, False)
         found[f"{library}, accumulate()"] = partial(accelerated, library, True)
     if installed("lightning"):
         found["lightning.fabric"] = fabric
-    found[RAW_LIKE_TRAINER] = by_hand
-    found["common.trainer"] = partial(by_trainer, "common.trainer")
+    return found
+
+
+def trainers() -> dict[str, Callable[[], float]]:
+    """The raw loop like a Trainer's, and those Trainers that can run here. Each returns seconds per step."""
+    found = {RAW_LIKE_TRAINER: by_hand, "common.trainer": partial(by_trainer, "common.trainer")}
     if installed("accelerate") and installed("transformers"):
         found["transformers.Trainer"] = partial(by_trainer, "transformers")
     return found
+
+
+def contestants() -> dict[str, Callable[[], float]]:
+    return loops() | trainers()
 
 
 def installed(*names: str) -> list[str]:
@@ -191,17 +198,12 @@ def groups() -> list[Group]:
 
 
 def measure_group(options: MeasureOptions) -> dict:
-    """The record of all contestants, with what each abstraction adds to its raw loop.
-
-    In "pairs" an entry's "of" is the abstraction and its "to" the raw loop that does the same work: RAW, or for the
-    Trainers RAW_LIKE_TRAINER.
-    """
-    seconds = measure(contestants(), options.rounds)
+    """The record of all contestants, with what each abstraction adds to the raw loop that does the same work."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    seconds = measure(contestants(), range(options.rounds))
     samples = {row: [1e6 * sample for sample in own] for row, own in seconds.items()}
-    added = []
-    for row in samples:
-        if row not in (RAW, RAW_LIKE_TRAINER):
-            added.append((row, RAW_LIKE_TRAINER if row.lower().endswith("trainer") else RAW))
+    added = [(row, RAW) for row in loops() if row != RAW]
+    added += [(row, RAW_LIKE_TRAINER) for row in trainers() if row != RAW_LIKE_TRAINER]
     peers = [name for name in PEERS if not installed(name)]
     skipped = [f"{', '.join(peers)}: not installed (pip install -e '.[peers]')"] if peers else []
     return records.group(TITLE, "µs", samples, differences=added) | {"skipped": skipped}

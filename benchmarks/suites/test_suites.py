@@ -1,8 +1,8 @@
-"""All suites: a test for each row of a group, with its rounds for pytest-benchmark.
+"""All suites: a test for each row of a group.
 
-pytest-benchmark times one test after the other, so it cannot let rows take turns. A suite times its rows itself, a
-whole group at the first of its tests. Each test then gives the seconds of its row to the plugin, whose options to sort,
-group, save and compare work on them: the plugin reads `CLOCK` around each call of `CLOCK.advance`.
+The rows of a group take turns, which tests cannot: one runs after the other. So a suite measures a whole group for the
+first of its tests, and each test replays the seconds of its row to pytest-benchmark, which reads REPLAY in place of the
+time of day. So its table, and its options to sort, save and compare, work on what was measured.
 """
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from benchmarks.harness.groups import seconds_per_step
 from benchmarks.suites import network, one_step, overhead, throughput, timeline
 
-TIMED = {
+SUITES = {
     "throughput": throughput.groups(),
     "overhead": overhead.groups(),
     "network": network.groups(),
@@ -18,15 +18,15 @@ TIMED = {
     "one_step": one_step.groups(),
 }
 ROWS = [
-    pytest.param(suite, group, row, id=f"{suite}-{group.key}-{row}")
-    for suite, groups in TIMED.items()
+    pytest.param(suite, group, row, id=f"{group.key}-{row}")
+    for suite, groups in SUITES.items()
     for group in groups
     for row in group.rows
 ]
 
 
-class GivenClock:
-    """A clock that moves only by the seconds that it is given."""
+class Replay:
+    """A clock that shows the seconds that were replayed so far."""
 
     now = 0.0
 
@@ -37,17 +37,16 @@ class GivenClock:
         self.now += seconds
 
 
-CLOCK = GivenClock()
+REPLAY = Replay()
 pytestmark = pytest.mark.timeout(3600)  # seconds: a group takes some minutes on two quiet cores
 
 
 @pytest.mark.parametrize("suite, group, row", ROWS)
-@pytest.mark.benchmark(timer=CLOCK.read)
+@pytest.mark.benchmark(timer=REPLAY.read)
 def test_step(suite, group, row, record_of, benchmark):
     record = record_of(suite, group)
     if row not in record["rows"]:
         pytest.skip(f"{row} was not measured")
     benchmark.group = record["group"]
-    durations = seconds_per_step(record, row)
-    arguments = iter([((seconds,), {}) for seconds in durations])
-    benchmark.pedantic(CLOCK.advance, setup=lambda: next(arguments), rounds=len(durations))
+    rounds = iter(seconds_per_step(record, row))
+    benchmark.pedantic(lambda: REPLAY.advance(next(rounds)), rounds=record["rounds"])

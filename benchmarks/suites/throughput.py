@@ -10,7 +10,7 @@ CPU offers this choice.
 """
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -34,6 +34,11 @@ QUICK_BATCH = 64  # the one that --quick measures
 REPLICATED = "01_data_parallel"
 
 
+# Fewer than a user's run has: the processes are warm from their first, uncounted run. DDP has its final buckets from
+# the second step on.
+WARM_UP_STEPS = 2
+
+
 class Steps(NamedTuple):
     """The steps of one sample: those of a warm-up, which are not counted, and those that are."""
 
@@ -41,26 +46,22 @@ class Steps(NamedTuple):
     counted: int
 
 
-# Fewer than a user's run has: the processes are warm from their first, uncounted run. DDP has its final buckets from
-# the second step on.
-WARM_UP_STEPS = 2
 QUICK_STEPS = Steps(1, 2)
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A level as one row measures it.
+    """A level, or a script beside it, as one row measures it.
 
     Attributes:
         workers: processes, or at level 01 replicas.
-        batch_size: the global batch.
         cores_per_device: of a device that is a part of the cores; by default the workers share all of them.
         all_cores: of level 00 on no device of the comparison, but on the whole CPU.
     """
 
     level: str
     workers: int = 1
-    batch_size: int = 64
+    global_batch_size: int = 64
     cores_per_device: int | None = None
     all_cores: bool = False
 
@@ -74,7 +75,7 @@ class Configuration:
 
     @property
     def processes(self) -> int:
-        return self.workers if self.level in ladder.DISTRIBUTED else 1
+        return self.workers if ladder.is_distributed(self.level) else 1
 
     @property
     def threads(self) -> int:
@@ -83,7 +84,7 @@ class Configuration:
 
     def argv(self, steps: Steps) -> list[str]:
         """The level's flags, but for those of the data, for so many steps."""
-        argv = ["--batch-size", str(self.batch_size), "--eval-samples", str(self.workers)]
+        argv = ["--batch-size", str(self.global_batch_size), "--eval-samples", str(self.workers)]
         argv += ["--warm-up-steps", str(steps.warm_up), "--max-steps", str(steps.warm_up + steps.counted)]
         if self.level == REPLICATED:
             argv += ["--replicas", str(self.workers)]
@@ -105,25 +106,23 @@ class Configuration:
 def calibrated(configurations: list[Configuration], data_flags: tuple[str, ...]) -> Steps:
     """The steps that take about SECONDS here: as many for all, so that each does the same work per image.
 
-    Every configuration runs once or twice for it, uncounted.
+    Every configuration runs for it, uncounted; on GPUs twice, because their clocks need SECONDS of work to settle. So
+    a GPU's warm-up is as long as its sample.
     """
-    in_an_epoch = SIZES["train"] // max(configuration.batch_size for configuration in configurations)
+    in_an_epoch = SIZES["train"] // max(configuration.global_batch_size for configuration in configurations)
     results = [configuration.run(Steps(WARM_UP_STEPS, 2), data_flags) for configuration in configurations]
     if all(result["device"] == "cpu" for result in results):
-        return Steps(WARM_UP_STEPS, _steps_in_time(results, min(MOST_STEPS, in_an_epoch - WARM_UP_STEPS)))
-    # A GPU's clocks need SECONDS to settle, so its warm-up is as long as its sample.
-    most = in_an_epoch // 2
-    settling = _steps_in_time(results, most)
-    # The steps so far were timed before the clocks had settled, so they are timed again.
+        return Steps(WARM_UP_STEPS, min(_steps_in_time(results), MOST_STEPS, in_an_epoch - WARM_UP_STEPS))
+    settling = min(_steps_in_time(results), in_an_epoch // 2)
     results = [configuration.run(Steps(settling, settling), data_flags) for configuration in configurations]
-    settled = _steps_in_time(results, most)
-    return Steps(settled, settled)
+    counted = min(_steps_in_time(results), in_an_epoch // 2)
+    return Steps(counted, counted)
 
 
-def _steps_in_time(results: list[dict], most: int) -> int:
+def _steps_in_time(results: list[dict]) -> int:
     """The number of steps that take about SECONDS, 2 at least."""
     seconds = statistics.median(result["global_batch_size"] / result["images_per_sec"] for result in results)
-    return min(most, max(2, round(SECONDS / seconds)))
+    return max(2, round(SECONDS / seconds))
 
 
 def measure_in_turns(
@@ -134,12 +133,7 @@ def measure_in_turns(
 
     def images_per_sec(configuration: Configuration) -> float:
         result = configuration.run(steps, data_flags)
-        metadata[configuration.name] = {
-            "level": configuration.level,
-            "workers": configuration.workers,
-            "cores_per_device": configuration.cores_per_device,
-            "all_cores": configuration.all_cores,
-            "global_batch_size": configuration.batch_size,
+        metadata[configuration.name] = asdict(configuration) | {
             "steps": steps.counted,
             "device": result["device"],
             "backend": result["backend"],
@@ -148,7 +142,7 @@ def measure_in_turns(
         return result["images_per_sec"]
 
     contestants = {row.name: partial(images_per_sec, row) for row in configurations}
-    samples = measure(contestants, rounds)
+    samples = measure(contestants, range(rounds))
     ratios = [(name, BASELINE) for name in samples if name != BASELINE]
     for level in ladder.DISTRIBUTED[1:]:
         for workers in sorted({row.workers for row in configurations}):
@@ -170,46 +164,45 @@ def cores_of_a_device(devices: int) -> int | None:
 
 def strong_scaling(batch_size: int) -> list[Configuration]:
     """All levels at one global batch, whatever the number of workers."""
-    sizes = [size for size in world_sizes() if batch_size % size == 0]
-    return _levels({size: batch_size for size in sizes}) + all_cores(batch_size)
+    return configurations({size: batch_size for size in world_sizes() if batch_size % size == 0})
 
 
 def weak_scaling(batch_per_worker: int) -> list[Configuration]:
     """All levels, each worker with a batch of its own: the global batch grows with their number."""
-    return _levels({size: size * batch_per_worker for size in world_sizes()}) + all_cores(batch_per_worker)
+    return configurations({size: size * batch_per_worker for size in world_sizes()})
 
 
-def _levels(batch_sizes: dict[int, int]) -> list[Configuration]:
-    """Level 00 on one device, and the others on several; `batch_sizes` has the global batch by number of workers."""
-    cores = cores_of_a_device(2)
+def configurations(batch_sizes: dict[int, int]) -> list[Configuration]:
+    """Level 00 on one device, the others on several; where devices are made of cores, level 00 with all cores too.
+
+    Args:
+        batch_sizes: the global batch by number of workers, also of one worker.
+    """
+    cores = cores_of_a_device(max(batch_sizes))
+    several = [workers for workers in batch_sizes if workers > 1] or [1]
     rows = [Configuration(BASELINE, 1, batch_sizes[1], cores)]
     for level in ladder.levels()[1:]:
-        for workers, batch_size in batch_sizes.items():
-            if workers > 1:
-                rows.append(Configuration(level, workers, batch_size, cores))
+        for workers in several:
+            rows.append(Configuration(level, workers, batch_sizes[workers], cores))
+    if not torch.cuda.is_available():
+        rows.append(Configuration(BASELINE, 1, batch_sizes[1], all_cores=True))
     return rows
-
-
-def all_cores(batch_size: int) -> list[Configuration]:
-    """Level 00 with all cores, where devices are made of cores."""
-    if torch.cuda.is_available():
-        return []
-    return [Configuration(BASELINE, 1, batch_size, all_cores=True)]
 
 
 def groups() -> list[Group]:
     """Strong and weak scaling, each at two batches."""
     found = []
-    for key, title, rows_of in (
-        ("strong", "strong scaling: global batch {}, shared by all workers", strong_scaling),
-        ("weak", "weak scaling: batch {} for each worker", weak_scaling),
-    ):
-        for size in BATCH_SIZES:
-            rows = rows_of(size)
-            names = tuple(row.name for row in rows)
-            measure_rows = partial(_measure_group, title.format(size), rows, size)
-            found.append(Group(f"{key}-{size}", title.format(size), names, measure_rows))
+    for size in BATCH_SIZES:
+        title = f"strong scaling: global batch {size}, shared by all workers"
+        found.append(_group(f"throughput-strong-{size}", title, strong_scaling(size), size))
+    for size in BATCH_SIZES:
+        title = f"weak scaling: batch {size} for each worker"
+        found.append(_group(f"throughput-weak-{size}", title, weak_scaling(size), size))
     return found
+
+
+def _group(key: str, title: str, rows: list[Configuration], size: int) -> Group:
+    return Group(key, title, tuple(row.name for row in rows), partial(_measure_group, title, rows, size))
 
 
 def _measure_group(title: str, rows: list[Configuration], size: int, options: MeasureOptions) -> dict:

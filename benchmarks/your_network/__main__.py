@@ -11,12 +11,12 @@ What my_file.py may hold beside `build` is said in benchmarks/your_network/spec.
 import argparse
 import re
 import sys
-from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks.harness.paired import FEWEST_ROUNDS
-from benchmarks.your_network import measure, memory, predict, presets, spec
+from benchmarks.your_network import measure, memory, predict, presets
 from benchmarks.your_network.errors import StepFailed
 from common.errors import fail
 from common.numbers import positive, positive_float
@@ -52,8 +52,6 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--batch", type=positive, default=64, metavar="N", help=GLOBAL_BATCH)
     usual_devices = [1] if torch.cuda.device_count() == 1 else [1, 2]
     flag("--devices", type=positive, nargs="+", default=usual_devices, metavar="N", help="how many (1 2; 1 on one GPU)")
-    levels = {"choices": measure.NAMES, "default": list(measure.NAMES)}
-    flag("--level", nargs="+", **levels, metavar="LEVEL", help="00 01 02 (all)")
     flag("--rounds", type=positive, default=FEWEST_ROUNDS, metavar="R", help="turns that each takes (%(default)s)")
     return parser.parse_args(argv)
 
@@ -64,8 +62,6 @@ def add_question(questions: argparse._SubParsersAction, name: str, about: str):
     flag = parser.add_argument
     flag("spec", metavar="SPEC", help="torchvision:NAME or FILE.py:FUNCTION")
     flag("--input", type=shape, metavar="CxHxW", help="shape of a sample (3x224x224); not where the file has batch")
-    flag("--optimizer", choices=spec.OPTIMIZERS, default="adamw", help="unless the file has its own (adamw)")
-    flag("--json", type=Path, metavar="PATH", help="also write the answer there")
     return flag
 
 
@@ -75,10 +71,11 @@ def shape(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split("x"))
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> Any:
+    """Print the answer to a question, and return its numbers."""
     options = parse_options(argv)
     try:
-        ANSWERS[options.question](options)
+        return ANSWERS[options.question](options)
     except KeyboardInterrupt:
         sys.exit("interrupted")
     except StepFailed as error:

@@ -12,12 +12,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.harness.without_computing import flat, without_computing
 from benchmarks.your_network import training
 from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.scaling import Gradient, NetworkCosts
 from benchmarks.your_network.spec import UserNetwork
 from benchmarks.your_network.training import SMALLEST
+from benchmarks.your_network.without_computing import flat, without_computing
 
 # Operators that start no kernel: they give a tensor another shape, make room, read a number that lies on the host (as
 # the step that AdamW counts for each parameter), or say where they begin in a profile.

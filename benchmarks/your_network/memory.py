@@ -7,7 +7,7 @@ samples takes no longer than a step of two.
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from textwrap import fill, shorten
 
 import torch
@@ -15,20 +15,21 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from benchmarks.harness.replica_memory import track_replicas
 from benchmarks.harness.rows import totals
-from benchmarks.harness.without_computing import without_computing
 from benchmarks.your_network import spec, strategies, training
-from benchmarks.your_network.answers import write_json
 from benchmarks.your_network.errors import StepFailed
+from benchmarks.your_network.formats import mib
 from benchmarks.your_network.spec import UserNetwork
 from benchmarks.your_network.strategies import Strategy
 from benchmarks.your_network.training import SMALLEST
+from benchmarks.your_network.without_computing import without_computing
 from common.errors import fail
 from common.memory import MemoryTracker, name_category
 
 PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 WARM_UP_STEPS = 2  # DDP makes its final buckets in the second step
 GIB = 2**30
-HALVINGS = 3  # of the last doubling, so that the largest batch is known to an eighth
+WIDTH = 80  # columns of a terminal
+LABEL_WIDTH = 17
 # The heads of the table's columns, and what they mean: first the categories of memory.
 COLUMNS = {
     "params": "parameters, the gathered ones too",
@@ -45,7 +46,6 @@ NOT_COUNTED = """
 Not counted: the CUDA context (some 0.5 GiB), workspaces of cuBLAS and cuDNN,
 NCCL's buffers, fragmentation. ZeRO-1 shares out whole parameters: the row is of
 the device that has the largest."""
-
 
 # The bytes of each device of this process at its peak, by category: of a rank, or of all replicas.
 Need = list[dict[str, int]]
@@ -87,64 +87,67 @@ class Row:
         return self.strategy if self.devices == 1 else f"{self.strategy}, {self.devices}"
 
 
-def answer(options: argparse.Namespace) -> None:
-    counts = sorted({1, *options.devices})  # one device says whether the network can be trained at all
-    for devices in counts:
+def answer(options: argparse.Namespace) -> list[Row]:
+    """Print a line for each row as soon as it is known."""
+    for devices in options.devices:
         if options.batch % devices:
             fail(f"argument --batch: {options.batch} samples cannot be divided among {devices} devices")
-    network = spec.load(options.spec, options.input, options.optimizer)
-    rows: list[Row] = []
-    for devices in counts:
-        for strategy in strategies.on(devices):
-            setting = Setting(strategy, devices, options.precision, options.checkpointing)
-            row = row_of(network, setting, options.batch, options.gib * GIB)
-            if devices == 1 and row.need is None:
-                raise StepFailed(row.problem)
-            if not rows:  # nothing is printed of a network that fails
-                print(f"{network.title}, global batch {options.batch}, mixed precision: {options.precision}\n")
-                print_heads(options.gib)
+    network = spec.load(options.spec, options.input)
+    alone = row_of(network, strategies.ONE_DEVICE, 1, options)
+    if alone.need is None:
+        raise StepFailed(alone.problem)  # nothing is printed of a network that cannot be trained at all
+    print(f"{network.title}, global batch {options.batch}, mixed precision: {options.precision}\n")
+    print_heads(options.gib)
+    print(line_of(alone), flush=True)
+    rows = [alone]
+    for devices in sorted({*options.devices} - {1}):
+        for strategy in strategies.ON_SEVERAL:
+            row = row_of(network, strategy, devices, options)
             print(line_of(row), flush=True)
             rows.append(row)
     problems = {row.strategy: row.problem for row in rows if row.problem}
     for strategy, problem in problems.items():
-        print(fill(f"{strategy}: {problem}", 80))
+        print(fill(f"{strategy}: {problem}", WIDTH))
     print(NOT_COUNTED)
-    write_json(options, {"memory": [asdict(row) for row in rows]})
+    return rows
 
 
-def row_of(network: UserNetwork, setting: Setting, batch: int, limit: int) -> Row:
-    """What a global batch needs, and the largest one that fits into `limit` bytes on each device."""
-    devices = setting.devices
+def row_of(network: UserNetwork, strategy: Strategy, devices: int, options: argparse.Namespace) -> Row:
+    """What the global batch needs, and the largest one that fits."""
+    setting = Setting(strategy, devices, options.precision, options.checkpointing)
     need = None
     largest = None
     problem = ""
     try:
-        with steps(network, setting) as run:
-            need = run.need(batch // devices)
-            largest = devices * largest_batch(lambda samples: max(totals(run.need(samples))), limit)
+        with lone_training(network, setting) as run:
+            need = run.need(options.batch // devices)
+            largest = devices * largest_batch(run.peak, options.gib * GIB)
     except StepFailed as error:
         problem = str(error)
-    return Row(setting.strategy.name, devices, need, largest, problem)
+    return Row(strategy.name, devices, need, largest, problem)
 
 
 def largest_batch(peak_of: Callable[[int], int], limit: int) -> int:
     """The most samples, known to an eighth, of which a step holds no more than `limit` bytes; 0 if not SMALLEST."""
     fitting = 0
-    more = SMALLEST
-    while peak_of(fitting + more) <= limit:
-        fitting += more
-        more = fitting
-    if not fitting:
-        return 0
-    for _ in range(HALVINGS):
-        more //= 2
-        if more and peak_of(fitting + more) <= limit:
-            fitting += more
+    too_many = SMALLEST
+    while peak_of(too_many) <= limit:
+        fitting = too_many
+        too_many *= 2
+    while fitting and too_many - fitting > max(fitting // 8, 1):
+        middle = (fitting + too_many) // 2
+        if peak_of(middle) <= limit:
+            fitting = middle
+        else:
+            too_many = middle
     return fitting
 
 
-class Steps:
-    """Training steps of one process, with any batch. The first ones, which need more or less than all others, are over.
+class Training:
+    """The training of a network on one process, with a batch of any size.
+
+    The process is a rank of `mesh`, or stands for all of its devices under DataParallel. `tracker` charges what it
+    allocates to its devices.
 
     Raises:
         StepFailed: if the strategy cannot take the network; or if the network, its batch or its loss does not work.
@@ -162,11 +165,14 @@ class Steps:
         for parameter in self.model.parameters():
             name_category(parameter, "parameters")
         self.optimizer = setting.strategy.make_optimizer(network, self.model)
+
+    def warm_up(self) -> None:
+        """Take the first steps, which need more or less than all others."""
         for _ in range(WARM_UP_STEPS):
             self.step(SMALLEST)
 
     def step(self, samples: int) -> None:
-        """A step of so many samples on each device."""
+        """Take a step of so many samples on each device."""
         if self.setting.strategy.cuts_inputs:
             samples *= self.setting.devices
         batch = training.make_batch(self.network, samples)
@@ -183,12 +189,18 @@ class Steps:
         self.step(samples)
         return list(self.tracker.peaks().values())
 
+    def peak(self, samples: int) -> int:
+        """The bytes that it needs on the fullest device."""
+        return max(totals(self.need(samples)))
+
 
 @contextmanager
-def steps(network: UserNetwork, setting: Setting) -> Iterator[Steps]:
-    """Steps of rank 0, whose group has no other members. Raises what `Steps` raises."""
+def lone_training(network: UserNetwork, setting: Setting) -> Iterator[Training]:
+    """The training on rank 0, whose group has no other members, after a warm-up. Raises what `Training` raises."""
     with strategies.lone_rank(setting.devices) as mesh, without_computing(), track_replicas() as tracker:
-        yield Steps(network, setting, mesh, tracker)
+        run = Training(network, setting, mesh, tracker)
+        run.warm_up()
+        yield run
 
 
 def print_heads(gib: int) -> None:
@@ -200,9 +212,10 @@ def print_heads(gib: int) -> None:
 
 
 def line_of(row: Row) -> str:
-    """The row in 81 columns: MiB of the fullest device by category, and of the emptiest, and the batch that fits."""
+    """The row in WIDTH columns: MiB of the fullest device by category, and of the emptiest, and the batch that fits."""
     if row.need is None:
-        return f"{row.label:<18}" + shorten(f"cannot: {row.problem}", 62, placeholder=" …")
+        reason = shorten(f"cannot: {row.problem}", WIDTH - LABEL_WIDTH - 1, placeholder=" …")
+        return f"{row.label:<{LABEL_WIDTH}} {reason}"
     peaks = totals(row.need)
     fullest = row.need[peaks.index(max(peaks))]
     fits = str(row.largest or "–")
@@ -213,12 +226,4 @@ def line_of(row: Row) -> str:
 
 
 def in_columns(label: str, cells: list[str]) -> str:
-    return f"{label:<18}" + "".join(f" {cell:>6}" for cell in cells)
-
-
-def mib(size: int) -> str:
-    """The number of MiB, with decimals where it is small."""
-    value = size / 2**20
-    if value >= 1000 or not size:
-        return f"{value:.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.3f}"
+    return f"{label:<{LABEL_WIDTH}}" + "".join(f" {cell:>6}" for cell in cells)

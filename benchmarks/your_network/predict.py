@@ -1,11 +1,11 @@
 """How fast would a step be on 1 to 512 GPUs, and from which batch on would they pay?"""
 
 import argparse
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from benchmarks.your_network import presets, spec
-from benchmarks.your_network.answers import milliseconds, write_json
 from benchmarks.your_network.count import count
+from benchmarks.your_network.formats import milliseconds, short
 from benchmarks.your_network.presets import Hardware
 from benchmarks.your_network.scaling import (
     GRADIENT_BYTES,
@@ -35,13 +35,17 @@ class Row:
     pays_from: int | None
 
 
-def answer(options: argparse.Namespace) -> None:
-    network = count(spec.load(options.spec, options.input, options.optimizer), options.batch)
+def answer(options: argparse.Namespace) -> list[Row]:
+    """Print the table of all rows."""
+    network = count(spec.load(options.spec, options.input), options.batch)
     hardware = Hardware(options.gpu, options.inner, options.gpus_per_node, options.network)
     setup = presets.setup(network, hardware)
     gpu = presets.GPUS[options.gpu].name
     if options.measured_ms:
-        setup = with_measured_step(setup, options.batch, options.measured_ms / 1000)
+        seconds = options.measured_ms / 1000
+        # A step is no faster than its launches: where the measured one is, they take less time than is assumed.
+        launch_seconds = min(setup.launch_seconds, seconds)
+        setup = replace(setup, sample_seconds=seconds / options.batch, launch_seconds=launch_seconds)
         gpu = f"your GPU, measured: {options.measured_ms:g} ms for {options.batch}"
     rows = []
     for gpus in COUNTS:
@@ -50,15 +54,7 @@ def answer(options: argparse.Namespace) -> None:
         rows.append(Row(gpus, seconds, share, pays_from(setup, gpus)))
     print_heading(network, setup, options.batch, gpu, hardware)
     print_table(rows, options.batch)
-    about = {"network": asdict(network), "hardware": hardware._asdict(), "gpu": gpu}
-    write_json(options, {**about, "predict": [asdict(row) for row in rows]})
-
-
-def with_measured_step(setup: Setup, batch: int, seconds: float) -> Setup:
-    """The setup whose step on one GPU takes so long."""
-    # A step is no faster than its launches: where the measured one is, they take less time than is assumed.
-    launch_seconds = min(setup.launch_seconds, seconds)
-    return replace(setup, sample_seconds=seconds / batch, launch_seconds=launch_seconds)
+    return rows
 
 
 def print_heading(network: NetworkCosts, setup: Setup, batch: int, gpu: str, hardware: Hardware) -> None:
@@ -82,11 +78,3 @@ def print_table(rows: list[Row], batch: int) -> None:
         pays = "–" if row.pays_from is None else f"{row.pays_from:,}"
         print(f"{row.gpus:>5}{rate:>12}{milliseconds(row.seconds):>12}{row.scaling_efficiency:>12.0%}{pays:>12}")
     print(LEGEND)
-
-
-def short(count: float) -> str:
-    """Three digits and the prefix of a unit."""
-    for prefix, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= 0.9995 * size:
-            return f"{count / size:#.3g}{prefix}".replace(f".{prefix}", prefix)
-    return f"{count:.0f}"

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from benchmarks.your_network.errors import described
 from common.errors import fail
 
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 IMAGE = (3, 224, 224)
 
 
@@ -44,7 +43,7 @@ class UserNetwork:
     build: Callable[[], nn.Module]
     batch: Callable[[int], tuple[Any, Any]]
     loss: Callable[[Any, Any], Tensor]
-    optimizer: Callable[..., torch.optim.Optimizer]
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
@@ -56,13 +55,12 @@ def call(model: nn.Module, inputs: Any) -> Any:
     return model(inputs)
 
 
-def load(text: str, shape: tuple[int, ...] | None = None, optimizer: str = "adamw") -> UserNetwork:
+def load(text: str, shape: tuple[int, ...] | None = None) -> UserNetwork:
     """The network that SPEC names.
 
     Args:
         text: SPEC.
         shape: of a sample, for a network of torchvision and for a file without `batch`. None: IMAGE.
-        optimizer: a key of OPTIMIZERS, unless the file has an `optimizer`.
 
     Raises:
         UserError: where there is no such network, or no batch for it.
@@ -71,13 +69,7 @@ def load(text: str, shape: tuple[int, ...] | None = None, optimizer: str = "adam
     if not source or not name:
         fail(f"{text!r} names no network: write torchvision:NAME, or FILE.py:FUNCTION")
     if source == "torchvision":
-        return UserNetwork(
-            title=name,
-            build=_of_torchvision(name),
-            batch=partial(noise, shape=shape or IMAGE),
-            loss=classification_loss,
-            optimizer=OPTIMIZERS[optimizer],
-        )
+        return UserNetwork(name, _of_torchvision(name), partial(noise, shape=shape or IMAGE), classification_loss)
     path = Path(source)
     module = _imported(path)
     build = getattr(module, name, None)
@@ -91,7 +83,7 @@ def load(text: str, shape: tuple[int, ...] | None = None, optimizer: str = "adam
         build=build,
         batch=batch or partial(noise, shape=shape or IMAGE),
         loss=getattr(module, "loss", classification_loss),
-        optimizer=getattr(module, "optimizer", OPTIMIZERS[optimizer]),
+        optimizer=getattr(module, "optimizer", torch.optim.AdamW),
     )
 
 

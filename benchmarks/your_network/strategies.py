@@ -139,8 +139,3 @@ ZERO_1 = Strategy("ZeRO-1", _ddp, _by_parameters)
 ZERO_2 = Strategy("ZeRO-2", partial(_fully_sharded, reshard_after_forward=False), _whole)
 ZERO_3 = Strategy("ZeRO-3 / FSDP", partial(_fully_sharded, reshard_after_forward=True), _whole)
 ON_SEVERAL = (DATA_PARALLEL, DDP, ZERO_1, ZERO_2, ZERO_3)
-
-
-def on(devices: int) -> tuple[Strategy, ...]:
-    """The strategies for so many devices."""
-    return (ONE_DEVICE,) if devices == 1 else ON_SEVERAL

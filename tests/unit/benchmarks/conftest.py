@@ -2,10 +2,10 @@
 
 import pytest
 
-from benchmarks.harness.without_computing import FusedAttention
 from benchmarks.report import page_tables
 from benchmarks.your_network import memory, spec
 from benchmarks.your_network.memory import Setting
+from benchmarks.your_network.without_computing import FusedAttention
 from tests.unit.benchmarks.user_network import TEXTS, need
 
 

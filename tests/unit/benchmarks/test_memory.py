@@ -33,7 +33,7 @@ WEIGHTS = INPUTS * OUTPUTS * FLOAT
 
 def _peaks(wrapper: str, devices: int) -> list[dict]:
     with track_replicas() as tracker:
-        memory.train(LINEAR, torch.device("cpu"), memory.Share(wrapper, devices))
+        memory.train(LINEAR, torch.device("cpu"), wrapper, devices)
     return list(tracker.peaks().values())
 
 
@@ -106,7 +106,7 @@ def test_a_whole_step_of_ddp_is_counted_to_the_byte_on_each_rank(wrapper, bucket
 def test_basic_net_is_accounted_for_as_level_01_is():
     flags = [*SHORT, "--train-samples", "192", "--batch-size", "64", "--replicas", "2"]
     of_level = totals(level_runs.peaks("01_data_parallel", flags, 1))
-    ours = memory.peaks_of_process("basic_net", memory.Share(DATA_PARALLEL, 2))
+    ours = memory.peaks_of_process("basic_net", DATA_PARALLEL, 2)
     assert totals(ours) == pytest.approx(of_level, rel=0.005)
 
 
@@ -136,8 +136,7 @@ def test_gathered_outputs_hurt_the_first_device():
 @pytest.mark.parametrize("network", ["big_output", "basic_net"])
 def test_the_accounting_agrees_with_the_allocator_of_a_gpu(network):
     """But for what the libraries take beside: cuBLAS keeps a workspace, cuDNN takes one during a convolution."""
-    share = memory.Share(DATA_PARALLEL, 1)
-    train = partial(memory.train, NETWORKS[network], torch.device("cuda"), share)
+    train = partial(memory.train, NETWORKS[network], torch.device("cuda"), DATA_PARALLEL, 1)
     with torch.backends.cudnn.flags(enabled=False):
         train()  # libraries take what they keep
         gc.collect()
@@ -150,5 +149,5 @@ def test_the_accounting_agrees_with_the_allocator_of_a_gpu(network):
     torch._C._cuda_clearCublasWorkspaces()
     workspaces = held - torch.cuda.memory_allocated()
     peak = torch.cuda.max_memory_allocated() - before - workspaces
-    (simulated,) = memory.peaks_of_process(network, share)
+    (simulated,) = memory.peaks_of_process(network, DATA_PARALLEL, 1)
     assert peak == pytest.approx(sum(simulated.values()), rel=0.05)

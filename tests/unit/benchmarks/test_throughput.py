@@ -21,7 +21,7 @@ def no_gpu(monkeypatch):
 def test_on_gpus_no_row_has_a_share_of_the_cores(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     configurations = throughput.strong_scaling(64)
-    assert {row.batch_size for row in configurations} == {64}
+    assert {row.global_batch_size for row in configurations} == {64}
     assert not any(row.all_cores or row.cores_per_device for row in configurations)
 
 

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.harness import typical_steps
 from benchmarks.harness.gradient_averaging import NO_SYNC, deep_net
 from benchmarks.harness.groups import MeasureOptions
 from benchmarks.harness.lanes import Event, steps_of
@@ -124,7 +125,8 @@ def test_the_step_that_is_shown_has_the_median_time_and_both_ranks_one_clock():
         return [RecordedStep(first_began + i, each, [Span(FORWARD, MAIN, 0, each)]) for i, each in enumerate(seconds)]
 
     # By the slower rank the steps took 0.9, 0.5 and 0.7 seconds.
-    shown = timeline.typical_step([steps(10.0, 0.9, 0.2, 0.7), steps(10.25, 0.1, 0.5, 0.6)])
+    recorded = zip(steps(10.0, 0.9, 0.2, 0.7), steps(10.25, 0.1, 0.5, 0.6), strict=True)
+    shown = typical_steps.lanes_of(typical_steps.typical(list(recorded)))
     assert shown == [[Span(FORWARD, MAIN, 0.0, 700.0)], [Span(FORWARD, MAIN, 250.0, 850.0)]]
 
 

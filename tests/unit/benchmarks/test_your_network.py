@@ -1,8 +1,6 @@
 """What a network of somebody else's needs: the same as where it is really trained, without its memory."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -28,7 +26,8 @@ def on_ranks(path: str, number: int, devices: int, samples: int, shape: tuple[in
     """What this rank, one of several that are really there, needs for steps that are really computed."""
     setting = Setting(strategies.ON_SEVERAL[number], devices)
     with process_group("gloo"), track_memory() as tracker:
-        run = memory.Steps(spec.load(path, shape), setting, init_device_mesh("cpu", (devices,)), tracker)
+        run = memory.Training(spec.load(path, shape), setting, init_device_mesh("cpu", (devices,)), tracker)
+        run.warm_up()
         (split,) = run.need(samples)
     return split
 
@@ -107,36 +106,29 @@ def test_the_largest_batch_fits_and_an_eighth_more_does_not(of_a_sample, of_a_pa
         assert peak_of(SMALLEST) > limit
 
 
-def rows_of(path: str, folder: Path, *flags: str) -> list[dict]:
-    """The rows that `memory` writes as JSON."""
-    kept = folder / "answer.json"
-    program.main(["memory", path, *flags, "--json", str(kept)])
-    return json.loads(kept.read_text())["memory"]
-
-
-def test_a_row_whose_large_batch_fails_has_its_need_and_says_why(written, tmp_path, capsys, monkeypatch):
+def test_a_row_whose_large_batch_fails_has_its_need_and_says_why(written, capsys, monkeypatch):
     """As where a file has not so many samples."""
     monkeypatch.setattr(memory, "GIB", 2**20)
     path = written(
         "def build(): return nn.Linear(1024, 5)\n"
         "def batch(n): return torch.zeros(500, 1024)[:n], torch.zeros(500).long()[:n]\n"
     )
-    rows = rows_of(path, tmp_path, "--batch", "64", "--devices", "2", "--gib", "90")
+    rows = program.main(["memory", path, "--batch", "64", "--devices", "2", "--gib", "90"])
     printed = capsys.readouterr().out.replace("\n", " ")
     assert len(rows) == 6
     for row in rows:
-        assert row["need"] and row["largest"] is None
-        assert row["problem"] in printed
+        assert row.need and row.largest is None
+        assert row.problem in printed
 
 
-def test_weights_that_fit_only_where_they_are_shared_out_have_a_largest_batch_there(written, tmp_path, monkeypatch):
+def test_weights_that_fit_only_where_they_are_shared_out_have_a_largest_batch_there(written, monkeypatch):
     monkeypatch.setattr(memory, "GIB", 2**20)
     path = written(
         "def build(): return nn.Sequential(*(nn.Linear(512, 512) for _ in range(8)))\n"
         "def batch(n): return torch.zeros(n, 512), torch.zeros(n).long()\n"
     )
-    rows = rows_of(path, tmp_path, "--batch", "16", "--devices", "8", "--gib", "16")
-    largest = {row["strategy"]: row["largest"] for row in rows}
+    rows = program.main(["memory", path, "--batch", "16", "--devices", "8", "--gib", "16"])
+    largest = {row.strategy: row.largest for row in rows}
     assert largest["one device"] == largest["DDP"] == 0
     assert largest["ZeRO-3 / FSDP"] > 0
 
@@ -228,7 +220,7 @@ def test_what_cannot_be_asked_about_is_one_line(text, batch, more, message, writ
     assert message in error
 
 
-def test_a_strategy_that_cannot_take_the_network_says_why_in_its_row(written, tmp_path, capsys):
+def test_a_strategy_that_cannot_take_the_network_says_why_in_its_row(written, capsys):
     """A score for each pair of samples is none for DataParallel, and a scalar parameter none for fully_shard."""
     path = written(
         "class Pairs(nn.Linear):\n"
@@ -242,11 +234,11 @@ def test_a_strategy_that_cannot_take_the_network_says_why_in_its_row(written, tm
         "def batch(n): return torch.randn(n, 8), torch.arange(n)\n"
         "def loss(logits, targets): return F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)\n"
     )
-    rows = rows_of(path, tmp_path, "--batch", "8", "--devices", "2", "--gib", "1")
+    rows = program.main(["memory", path, "--batch", "8", "--devices", "2", "--gib", "1"])
     printed = capsys.readouterr().out
-    problems = {row["strategy"]: row["problem"] for row in rows if row["problem"]}
+    problems = {row.strategy: row.problem for row in rows if row.problem}
     assert list(problems) == ["DataParallel", "ZeRO-2", "ZeRO-3 / FSDP"]
     assert "input batch_size (2) to match target batch_size (4)" in problems["DataParallel"]
     assert "scalar parameters" in problems["ZeRO-2"]
     assert "DataParallel, 2   cannot: " in printed
-    assert max(map(len, printed.splitlines())) <= 81
+    assert max(map(len, printed.splitlines())) <= 80

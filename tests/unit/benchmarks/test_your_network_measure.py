@@ -1,6 +1,5 @@
 """A step of a network of somebody else's, at each level: who takes part, what is refused, and what is found."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,6 +10,7 @@ import torch
 
 from benchmarks.your_network import __main__ as program
 from benchmarks.your_network import measure
+from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.measure import Row
 from common.errors import UserError
 
@@ -23,9 +23,8 @@ def tiny(written):
     )
 
 
-def test_level_00_has_one_device_and_data_parallel_several():
-    rows = measure.rows_of(["02", "01", "00"], [1, 2])
-    assert rows == [Row("00", 1), Row("01", 2), Row("02", 1), Row("02", 2)]
+def test_one_device_is_measured_once_and_several_in_both_ways():
+    assert measure.rows_on([1, 2]) == [Row("one device", 1), Row("DataParallel", 2), Row("DDP", 2)]
 
 
 @pytest.mark.parametrize("gpus, cores, devices, share", [(0, 8, 2, 4), (0, 8, 3, 2), (4, 8, 2, None)])
@@ -43,21 +42,26 @@ def test_more_devices_than_there_are_are_refused(gpus, cores, devices, monkeypat
         measure.cores_per_device(devices)
 
 
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        (["--batch", "3"], "3 samples cannot be divided among 2 devices"),
-        (["--level", "01", "--devices", "1"], "level 01 needs more than one device"),
-        (["--level", "05"], "invalid choice: '05'"),
-    ],
-)
-def test_what_cannot_be_measured_is_one_line(flags, message, tiny, capsys, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(measure, "available_cores", lambda: 2)
-    with pytest.raises(SystemExit) as end:
-        program.main(["measure", tiny, *flags])
-    assert end.value.code == 2
-    assert message in capsys.readouterr().err.splitlines()[-1]
+def test_a_batch_that_devices_cannot_share_is_one_line(tiny, capsys):
+    with pytest.raises(UserError):
+        program.main(["measure", tiny, "--batch", "3", "--devices", "2"])
+    (error,) = capsys.readouterr().err.splitlines()
+    assert "3 samples cannot be divided among 2 devices" in error
+
+
+def test_what_cannot_train_the_network_is_left_out_unless_it_is_one_device(monkeypatch, capsys):
+    def sample(row, work, steps):
+        if row.way in cannot:
+            raise StepFailed(f"{row.name} cannot: no scores")
+        return 0.5
+
+    monkeypatch.setattr(Row, "sample", sample)
+    cannot = ["DataParallel"]
+    assert list(measure.seconds_of(None, measure.rows_on([1, 2]))) == [Row("one device", 1), Row("DDP", 2)]
+    assert capsys.readouterr().out == "DataParallel, 2 cannot: no scores\n"
+    cannot = ["one device"]
+    with pytest.raises(StepFailed):
+        measure.seconds_of(None, measure.rows_on([1, 2]))
 
 
 @pytest.mark.slow
@@ -67,7 +71,7 @@ def test_a_network_that_fails_is_one_line(written, capsys):
         "def batch(n): return torch.zeros(n, 4), torch.zeros(n, dtype=torch.long)\n"
     )
     with pytest.raises(UserError):
-        program.main(["measure", path, "--batch", "8", "--level", "00", "--devices", "1"])
+        program.main(["measure", path, "--batch", "8", "--devices", "1"])
     (error,) = capsys.readouterr().err.splitlines()
     assert "the forward of mine:build failed: RuntimeError" in error
 
@@ -85,13 +89,11 @@ def test_ctrl_c_ends_in_one_line(tiny):
 
 
 @pytest.mark.slow
-def test_all_levels_are_measured_in_turns(texts_file, tmp_path, capsys, monkeypatch):
+def test_all_ways_are_measured_in_turns(texts_file, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    kept = tmp_path / "answer.json"
-    program.main(["measure", texts_file, "--batch", "8", "--rounds", "1", "--json", str(kept)])
+    samples = program.main(["measure", texts_file, "--batch", "8", "--rounds", "1"])
     printed = capsys.readouterr().out
-    rows = {row["name"]: row for row in json.loads(kept.read_text())["measure"]}
-    assert list(rows) == ["00 raw loop, 1", "01 DataParallel, 2", "02 DDP, 1", "02 DDP, 2"]
-    for row in rows.values():
-        assert row["seconds"] > 0
+    assert list(samples) == ["one device", "DataParallel, 2", "DDP, 2"]
+    for (seconds,) in samples.values():
+        assert seconds > 0
     assert max(map(len, printed.splitlines()[2:])) <= 80

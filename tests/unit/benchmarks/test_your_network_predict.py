@@ -1,7 +1,5 @@
 """The prediction for a network of somebody else's: its counts, and what follows from them."""
 
-import json
-
 import pytest
 from torchvision import models
 
@@ -98,13 +96,11 @@ def test_parameters_and_multiply_adds_are_those_that_torchvision_publishes(name)
 
 
 @pytest.mark.parametrize("milliseconds", [250, 0.1])
-def test_a_step_that_was_measured_is_the_step_on_one_gpu(milliseconds, texts_file, tmp_path):
+def test_a_step_that_was_measured_is_the_step_on_one_gpu(milliseconds, texts_file):
     """Also where it is shorter than its launches are assumed to be."""
-    kept = tmp_path / "answer.json"
-    program.main(["predict", texts_file, "--measured-ms", str(milliseconds), "--json", str(kept)])
-    one, two, *_ = json.loads(kept.read_text())["predict"]
-    assert one["seconds"] == pytest.approx(milliseconds / 1000)
-    assert two["seconds"] > one["seconds"]
+    one, two, *_ = program.main(["predict", texts_file, "--measured-ms", str(milliseconds)])
+    assert one.seconds == pytest.approx(milliseconds / 1000)
+    assert two.seconds > one.seconds
 
 
 def test_a_score_for_each_pair_of_samples_is_counted_in_the_batch_that_was_asked_for(counted):
@@ -120,12 +116,10 @@ def test_a_score_for_each_pair_of_samples_is_counted_in_the_batch_that_was_asked
     assert many.bytes_of_a_sample > few.bytes_of_a_sample + 1024 * 4
 
 
-def test_the_answer_has_every_number_of_gpus(texts_file, tmp_path, capsys):
-    kept = tmp_path / "answer.json"
-    program.main(["predict", texts_file, "--gpu", "h200", "--batch-per-gpu", "48", "--json", str(kept)])
+def test_the_answer_has_every_number_of_gpus(texts_file, capsys):
+    rows = program.main(["predict", texts_file, "--gpu", "h200", "--batch-per-gpu", "48"])
     printed = capsys.readouterr().out
-    found = json.loads(kept.read_text())
-    assert [row["gpus"] for row in found["predict"]] == [2**exponent for exponent in range(10)]
+    assert [row.gpus for row in rows] == [2**exponent for exponent in range(10)]
     assert printed.startswith("A PREDICTION, not a measurement, for a batch of 48 on each GPU:\ntexts:build on H200,")
     assert max(map(len, printed.splitlines())) <= 90
 

@@ -13,28 +13,26 @@ An operation takes the first of these ways that fits it:
 4. If all its tensors are small, it is computed, because optimizers and wrappers read step counts and sizes. A tensor is
    small if its storage is: a slice of a large tensor holds arbitrary numbers, and computing with them as indices would
    write to arbitrary addresses.
-5. If it writes to its arguments, they are returned as they are.
-6. Else a fake tensor tells the layout of the results, which are allocated.
+5. Else tensors on torch's device "meta", which have no numbers, tell the layout of its results: in the memory of an
+   argument, or new.
 
 The numbers of large tensors mean nothing: a network that only reads them, as `tolist` does, gets arbitrary ones.
 """
 
 import functools
-import logging
 import mmap
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 DROPOUT = 4  # position of `dropout_p` in the arguments of scaled_dot_product_attention
 SMALL = 2**14  # bytes; a tensor is computed if its storage is at most that large
@@ -50,7 +48,7 @@ _UNFILLED = (
 
 
 class DependsOnNumbers(RuntimeError):
-    """The shape or the value of an operation's result depends on numbers that were not computed."""
+    """The shape of an operation's result depends on numbers that were not computed."""
 
 
 @contextmanager
@@ -60,15 +58,8 @@ def without_computing() -> Iterator[None]:
     Raises:
         DependsOnNumbers: from an operation within the block, such as `nonzero`, that has to know the numbers.
     """
-    # torch logs a traceback of each error that becomes a DependsOnNumbers.
-    log = logging.getLogger(FakeTensorMode.__module__)
-    was_disabled = log.disabled
-    log.disabled = True
-    try:
-        with _WithoutComputing(), FusedAttention():
-            yield
-    finally:
-        log.disabled = was_disabled
+    with _WithoutComputing(), FusedAttention():
+        yield
 
 
 class FusedAttention(TorchFunctionMode):
@@ -87,29 +78,12 @@ class FusedAttention(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-class Layout(NamedTuple):
-    """Shape, strides and dtype of a result, and the argument whose memory it shares.
-
-    Attributes:
-        argument: of a result that lies in the memory of an argument, that argument's position among the tensors.
-        offset: of its first element there, counted from the argument's first one.
-    """
-
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    argument: int | None = None
-    offset: int = 0
-
-
-_known: dict[tuple, Any] = {}  # cache of the layouts of results, by operation and arguments
+# A cache of `_run_on_meta`, by operation and arguments. The results keep their storages alive, so that no other storage
+# can get the address of one.
+_known: dict[tuple, tuple[Any, dict[int, int]]] = {}
 
 
 class _WithoutComputing(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes = FakeTensorMode()
-
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """False: to keep torch's compiler out of each call would take longer than the call."""
@@ -131,35 +105,11 @@ class _WithoutComputing(TorchDispatchMode):
             raise DependsOnNumbers(f"the result of {func} has a shape that depends on numbers")
         if tensors and are_small and func not in _UNFILLED:  # 4
             return func(*args, **kwargs)
-        if _writes_to_arguments(func):  # 5
-            return _written_arguments(func, args, kwargs)
-        layouts = self._layouts_of_results(func, args, kwargs, leaves)  # 6
-        return tree_map(partial(_allocated, tensors), layouts, is_leaf=lambda leaf: isinstance(leaf, Layout))
-
-    def _layouts_of_results(self, func, args, kwargs, leaves) -> Any:
-        key = (func, *map(_key, leaves))
+        key = (func, *map(_key, leaves))  # 5
         if key not in _known:
-            _known[key] = self._inferred(func, args, kwargs, leaves)
-        return _known[key]
-
-    def _inferred(self, func, args, kwargs, leaves) -> Any:
-        if not any(isinstance(leaf, Tensor) for leaf in leaves):  # a factory, such as torch.randn
-            return tree_map_only(Tensor, partial(_layout, {}), func(*args, **{**kwargs, "device": "meta"}))
-        fakes: list[Tensor] = []
-
-        def fake(tensor: Tensor) -> Tensor:
-            fakes.append(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype))
-            return fakes[-1]
-
-        try:
-            with self.shapes:
-                args, kwargs = tree_map_only(Tensor, fake, (args, kwargs))
-                results = func(*args, **kwargs)
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise DependsOnNumbers(f"{func} reads numbers") from error
-        # Not every operation says in its schema that it returns an argument.
-        storages = {_storage(argument): position for position, argument in enumerate(fakes)}
-        return tree_map_only(Tensor, partial(_layout, storages), results)
+            _known[key] = _run_on_meta(func, args, kwargs)
+        results, storages = _known[key]
+        return tree_map_only(Tensor, partial(_allocated, tensors, storages), results)
 
 
 def flat(nested: Any) -> list:
@@ -184,18 +134,6 @@ def _is_small(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() <= SMALL
 
 
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
-
-
-def _layout(storages: dict[int, int], tensor: Tensor) -> Layout:
-    """The Layout of `tensor`. `storages`: positions of the arguments, by their storages."""
-    layout = Layout(tensor.shape, tensor.stride(), tensor.dtype)
-    if _storage(tensor) not in storages:
-        return layout
-    return layout._replace(argument=storages[_storage(tensor)], offset=tensor.storage_offset())
-
-
 def _shape_depends_on_numbers(func: torch._ops.OpOverload, tensors: list[Tensor]) -> bool:
     if func is torch.ops.aten.index.Tensor:  # indices give a fixed shape, a mask does not
         return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors[1:])
@@ -212,52 +150,48 @@ def _changes_metadata_only(func: torch._ops.OpOverload) -> bool:
     return len(views) == len(results) > 0
 
 
-@functools.cache
-def _writes_to_arguments(func: torch._ops.OpOverload) -> bool:
-    """True where all that the operation returns, perhaps nothing, are arguments that it has written to."""
-    aliases = [result.alias_info for result in func._schema.returns]
-    return all(alias is not None and alias.is_write for alias in aliases)
+def _run_on_meta(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, dict[int, int]]:
+    """The results of the operation on the device "meta", and the positions of its arguments by their storages."""
+    metas: list[Tensor] = []
+
+    def meta(tensor: Tensor) -> Tensor:
+        metas.append(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"))
+        return metas[-1]
+
+    args, kwargs = tree_map_only(Tensor, meta, (args, kwargs))
+    if not metas or kwargs.get("device") is not None:  # without tensors it is a factory, such as torch.randn
+        kwargs["device"] = "meta"
+    results = func(*args, **kwargs)
+    return results, {_storage(argument): position for position, argument in enumerate(metas)}
 
 
-def _written_arguments(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """What the operation returns: nothing, the one argument that it writes to, or a tuple of several."""
-    written = [_argument(func, result.alias_info, args, kwargs) for result in func._schema.returns]
-    if not written:
-        return None
-    return written[0] if len(written) == 1 else tuple(written)
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
-def _argument(func: torch._ops.OpOverload, alias: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """The argument that a result with this alias is."""
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.before_set == alias.before_set:
-            return args[position] if position < len(args) else kwargs[argument.name]
-    raise AssertionError(f"{func} returns {alias}, which is none of its arguments")
+def _allocated(arguments: list[Tensor], storages: dict[int, int], meta: Tensor) -> Tensor:
+    """A tensor like `meta`: in the memory of the argument whose storage `meta` has, or new.
 
-
-def _allocated(arguments: list[Tensor], leaf: Any) -> Any:
-    """A tensor with the layout `leaf`: in an argument's memory, or new. Small ones are 0: they may be read."""
-    if not isinstance(leaf, Layout):
-        return leaf
-    if leaf.argument is not None:
-        argument = arguments[leaf.argument]
-        return argument.as_strided(leaf.shape, leaf.stride, argument.storage_offset() + leaf.offset)
+    Not every operation says in its schema that it returns an argument. Small new ones are 0, because they may be read.
+    """
+    if _storage(meta) in storages:
+        argument = arguments[storages[_storage(meta)]]
+        return argument.as_strided(meta.shape, meta.stride(), argument.storage_offset() + meta.storage_offset())
     try:
-        tensor = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype)
+        tensor = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
     except RuntimeError as error:
         if REFUSED not in str(error) or sys.platform != "linux":
             raise
-        return _in_address_space(leaf)
+        return _in_address_space(meta)
     return tensor.zero_() if _is_small(tensor) else tensor
 
 
-def _in_address_space(layout: Layout) -> Tensor:
-    """A tensor in address space that no memory is reserved for.
+def _in_address_space(meta: Tensor) -> Tensor:
+    """A tensor like `meta` in address space that no memory is reserved for.
 
     Linux refuses to allocate a tensor larger than the machine's memory, even if nobody writes to it. With MAP_NORESERVE
     it gives the addresses alone. Such a storage cannot be resized.
     """
-    last = sum((size - 1) * stride for size, stride in zip(layout.shape, layout.stride, strict=True))
     kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-    room = mmap.mmap(-1, (last + 1) * layout.dtype.itemsize, flags=kind)
-    return torch.frombuffer(room, dtype=layout.dtype).as_strided(layout.shape, layout.stride)
+    room = mmap.mmap(-1, meta.untyped_storage().nbytes(), flags=kind)
+    return torch.frombuffer(room, dtype=meta.dtype).as_strided(meta.shape, meta.stride())

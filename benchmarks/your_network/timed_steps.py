@@ -1,8 +1,6 @@
-"""Some steps of a network on one rank, in the way of one level: the jobs of `benchmarks.your_network.measure`."""
+"""Steps of a network on one rank, and how long they take: the job of `benchmarks.your_network.measure`."""
 
 import contextlib
-import copy
-import functools
 import os
 import time
 from dataclasses import dataclass
@@ -12,42 +10,46 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
+from benchmarks.harness.rows import DDP
 from benchmarks.your_network import spec, training
-from benchmarks.your_network.spec import UserNetwork
 from common.cores import confine_to_device, threads_per_worker
 from common.process_group import process_group
 from common.small.data_parallel import EmulatedDataParallel
 
+ONE_DEVICE = "one device"
 WARM_UP_STEPS = 2  # DDP makes its final buckets in the second step
 
 
 @dataclass(frozen=True)
 class Work:
-    """What all levels have in common.
+    """What all ways have in common.
 
     Attributes:
-        spec, shape, optimizer: as `spec.load` takes them.
+        spec, shape: as `spec.load` takes them.
         batch: the global one.
         cores_per_device: None where the devices are GPUs.
     """
 
     spec: str
     shape: tuple[int, ...] | None
-    optimizer: str
     batch: int
     cores_per_device: int | None
 
 
-def time_steps(work: Work, level: str, devices: int, steps: int) -> float:
-    """Seconds of a step, after a warm-up, with this rank's share of the batch."""
+def time_steps(work: Work, way: str, devices: int, steps: int) -> float:
+    """Seconds of a step, after a warm-up, with this rank's share of the batch.
+
+    Args:
+        way: ONE_DEVICE, or DataParallel's or DDP's name in `benchmarks.harness.rows`.
+    """
     device = _take_device(work)
-    network, original = _loaded(work)
+    network = spec.load(work.spec, work.shape)
     batch = training.make_batch(network, work.batch // int(os.environ["WORLD_SIZE"]))
     group = contextlib.nullcontext()
-    if level == "02":
+    if way == DDP:
         group = process_group("gloo" if device.type == "cpu" else "nccl")
     with group:
-        model = _wrapped(copy.deepcopy(original).to(device), level, devices)
+        model = _wrapped(training.build(network).to(device), way, devices)
         optimizer = training.make_optimizer(network, training.trainable(model))
 
         def step() -> None:
@@ -64,24 +66,6 @@ def time_steps(work: Work, level: str, devices: int, steps: int) -> float:
         return (_now(device) - began) / steps
 
 
-def _wrapped(model: nn.Module, level: str, devices: int) -> nn.Module:
-    """The model in the way of the level; DataParallel is torch's or, without GPUs, replicas on threads."""
-    if level == "02":
-        return DistributedDataParallel(model)
-    if level == "01" and next(model.parameters()).is_cuda:
-        return nn.DataParallel(model, device_ids=list(range(devices)))
-    if level == "01":
-        return EmulatedDataParallel(model, devices)
-    return model
-
-
-def _now(device: torch.device) -> float:
-    """The time at which the device has done all its work."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    return time.perf_counter()
-
-
 def _take_device(work: Work) -> torch.device:
     local_rank = int(os.environ["LOCAL_RANK"])
     if work.cores_per_device is None:
@@ -92,8 +76,19 @@ def _take_device(work: Work) -> torch.device:
     return torch.device("cpu")
 
 
-@functools.lru_cache(maxsize=1)
-def _loaded(work: Work) -> tuple[UserNetwork, nn.Module]:
-    """The network, and its module, of which every level gets a copy: to draw weights takes longer than to copy them."""
-    network = spec.load(work.spec, work.shape, work.optimizer)
-    return network, training.build(network)
+def _wrapped(model: nn.Module, way: str, devices: int) -> nn.Module:
+    """The model in this way; DataParallel is torch's or, without GPUs, replicas on threads."""
+    if way == DDP:
+        return DistributedDataParallel(model)
+    if way == ONE_DEVICE:
+        return model
+    if next(model.parameters()).is_cuda:
+        return nn.DataParallel(model, device_ids=list(range(devices)))
+    return EmulatedDataParallel(model, devices)
+
+
+def _now(device: torch.device) -> float:
+    """The time at which the device has done all its work."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return time.perf_counter()
