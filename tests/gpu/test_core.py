@@ -1,6 +1,7 @@
 """The core on a rank of eight GPUs: what its operations and its checkpoints do with tensors of a GPU."""
 
 import os
+from collections.abc import Iterator
 from unittest import mock
 
 import pytest
@@ -63,15 +64,18 @@ def test_results_of_an_evaluation_are_read_when_their_copy_has_arrived(monkeypat
     monkeypatch.setattr(torch.cuda, "current_stream", gpu.stream)
     monkeypatch.setattr(evaluation, "send_to_device", gpu.send)
     monkeypatch.setattr(evaluation, "as_arrays", gpu.read)
-    results = evaluation.Results(OWN)
-    results.add("first")
-    gpu.read.assert_not_called()  # the GPU computes the next batch meanwhile
-    results.add("second")
-    results.on_host()
+
+    def results() -> Iterator[str]:
+        yield "first"
+        gpu.read.assert_not_called()  # the GPU computes the next batch first
+        yield "second"
+
+    evaluation.to_host(results(), OWN)
     calls = [name.rpartition(".")[2] for name, _, _ in gpu.mock_calls]
-    one_batch = ["send", "stream", "record_event", "synchronize", "read"]
-    assert calls == 2 * one_batch
-    assert [call.args for call in gpu.send.call_args_list] == [("first", "cpu", True), ("second", "cpu", True)]
+    send = ["send", "stream", "record_event"]
+    read = ["synchronize", "read"]
+    assert calls == [*send, *read, *send, *read]
+    assert gpu.send.call_args_list == [mock.call(name, "cpu", non_blocking=True) for name in ("first", "second")]
 
 
 class Net(torch.nn.Module):
