@@ -362,9 +362,13 @@ def _verify_and_read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -
     """`_read`, while another thread verifies the files. What verification finds is raised first."""
     with ThreadPoolExecutor() as threads:
         verification = threads.submit(verify, folder)
-        reading = threads.submit(_read, run, folder, load_kwargs)
-    verification.result()
-    return reading.result()
+        try:
+            saved = _read(run, folder, load_kwargs)  # here: in a new thread it takes twice as long
+        except Exception:
+            verification.result()
+            raise
+        verification.result()
+    return saved
 
 
 def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
