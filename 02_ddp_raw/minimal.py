@@ -7,6 +7,7 @@ It ends with the weights of `train.py --no-dropout`, and saves them in minimal.p
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before there is a group: https://github.com/pytorch/pytorch/issues/190489
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel

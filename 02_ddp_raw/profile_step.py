@@ -11,6 +11,7 @@ import os
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before there is a group: https://github.com/pytorch/pytorch/issues/190489
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule  # * and ProfilerActivity.CUDA on a GPU

@@ -12,6 +12,7 @@ import os
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before there is a group: https://github.com/pytorch/pytorch/issues/190489
 import torch.nn.functional as F
 import torchvision
 from torch.nn.parallel import DistributedDataParallel

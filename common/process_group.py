@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 # The functions of this module take the default group at the moment of this import as their default argument. Imported
-# later (the first optimizer does it) they keep that group and its threads for ever, and a thread that outlives the
+# later (the first DDP or optimizer does it) they keep that group and its threads for ever. A thread that outlives the
 # interpreter aborts the process:
 # https://github.com/pytorch/pytorch/issues/190489
 import torch.distributed.nn.functional  # noqa: F401

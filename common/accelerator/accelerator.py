@@ -792,6 +792,11 @@ class Accelerator:
         return self.state.is_fsdp2
 
     @property
+    def use_distributed(self) -> bool:
+        """True if there are several processes."""
+        return self.state.use_distributed
+
+    @property
     def num_processes(self) -> int:
         """The world size."""
         return self.state.num_processes
@@ -815,6 +820,11 @@ class Accelerator:
     def is_local_main_process(self) -> bool:
         """True on local rank 0: one process per machine."""
         return self.state.is_local_main_process
+
+    @property
+    def is_last_process(self) -> bool:
+        """True on the last rank only."""
+        return self.state.is_last_process
 
     @property
     def mixed_precision(self) -> str:

@@ -447,6 +447,10 @@ class GradientState:
                 del self.dataloader_references[place]
                 return
 
+    def _set_sync_gradients(self, sync_gradients: bool) -> None:
+        """As transformers' Trainer sets it."""
+        self.sync_gradients = sync_gradients
+
     @staticmethod
     def _reset_state() -> None:
         """Let the next Accelerator begin at no place. Objects that are prepared ask for the state that there is."""

@@ -35,6 +35,8 @@ from .environment import (
 )
 from .imports import (
     is_bf16_available,
+    is_cuda_available,
+    is_fp16_available,
     is_peft_available,
     is_tensorboard_available,
 )

@@ -4,6 +4,8 @@ import importlib.util
 
 import torch
 
+from .environment import patch_environment
+
 
 def _is_installed(package: str) -> bool:
     """True if a library is installed; not for a folder of that name."""
@@ -19,6 +21,16 @@ def is_peft_available() -> bool:
     return _is_installed("peft")
 
 
+def is_cuda_available() -> bool:
+    """True if there is a GPU, asked of the driver without starting CUDA: a process may still be forked afterwards."""
+    with patch_environment(PYTORCH_NVML_BASED_CUDA_CHECK="1"):
+        return torch.cuda.is_available()
+
+
 def is_bf16_available(ignore_tpu: bool = False) -> bool:
     """True if the device computes in bfloat16, however slowly."""
-    return torch.cuda.is_bf16_supported() if torch.cuda.is_available() else True
+    return torch.cuda.is_bf16_supported() if is_cuda_available() else True
+
+
+def is_fp16_available() -> bool:
+    return True
