@@ -72,7 +72,7 @@ def score(outputs, targets):
 
 class TaskTrainer(Trainer):
     def _get_train_sampler(self, train_dataset=None):
-        # The Trainer makes a step of an epoch's tail too, or drops the tail of the evaluation as well.
+        # The Trainer makes a step of an epoch's tail too. Hugging Face's would drop it in the evaluation as well.
         step = self.args.per_device_train_batch_size * self.args.world_size
         return RandomSampler(self.train_dataset, num_samples=len(self.train_dataset) // step * step)
 

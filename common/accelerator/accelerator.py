@@ -272,7 +272,8 @@ class Accelerator:
     ) -> torch.nn.Module:
         """`model` on the device, with autocast in its forward, in DDP on several processes, and compiled if asked.
 
-        Its outputs come back in float32. With `evaluation_mode`, or without a parameter to train, DDP is left out.
+        In mixed precision its outputs come back in float32. With `evaluation_mode`, or without a parameter to train,
+        DDP is left out; with `evaluation_mode` FSDP too.
         """
         if _is_prepared(model):
             # Checkpoints hold the model inside, once, compiled or not.
@@ -282,14 +283,15 @@ class Accelerator:
         self._models.append(model)
         if self.native_amp:
             self._run_forward_in_mixed_precision(model)
-        if self._is_placed(device_placement) and not self.is_fsdp2:  # whole, a model that is to be sharded may not fit
+        is_sharded = self.is_fsdp2 and not evaluation_mode
+        if self._is_placed(device_placement) and not is_sharded:  # whole, a model that is to be sharded may not fit
             model = model.to(self.device)
         # On the CPU a group of one process is wrapped in DDP too, as in the original.
         is_on_cpu = self.distributed_type == DistributedType.MULTI_CPU
         is_on_gpus = self.distributed_type == DistributedType.MULTI_GPU and self.num_processes > 1
         if (is_on_cpu or is_on_gpus) and not evaluation_mode:
             model = self._wrap_in_ddp(model)
-        if self.is_fsdp2 and not evaluation_mode:
+        if is_sharded:
             fsdp_utils.shard_model(_innermost(model), self.state.fsdp_plugin, self.device)
             for optimizer in self._optimizers:
                 fsdp_utils.give_parts(optimizer.optimizer)

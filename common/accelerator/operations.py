@@ -105,7 +105,7 @@ def gather(tensor: Any) -> Any:
     send. Scalars become vectors of one entry per rank. In a single process the input itself is returned.
 
     Raises:
-        TypeError: for leaves that are no tensors.
+        TypeError: on several processes, for leaves that are no tensors.
         DistributedOperationException: on all processes, if keys, shapes or dtypes differ between them; not on nccl.
     """
     if PartialState().distributed_type == DistributedType.NO:

@@ -90,7 +90,7 @@ class Trainer:
     """Trains `model` on every rank. A subclass says what the loss of a batch is.
 
     Args:
-        data_collator: makes a batch, a tuple or dict of tensors, of a list of samples.
+        data_collator: makes a batch, a dict of tensors, of a list of samples.
         callbacks: called after the DefaultFlowCallback.
     """
 

@@ -666,7 +666,6 @@ class Trainer:
         if self.train_dataloader is None:  # not trained yet
             undo_preparation(accelerator, self.model)  # of another Trainer, whose precision may be another
             accelerator.prepare_model(self.model, evaluation_mode=True)
-            self.model.to(accelerator.device)  # where a model that `train` shares out has not been yet
         self.model.eval()
         self._set_optimizer_mode("eval")
 

@@ -111,7 +111,7 @@ def test_accumulated_micro_batches_train_the_weights_of_whole_batches(world_size
         assert results[0]["steps"] == whole["steps"] == 2
 
 
-def test_the_weights_have_moved_and_hang_on_every_sample(tmp_path):
+def test_the_weights_have_moved_and_hang_on_a_single_sample(tmp_path):
     _, start = run_level("00_single_gpu", [*EXACT, "--lr", "1e-12"])
     assert farthest(start, level_00()[1]) > 1e-3
 

@@ -4,7 +4,7 @@
 
 Flags win over the file. Without `--config_file` the default file is read, if there is one. The script gets its own
 settings (mixed precision, accumulation, CPU) through the original's variables ACCELERATE_*. A single process is started
-by Python alone, without torchrun.
+by Python alone, without torchrun, unless it shall be restarted or uses FSDP.
 """
 
 import argparse

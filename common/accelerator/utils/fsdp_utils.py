@@ -55,7 +55,8 @@ def shard_model(model: nn.Module, plugin: FullyShardedDataParallelPlugin, device
         if plugin.activation_checkpointing:
             layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
         fully_shard(layer, mesh=mesh, reshard_after_forward=plugin.reshard_after_forward)
-    fully_shard(model, mesh=mesh)  # what is in none of these layers
+    # What is in none of these layers. Torch's own default keeps it gathered until the backward.
+    fully_shard(model, mesh=mesh, reshard_after_forward=plugin.reshard_after_forward)
     for name, parameter in model.named_parameters():
         whole[name]._part = parameter  # where `give_parts` looks, for an optimizer made before
     for module in model.modules():
