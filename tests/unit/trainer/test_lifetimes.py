@@ -24,6 +24,14 @@ def test_a_model_that_another_trainer_trained_in_bf16_computes_as_this_one_was_a
     assert set(dtypes) == {torch.float32}
 
 
+def test_a_model_that_is_evaluated_again_and_again_before_training_is_saved_once(tmp_path):
+    trainer = make_trainer(tmp_path, evaluate=8)
+    trainer.evaluate()
+    trainer.evaluate()
+    trainer.accelerator.save_state(tmp_path / "checkpoint")
+    assert [path.name for path in (tmp_path / "checkpoint").glob("model*")] == ["model.safetensors"]
+
+
 def test_a_batch_size_that_is_changed_between_two_trainings_is_obeyed(tmp_path):
     """In the original the second training has the batches of the first."""
     trainer = make_trainer(tmp_path, train=24)
