@@ -333,7 +333,6 @@ class _Copy(torch.autograd.Function):
 def _copied(tensor: Tensor, device: int | None, category: str) -> Tensor:
     """A copy for a device. torch gives a mode the arguments of an operation, so device 3 is passed on as cpu:3."""
     place = torch.device("cpu") if device is None else torch.device("cpu", device)
-    # With a memory format torch's fake tensors copy too, where there is nothing to change.
-    result = COPY(tensor, device=place, memory_format=torch.preserve_format)
+    result = COPY(tensor, device=place)
     name_category(result, category)
     return result
