@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from .logging import get_logger
-from .operations import broadcast_object_list, gather_object
+from .operations import broadcast_object_list, gather_object, run_on_all_ranks
 from .optimizer import AcceleratedOptimizer, LossScaler
 from .sampler import SeedableRandomSampler, innermost_sampler
 from .scheduler import AcceleratedScheduler
@@ -457,36 +457,6 @@ def _warn_of_what_is_missing(run: RunState, saved: SavedRun) -> None:
     if left:
         what = "nothing is prepared that takes it: call `prepare` before `load_state`"
         logger.warning("%s holds %s, and %s", folder, ", ".join(left), what)
-
-
-# Errors on several ranks
-
-
-class RemoteError(RuntimeError):
-    """Raised on a process that met no error itself, because another process met one; it quotes that error."""
-
-
-def run_on_all_ranks(action: Callable[[], Any], runs_here: bool = True) -> Any:
-    """Run `action` where `runs_here` is true, and return its result; if one process raises, all of them raise.
-
-    A collective: all processes must call it. None is left waiting for one that failed.
-
-    Raises:
-        RemoteError: on the other processes.
-    """
-    result = None
-    error = None
-    try:
-        result = _run_here(action, runs_here)
-    except Exception as failure:
-        error = failure
-    rank = PartialState().process_index
-    errors = gather_object([] if error is None else [f"rank {rank}: {type(error).__name__}: {error}"])
-    if error is not None:
-        raise error
-    if errors:
-        raise RemoteError(errors[0])
-    return result
 
 
 def _run_here(action: Callable[[], Any], runs_here: bool = True) -> Any:

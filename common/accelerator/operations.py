@@ -402,6 +402,37 @@ def _join(parts: list[Any]) -> Any:
     return list(chain.from_iterable(parts))
 
 
+# Errors on several ranks
+
+
+class RemoteError(RuntimeError):
+    """Raised on a process that met no error itself, because another process met one; it quotes that error."""
+
+
+def run_on_all_ranks(action: Callable[[], Any], runs_here: bool = True) -> Any:
+    """Run `action` where `runs_here` is true, and return its result; if one process raises, all of them raise.
+
+    A collective: all processes must call it. None is left waiting for one that failed.
+
+    Raises:
+        RemoteError: on the other processes.
+    """
+    result = None
+    error = None
+    try:
+        if runs_here:
+            result = action()
+    except Exception as failure:
+        error = failure
+    rank = PartialState().process_index
+    errors = gather_object([] if error is None else [f"rank {rank}: {type(error).__name__}: {error}"])
+    if error is not None:
+        raise error
+    if errors:
+        raise RemoteError(errors[0])
+    return result
+
+
 # Precision
 
 

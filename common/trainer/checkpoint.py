@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from common.accelerator import Accelerator
-from common.accelerator.checkpointing import run_on_all_ranks
+from common.accelerator.operations import run_on_all_ranks
 from common.accelerator.utils import broadcast, broadcast_object_list, load_state_dict
 from common.accelerator.utils.checkpoint_folder import choose_newest, finish_and_verify, numbered, remove_folder
 from common.accelerator.utils.weights import under_names_of

@@ -22,8 +22,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from common.accelerator import Accelerator, utils
-from common.accelerator.checkpointing import run_on_all_ranks
 from common.accelerator.logging import get_logger
+from common.accelerator.operations import run_on_all_ranks
 from common.accelerator.state import AcceleratorState
 from common.accelerator.utils.random import get_random_states, set_random_states
 from common.trainer import batches, checkpoint, evaluation, loading, optimization, pretrained, reporting, signatures
