@@ -7,9 +7,9 @@ unpacks the tensors of all ranks from the bytes that it got.
 
 import pickle
 from collections.abc import Callable
-from functools import update_wrapper
+from functools import update_wrapper, wraps
 from itertools import chain
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -90,11 +90,6 @@ def listify(data: Any) -> Any:
     return recursively_apply(to_list, data)
 
 
-def holds_tensors(data: Any) -> bool:
-    """True if there is a tensor somewhere in nested `data`."""
-    return any(isinstance(leaf, torch.Tensor) for leaf in leaves(data))
-
-
 # Collectives
 
 
@@ -117,17 +112,17 @@ def _gather_tensors(named: list[NamedLeaf], description: str) -> list[torch.Tens
     """Tensors of all processes, joined, if `description` is the same on all of them."""
     pieces = [as_bytes(leaf) for _, leaf in named if has_bytes(leaf)]
     lengths = [len(piece) for piece in pieces]
-    travel_together = sum(lengths) <= LARGEST_CONTENT
-    # The exchange comes before the errors: a rank that raised first would leave the others waiting.
-    of_ranks = exchange(description, pieces if travel_together else [])
+    if sum(lengths) <= LARGEST_CONTENT:
+        together = exchange(description, pieces)
+        # A dtype can be viewed only at a multiple of its size, and the bytes of one of several begin anywhere.
+        rows_of_tensors = [rows.clone(memory_format=torch.contiguous_format) for rows in together.split(lengths, dim=1)]
+    else:
+        exchange(description)
+        rows_of_tensors = [all_gather_bytes([piece]) for piece in pieces]  # one by one, without a copy
+    # Not before the exchange: a rank that raised there would leave the others waiting.
     tensors = _only_tensors(named)
     if len(pieces) < len(tensors):
         raise TypeError("sparse, nested and quantized tensors cannot be gathered")
-    if travel_together:
-        # A dtype can be viewed only at a multiple of its size, and the bytes of one of several begin anywhere.
-        rows_of_tensors = [rows.clone(memory_format=torch.contiguous_format) for rows in of_ranks.split(lengths, dim=1)]
-    else:
-        rows_of_tensors = [all_gather_bytes([piece]) for piece in pieces]  # large ones one by one, without a copy
     return [from_bytes(rows, tensor) for rows, tensor in zip(rows_of_tensors, tensors, strict=True)]
 
 
@@ -324,14 +319,17 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
         present = f"only ranks 0 to {short_step.num_ranks_present - 1} have a batch in this step"
         raise RuntimeError(f"{present}: evaluate with even_batches=True")
 
+    num_real = None
+    if short_step is not None and loader.end_of_dataloader:  # only the last step has repeated samples
+        num_real = short_step.num_real_all_ranks
+
     def is_column(part: Any) -> bool:
         return use_gather_object or is_list_of_entries(part)
 
     def real_rows(column: Any) -> Any:
-        if short_step is None or not loader.end_of_dataloader or not _has_rows(column):
+        if num_real is None or not _has_rows(column):
             return column
-        # Only the last step has repeated samples. The rows of the real ones come first, in the order of the ranks.
-        return column[: short_step.num_real_all_ranks]
+        return column[:num_real]  # those of real samples come first, in the order of the ranks
 
     if state.distributed_type == DistributedType.NO:
         return map_nested(real_rows, data, is_leaf=is_column)
@@ -347,7 +345,9 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
 
 def is_list_of_entries(data: Any) -> bool:
     """True for a list or tuple without tensors: a column with one entry per sample, and no structure."""
-    return isinstance(data, (list, tuple)) and not holds_tensors(data)
+    if not isinstance(data, (list, tuple)):
+        return False
+    return not any(isinstance(leaf, torch.Tensor) for leaf in leaves(data))
 
 
 def _has_rows(column: Any) -> bool:
@@ -358,32 +358,20 @@ def _has_rows(column: Any) -> bool:
 def _gather_columns(named: list[NamedLeaf], short_step: ShortStep | None) -> list[Any]:
     """The columns of all processes, joined: a column is a tensor, a list of entries or a single object.
 
-    Tensors travel as they are, and objects pickled. Where the processes have batches of different sizes, tensors are
-    pickled too.
+    Tensors alone travel as bytes. With other columns among them, or with other numbers of rows on some process, all
+    columns travel pickled.
     """
     is_uneven = short_step is not None and not short_step.is_even
-    tensors = {}
-    objects = {}
-    lines = ["gather_for_metrics"]
-    for place, (name, leaf) in enumerate(named):
-        if not isinstance(leaf, torch.Tensor):
-            objects[place] = leaf
-            lines.append(f"{name} objects")
-        elif is_uneven:
-            objects[place] = leaf
-            lines.append(f"{name} rows of {list(leaf.shape[1:])} {leaf.dtype}")
-        else:
-            tensors[place] = named[place]
-    description = describe("\n".join(lines), tensors.values())
-    columns = {}
-    if tensors or not objects:  # where this process has neither, all have neither, or the descriptions differ
-        columns = dict(zip(tensors, _gather_tensors(list(tensors.values()), description), strict=True))
-    if objects:
-        own_parts = {place: _own_part(column) for place, column in objects.items()}
-        parts_of_ranks = _gather_objects(own_parts, description)
-        for place in objects:
-            columns[place] = _join([parts[place] for parts in parts_of_ranks])
-    return [columns[place] for place in range(len(named))]
+    if not is_uneven and all(isinstance(column, torch.Tensor) for _, column in named):
+        return _gather_tensors(named, describe("gather_for_metrics", named))
+    description = "gather_for_metrics"
+    for name, column in named:
+        content = "objects"
+        if isinstance(column, torch.Tensor):
+            content = f"rows of {list(column.shape[1:])} {column.dtype}"
+        description += f"\n{name} {content}"
+    parts_of_ranks = _gather_objects([_own_part(column) for _, column in named], description)
+    return [_join(parts) for parts in zip(*parts_of_ranks, strict=True)]
 
 
 def _own_part(column: Any) -> Any:
@@ -391,12 +379,12 @@ def _own_part(column: Any) -> Any:
     if column is None or isinstance(column, (int, float)):
         return [column]
     if isinstance(column, torch.Tensor):
-        # A tensor of a GPU would come out of its pickle on the GPU of the sender.
-        column = torch.atleast_1d(column.detach()).cpu()
+        # A tensor of a GPU would come out of its pickle on the GPU of the sender, and a view with the whole tensor.
+        return torch.atleast_1d(column.detach()).cpu().clone()
     return column
 
 
-def _join(parts: list[Any]) -> Any:
+def _join(parts: tuple[Any, ...]) -> Any:
     if isinstance(parts[0], torch.Tensor):
         return torch.cat(parts).to(PartialState().device)
     return list(chain.from_iterable(parts))
@@ -449,11 +437,7 @@ def convert_to_fp32(tensor: Any) -> Any:
 
 
 class ConvertOutputsToFp32:
-    """`model_forward`, with float16 and bfloat16 tensors in its result as float32.
-
-    Raises:
-        pickle.PicklingError: when it is pickled, for it belongs to a prepared model: unwrap that one first.
-    """
+    """`model_forward`, with float16 and bfloat16 tensors in its result as float32."""
 
     def __init__(self, model_forward: Callable[..., Any]) -> None:
         self.model_forward = model_forward
@@ -463,19 +447,16 @@ class ConvertOutputsToFp32:
         output = self.model_forward(*args, **kwargs)
         return convert_to_fp32(output)
 
-    def __getstate__(self) -> NoReturn:
-        raise pickle.PicklingError(
-            "Cannot pickle a prepared model with automatic mixed precision: unwrap it first with "
-            "`Accelerator.unwrap_model(model, keep_fp32_wrapper=False)`."
-        )
-
 
 def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., Any]:
-    """`model_forward`, with float16 and bfloat16 tensors in its result as float32; `__wrapped__` leads back to it."""
+    """The same as a function, whose `__wrapped__` is a ConvertOutputsToFp32, as in the original.
+
+    Programs look there for that object in a prepared model, and put its `model_forward` back.
+    """
     converted = ConvertOutputsToFp32(model_forward)
 
+    @wraps(converted)
     def forward(*args: Any, **kwargs: Any) -> Any:
         return converted(*args, **kwargs)
 
-    vars(forward)["__wrapped__"] = converted
     return forward

@@ -3,7 +3,6 @@
 import collections
 import collections.abc
 import importlib
-import pickle
 
 import numpy
 import pytest
@@ -210,7 +209,7 @@ def test_a_packed_sequence_goes_to_the_device_whole_and_what_has_a_method_to_by_
     assert moved["own"] == ["moved to meta", Point(1, "text")]
 
 
-def test_a_converted_forward_leads_back_to_the_models_own_and_refuses_to_be_pickled(libraries):
+def test_a_converted_forward_leads_back_to_the_models_own(libraries):
     def forward(x):
         return {"y": x.bfloat16(), "n": numpy.float16(1)}
 
@@ -218,9 +217,8 @@ def test_a_converted_forward_leads_back_to_the_models_own_and_refuses_to_be_pick
         converted = library.convert_outputs_to_fp32(forward)
         output = converted(torch.ones(1))
         assert output["y"].dtype == torch.float32 and isinstance(output["n"], numpy.float16)
-        assert converted.__wrapped__.__wrapped__ is forward
-        with pytest.raises(pickle.PicklingError, match="unwrap"):
-            pickle.dumps(converted.__wrapped__)
+        assert isinstance(converted.__wrapped__, library.operations.ConvertOutputsToFp32)
+        assert converted.__wrapped__.model_forward is converted.__wrapped__.__wrapped__ is forward
 
 
 # Batch sizes that fit
