@@ -36,7 +36,7 @@ from .optimizer import AcceleratedOptimizer, LossScaler
 from .sampler import BatchSamplerShard
 from .scheduler import AcceleratedScheduler
 from .shard import index_sampler_of
-from .state import AcceleratorState, DistributedType, GradientState, forget_ended_training
+from .state import AcceleratorState, DistributedType, GradientState, forget_ended_training, is_initialized
 from .tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, select_trackers
 from .utils import fsdp_utils, other
 from .utils.constants import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
@@ -58,7 +58,7 @@ from .utils.dataclasses import (
     TorchDynamoPlugin,
 )
 from .utils.memory import release_memory
-from .utils.other import extract_model_from_parallel, is_compiled_module
+from .utils.other import extract_model_from_parallel, innermost_model, is_compiled_module
 
 logger = get_logger(__name__)
 
@@ -164,12 +164,15 @@ class Accelerator:
         self.profile_handler = handlers.get(ProfileKwargs)
 
         forget_ended_training()
-        process_settings = _kwargs_of(self.init_handler)
         self.state = AcceleratorState(
-            mixed_precision, cpu, fsdp_plugin=fsdp_plugin, _from_accelerator=True, **process_settings
+            mixed_precision,
+            cpu,
+            dynamo_plugin=_choose_compiler(dynamo_backend, dynamo_plugin),
+            fsdp_plugin=fsdp_plugin,
+            _from_accelerator=True,
+            **_kwargs_of(self.init_handler),
         )
-        GradientState(gradient_accumulation_plugin)  # all instances share the settings
-        self.state.dynamo_plugin = self._choose_compiler(dynamo_backend, dynamo_plugin)
+        self.gradient_state = GradientState(gradient_accumulation_plugin)
 
         self.project_configuration = project_config or ProjectConfiguration(project_dir)
         if project_dir is not None and self.project_dir is None:
@@ -199,15 +202,6 @@ class Accelerator:
         self._custom_objects: list[Any] = []
         self._save_model_state_pre_hook: OrderedDict[int, Callable] = OrderedDict()
         self._load_model_state_pre_hook: OrderedDict[int, Callable] = OrderedDict()
-
-    def _choose_compiler(
-        self, backend: DynamoBackend | str | None, plugin: TorchDynamoPlugin | None
-    ) -> TorchDynamoPlugin:
-        if plugin is not None and backend is not None:
-            raise ValueError("You cannot pass in both `dynamo_plugin` and `dynamo_backend`, please only pass in one.")
-        if backend is not None:
-            return TorchDynamoPlugin(backend)
-        return plugin or self.state.dynamo_plugin or TorchDynamoPlugin()
 
     # Preparing
 
@@ -272,29 +266,23 @@ class Accelerator:
     ) -> torch.nn.Module:
         """`model` on the device, with autocast in its forward, in DDP on several processes, and compiled if asked.
 
-        In mixed precision its outputs come back in float32. With `evaluation_mode`, or without a parameter to train,
-        DDP is left out; with `evaluation_mode` FSDP too.
+        In mixed precision its outputs in half precision come back in float32. With `evaluation_mode`, or without a
+        parameter to train, DDP is left out; with `evaluation_mode` FSDP too. FSDP places a model by itself.
         """
         if _is_prepared(model):
             # Checkpoints hold the model inside, once, compiled or not.
-            if not any(_innermost(known) is _innermost(model) for known in self._models):
-                self._models.append(_innermost(model))
+            if not any(innermost_model(known) is innermost_model(model) for known in self._models):
+                self._models.append(innermost_model(model))
             return model
         self._models.append(model)
         if self.native_amp:
             self._run_forward_in_mixed_precision(model)
-        is_sharded = self.is_fsdp2 and not evaluation_mode
-        if self._is_placed(device_placement) and not is_sharded:  # whole, a model that is to be sharded may not fit
+        if self.is_fsdp2 and not evaluation_mode:
+            self._shard(model)  # places it too, piece by piece: whole, it may not fit
+        elif self._is_placed(device_placement):
             model = model.to(self.device)
-        # On the CPU a group of one process is wrapped in DDP too, as in the original.
-        is_on_cpu = self.distributed_type == DistributedType.MULTI_CPU
-        is_on_gpus = self.distributed_type == DistributedType.MULTI_GPU and self.num_processes > 1
-        if (is_on_cpu or is_on_gpus) and not evaluation_mode:
+        if self._trains_in_ddp(model) and not evaluation_mode:
             model = self._wrap_in_ddp(model)
-        if is_sharded:
-            fsdp_utils.shard_model(_innermost(model), self.state.fsdp_plugin, self.device)
-            for optimizer in self._optimizers:
-                fsdp_utils.give_parts(optimizer.optimizer)
         compiler = self.state.dynamo_plugin
         if compiler.backend != DynamoBackend.NO and not is_compiled_module(model):
             model = torch.compile(model, **compiler.to_kwargs())  # type: ignore[assignment]  # a module is returned
@@ -304,19 +292,32 @@ class Accelerator:
     def _run_forward_in_mixed_precision(self, model: Any) -> None:
         model._original_forward = model.forward
         autocast: Any = self._autocast(self.autocast_handler)
-        # The function of a bound method is wrapped and bound again: a deep copy of the model then runs its own forward.
-        function = getattr(model.forward, "__func__", model.forward)
-        forward: Any = operations.convert_outputs_to_fp32(autocast(function))
-        model.forward = forward if function is model.forward else MethodType(forward, model)
+        if isinstance(model.forward, MethodType):
+            # Bound to the model again: a deep copy of the model then runs its own forward.
+            function = operations.convert_outputs_to_fp32(autocast(model.forward.__func__))
+            model.forward = MethodType(function, model)
+        else:
+            model.forward = operations.convert_outputs_to_fp32(autocast(model.forward))
 
-    def _wrap_in_ddp(self, model: torch.nn.Module) -> torch.nn.Module:
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            return model
+    def _shard(self, model: torch.nn.Module) -> None:
+        fsdp_utils.shard_model(innermost_model(model), self.state.fsdp_plugin, self.device)
+        for optimizer in self._optimizers:
+            fsdp_utils.give_parts(optimizer.optimizer)
+
+    def _trains_in_ddp(self, model: torch.nn.Module) -> bool:
+        """True on several processes, if there is something to train."""
+        # On the CPU also in a group of one process, as in the original.
+        is_on_cpu = self.distributed_type == DistributedType.MULTI_CPU
+        is_on_gpus = self.distributed_type == DistributedType.MULTI_GPU and self.num_processes > 1
+        has_gradients = any(parameter.requires_grad for parameter in model.parameters())
+        return (is_on_cpu or is_on_gpus) and has_gradients
+
+    def _wrap_in_ddp(self, model: torch.nn.Module) -> DistributedDataParallel:
         device_ids = None if self.device.type == "cpu" else [self.device.index]
-        model = DistributedDataParallel(model, device_ids=device_ids, **_kwargs_of(self.ddp_handler))
+        wrapped = DistributedDataParallel(model, device_ids=device_ids, **_kwargs_of(self.ddp_handler))
         if self.ddp_handler is not None:
-            self.ddp_handler.register_comm_hook(model)
-        return model
+            self.ddp_handler.register_comm_hook(wrapped)
+        return wrapped
 
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
@@ -394,7 +395,7 @@ class Accelerator:
         """A context in which gradients of `model` stay on their process."""
         stay_local: contextlib.AbstractContextManager = contextlib.nullcontext()
         if self.state.use_distributed and self.is_fsdp2:
-            stay_local = fsdp_utils.no_sync(_innermost(model))
+            stay_local = fsdp_utils.no_sync(innermost_model(model))
         elif self.state.use_distributed and hasattr(model, "no_sync"):
             stay_local = model.no_sync()  # type: ignore[operator]  # a method, not a parameter
         with stay_local:
@@ -756,11 +757,6 @@ class Accelerator:
     # The rest of this class only forwards: to the GradientState, to the AcceleratorState, to the two configurations.
 
     @property
-    def gradient_state(self) -> GradientState:
-        """Where the run stands in the accumulation window and in its loaders."""
-        return GradientState()
-
-    @property
     def sync_gradients(self) -> bool:
         """True if this micro-batch ends its window."""
         return self.gradient_state.sync_gradients
@@ -889,6 +885,15 @@ class Accelerator:
         return self.project_configuration.logging_dir
 
 
+def _choose_compiler(backend: DynamoBackend | str | None, plugin: TorchDynamoPlugin | None) -> TorchDynamoPlugin | None:
+    """What the script asks for; None if it asks for nothing, and so keeps what an earlier Accelerator has."""
+    if plugin is not None and backend is not None:
+        raise ValueError("You cannot pass in both `dynamo_plugin` and `dynamo_backend`, please only pass in one.")
+    if plugin is None and (backend is not None or not is_initialized()):
+        return TorchDynamoPlugin(backend)
+    return plugin
+
+
 def _handlers_by_kind(handlers: list[KwargsHandler]) -> dict[type, Any]:
     found: dict[type, Any] = {}
     for handler in handlers:
@@ -919,13 +924,6 @@ def _remember(prepared: Any, among: list) -> Any:
     if not any(prepared is known for known in among):
         among.append(prepared)
     return prepared
-
-
-def _innermost(model: Any) -> torch.nn.Module:
-    """The model that the script made, inside compiled models and DistributedDataParallel."""
-    while is_compiled_module(model) or isinstance(model, DistributedDataParallel):
-        model = model._orig_mod if is_compiled_module(model) else model.module
-    return model
 
 
 def _as_list(parameters: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -12,12 +12,21 @@ from .utils import fsdp_utils
 
 
 class LossScaler(torch.amp.GradScaler):
-    """A GradScaler that calls `update` by itself, when its scale is next used, read, saved or replaced.
+    """A GradScaler for scripts that never call `update`, and for optimizers that do not all step in each window.
 
-    torch asks for `update` after all optimizers of a window have stepped. By then they have.
+    torch's scaler keeps a stage for each optimizer. Here it changes as follows:
+
+        stage of its gradients                      becomes     by
+        READY: with the scale of the loss           UNSCALED    `unscale_`, before they are clipped
+        READY or UNSCALED                           STEPPED     `step`
+        UNSCALED                                    STEPPED     `forget_unscaled`, where they were dropped instead
+        STEPPED: their step has been made           READY       `update`, which also adapts the scale
+
+    `update` is called when the scale is next used, read, saved or replaced: all optimizers of the window have stepped
+    by then. An optimizer that is UNSCALED stays so in it, because it still waits for its step. torch would forget this.
     """
 
-    # True where an optimizer has stepped, or its gradients were dropped, since the last `update`.
+    # True where an optimizer has come to the stage STEPPED since the last `update`.
     update_is_due = False
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -53,15 +62,12 @@ class LossScaler(torch.amp.GradScaler):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` gave."""
-        # What the optimizers have noted belongs to the scale that is replaced, and must not change the new one.
+        # The steps so far were made with the scale that is replaced, and must not change the new one.
         self._update_if_due()
         super().load_state_dict(state_dict)
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
-        """Change the scale by what the optimizers have noted. Scripts may call it for optimizers of their own.
-
-        Gradients that are unscaled and wait for their step stay so, which torch would forget.
-        """
+        """Adapt the scale to the steps that were made. Scripts may call it for optimizers of their own."""
         waiting = {}
         for optimizer_id, state in self._per_optimizer_states.items():
             if state["stage"] is OptState.UNSCALED:
@@ -94,10 +100,10 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     ) -> None:
         self.optimizer = optimizer
         self.scaler = scaler
+        self.gradient_state = GradientState()
         # True if the last step was skipped. After a fused step it is the tensor by which the kernel decided.
         self._is_overflow: bool | torch.Tensor = False
         self._takes_set_to_none = "set_to_none" in inspect.signature(optimizer.zero_grad).parameters
-        self._hook_into_step()
         if device_placement:
             # Loading copies each state to the device of its parameter.
             state_dict = optimizer.state_dict()
@@ -110,11 +116,24 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         if self.scaler is None:
             self.optimizer.step(closure)
         elif self.has_gradients():
-            # `_note_step` changes this, if the scaler calls the optimizer's step.
-            self._is_overflow = True
-            self.scaler.step(self.optimizer, closure)
+            self._is_overflow = self._step_unless_overflow(self.scaler, closure)
         else:
             self._is_overflow = False  # nothing was skipped: there was nothing to do
+
+    def _step_unless_overflow(self, scaler: LossScaler, closure: Callable | None) -> bool | torch.Tensor:
+        """Let `scaler` step the optimizer. True, or a tensor that is not zero, if the weights were left alone.
+
+        The scaler calls an optimizer without a fused kernel only where all gradients are finite. It always calls a
+        fused one, and hands it `found_inf`: where that is not zero the kernel leaves the weights alone.
+        """
+        found_inf_of_step: list[bool | torch.Tensor] = []
+
+        def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            found_inf_of_step.append(getattr(optimizer, "found_inf", False))
+
+        with self.optimizer.register_step_post_hook(note):  # until the end of this block
+            scaler.step(self.optimizer, closure)
+        return found_inf_of_step[0] if found_inf_of_step else True
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Drop the gradients, if this micro-batch ends its window.
@@ -131,11 +150,6 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         else:
             raise ValueError("`set_to_none` for Optimizer.zero_grad` is not supported by this optimizer.")
         self.forget_unscaling()
-
-    @property
-    def gradient_state(self) -> GradientState:
-        """The place of the run in the accumulation window."""
-        return GradientState()
 
     @property
     def step_was_skipped(self) -> bool:
@@ -170,15 +184,13 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     def train(self) -> None:
         """Enter the training mode of an optimizer that has one, as the schedule-free ones have."""
-        enter_training = getattr(self.optimizer, "train", None)
-        if callable(enter_training):
-            enter_training()
+        if hasattr(self.optimizer, "train"):
+            self.optimizer.train()
 
     def eval(self) -> None:
         """Enter the evaluation mode of an optimizer that has one, as the schedule-free ones have."""
-        enter_evaluation = getattr(self.optimizer, "eval", None)
-        if callable(enter_evaluation):
-            enter_evaluation()
+        if hasattr(self.optimizer, "eval"):
+            self.optimizer.eval()
 
     @property
     def state(self) -> Any:
@@ -232,13 +244,3 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._hook_into_step()  # which torch's pickled optimizers forget
-
-    def _hook_into_step(self) -> None:
-        if self.scaler is not None:
-            self.optimizer.register_step_post_hook(self._note_step)
-
-    def _note_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        # The scaler calls an optimizer without a fused kernel only where all gradients are finite. It always calls a
-        # fused one, and hands it `found_inf`: where that is not zero the kernel leaves the weights alone.
-        self._is_overflow = getattr(optimizer, "found_inf", False)

@@ -35,6 +35,7 @@ class AcceleratedScheduler:
         self.optimizers: Any = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
         self.split_batches = split_batches
         self.step_with_optimizer = step_with_optimizer
+        self.gradient_state = GradientState()
         self.num_processes = PartialState().num_processes
 
     def step(self, *args: Any, **kwargs: Any) -> None:
@@ -42,7 +43,7 @@ class AcceleratedScheduler:
         if not self.step_with_optimizer:
             self.scheduler.step(*args, **kwargs)
             return
-        if not GradientState().sync_gradients:
+        if not self.gradient_state.sync_gradients:
             return
         if any(optimizer.step_was_skipped for optimizer in self.optimizers):
             return

@@ -1,9 +1,11 @@
 """What one process knows of itself: its rank and device, its settings, its place in the accumulation window.
 
 PartialState, AcceleratorState and GradientState each keep one dictionary, `_shared_state`, for the whole process, and
-every instance uses it as its `__dict__`. So `PartialState()` can be written anywhere and is always the same state. To
-forget a state is to begin another dictionary: instances that exist keep theirs. `_reset_state`, which has the
-original's name, does so; `forget_ended_training` calls it after `end_training`, and `fresh_states` for a block.
+every instance uses it as its `__dict__`. So `PartialState()` can be written anywhere and is always the same state.
+
+`_reset_state`, which has the original's name, lets what is made next start afresh. For a PartialState and an
+AcceleratorState it begins another dictionary: instances that exist keep theirs, so that an Accelerator that has ended
+still knows its rank. The GradientState, which prepared objects hold, goes back to its beginning for all of them.
 """
 
 import enum
@@ -81,6 +83,8 @@ class PartialState:
     """
 
     _shared_state: ClassVar[dict[str, Any]] = {}
+    # Set by `destroy_process_group`: the next Accelerator starts afresh.
+    _has_left_group: ClassVar[bool] = False
 
     def __init__(self, cpu: bool = False, **kwargs: Any) -> None:
         self.__dict__ = self._shared_state
@@ -98,7 +102,6 @@ class PartialState:
         init_method: str | None = None,
         timeout: timedelta | None = None,
     ) -> None:
-        self.has_left_group = False  # set by `destroy_process_group`, read by `forget_ended_training`
         self.backend = None
         uses_gpus = not cpu and torch.cuda.is_available()
         gpus = torch.cuda.device_count() if uses_gpus else 0
@@ -149,6 +152,7 @@ class PartialState:
     def _reset_state() -> None:
         """Let the next instance read the environment again."""
         PartialState._shared_state = {}
+        PartialState._has_left_group = False
 
     @property
     def initialized(self) -> bool:
@@ -184,15 +188,12 @@ class PartialState:
         """Leave `group`; by default the process group of the run."""
         if group is None:
             leave_process_group()
-            if PartialState._shared_state:  # a state that was reset stays empty
-                PartialState().has_left_group = True
+            PartialState._has_left_group = True
         elif dist.is_initialized():
             dist.destroy_process_group(group)
 
     def on_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` on rank 0; elsewhere a function that does nothing."""
-        if not self.initialized:
-            raise ValueError("The `PartialState` or `Accelerator` must be initialized before calling this function.")
         return function if self.is_main_process else do_nothing
 
     def on_local_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -287,6 +288,7 @@ class AcceleratorState(PartialState):
     Args:
         mixed_precision: "no", "fp16" or "bf16"; by default ACCELERATE_MIXED_PRECISION.
         cpu: stay on the CPU.
+        dynamo_plugin: how models are compiled. An Accelerator that gives none keeps that of an earlier one.
         fsdp_plugin: how models are sharded; kept only where there is a process group to share them out to.
         kwargs: of PartialState.
 
@@ -310,6 +312,7 @@ class AcceleratorState(PartialState):
         self,
         mixed_precision: str | None = None,
         cpu: bool = False,
+        dynamo_plugin: Any = None,
         fsdp_plugin: Any = None,
         _from_accelerator: bool = False,
         **kwargs: Any,
@@ -321,6 +324,8 @@ class AcceleratorState(PartialState):
             raise ValueError(self._CANNOT_CHANGE.format("this process already runs on a device", "cpu=True"))
         if self.initialized:
             self._refuse_other_settings(mixed_precision, fsdp_plugin)
+            if dynamo_plugin is not None:
+                self.dynamo_plugin = dynamo_plugin
             return
         if not _from_accelerator:
             raise ValueError(
@@ -335,7 +340,7 @@ class AcceleratorState(PartialState):
         self.__dict__.update(process.__dict__)
         if fsdp_plugin is not None:
             self.distributed_type = DistributedType.FSDP
-        self.dynamo_plugin: Any = None  # the Accelerator chooses it, and each later one may choose another
+        self.dynamo_plugin = dynamo_plugin
         self.fsdp_plugin = fsdp_plugin
         self.mixed_precision = precision
 
@@ -389,7 +394,7 @@ class GradientState:
 
     def __init__(self, gradient_accumulation_plugin: Any = None) -> None:
         self.__dict__ = GradientState._shared_state
-        if not self.initialized:
+        if not self._shared_state:
             self.sync_gradients = True
             self.dataloader_references: list = [None]
             self.plugin_kwargs: dict[str, Any] = {}
@@ -410,11 +415,6 @@ class GradientState:
     def sync_each_batch(self) -> bool:
         """True where gradients are averaged over the processes in every micro-batch."""
         return self.plugin_kwargs.get("sync_each_batch", False)
-
-    @property
-    def initialized(self) -> bool:
-        """True where this process has such a state."""
-        return self._shared_state != {}
 
     @property
     def active_dataloader(self) -> Any:
@@ -453,8 +453,13 @@ class GradientState:
 
     @staticmethod
     def _reset_state() -> None:
-        """Let the next Accelerator begin at no place. Objects that are prepared ask for the state that there is."""
-        GradientState._shared_state = {}
+        """Begin again, with no window and no loader."""
+        GradientState._shared_state.clear()
+        GradientState()
+
+    def __reduce__(self) -> tuple[type["GradientState"], tuple[()]]:
+        """A copy, and what is unpickled, is the state of the process too."""
+        return GradientState, ()
 
 
 # Forgetting
@@ -462,7 +467,7 @@ class GradientState:
 
 def forget_ended_training() -> None:
     """Let the next Accelerator start afresh, if the last one has left the process group."""
-    if PartialState._shared_state.get("has_left_group", False):
+    if PartialState._has_left_group:
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
 
@@ -471,10 +476,12 @@ def forget_ended_training() -> None:
 def fresh_states() -> Iterator[None]:
     """Within the block there is no PartialState and no AcceleratorState yet; afterwards there are those of before."""
     process = PartialState._shared_state
+    has_left_group = PartialState._has_left_group
     settings = AcceleratorState._shared_state
     AcceleratorState._reset_state(reset_partial_state=True)
     try:
         yield
     finally:
         PartialState._shared_state = process
+        PartialState._has_left_group = has_left_group
         AcceleratorState._shared_state = settings

@@ -2,7 +2,7 @@
 
 # ruff: noqa: F401
 
-from ..commands.config.default import write_basic_config  # which imports nothing of this package
+from ..commands.config.default import write_basic_config  # commands/config imports nothing of this folder
 from .constants import (
     SAFE_WEIGHTS_NAME,
     SCALER_NAME,

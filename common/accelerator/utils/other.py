@@ -15,7 +15,7 @@ from .weights import write_safetensors
 
 
 def is_port_in_use(port: int | str | None = None) -> bool:
-    """True if another process of this machine listens on `port`, by default torch's 29500."""
+    """True if no server can be started on `port`, by default torch's 29500: another one listens, or it is reserved."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -70,12 +70,19 @@ def is_compiled_module(module: Any) -> bool:
     return isinstance(module, torch._dynamo.eval_frame.OptimizedModule)
 
 
+def innermost_model(model: Any) -> torch.nn.Module:
+    """The model that the script made, inside compiled models and DistributedDataParallel in whatever order."""
+    while is_compiled_module(model) or isinstance(model, DistributedDataParallel):
+        model = model._orig_mod if is_compiled_module(model) else model.module
+    return model
+
+
 def extract_model_from_parallel(
     model: Any,
     keep_fp32_wrapper: bool = True,
     keep_torch_compile: bool = True,
 ) -> torch.nn.Module:
-    """The model inside DistributedDataParallel or DataParallel.
+    """The model inside DistributedDataParallel or DataParallel, as `Accelerator.unwrap_model` gives it.
 
     Args:
         model: prepared or not.
