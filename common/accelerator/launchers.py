@@ -145,7 +145,7 @@ def _in_child(function: Callable[..., Any], handlers: SignalHandlers) -> Callabl
         # OpenMP's threads do not survive a fork, and computing with two of them would wait for ever. OpenMP reads its
         # own limit only at the start of a program, so later calls of the function or a library must have no effect.
         torch.set_num_threads(1)
-        vars(torch)["set_num_threads"] = do_nothing
+        torch.set_num_threads = do_nothing
         if parse_flag_from_env("ACCELERATE_USE_CPU"):
             hide_gpus()
         AcceleratorState._reset_state(reset_partial_state=True)

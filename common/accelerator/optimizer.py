@@ -19,7 +19,7 @@ class LossScaler(torch.amp.GradScaler):
         stage of its gradients                      becomes     by
         READY: with the scale of the loss           UNSCALED    `unscale_`, before they are clipped
         READY or UNSCALED                           STEPPED     `step`
-        UNSCALED                                    STEPPED     `forget_unscaled`, where they were dropped instead
+        UNSCALED                                    STEPPED     `forget_unscaled`, where they were dropped or replaced
         STEPPED: their step has been made           READY       `update`, which also adapts the scale
 
     `update` is called when the scale is next used, read, saved or replaced: all optimizers of the window have stepped
@@ -84,7 +84,7 @@ class LossScaler(torch.amp.GradScaler):
 class AcceleratedOptimizer(torch.optim.Optimizer):
     """`optimizer`, whose `step` and `zero_grad` do nothing in the micro-batches before the last of a window.
 
-    The base class is there for `isinstance`. What it would hold is the wrapped optimizer's.
+    The base class is there for `isinstance`.
 
     Args:
         optimizer: the one that the script made.
@@ -192,9 +192,10 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         if hasattr(self.optimizer, "eval"):
             self.optimizer.eval()
 
+    # What torch's class would hold, from the wrapped optimizer
+
     @property
     def state(self) -> Any:
-        """The wrapped optimizer's state: one dict a parameter."""
         return self.optimizer.state
 
     @state.setter
@@ -203,7 +204,6 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The wrapped optimizer's groups of parameters, with their learning rates."""
         return self.optimizer.param_groups
 
     @param_groups.setter
@@ -212,7 +212,6 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The wrapped optimizer's settings for groups that have none of their own."""
         return self.optimizer.defaults
 
     @defaults.setter
@@ -220,7 +219,6 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.optimizer.defaults = defaults
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters to the wrapped optimizer."""
         self.optimizer.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
@@ -238,6 +236,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     def _is_sharded(self) -> bool:
         return any(fsdp_utils.is_part(parameter) for parameter in self.parameters())
+
+    # torch's class would pickle nothing but its own fields.
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__

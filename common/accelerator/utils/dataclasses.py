@@ -307,7 +307,8 @@ _FSDP_WRAP_POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 class FullyShardedDataParallelPlugin:
     """How models are sharded, by version 2 of torch's FSDP; see `utils/fsdp_utils.py`.
 
-    What is not given here is what the launcher says, in the variables FSDP_….
+    What is not given here is what the launcher says, in the variables FSDP_…. Flags and numbers may be texts, as they
+    are there; afterwards they are bools and ints.
 
     Args:
         fsdp_version: 2. The default is 1, as in the original, and out of scope.
