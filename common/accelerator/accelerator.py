@@ -278,7 +278,10 @@ class Accelerator:
         if self.native_amp:
             self._run_forward_in_mixed_precision(model)
         if self.is_fsdp2 and not evaluation_mode:
-            self._shard(model)  # places it too, piece by piece: whole, it may not fit
+            # This places the model too, piece by piece: whole, it may not fit.
+            fsdp_utils.shard_model(innermost_model(model), self.state.fsdp_plugin, self.device)
+            for optimizer in self._optimizers:
+                fsdp_utils.give_parts(optimizer.optimizer)
         elif self._is_placed(device_placement):
             model = model.to(self.device)
         if self._trains_in_ddp(model) and not evaluation_mode:
@@ -298,11 +301,6 @@ class Accelerator:
             model.forward = MethodType(function, model)
         else:
             model.forward = operations.convert_outputs_to_fp32(autocast(model.forward))
-
-    def _shard(self, model: torch.nn.Module) -> None:
-        fsdp_utils.shard_model(innermost_model(model), self.state.fsdp_plugin, self.device)
-        for optimizer in self._optimizers:
-            fsdp_utils.give_parts(optimizer.optimizer)
 
     def _trains_in_ddp(self, model: torch.nn.Module) -> bool:
         """True on several processes, if there is something to train."""
