@@ -57,12 +57,9 @@ def exchange(description: str, pieces: Sequence[torch.Tensor] = ()) -> torch.Ten
     length = sum(map(len, pieces))
     checksum = zlib.crc32(description.encode())  # Python's own `hash` differs between processes
     header = torch.frombuffer(bytearray(HEADER.pack(checksum, length)), dtype=torch.uint8)
-    if length <= LARGEST_CONTENT:
-        zeros = torch.zeros(LARGEST_CONTENT - length, dtype=torch.uint8)
-        first_messages = all_gather_bytes([header, *pieces, zeros])
-    else:
-        zeros = torch.zeros(LARGEST_CONTENT, dtype=torch.uint8)
-        first_messages = all_gather_bytes([header, zeros])
+    content = pieces if length <= LARGEST_CONTENT else ()
+    zeros = torch.zeros(LARGEST_CONTENT - sum(map(len, content)), dtype=torch.uint8)
+    first_messages = all_gather_bytes([header, *content, zeros])
 
     headers = [HEADER.unpack_from(message) for message in first_messages.numpy()]
     if any(checksum_of_rank != checksum for checksum_of_rank, _ in headers):

@@ -368,7 +368,8 @@ def _gather_columns(named: list[NamedLeaf], short_step: ShortStep | None) -> lis
     for name, column in named:
         content = "objects"
         if isinstance(column, torch.Tensor):
-            content = f"rows of {list(column.shape[1:])} {column.dtype}"
+            shape = column.shape[1:] if is_uneven else column.shape
+            content = f"rows of {list(shape)} {column.dtype}"
         description += f"\n{name} {content}"
     parts_of_ranks = _gather_objects([_own_part(column) for _, column in named], description)
     return [_join(parts) for parts in zip(*parts_of_ranks, strict=True)]
@@ -380,7 +381,7 @@ def _own_part(column: Any) -> Any:
         return [column]
     if isinstance(column, torch.Tensor):
         # A tensor of a GPU would come out of its pickle on the GPU of the sender, and a view with the whole tensor.
-        return torch.atleast_1d(column.detach()).cpu().clone()
+        return torch.atleast_1d(column.detach()).to("cpu", copy=True)
     return column
 
 

@@ -457,7 +457,7 @@ class GradientState:
         GradientState._shared_state.clear()
         GradientState()
 
-    def __reduce__(self) -> tuple[type["GradientState"], tuple[()]]:
+    def __reduce__(self) -> tuple:
         """A copy, and what is unpickled, is the state of the process too."""
         return GradientState, ()
 
