@@ -753,10 +753,10 @@ class Accelerator:
         return self
 
     # The rest of this class only forwards: to the GradientState, to the AcceleratorState, to the two configurations.
-    # What a name means is said there.
 
     @property
     def sync_gradients(self) -> bool:
+        """True if this micro-batch ends its window."""
         return self.gradient_state.sync_gradients
 
     @sync_gradients.setter
@@ -765,6 +765,7 @@ class Accelerator:
 
     @property
     def gradient_accumulation_steps(self) -> int:
+        """Micro-batches in a window."""
         return self.gradient_state.num_steps
 
     @gradient_accumulation_steps.setter
@@ -773,78 +774,98 @@ class Accelerator:
 
     @property
     def device(self) -> torch.device:
+        """The device of this process."""
         return self.state.device
 
     @property
     def distributed_type(self) -> DistributedType:
+        """NO, MULTI_CPU, MULTI_GPU or FSDP."""
         return self.state.distributed_type
 
     @property
     def is_fsdp2(self) -> bool:
+        """True where prepared models are sharded."""
         return self.state.is_fsdp2
 
     @property
     def use_distributed(self) -> bool:
+        """True if there are several processes."""
         return self.state.use_distributed
 
     @property
     def num_processes(self) -> int:
+        """The world size."""
         return self.state.num_processes
 
     @property
     def process_index(self) -> int:
+        """The rank."""
         return self.state.process_index
 
     @property
     def local_process_index(self) -> int:
+        """The local rank: among the processes of this machine."""
         return self.state.local_process_index
 
     @property
     def is_main_process(self) -> bool:
+        """True on rank 0 only: one process of the whole run."""
         return self.state.is_main_process
 
     @property
     def is_local_main_process(self) -> bool:
+        """True on local rank 0: one process per machine."""
         return self.state.is_local_main_process
 
     @property
     def is_last_process(self) -> bool:
+        """True on the last rank only."""
         return self.state.is_last_process
 
     @property
     def mixed_precision(self) -> str:
+        """ "no", "fp16" or "bf16"."""
         return self.state.mixed_precision
 
     def on_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, called on rank 0 and returning None elsewhere."""
         return self.state.on_main_process(function)
 
     def on_local_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, called on local rank 0 of every machine and returning None elsewhere."""
         return self.state.on_local_main_process(function)
 
     def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, called on the last rank and returning None elsewhere."""
         return self.state.on_last_process(function)
 
     def on_process(
         self, function: Callable[..., Any] | None = None, process_index: int | None = None
     ) -> Callable[..., Any]:
+        """`function`, called on rank `process_index` and returning None elsewhere."""
         return self.state.on_process(function, process_index)
 
     def main_process_first(self) -> contextlib.AbstractContextManager[None]:
+        """Rank 0 runs the block before all others do."""
         return self.state.main_process_first()
 
     def local_main_process_first(self) -> contextlib.AbstractContextManager[None]:
+        """Local rank 0 runs the block before the others of its machine do."""
         return self.state.local_main_process_first()
 
     def split_between_processes(
         self, inputs: Any, apply_padding: bool = False
     ) -> contextlib.AbstractContextManager[Any]:
+        """This process's contiguous share of `inputs`, see `PartialState.split_between_processes`."""
         return self.state.split_between_processes(inputs, apply_padding)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
+        """`print`, once per machine."""
         self.state.print(*args, **kwargs)
 
     @property
     def even_batches(self) -> bool:
+        """See DataLoaderConfiguration; for loaders that are prepared from now on."""
         return self.dataloader_config.even_batches
 
     @even_batches.setter
@@ -853,10 +874,12 @@ class Accelerator:
 
     @property
     def project_dir(self) -> str | os.PathLike | None:
+        """See ProjectConfiguration."""
         return self.project_configuration.project_dir
 
     @property
     def logging_dir(self) -> str | os.PathLike | None:
+        """See ProjectConfiguration."""
         return self.project_configuration.logging_dir
 
 

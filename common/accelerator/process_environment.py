@@ -32,7 +32,7 @@ def read_processes(gpus: int, needs_meeting_point: bool) -> Processes:
     """This process and its group: from the script's own process group, or else from the environment.
 
     Raises:
-        ValueError: if the environment is incomplete.
+        ValueError: if the environment is incomplete or contradicts itself.
     """
     if dist.is_initialized():
         world_size = dist.get_world_size()
@@ -48,7 +48,10 @@ def read_processes(gpus: int, needs_meeting_point: bool) -> Processes:
         form_a_group = "WORLD_SIZE" in os.environ and not missing
         rank = int(os.environ["RANK"]) if form_a_group else 0
         local_rank = int(os.environ["LOCAL_RANK"]) if form_a_group else 0
-    return Processes(rank, world_size, local_rank, _read_local_world_size(world_size, gpus), form_a_group)
+    processes = Processes(rank, world_size, local_rank, _read_local_world_size(world_size, gpus), form_a_group)
+    if form_a_group:
+        _check_ranks(processes, gpus)
+    return processes
 
 
 def _read_local_world_size(world_size: int, gpus: int) -> int:
@@ -57,6 +60,18 @@ def _read_local_world_size(world_size: int, gpus: int) -> int:
         return int(text)
     # Without it one process per GPU is assumed, as under Slurm.
     return min(world_size, gpus) if gpus else world_size
+
+
+def _check_ranks(processes: Processes, gpus: int) -> None:
+    """Refuse ranks that are out of range: the others would wait for such a rank until the time-out."""
+    rank_fits = 0 <= processes.rank < processes.world_size
+    local_rank_fits = 0 <= processes.local_rank < processes.local_world_size
+    if rank_fits and local_rank_fits:
+        return
+    raise ValueError(
+        f"RANK={processes.rank} of WORLD_SIZE={processes.world_size} and LOCAL_RANK={processes.local_rank} of "
+        f"{processes.local_world_size} (LOCAL_WORLD_SIZE, else {gpus} GPUs) do not fit together"
+    )
 
 
 def choose_device(cpu: bool, gpus: int, processes: Processes) -> torch.device:

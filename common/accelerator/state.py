@@ -77,8 +77,8 @@ class PartialState:
         num_processes, process_index, local_process_index: of all, among all, and on this machine.
 
     Raises:
-        ValueError: for an environment that is incomplete, for a backend that is not available, and where nodes chose
-            different backends.
+        ValueError: for an environment that is incomplete or contradicts itself, for a backend that is not available,
+            and where nodes chose different backends.
         TimeoutError: if some rank did not join.
     """
 

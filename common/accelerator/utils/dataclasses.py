@@ -345,14 +345,16 @@ class FullyShardedDataParallelPlugin:
             raise NotImplementedError(f"FSDP of version {version} is out of scope: fsdp_version must be 2")
         self.fsdp_version = 2
 
-        self.reshard_after_forward = _read_flag(self.reshard_after_forward, "FSDP_RESHARD_AFTER_FORWARD", default=True)
+        self.reshard_after_forward = _read_flag(
+            "reshard_after_forward", self.reshard_after_forward, "FSDP_RESHARD_AFTER_FORWARD", default=True
+        )
 
         policy = str(_or_variable(self.auto_wrap_policy, "FSDP_AUTO_WRAP_POLICY", "NO_WRAP")).upper()
         if policy not in _FSDP_WRAP_POLICIES:
             raise ValueError(f"auto_wrap_policy {policy!r} is none of {', '.join(_FSDP_WRAP_POLICIES)}")
         self.auto_wrap_policy = policy
 
-        self.cpu_offload = _read_flag(self.cpu_offload, "FSDP_OFFLOAD_PARAMS")
+        self.cpu_offload = _read_flag("cpu_offload", self.cpu_offload, "FSDP_OFFLOAD_PARAMS")
         if self.cpu_offload:
             raise NotImplementedError("FSDP with cpu_offload=True is out of scope")
 
@@ -362,7 +364,9 @@ class FullyShardedDataParallelPlugin:
             raise NotImplementedError(f"FSDP with state_dict_type={kind} is out of scope: choose FULL_STATE_DICT")
         self.state_dict_type = kind
 
-        self.activation_checkpointing = _read_flag(self.activation_checkpointing, "FSDP_ACTIVATION_CHECKPOINTING")
+        self.activation_checkpointing = _read_flag(
+            "activation_checkpointing", self.activation_checkpointing, "FSDP_ACTIVATION_CHECKPOINTING"
+        )
         if self.activation_checkpointing and policy == "NO_WRAP":
             raise ValueError("activation_checkpointing needs an auto_wrap_policy, which says for which layers")
 
@@ -377,8 +381,12 @@ def _or_variable(value: Any, variable: str, default: Any) -> Any:
     return os.environ.get(variable, default) if value is None else value
 
 
-def _read_flag(value: bool | str | None, variable: str, default: bool = False) -> bool:
-    return str_to_bool(str(_or_variable(value, variable, default))) == 1
+def _read_flag(name: str, value: bool | str | None, variable: str, default: bool = False) -> bool:
+    given = _or_variable(value, variable, default)
+    try:
+        return str_to_bool(str(given)) == 1
+    except ValueError:
+        raise ValueError(f"{name} must be true or false, not {given!r}") from None
 
 
 @dataclass

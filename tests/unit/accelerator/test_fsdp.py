@@ -146,7 +146,7 @@ def test_what_does_not_fit_is_refused():
         ({"cpu_offload": True}, "FSDP with cpu_offload=True is out of scope"),
         ({"state_dict_type": "sharded_state_dict"}, "state_dict_type=SHARDED_STATE_DICT is out of scope"),
         ({"auto_wrap_policy": "by_layer"}, "auto_wrap_policy 'BY_LAYER' is none of TRANSFORMER_BASED_WRAP"),
-        ({"reshard_after_forward": "FULL_SHARD"}, "invalid truth value 'FULL_SHARD'"),
+        ({"reshard_after_forward": "FULL_SHARD"}, "reshard_after_forward must be true or false, not 'FULL_SHARD'"),
         ({"activation_checkpointing": True}, "activation_checkpointing needs an auto_wrap_policy"),
         ({"sharding_strategy": "FULL_SHARD"}, "unexpected keyword argument 'sharding_strategy'"),
     ],

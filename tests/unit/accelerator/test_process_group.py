@@ -33,15 +33,17 @@ OF_TORCHRUN = {
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "changes", "said"),
     [
-        (["WORLD_SIZE"], "needs RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT too"),
-        (["WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR"], "needs MASTER_PORT too"),
+        (["WORLD_SIZE"], {}, "needs RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT too"),
+        (["WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR"], {}, "needs MASTER_PORT too"),
+        (OF_TORCHRUN, {"RANK": "4"}, "RANK=4 of WORLD_SIZE=4"),
+        (OF_TORCHRUN, {"LOCAL_RANK": "3"}, "LOCAL_RANK=3 of 2 "),
     ],
 )
-def test_a_half_set_environment_says_what_is_missing(names, said, monkeypatch):
+def test_a_half_set_environment_says_what_is_missing(names, changes, said, monkeypatch):
     for name in names:
-        monkeypatch.setenv(name, OF_TORCHRUN[name])
+        monkeypatch.setenv(name, (OF_TORCHRUN | changes)[name])
     for _ in range(2):  # and leaves nothing half made behind
         with pytest.raises(ValueError, match=said):
             PartialState(cpu=True)
