@@ -63,7 +63,7 @@ class Pair(NamedTuple):
 
 def masked(samples):
     """A collator that draws from all three generators, as many numbers as it likes."""
-    words = ["a", "b"][: random.randint(1, 2)]
+    words = [random.choice("ab"), "b"]
     noise = [random.random(), numpy.random.rand()]
     pair = Pair(words[0], (1, words[-1]))
     return Batch(rows=torch.stack(samples), drawn=[torch.rand(len(samples)), *noise], words=words, pair=pair)
