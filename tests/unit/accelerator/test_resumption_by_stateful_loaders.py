@@ -218,6 +218,12 @@ def test_a_checkpoint_made_while_the_rest_of_an_epoch_is_skipped_to_goes_on():
     assert gathered([loader]) == straight[4 * 2 :]
 
 
+def test_batches_of_another_size_go_on_with_the_samples_that_are_left():
+    loader = prepared("sequential", batch_size=2)
+    loader.load_state_dict(stopped_after(prepared("sequential", batch_size=4), 2))
+    assert gathered([loader]) == list(range(8, N))
+
+
 def test_a_position_that_is_no_whole_number_of_steps_is_refused():
     with pytest.raises(ValueError, match="6 samples of epoch 0"):
         prepared("sequential", batch_size=4).load_state_dict({"epoch": 0, "step": 3, "step_size": 2})
