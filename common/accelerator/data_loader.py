@@ -105,8 +105,8 @@ def prepare_data_loader(
         )
 
     sharing = (num_processes, process_index, split_batches, even_batches)
-    generator = None
     if num_processes == 1:
+        generator = None
         arguments = loading_arguments(dataloader, index_sampler)
     elif is_stream:
         generator = generator_of(dataset)

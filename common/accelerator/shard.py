@@ -243,8 +243,8 @@ class DataLoaderShard(DataLoader):
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of this loader: by default seed and epoch of a SeedableRandomSampler, if it has one.
 
-        With `use_stateful_dataloader` the position and the states of the generators. Only `read_ahead` differs between
-        the processes. A loader that is not being iterated over is at the beginning of its epoch, also after a `break`.
+        With `use_stateful_dataloader` it holds the position, the batch that this process has read ahead, and the states
+        of the generators. Outside of a loop, also after a `break`, the position is the beginning of the epoch.
         """
         sampler = self._order_sampler
         current = self._progress.current
@@ -266,11 +266,11 @@ class DataLoaderShard(DataLoader):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next pass go on from a checkpoint whose generators are put back too; {} where it has no state.
+        """Let the next pass follow a checkpoint. A loader of which the checkpoint holds nothing gets `{}`.
 
-        With `use_stateful_dataloader` it continues there, on any number of processes with the same samples per step.
-        A checkpoint at the last step of an epoch is followed by the next epoch, as in the original; after `set_epoch`
-        with the number of the finished one, by what is left of that: no batch. By default the whole epoch follows.
+        By default the next pass visits the whole epoch. With `use_stateful_dataloader` it continues in the middle, on
+        any number of processes with the same samples per step. A checkpoint at the last step of an epoch is followed by
+        the next epoch, as in the original; after `set_epoch` with the number of the finished one no batch is left.
 
         Raises:
             ValueError: if the samples yielded before are no whole number of this loader's steps.
