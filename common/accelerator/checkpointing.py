@@ -8,8 +8,8 @@ The files bear the names that Accelerate gives them. The second model is in mode
                  dl_state_dict.bin                         the position of a stateful loader
                  custom_checkpoint_0.pkl                   an object of `register_for_checkpointing`
                  manifest.json                             the list of these files
-    part of R    random_states_R.pkl                       the random generators of rank R, the batches that it has read
-                                                           ahead, its gradients of an unfinished accumulation window
+    part of R    random_states_R.pkl                       the random generators of rank R, its loaders' states, its
+                                                           gradients of an unfinished accumulation window
                  manifest_R.json                           the list of these files
 
 The main process writes the main part, with its own random states in it. In `utils/`, checkpoint_folder.py says how a
@@ -30,9 +30,7 @@ import torch
 from .logging import get_logger
 from .operations import broadcast_object_list, gather_object, run_on_all_ranks
 from .optimizer import AcceleratedOptimizer, LossScaler
-from .sampler import SeedableRandomSampler, innermost_sampler
 from .scheduler import AcceleratedScheduler
-from .shard import SeedableOrder, index_sampler_of
 from .state import PartialState
 from .utils import save_ids
 from .utils.checkpoint_folder import PREVIOUS_NAME, Part, choose_newest, finish_interrupted_save, remove_old_checkpoints
@@ -92,18 +90,18 @@ class RunState:
             **{CUSTOM_FILE.format(index): each for index, each in enumerate(self.custom_objects)},
         }
 
-    def positions(self) -> dict[str, Any]:
-        """What is saved of loaders: their position or, by default, seed and epoch of their seedable sampler.
-
-        The files are numbered as all loaders are, those without a state too.
-        """
+    def loaders_by_file(self) -> dict[str, Any]:
+        """All loaders by the names of their files. Those whose state is empty have none."""
         found: dict[str, Any] = {}
         for index, loader in enumerate(self.loaders):
-            if loader.use_stateful_dataloader:
-                found[_numbered_name(LOADER_FILE, index)] = loader
-            elif isinstance(innermost_sampler(index_sampler_of(loader)), SeedableRandomSampler):
-                found[_numbered_name(SAMPLER_FILE, index)] = SeedableOrder(loader)
+            file_name = LOADER_FILE if loader.use_stateful_dataloader else SAMPLER_FILE
+            found[_numbered_name(file_name, index)] = loader
         return found
+
+    def loader_states(self) -> dict[str, Any]:
+        """The states of loaders that have one: their position or, by default, seed and epoch of a seedable sampler."""
+        states = {name: loader.state_dict() for name, loader in self.loaders_by_file().items()}
+        return {name: state for name, state in states.items() if state}
 
     def gradients_of_window(self) -> list[dict[str, torch.Tensor]] | None:
         """The gradients of each model in the middle of an accumulation window, else None. Under FSDP a collective."""
@@ -231,17 +229,15 @@ def _write(run: RunState, part: Part, weights: dict[str, Any]) -> None:
     """
     gradients = run.gradients_of_window()
     states = {name: each.state_dict() for name, each in run.objects().items()}
-    read_ahead = {}
-    for name, position in run.positions().items():
-        states[name] = position.state_dict()
-        if "read_ahead" in states[name]:  # by a stateful loader, another batch on each rank
-            read_ahead[name] = states[name].pop("read_ahead")
-    rank_state = {"step": run.step, **get_random_states(run.device), "read_ahead": read_ahead}
+    loader_states = run.loader_states()
+    rank_state = {"step": run.step, **get_random_states(run.device)}
     if gradients is not None:
         rank_state["gradients"] = gradients
     contents = {RANDOM_STATES_FILE.format(part.rank): rank_state}
     if part.is_main:
-        contents |= states | weights
+        contents |= states | loader_states | weights
+    else:  # a stateful loader has read another batch ahead on each rank
+        rank_state["loaders"] = loader_states
     for name, content in contents.items():
         if name.endswith(".safetensors"):
             write_safetensors(content, part.staging / name)
@@ -383,7 +379,7 @@ def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
         )
     names = list(run.objects())
     # A loader that was prepared after the checkpoint has no file, and starts at its beginning.
-    names += [name for name in run.positions() if name in manifest.files]
+    names += [name for name in run.loaders_by_file() if name in manifest.files]
     states = {name: _read_file(manifest, name, **load_kwargs) for name in names}
     state = PartialState()
     ranks = manifest.ranks
@@ -401,9 +397,10 @@ def _restore(run: RunState, saved: SavedRun, load_model_func_kwargs: dict[str, A
     models_by_file = _numbered(file_name, models)
     for name in models_by_file:
         _path_of(saved.manifest, name)  # raises if it is not there
-    for name, position in run.positions().items():  # first, because this may raise and changes no weight
-        if name in saved.states:
-            position.load_state_dict(saved.states[name])
+    own = saved.rank_states.get(PartialState().process_index, {})
+    loader_states = saved.states | own.get("loaders", {})
+    for name, loader in run.loaders_by_file().items():  # first, because this may raise and changes no weight
+        loader.load_state_dict(loader_states.get(name, {}))
     for name, model in models_by_file.items():
         bare = _bare(model)
         weights = under_names_of(bare, _read_file(saved.manifest, name))
@@ -420,14 +417,8 @@ def _restore_rank_states(run: RunState, rank_states: dict[int, dict[str, Any]]) 
     own = rank_states.get(PartialState().process_index)
     if own is not None:
         set_random_states(run.device, own)
-        positions = run.positions()
-        for name, batch in own["read_ahead"].items():
-            if name in positions:
-                positions[name].load_read_ahead(batch)
     states = list(rank_states.values())
     run.step = states[0]["step"]
-    for loader in run.loaders:
-        loader.mark_as_loaded()
     for index, model in enumerate(run.models):
         gradients_of_ranks = [state["gradients"][index] for state in states if "gradients" in state]
         with whole_parameters(model):
@@ -447,7 +438,7 @@ def _warn_of_what_is_missing(run: RunState, saved: SavedRun) -> None:
     ranks = gather_object([rank] if is_missing else [])
     if ranks:
         logger.warning("%s holds no random states of ranks %s: they keep their own", folder, ranks)
-    prepared = run.objects() | run.positions()
+    prepared = run.objects() | run.loader_states()
     prepared |= _numbered(SAFE_WEIGHTS_NAME, run.models) | _numbered(WEIGHTS_NAME, run.models)
     kinds = "model|pytorch_model|optimizer|scheduler"
     if not run.has_forgotten_loaders:

@@ -27,7 +27,6 @@ from .shard import (
     get_sampler,  # noqa: F401
     index_sampler_of,
     loading_arguments,
-    makes_batches,
 )
 from .state import DistributedType, GradientState, PartialState  # noqa: F401
 from .streams import StreamShard, seems_sharded_by_rank
@@ -92,34 +91,43 @@ def prepare_data_loader(
     _check_sharing(dataloader, num_processes, dispatch_batches)
     if use_seedable_sampler:
         index_sampler = _make_seedable(index_sampler, data_seed)
-    how: dict[str, Any] = loading_arguments(dataloader, index_sampler) | {
-        "use_stateful_dataloader": use_stateful_dataloader,
-        "_drop_last": dataloader.drop_last,
-        "_non_blocking": non_blocking,
-    }
     if dispatch_batches:
-        how["generator"] = None  # as in the original: what the loader itself draws comes from torch's generator
-        return DataLoaderDispatcher(dataset, split_batches, slice_fn=slice_fn_for_dispatch, **how)
+        arguments = loading_arguments(dataloader, index_sampler)
+        arguments["generator"] = None  # as in the original: what the loader itself draws comes from torch's generator
+        return DataLoaderDispatcher(
+            dataset,
+            split_batches,
+            slice_fn=slice_fn_for_dispatch,
+            use_stateful_dataloader=use_stateful_dataloader,
+            _drop_last=dataloader.drop_last,
+            _non_blocking=non_blocking,
+            **arguments,
+        )
 
-    synchronized_generator = None
-    if num_processes > 1:
-        sharing = (num_processes, process_index, split_batches, even_batches)
-        if is_stream:
-            synchronized_generator = generator_of(dataset)
-            batches = BatchSampler(dataset, how["batch_size"], dataloader.drop_last)
-            dataset = StreamShard(dataset, BatchSamplerShard(batches, *sharing))
-            how["batch_size"] = dataset.samples_per_step
-        else:
-            synchronized_generator = None if use_seedable_sampler else _give_generator(index_sampler)
-            how |= loading_arguments(dataloader, BatchSamplerShard(index_sampler, *sharing))
-    if rng_types is not None and synchronized_generator is None:
+    sharing = (num_processes, process_index, split_batches, even_batches)
+    if num_processes == 1:
+        generator = None
+        arguments = loading_arguments(dataloader, index_sampler)
+    elif is_stream:
+        generator = generator_of(dataset)
+        arguments = loading_arguments(dataloader, None)
+        batches = BatchSampler(dataset, arguments["batch_size"], arguments["drop_last"])
+        dataset = StreamShard(dataset, BatchSamplerShard(batches, *sharing))
+        arguments["batch_size"] = dataset.samples_per_step
+    else:
+        generator = None if use_seedable_sampler else _give_generator(index_sampler)
+        arguments = loading_arguments(dataloader, BatchSamplerShard(index_sampler, *sharing))
+    if rng_types is not None and generator is None:
         rng_types = [kind for kind in rng_types if kind != "generator"]
     return DataLoaderShard(
         dataset,
         device=device if put_on_device else None,
         rng_types=rng_types,
-        synchronized_generator=synchronized_generator,
-        **how,
+        synchronized_generator=generator,
+        use_stateful_dataloader=use_stateful_dataloader,
+        _drop_last=dataloader.drop_last,
+        _non_blocking=non_blocking,
+        **arguments,
     )
 
 
@@ -128,7 +136,7 @@ def _check_sharing(dataloader: DataLoader, num_processes: int, dispatch_batches:
         return
     if isinstance(innermost_sampler(index_sampler_of(dataloader)), (DistributedSampler, DistributedEvalSampler)):
         raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
-    if not dispatch_batches and not makes_batches(dataloader):
+    if not dispatch_batches and not _makes_batches(dataloader):
         raise ValueError("on several processes a loader needs batches to share: batch_size=None makes none")
     stream = dataloader.dataset
     if seems_sharded_by_rank(stream, num_processes):
@@ -137,6 +145,14 @@ def _check_sharing(dataloader: DataLoader, num_processes: int, dispatch_batches:
             "lost, because a prepared loader deals all samples out by itself. Let the stream yield all of them, or "
             "leave its loader unprepared"
         )
+
+
+def _makes_batches(dataloader: DataLoader) -> bool:
+    """True where the loader reads batches of sample numbers; with `batch_size=None` it may read single ones."""
+    index_sampler = index_sampler_of(dataloader)
+    while isinstance(index_sampler, SkipBatchSampler):  # what it skips may be single numbers too
+        index_sampler = index_sampler.batch_sampler
+    return dataloader.batch_sampler is not None or isinstance(index_sampler, BatchSampler)
 
 
 def _make_seedable(index_sampler: Any, data_seed: int | None) -> Any:

@@ -69,6 +69,10 @@ class DataLoaderDispatcher(DataLoaderShard):
         self.split_batches = split_batches
         self.batches_per_step = 1 if split_batches else self.state.num_processes
         self.slice_fn = slice_rows if slice_fn is None else slice_fn
+        self._seed_is_drawn = False  # of workers that stay alive, on the processes that do not read
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_seed_is_drawn": False}
 
     @property
     def total_batch_size(self) -> int:
@@ -81,28 +85,31 @@ class DataLoaderDispatcher(DataLoaderShard):
         return max(0, steps - self.skip_batches)
 
     def _read(self, this_pass: Pass) -> Iterator[Step]:
-        """On the main process the batches of all processes, joined to steps; nothing on the others.
-
-        These draw the seed too that is drawn when torch begins to read. The order is drawn on the main process alone,
-        when the first batch is asked for. If it is drawn from torch's generator, the state of that differs between the
-        processes from then on.
-        """
+        """On the main process the batches of all processes, joined to steps; nothing on the others."""
         if self.state.is_main_process:
             return self._join_batches(super()._read(this_pass), this_pass)
-        if self.num_workers == 0:
-            super()._read(this_pass)  # As in the original `iter` of a stream is called, and must not fail anywhere.
-        elif self._reader is None:
-            # The number that torch draws as a seed for its workers.
-            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-            if self.persistent_workers:  # One seed is for all passes. This reader, which is never read, marks that.
-                self._reader = self._make_reader()
+        self._draw_as_the_main_process(this_pass)
         return iter(())
+
+    def _draw_as_the_main_process(self, this_pass: Pass) -> None:
+        """Draw the seed that torch draws when it begins to read, so that the generators of all processes stay the same.
+
+        The order is drawn on the main process alone, when the first batch is asked for. If it is drawn from torch's
+        generator, the state of that differs between the processes from then on.
+        """
+        if self.num_workers == 0:
+            # As in the original, `iter` of a stream is called on every process.
+            self._iterator_of_torch(this_pass)
+        elif not self._seed_is_drawn:
+            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+            self._seed_is_drawn = self.persistent_workers  # These have one seed for all passes.
 
     def _join_batches(self, reading: Iterator[Step], this_pass: Pass) -> Iterator[Step]:
         """One step of all processes after the other, joined from the batches of the script's loader.
 
         The first rows of the first one are kept, to fill the last one up.
         """
+        needs_first_rows = not self._drop_last
         while True:
             parts = [part.content for part in islice(reading, self.batches_per_step)]
             if not parts or (self._drop_last and len(parts) < self.batches_per_step):
@@ -111,9 +118,10 @@ class DataLoaderDispatcher(DataLoaderShard):
                 for part in parts:
                     check_rows(part)
             batch = _join_rows(parts, are_of_one_step=True)
-            if this_pass.first_rows is None and not self._drop_last:
+            if needs_first_rows:
                 first_rows = self._slice(batch, 0, self.state.num_processes)
-                this_pass.first_rows = put_back(this_pass.position.first_rows, first_rows)
+                this_pass.first_rows = put_back(this_pass.first_rows, first_rows)
+                needs_first_rows = False
             yield Step(batch, None)
 
     def _steps(self, reading: Iterator[Step], this_pass: Pass) -> Iterator[Any]:
@@ -129,7 +137,7 @@ class DataLoaderDispatcher(DataLoaderShard):
             own = self._slice(step.batch, rank * step.share, (rank + 1) * step.share)
             if self.device is not None:
                 own = send_to_device(own, self.device, self._non_blocking)
-            this_pass.position.is_over = is_last
+            this_pass.is_over = is_last
             this_pass.remainder = step.num_real if is_last else remainder
             this_pass.short_step = None
             if step.num_real != self.total_batch_size:
@@ -140,15 +148,16 @@ class DataLoaderDispatcher(DataLoaderShard):
         """The steps of all processes, on the main one. A step is read ahead, so that the last one is known."""
         step = next(reading, None)
         while step is not None:
-            this_pass.ahead = next(reading, None)
-            is_last = this_pass.ahead is None
+            following = next(reading, None)
+            this_pass.read_ahead = None if following is None else following.content
+            is_last = following is None
             rows = count_rows(step.content)
             share = self._rows_per_process(rows, is_last)
             batch = step.content
             while count_rows(batch) < share * self.state.num_processes:
                 batch = _join_rows([batch, this_pass.first_rows], are_of_one_step=False)
             yield DispatchedStep(batch, rows, share, is_last)
-            step = this_pass.ahead
+            step = following
 
     def _rows_per_process(self, rows: int, is_last: bool) -> int:
         share, extra_rows = divmod(rows, self.state.num_processes)

@@ -301,9 +301,7 @@ class SkipBatchSampler(BatchSampler):
         self.drop_last = getattr(batch_sampler, "drop_last", False)
 
     def __iter__(self) -> Iterator[list]:
-        for index, batch in enumerate(self.batch_sampler):
-            if index >= self.skip_batches:
-                yield batch
+        yield from islice(self.batch_sampler, self.skip_batches, None)
 
     def __len__(self) -> int:
         return max(0, len(self.batch_sampler) - self.skip_batches)

@@ -2,21 +2,21 @@
 
 import copy
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from .logging import get_logger
 from .operations import send_to_device
-from .position import DrawnBatches, Pass, Position, Progress, read_again, restored_generators, state_of
+from .position import DrawnBatches, Pass, Progress, content_of, put_back, restored_generators, set_state, state_of
 from .sampler import (
     BatchSamplerShard,
     SeedableRandomSampler,
     ShortStep,
-    SkipBatchSampler,
     Step,
     follows_from_epoch,
     generator_of,
@@ -101,12 +101,12 @@ class DataLoaderShard(DataLoader):
             reading = self._begin_reading(this_pass)
             for batch in self._steps(reading, this_pass):
                 progress.make_current(this_pass)
-                this_pass.position.step += 1
+                this_pass.step += 1
                 yield batch
         finally:
             progress.passes.remove(this_pass)
             self.gradient_state._remove_dataloader(self)
-        if this_pass.position.step > 0:  # as in the original, a pass without batches is no epoch
+        if this_pass.step > 0:  # as in the original, a pass without batches is no epoch
             progress.epoch += 1
 
     def _begin_reading(self, this_pass: Pass) -> Iterator[Step]:
@@ -116,45 +116,49 @@ class DataLoaderShard(DataLoader):
         interrupted, this was done before the checkpoint. So it is done again, and then the generators are restored. If
         the order cannot be drawn again, it is another epoch, and what it draws counts, as in the original.
         """
-        position = this_pass.position
-        was_done_before = this_pass.is_resumed
-        if self._progress.is_loaded and position.step > 0 and not was_done_before:
-            was_done_before = isinstance(self.dataset, IterableDataset) or follows_from_epoch(index_sampler_of(self))
-            if not was_done_before:
-                logger.warning(ORDER_IS_LOST)
+        is_resumed = this_pass.is_resumed
+        was_interrupted = is_resumed or (self._progress.is_loaded and this_pass.step > 0)
         self._progress.is_loaded = False
-        with restored_generators(self.device, self._order_sampler, self.generator, enabled=was_done_before):
+        is_stream = isinstance(self.dataset, IterableDataset)
+        has_same_order = is_resumed or is_stream or follows_from_epoch(index_sampler_of(self))
+        generators: AbstractContextManager = nullcontext()
+        if was_interrupted and has_same_order:
+            generators = restored_generators(self.device, self._order_sampler, self.generator)
+        elif was_interrupted:
+            logger.warning(ORDER_IS_LOST)
+        with generators:
             if self.rng_types:
                 synchronize_rng_states(self.rng_types, self.synchronized_generator)
-            self.set_epoch(position.epoch)
+            self.set_epoch(this_pass.epoch)
             reading = self._read(this_pass)
-            if isinstance(self.dataset, IterableDataset):  # is always read from its first batch on
-                reading = islice(reading, position.step, None)
-            if this_pass.is_resumed:
-                reading = read_again(reading, position)
+            if is_stream:  # is always read from its first batch on
+                reading = islice(reading, this_pass.step, None)
+            if is_resumed:  # Most samplers draw the order when the first batch is asked for.
+                reading = _read_first_again(reading, this_pass.read_ahead)
         return reading
 
     def _read(self, this_pass: Pass) -> Iterator[Step]:
         """The steps that this process reads, from where the pass begins; of a stream all steps."""
+        # Torch's iterator draws a seed when it is made: that is before the first batch is asked for.
+        return _join_short_steps(self._iterator_of_torch(this_pass), this_pass)
+
+    def _iterator_of_torch(self, this_pass: Pass) -> Iterator[Any]:
         reader = self._reader
         if reader is None:
             reader = self._make_reader()
         if self.persistent_workers:
             self._reader = reader
-        # Making torch's iterator draws a seed for the workers, so it is made before the first batch is asked for.
-        return _join_short_steps(iter(reader), this_pass)
+        index_sampler = index_sampler_of(reader)
+        if isinstance(index_sampler, DrawnBatches):
+            index_sampler.this_pass = this_pass
+        return iter(reader)
 
     def _make_reader(self) -> DataLoader:
         """Torch's own loader, which reads for this one."""
         index_sampler = None
         if not isinstance(self.dataset, IterableDataset):
-            index_sampler = DrawnBatches(
-                index_sampler_of(self),
-                self._progress,
-                makes_batches(self),
-                self.batches_per_step,
-                self.use_stateful_dataloader,
-            )
+            batches = index_sampler_of(self)
+            index_sampler = DrawnBatches(batches, self.batches_per_step, self.use_stateful_dataloader)
         arguments = loading_arguments(self, index_sampler)
         if isinstance(self.dataset, StreamShard):  # makes the batches itself
             arguments |= {"batch_size": None, "drop_last": False, "collate_fn": partial(collate_step, self.collate_fn)}
@@ -169,8 +173,8 @@ class DataLoaderShard(DataLoader):
             if self.device is not None:
                 batch = send_to_device(batch, self.device, self._non_blocking)
             following = next(reading, None)
-            this_pass.ahead = following
-            this_pass.position.is_over = following is None
+            this_pass.read_ahead = None if following is None else following.content
+            this_pass.is_over = following is None
             this_pass.remainder = remainder
             this_pass.short_step = short_step
             yield batch
@@ -193,7 +197,7 @@ class DataLoaderShard(DataLoader):
     @property
     def end_of_dataloader(self) -> bool:
         """True if the batch just yielded is the last."""
-        return self._progress.current.position.is_over
+        return self._progress.current.is_over
 
     @property
     def remainder(self) -> int:
@@ -237,81 +241,80 @@ class DataLoaderShard(DataLoader):
         return rest
 
     def state_dict(self) -> dict[str, Any]:
-        """The Position, and the states of the generators; for all processes.
+        """What a checkpoint holds of this loader: by default seed and epoch of a SeedableRandomSampler, if it has one.
 
-        Only "read_ahead", the content of the batch that was read and not yielded, is this process's own. A loader that
-        is not being iterated over is at the beginning of its epoch, also after a `break`.
+        With `use_stateful_dataloader` it holds the position, the batch that this process has read ahead, and the states
+        of the generators. Outside of a loop, also after a `break`, the position is the beginning of the epoch.
         """
         sampler = self._order_sampler
-        position = self._progress.position()
+        current = self._progress.current
+        seed = sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
+        if not self.use_stateful_dataloader:
+            return {} if seed is None else {"epoch": current.epoch + current.is_over, "sampler_seed": seed}
         return {
-            "epoch": position.epoch,
-            "step": position.step,
-            "is_over": position.is_over,
-            "drawn_from": position.drawn_from,
-            "first_rows": position.first_rows,
-            "read_ahead": {"process": self._own_process, "content": position.content_ahead},
+            "epoch": current.epoch,
+            "step": current.step,
+            "is_over": current.is_over,
+            "drawn_from": current.drawn_from,
+            "first_rows": content_of(current.first_rows),
+            "read_ahead": content_of(current.read_ahead),
+            "process": self._own_process,
             "step_size": self.total_batch_size,
-            "sampler_seed": sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None,
+            "sampler_seed": seed,
             "sampler_generator": state_of(generator_of(sampler)),
             "loader_generator": state_of(self.generator),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next pass continue there, on any number of processes with the same samples per step.
+        """Let the next pass follow a checkpoint. A loader of which the checkpoint holds nothing gets `{}`.
 
-        A checkpoint at the last step of an epoch is followed by the next epoch, as in the original; after `set_epoch`
-        with the number of the finished one, by what is left of that: no batch.
+        By default the next pass visits the whole epoch. With `use_stateful_dataloader` it continues in the middle, on
+        any number of processes with the same samples per step. A checkpoint at the last step of an epoch is followed by
+        the next epoch, as in the original; after `set_epoch` with the number of the finished one no batch is left.
 
         Raises:
             ValueError: if the samples yielded before are no whole number of this loader's steps.
         """
-        epoch = state_dict["epoch"]
-        samples = state_dict["step"] * state_dict["step_size"]
+        self._progress.is_loaded = True
+        if not state_dict:
+            return
+        sampler = self._order_sampler
+        if isinstance(sampler, SeedableRandomSampler):
+            sampler.initial_seed = state_dict["sampler_seed"]
+        if self.use_stateful_dataloader:
+            self._load_position(state_dict)
+            self._load_generators(state_dict)
+        else:
+            self.set_epoch(state_dict["epoch"])
+
+    def _load_position(self, state: dict[str, Any]) -> None:
+        epoch = state["epoch"]
+        samples = state["step"] * state["step_size"]
         step_size = self.total_batch_size
         step, rest = divmod(samples, step_size)
         if rest:
             raise ValueError(f"{samples} samples of epoch {epoch} are no whole number of steps of {step_size}")
-        is_over = state_dict["is_over"]
-        self._progress.epoch = epoch + is_over
-        self._progress.loaded = None
-        if step > 0:
-            drawn_from = state_dict["drawn_from"]
-            self._progress.loaded = Position(epoch, step, is_over, drawn_from, state_dict["first_rows"])
-            self.load_read_ahead(state_dict.get("read_ahead"))
-        self._load_generators(state_dict)
+        resumed = Pass(epoch, step, state["is_over"], is_resumed=True, drawn_from=state["drawn_from"])
+        resumed.first_rows = state["first_rows"]
+        if (state["process"], state["step_size"]) == (self._own_process, step_size):
+            resumed.read_ahead = state["read_ahead"]
+        self._progress.epoch = epoch + resumed.is_over
+        self._progress.resumed = resumed if step > 0 else None
 
-    def load_read_ahead(self, read_ahead: dict[str, Any] | None) -> None:
-        """Let the next pass begin with that batch, if it is of this process of a run with as many."""
-        loaded = self._progress.loaded
-        if loaded is not None and read_ahead is not None and read_ahead["process"] == self._own_process:
-            loaded.content_ahead = read_ahead["content"]
-
-    def mark_as_loaded(self) -> None:
-        """Note that `load_state` has put the generators to where they were in the middle of a pass."""
-        self._progress.is_loaded = True
+    def _load_generators(self, state: dict[str, Any]) -> None:
+        sampler = self._order_sampler
+        saved = state["sampler_generator"]
+        # A sampler that has none on a single process was given one where the checkpoint's run had several.
+        if saved is not None and hasattr(sampler, "generator") and sampler.generator is None:
+            sampler.generator = torch.Generator()
+        set_state(generator_of(sampler), saved)
+        set_state(self.generator, state["loader_generator"])
 
     @property
     def _own_process(self) -> tuple[int, int]:
         """The process whose batches these are, and the number of processes that share them."""
         shard: Any = PartialState() if self._shard is None else self._shard
         return shard.process_index, shard.num_processes
-
-    def _load_generators(self, state_dict: dict[str, Any]) -> None:
-        sampler = self._order_sampler
-        if isinstance(sampler, SeedableRandomSampler):
-            sampler.initial_seed = state_dict["sampler_seed"]
-        own = state_dict["sampler_generator"]
-        if own is not None:
-            # A sampler of a single process has no generator where the checkpoint's run, on several processes, gave it
-            # one. A SeedableRandomSampler makes its own when its first pass begins.
-            if hasattr(sampler, "generator") and sampler.generator is None:
-                sampler.generator = torch.Generator()
-            generator = generator_of(sampler)
-            if generator is not None:
-                generator.set_state(own)
-        if state_dict["loader_generator"] is not None and self.generator is not None:
-            self.generator.set_state(state_dict["loader_generator"])
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is outside of the loops over this loader.
@@ -357,22 +360,12 @@ class DataLoaderShard(DataLoader):
         return dataset.total_length if hasattr(dataset, "total_length") else len(dataset)
 
 
-class SeedableOrder:
-    """Seed and epoch of a prepared loader with a SeedableRandomSampler: what is saved of a loader by default."""
-
-    def __init__(self, loader: DataLoaderShard) -> None:
-        self.loader = loader
-        self.sampler: SeedableRandomSampler = innermost_sampler(index_sampler_of(loader))
-
-    def state_dict(self) -> dict[str, int]:
-        """The seed, and the epoch that the next step belongs to."""
-        position = self.loader._progress.current.position
-        return {"initial_seed": self.sampler.initial_seed, "epoch": position.epoch + position.is_over}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Let the next pass visit that epoch, from its beginning."""
-        self.sampler.initial_seed = state_dict["initial_seed"]
-        self.loader.set_epoch(state_dict["epoch"])
+def _read_first_again(reading: Iterator[Step], content: list | None) -> Iterator[Step]:
+    """`reading`, of which the first step is read now, with the content that a checkpoint has of it."""
+    first = next(reading, None)
+    if first is None:
+        return reading
+    return chain([Step(put_back(content, first.content), first.short_step)], reading)
 
 
 def _join_short_steps(batches: Iterator[Any], this_pass: Pass) -> Iterator[Step]:
@@ -402,14 +395,6 @@ def loading_arguments(dataloader: DataLoader, index_sampler: Any) -> dict[str, A
 def index_sampler_of(dataloader: DataLoader) -> Any:
     """The sampler that the loader reads by: the batch sampler or, in a loader with `batch_size=None`, the sampler."""
     return dataloader.sampler if dataloader.batch_sampler is None else dataloader.batch_sampler
-
-
-def makes_batches(dataloader: DataLoader) -> bool:
-    """True where the loader reads batches of sample numbers; with `batch_size=None` it may read single ones."""
-    index_sampler = index_sampler_of(dataloader)
-    while isinstance(index_sampler, SkipBatchSampler):  # what it skips may be single numbers too
-        index_sampler = index_sampler.batch_sampler
-    return dataloader.batch_sampler is not None or isinstance(index_sampler, BatchSampler)
 
 
 def get_sampler(dataloader: DataLoader) -> Any:

@@ -2,8 +2,7 @@
 
 A stream is an IterableDataset: it has no sample numbers, and is read from its beginning. In loader workers it is read
 as plain torch reads it: each worker has a copy, and yields all of it unless the script shards the samples, by
-`get_worker_info` or by its `worker_init_fn`. Only the script can do that: a stream that shuffles comes in another order
-in each worker, and one that reads from a queue yields each sample in one worker alone.
+`get_worker_info` or by its `worker_init_fn`.
 """
 
 import inspect

@@ -27,7 +27,7 @@ import torch
 from .save_ids import run_of
 
 # A checkpoint of another version is refused: increase it when older code could not resume from newer files.
-FORMAT_VERSION = 10
+FORMAT_VERSION = 11
 MANIFEST_NAME = "manifest.json"
 RANK_MANIFEST_NAME = "manifest_{}.json"
 _BYTES_IN_PAGE = 2**12  # disks and file systems lose, or mix up, whole pages

@@ -63,7 +63,7 @@ class Pair(NamedTuple):
 
 def masked(samples):
     """A collator that draws from all three generators, as many numbers as it likes."""
-    words = ["a", "b"][: random.randint(1, 2)]
+    words = [random.choice("ab"), "b"]
     noise = [random.random(), numpy.random.rand()]
     pair = Pair(words[0], (1, words[-1]))
     return Batch(rows=torch.stack(samples), drawn=[torch.rand(len(samples)), *noise], words=words, pair=pair)
@@ -216,6 +216,12 @@ def test_a_checkpoint_made_while_the_rest_of_an_epoch_is_skipped_to_goes_on():
             state = loader.state_dict()
     loader.load_state_dict(state)
     assert gathered([loader]) == straight[4 * 2 :]
+
+
+def test_batches_of_another_size_go_on_with_the_samples_that_are_left():
+    loader = prepared("sequential", batch_size=2)
+    loader.load_state_dict(stopped_after(prepared("sequential", batch_size=4), 2))
+    assert gathered([loader]) == list(range(8, N))
 
 
 def test_a_position_that_is_no_whole_number_of_steps_is_refused():
