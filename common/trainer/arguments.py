@@ -149,7 +149,6 @@ class TrainingArguments:
         ddp_timeout: seconds that a collective waits for a missing rank before it raises.
         activation_checkpointing, gradient_checkpointing: by either name, let the model compute activations again in
             the backward pass, by its method `activation_checkpointing_enable` or `gradient_checkpointing_enable`.
-        tf32: multiply float32 matrices on GPUs in TensorFloat-32 (True) or not (False); by default as torch is set.
         use_cache: what the configuration of a model of `transformers` is set to.
         do_train, do_eval, do_predict, resume_from_checkpoint, local_rank, hub_…: for the script, which decides what it
             calls. An `eval_strategy` sets `do_eval`.
@@ -204,7 +203,6 @@ class TrainingArguments:
     disable_tqdm: bool | None = None
     label_names: list[str] | None = None
     torch_compile: bool = False
-    tf32: bool | None = None
     use_cpu: bool = False
     fsdp: str | None = field(default=None, metadata=FLAG)
     fsdp_config: dict[str, Any] | str | None = None
@@ -348,16 +346,6 @@ class TrainingArguments:
     @property
     def parallel_mode(self) -> ParallelMode:
         return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
-
-    @property
-    def train_batch_size(self) -> int:
-        """Samples of this process in a micro-batch."""
-        return self.per_device_train_batch_size
-
-    @property
-    def eval_batch_size(self) -> int:
-        """Samples of this process in a batch of an evaluation."""
-        return self.per_device_eval_batch_size
 
     @property
     def process_index(self) -> int:
