@@ -151,7 +151,8 @@ def concatenate(parts: list, batches: list[BatchResult]) -> Any:
         joined = [concatenate(list(outputs), batches) for outputs in zip(*parts, strict=True)]
         return honor_type(first, joined)
     if isinstance(first, list):
-        return list(chain(*(batch.real_rows(part) for part, batch in zip(parts, batches, strict=True))))
+        parts = [batch.real_rows(part) for part, batch in zip(parts, batches, strict=True)]
+        return list(chain(*parts))
     arrays = [batch.real_rows(np.atleast_1d(part)) for part, batch in zip(parts, batches, strict=True)]
     longest = np.max([array.shape for array in arrays], axis=0)[1:]
     return np.concatenate([_filled_up(array, (len(array), *longest)) for array in arrays])

@@ -425,8 +425,12 @@ class Trainer:
 
     def _log_evaluate_save(self) -> None:
         """Do what the callbacks asked for after a step or an epoch."""
-        if self.control.should_log and self.state.global_step > self.loss_log.logged_step:
-            self._log_training()
+        loss_log = self.loss_log
+        if self.control.should_log and self.state.global_step > loss_log.logged_step:
+            logs = {"loss": loss_log.take_mean(self.accelerator, self.state.global_step)}  # it waits for the device
+            logs["grad_norm"] = float(loss_log.grad_norm)
+            logs["learning_rate"] = float(loss_log.learning_rate)
+            self.log(logs)
         if self.control.should_evaluate:
             metrics = self.evaluate()
             if self._follows_metric():
@@ -436,14 +440,6 @@ class Trainer:
         if self.control.should_save:
             self._save_checkpoint(self.model_wrapped, trial=None)
             self.call_event("on_save")
-
-    def _log_training(self) -> None:
-        """Log the mean loss of the steps since the last time, over all ranks. It waits for the device."""
-        loss_log = self.loss_log
-        logs = {"loss": loss_log.take_mean(self.accelerator, self.state.global_step)}
-        logs["grad_norm"] = float(loss_log.grad_norm)
-        logs["learning_rate"] = float(loss_log.learning_rate)
-        self.log(logs)
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         """Add `logs`, with epoch and step, to the log history, and tell the callbacks."""
@@ -521,7 +517,10 @@ class Trainer:
         state = self.state
         folder = checkpoint.checkpoint_folder(self.args.output_dir, state.global_step)
         self.saved_steps.append(state.global_step)
-        self._note_best_checkpoint(folder)
+        if state.best_global_step in self.saved_steps:  # another run's folder of that step is not the best model
+            best = checkpoint.checkpoint_folder(self.args.output_dir, state.best_global_step)
+            if best == folder or best.exists():  # it may lie elsewhere, if the run was resumed from another folder
+                state.best_model_checkpoint = str(best)
         state.stateful_callbacks = self.callback_handler.states()
         state.stateful_callbacks["TrainerControl"] = {"args": asdict(self.control), "attributes": {}}
 
@@ -543,14 +542,6 @@ class Trainer:
             kept = [folder, Path(state.best_model_checkpoint or folder)]
             delete_oldest = partial(checkpoint.delete_oldest, self.args.output_dir, self.saved_steps, kept, limit)
             run_on_all_ranks(delete_oldest, self.is_world_process_zero())
-
-    def _note_best_checkpoint(self, folder: Path) -> None:
-        """Note where the best model is, if this run has saved it: now, in `folder`, or before it was evaluated."""
-        state = self.state
-        best = checkpoint.checkpoint_folder(self.args.output_dir, state.best_global_step)
-        # Another run's folder of that step is not the best model.
-        if best == folder or (state.best_global_step in self.saved_steps and best.exists()):
-            state.best_model_checkpoint = str(best)
 
     def _write_own_files(self, progress: dict[str, Any], models: list, weights: list[dict], draft: str) -> None:
         """Write the Trainer's own files of a checkpoint into its folder `draft`."""
