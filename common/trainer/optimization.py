@@ -49,7 +49,7 @@ def decay_parameter_names(model: nn.Module) -> list[str]:
 
 
 class ScheduleLength(NamedTuple):
-    """The steps of warm-up and all steps of a training, and the `learning_rate` that a factor is of."""
+    """The steps of warm-up, all steps of a training, and its `learning_rate`, which the factors multiply."""
 
     warmup: int
     total: int

@@ -39,7 +39,7 @@ class Plan:
         steps_per_epoch: steps of a whole epoch.
         batches_per_epoch: batches of a whole epoch.
         accumulation: batches of a step, but for the last step of an epoch, which may have fewer.
-        num_samples: samples in the whole training, of all ranks, for the speed that is logged.
+        samples_per_step: samples of all ranks in a whole step, for the speed that is logged.
         order: what decides which samples a step has, as JSON. Where two runs have the same, so are their samples.
     """
 
@@ -48,7 +48,7 @@ class Plan:
     steps_per_epoch: int
     batches_per_epoch: int
     accumulation: int
-    num_samples: float
+    samples_per_step: int
     order: dict[str, Any]
 
     def window_sizes(self, batches_done: int) -> Iterator[int]:
@@ -90,19 +90,17 @@ def make_plan(args: TrainingArguments, loader: Any, num_processes: int) -> Plan:
     if args.max_steps > 0:
         max_steps = args.max_steps
         num_epochs = math.ceil(max_steps / steps_per_epoch) if has_length else sys.maxsize
-        num_samples = float(max_steps * args.per_device_train_batch_size * accumulation * num_processes)
     else:
         max_steps = math.ceil(args.num_train_epochs * steps_per_epoch)
         num_epochs = math.ceil(args.num_train_epochs)
-        dataset_size = length_of(getattr(loader, "dataset", None))
-        num_samples = (dataset_size or batches_per_epoch * args.per_device_train_batch_size) * args.num_train_epochs
+    samples = samples_per_batch(loader, num_processes)
     order = {
         "batches_per_epoch": batches_per_epoch,
-        "samples_per_batch": samples_per_batch(loader, num_processes),
+        "samples_per_batch": samples,
         "accumulation": accumulation,
         "seeds": [args.seed, args.data_seed],
     }
-    return Plan(num_epochs, max_steps, steps_per_epoch, batches_per_epoch, accumulation, num_samples, order)
+    return Plan(num_epochs, max_steps, steps_per_epoch, batches_per_epoch, accumulation, samples * accumulation, order)
 
 
 class LossLog:

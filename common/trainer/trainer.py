@@ -267,7 +267,7 @@ class Trainer:
         """A pass over each micro-batch of a window, then an optimizer step; less where a callback stops it."""
         accelerator = self.accelerator
         num_items = self._count_items(window)
-        # Every micro-batch weighs the same in the window, however many samples it has.
+        # `training_step` divides by it: every micro-batch weighs the same, however many samples it has.
         self.current_gradient_accumulation_steps = len(window)
         # A stream may end within a window. No optimizer step follows then, and the next epoch's first step takes the
         # gradients in.
@@ -493,8 +493,7 @@ class Trainer:
         self.loss_log.total += self.loss_log.since_log.item()
         train_loss = self.loss_log.total / max(state.global_step, 0.001)
         num_steps = state.global_step - first_step
-        num_samples = self.plan.num_samples * num_steps / max(self.plan.max_steps, 1)
-        metrics = evaluation.speed_metrics("train", start_time, num_samples, num_steps)
+        metrics = evaluation.speed_metrics("train", start_time, num_steps * self.plan.samples_per_step, num_steps)
         metrics["total_flos"] = state.total_flos
         metrics["train_loss"] = train_loss
         self.log(metrics)
