@@ -14,23 +14,24 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from common.args import parse_args
 from common.data import collate, load_data
+from common.eval_sampler import DistributedEvalSampler
 from common.instruments import measured, prepare_process
 from common.model import build_model
 
 
 @torch.no_grad()
-def evaluate(model, loader, device):
+def evaluate(model, loader, device, num_real):
     # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
     totals = torch.zeros(3, dtype=torch.float64, device=device)
     loss_sum, correct, evaluated = totals  # views of it, so they are summed over the ranks with it
-    # This rank's samples that are not yet counted. What the sampler has repeated comes after them, and does not count.
-    uncounted = len(range(loader.sampler.rank, len(loader.dataset), loader.sampler.num_replicas))
+    seen = 0  # samples that have been counted
     model.eval()
     for images, targets in loader:
         images, targets = images.to(device, non_blocking=True), targets.to(device, non_blocking=True)
         log_probs = model(images)  # gathers parameters, a collective: all ranks need equally many batches
-        log_probs, targets = log_probs[:uncounted], targets[:uncounted]
-        uncounted -= len(targets)
+        keep = min(len(targets), num_real - seen)  # what the sampler has repeated comes last, and does not count
+        log_probs, targets = log_probs[:keep], targets[:keep]
+        seen += keep
         loss_sum += F.nll_loss(log_probs, targets, reduction="sum")
         correct += (log_probs.argmax(dim=1) == targets).sum()
         evaluated += len(targets)
@@ -51,15 +52,18 @@ def train(args):
     train_set, test_set = load_data(args)
     sampler = DistributedSampler(train_set, seed=args.seed, drop_last=True)  # one order for all, equal parts of it
     eval_sampler = DistributedSampler(test_set, shuffle=False)  # repeats samples, so that all ranks have equally many
+    num_real = len(DistributedEvalSampler(test_set))  # this rank's samples without the repeated ones
     share = args.batch_size // world_size  # of the global batch, so the learning rate need not change
     loading = dict(collate_fn=collate, num_workers=args.num_workers, pin_memory=train_set.device.type != device.type)
     train_loader = DataLoader(train_set, share, sampler=sampler, drop_last=True, **loading)  # whole batches
     test_loader = DataLoader(test_set, share, sampler=eval_sampler, **loading)
 
     model = build_model(args).to(device)  # leave .to out where it does not fit: fully_shard moves each layer
+    # Each rank keeps 1/W of every parameter, as a DTensor. A layer's parameters are gathered before it computes, and
+    # freed afterwards. In backward, a reduce-scatter averages the gradients: each rank gets those of its own parts.
     for layer in model.children():
-        fully_shard(layer, mesh=mesh)  # into DTensors: 1/W on each rank, whole to compute; a reduce-scatter averages
-    fully_shard(model, mesh=mesh)  # joins the layers, so that a GPU gathers the next one while one computes
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)  # tells the layers of each other: a GPU gathers the next one while one computes
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)  # after sharding: of this rank's parts
     torch.manual_seed(args.seed + dist.get_rank())  # for dropout: each process draws its own random numbers
 
@@ -77,7 +81,7 @@ def train(args):
                 train_loss += loss.detach()  # on the device: to read it, the CPU would wait for the GPU at every step
             dist.all_reduce(train_loss)  # every rank now has the sum over all ranks
             train_loss /= world_size
-            result = report(train_loss.item() / len(train_loader), *evaluate(model, test_loader, device))
+            result = report(train_loss.item() / len(train_loader), *evaluate(model, test_loader, device, num_real))
     dist.destroy_process_group()
     return result
 

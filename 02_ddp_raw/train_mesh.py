@@ -1,4 +1,4 @@
-"""Level 02 on a mesh of ranks: those in a row compute parts of the same layers, those in a column are FSDP's.
+"""Level 02 on a mesh of ranks: a row shares each layer (tensor parallelism), a column shares the data (FSDP).
 
 torchrun --standalone --nproc-per-node 4 02_ddp_raw/train_mesh.py --tensor 2
 """
@@ -15,27 +15,28 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from common.args import parse_args
 from common.data import collate, load_data
+from common.eval_sampler import DistributedEvalSampler
 from common.instruments import measured, prepare_process
 from common.model import build_model
 
 
 @torch.no_grad()
-def evaluate(model, loader, device, data):
+def evaluate(model, loader, device, num_real, column_group):
     # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
     totals = torch.zeros(3, dtype=torch.float64, device=device)
     loss_sum, correct, evaluated = totals  # views of it, so they are summed over the ranks with it
-    # This rank's samples that are not yet counted. What the sampler has repeated comes after them, and does not count.
-    uncounted = len(range(loader.sampler.rank, len(loader.dataset), loader.sampler.num_replicas))
+    seen = 0  # samples that have been counted
     model.eval()
     for images, targets in loader:
         images, targets = images.to(device, non_blocking=True), targets.to(device, non_blocking=True)
         log_probs = model(images)  # gathers parameters, a collective: all ranks need equally many batches
-        log_probs, targets = log_probs[:uncounted], targets[:uncounted]
-        uncounted -= len(targets)
+        keep = min(len(targets), num_real - seen)  # what the sampler has repeated comes last, and does not count
+        log_probs, targets = log_probs[:keep], targets[:keep]
+        seen += keep
         loss_sum += F.nll_loss(log_probs, targets, reduction="sum")
         correct += (log_probs.argmax(dim=1) == targets).sum()
         evaluated += len(targets)
-    dist.all_reduce(totals, group=data.get_group())  # each sample is counted once
+    dist.all_reduce(totals, group=column_group)  # each sample is counted once
     return (loss_sum / evaluated).item(), (correct / evaluated).item(), evaluated.item()
 
 
@@ -46,27 +47,33 @@ def train(args):
         torch.cuda.set_device(device)  # for calls that name no device
     # Joins the other processes: torchrun has put rank, world size and address into the environment. gloo is for CPUs.
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=args.timeout)
-    groups = dist.get_world_size() // args.tensor  # each of them trains on its own part of a batch
-    mesh = init_device_mesh(device.type, (groups, args.tensor), mesh_dim_names=("data", "tensor"))  # rows, columns
+    num_rows = dist.get_world_size() // args.tensor  # each row trains on its own part of a batch
+    mesh = init_device_mesh(device.type, (num_rows, args.tensor), mesh_dim_names=("data", "tensor"))  # rows, columns
     for row_or_column in mesh.get_all_groups():
         row_or_column.set_timeout(args.timeout)  # a mesh makes its groups with torch's default, of 30 minutes on a CPU
-    data = mesh["data"]  # this rank's column
+    data_mesh = mesh["data"]  # this rank's column
+    column_group = data_mesh.get_group()
+    row = data_mesh.get_local_rank()  # the number of this rank's row
 
     train_set, test_set = load_data(args)
-    group = data.get_local_rank()  # in place of the rank: all ranks of a row have the same samples
-    sampler = DistributedSampler(train_set, groups, group, seed=args.seed, drop_last=True)  # one order, equal parts
-    eval_sampler = DistributedSampler(test_set, groups, group, shuffle=False)  # repeats samples: all have equally many
-    share = args.batch_size // groups  # of the global batch, so the learning rate need not change
+    # The row's number in place of the rank: all ranks of a row have the same samples.
+    sampler = DistributedSampler(train_set, num_rows, row, seed=args.seed, drop_last=True)  # one order, equal parts
+    eval_sampler = DistributedSampler(test_set, num_rows, row, shuffle=False)  # repeats samples: equally many for all
+    num_real = len(DistributedEvalSampler(test_set, num_rows, row))  # this row's samples without the repeated ones
+    share = args.batch_size // num_rows  # of the global batch, so the learning rate need not change
     loading = dict(collate_fn=collate, num_workers=args.num_workers, pin_memory=train_set.device.type != device.type)
     train_loader = DataLoader(train_set, share, sampler=sampler, drop_last=True, **loading)  # whole batches
     test_loader = DataLoader(test_set, share, sampler=eval_sampler, **loading)
 
     model = build_model(args).to(device)
-    # A rank computes some outputs of fc1, and what they add to the outputs of fc2; an all-reduce over the row adds up.
+    # In a row, each rank computes some outputs of fc1. From these it computes a summand of every output of fc2, and an
+    # all-reduce over the row adds the summands up.
     parallelize_module(model, mesh["tensor"], {"fc1": ColwiseParallel(), "fc2": RowwiseParallel()})
-    fully_shard(model, mesh=data)  # cuts over the column: a rank keeps 1/(groups × tensor) of fc1 and of fc2's weight
+    # Cuts over the column: a rank keeps 1/(num_rows × tensor) of fc1 and of fc2's weight.
+    fully_shard(model, mesh=data_mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)  # after sharding: of this rank's parts
-    torch.manual_seed(args.seed + group)  # for dropout: a row must drop the same of what fc1 reads, or trains nonsense
+    # For dropout. The ranks of a row compute parts of one network, so they must drop the same inputs of fc1.
+    torch.manual_seed(args.seed + row)
 
     with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints the result once
         for epoch in range(args.epochs):
@@ -80,9 +87,10 @@ def train(args):
                 optimizer.step()
                 optimizer.zero_grad()
                 train_loss += loss.detach()  # on the device: to read it, the CPU would wait for the GPU at every step
-            dist.all_reduce(train_loss, group=data.get_group())  # every rank now has the sum over its column
-            train_loss /= groups
-            result = report(train_loss.item() / len(train_loader), *evaluate(model, test_loader, device, data))
+            dist.all_reduce(train_loss, group=column_group)  # every rank now has the sum over its column
+            train_loss /= num_rows
+            evaluation = evaluate(model, test_loader, device, num_real, column_group)
+            result = report(train_loss.item() / len(train_loader), *evaluation)
     dist.destroy_process_group()
     return result
 

@@ -10,17 +10,15 @@ autograd function, and so keeps the gradients of all copies until the last one i
 """
 
 import copy
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from common.cores import confine_thread_to_device, threads_per_worker
 from common.nested import leaves, map_nested
+from common.small.replica_threads import OwnRandomness, draw_generators, take_cores
 
 
 def replica_devices(first: torch.device, replicas: int) -> list[torch.device]:
@@ -58,17 +56,18 @@ class EmulatedDataParallel(nn.Module):
     def __init__(self, module: nn.Module, replicas: int) -> None:
         super().__init__()
         self.module = module
-        # A thread of its own for every replica: autograd orders the backward of one thread by its forward.
+        # A thread of its own for every replica. Autograd numbers the operations of each thread, and adds the replicas'
+        # gradients in the order of these numbers: if replicas changed threads, runs would not repeat to the last bit.
         self._threads = []
         for device in range(replicas):
-            thread = ThreadPoolExecutor(1, "replica", initializer=_take_cores, initargs=(device, replicas))
+            thread = ThreadPoolExecutor(1, "replica", initializer=take_cores, initargs=(device, replicas))
             self._threads.append(thread)
         self._generators: list[torch.Generator] = []
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not self._generators:
             batch = next(leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor))
-            self._generators = _draw_generators(len(self._threads), batch.device)
+            self._generators = draw_generators(len(self._threads), batch.device)
         shards = scatter((args, kwargs), len(self._threads))
         replicas = replicate(self.module, len(shards))
         outputs = self._parallel_apply(replicas, shards)
@@ -87,7 +86,7 @@ class EmulatedDataParallel(nn.Module):
             with (
                 torch.set_grad_enabled(gradients),
                 torch.autocast(kind, dtype, autocast),
-                _OwnRandomness(generator),
+                OwnRandomness(generator),
             ):
                 return replica(*args, **kwargs)
 
@@ -146,48 +145,3 @@ def copy_to(tensor: Tensor, source: int, target: int) -> Tensor:
     The devices of the emulation share their memory, so a copy in it does. Where `source` is `target` nothing is copied.
     """
     return tensor.view_as(tensor) if source == target else tensor.clone()
-
-
-# From here on it is no longer about DataParallel, but about threads: their random numbers, and their cores.
-
-
-class _OwnRandomness(TorchDispatchMode):
-    """Lets every random operation draw from a generator of this replica's: torch's default is shared by all threads.
-
-    Not every operation can be given a generator, so the default one takes over this replica's state for its duration.
-    """
-
-    _lock = threading.Lock()
-
-    def __init__(self, generator: torch.Generator) -> None:
-        super().__init__()
-        self.generator = generator
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if torch.Tag.nondeterministic_seeded not in func.tags:
-            return func(*args, **(kwargs or {}))
-        device = self.generator.device
-        default = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
-        with self._lock:
-            others = default.get_state()
-            default.set_state(self.generator.get_state())
-            try:
-                return func(*args, **(kwargs or {}))
-            finally:
-                self.generator.set_state(default.get_state())
-                default.set_state(others)
-
-
-def _draw_generators(count: int, device: torch.device) -> list[torch.Generator]:
-    """Generators with different seeds, all of which follow from torch's default generator."""
-    seed = int(torch.randint(2**62, ()))
-    generators = [torch.Generator(device) for _ in range(count)]
-    for i, generator in enumerate(generators):
-        generator.manual_seed(seed + i)
-    return generators
-
-
-def _take_cores(device: int, replicas: int) -> None:
-    """The first thing that a replica's thread does: the threads that it starts for torch stay where it is."""
-    confine_thread_to_device(device)
-    torch.set_num_threads(threads_per_worker(replicas))

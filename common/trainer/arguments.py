@@ -55,7 +55,7 @@ DICTS = (
     "gradient_checkpointing_kwargs",
     "fsdp_config",
 )
-# What a script may ask for, or ask about, is off: with another value than this it is an error.
+# What this Trainer does not do. A script may ask whether it is on; to switch it on is an error.
 NOT_OFFERED = {
     "push_to_hub": False,
     "deepspeed": None,
@@ -132,7 +132,6 @@ class TrainingArguments:
             `torch.initial_seed()` when training begins, which is `seed` unless the script has seeded again.
         accelerator_config: an AcceleratorConfig, or its settings as a dict.
         dataloader_drop_last: drop each epoch's last batch if it is smaller. Evaluation never drops a sample.
-        dataloader_pin_memory: has no effect where the device is the CPU.
         remove_unused_columns: from samples that are dicts, drop keys that are neither parameters of the model's
             `forward` nor labels.
         prediction_loss_only: gather no predictions, so that `compute_metrics` is not called.
@@ -149,12 +148,6 @@ class TrainingArguments:
         ddp_timeout: seconds that a collective waits for a missing rank before it raises.
         activation_checkpointing, gradient_checkpointing: by either name, let the model compute activations again in
             the backward pass, by its method `activation_checkpointing_enable` or `gradient_checkpointing_enable`.
-        tf32: multiply float32 matrices on GPUs in TensorFloat-32 (True) or not (False); by default as torch is set.
-        use_cache: what the configuration of a model of `transformers` is set to.
-        do_train, do_eval, do_predict, resume_from_checkpoint, local_rank, hub_…: for the script, which decides what it
-            calls. An `eval_strategy` sets `do_eval`.
-        push_to_hub, deepspeed, debug, label_smoothing_factor, eval_do_concat_batches: only with the values of
-            `NOT_OFFERED`, because this Trainer does nothing of the kind.
     """
 
     output_dir: str = "trainer_output"
@@ -204,7 +197,6 @@ class TrainingArguments:
     disable_tqdm: bool | None = None
     label_names: list[str] | None = None
     torch_compile: bool = False
-    tf32: bool | None = None
     use_cpu: bool = False
     fsdp: str | None = field(default=None, metadata=FLAG)
     fsdp_config: dict[str, Any] | str | None = None
@@ -215,20 +207,24 @@ class TrainingArguments:
     gradient_checkpointing: bool | None = field(default=None, metadata=FLAG)
     gradient_checkpointing_kwargs: dict[str, Any] | str | None = None
     use_cache: bool = False
+
+    # Only for scripts that ask. The Trainer looks at none of these, and sets `do_eval` if there is an `eval_strategy`.
     do_train: bool = False
     do_eval: bool = False
     do_predict: bool = False
     resume_from_checkpoint: str | None = None
     local_rank: int = -1
+    hub_model_id: str | None = None
+    hub_strategy: str = "every_save"
+    hub_token: str | None = field(default=None, repr=False)
+    hub_private_repo: bool | None = None
+
+    # Only with these values, see `NOT_OFFERED`.
     deepspeed: dict[str, Any] | str | None = None
     debug: str | list[str] = ""
     label_smoothing_factor: float = 0.0
     eval_do_concat_batches: bool = True
     push_to_hub: bool = False
-    hub_model_id: str | None = None
-    hub_strategy: str = "every_save"
-    hub_token: str | None = field(default=None, repr=False)
-    hub_private_repo: bool | None = None
 
     def __post_init__(self) -> None:
         self.debug = self.debug or []
@@ -348,16 +344,6 @@ class TrainingArguments:
     @property
     def parallel_mode(self) -> ParallelMode:
         return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
-
-    @property
-    def train_batch_size(self) -> int:
-        """Samples of this process in a micro-batch."""
-        return self.per_device_train_batch_size
-
-    @property
-    def eval_batch_size(self) -> int:
-        """Samples of this process in a batch of an evaluation."""
-        return self.per_device_eval_batch_size
 
     @property
     def process_index(self) -> int:

@@ -107,27 +107,6 @@ def count_labels(batch: Any, shifted: bool = False) -> Tensor | None:
     return labels.ne(-100).sum() if isinstance(labels, Tensor) else None
 
 
-def count_samples(batch: Any) -> int | None:
-    """The length of the first tensor in a batch, or else of the first list; None where there is neither."""
-    if isinstance(batch, Tensor | np.ndarray):
-        return len(batch) if batch.ndim else None
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if not isinstance(batch, tuple | list):
-        return None
-    # Tensors first: beside a tensor of images, lists may hold the boxes of each.
-    for part in batch:
-        if isinstance(part, Tensor | np.ndarray) and part.ndim:
-            return len(part)
-    for part in batch:
-        is_list = isinstance(part, tuple | list) and len(part) > 0
-        has_entries = is_list and not isinstance(part[0], Tensor | np.ndarray)
-        found = len(part) if has_entries else count_samples(part)
-        if found is not None:
-            return found
-    return None
-
-
 def first_samples(batch: Any, rows: int, count: int) -> Any:
     """The first `count` samples of a batch of `rows`. A tensor or list of another length stays as it is."""
 

@@ -66,8 +66,6 @@ class TrainerCallback:
         """Values have been logged."""
 
 
-EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
-
 # What callbacks get by keyword at every event.
 GIVEN = ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
 
@@ -148,13 +146,11 @@ class CallbackHandler:
 
     def restore(self, states: dict[str, Any]) -> None:
         """Give the attributes that `states` returned back to the callbacks of the same classes, in their order."""
-        left = {}
         for name, found in states.items():
-            left[name] = list(found) if isinstance(found, list) else [found]
-        for callback in self.callbacks:
-            of_same_class = left.get(type(callback).__name__)
-            if of_same_class:
-                for attribute, value in of_same_class.pop(0)["attributes"].items():
+            of_this_class = [callback for callback in self.callbacks if type(callback).__name__ == name]
+            saved = found if isinstance(found, list) else [found]
+            for callback, state in zip(of_this_class, saved, strict=False):  # a script may have added or removed some
+                for attribute, value in state["attributes"].items():
                     setattr(callback, attribute, value)
 
 

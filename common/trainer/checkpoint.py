@@ -49,11 +49,12 @@ def delete_oldest(output_dir: str, saved_steps: list[int], kept: list[Path], lim
 
     Other runs' are older than those of `saved_steps`, and lower steps than higher ones: the disk's times may lie.
     """
-    own = [checkpoint_folder(output_dir, step) for step in saved_steps]
-    lowest_first = numbered(Path(output_dir), PREFIX)[::-1]
-    oldest_first = sorted(lowest_first, key=own.__contains__)
-    dispensable = [path for path in oldest_first if path not in kept]
-    surplus = max(0, len(oldest_first) - limit)
+    of_this_run = {checkpoint_folder(output_dir, step) for step in saved_steps}
+    lowest_first = list(reversed(numbered(Path(output_dir), PREFIX)))
+    foreign = [path for path in lowest_first if path not in of_this_run]
+    own = [path for path in lowest_first if path in of_this_run]
+    surplus = max(0, len(lowest_first) - limit)
+    dispensable = [path for path in foreign + own if path not in kept]
     for path in dispensable[:surplus]:
         remove_folder(path)
 

@@ -59,21 +59,22 @@ class BatchResult(NamedTuple):
 
     Attributes:
         rows: the samples that the model was given.
-        num_real: how many of them, the first ones, are not there only to even out the ranks; None in a whole step.
-        loss: the mean over them.
+        is_padded: whether ranks repeat samples in this step, which evens them out. This rank may be none of them.
+        num_real: the rows that are no repetitions: the first ones. 0 in a rank that has only repetitions.
+        loss: the mean over the rows.
         logits, labels: the model's output and the labels, with a row for each sample.
     """
 
     rows: int
-    num_real: int | None
+    is_padded: bool
+    num_real: int
     loss: Any
     logits: Any
     labels: Any
 
-    @property
-    def num_counted(self) -> int:
-        """The samples that count."""
-        return self.rows if self.num_real is None else self.num_real
+    def real_rows(self, part: Any) -> Any:
+        """`part`, which is of `logits` or `labels`, without the rows of repetitions."""
+        return part[: self.num_real] if self.is_padded else part
 
 
 def to_host(results: Iterable[BatchResult], device: torch.device) -> list[BatchResult]:
@@ -100,7 +101,7 @@ def gather_batches(own: list[BatchResult]) -> list[BatchResult]:
     for start in range(0, num_steps, STEPS_AT_ONCE):
         of_ranks = gather_object([own[start : start + STEPS_AT_ONCE]])
         for of_step in zip_longest(*of_ranks):  # a rank may have fewer steps than the others
-            gathered += [batch for batch in of_step if batch is not None and batch.num_counted > 0]
+            gathered += [batch for batch in of_step if batch is not None and batch.num_real > 0]
     return gathered
 
 
@@ -109,9 +110,9 @@ def mean_loss(batches: list[BatchResult], batch_size: int, filter_not_finite: bo
     batches = [batch for batch in batches if batch.loss is not None]
     if not batches:
         return None
-    are_whole = all(batch.num_real is None for batch in batches)
-    counts: Any = [batch.num_counted for batch in batches]
-    if are_whole and len(set(counts)) == 1:
+    is_padded = any(batch.is_padded for batch in batches)
+    counts: Any = [batch.num_real for batch in batches]
+    if not is_padded and len(set(counts)) == 1:
         # However often each loss stands here, the mean is the same but for its rounding. The original repeats each one
         # `batch_size` times, also if all batches are smaller.
         counts = batch_size
@@ -150,9 +151,9 @@ def concatenate(parts: list, batches: list[BatchResult]) -> Any:
         joined = [concatenate(list(outputs), batches) for outputs in zip(*parts, strict=True)]
         return honor_type(first, joined)
     if isinstance(first, list):
-        parts = [part[: batch.num_real] for part, batch in zip(parts, batches, strict=True)]
+        parts = [batch.real_rows(part) for part, batch in zip(parts, batches, strict=True)]
         return list(chain(*parts))
-    arrays = [np.atleast_1d(part)[: batch.num_real] for part, batch in zip(parts, batches, strict=True)]
+    arrays = [batch.real_rows(np.atleast_1d(part)) for part, batch in zip(parts, batches, strict=True)]
     longest = np.max([array.shape for array in arrays], axis=0)[1:]
     return np.concatenate([_filled_up(array, (len(array), *longest)) for array in arrays])
 

@@ -9,10 +9,10 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from common.accelerator import Accelerator, skip_first_batches, utils
 from common.accelerator.data_loader import DataLoaderShard, index_sampler_of
+from common.accelerator.dispatcher import count_rows
 from common.accelerator.sampler import innermost_sampler
 from common.accelerator.utils.random import set_random_states
 from common.eval_sampler import DistributedEvalSampler
-from common.trainer.batches import count_samples
 
 
 def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
@@ -49,7 +49,7 @@ def samples_per_batch(loader: Any, num_processes: int) -> int:
     return (getattr(loader, "batch_size", None) or 1) * num_processes
 
 
-def count_rows(loader: Any, batch: Any, num_processes: int) -> int | None:
+def count_samples(loader: Any, batch: Any, num_processes: int) -> int | None:
     """Samples in the batch just read; None where neither the loader nor the batch says it.
 
     The loader is asked first, because a collator may have joined the samples to one row.
@@ -61,12 +61,12 @@ def count_rows(loader: Any, batch: Any, num_processes: int) -> int | None:
         elif num_processes > 1 or not isinstance(loader.dataset, IterableDataset):
             has_batch_size = getattr(index_sampler_of(loader), "batch_size", None)
             rows = loader.total_batch_size // num_processes if has_batch_size else None
-    return count_samples(batch) if rows is None else rows
-
-
-def all_ranks_have_a_batch(loader: Any) -> bool:
-    """True in a step of which the loader knows that every rank has a whole batch."""
-    return is_prepared(loader) and loader.short_step is None
+    if rows is None:
+        try:
+            rows = count_rows(batch)
+        except ValueError:  # it is an object of the script's own
+            return None
+    return rows
 
 
 def read_batches(loader: Any, accelerator: Accelerator) -> Iterator[Any]:

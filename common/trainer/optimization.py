@@ -48,8 +48,8 @@ def decay_parameter_names(model: nn.Module) -> list[str]:
     return [name for name, weight in named if weight not in without_decay and not _WITHOUT_DECAY.search(name.lower())]
 
 
-class Run(NamedTuple):
-    """What a schedule knows of its training: the steps of warm-up, all steps, and `learning_rate`."""
+class ScheduleLength(NamedTuple):
+    """The steps of warm-up, all steps of a training, and its `learning_rate`, which the factors multiply."""
 
     warmup: int
     total: int
@@ -60,13 +60,13 @@ class Run(NamedTuple):
         return (step - self.warmup) / max(1, self.total - self.warmup)
 
 
-def constant(step: int, run: Run) -> float:
+def constant(step: int, length: ScheduleLength) -> float:
     return 1.0
 
 
-def linear(step: int, run: Run) -> float:
+def linear(step: int, length: ScheduleLength) -> float:
     """A fall along a line, to 0 after the last step."""
-    return max(0.0, (run.total - step) / max(1, run.total - run.warmup))
+    return max(0.0, (length.total - step) / max(1, length.total - length.warmup))
 
 
 def wave(progress: float, num_cycles: float) -> float:
@@ -74,49 +74,53 @@ def wave(progress: float, num_cycles: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * num_cycles * 2.0 * progress))
 
 
-def cosine(step: int, run: Run, num_cycles: float = 0.5) -> float:
+def cosine(step: int, length: ScheduleLength, num_cycles: float = 0.5) -> float:
     """A fall along half a wave, to 0 after the last step; or along `num_cycles` waves."""
-    return max(0.0, wave(run.decay_progress(step), num_cycles))
+    return max(0.0, wave(length.decay_progress(step), num_cycles))
 
 
-def cosine_with_restarts(step: int, run: Run, num_cycles: int = 1) -> float:
+def cosine_with_restarts(step: int, length: ScheduleLength, num_cycles: int = 1) -> float:
     """`num_cycles` falls along half a wave, each from the whole rate to 0."""
-    progress = run.decay_progress(step)
+    progress = length.decay_progress(step)
     if progress >= 1.0:
         return 0.0
     return wave((num_cycles * progress) % 1.0, 0.5)
 
 
 def cosine_with_min_lr(
-    step: int, run: Run, num_cycles: float = 0.5, min_lr: float | None = None, min_lr_rate: float | None = None
+    step: int,
+    length: ScheduleLength,
+    num_cycles: float = 0.5,
+    min_lr: float | None = None,
+    min_lr_rate: float | None = None,
 ) -> float:
     """A fall along half a wave to a lowest rate, which is given as such, or as a share of `learning_rate`."""
     if (min_lr is None) == (min_lr_rate is None):
         raise ValueError("lr_scheduler_kwargs need either min_lr or min_lr_rate")
-    lowest = min_lr / run.start_lr if min_lr_rate is None else min_lr_rate
-    return max(0.0, wave(run.decay_progress(step), num_cycles) * (1 - lowest) + lowest)
+    lowest = min_lr / length.start_lr if min_lr_rate is None else min_lr_rate
+    return max(0.0, wave(length.decay_progress(step), num_cycles) * (1 - lowest) + lowest)
 
 
-def polynomial(step: int, run: Run, lr_end: float = 1e-7, power: float = 1.0) -> float:
+def polynomial(step: int, length: ScheduleLength, lr_end: float = 1e-7, power: float = 1.0) -> float:
     """A fall to the learning rate `lr_end`, along the power of what is left."""
-    if run.start_lr <= lr_end:
-        raise ValueError(f"lr_end ({lr_end}) must be smaller than learning_rate ({run.start_lr})")
-    if step > run.total:
-        return lr_end / run.start_lr
-    remaining = 1 - run.decay_progress(step)
-    return ((run.start_lr - lr_end) * remaining**power + lr_end) / run.start_lr
+    if length.start_lr <= lr_end:
+        raise ValueError(f"lr_end ({lr_end}) must be smaller than learning_rate ({length.start_lr})")
+    if step > length.total:
+        return lr_end / length.start_lr
+    remaining = 1 - length.decay_progress(step)
+    return ((length.start_lr - lr_end) * remaining**power + lr_end) / length.start_lr
 
 
-def inverse_sqrt(step: int, run: Run, timescale: int | None = None) -> float:
+def inverse_sqrt(step: int, length: ScheduleLength, timescale: int | None = None) -> float:
     """A fall with the square root of the steps, that never ends."""
     if timescale is None:
-        timescale = run.warmup or 10_000
-    return 1.0 / math.sqrt((step + timescale - run.warmup) / timescale)
+        timescale = length.warmup or 10_000
+    return 1.0 / math.sqrt((step + timescale - length.warmup) / timescale)
 
 
 def warmup_stable_decay(
     step: int,
-    run: Run,
+    length: ScheduleLength,
     num_decay_steps: int,
     num_stable_steps: int | None = None,
     warmup_type: str = "linear",
@@ -128,10 +132,10 @@ def warmup_stable_decay(
     if not {warmup_type, decay_type} <= {"linear", "cosine", "1-sqrt"}:
         raise ValueError(f"warmup_type {warmup_type!r}, decay_type {decay_type!r}: not 'linear', 'cosine' or '1-sqrt'")
     if num_stable_steps is None:
-        num_stable_steps = run.total - run.warmup - num_decay_steps
-    decay_start = run.warmup + num_stable_steps
-    if step < run.warmup:
-        progress = step / run.warmup
+        num_stable_steps = length.total - length.warmup - num_decay_steps
+    decay_start = length.warmup + num_stable_steps
+    if step < length.warmup:
+        progress = step / length.warmup
         shapes = {
             "linear": progress,
             "cosine": 0.5 * (1.0 - math.cos(math.pi * progress)),
@@ -153,7 +157,7 @@ def warmup_stable_decay(
     return max(0.0, factor * (1.0 - min_lr_ratio) + min_lr_ratio)
 
 
-# Each is a function of the step, its `Run`, and what `lr_scheduler_kwargs` may say.
+# Each is a function of the step, its `ScheduleLength`, and what `lr_scheduler_kwargs` may say.
 _SCHEDULES: dict[str, Callable[..., float]] = {
     "constant": constant,
     "constant_with_warmup": constant,
@@ -168,11 +172,11 @@ _SCHEDULES: dict[str, Callable[..., float]] = {
 SCHEDULES = (*_SCHEDULES, "reduce_lr_on_plateau")
 
 
-def after_climb(after: Callable[..., float], step: int, run: Run, **options: Any) -> float:
+def after_climb(after: Callable[..., float], step: int, length: ScheduleLength, **options: Any) -> float:
     """A climb along a line during the warm-up, then the schedule `after`."""
     # It is computed in the climb too, so that a wrong option is an error at once.
-    factor = after(max(step, run.warmup), run, **options)
-    return step / run.warmup if step < run.warmup else factor
+    factor = after(max(step, length.warmup), length, **options)
+    return step / length.warmup if step < length.warmup else factor
 
 
 def make_scheduler(optimizer: Optimizer, args: Any, num_training_steps: int) -> LRScheduler:
@@ -186,8 +190,8 @@ def make_scheduler(optimizer: Optimizer, args: Any, num_training_steps: int) -> 
         options = {}  # ignored, as in the original
     if name == "reduce_lr_on_plateau":
         return ReduceLROnPlateau(optimizer, **options)
-    run = Run(args.get_warmup_steps(num_training_steps), num_training_steps, optimizer.defaults["lr"])
+    length = ScheduleLength(args.get_warmup_steps(num_training_steps), num_training_steps, optimizer.defaults["lr"])
     schedule = _SCHEDULES[name]
     if name not in ("constant", "warmup_stable_decay"):  # which have no climb, or one of their own
         schedule = partial(after_climb, schedule)
-    return LambdaLR(optimizer, partial(schedule, run=run, **options))
+    return LambdaLR(optimizer, partial(schedule, length=length, **options))

@@ -39,7 +39,7 @@ class Plan:
         steps_per_epoch: steps of a whole epoch.
         batches_per_epoch: batches of a whole epoch.
         accumulation: batches of a step, but for the last step of an epoch, which may have fewer.
-        num_samples: samples in the whole training, of all ranks, for the speed that is logged.
+        samples_per_step: samples of all ranks in a whole step, for the speed that is logged.
         order: what decides which samples a step has, as JSON. Where two runs have the same, so are their samples.
     """
 
@@ -48,7 +48,7 @@ class Plan:
     steps_per_epoch: int
     batches_per_epoch: int
     accumulation: int
-    num_samples: float
+    samples_per_step: int
     order: dict[str, Any]
 
     def window_sizes(self, batches_done: int) -> Iterator[int]:
@@ -66,12 +66,13 @@ class Plan:
         In the same order that is the same place, or the start of its step if that is not complete. In another one it
         is the place after as many steps, where all epochs are taken for whole ones, as in `transformers`.
         """
-        if order != self.order:
-            steps_in_epoch = steps % self.steps_per_epoch
-            return replace(saved, epoch=steps // self.steps_per_epoch, batches=steps_in_epoch * self.accumulation)
-        if self.ends_step(saved.batches):
-            return saved
-        return replace(saved, batches=saved.batches - saved.batches % self.accumulation)
+        if order == self.order:
+            if self.ends_step(saved.batches):
+                return saved
+            batches_of_incomplete_step = saved.batches % self.accumulation
+            return replace(saved, batches=saved.batches - batches_of_incomplete_step)
+        epoch, steps_in_epoch = divmod(steps, self.steps_per_epoch)
+        return replace(saved, epoch=epoch, batches=steps_in_epoch * self.accumulation)
 
 
 def make_plan(args: TrainingArguments, loader: Any, num_processes: int) -> Plan:
@@ -89,43 +90,49 @@ def make_plan(args: TrainingArguments, loader: Any, num_processes: int) -> Plan:
     if args.max_steps > 0:
         max_steps = args.max_steps
         num_epochs = math.ceil(max_steps / steps_per_epoch) if has_length else sys.maxsize
-        num_samples = float(max_steps * args.per_device_train_batch_size * accumulation * num_processes)
     else:
         max_steps = math.ceil(args.num_train_epochs * steps_per_epoch)
         num_epochs = math.ceil(args.num_train_epochs)
-        dataset_size = length_of(getattr(loader, "dataset", None))
-        num_samples = (dataset_size or batches_per_epoch * args.per_device_train_batch_size) * args.num_train_epochs
+    samples = samples_per_batch(loader, num_processes)
     order = {
         "batches_per_epoch": batches_per_epoch,
-        "samples_per_batch": samples_per_batch(loader, num_processes),
+        "samples_per_batch": samples,
         "accumulation": accumulation,
         "seeds": [args.seed, args.data_seed],
     }
-    return Plan(num_epochs, max_steps, steps_per_epoch, batches_per_epoch, accumulation, num_samples, order)
+    return Plan(num_epochs, max_steps, steps_per_epoch, batches_per_epoch, accumulation, samples * accumulation, order)
 
 
 class LossLog:
-    """The losses of the steps, and what is logged beside them.
+    """The losses of this rank until they are logged, and what is logged beside them.
+
+    Every micro-batch brings its share of its step's loss. Here each of two steps has two micro-batches, with the shares
+    1.0 and 1.5, 2.0 and 0.5, and is logged:
+
+        after                 micro-batch 1   step 1   its log   micro-batch 3   step 2   its log
+        since_log             1.0             2.5      0.0       2.0             2.5      0.0
+        of_whole_steps        0.0             2.5      0.0       0.0             2.5      0.0
+        total                 0.0             0.0      2.5       2.5             2.5      5.0
+        logged_step           0               0        1         1               1        2
 
     Attributes:
-        total: the sum of the steps' losses that have been logged.
-        since_log: the sum of this rank's losses since then. Every batch brings its share of its step's loss, so the sum
-            over a step is the step's loss. It is a float32 tensor on the device, as in `transformers`.
-        of_whole_steps: the same without the batches of a step that is not complete.
+        since_log: the sum of the shares since the last log. It is a float32 tensor on the device, as in `transformers`.
+        of_whole_steps: the same for a checkpoint: a resumed run trains again on the batches of an incomplete step.
+        total: the sum of what has been logged, which is the mean over the ranks.
         logged_step: the step at which losses were last logged.
         learning_rate, grad_norm: of the last step. The norm is a tensor on the device.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        self.total = 0.0
         self.since_log = torch.tensor(0.0, device=device)
         self.of_whole_steps = self.since_log
+        self.total = 0.0
         self.logged_step = 0
         self.learning_rate = 0.0
         self.grad_norm: Tensor | float = 0.0
 
     def add(self, loss: Tensor, step: int, replace_not_finite: bool) -> None:
-        """Add a batch's share of its step's loss, a scalar; `step` is the number of steps that are done.
+        """Add a micro-batch's share of its step's loss, a scalar; `step` is the number of steps that are done.
 
         `replace_not_finite`: add, in place of a loss that is NaN or infinite, the mean of those since the last log.
         """
@@ -135,10 +142,10 @@ class LossLog:
             is_finite = loss.abs() < float("inf")  # no comparison holds for NaN
             loss = torch.where(is_finite, loss, mean)
         # A new tensor, because `of_whole_steps` may be the old one; in float32, whatever the model computes in.
-        self.since_log = (self.since_log + loss).to(self.since_log.dtype)
+        self.since_log = (self.since_log + loss).to(torch.float32)
 
     def end_step(self, learning_rate: float, grad_norm: Tensor | float) -> None:
-        """All batches of a step have been added, and the optimizer has used these."""
+        """All micro-batches of a step have been added, and the optimizer has used these."""
         self.of_whole_steps = self.since_log
         self.learning_rate = learning_rate
         self.grad_norm = grad_norm
@@ -157,12 +164,11 @@ class LossLog:
     def state_dict(self, accelerator: Accelerator) -> dict[str, Any]:
         """What a checkpoint holds, as JSON. All ranks must call this; it waits for the device."""
         return {
+            "of_ranks": accelerator.gather(self.of_whole_steps).reshape(-1).tolist(),
             "total": self.total,
             "logged_step": self.logged_step,
             "learning_rate": float(self.learning_rate),
             "grad_norm": float(self.grad_norm),
-            # The batches of a step that is not complete will be trained on again.
-            "of_ranks": accelerator.gather(self.of_whole_steps).reshape(-1).tolist(),
         }
 
     def load_state_dict(self, saved: dict[str, Any], accelerator: Accelerator) -> None:

@@ -74,9 +74,6 @@ class PrinterCallback(TrainerCallback):
             print_above_bar(training_summary(args, state, kwargs["train_dataloader"]))
 
     def on_log(self, args, state, control, logs, **kwargs):
-        if args.disable_tqdm:
-            # As in the original: what `train` returns then lacks it too.
-            logs.pop("total_flos", None)
         if state.is_world_process_zero:
             print_above_bar(" | ".join(f"{name} {_shortened(value)}" for name, value in logs.items()))
 

@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from common.nested import leaves
 
@@ -57,23 +57,23 @@ def takes_loss_keywords(model: nn.Module) -> bool:
     return takes_any_keyword(model.forward)
 
 
-class WatchedCount(Tensor):
-    """`num_items_in_batch`, which notes whether anything is computed with it, or read of it.
+class UseOf(TorchFunctionMode):
+    """Notes, while it is entered, whether anything is computed with a tensor, or read of it.
 
-    A `forward(**kwargs)` takes the count, whether it divides its loss by it or not, so its signature does not tell. A
-    second forward with another count would tell, but it takes time and draws from the generators of the training.
+    A `forward(**kwargs)` takes `num_items_in_batch`, whether it divides its loss by it or not: its signature does not
+    tell.
     """
 
-    is_used = False
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        self.tensor = tensor
+        self.is_used = False
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.__name__ != "__get__":  # a look at its device, or another attribute, is no use
-            for argument in leaves((args, kwargs or {})):
-                if isinstance(argument, cls):
-                    argument.is_used = True
-        with torch._C.DisableTorchFunctionSubclass():  # what is computed with it is an ordinary tensor
-            return func(*args, **(kwargs or {}))
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_argument = any(leaf is self.tensor for leaf in leaves((args, kwargs or {})))
+        if is_argument and func.__name__ != "__get__":  # a look at its device, or another attribute, is no use
+            self.is_used = True
+        return func(*args, **(kwargs or {}))
 
 
 def shifts_labels(model: nn.Module) -> bool:

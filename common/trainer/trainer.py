@@ -1,8 +1,9 @@
 """Trainer: the training loop that is otherwise written by hand, with logging, evaluation and checkpoints in it.
 
-Read it from the top: what a Trainer holds, `train` with its epochs, a window of micro-batches, one micro-batch, one
-optimizer step, what follows a step, checkpoints, evaluation, and the small parts. Sums, draws and events come in the
-order that they have in `transformers`, so that a training ends with the same bits.
+Read it from the top: what a Trainer holds; `train` with what it prepares, its epochs, windows of micro-batches, the
+micro-batch and the optimizer step; what follows a step, an epoch and a training; checkpoints; evaluation; loaders,
+optimizer and scheduler; callbacks and files. Sums, draws and events come in the order that they have in `transformers`,
+so that a training ends with the same bits.
 """
 
 import json
@@ -74,8 +75,10 @@ class Trainer:
     loss_log: LossLog
     # The steps of which this run has saved a checkpoint. Others in the folder are another run's.
     saved_steps: list[int]
-    # Micro-batches of the step under way: the name that overrides of `training_step` know from `transformers`.
+    # What `training_step` and `prediction_step` need besides their arguments, which overrides know from `transformers`:
+    # the micro-batches of the step under way, and whether all ranks have the batch that is evaluated.
     current_gradient_accumulation_steps: int
+    _all_ranks_evaluate = False
 
     def __init__(
         self,
@@ -128,6 +131,8 @@ class Trainer:
         # Overrides in the style of older tutorials do not have the argument `num_items_in_batch`.
         names = signatures.parameters(self.compute_loss)
         self._loss_takes_count = "num_items_in_batch" in names or signatures.takes_any_keyword(self.compute_loss)
+        # Whether it has been looked at what the model does with the argument.
+        self._count_is_checked = False
 
         self.optimizer: Any = optimizers[0]
         self.lr_scheduler: Any = optimizers[1]
@@ -172,237 +177,13 @@ class Trainer:
             self.control.should_training_stop = True
             if not self.position.epoch_ended:
                 self._end_epoch()
-            return self._finish(start_time, first_step)
-
-        while self.position.epoch < self.plan.num_epochs:
-            self._train_epoch(to_skip)
-            to_skip = None
-            if self.control.should_training_stop:
-                break
-        return self._finish(start_time, first_step)
-
-    def _train_epoch(self, to_skip: loading.SkippedBatches | None) -> None:
-        """The windows of an epoch from `position` on, and what follows its end."""
-        position = self.position
-        position.epoch_ended = False
-        self.call_event("on_epoch_begin")
-        sizes = self.plan.window_sizes(position.batches)
-        windows = loading.read_windows(self.train_dataloader, position.epoch, sizes, to_skip, self.accelerator)
-        # Open until the end of the epoch is saved, because a checkpoint holds the loader's position.
-        with closing(windows):
-            for window in windows:
-                self._train_window(window)
-                if self._is_stopped():
+        else:
+            while self.position.epoch < self.plan.num_epochs:
+                self._train_epoch(to_skip)
+                to_skip = None
+                if self.control.should_training_stop:
                     break
-            batches_of_first_step = min(self.plan.accumulation, self.plan.batches_per_epoch)
-            if position.batches < batches_of_first_step and not self._is_stopped():
-                logger.warning(
-                    f"epoch {position.epoch} has {position.batches} batches, too few for a step: training stops after "
-                    f"{self.state.global_step} of {self.state.max_steps} steps"
-                )
-                self.control.should_training_stop = True
-            self._end_epoch()
-
-    def _train_window(self, window: list[Any]) -> None:
-        """A pass over each micro-batch of a window, then an optimizer step; less where a callback stops it."""
-        accelerator = self.accelerator
-        # A stream may end within a window. No optimizer step follows then, and the next epoch's first step takes the
-        # gradients in.
-        ends_in_step = self.plan.ends_step(self.position.batches + len(window))
-        num_items = self._count_items(window)
-        # Every micro-batch weighs the same in the window, however many samples it has.
-        self.current_gradient_accumulation_steps = len(window)
-        self.call_event("on_step_begin")
-
-        for number, inputs in enumerate(window, start=1):
-            is_last = number == len(window)
-            # The ranks average their gradients once in a window, in its last micro-batch.
-            accelerator.sync_gradients = is_last and ends_in_step
-            local_gradients = nullcontext() if is_last else accelerator.no_sync(self.model_wrapped)
-            with local_gradients:
-                loss = self.training_step(self.model_wrapped, inputs, num_items)
-            self.position.batches += 1
-            self.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
-            if is_last and ends_in_step:
-                self._optimizer_step()
-                self.call_event("on_step_end")
-                self._log_evaluate_save()
-                return
-            self.call_event("on_substep_end")
-            if self._is_stopped():
-                return
-
-    def _is_stopped(self) -> bool:
-        return self.control.should_epoch_stop or self.control.should_training_stop
-
-    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
-        """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
-        model.train()
-        self._set_optimizer_mode("train")
-        inputs = self._prepare_inputs(inputs)
-        loss = self._call_compute_loss(model, inputs, num_items_in_batch)
-        micro_batches = self.current_gradient_accumulation_steps
-        if micro_batches > 1 and not self._is_share_of_step(num_items_in_batch):
-            loss = loss / micro_batches
-        self.accelerator.backward(loss)
-        return loss.detach()
-
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: Any,
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | None = None,
-    ) -> Any:
-        """The scalar loss of a batch, or (loss, outputs). Override it, and return a mean over the batch's samples.
-
-        `num_items_in_batch` is for `compute_loss_func`, and for a model whose forward has a `**kwargs`; else it is
-        None. An override may leave it out of its signature. `_is_share_of_step` says who divides by what.
-        """
-        labels = None
-        if self.compute_loss_func is not None:
-            inputs, labels = batches.split_labels(inputs)
-        for_model = {}
-        if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
-            for_model = {"num_items_in_batch": num_items_in_batch.as_subclass(signatures.WatchedCount)}
-        outputs = batches.call_model(model, inputs, **for_model)
-        if self.compute_loss_func is None:
-            loss = batches.get_loss(outputs)
-            if for_model and not for_model["num_items_in_batch"].is_used:
-                self._warn_of_ignored_count(model)
-        else:
-            loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
-        if num_items_in_batch is not None:
-            loss = loss * self.accelerator.num_processes
-        return (loss, outputs) if return_outputs else loss
-
-    def _is_share_of_step(self, num_items: Tensor | None) -> bool:
-        """True if the loss is this micro-batch's share of the step's loss, and not the mean over the micro-batch.
-
-        | where the loss comes from, the first that holds | the loss | `training_step` divides it by |
-        |---|---|---|
-        | `loss_is_scaled_for_ga` is set | a share (True) or a mean (False) | 1 or the micro-batches |
-        | `compute_loss_func` | a sum / `num_items_in_batch`: a share | 1 |
-        | a model with a `**kwargs`, and the batches have labels | the same | 1 |
-        | any other model, or an override of `compute_loss` around it | a mean | the number of micro-batches |
-
-        `num_items_in_batch` counts the items of all ranks, and DDP averages gradients over the ranks. So `compute_loss`
-        multiplies a loss that was divided by it by the number of ranks.
-        """
-        if self.loss_is_scaled_for_ga is not None:
-            return self.loss_is_scaled_for_ga
-        if self.compute_loss_func is not None:
-            return True
-        return self.model_accepts_loss_kwargs and num_items is not None
-
-    def _warn_of_ignored_count(self, model: nn.Module) -> None:
-        factor = self.accelerator.num_processes
-        if model.training:
-            factor *= self.current_gradient_accumulation_steps
-        if factor > 1:
-            logger.warning_once(
-                f"the model takes num_items_in_batch, in its **kwargs, and does not use it: its loss is {factor} times "
-                "too large, and gradients are too. Set accepts_loss_kwargs = False on the model"
-            )
-
-    def _optimizer_step(self) -> None:
-        """One optimizer step with the gradients of a window. Only in fp16 does it wait for the device."""
-        # Without a limit this measures the norm and leaves finite gradients alone.
-        limit = self.args.max_grad_norm if self.args.max_grad_norm > 0 else float("inf")
-        grad_norm = self.accelerator.clip_grad_norm_(self.model_wrapped.parameters(), limit)
-        self.call_event("on_pre_optimizer_step")
-        self.optimizer.step()
-        self.call_event("on_optimizer_step")
-        if self._follows_metric():
-            learning_rate = self.optimizer.param_groups[0]["lr"]
-        else:
-            learning_rate = self.lr_scheduler.get_last_lr()[0]
-            if not self.accelerator.optimizer_step_was_skipped:
-                self.lr_scheduler.step()
-        self.model_wrapped.zero_grad()
-        self.loss_log.end_step(learning_rate, grad_norm)
-        self.state.global_step += 1
-        self.state.epoch = self.position.epoch + self.position.batches / self.plan.batches_per_epoch
-
-    def _end_epoch(self) -> None:
-        """What follows an epoch, whether all of its batches are done or a callback has stopped it before."""
-        position = self.position
-        # A stream may have fewer batches than planned: it is at its end if nobody has stopped it.
-        is_whole = position.batches == self.plan.batches_per_epoch or not self._is_stopped()
-        self.call_event("on_epoch_end")
-        position.epoch_ended = True
-        # A training that was stopped within an epoch goes on in it when it is resumed.
-        if is_whole or self.control.should_epoch_stop:
-            position.epoch += 1
-            position.batches = 0
-        self._log_evaluate_save()
-
-    def _log_evaluate_save(self) -> None:
-        """Do what the callbacks asked for after a step or an epoch."""
-        if self.control.should_log and self.state.global_step > self.loss_log.logged_step:
-            self._log_training()
-        if self.control.should_evaluate:
-            metrics = self.evaluate()
-            if self._follows_metric():
-                self.lr_scheduler.step(self._watched_metric(metrics))
-            if self.args.best_metric_key is not None:
-                self._update_best(self._watched_metric(metrics))
-        if self.control.should_save:
-            self._save_checkpoint(self.model_wrapped, trial=None)
-            self.call_event("on_save")
-
-    def _update_best(self, metric: float) -> None:
-        """Note the metric of this moment's model if it is the best so far; `save_strategy="best"` then saves it."""
-        state = self.state
-        higher_is_better = self.args.greater_is_better
-        if state.best_metric is None:
-            # NaN is never the best, but there is a best metric after a first one that is NaN.
-            state.best_metric = float("-inf") if higher_is_better else float("inf")
-        is_best = bool(metric > state.best_metric if higher_is_better else metric < state.best_metric)
-        if is_best:
-            state.best_metric = metric
-            if self.args.save_strategy != "no":
-                state.best_global_step = state.global_step
-        if self.args.save_strategy == "best":
-            self.control.should_save = is_best
-
-    def _log_training(self) -> None:
-        """Log the mean loss of the steps since the last time, over all ranks. It waits for the device."""
-        loss_log = self.loss_log
-        logs = {"loss": loss_log.take_mean(self.accelerator, self.state.global_step)}
-        logs["grad_norm"] = float(loss_log.grad_norm)
-        logs["learning_rate"] = float(loss_log.learning_rate)
-        self.log(logs)
-
-    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
-        """Add `logs`, with epoch and step, to the log history, and tell the callbacks."""
-        logs["epoch"] = self.state.epoch
-        self.state.log_history.append({**logs, "step": self.state.global_step})
-        self.call_event("on_log", logs=logs)
-
-    def _finish(self, start_time: float, first_step: int) -> evaluation.TrainOutput:
-        """Log what the run came to since it began at `start_time` and `first_step`, and load the best model."""
-        state = self.state
-        # The steps since the last log count with this rank's loss alone, so `training_loss` may differ between ranks.
-        self.loss_log.total += self.loss_log.since_log.item()
-        train_loss = self.loss_log.total / max(state.global_step, 0.001)
-        num_steps = state.global_step - first_step
-        num_samples = self.plan.num_samples * num_steps / max(self.plan.max_steps, 1)
-        metrics = evaluation.speed_metrics("train", start_time, num_samples, num_steps)
-        metrics["total_flos"] = state.total_flos
-        metrics["train_loss"] = train_loss
-        self.log(metrics)
-        if state.best_global_step not in (None, *self.saved_steps):
-            logger.warning(
-                f"the best evaluation was at step {state.best_global_step}, where no checkpoint was saved: "
-                f"best_model_checkpoint is {state.best_model_checkpoint}. save_strategy='best' saves where it is best"
-            )
-        if self.args.load_best_model_at_end and state.best_model_checkpoint is not None:
-            checkpoint.load_best_model(self.accelerator, self.model, state.best_model_checkpoint)
-        self.call_event("on_train_end")
-        return evaluation.TrainOutput(state.global_step, train_loss, metrics)
-
-    # What a training needs before it begins.
+        return self._finish(start_time, first_step)
 
     def _prepare_training(self) -> None:
         """Prepare loader, model, optimizer and scheduler, and begin a new state."""
@@ -460,22 +241,136 @@ class Trainer:
             )
         return state
 
-    # Parts of a step.
+    def _train_epoch(self, to_skip: loading.SkippedBatches | None) -> None:
+        """The windows of an epoch from `position` on, and what follows its end."""
+        position = self.position
+        position.epoch_ended = False
+        self.call_event("on_epoch_begin")
+        sizes = self.plan.window_sizes(position.batches)
+        windows = loading.read_windows(self.train_dataloader, position.epoch, sizes, to_skip, self.accelerator)
+        # Open until the end of the epoch is saved, because a checkpoint holds the loader's position.
+        with closing(windows):
+            for window in windows:
+                self._train_window(window)
+                if self._is_stopped():
+                    break
+            batches_of_first_step = min(self.plan.accumulation, self.plan.batches_per_epoch)
+            if position.batches < batches_of_first_step and not self._is_stopped():
+                logger.warning(
+                    f"epoch {position.epoch} has {position.batches} batches, too few for a step: training stops after "
+                    f"{self.state.global_step} of {self.state.max_steps} steps"
+                )
+                self.control.should_training_stop = True
+            self._end_epoch()
 
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        """A batch for the model; an override may change it."""
-        return inputs
+    def _train_window(self, window: list[Any]) -> None:
+        """A pass over each micro-batch of a window, then an optimizer step; less where a callback stops it."""
+        accelerator = self.accelerator
+        num_items = self._count_items(window)
+        # `training_step` divides by it: every micro-batch weighs the same, however many samples it has.
+        self.current_gradient_accumulation_steps = len(window)
+        # A stream may end within a window. No optimizer step follows then, and the next epoch's first step takes the
+        # gradients in.
+        ends_in_step = self.plan.ends_step(self.position.batches + len(window))
+        self.call_event("on_step_begin")
 
-    def _set_optimizer_mode(self, mode: str) -> None:
-        """Call the method `train` or `eval` of an optimizer that has it: a schedule-free one then swaps the weights."""
-        enter_mode = getattr(self.optimizer, mode, None)
-        if callable(enter_mode):
-            enter_mode()
+        for number, inputs in enumerate(window, start=1):
+            is_last = number == len(window)
+            step_follows = is_last and ends_in_step
+            accelerator.sync_gradients = step_follows
+            # The ranks average their gradients once in a window, in its last micro-batch.
+            local_gradients = nullcontext() if is_last else accelerator.no_sync(self.model_wrapped)
+            with local_gradients:
+                loss = self.training_step(self.model_wrapped, inputs, num_items)
+            self.position.batches += 1
+            self.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
+            if not step_follows:
+                self.call_event("on_substep_end")
+                if self._is_stopped():
+                    return
+
+        if ends_in_step:
+            self._optimizer_step()
+            self.call_event("on_step_end")
+            self._log_evaluate_save()
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
+        """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
+        model.train()
+        self._set_optimizer_mode("train")
+        inputs = self._prepare_inputs(inputs)
+        loss = self._call_compute_loss(model, inputs, num_items_in_batch)
+        micro_batches = self.current_gradient_accumulation_steps
+        if micro_batches > 1 and not self._is_share_of_step(num_items_in_batch):
+            loss = loss / micro_batches
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | None = None,
+    ) -> Any:
+        """The scalar loss of a batch, or (loss, outputs). Override it, and return a mean over the batch's samples.
+
+        `num_items_in_batch` is for `compute_loss_func`, and for a model whose forward has a `**kwargs`; else it is
+        None. An override may leave it out of its signature. `_is_share_of_step` says who divides by what.
+        """
+        labels = None
+        if self.compute_loss_func is not None:
+            inputs, labels = batches.split_labels(inputs)
+        if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
+            outputs = self._call_model_with_count(model, inputs, num_items_in_batch)
+        else:
+            outputs = batches.call_model(model, inputs)
+        if self.compute_loss_func is None:
+            loss = batches.get_loss(outputs)
+        else:
+            loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
+        if num_items_in_batch is not None:
+            loss = loss * self.accelerator.num_processes
+        return (loss, outputs) if return_outputs else loss
 
     def _call_compute_loss(self, model: nn.Module, inputs: Any, num_items: Tensor | None, **options: Any) -> Any:
         if self._loss_takes_count:
             options["num_items_in_batch"] = num_items
         return self.compute_loss(model, inputs, **options)
+
+    def _call_model_with_count(self, model: nn.Module, inputs: Any, num_items: Tensor) -> Any:
+        """The outputs of a model that takes the count. A warning at its first batch if it makes no use of it."""
+        is_watched = model.training and not self._count_is_checked
+        with signatures.UseOf(num_items) if is_watched else nullcontext() as count:
+            outputs = batches.call_model(model, inputs, num_items_in_batch=num_items)
+        if is_watched:
+            self._count_is_checked = True
+            factor = self.accelerator.num_processes * self.current_gradient_accumulation_steps
+            if factor > 1 and not count.is_used and self.compute_loss_func is None:
+                logger.warning_once(
+                    f"the model takes num_items_in_batch, in its **kwargs, and does not use it: its loss is {factor} "
+                    "times too large, and gradients are too. Set accepts_loss_kwargs = False on the model"
+                )
+        return outputs
+
+    def _is_share_of_step(self, num_items: Tensor | None) -> bool:
+        """True if the loss is this micro-batch's share of the step's loss, and not the mean over the micro-batch.
+
+        | where the loss comes from, the first that holds | the loss | `training_step` divides it by |
+        |---|---|---|
+        | `loss_is_scaled_for_ga` is set | a share (True) or a mean (False) | 1 or the micro-batches |
+        | `compute_loss_func` | a sum / `num_items_in_batch`: a share | 1 |
+        | a model with a `**kwargs`, and the batches have labels | the same | 1 |
+        | any other model, or an override of `compute_loss` around it | a mean | the number of micro-batches |
+
+        `num_items_in_batch` counts the items of all ranks, and DDP averages gradients over the ranks. So `compute_loss`
+        multiplies a loss that was divided by it by the number of ranks.
+        """
+        if self.loss_is_scaled_for_ga is not None:
+            return self.loss_is_scaled_for_ga
+        if self.compute_loss_func is not None:
+            return True
+        return self.model_accepts_loss_kwargs and num_items is not None
 
     def _count_items(self, window: list[Any], is_collective: bool = True) -> Tensor | None:
         """Labels other than -100 in these batches of all ranks; None if nobody needs them, or a batch has no labels.
@@ -494,9 +389,78 @@ class Trainer:
         # A float: a loss in half precision becomes float32 when it is divided by it.
         return of_ranks.sum().to(torch.get_default_dtype())
 
-    def _follows_metric(self) -> bool:
-        """True if the learning rate depends on the evaluations, and not on the step."""
-        return isinstance(self.lr_scheduler, ReduceLROnPlateau)
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """A batch for the model; an override may change it."""
+        return inputs
+
+    def _set_optimizer_mode(self, mode: str) -> None:
+        """Call the method `train` or `eval` of an optimizer that has it: a schedule-free one then swaps the weights."""
+        enter_mode = getattr(self.optimizer, mode, None)
+        if callable(enter_mode):
+            enter_mode()
+
+    def _optimizer_step(self) -> None:
+        """One optimizer step with the gradients of a window. Only in fp16 does it wait for the device."""
+        # Without a limit this measures the norm and leaves finite gradients alone.
+        limit = self.args.max_grad_norm if self.args.max_grad_norm > 0 else float("inf")
+        grad_norm = self.accelerator.clip_grad_norm_(self.model_wrapped.parameters(), limit)
+        self.call_event("on_pre_optimizer_step")
+        self.optimizer.step()
+        self.call_event("on_optimizer_step")
+        if self._follows_metric():
+            learning_rate = self.optimizer.param_groups[0]["lr"]
+        else:
+            learning_rate = self.lr_scheduler.get_last_lr()[0]
+            if not self.accelerator.optimizer_step_was_skipped:
+                self.lr_scheduler.step()
+        self.model_wrapped.zero_grad()
+        self.loss_log.end_step(learning_rate, grad_norm)
+        self.state.global_step += 1
+        self.state.epoch = self.position.epoch + self.position.batches / self.plan.batches_per_epoch
+
+    def _is_stopped(self) -> bool:
+        return self.control.should_epoch_stop or self.control.should_training_stop
+
+    # What follows a step, an epoch and the training.
+
+    def _log_evaluate_save(self) -> None:
+        """Do what the callbacks asked for after a step or an epoch."""
+        loss_log = self.loss_log
+        if self.control.should_log and self.state.global_step > loss_log.logged_step:
+            logs = {"loss": loss_log.take_mean(self.accelerator, self.state.global_step)}  # it waits for the device
+            logs["grad_norm"] = float(loss_log.grad_norm)
+            logs["learning_rate"] = float(loss_log.learning_rate)
+            self.log(logs)
+        if self.control.should_evaluate:
+            metrics = self.evaluate()
+            if self._follows_metric():
+                self.lr_scheduler.step(self._watched_metric(metrics))
+            if self.args.best_metric_key is not None:
+                self._update_best(self._watched_metric(metrics))
+        if self.control.should_save:
+            self._save_checkpoint(self.model_wrapped, trial=None)
+            self.call_event("on_save")
+
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+        """Add `logs`, with epoch and step, to the log history, and tell the callbacks."""
+        logs["epoch"] = self.state.epoch
+        self.state.log_history.append({**logs, "step": self.state.global_step})
+        self.call_event("on_log", logs=logs)
+
+    def _update_best(self, metric: float) -> None:
+        """Note the metric of this moment's model if it is the best so far; `save_strategy="best"` then saves it."""
+        state = self.state
+        higher_is_better = self.args.greater_is_better
+        if state.best_metric is None:
+            # NaN is never the best, but there is a best metric after a first one that is NaN.
+            state.best_metric = float("-inf") if higher_is_better else float("inf")
+        is_best = bool(metric > state.best_metric if higher_is_better else metric < state.best_metric)
+        if is_best:
+            state.best_metric = metric
+            if self.args.save_strategy != "no":
+                state.best_global_step = state.global_step
+        if self.args.save_strategy == "best":
+            self.control.should_save = is_best
 
     def _watched_metric(self, metrics: dict[str, Any]) -> Any:
         """The metric that says which model is the best, and that a plateau schedule follows."""
@@ -505,17 +469,57 @@ class Trainer:
             raise KeyError(f"metric_for_best_model needs {key!r}, but the evaluation gave {', '.join(metrics)}")
         return metrics[key]
 
+    def _follows_metric(self) -> bool:
+        """True if the learning rate depends on the evaluations, and not on the step."""
+        return isinstance(self.lr_scheduler, ReduceLROnPlateau)
+
+    def _end_epoch(self) -> None:
+        """What follows an epoch, whether all of its batches are done or a callback has stopped it before."""
+        position = self.position
+        # A stream may have fewer batches than planned: it is at its end if nobody has stopped it.
+        is_whole = position.batches == self.plan.batches_per_epoch or not self._is_stopped()
+        self.call_event("on_epoch_end")
+        position.epoch_ended = True
+        # A training that was stopped within an epoch goes on in it when it is resumed.
+        if is_whole or self.control.should_epoch_stop:
+            position.epoch += 1
+            position.batches = 0
+        self._log_evaluate_save()
+
+    def _finish(self, start_time: float, first_step: int) -> evaluation.TrainOutput:
+        """Log what the run came to since it began at `start_time` and `first_step`, and load the best model."""
+        state = self.state
+        # The steps since the last log count with this rank's loss alone, so `training_loss` may differ between ranks.
+        self.loss_log.total += self.loss_log.since_log.item()
+        train_loss = self.loss_log.total / max(state.global_step, 0.001)
+        num_steps = state.global_step - first_step
+        metrics = evaluation.speed_metrics("train", start_time, num_steps * self.plan.samples_per_step, num_steps)
+        metrics["total_flos"] = state.total_flos
+        metrics["train_loss"] = train_loss
+        self.log(metrics)
+        if self.args.disable_tqdm:
+            metrics.pop("total_flos", None)  # as in the original, whose plain lines take it out of what `train` returns
+        if state.best_global_step is not None and state.best_global_step not in self.saved_steps:
+            logger.warning(
+                f"the best evaluation was at step {state.best_global_step}, where no checkpoint was saved: "
+                f"best_model_checkpoint is {state.best_model_checkpoint}. save_strategy='best' saves where it is best"
+            )
+        if self.args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            checkpoint.load_best_model(self.accelerator, self.model, state.best_model_checkpoint)
+        self.call_event("on_train_end")
+        return evaluation.TrainOutput(state.global_step, train_loss, metrics)
+
     # Checkpoints.
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save everything that the run needs to go on; `model` and `trial` are for overrides. All ranks call this."""
         state = self.state
+        folder = checkpoint.checkpoint_folder(self.args.output_dir, state.global_step)
         self.saved_steps.append(state.global_step)
-        if state.best_global_step in self.saved_steps:
-            # Another run's folder of that step is not the best model.
-            folder = checkpoint.checkpoint_folder(self.args.output_dir, state.best_global_step)
-            if state.best_global_step == state.global_step or folder.exists():
-                state.best_model_checkpoint = str(folder)
+        if state.best_global_step in self.saved_steps:  # another run's folder of that step is not the best model
+            best = checkpoint.checkpoint_folder(self.args.output_dir, state.best_global_step)
+            if best == folder or best.exists():  # it may lie elsewhere, if the run was resumed from another folder
+                state.best_model_checkpoint = str(best)
         state.stateful_callbacks = self.callback_handler.states()
         state.stateful_callbacks["TrainerControl"] = {"args": asdict(self.control), "attributes": {}}
 
@@ -529,23 +533,22 @@ class Trainer:
             "loss_log": self.loss_log.state_dict(self.accelerator),
             "saved_steps": self.saved_steps,
         }
-
-        def add_own_files(models: list[nn.Module], weights: list[dict[str, Any]], draft: str) -> None:
-            # Before the manifest is written, so that it names these files.
-            if self.is_world_process_zero():
-                checkpoint.write_progress(draft, state, progress)
-            # The weights have a file of their own. Adapters are in one besides, for `from_pretrained`.
-            has_adapters = hasattr(self.model, "peft_config")
-            self._save_pretrained(self.model, draft, weights[0] if has_adapters else {})
-
-        folder = checkpoint.checkpoint_folder(self.args.output_dir, state.global_step)
-        with self.accelerator.register_save_state_pre_hook(add_own_files):
+        # The hook is called before the manifest is written, which so names the Trainer's files too.
+        with self.accelerator.register_save_state_pre_hook(partial(self._write_own_files, progress)):
             self.accelerator.save_state(folder, all_ranks=True)
         limit = self.args.save_total_limit
         if limit is not None:
             kept = [folder, Path(state.best_model_checkpoint or folder)]
             delete_oldest = partial(checkpoint.delete_oldest, self.args.output_dir, self.saved_steps, kept, limit)
             run_on_all_ranks(delete_oldest, self.is_world_process_zero())
+
+    def _write_own_files(self, progress: dict[str, Any], models: list, weights: list[dict], draft: str) -> None:
+        """Write the Trainer's own files of a checkpoint into its folder `draft`."""
+        if self.is_world_process_zero():
+            checkpoint.write_progress(draft, self.state, progress)
+        # The weights have a file of their own. Adapters are in one besides, for `from_pretrained`.
+        has_adapters = hasattr(self.model, "peft_config")
+        self._save_pretrained(self.model, draft, weights[0] if has_adapters else {})
 
     def _load_checkpoint(self, folder: str) -> loading.SkippedBatches | None:
         """Put everything back as it was; returns what the loader has to skip in the first epoch.
@@ -562,23 +565,25 @@ class Trainer:
         saved_position = Position(**progress["position"])
         self.position = self.plan.resume(saved_position, progress["order"], saved.global_step)
         is_same_place = self.position == saved_position and progress["order"] == self.plan.order
-        accelerator = self.accelerator
         if is_same_place and loading.is_prepared(self.train_dataloader):
-            accelerator.load_state(folder)
+            self.accelerator.load_state(folder)
             return None
 
-        # The loader starts at the beginning of an epoch, and skips its batches up to `position`. These are drawn with
-        # the run's own random states.
-        own_random_states = get_random_states(accelerator.device)
-        accelerator.forget_loader(self.train_dataloader)
-        accelerator.load_state(folder)
-        if loading.is_prepared(self.train_dataloader):
-            accelerator.prepare_data_loader(self.train_dataloader)  # the next checkpoints hold it again
+        device = self.accelerator.device
+        own_random_states = get_random_states(device)
+        self._load_all_but_loader(folder)
         if not 0 < self.position.batches < self.plan.batches_per_epoch:
             return None
-        random_states = get_random_states(accelerator.device)
-        set_random_states(accelerator.device, own_random_states)
-        return loading.SkippedBatches(self.position.batches, random_states)
+        skipped = loading.SkippedBatches(self.position.batches, random_states_after=get_random_states(device))
+        # The loader begins its epoch anew, and draws the batches up to `position` as at the start of a training.
+        set_random_states(device, own_random_states)
+        return skipped
+
+    def _load_all_but_loader(self, folder: str) -> None:
+        self.accelerator.forget_loader(self.train_dataloader)
+        self.accelerator.load_state(folder)
+        if loading.is_prepared(self.train_dataloader):
+            self.accelerator.prepare_data_loader(self.train_dataloader)  # the next checkpoints hold it again
 
     # Evaluation.
 
@@ -682,7 +687,7 @@ class Trainer:
         if mean_loss is not None:
             metrics[f"{metric_key_prefix}_loss"] = mean_loss
         metrics = evaluation.with_prefix(metrics, f"{metric_key_prefix}_")
-        num_samples = sum(batch.num_counted for batch in gathered)
+        num_samples = sum(batch.num_real for batch in gathered)
         return evaluation.EvalLoopOutput(predictions, label_ids, metrics, num_samples)
 
     def _predict_batches(
@@ -690,20 +695,23 @@ class Trainer:
     ) -> Iterator[evaluation.BatchResult]:
         """The results of each batch of the loader."""
         for inputs in loading.read_batches(loader, self.accelerator):
-            rows = loading.count_rows(loader, inputs, self.accelerator.num_processes)
+            rows = loading.count_samples(loader, inputs, self.accelerator.num_processes)
             rows = rows or self.args.per_device_eval_batch_size
             short_step = loader.short_step if loading.is_prepared(loader) else None
-            num_real = None if short_step is None else min(rows, short_step.num_real)
-            if num_real:
-                # Repeated samples do not count in the mean loss of a batch. A rank that has no others keeps them, and
-                # its results are left out later: a model that is sharded is computed by all ranks together.
+            is_padded = short_step is not None
+            num_real = min(rows, short_step.num_real) if is_padded else rows
+            if 0 < num_real < rows:
+                # Repeated samples do not count in the mean loss of a batch.
                 inputs = batches.first_samples(inputs, rows, num_real)
                 rows = num_real
+            # A rank that has only repeated samples computes them, because ranks that share a model compute together.
+            # Its results are left out later.
+            self._all_ranks_evaluate = loading.is_prepared(loader) and not is_padded
             # The bare model: the forward of DDP may be a collective, and an override's loader uneven.
             loss, logits, labels = self.prediction_step(self.model, inputs, loss_only, ignore_keys=ignore_keys)
             if logits is not None and self.preprocess_logits_for_metrics is not None:
                 logits = self.preprocess_logits_for_metrics(logits, labels)
-            yield evaluation.BatchResult(rows, num_real, loss, logits, labels)
+            yield evaluation.BatchResult(rows, is_padded, num_real, loss, logits, labels)
             self.call_event("on_prediction_step")
 
     def prediction_step(
@@ -716,8 +724,7 @@ class Trainer:
         loss = None
         with torch.no_grad():
             if has_loss:
-                is_collective = loading.all_ranks_have_a_batch(self.callback_handler.eval_dataloader)
-                num_items = self._count_items([inputs], is_collective)
+                num_items = self._count_items([inputs], self._all_ranks_evaluate)
                 loss, outputs = self._call_compute_loss(model, inputs, num_items, return_outputs=True)
                 loss = loss.detach().mean()
             else:
@@ -765,6 +772,10 @@ class Trainer:
             dataset = self.eval_dataset[dataset]
         return self._make_eval_loader(dataset)
 
+    def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
+        """The loader of this rank's share of `test_dataset`, in order."""
+        return self._make_eval_loader(test_dataset)
+
     def _make_eval_loader(self, dataset: Any) -> DataLoader:
         loader = self._make_loader(dataset, self.args.per_device_eval_batch_size, self._get_eval_sampler)
         return self.accelerator.prepare_data_loader(loader)
@@ -772,10 +783,6 @@ class Trainer:
     def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler | None:
         """The sampler of an evaluation; None for the order of the data set."""
         return None
-
-    def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
-        """The loader of this rank's share of `test_dataset`, in order."""
-        return self._make_eval_loader(test_dataset)
 
     def _make_loader(
         self, dataset: Dataset | None, batch_size: int, get_sampler: Callable, **settings: Any
@@ -922,10 +929,6 @@ def undo_preparation(accelerator: Accelerator, model: nn.Module) -> None:
 
 def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:
     """The accelerator of a run with `args`."""
-    if args.tf32 is not None and torch.cuda.is_available():
-        torch.backends.fp32_precision = "tf32" if args.tf32 else "ieee"  # type: ignore[attr-defined]
-    elif args.tf32:
-        raise ValueError("tf32 needs a GPU")
     # A notebook may make several Trainers: each of them chooses its own precision.
     AcceleratorState._reset_state()
     mixed_precision = None

@@ -65,8 +65,8 @@ def test_each_sample_is_evaluated_once(samples):
 
 
 MIXED_ROWS = [
-    ("train_set, groups, group, seed", "train_set, seed"),  # the ranks of a row get different samples
-    ("args.seed + group)", "args.seed + dist.get_rank())"),  # with dropout, the ranks of a row drop differently
+    ("train_set, num_rows, row, seed", "train_set, seed"),  # the ranks of a row get different samples
+    ("args.seed + row)", "args.seed + dist.get_rank())"),  # with dropout, the ranks of a row drop differently
 ]
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from common.trainer import EarlyStoppingCallback, TrainerCallback
-from common.trainer.callbacks import EVENTS, GIVEN
+from common.trainer.callbacks import GIVEN
 from tests.toys import Points
-from tests.unit.trainer.toy import At, make_trainer, stop
+from tests.unit.trainer.toy import EVENTS, At, make_trainer, stop
 
 
 class Recorder(TrainerCallback):

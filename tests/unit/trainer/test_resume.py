@@ -13,9 +13,8 @@ from torch.utils.data import DataLoader
 
 from common.accelerator.checkpointing import CheckpointError
 from common.trainer import EarlyStoppingCallback, TrainerCallback, get_last_checkpoint
-from common.trainer.callbacks import EVENTS
 from tests.toys import Points, Stream, seeded_net
-from tests.unit.trainer.toy import At, accuracy, make_trainer, save_and_stop, stop, weights, without_timings
+from tests.unit.trainer.toy import EVENTS, At, accuracy, make_trainer, save_and_stop, stop, weights, without_timings
 
 
 class Killed(BaseException):

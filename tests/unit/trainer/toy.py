@@ -6,6 +6,8 @@ import common.trainer
 from common.trainer import TrainerCallback
 from tests.toys import Points, seeded_net
 
+EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
+
 
 def accuracy(prediction) -> dict:
     return {"accuracy": (prediction.predictions.argmax(-1) == prediction.label_ids).mean()}
