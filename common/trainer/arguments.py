@@ -148,6 +148,7 @@ class TrainingArguments:
         ddp_timeout: seconds that a collective waits for a missing rank before it raises.
         activation_checkpointing, gradient_checkpointing: by either name, let the model compute activations again in
             the backward pass, by its method `activation_checkpointing_enable` or `gradient_checkpointing_enable`.
+        tf32: multiply float32 matrices on GPUs in TensorFloat-32 (True) or not (False); by default as torch is set.
     """
 
     output_dir: str = "trainer_output"
@@ -207,6 +208,7 @@ class TrainingArguments:
     gradient_checkpointing: bool | None = field(default=None, metadata=FLAG)
     gradient_checkpointing_kwargs: dict[str, Any] | str | None = None
     use_cache: bool = False
+    tf32: bool | None = None
 
     # Only for scripts that ask. The Trainer looks at none of these, and sets `do_eval` if there is an `eval_strategy`.
     do_train: bool = False
@@ -344,6 +346,16 @@ class TrainingArguments:
     @property
     def parallel_mode(self) -> ParallelMode:
         return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
+
+    @property
+    def train_batch_size(self) -> int:
+        """Samples of this process in a micro-batch."""
+        return self.per_device_train_batch_size
+
+    @property
+    def eval_batch_size(self) -> int:
+        """Samples of this process in a batch of an evaluation."""
+        return self.per_device_eval_batch_size
 
     @property
     def process_index(self) -> int:

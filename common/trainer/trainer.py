@@ -929,6 +929,10 @@ def undo_preparation(accelerator: Accelerator, model: nn.Module) -> None:
 
 def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:
     """The accelerator of a run with `args`."""
+    if args.tf32 is not None and torch.cuda.is_available():
+        torch.backends.fp32_precision = "tf32" if args.tf32 else "ieee"  # type: ignore[attr-defined]
+    elif args.tf32:
+        raise ValueError("tf32 needs a GPU")
     # A notebook may make several Trainers: each of them chooses its own precision.
     AcceleratorState._reset_state()
     mixed_precision = None

@@ -225,6 +225,13 @@ def test_a_command_line_is_parsed_as_for_transformers(tmp_path, transformers):
         assert {name: getattr(args, name) for name in given} == given
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="TensorFloat-32 is a matter of GPUs")
+def test_argument_tf32(tmp_path):
+    make_trainer(tmp_path, tf32=False)
+    with pytest.raises(ValueError, match="tf32 needs a GPU"):
+        make_trainer(tmp_path, tf32=True)
+
+
 def test_argument_fsdp():
     """What FSDP does in a training is in test_processes.py."""
     with pytest.raises(ValueError, match="fsdp is 'full_shard offload' but must be True, or of the words full_shard"):
