@@ -71,18 +71,18 @@ def test_ranks_end_with_a_torchrun_that_is_killed(level, tmp_path):
 # A rank whose torchrun ends while it is still getting ready. Forks of a notebook must not take themselves for such.
 LATE_RANK = """
 import os, time
-from common import process_group
+from common.instruments.start import end_with_launcher
 
 torchrun = os.getppid()
 fork = os.fork()
 if fork == 0:
-    process_group.end_with_launcher()
+    end_with_launcher()
     os._exit(3)
 _, status = os.waitpid(fork, 0)
 print("the fork ended with", os.waitstatus_to_exitcode(status), flush=True)
 while os.getppid() == torchrun:
     time.sleep(0.01)
-process_group.end_with_launcher()
+end_with_launcher()
 print("the rank goes on", flush=True)
 """
 

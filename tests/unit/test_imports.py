@@ -32,7 +32,6 @@ BASE = {
     "common.numbers",
     "common.process_group",
     "common.rendezvous",
-    "common.same_training",
     "common.weights",
 }
 # What each room may import besides; those of benchmarks/ all of common/, too. A room is a folder or a module of common/
@@ -45,6 +44,7 @@ ROOMS = {
         "common.data",
         "common.instruments",
         "common.model",
+        "common.same_training",
         "common.small",
         "common.trainer",
     },
@@ -53,12 +53,13 @@ ROOMS = {
     "common.memory": set(),
     "common.processes": {"common.allocator"},
     "common.model": set(),
+    "common.same_training": set(),
     "common.small": set(),
     "common.trainer": {"common.accelerator"},
     "common.args": {"common.checkpoint_schedule", "common.instruments"},
     "common.checkpoint_schedule": set(),
     "common.data": set(),
-    "common.instruments": {"common.allocator"},
+    "common.instruments": {"common.allocator", "common.model"},
     # The exercises compare a solution with the small abstraction.
     "common.exercises": {"common.processes", "common.small"},
     "common.ladder": {"common.data", "common.exercises", "common.processes", "common.small"},
