@@ -20,21 +20,25 @@ class Verdict:
 
 
 def verdicts(report: dict) -> list[Verdict]:
-    return [in_step(report["levels"] | report.get("sharded", {})), exact(report["levels"]), balanced(report["levels"])]
+    levels = report["levels"]
+    return [in_step(levels, report.get("sharded", {})), exact(levels), balanced(levels)]
 
 
-def in_step(levels: dict[str, dict]) -> Verdict:
-    """The verdict on weights: do all levels end at level 00's?"""
-    distances = {level: result["max_weight_difference"] for level, result in levels.items()}
+def in_step(levels: dict[str, dict], sharded: dict[str, dict]) -> Verdict:
+    """The verdict on weights: do all levels, and level 02's sharded scripts, end at level 00's?"""
+    farthest = 0.0
     apart = []
-    for level, far in distances.items():
+    for name, result in (levels | sharded).items():
+        far = result["max_weight_difference"]
+        farthest = max(farthest, far)
         if not far <= FARTHEST:  # true of NaN too
-            apart.append(f"{level} with |Δw| = {far:.1e}")
+            apart.append(f"{name} with |Δw| = {far:.1e}")
     if apart:
         return Verdict(False, f"OUT OF STEP: {', '.join(apart)}")
-    beside = "".join(f", {ladder.short_name(script)}" for script in levels if script in ladder.SHARDED)
-    count = len(set(map(ladder.level_of, levels)))
-    return Verdict(True, f"IN STEP: {count} levels{beside}, max |Δw| = {max(distances.values()):.1e}")
+    compared = [f"{len(levels)} levels", *map(ladder.short_name, sharded)]
+    absent = [ladder.short_name(script) for script in ladder.SHARDED if script not in sharded]
+    line = f"IN STEP: {', '.join(compared)}, max |Δw| = {farthest:.1e}"
+    return Verdict(True, line + _not_recorded(absent))
 
 
 def exact(levels: dict[str, dict]) -> Verdict:
@@ -59,7 +63,14 @@ def exact(levels: dict[str, dict]) -> Verdict:
     if wrong:
         return Verdict(False, f"INEXACT: {', '.join(wrong)}")
     rank_counts = ", ".join(map(str, sorted(world_sizes)))
-    return Verdict(True, f"EXACT: {reference} of {reference} samples on {rank_counts} ranks")
+    line = f"EXACT: {reference} of {reference} samples on {rank_counts} ranks"
+    has_all_sums = sums.keys() >= levels.keys() - {"01_data_parallel"}
+    return Verdict(True, line + _not_recorded([] if has_all_sums else ["sums of losses"]))
+
+
+def _not_recorded(absent: list[str]) -> str:
+    """What a record that is older than a check does not show."""
+    return f" (not recorded: {', '.join(absent)})" if absent else ""
 
 
 def balanced(levels: dict[str, dict]) -> Verdict:

@@ -101,6 +101,11 @@ def test_a_page_shows_a_diff_with_all_new_lines_but_imports(before, level):
     assert new - shown == {line for line in new if line.startswith(("import ", "from "))}
 
 
+@pytest.mark.parametrize("level", ladder.levels())
+def test_the_readme_says_how_many_lines_a_level_has(level):
+    assert f"\n| [{level}] | {len(ladder.code_lines(level))} |" in (ladder.ROOT / "README.md").read_text()
+
+
 def test_what_the_readme_says_of_two_devices_holds_in_the_record():
     small, large = page_tables.recorded("results")["throughput"]
     for level in ladder.DISTRIBUTED:
