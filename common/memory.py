@@ -162,7 +162,9 @@ class _Operations(TorchDispatchMode):
         kwargs = kwargs or {}
         inputs = _tensors((args, kwargs))
         if func is torch.ops.aten.split.Tensor:
-            self._leave_out_gloos_copy(inputs[0])
+            # gloo has no reduce-scatter: it reduces a copy of the whole message, and splits that. nccl makes no copy,
+            # and when gloo frees it depends on its threads.
+            self.tracker.leave_out_if_new(inputs[0])
         if func.namespace == "c10d":  # a collective sends its inputs
             for tensor in inputs:
                 self.tracker.label(tensor, "communication")
@@ -177,13 +179,6 @@ class _Operations(TorchDispatchMode):
         for tensor in _tensors(results):
             self.tracker.charge(tensor, device)
         return results
-
-    def _leave_out_gloos_copy(self, tensor: Tensor) -> None:
-        """gloo has no reduce-scatter: it reduces a copy of the whole message, which is first seen when it is split.
-
-        nccl does not have that copy, and when gloo frees it depends on its threads.
-        """
-        self.tracker.leave_out_if_new(tensor)
 
     def _common_device(self, inputs: list[Tensor]) -> int | None:
         """The first device that holds an input; None if all are on the host."""

@@ -36,9 +36,11 @@ def in_step(levels: dict[str, dict], sharded: dict[str, dict]) -> Verdict:
     if apart:
         return Verdict(False, f"OUT OF STEP: {', '.join(apart)}")
     compared = [f"{len(levels)} levels", *map(ladder.short_name, sharded)]
-    absent = [ladder.short_name(script) for script in ladder.SHARDED if script not in sharded]
     line = f"IN STEP: {', '.join(compared)}, max |Δw| = {farthest:.1e}"
-    return Verdict(True, line + _not_recorded(absent))
+    absent = [ladder.short_name(script) for script in ladder.SHARDED if script not in sharded]
+    if absent:  # from a record that is older than this check
+        line += f" (not recorded: {', '.join(absent)})"
+    return Verdict(True, line)
 
 
 def exact(levels: dict[str, dict]) -> Verdict:
@@ -64,13 +66,10 @@ def exact(levels: dict[str, dict]) -> Verdict:
         return Verdict(False, f"INEXACT: {', '.join(wrong)}")
     rank_counts = ", ".join(map(str, sorted(world_sizes)))
     line = f"EXACT: {reference} of {reference} samples on {rank_counts} ranks"
-    has_all_sums = sums.keys() >= levels.keys() - {"01_data_parallel"}
-    return Verdict(True, line + _not_recorded([] if has_all_sums else ["sums of losses"]))
-
-
-def _not_recorded(absent: list[str]) -> str:
-    """What a record that is older than a check does not show."""
-    return f" (not recorded: {', '.join(absent)})" if absent else ""
+    without_sum = levels.keys() - sums.keys() - {"01_data_parallel"}
+    if without_sum:  # in a record that is older than this check
+        line += " (not recorded: sums of losses)"
+    return Verdict(True, line)
 
 
 def balanced(levels: dict[str, dict]) -> Verdict:
@@ -109,8 +108,5 @@ def are_measured(levels: dict[str, dict]) -> bool:
 
 
 def spread(sizes: list[int]) -> float:
-    """The fullest device over the emptiest one: 1 is balance, infinity a device that held nothing."""
-    emptiest = min(sizes)
-    if emptiest == 0:
-        return math.inf
-    return max(sizes) / emptiest
+    """The fullest device over the emptiest one: 1 is balance."""
+    return max(sizes) / min(sizes)

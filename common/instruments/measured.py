@@ -4,6 +4,7 @@ import contextlib
 import math
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -
     it and the weights to the files of `--json` and `--save`.
 
     Args:
-        args: of `common.args.parse_args`.
+        args: of `prepare_process`.
         model: on its device, wrapped or not.
         train_set, test_set: of `common.data.load_data`.
 
@@ -47,7 +48,10 @@ def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -
     # None: no bar where stderr is not a terminal.
     bar = tqdm(total=total_steps, desc=args.script, leave=False, disable=None if is_main else True)
     clock = Clock(called, device, steps_per_epoch, accumulation, args.warm_up_steps, bar)
-    measurement = _Measurement(setting, clock, _gpus(device, getattr(model, "device_ids", None)))
+    gpus = _gpus(device, getattr(model, "device_ids", None))
+    for gpu in gpus:
+        torch.cuda.reset_peak_memory_stats(gpu)
+    measurement = _Measurement(setting, clock, gpus)
     with clock:
         yield measurement.report
     weights = whole_weights(network) if args.save else {}
@@ -56,21 +60,13 @@ def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -
         write_files(args, measurement.result, weights)
 
 
+@dataclass
 class _Measurement:
-    """The result of a training, which grows with each report.
+    """The result of a training, which grows with each report."""
 
-    Args:
-        setting: the part of the result that is known before the training.
-        clock: of the training.
-        gpus: those that this process computes on.
-    """
-
-    def __init__(self, setting: dict[str, Any], clock: Clock, gpus: list[torch.device]) -> None:
-        self.result = setting
-        self._clock = clock
-        self._gpus = gpus
-        for gpu in gpus:
-            torch.cuda.reset_peak_memory_stats(gpu)
+    result: dict[str, Any]  # at first the setting, which is known before the training
+    clock: Clock
+    gpus: list[torch.device]  # that this process computes on
 
     def report(
         self, loss: float, eval_loss: float, accuracy: float, evaluated: float, steps: int | None = None
@@ -83,20 +79,20 @@ class _Measurement:
             evaluated: the number of samples that were evaluated.
             steps: of the whole training, if it was resumed.
         """
-        self._clock.stop()
-        steps = steps or self._clock.steps
+        self.clock.stop()
+        steps = steps or self.clock.steps
         for name, value in (("training", loss), ("evaluation", eval_loss)):
             if not math.isfinite(value):
                 fail(f"the {name}'s loss is not finite ({value}) after step {steps}")
-        peaks = _peak_bytes(self._gpus)
+        peaks = _peak_bytes(self.gpus)
         self.result.update(
             steps=steps,
             loss=loss,
             eval_loss=eval_loss,
             accuracy=accuracy,
             evaluated=int(evaluated),
-            images_per_sec=round(self._clock.steps_per_second() * self.result["global_batch_size"], 1),
-            seconds=round(self._clock.seconds, 3),
+            images_per_sec=round(self.clock.steps_per_second() * self.result["global_batch_size"], 1),
+            seconds=round(self.clock.seconds, 3),
             peak_memory_bytes=peaks,
             memory_source="measured" if peaks else None,
         )

@@ -19,9 +19,6 @@ ONE_PROCESS = ("00_single_gpu", "01_data_parallel")  # the levels without collec
 LAUNCHER_ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
 LAUNCHER_THREADS = "ACCELERATE_CPU_THREADS"
 PR_SET_PDEATHSIG = 1  # in Linux's prctl.h
-# Of the process that has imported this module; in a fork of it both differ.
-_PROCESS = os.getpid()
-_PARENT = os.getppid()
 
 
 def prepare_process(args: Namespace) -> Namespace:
@@ -117,9 +114,6 @@ def end_with_launcher() -> None:
     """
     if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        was_too_late = os.getpid() == _PROCESS and os.getppid() != _PARENT
-        if was_too_late:  # torchrun has ended already, and no signal will come
-            signal.raise_signal(signal.SIGTERM)
 
 
 def _prepare_cpu(settings: Namespace) -> None:

@@ -84,11 +84,6 @@ def test_a_part_that_has_drifted_is_written_again(tmp_path, monkeypatch, capsys)
         assert page.read_text() == text.format(page_tables.devices())
 
 
-def test_a_part_that_nobody_can_write_is_refused():
-    with pytest.raises(ValueError, match="no part 'wishes'"):
-        readmes.renewed("<!-- wishes -->\n<!-- /wishes -->\n")
-
-
 @pytest.mark.parametrize("before, level", list(pairwise(ladder.levels())))
 def test_a_page_shows_a_diff_with_all_new_lines_but_imports(before, level):
     if level == "02_ddp_raw":

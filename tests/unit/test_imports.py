@@ -26,7 +26,6 @@ BASE = {
     "common.errors",
     "common.eval_sampler",
     "common.files",
-    "common.gpus",
     "common.machine",
     "common.nested",
     "common.numbers",
