@@ -26,8 +26,9 @@ def all_devices(report: dict, path: Path) -> None:
     widths = [count + 2.5 for count in counts]
     figure, panels = plots.subplots(len(titles), len(counts), AROUND + PANEL * len(titles), widths)
     for line, (network, title) in enumerate(titles.items()):
+        own_rows = [row for row in rows if row["network"] == network]
         own_panels = panels[line * len(counts) : (line + 1) * len(counts)]
-        _network([row for row in rows if row["network"] == network], title, dict(zip(counts, own_panels, strict=True)))
+        _network(own_rows, title, dict(zip(counts, own_panels, strict=True)))
     plots.legend(figure, COLOURS, 3)
     caption = "Simulated: every tensor charged to its device. DP: DataParallel; ratio: fullest / emptiest device"
     plots.save(figure, path, caption, report["machine"], LEGEND)
@@ -76,9 +77,7 @@ def _mib(devices: list[dict[str, int]]) -> list[float]:
 def sharing(record: dict, path: Path) -> None:
     """What each rank holds of parameters, gradients and optimizer state: a panel for each way."""
     rows = record["rows"]
-    top = 0.0
-    for ranks in rows.values():
-        top = max(top, *_mib(ranks))
+    top = max(max(_mib(ranks)) for ranks in rows.values())
     figure, panels = plots.subplots(1, len(rows), 4.3)
     for panel, (name, ranks) in zip(panels, rows.items(), strict=True):
         for rank, split in enumerate(ranks):
@@ -92,7 +91,8 @@ def sharing(record: dict, path: Path) -> None:
         panel.text((len(ranks) - 1) / 2, fullest + 0.03 * top, f"{fullest:.1f} MiB each", **ABOVE_BARS)
         panel.tick_params(axis="y", labelleft=panel is panels[0])
     panels[0].set_ylabel("MiB between two steps")
-    shown = {category: COLOURS[category] for category in ranks[0]}
+    first_ranks = next(iter(rows.values()))
+    shown = {category: COLOURS[category] for category in first_ranks[0]}
     plots.legend(figure, shown, len(shown))
     caption = "Simulated: every tensor charged to its rank. BasicNet, ranks of level 02"
     plots.save(figure, path, caption, record["machine"], 0.32)
