@@ -4,7 +4,7 @@ import argparse
 import os
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -12,15 +12,15 @@ from common.checkpoint_schedule import checkpoint_interval
 from common.errors import fail
 from common.files import nearest_existing
 from common.instruments.flags import add_instrument_flags
-from common.machine import LAUNCHER_ACCUMULATION, ONE_PROCESS
+from common.instruments.start import LAUNCHER_ACCUMULATION
 from common.numbers import natural, number, positive, positive_float
 
-# The flags that not all scripts have, and the scripts that have them.
-_FULL = "03_accelerate/train_full and 04_trainer/train_full"
+# The flags that not all scripts have. Each belongs to all scripts of a level, or to one script.
+_FULL = ("03_accelerate/train_full", "04_trainer/train_full")
 _OWNERS = {
-    "--replicas": "01_data_parallel",
-    "--timeout": "the levels with several processes, 02 to 04",
-    "--tensor": "02_ddp_raw/train_mesh",
+    "--replicas": ("01_data_parallel",),
+    "--timeout": ("02_ddp_raw", "03_accelerate", "04_trainer"),
+    "--tensor": ("02_ddp_raw/train_mesh",),
     "--mixed-precision": _FULL,
     "--gradient-accumulation-steps": _FULL,
     "--checkpoint-dir": _FULL,
@@ -47,12 +47,9 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     path = Path(script).resolve()
     level = path.parent.name
     name = level if path.stem == "train" else f"{level}/{path.stem}"
-    parser = _make_parser(level, path.stem, prog=f"{level}/{path.name}")
+    parser = _make_parser(level, name, prog=f"{level}/{path.name}")
     args, unknown = parser.parse_known_args(argv)
     _refuse_unknown_flags(parser, name, unknown)
-    for flag, value in vars(args).items():
-        if value == []:  # what argparse makes of --flag=--
-            fail(f"argument --{flag.replace('_', '-')}: expected one argument")
     if args.data == "device" and args.num_workers > 0:
         fail("argument --data: on the device there is nothing for loader workers to do; leave --num-workers out")
     args.level = level
@@ -61,7 +58,7 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     return args
 
 
-def _make_parser(level: str, file: str, prog: str) -> _Parser:
+def _make_parser(level: str, name: str, prog: str) -> _Parser:
     parser = _Parser(prog=prog, allow_abbrev=False)
     flag = parser.add_argument
     flag("--epochs", type=positive, default=1, metavar="N", help="passes over the training set")
@@ -70,48 +67,43 @@ def _make_parser(level: str, file: str, prog: str) -> _Parser:
     flag("--seed", type=_seed, default=42, metavar="N", help="weights, sample order, dropout")
     flag("--dataset", choices=["auto", "mnist", "synthetic"], default="auto", help="auto: MNIST if it can be had")
     flag("--data-dir", default=os.environ.get("MNIST_ROOT", "data"), metavar="PATH", help="holds MNIST/raw")
-    flag("--device", default="auto", help="auto, cpu, cuda" + (", cuda:N" if level in ONE_PROCESS else ""))
+    flag("--device", default="auto", help="auto, cpu or cuda; at levels 00 and 01 also cuda:N")
     flag("--num-workers", type=natural, default=0, metavar="N", help="loader workers per process")
     flag("--data", choices=["host", "device"], default="host", help="where the images wait for their turn")
-    if level == "01_data_parallel":
-        flag("--replicas", type=positive, metavar="N", help="copies of the model (default: visible GPUs, at least 2)")
-    if level not in ONE_PROCESS:
-        flag("--timeout", type=_seconds, default="300", metavar="SECONDS", help="of a collective")
-    if file == "train_mesh":
-        flag("--tensor", type=positive, default=2, metavar="N", help="ranks that share a layer (a power of 2, to 128)")
-    if file == "train_full":
-        _add_flags_of_long_training(parser)
-    add_instrument_flags(parser)
-    return parser
 
+    def own_flag(option: str, **settings: Any) -> None:
+        if level in _OWNERS[option] or name in _OWNERS[option]:
+            flag(option, **settings)
 
-def _add_flags_of_long_training(parser: _Parser) -> None:
-    flag = parser.add_argument
+    own_flag("--replicas", type=positive, metavar="N", help="copies of the model (default: visible GPUs, at least 2)")
+    own_flag("--timeout", type=_seconds, default="300", metavar="SECONDS", help="of a collective")
+    own_flag("--tensor", type=positive, default=2, metavar="N", help="ranks that share a layer (a power of 2, to 128)")
     precision = os.environ.get(_LAUNCHER_PRECISION, "no")
-    accumulation = os.environ.get(LAUNCHER_ACCUMULATION, "1")
-    flag("--mixed-precision", choices=PRECISIONS, default=precision, help="default: the launcher's, or no")
-    flag(
+    own_flag("--mixed-precision", choices=PRECISIONS, default=precision, help="default: the launcher's, or no")
+    own_flag(
         "--gradient-accumulation-steps",
         type=positive,
-        default=accumulation,
+        default=os.environ.get(LAUNCHER_ACCUMULATION, "1"),
         metavar="N",
         help="micro-batches per optimizer step (default: the launcher's, or 1)",
     )
-    flag("--checkpoint-dir", type=_folder, metavar="PATH", help="save there, and resume from the newest one in it")
-    flag(
+    own_flag("--checkpoint-dir", type=_folder, metavar="PATH", help="save there, and resume from the newest one in it")
+    own_flag(
         "--checkpoint-every",
         type=checkpoint_interval,
         default="100",
         metavar="STEPS or SECONDSs",
         help="optimizer steps between checkpoints, or seconds: 60s",
     )
+    add_instrument_flags(parser)
+    return parser
 
 
 def _refuse_unknown_flags(parser: _Parser, name: str, unknown: list[str]) -> None:
     for word in unknown:
         flag = word.partition("=")[0]
         if flag in _OWNERS:
-            fail(f"{flag} belongs to {_OWNERS[flag]}, not to {name}")
+            fail(f"{flag} belongs to {' and '.join(_OWNERS[flag])}, not to {name}")
         fail(f"unknown argument {word}; {parser.prog} --help lists the flags")
 
 

@@ -20,8 +20,6 @@ class UserError(SystemExit):
 def fail(message: str) -> NoReturn:
     """Print `message` on stderr, if no other rank of this machine has printed an error, and raise UserError."""
     message = " ".join(message.split("\n"))
-    if len(message) > 800:  # somebody's file, or a number of 5000 digits
-        message = f"{message[:400]} … {message[-400:]}"
     if _is_first_to_fail():
         print(f"error: {message}", file=sys.stderr, flush=True)
     raise UserError(message)

@@ -1,45 +1,11 @@
-"""What a training gets on this machine, device, replicas and processes, checked against the flags."""
+"""The device of this machine that a user names, and a process that sees no GPU."""
 
 import os
 import re
-import sys
-from argparse import Namespace
 
 import torch
 
-from common.cores import available_cores
 from common.errors import fail
-
-ONE_PROCESS = ("00_single_gpu", "01_data_parallel")  # the levels without collectives
-# A launcher sets these from its file.
-LAUNCHER_ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
-LAUNCHER_THREADS = "ACCELERATE_CPU_THREADS"
-
-
-def fit_to_machine(args: Namespace) -> Namespace:
-    """A copy of the flags in which values that depend on the machine are filled in.
-
-    `device` becomes a torch.device, and level 01's `replicas` a number.
-
-    Raises:
-        UserError: after one line that says what to do.
-    """
-    settings = Namespace(**vars(args))
-    settings.device = find_device(args.device, one_process=args.level in ONE_PROCESS)
-    if "replicas" in args:
-        settings.replicas = choose_replicas(args.replicas, settings.device)
-    if "mixed_precision" in args:
-        warn_of_slow_precision(args.mixed_precision, settings.device)
-        steps = args.gradient_accumulation_steps
-        check_launcher("--gradient-accumulation-steps", steps, "--gradient_accumulation_steps", LAUNCHER_ACCUMULATION)
-    return settings
-
-
-def check_launcher(flag: str, value: int, launchers_flag: str, variable: str) -> None:
-    """Refuse a flag for which a launcher has set another value in `variable`: levels 03 and 04 would obey that one."""
-    launchers = os.environ.get(variable, str(value))
-    if launchers != str(value):
-        fail(f"{flag} {value} contradicts the launcher's {launchers_flag} {launchers} ({variable}): give one of them")
 
 
 def find_device(text: str, one_process: bool) -> torch.device:
@@ -68,58 +34,13 @@ def find_device(text: str, one_process: bool) -> torch.device:
     return torch.device("cuda", number)
 
 
-def choose_replicas(replicas: int | None, device: torch.device) -> int:
-    """The number of DataParallel's replicas: what the flag says, else the visible GPUs, at least 2.
+def hide_gpus() -> None:
+    """Make torch see no GPU in this process from now on.
 
-    Raises:
-        UserError: if there are several GPUs, but fewer than replicas.
+    Since torch 2.14 an optimizer asks at each step whether a CUDA graph is being recorded, wherever a GPU is visible,
+    also if its tensors are on the CPU. That starts CUDA: it takes hundreds of MB of the first GPU, and it raises in a
+    fork of a process that has asked the CUDA runtime for its GPUs.
     """
-    gpus = torch.cuda.device_count() if device.type == "cuda" else 0
-    if replicas is None:
-        return max(2, gpus)
-    if 2 <= gpus < replicas:
-        fail(f"argument --replicas: {replicas} replicas need as many GPUs, {gpus} are visible")
-    return replicas
-
-
-def warn_of_slow_precision(precision: str, device: torch.device) -> None:
-    """Say once, on stderr, that fp16 makes a CPU slow."""
-    if precision == "fp16" and device.type == "cpu" and os.environ.get("RANK", "0") == "0":
-        slow = "fp16 on a CPU works, but its convolutions are some 90 times slower than float32's"
-        print(f"warning: {slow}", file=sys.stderr, flush=True)
-
-
-def check_launch(settings: Namespace) -> None:
-    """Refuse a launch that the script cannot use: several processes of level 00 or 01, or level 02 without torchrun.
-
-    Level 02 also needs a GPU for each process, or none: nccl cannot share one. Its mesh needs as many processes as make
-    whole rows, and of fc1's 128 outputs equally many for each rank of a row.
-
-    Raises:
-        UserError: after one line that says what to do.
-    """
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
-    if settings.level in ONE_PROCESS and world_size > 1:
-        advice = "start it with python, not torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "unset it"
-        fail(f"{settings.script} is one process, but WORLD_SIZE is {world_size}: {advice}")
-    if settings.level == "02_ddp_raw":
-        if "RANK" not in os.environ:
-            file = settings.script.partition("/")[2] or "train"
-            fail(f"{settings.script} needs torchrun: torchrun --standalone --nproc-per-node 2 02_ddp_raw/{file}.py")
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        gpus = torch.cuda.device_count()
-        if settings.device.type == "cuda" and ranks > gpus:
-            fail(f"{ranks} processes need as many GPUs, {gpus} are visible: start fewer, or add --device cpu")
-    tensor = getattr(settings, "tensor", 1)
-    if world_size % tensor:
-        fail(f"--tensor {tensor} does not divide the number of processes, {world_size}")
-    if 128 % tensor:
-        fail(f"--tensor {tensor} does not divide fc1's outputs, 128: it must be a power of 2")
-
-
-def check_cores(each: int, devices: int) -> None:
-    """Refuse a --cores-per-device that the launcher contradicts, or for which the cores are too few."""
-    check_launcher("--cores-per-device", each, "--num_cpu_threads_per_process", LAUNCHER_THREADS)
-    cores = available_cores()
-    if each * devices > cores:
-        fail(f"--cores-per-device {each}: {devices} × {each} cores are needed, there are {cores}")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # torch asks the driver, not the CUDA runtime
+    torch.cuda._cached_device_count = 0  # a fork of a process that has used a GPU has inherited another number

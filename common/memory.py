@@ -161,7 +161,13 @@ class _Operations(TorchDispatchMode):
             return NotImplemented
         kwargs = kwargs or {}
         inputs = _tensors((args, kwargs))
-        self._name_messages(func, inputs)
+        if func is torch.ops.aten.split.Tensor:
+            # gloo has no reduce-scatter: it reduces a copy of the whole message, and splits that. nccl makes no copy,
+            # and when gloo frees it depends on its threads.
+            self.tracker.leave_out_if_new(inputs[0])
+        if func.namespace == "c10d":  # a collective sends its inputs
+            for tensor in inputs:
+                self.tracker.label(tensor, "communication")
         device = self._common_device(inputs)
         if device is not None:
             self._move_inputs(inputs, device)
@@ -173,17 +179,6 @@ class _Operations(TorchDispatchMode):
         for tensor in _tensors(results):
             self.tracker.charge(tensor, device)
         return results
-
-    def _name_messages(self, func: torch._ops.OpOverload, inputs: list[Tensor]) -> None:
-        """Collectives send messages. gloo, which has no reduce-scatter, reduces a copy of the whole message.
-
-        That copy is first seen when it is split. nccl does not have it, and when gloo frees it depends on its threads.
-        """
-        if func is torch.ops.aten.split.Tensor:
-            self.tracker.leave_out_if_new(inputs[0])
-        if func.namespace == "c10d":
-            for tensor in inputs:
-                self.tracker.label(tensor, "communication")
 
     def _common_device(self, inputs: list[Tensor]) -> int | None:
         """The first device that holds an input; None if all are on the host."""
@@ -201,30 +196,29 @@ class _Operations(TorchDispatchMode):
 
 
 @contextmanager
-def _moves_and_sizes(tracker: MemoryTracker) -> Iterator[None]:
-    """Watch two methods that start no operation here.
+def _track_moves_and_sizes(tracker: MemoryTracker) -> Iterator[None]:
+    """Replace two methods of torch that start no operation on a CPU, and so are not seen by `_Operations`.
 
-    `.to(device)` does nothing where everything is the CPU: it becomes the copy that a GPU would need. `resize_` of a
-    storage is how FSDP frees gathered parameters and fills them again. A TorchFunctionMode would do for the first, but
-    it runs at every attribute of a tensor too.
+    `Tensor.to(device)` makes the copy that a GPU would need. `UntypedStorage.resize_`, by which FSDP frees gathered
+    parameters and fills them again, tells the tracker the new size.
     """
-    to = Tensor.to
-    resize = torch.UntypedStorage.resize_
+    torch_to = Tensor.to
+    torch_resize = torch.UntypedStorage.resize_
 
-    def move(tensor: Tensor, *args, **kwargs) -> Tensor:
-        result = to(tensor, *args, **kwargs)
-        place = args[0] if args else kwargs.get("device")  # or a dtype or a tensor
-        is_device = isinstance(place, str | torch.device | int)
-        if is_device and result.device.type == "cpu" and tracker.device_of(result) is None:
+    def to(tensor: Tensor, *args, **kwargs) -> Tensor:
+        result = torch_to(tensor, *args, **kwargs)
+        target = args[0] if args else kwargs.get("device")  # or a dtype or a tensor
+        names_device = isinstance(target, str | torch.device | int)
+        if names_device and result.device.type == "cpu" and tracker.device_of(result) is None:
             return tracked_copy(result, None, 0, UNNAMED)
         return result
 
-    def resize_and_track(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
-        resize(storage, size)
+    def resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        torch_resize(storage, size)
         tracker.update_size(storage)
         return storage
 
-    with patch.object(Tensor, "to", move), patch.object(torch.UntypedStorage, "resize_", resize_and_track):
+    with patch.object(Tensor, "to", to), patch.object(torch.UntypedStorage, "resize_", resize):
         yield
 
 
@@ -279,7 +273,7 @@ def track_memory() -> Iterator[MemoryTracker]:
 
     hook = register_optimizer_step_post_hook(label_trained)
     try:
-        with observed(tracker), _moves_and_sizes(tracker):
+        with observed(tracker), _track_moves_and_sizes(tracker):
             yield tracker
     finally:
         hook.remove()

@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+HIDDEN = 128  # outputs of fc1
+
 
 class BasicNet(nn.Module):
     """The network of PyTorch's own MNIST example: two convolutions, two linear layers, 1,199,882 parameters.
@@ -17,9 +19,9 @@ class BasicNet(nn.Module):
         self.conv1 = nn.Conv2d(1, 32, 3)
         self.conv2 = nn.Conv2d(32, 64, 3)
         self.dropout1 = nn.Dropout(0.25 if dropout else 0.0)
-        self.fc1 = nn.Linear(9216, 128)
+        self.fc1 = nn.Linear(9216, HIDDEN)
         self.dropout2 = nn.Dropout(0.5 if dropout else 0.0)
-        self.fc2 = nn.Linear(128, 10)
+        self.fc2 = nn.Linear(HIDDEN, 10)
 
     def forward(self, images: Tensor) -> Tensor:
         x = F.relu(self.conv1(images))

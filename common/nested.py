@@ -6,6 +6,7 @@ Hugging Face Accelerate.
 """
 
 import copy
+import itertools
 from collections import UserDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -25,35 +26,35 @@ def is_namedtuple(data: Any) -> bool:
 def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
     """The items of `generator` in a list, tuple or namedtuple of the type of `obj`."""
     items = list(generator)
-    arguments = items if is_namedtuple(obj) else [items]
-    try:
-        rebuilt = type(obj)(*arguments)
-    except Exception:  # the constructor of a class of the script's own may take something else
-        rebuilt = None
-    if rebuilt is not None and len(rebuilt) == len(items):
-        return rebuilt
+    made = _construct(type(obj), *items) if is_namedtuple(obj) else _construct(type(obj), items)
+    if made is not None and len(made) == len(items):
+        return made
     if isinstance(obj, tuple):
         return tuple.__new__(type(obj), items)
-    rebuilt = copy.copy(obj)
-    rebuilt[:] = items
-    return rebuilt
+    made = copy.copy(obj)
+    made[:] = items
+    return made
 
 
 def _mapping_like(data: Mapping, content: dict[Any, Any]) -> Any:
     """The items of `content`, which has the keys of `data`, in a mapping of the type of `data`."""
-    mapping_class: Any = type(data)
-    try:
-        rebuilt = mapping_class(content)
-    except Exception:  # a defaultdict wants its factory, a class of the script's own anything
-        rebuilt = None
-    if rebuilt is not None and rebuilt.keys() == content.keys():
-        return rebuilt
+    made = _construct(type(data), content)
+    if made is not None and made.keys() == content.keys():
+        return made
     if not isinstance(data, (dict, UserDict)):  # a copy of another kind might share its items with `data`
-        raise TypeError(f"a {mapping_class.__name__} cannot be made of a dict with its items")
-    rebuilt = copy.copy(data)
+        raise TypeError(f"a {type(data).__name__} cannot be made of a dict with its items")
+    made = copy.copy(data)
     for key, value in content.items():
-        rebuilt[key] = value
-    return rebuilt
+        made[key] = value
+    return made
+
+
+def _construct(kind: Callable[..., Any], *arguments: Any) -> Any:
+    """`kind(*arguments)`, or None where the constructor takes something else: a defaultdict wants its factory."""
+    try:
+        return kind(*arguments)
+    except Exception:  # a class of the script's own may raise anything
+        return None
 
 
 def map_nested(
@@ -113,11 +114,12 @@ def map_together(
 ) -> Any:
     """The structure of `data` with the results of one call of `function` for all leaves in place of these.
 
-    It gets them in the order of their names, which does not depend on the order in which keys came into a mapping.
+    It gets them in the order of their names, the same on all ranks whatever the order of the keys of a mapping. Of
+    {"y": 2, "x": 1} it gets [NamedLeaf("['x']", 1), NamedLeaf("['y']", 2)]; from [10, 20] comes {"y": 20, "x": 10}.
     """
     named = list(named_leaves(data, is_leaf))
     by_name = sorted(range(len(named)), key=lambda place: named[place].name)
     results = function([named[place] for place in by_name])
-    result_of_place = dict(zip(by_name, results, strict=True))
-    results_in_order = iter([result_of_place[place] for place in range(len(named))])
-    return map_nested(lambda _: next(results_in_order), data, is_leaf=is_leaf)
+    in_place = dict(zip(by_name, results, strict=True))
+    places = itertools.count()
+    return map_nested(lambda _: in_place[next(places)], data, is_leaf=is_leaf)

@@ -1,11 +1,7 @@
-"""The processes of a run as torch.distributed sees them, whether or not there is a process group."""
+"""The default process group: which ranks it has, a block in which it exists, and how it is left."""
 
 import atexit
 import contextlib
-import ctypes
-import os
-import signal
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +13,6 @@ import torch.distributed as dist
 # https://github.com/pytorch/pytorch/issues/190489
 import torch.distributed.nn.functional  # noqa: F401
 
-PR_SET_PDEATHSIG = 1  # in Linux's prctl.h
 # The functions of torch.distributed that all ranks of a group call together, to exchange data.
 COLLECTIVES = (
     "all_gather",
@@ -37,9 +32,6 @@ COLLECTIVES = (
     "scatter_object_list",
 )
 _left_group: Any = None  # which `leave_process_group` keeps
-# Of the process that has imported this module; in a fork of it both differ.
-_PROCESS = os.getpid()
-_PARENT = os.getppid()
 
 
 def is_distributed() -> bool:
@@ -63,19 +55,6 @@ def all_gather_object(value: Any) -> list:
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
-
-
-def end_with_launcher() -> None:
-    """Let Linux send SIGTERM to this rank when torchrun has ended, for any reason.
-
-    torchrun ends its ranks when it gets a signal. It cannot when it is killed, for example because memory ran out, and
-    its ranks would continue to train.
-    """
-    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        was_too_late = os.getpid() == _PROCESS and os.getppid() != _PARENT
-        if was_too_late:  # torchrun has ended already, and no signal will come
-            signal.raise_signal(signal.SIGTERM)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ import torch
 
 from common.allocator import keep_large_blocks
 from common.cores import use_all_cores
-from common.gpus import hide_gpus
+from common.machine import hide_gpus
 
 SECONDS_AFTER_FAILURE = 5  # that ranks have to answer once another one has failed
 # Windows can only spawn.

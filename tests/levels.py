@@ -15,8 +15,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from common import ladder
 from common.args import parse_args
 from common.instruments import prepare_process
+from common.instruments.start import fit_to_machine
 from common.ladder.small import load_small
-from common.machine import fit_to_machine
 from common.processes import ranks
 from common.weights import farthest as farthest
 

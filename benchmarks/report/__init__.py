@@ -16,8 +16,10 @@ They read the records of `benchmarks.harness.records`, and that of `benchmarks.c
           "evaluated_on": {"3": 10000}, "eval_loss_sum": 23012.1       by the number of ranks; not at level 01
         }, …
       },
-      "sharded": {"02_ddp_raw/train_fsdp": {…}, …},    likewise: weights and memory, or not there
+      "sharded": {"02_ddp_raw/train_fsdp": {…}, …},    likewise: weights and memory
       "throughput": [{…}, …],                          a group of `benchmarks.harness.records` for each batch
       "memory": [{…}, …]                               rows of `benchmarks.suites.memory`
     }
+
+An older record has no "sharded" and no "eval_loss_sum": the lines of `verdicts` say so.
 """

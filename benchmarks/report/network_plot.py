@@ -27,7 +27,7 @@ def _panel(panel, group: dict, batch: int) -> None:
         name = row_name(link, batch)
         row = group["rows"][name]
         text = f"{row['median']:.0f}   × {ratios[name]:.2f}"
-        bars.append(Bar(link, row["median"], row["low"], row["high"], row["high"], text))
+        bars.append(Bar(label=link, length=row["median"], low=row["low"], high=row["high"], text=text))
     draw_bars(panel, bars, 0.04 * alone)
     panel.axvline(2 * alone, color=VERMILION, linestyle="--", linewidth=1.4)
     panel.set_xlim(0, 2.8 * alone)

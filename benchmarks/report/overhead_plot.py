@@ -19,9 +19,15 @@ def picture(record: dict, path: Path) -> None:
         bars = []
         for pair in own:
             colour = BLUE if pair["of"].startswith("common.") else ORANGE  # a row bears the name of a package
-            text = f"{pair['median']:.0f} µs"
-            end = max(pair["high"], 0)
-            bars.append(Bar(pair["of"], pair["median"], pair["low"], pair["high"], end, text, colour))
+            bar = Bar(
+                label=pair["of"],
+                length=pair["median"],
+                low=pair["low"],
+                high=pair["high"],
+                text=f"{pair['median']:.0f} µs",
+                colour=colour,
+            )
+            bars.append(bar)
         draw_bars(panel, bars, 0.02 * top)
         panel.set_xlim(min(0, 1.1 * lowest), 1.2 * top)
         # Aligned to the right, because it is longer than the panel is wide: it begins above the names of the bars.

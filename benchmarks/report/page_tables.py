@@ -41,14 +41,12 @@ def five_levels() -> str:
     speed_ups = table.speed_ups(group)
     rows = []
     for name, row in group["rows"].items():
-        level = row["level"]
         speed_up = 1.0 if name == BASELINE else speed_ups[name]["median"]
-        speed = [f"{row['median']:.0f}", f"{speed_up:.2f}"]
-        if row["all_cores"]:
-            rows.append([name, *speed, table.MISSING, table.MISSING])
-        else:
-            checksum = record["levels"][level]["weight_checksum"]
-            rows.append([level, *speed, table.per_device(memory[level]), checksum])
+        of_level = [table.MISSING, table.MISSING]
+        if not row["all_cores"]:
+            level = row["level"]
+            of_level = [table.per_device(memory[level]), record["levels"][level]["weight_checksum"]]
+        rows.append([table.label(name, row), f"{row['median']:.0f}", f"{speed_up:.2f}", *of_level])
     return markdown(["level", "images/s", "× level 00", "MiB of each device", "weights"], rows)
 
 
@@ -89,19 +87,21 @@ def speed_up_of(group: dict, level: str) -> float:
 
 def devices() -> str:
     """Peak MiB of BasicNet's training on several devices."""
+    memory = recorded_peaks()
     rows = []
     for count in WORLD_SIZES:
-        first, *others = totals(peaks_of("basic_net", DATA_PARALLEL, count))
+        first, *others = totals(memory["basic_net", DATA_PARALLEL, count])
         other = max(others)
-        ddp = max(totals(peaks_of("basic_net", DDP, count)))
+        ddp = max(totals(memory["basic_net", DDP, count]))
         rows.append([str(count), mib(first), mib(other), f"{first / other:.1f}", mib(ddp)])
     return markdown(["devices", "first", "each of the others", "ratio", "DDP, each"], rows)
 
 
 def memory_split() -> str:
     """BasicNet's memory on two devices at the peak of each, in MiB by category."""
-    first, second = peaks_of("basic_net", DATA_PARALLEL, 2)
-    ddp, _ = peaks_of("basic_net", DDP, 2)
+    memory = recorded_peaks()
+    first, second = memory["basic_net", DATA_PARALLEL, 2]
+    ddp, _ = memory["basic_net", DDP, 2]
     splits = [first, second, ddp]
     rows = [[category, *(mib(split[category]) for split in splits)] for category in first]
     rows.append(["sum", *map(mib, totals(splits))])
@@ -111,20 +111,18 @@ def memory_split() -> str:
 def smaller() -> str:
     """The fullest device's accounted peak under DDP and under what lowers it, in MiB, by network and devices."""
     columns = {DDP: "DDP", FOREACH: "foreach AdamW", BUCKET_VIEWS: "gradients in the buckets", FSDP: "FSDP2"}
+    memory = recorded_peaks()
     rows = []
     for name, title in (("basic_net", "BasicNet"), ("resnet18", "ResNet-18")):
         for count in WORLD_SIZES:
-            fullest = [max(totals(peaks_of(name, wrapper, count))) for wrapper in columns]
+            fullest = [max(totals(memory[name, wrapper, count])) for wrapper in columns]
             rows.append([title, str(count), *map(mib, fullest)])
     return markdown(["network", "devices", *columns.values()], rows)
 
 
-def peaks_of(network: str, wrapper: str, devices: int) -> list[dict[str, int]]:
-    """The recorded bytes of a network under a wrapper: of each device, by category."""
-    wanted = (network, wrapper, devices)
-    rows = recorded("results")["memory"]
-    (row,) = [row for row in rows if (row["network"], row["wrapper"], row["devices"]) == wanted]
-    return row["peaks"]
+def recorded_peaks() -> dict[tuple[str, str, int], list[dict[str, int]]]:
+    """By network, wrapper and number of devices: the recorded bytes of each device, by category."""
+    return {(row["network"], row["wrapper"], row["devices"]): row["peaks"] for row in recorded("results")["memory"]}
 
 
 def break_even() -> str:

@@ -1,8 +1,9 @@
 """The style of all pictures, and what several of them draw: bars with whiskers, a legend, the lines below."""
 
 import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from common.files import atomic_write
 
@@ -42,25 +43,28 @@ STYLE = {
 }
 
 
-class Bar(NamedTuple):
-    """A horizontal bar with whiskers from `low` to `high`, and a text to the right of `end`."""
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A horizontal bar with whiskers from `low` to `high` and dots, and a text to the right of all these."""
 
     label: str
     length: float
     low: float
     high: float
-    end: float
     text: str
     colour: str = BLUE
+    dots: Sequence[float] = ()
 
 
 def draw_bars(panel, bars: list[Bar], gap: float) -> None:
-    """Draw the bars from the top down, each text by `gap` to the right of its bar's end."""
+    """Draw the bars from the top down, each text by `gap` to the right of what is drawn."""
     for y, bar in enumerate(bars):
         panel.barh(y, bar.length, 0.62, color=bar.colour, alpha=0.85)
         whiskers = [[bar.length - bar.low], [bar.high - bar.length]]
         panel.errorbar(bar.length, y, xerr=whiskers, color=INK, capsize=4, linewidth=1.4)
-        panel.text(bar.end + gap, y, bar.text, va="center", bbox=CLEAR)
+        panel.plot(bar.dots, [y] * len(bar.dots), "o", color=INK, markersize=3.2, alpha=0.45)
+        end = max(0, bar.high, *bar.dots)
+        panel.text(end + gap, y, bar.text, va="center", bbox=CLEAR)
     panel.set_yticks(range(len(bars)), [bar.label for bar in bars])
     panel.invert_yaxis()
     panel.grid(axis="x")

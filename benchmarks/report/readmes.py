@@ -1,14 +1,13 @@
-"""The generated parts of the pages: of the ladder's scripts here, of recorded results by `page_tables`.
+"""Writes the generated parts of the pages: diffs and lists from here, tables of results from `page_tables`.
 
 python -m benchmarks.report.readmes
 
-Run it after a change of these. A part stands between two comments that no reader sees, `<!-- NAME ARGUMENTS -->` and
-`<!-- /NAME -->`; NAME is one of PARTS. What stands around it is written by hand and stays.
+Run it when a script, a pitfall or a record has changed. A part stands between two comments that no reader sees,
+`<!-- NAME ARGUMENTS -->` and `<!-- /NAME -->`; NAME is one of PARTS. All other text is written by hand and stays.
 """
 
 import argparse
 import re
-import sys
 import textwrap
 from collections.abc import Callable
 from functools import partial
@@ -32,17 +31,11 @@ def readmes() -> list[Path]:
 
 
 def renewed(text: str) -> str:
-    """The text of a page with its parts as they should be.
-
-    Raises:
-        ValueError: if there is no such part, or no such script.
-    """
+    """The text of a page with its parts as they should be."""
 
     def part(match: re.Match) -> str:
         name = match[1]
         arguments = match[2] or ""
-        if name not in PARTS:
-            raise ValueError(f"there is no part {name!r}: one of {', '.join(PARTS)}")
         return f"<!-- {name}{arguments} -->\n{PARTS[name](*arguments.split())}\n<!-- /{name} -->"
 
     return PART.sub(part, text)
@@ -77,25 +70,6 @@ def _shared(lines: tuple[str, ...]) -> list[str]:
     return shared if len(shared) <= 3 else [shared[0], "  …", shared[-1]]
 
 
-# What a level does for its reader, and what the reader has to know for it.
-GIVES_AND_ASKS = {
-    "00_single_gpu": ("–", "the training loop"),
-    "01_data_parallel": ("cuts and joins batches", "what device 0 holds"),
-    "02_ddp_raw": ("averages gradients", "ranks, shards, collectives"),
-    "03_accelerate": ("ranks and collectives", "what `prepare` changes"),
-    "04_trainer": ("the loop", "its defaults, its callbacks"),
-}
-
-
-def lines() -> str:
-    """A table of the levels: how long each script is, what it does for its reader and asks of them."""
-    rows = ["| level | lines | it does for you | you now have to know |", "|---|--:|---|---|"]
-    for level in ladder.levels():
-        gives, asks = GIVES_AND_ASKS[level]
-        rows.append(f"| [{level}] | {len(ladder.code_lines(level))} | {gives} | {asks} |")
-    return "\n".join(rows)
-
-
 def mistakes(level: str) -> str:
     """The pitfalls whose place is this level's page, each with what it is."""
     own = [name for name in pitfalls.NAMES if pitfalls.place(name) == ladder.named(level)]
@@ -110,7 +84,6 @@ def mistakes(level: str) -> str:
 PARTS: dict[str, Callable[..., str]] = {
     "diff": diff,
     "added": partial(diff, with_old=False),  # where most of the old lines go
-    "lines": lines,
     "mistakes": mistakes,
     "comparison": page_tables.comparison,
     "five_levels": page_tables.five_levels,
@@ -127,15 +100,11 @@ def main() -> None:
         prog="python -m benchmarks.report.readmes", description=__doc__.splitlines()[0]
     ).parse_args()
     for path in readmes():
-        page = path.relative_to(ladder.ROOT)
         before = path.read_text()
-        try:
-            text = renewed(before)
-        except ValueError as error:
-            sys.exit(f"error: {page}: {error}")
+        text = renewed(before)
         if text != before:
             path.write_text(text)
-            print(f"{page} is written again")
+            print(f"{path.relative_to(ladder.ROOT)} is written again")
 
 
 if __name__ == "__main__":

@@ -40,9 +40,9 @@ def _speeds(group: dict) -> str:
         if name in pairs:
             low, high = pairs[name]["interval"]
             ratio = f"{pairs[name]['median']:.2f} ({low:.2f} to {high:.2f})"
-        label, devices = (name, MISSING) if row["all_cores"] else (row["level"], row["workers"])
+        devices = MISSING if row["all_cores"] else row["workers"]
         spread = f"{row['spread']:.0%}{' noisy' if row['noisy'] else ''}"
-        lines.append(SPEED_COLUMNS.format(label, devices, f"{row['median']:.0f}", spread, ratio))
+        lines.append(SPEED_COLUMNS.format(label(name, row), devices, f"{row['median']:.0f}", spread, ratio))
     return "\n".join(lines)
 
 
@@ -68,6 +68,17 @@ def _checks(report: dict) -> str:
         cells = [len(sizes), MISSING, MISSING, memory]
         lines.append(CHECK_COLUMNS.format(ladder.short_name(script), *cells, result["weight_checksum"]))
     return "\n".join(lines)
+
+
+def label(name: str, row: dict) -> str:
+    """The level of a row of speeds; its whole name, "00_single_gpu, all cores", if one process has all cores."""
+    return name if row["all_cores"] else row["level"]
+
+
+def short_label(row: dict) -> str:
+    """The same in a narrow picture: "02 on 2" for level 02 on 2 devices, "00, all"."""
+    level = row["level"][:2]
+    return f"{level}, all" if row["all_cores"] else f"{level} on {row['workers']}"
 
 
 def speed_ups(group: dict) -> dict[str, dict]:

@@ -5,8 +5,8 @@ import textwrap
 from pathlib import Path
 
 from benchmarks.harness.rows import BASELINE
-from benchmarks.report.plots import BLUE, GREY, INK, SKY, SMALL, SOFT, VERMILION, Bar, draw_bars, save, subplots
-from benchmarks.report.table import speed_ups
+from benchmarks.report.plots import BLUE, GREY, SKY, SMALL, SOFT, VERMILION, Bar, draw_bars, save, subplots
+from benchmarks.report.table import short_label, speed_ups
 from common.instruments.result import quantity
 
 COLUMNS = 2  # of the picture of scaling
@@ -39,11 +39,17 @@ def _speeds(panel, group: dict, fastest: float) -> None:
             text += f"   × {pairs[name]['median']:.2f}"
         if row["noisy"]:
             text += "  noisy"
-        label = f"{BASELINE}, 1 device" if name == BASELINE else name
-        bars.append(Bar(label, row["median"], row["low"], row["high"], max(row["samples"]), text, _colour(name, row)))
+        bar = Bar(
+            label=f"{BASELINE}, 1 device" if name == BASELINE else name,
+            length=row["median"],
+            low=row["low"],
+            high=row["high"],
+            text=text,
+            colour=_colour(name, row),
+            dots=row["samples"],
+        )
+        bars.append(bar)
     draw_bars(panel, bars, 0.02 * fastest)
-    for y, row in enumerate(rows.values()):
-        panel.plot(row["samples"], [y] * len(row["samples"]), "o", color=INK, markersize=3.2, alpha=0.45)
     panel.set_title(f"Throughput, {group['group']}")
     right = fastest
     if _most_devices(group) > 1:
@@ -78,8 +84,11 @@ def _speed_ups(panel, group: dict, right: float) -> None:
     for name, pair in speed_ups(group).items():
         row = group["rows"][name]
         low, high = pair["interval"]
-        label = f"{row['level'][:2]}, all" if row["all_cores"] else f"{row['level'][:2]} on {row['workers']}"
-        bars.append(Bar(label, pair["median"], low, high, high, f"{pair['median']:.2f}", _colour(name, row)))
+        ratio = pair["median"]
+        bar = Bar(
+            label=short_label(row), length=ratio, low=low, high=high, text=f"{ratio:.2f}", colour=_colour(name, row)
+        )
+        bars.append(bar)
     draw_bars(panel, bars, 0.03 * right)
     panel.axvline(1, color=SOFT, linewidth=1.2)
     panel.axvline(_most_devices(group), color=VERMILION, linestyle="--", linewidth=1.4)

@@ -88,16 +88,15 @@ def check_batch_size(args: Namespace, samples: int) -> None:
         UserError: after one line, which names the nearest batches that divide.
     """
     world_size = int(os.environ.get("WORLD_SIZE", 1))
-    processes = f"{world_size} process{'es' if world_size > 1 else ''}"
-    shares = world_size
-    if "tensor" in args:  # the ranks of a mesh's row have the same samples
-        shares = world_size // args.tensor
-        processes = f"{shares} × {args.tensor} processes"
+    tensor = getattr(args, "tensor", 1)  # the ranks of a mesh's row, which have the same samples
     accumulation = getattr(args, "gradient_accumulation_steps", 1)
-    parts = shares * accumulation
+    parts = world_size // tensor * accumulation
     if args.batch_size % parts:
         below = args.batch_size // parts * parts
         nearest = f"{below} or {below + parts}" if below else f"{parts}"
+        processes = f"{world_size} processes" if world_size > 1 else "1 process"
+        if tensor > 1:
+            processes = f"{world_size // tensor} × {tensor} processes"
         micro = f" × {accumulation} accumulation steps" if accumulation > 1 else ""
         fail(f"--batch-size {args.batch_size} does not divide by {parts} ({processes}{micro}): use {nearest}")
     steps = samples // args.batch_size

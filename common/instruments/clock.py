@@ -12,9 +12,10 @@ from tqdm import tqdm
 class Clock:
     """Steps and seconds of the training in the block `with clock:`, without its evaluations.
 
-    It runs from the first forward of an epoch to the epoch's last optimizer step; in a resumed run, whose first epoch
-    is shorter, to the evaluation that follows. Steps are counted by forwards, because fp16 may skip an optimizer step.
-    The clock waits for the device when it starts, when it stops and at the end of the warm-up, and at no other step.
+    It runs from the first forward of an epoch to the epoch's last optimizer step, or to the evaluation that follows if
+    the epoch was begun in an earlier run or its last step was skipped. Steps are counted by forwards, because fp16 may
+    skip an optimizer step. The clock waits for the device when it starts, when it stops and at the end of the warm-up,
+    and at no other step.
 
     Args:
         model: called once for each micro-batch of this process.
@@ -44,6 +45,7 @@ class Clock:
         self._device = device
         self._accumulation = accumulation
         self._micro_batches = 0
+        self._epoch_start = 0  # micro-batches before this epoch
         self._micro_batches_per_epoch = steps_per_epoch * accumulation
         self._warm_up_steps = warm_up_steps
         self._bar = bar
@@ -84,7 +86,8 @@ class Clock:
 
     def _before_forward(self, model: nn.Module, inputs: Any) -> None:
         if not model.training:
-            self.stop()  # for an epoch whose last optimizer step was skipped
+            self.stop()
+            self._epoch_start = self._micro_batches
             return
         if self._micro_batches == self._warm_up_steps * self._accumulation:
             self.stop()
@@ -96,7 +99,7 @@ class Clock:
             self._bar.update()
 
     def _after_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._micro_batches % self._micro_batches_per_epoch == 0:
+        if self._micro_batches - self._epoch_start == self._micro_batches_per_epoch:
             self.stop()
 
     def _now(self) -> float:

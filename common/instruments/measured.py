@@ -4,6 +4,7 @@ import contextlib
 import math
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -
     it and the weights to the files of `--json` and `--save`.
 
     Args:
-        args: of `common.args.parse_args`.
+        args: of `prepare_process`.
         model: on its device, wrapped or not.
         train_set, test_set: of `common.data.load_data`.
 
@@ -37,22 +38,39 @@ def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -
     device = next(network.parameters()).device
     steps_per_epoch = len(train_set) // args.batch_size
     total_steps = steps_per_epoch * args.epochs
-    result = _setting(args, model, device, train_set.name)
+    setting = _setting(args, model, device, train_set.name)
     is_main = get_rank() == 0
     if is_main:
-        print(plan_line(args, result, len(train_set), len(test_set), total_steps), flush=True)
-    gpus = _gpus(device, getattr(model, "device_ids", None))
-    for gpu in gpus:
-        torch.cuda.reset_peak_memory_stats(gpu)
-
+        print(plan_line(args, setting, len(train_set), len(test_set), total_steps), flush=True)
     # The module whose forwards are counted. DDP calls its network once a micro-batch; DataParallel calls copies of it.
     called = network if isinstance(model, DistributedDataParallel) else model
     accumulation = getattr(args, "gradient_accumulation_steps", 1)
     # None: no bar where stderr is not a terminal.
     bar = tqdm(total=total_steps, desc=args.script, leave=False, disable=None if is_main else True)
     clock = Clock(called, device, steps_per_epoch, accumulation, args.warm_up_steps, bar)
+    gpus = _gpus(device, getattr(model, "device_ids", None))
+    for gpu in gpus:
+        torch.cuda.reset_peak_memory_stats(gpu)
+    measurement = _Measurement(setting, clock, gpus)
+    with clock:
+        yield measurement.report
+    weights = whole_weights(network) if args.save else {}
+    if is_main:
+        print(" | ".join(result_parts(measurement.result)), flush=True)
+        write_files(args, measurement.result, weights)
 
-    def report(loss: float, eval_loss: float, accuracy: float, evaluated: float, steps: int | None = None) -> dict:
+
+@dataclass
+class _Measurement:
+    """The result of a training, which grows with each report."""
+
+    result: dict[str, Any]  # at first the setting, which is known before the training
+    clock: Clock
+    gpus: list[torch.device]  # that this process computes on
+
+    def report(
+        self, loss: float, eval_loss: float, accuracy: float, evaluated: float, steps: int | None = None
+    ) -> dict:
         """The result, with what a training says after each evaluation and what was measured. All processes call it.
 
         Args:
@@ -61,31 +79,24 @@ def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -
             evaluated: the number of samples that were evaluated.
             steps: of the whole training, if it was resumed.
         """
-        clock.stop()
-        steps = steps or clock.steps
+        self.clock.stop()
+        steps = steps or self.clock.steps
         for name, value in (("training", loss), ("evaluation", eval_loss)):
             if not math.isfinite(value):
                 fail(f"the {name}'s loss is not finite ({value}) after step {steps}")
-        peaks = _peak_bytes(gpus)
-        result.update(
+        peaks = _peak_bytes(self.gpus)
+        self.result.update(
             steps=steps,
             loss=loss,
             eval_loss=eval_loss,
             accuracy=accuracy,
             evaluated=int(evaluated),
-            images_per_sec=round(clock.steps_per_second() * args.batch_size, 1),
-            seconds=round(clock.seconds, 3),
+            images_per_sec=round(self.clock.steps_per_second() * self.result["global_batch_size"], 1),
+            seconds=round(self.clock.seconds, 3),
             peak_memory_bytes=peaks,
             memory_source="measured" if peaks else None,
         )
-        return result
-
-    with clock:
-        yield report
-    weights = whole_weights(network) if args.save else {}
-    if is_main:
-        print(" | ".join(result_parts(result)), flush=True)
-        write_files(args, result, weights)
+        return self.result
 
 
 def _setting(args: Namespace, model: nn.Module, device: torch.device, dataset: str) -> dict[str, Any]:

@@ -84,11 +84,6 @@ def test_a_part_that_has_drifted_is_written_again(tmp_path, monkeypatch, capsys)
         assert page.read_text() == text.format(page_tables.devices())
 
 
-def test_a_part_that_nobody_can_write_is_refused():
-    with pytest.raises(ValueError, match="no part 'wishes'"):
-        readmes.renewed("<!-- wishes -->\n<!-- /wishes -->\n")
-
-
 @pytest.mark.parametrize("before, level", list(pairwise(ladder.levels())))
 def test_a_page_shows_a_diff_with_all_new_lines_but_imports(before, level):
     if level == "02_ddp_raw":
@@ -99,6 +94,11 @@ def test_a_page_shows_a_diff_with_all_new_lines_but_imports(before, level):
     shown = {line[2:] for line in readmes.diff(before, level).splitlines() if line.startswith("+ ")}
     new = set(ladder.lines_below_docstring(level)) - set(ladder.lines_below_docstring(before))
     assert new - shown == {line for line in new if line.startswith(("import ", "from "))}
+
+
+@pytest.mark.parametrize("level", ladder.levels())
+def test_the_readme_says_how_many_lines_a_level_has(level):
+    assert f"\n| [{level}] | {len(ladder.code_lines(level))} |" in (ladder.ROOT / "README.md").read_text()
 
 
 def test_what_the_readme_says_of_two_devices_holds_in_the_record():

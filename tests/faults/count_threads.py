@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from common import ladder, process_group
 from common.args import parse_args
-from common.machine import fit_to_machine
+from common.instruments.start import fit_to_machine
 
 
 def threads() -> int:

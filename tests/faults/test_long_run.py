@@ -10,7 +10,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from common import ladder
 from common.args import parse_args
-from common.machine import fit_to_machine
+from common.instruments.start import fit_to_machine
 from common.model import BasicNet
 from common.processes import ranks
 from tests.faults.jobs import ON_LINUX, run_to_end, script, torchrun

@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -66,35 +64,6 @@ def test_ranks_end_with_a_torchrun_that_is_killed(level, tmp_path):
         run.process.kill()
         assert run.end(60) == -signal.SIGKILL
         assert ("stopped at step" in run.out) == bool(saving)
-
-
-# A rank whose torchrun ends while it is still getting ready. Forks of a notebook must not take themselves for such.
-LATE_RANK = """
-import os, time
-from common import process_group
-
-torchrun = os.getppid()
-fork = os.fork()
-if fork == 0:
-    process_group.end_with_launcher()
-    os._exit(3)
-_, status = os.waitpid(fork, 0)
-print("the fork ended with", os.waitstatus_to_exitcode(status), flush=True)
-while os.getppid() == torchrun:
-    time.sleep(0.01)
-process_group.end_with_launcher()
-print("the rank goes on", flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_a_rank_ends_whose_torchrun_has_ended_before_the_training():
-    command = ["sh", "-c", '"$0" -c "$1" & wait', sys.executable, LATE_RANK]
-    environment = {**os.environ, "TORCHELASTIC_RUN_ID": "none"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as torchrun_in_its_place:
-        assert torchrun_in_its_place.stdout.readline() == "the fork ended with 3\n"
-        torchrun_in_its_place.kill()
-        assert torchrun_in_its_place.stdout.read() == ""
 
 
 @pytest.mark.long

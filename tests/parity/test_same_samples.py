@@ -7,7 +7,7 @@ import torch
 
 from common import ladder
 from common.args import parse_args
-from common.machine import fit_to_machine
+from common.instruments.start import fit_to_machine
 from common.process_group import is_distributed
 from common.processes import ranks
 from tests.states import forget_states

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from common import ladder
 from common.args import parse_args
 from common.data import collate, load_data
-from common.machine import fit_to_machine
+from common.instruments.start import fit_to_machine
 from common.model import build_model
 from common.process_group import process_group
 from common.processes import ranks

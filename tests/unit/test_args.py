@@ -9,7 +9,7 @@ from common import ladder
 from common.args import parse_args
 from common.checkpoint_schedule import CheckpointInterval
 from common.errors import UserError
-from common.machine import check_launch, fit_to_machine
+from common.instruments.start import check_launch, fit_to_machine
 
 FULL = "03_accelerate/train_full"
 ONE_PROCESS = ("00_single_gpu", "01_data_parallel")

@@ -11,7 +11,7 @@ from common import ladder
 from common.args import parse_args
 from common.checkpoint_schedule import CheckpointInterval, CheckpointSchedule, noted_signals
 from common.errors import UserError
-from common.machine import fit_to_machine
+from common.instruments.start import fit_to_machine
 from common.process_group import process_group
 from common.processes import ranks
 

@@ -13,7 +13,7 @@ from common.args import parse_args
 from common.errors import UserError
 from common.instruments.clock import Clock
 from common.instruments.result import plan_line
-from common.machine import fit_to_machine
+from common.instruments.start import fit_to_machine
 from tests.levels import run_level
 
 CPU = torch.device("cpu")
@@ -62,6 +62,22 @@ def test_the_clock_runs_in_training_and_counts_skipped_steps(accumulation, skipp
     model(torch.ones(1, 1))
     optimizer.step()
     assert clock.steps == 10  # its hooks are gone
+
+
+def test_in_a_resumed_run_the_clock_stops_between_epochs_only(let_pass):
+    """The first epoch has two steps left, the second all of its five."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with Clock(model, CPU, 5, 1, 0, tqdm(disable=True)) as clock:
+        for steps in (2, 5):
+            model.train()
+            for _ in range(steps):
+                model(torch.ones(1, 1)).sum().backward()
+                optimizer.step()
+                let_pass(1)
+            model.eval()
+            model(torch.ones(1, 1))
+    assert clock.seconds == 2 + 4  # nothing after the last step of the whole epoch
 
 
 @pytest.mark.parametrize(

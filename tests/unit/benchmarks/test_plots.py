@@ -69,8 +69,9 @@ def test_bars_of_speed_are_the_medians_and_whiskers_the_quartiles(report, panels
 
 def test_stacks_of_memory_are_as_high_as_what_each_device_holds(report, panels):
     axes = panels("memory.png", report)
+    recorded = page_tables.recorded_peaks()
     for panel, devices in zip(axes, (2, 4, 8), strict=False):  # of the first network
         tops = {round(bar.get_x() + bar.get_width() / 2): bar.get_y() + bar.get_height() for bar in panel.patches}
-        rows = [page_tables.peaks_of("basic_net", wrapper, devices) for wrapper in (DATA_PARALLEL, DDP)]
+        rows = [recorded["basic_net", wrapper, devices] for wrapper in (DATA_PARALLEL, DDP)]
         sizes = [size / 2**20 for row in rows for size in totals(row)]
         assert list(tops.values()) == pytest.approx(sizes)

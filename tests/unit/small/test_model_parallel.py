@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from common import ladder
 from common.args import parse_args
 from common.data import collate, load_data
-from common.machine import fit_to_machine
+from common.instruments.start import fit_to_machine
 from common.memory import track_memory
 from common.model import BasicNet, build_model
 from common.process_group import process_group

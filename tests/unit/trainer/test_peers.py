@@ -8,7 +8,7 @@ import torch
 
 from common import ladder
 from common.args import parse_args
-from common.machine import fit_to_machine
+from common.instruments.start import fit_to_machine
 from common.processes import ranks
 from tests.levels import EXACT, farthest, run_level
 from tests.states import OURS, THEIRS, forget_states
