@@ -34,10 +34,14 @@ def saving(folder: Path, every: int = 1) -> list[str]:
     return ["--checkpoint-dir", str(folder), "--checkpoint-every", str(every)]
 
 
-def is_saving(folder: Path, files: int, since: int) -> bool:
-    """Whether there is a checkpoint newer than number `since`, and of another one already so many files."""
+# The moments of a kill, by the number of files that the save has written by then.
+MOMENTS = {"it has begun": 0, "the first file is there": 1, "some are there": 3, "most are there": 5}
+
+
+def is_saving(folder: Path, files: int, number: int) -> bool:
+    """Whether checkpoint `number` is complete, and a later one has at least so many files."""
     unfinished = glob.glob(f"{folder}/**/.*.staging*", recursive=True)
-    return newest_checkpoint(folder) > since and any(len(glob.glob(f"{path}/*")) >= files for path in unfinished)
+    return newest_checkpoint(folder) >= number and any(len(glob.glob(f"{path}/*")) >= files for path in unfinished)
 
 
 @ON_LINUX
@@ -45,14 +49,15 @@ def is_saving(folder: Path, files: int, since: int) -> bool:
 def test_killed_while_it_saves_a_run_ends_with_the_same_bits(level, tmp_path):
     training = [*SMALL, "--epochs", "30", "--seed", "7"]
     command = plain(level, *training, *saving(tmp_path / "c"), "--save", str(tmp_path / "w.pt"))
-    reached = -1
-    for files in (1, 3, 5, 0):
+    complete = -1  # the number of the newest checkpoint that the run before has left
+    for moment, files in MOMENTS.items():
         with job(command) as run:
-            run.wait_for(partial(is_saving, tmp_path / "c", files, reached + 1))
-            os.killpg(run.process.pid, signal.SIGKILL)
-            assert run.end() == -signal.SIGKILL
-            assert reached < 0 or re.search("[Rr]esumed at step", run.out)
-        reached = newest_checkpoint(tmp_path / "c")
+            next_but_one = complete + 2
+            run.wait_for(partial(is_saving, tmp_path / "c", files, next_but_one))
+            os.killpg(run.processes[0].pid, signal.SIGKILL)
+            assert run.end() == [-signal.SIGKILL]
+            assert complete < 0 or re.search("[Rr]esumed at step", run.out), moment
+        complete = newest_checkpoint(tmp_path / "c")
     done = run_to_end(command)
     assert done.returncode == 0, done.stderr
     straight = run_to_end(plain(level, *training, "--save", str(tmp_path / "straight.pt")))

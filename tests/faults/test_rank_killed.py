@@ -46,7 +46,7 @@ def test_a_job_with_a_killed_rank_restarts_and_ends_with_the_same_bits(level, st
     with job(command) as run:
         run.wait_for(lambda: newest_checkpoint(tmp_path) >= 10)
         os.kill(run.rank(rank), signal.SIGKILL)
-        assert run.end() == 0, run.err
+        assert run.end() == [0], run.err
         plans = [line for line in run.out.splitlines() if line.startswith(f"{level}: 2 × gloo")]
         assert len(plans) == 2, "the second attempt is a start of its own"
         resumed = [int(step) for step in re.findall(r"[Rr]esumed at step (?:= )?(\d+)", run.out)]
@@ -63,8 +63,8 @@ def test_ranks_end_with_a_torchrun_that_is_killed(level, tmp_path):
     saving = checkpointing(tmp_path) if level == ladder.FULL else []
     with job(torchrun(script(level), *TRAINING, "--epochs", "1000", *saving)) as run:
         run.wait_for(lambda: newest_checkpoint(tmp_path) >= 10 if saving else "2 × gloo" in run.out)
-        run.process.kill()
-        assert run.end(60) == -signal.SIGKILL
+        run.processes[0].kill()
+        assert run.end(60) == [-signal.SIGKILL]
         assert ("stopped at step" in run.out) == bool(saving)
 
 
@@ -89,6 +89,7 @@ print("the rank goes on", flush=True)
 
 @pytest.mark.slow
 def test_a_rank_ends_whose_torchrun_has_ended_before_the_training():
+    # The shell, in torchrun's place, starts `python -c LATE_RANK` in the background and waits: it can be killed alone.
     command = ["sh", "-c", '"$0" -c "$1" & wait', sys.executable, LATE_RANK]
     environment = {**os.environ, "TORCHELASTIC_RUN_ID": "none"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as torchrun_in_its_place:
@@ -106,15 +107,14 @@ def test_a_job_grows_by_a_machine(tmp_path):
     renewed = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     exact = [*TWO_EPOCHS, "--no-dropout", "--dtype", "float64"]
     flags = [*exact, *checkpointing(tmp_path), "--save", str(tmp_path / "grown.pt")]
-    where = ["--nnodes", "1:2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "grows"]
-    where += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--local-addr", "127.0.0.1", "--max-restarts", "0"]
-    where += ["--rdzv-conf", "last_call_timeout=1"]
-    command = [*torchrun()[:3], *where, script(ladder.FULL), *flags]
+    rendezvous = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-id", "grows", "--local-addr", "127.0.0.1"]
+    rendezvous += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-conf", "last_call_timeout=1"]
+    command = torchrun(script(ladder.FULL), *flags, processes=1, rendezvous=rendezvous)
     with job(command, **renewed) as first:
         first.wait_for(lambda: newest_checkpoint(tmp_path) >= 10)
         with job(command, **renewed) as second:
-            assert first.end() == 0, first.err + "SECOND" + second.out + second.err
-            assert second.end() == 0, second.err
+            assert first.end() == [0], first.err + second.err
+            assert second.end() == [0], second.err
         assert f"{ladder.FULL}: 2 × gloo" in first.out + second.out
         assert "resumed at step" in first.out + second.out
     done = run_to_end(torchrun(script("03_accelerate"), *exact, "--save", str(tmp_path / "w.pt"), processes=1))
