@@ -1,4 +1,4 @@
-"""What the page about hangs says about ranks that fail or hang is what they print."""
+"""Ranks that fail or hang print what the page about hangs shows."""
 
 import re
 import subprocess

@@ -3,7 +3,7 @@
 import datetime
 import importlib
 import random
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -72,17 +72,45 @@ LOOP_CHOICES = {
 HOW = ["split_batches", "even_batches", "use_seedable_sampler", "data_seed", "put_on_device", "dispatch_batches"]
 
 
-def draw(seed: int, processes: int) -> SimpleNamespace:
-    """How a script makes its loader, prepares it and iterates over it.
+@dataclass
+class Script:
+    """How a script makes its loader, prepares it and iterates over it. `CHOICES` has the values."""
 
-    Without what the original fails at, or does not do on several processes.
-    """
+    world: int
+    loops: list[dict[str, int | None]]
+    n: int
+    batch: int
+    data: str
+    sampler: str
+    sampler_generator: str | None
+    loader_generator: bool
+    drop_last: bool
+    split_batches: bool
+    even_batches: bool
+    use_seedable_sampler: bool
+    data_seed: int | None
+    seed: int
+    put_on_device: bool
+    dispatch_batches: bool | None
+    skip: int
+
+    @property
+    def streams(self) -> bool:
+        return self.data in STREAMS
+
+    @property
+    def dispatches(self) -> bool:
+        """Whether the main process reads for all. By default it does where a stream goes to a device."""
+        if self.dispatch_batches is None:
+            return self.put_on_device and self.streams
+        return self.dispatch_batches
+
+
+def draw(seed: int, processes: int) -> Script:
+    """A script without what the original fails at, or does not do on several processes."""
     generator = random.Random(seed)
     loops = [draw_from(LOOP_CHOICES, generator) for _ in range(generator.randint(1, 3))]
-    script = SimpleNamespace(**draw_from(CHOICES, generator), loops=loops, world=processes)
-    script.streams = script.data in STREAMS
-    follows_kind = script.dispatch_batches is None and script.put_on_device and script.streams
-    script.dispatches = script.dispatch_batches or follows_kind
+    script = Script(world=processes, loops=loops, **draw_from(CHOICES, generator))
     if script.world > 1 and script.streams and not script.dispatches:
         script.even_batches = True
     if script.world > 1 and script.dispatches:
@@ -92,7 +120,7 @@ def draw(seed: int, processes: int) -> SimpleNamespace:
     return script
 
 
-def make_loader(script: SimpleNamespace) -> DataLoader:
+def make_loader(script: Script) -> DataLoader:
     size = script.batch * script.world if script.split_batches else script.batch
     generator = torch.Generator().manual_seed(2) if script.loader_generator else None
     if script.streams:
@@ -110,7 +138,7 @@ def make_loader(script: SimpleNamespace) -> DataLoader:
     return DataLoader(dataset, size, sampler=sampler, drop_last=script.drop_last, generator=generator)
 
 
-def run(library: str, script: SimpleNamespace, folder: str, seen: dict[str, Any]) -> None:
+def run(library: str, script: Script, folder: str, seen: dict[str, Any]) -> None:
     """Note what a script sees on this process."""
     root = importlib.import_module(library)
     data_loader = importlib.import_module(f"{library}.data_loader")
@@ -141,7 +169,7 @@ def run(library: str, script: SimpleNamespace, folder: str, seen: dict[str, Any]
         seen_in_loop["generators"] = generator_states(plain)
 
 
-def can_gather(script: SimpleNamespace) -> bool:
+def can_gather(script: Script) -> bool:
     """Whether all processes have equally large batches on the original, and it knows how many samples there are."""
     knows_samples = script.sampler in DRAWS_ALL and not script.streams
     return bool(knows_samples and (script.even_batches or script.dispatches))

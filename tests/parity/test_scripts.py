@@ -45,8 +45,8 @@ def test_a_level_trains_saves_and_says_so(level, processes, tmp_path):
 def test_a_batch_that_two_processes_cannot_share_is_one_line():
     done = run_script("02_ddp_raw", ["--batch-size", "63"], processes=2)
     assert done.returncode != 0 and done.stdout == ""
-    said = [line for line in done.stderr.splitlines() if "does not divide" in line]
-    assert said == ["error: --batch-size 63 does not divide by 2 (2 processes): use 62 or 64"]
+    errors = [line for line in done.stderr.splitlines() if "does not divide" in line]
+    assert errors == ["error: --batch-size 63 does not divide by 2 (2 processes): use 62 or 64"]
 
 
 @SLOW

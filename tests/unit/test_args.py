@@ -13,7 +13,6 @@ from common.machine import check_launch, fit_to_machine
 
 FULL = "03_accelerate/train_full"
 ONE_PROCESS = ("00_single_gpu", "01_data_parallel")
-# Whatever is not here is off: None, False or 0.
 DEFAULTS = {
     "epochs": 1,
     "batch_size": 64,
