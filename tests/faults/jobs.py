@@ -125,6 +125,7 @@ class Job:
             assert time.monotonic() < deadline, f"cannot be killed: {alive.keys()}"
             time.sleep(0.02)
         for process in self.processes:
+            process.kill()  # where there is no /proc
             process.wait()
 
 
@@ -156,9 +157,11 @@ def script(level: str) -> str:
     return str(ladder.script(level))
 
 
-def plain(level: str, *argv: str) -> list[str]:
-    """The level as one process."""
-    return [sys.executable, script(level), *argv]
+def level_command(level: str, *argv: str, processes: int | None = None) -> list[str]:
+    """The level's script under torchrun, or as one process without it."""
+    if processes is None:
+        return [sys.executable, script(level), *argv]
+    return torchrun(script(level), *argv, processes=processes)
 
 
 def complete_checkpoints(folder: Path) -> dict[int, Path]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from common import ladder
-from tests.faults.jobs import ON_LINUX, job, plain, script, torchrun
+from tests.faults.jobs import ON_LINUX, job, level_command
 from tests.levels import farthest, run_on_ranks
 
 pytestmark = ON_LINUX
@@ -21,10 +21,8 @@ TRAINER = "04_trainer/train_full"
 
 def start(level: str, processes: int, *flags: str):
     """The level as a job, with as many threads as its ranks have in this process: other sums have other last bits."""
-    started = plain(level, *SETTINGS, *flags)
-    if processes > 1:
-        started = torchrun(script(level), *SETTINGS, *flags, processes=processes)
-    return job(started, OMP_NUM_THREADS=str(max(1, torch.get_num_threads() // processes)))
+    command = level_command(level, *SETTINGS, *flags, processes=None if processes == 1 else processes)
+    return job(command, OMP_NUM_THREADS=str(max(1, torch.get_num_threads() // processes)))
 
 
 def continues(level: str, processes: int, folder: Path, step: int) -> bool:

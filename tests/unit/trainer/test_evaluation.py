@@ -15,14 +15,10 @@ from common.eval_sampler import DistributedEvalSampler
 from common.processes import ranks
 from common.trainer import Trainer, TrainerState
 from tests.states import forget_states, on_a_rank, reset_states
-from tests.toys import Net, Points, Stream, seeded_net
+from tests.toys import Net, Points, Stream, seeded_net, token_loss
 from tests.unit.trainer.toy import accuracy, make_trainer
 
 N = 101
-
-
-def token_loss(outputs, labels, num_items_in_batch=None):
-    return F.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
 
 
 class CountingNet(nn.Module):
