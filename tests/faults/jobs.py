@@ -39,14 +39,15 @@ class Job:
         folder: has a file for what each command and its processes write to stdout and to stderr.
     """
 
-    def __init__(self, commands: tuple[list[str], ...], folder: Path, environment: dict[str, str]) -> None:
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.folder = folder
         self.processes: list[subprocess.Popen] = []
         self._mark = uuid.uuid4().hex
         self._environment = {name: value for name, value in os.environ.items() if name not in RANKS}
         self._environment |= {"PYTHONPATH": str(ladder.ROOT), **environment, _MARK: self._mark}
-        for node, command in enumerate(commands):
-            self.processes.append(self._start(node, command))
+
+    def start(self, command: list[str]) -> None:
+        self.processes.append(self._start(len(self.processes), command))
 
     def _start(self, node: int, command: list[str]) -> subprocess.Popen:
         """Start a command in the project's folder, in a session of its own."""
@@ -133,8 +134,10 @@ class Job:
 def job(*commands: list[str], **environment: str) -> Iterator[Job]:
     """Start the commands; kill what is left of them at the end."""
     with tempfile.TemporaryDirectory(prefix="job-") as folder:
-        started = Job(commands, Path(folder), environment)
+        started = Job(Path(folder), environment)
         try:
+            for command in commands:
+                started.start(command)
             yield started
         finally:
             started.kill()
