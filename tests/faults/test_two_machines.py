@@ -32,8 +32,8 @@ pytestmark = [
 TOLERANCE = 1e-9
 STEPS = 12
 TIMEOUT = 20  # seconds: the slowest rank may come that late to any collective, the first one included
-SAME = ["--dataset", "synthetic", "--train-samples", "2000", "--batch-size", "96", "--max-steps", str(STEPS)]
-EXACT = [*SAME, "--dtype", "float64", "--no-dropout"]
+EXACT = ["--dataset", "synthetic", "--train-samples", "2000", "--batch-size", "96", "--max-steps", str(STEPS)]
+EXACT += ["--dtype", "float64", "--no-dropout"]
 # A rank's, by gloo's time-out or TCP's own; or its agent's, which may hear of it first and then ends its ranks.
 LOST = re.compile(r"^.*\b(RuntimeError|DistNetworkError|RendezvousConnectionError): .+", re.MULTILINE)
 
@@ -54,7 +54,7 @@ def by_launcher(node: int, restarts: int, script: list[str]) -> list[str]:
 
 
 def set_cable(nodes: Nodes, state: str) -> None:
-    """Pull the plug ("down"), or plug it in again: packets vanish, and neither side is told."""
+    """Pull the plug ("down"), or plug it in again: packets vanish, and neither side gets an error."""
     subprocess.run(["ip", "-n", nodes.names[1], "link", "set", INTERFACE, state], check=True)
 
 

@@ -23,6 +23,7 @@ SMALL = "common.small.trainer"
 ONLY_WHOLE = re.compile(r".*(runtime|per_second|flos)|grad_norm|train_loss")
 
 
+# The page shows the lines between the first and the last.
 def example(Trainer, TrainingArguments, output_dir, train_set):
     class DigitTrainer(Trainer):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
