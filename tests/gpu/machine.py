@@ -147,15 +147,13 @@ def give_gradients(loss: Tensor, *args: Any, **kwargs: Any) -> None:
 def cuda_of(machine: Machine) -> list:
     """In place of torch.cuda, which would ask the driver."""
     properties = SimpleNamespace(major=9, minor=0, total_memory=2**36, multi_processor_count=100)
-    stream = mock.Mock()
-    stream.is_capturing.return_value = False
     answers = {
         "is_available": lambda: True,
         "is_bf16_supported": lambda including_emulation=True: True,  # autocast asks
         "device_count": lambda: GPUS,
         "get_device_properties": lambda device=None: properties,  # DataParallel looks for unequal GPUs
         "default_generators": [mock.Mock()] * GPUS,  # the replicas of DataParallel draw their dropout from them
-        "current_stream": lambda device=None: stream,  # an optimizer asks whether a CUDA graph is being captured
+        "current_stream": lambda device=None: mock.Mock(),  # for the end of a copy to the CPU
         "set_device": machine.set_device,
         "reset_peak_memory_stats": machine.reset_peak_memory_stats,
         "max_memory_allocated": machine.max_memory_allocated,

@@ -3,7 +3,7 @@
 import datetime
 import importlib
 import random
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -72,58 +72,35 @@ LOOP_CHOICES = {
 HOW = ["split_batches", "even_batches", "use_seedable_sampler", "data_seed", "put_on_device", "dispatch_batches"]
 
 
-@dataclass
-class Script:
-    """How a script makes its loader, prepares it and iterates over it. `CHOICES` has the values."""
-
-    world: int
-    loops: list[dict[str, int | None]]
-    n: int
-    batch: int
-    data: str
-    sampler: str
-    sampler_generator: str | None
-    loader_generator: bool
-    drop_last: bool
-    split_batches: bool
-    even_batches: bool
-    use_seedable_sampler: bool
-    data_seed: int | None
-    seed: int
-    put_on_device: bool
-    dispatch_batches: bool | None
-    skip: int
-
-    @property
-    def streams(self) -> bool:
-        return self.data in STREAMS
-
-    @property
-    def dispatches(self) -> bool:
-        """Whether the main process reads for all. By default it does where a stream goes to a device."""
-        if self.dispatch_batches is None:
-            return self.put_on_device and self.streams
-        return self.dispatch_batches
+def reads_stream(script: SimpleNamespace) -> bool:
+    return script.data in STREAMS
 
 
-def draw(seed: int, processes: int) -> Script:
+def dispatches(script: SimpleNamespace) -> bool:
+    """Whether the main process reads for all. By default it does where a stream goes to a device."""
+    if script.dispatch_batches is None:
+        return script.put_on_device and reads_stream(script)
+    return script.dispatch_batches
+
+
+def draw(seed: int, processes: int) -> SimpleNamespace:
     """A script without what the original fails at, or does not do on several processes."""
     generator = random.Random(seed)
     loops = [draw_from(LOOP_CHOICES, generator) for _ in range(generator.randint(1, 3))]
-    script = Script(world=processes, loops=loops, **draw_from(CHOICES, generator))
-    if script.world > 1 and script.streams and not script.dispatches:
+    script = SimpleNamespace(world=processes, loops=loops, **draw_from(CHOICES, generator))
+    if script.world > 1 and reads_stream(script) and not dispatches(script):
         script.even_batches = True
-    if script.world > 1 and script.dispatches:
+    if script.world > 1 and dispatches(script):
         script.skip = 0
-    if script.dispatches:
+    if dispatches(script):
         script.n += 2 * script.batch * script.world  # any sampler fills a step
     return script
 
 
-def make_loader(script: Script) -> DataLoader:
+def make_loader(script: SimpleNamespace) -> DataLoader:
     size = script.batch * script.world if script.split_batches else script.batch
     generator = torch.Generator().manual_seed(2) if script.loader_generator else None
-    if script.streams:
+    if reads_stream(script):
         return DataLoader(STREAMS[script.data](script.n), size, drop_last=script.drop_last, generator=generator)
     dataset = DATA[script.data](script.n)
     if script.sampler == "batches":
@@ -138,7 +115,7 @@ def make_loader(script: Script) -> DataLoader:
     return DataLoader(dataset, size, sampler=sampler, drop_last=script.drop_last, generator=generator)
 
 
-def run(library: str, script: Script, folder: str, seen: dict[str, Any]) -> None:
+def run(library: str, script: SimpleNamespace, folder: str, seen: dict[str, Any]) -> None:
     """Note what a script sees on this process."""
     root = importlib.import_module(library)
     data_loader = importlib.import_module(f"{library}.data_loader")
@@ -169,10 +146,10 @@ def run(library: str, script: Script, folder: str, seen: dict[str, Any]) -> None
         seen_in_loop["generators"] = generator_states(plain)
 
 
-def can_gather(script: Script) -> bool:
+def can_gather(script: SimpleNamespace) -> bool:
     """Whether all processes have equally large batches on the original, and it knows how many samples there are."""
-    knows_samples = script.sampler in DRAWS_ALL and not script.streams
-    return bool(knows_samples and (script.even_batches or script.dispatches))
+    knows_samples = script.sampler in DRAWS_ALL and not reads_stream(script)
+    return bool(knows_samples and (script.even_batches or dispatches(script)))
 
 
 def generator_states(loader: DataLoader) -> list[torch.Tensor | None]:

@@ -65,12 +65,7 @@ LOADER_OF_A_SHARE = Source(loader=loader_of_a_share)
 
 
 class Case(NamedTuple):
-    """An evaluation of n samples.
-
-    Attributes:
-        batch: samples in a batch of one rank.
-        loss: that of the "model"; or of a "function" or of a "counting model", which divide by the number of items.
-    """
+    """An evaluation; `loss` is of the "model", a "function" or a "counting model": these two divide by the items."""
 
     batch: int
     source: Source = SAMPLES
