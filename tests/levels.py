@@ -1,10 +1,8 @@
-"""Running levels in tests: in this process, on the reused ranks, or as the scripts that users start."""
+"""Running levels in tests: in this process, or on the reused ranks. As scripts: `tests/faults/jobs.py`."""
 
 import itertools
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -85,18 +83,3 @@ def run_on_ranks(
     """Train on `world_size` processes. Returns every rank's result, and the final weights."""
     outcomes = ranks(world_size).run(run_level, level, argv, path, small, environment=environment)
     return [result for result, _ in outcomes], outcomes[0][1]
-
-
-def run_script(level: str, argv: list[str], processes: int | None = None, timeout: float = 240, **environment: str):
-    """The level as its user starts it, under torchrun if `processes` is given. Returns the completed process."""
-    launcher = [sys.executable]
-    if processes:
-        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    return subprocess.run(
-        [*launcher, str(ladder.script(level)), *argv],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        cwd=ladder.ROOT,
-        env=os.environ | environment,
-    )

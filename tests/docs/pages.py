@@ -22,10 +22,11 @@ MODULES = sorted(
     for path in top.rglob("*.py")
 )
 PROGRAM = r"(?:torchrun -|pytest |python -m (?:common|benchmarks)|python \S+\.py)"
-# After the variables of its environment, and before an explanation or the sign that it runs in the background.
+# "    OMP_NUM_THREADS=1 python 00_single_gpu/train.py --lr 0.1  # an explanation", or " &" in its place.
 ON_A_LINE = re.compile(rf"^(?:    )?(?:[A-Z_]+=\S+ )*({PROGRAM}.*?)(?:  .*| &)?$", re.MULTILINE)
+# "start `torchrun --nproc-per-node 2 02_ddp_raw/train.py` on each machine"
 IN_BACKTICKS = re.compile(rf"`({PROGRAM}[^`]+)`")
-# What a command leaves to its reader.
+# What a command leaves to its reader: "pytest tests/…", "python NAME.py".
 PLACEHOLDER = re.compile(r"[…<|]|\bNAME\b")
 
 

@@ -2,6 +2,7 @@
 
 import re
 import traceback
+from collections import Counter
 from typing import NamedTuple
 
 import pytest
@@ -13,6 +14,7 @@ from tests.levels import run_level
 from tests.states import OURS, forget_states
 
 PAGE = (ladder.ROOT / "02_ddp_raw" / "COLLECTIVES.md").read_text()
+# "| 02, 03 | `model(images)` | broadcast | once | 44 |"
 ROW = r"^\| ([\d, ]*)\| (?:`(.*?)` )?\| ([a-z-]+) \| (\w+) \| ([<\d, ]+) \|$"
 STEPS = 3
 EPOCHS = 2
@@ -63,24 +65,42 @@ def calls(level):
     return counted.seen
 
 
-def rows():
-    """The table's (level, line, collective, how often, bytes); a cell that is empty is that of the row above."""
-    level = line = ""
+class Row(NamedTuple):
+    """A row of the table."""
+
+    line: str
+    collective: str
+    often: str
+    size: str
+
+
+def rows_of(level: str) -> list[Row]:
+    """The table's rows for a level, such as "02". An empty cell stands for that of the row above."""
+    rows = []
+    levels = line = ""
     for cells in re.findall(ROW, PAGE, re.MULTILINE):
-        level, line = cells[0].strip() or level, cells[1] or line
-        for each in level.split(", "):
-            yield each, line, *cells[2:]
+        levels = cells[0].strip() or levels
+        line = cells[1] or line
+        if level in levels.split(", "):
+            rows.append(Row(line, *cells[2:]))
+    return rows
 
 
 @pytest.mark.parametrize("level", ladder.DISTRIBUTED)
 def test_the_table_has_every_collective_and_its_bytes(level):
-    left = ranks(2).run(calls, level)[1]
-    for _, line, collective, often, size in [row for row in rows() if row[0] == level[:2]]:
-        found = [call for call in left if line in call.line and call.collective == collective]
-        left = [call for call in left if call not in found]
-        mean = sum(call.size for call in found) / TIMES[often]
-        if size == "< 100":
-            assert 0 < mean < 100, line
+    rows = rows_of(level[:2])
+    sent = Counter()  # bytes in the whole training, by row
+    others = set()
+    for call in ranks(2).run(calls, level)[1]:
+        of_call = [row for row in rows if row.line in call.line and row.collective == call.collective]
+        if of_call:
+            sent[of_call[0]] += call.size
         else:
-            assert mean == int(size.replace(",", "")), line
-    assert {call.collective for call in left} == NOT_IN_TABLE.get(level, set())
+            others.add(call.collective)
+    for row in rows:
+        mean = sent[row] / TIMES[row.often]
+        if row.size == "< 100":
+            assert 0 < mean < 100, row
+        else:
+            assert f"{mean:,.0f}" == row.size
+    assert others == NOT_IN_TABLE.get(level, set())

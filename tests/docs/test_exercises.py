@@ -15,6 +15,8 @@ from tests.docs.pages import section
 
 IMAGES = 60_000
 WEIGHTS = sum(parameter.numel() for parameter in BasicNet().parameters())
+BYTES = 4  # of a float32
+STATES = 4  # the weights, their gradients, and two moments of AdamW
 
 
 def first_image(epoch: int) -> int:
@@ -42,7 +44,7 @@ def as_dtype(value: float, dtype: torch.dtype) -> str:
 def answers_00() -> list[list[str]]:
     return [
         [str(IMAGES // 96), str(IMAGES % 96), str(IMAGES // 64), str(IMAGES % 64)],
-        [f"{WEIGHTS * 4 * 4 / 2**20:.1f} MiB"],
+        [f"{STATES * WEIGHTS * BYTES / 2**20:.1f} MiB"],
         [str(first_image(0)), str(first_image(1))],
     ]
 
@@ -51,7 +53,7 @@ def answers_01() -> list[list[str]]:
     return [
         [shard_sizes(64, 3), shard_sizes(64, 7)],
         [str(len(torch.empty(2).chunk(4)))],
-        [f"{3 * WEIGHTS * 4 / 1e6:.1f} MB"],
+        [f"{3 * WEIGHTS * BYTES / 1e6:.1f} MB"],
     ]
 
 
@@ -60,7 +62,9 @@ def answers_02() -> list[list[str]]:
     y = torch.tensor([float(value) for value in re.findall(r"\[1\.0, (-?\d\.\d)\]", samples.read_text())])
     gradient = (2 - y).mean().item()
     positions = [str(position) for position in positions_of_rank_1()]
-    sent = 937 * 2 * 3 / 4 * WEIGHTS * 4
+    ranks = 4
+    sent_in_a_step = 2 * (ranks - 1) / ranks * WEIGHTS * BYTES  # by a rank in a ring
+    sent = IMAGES // 64 * sent_in_a_step
     return [
         [f"{gradient:g}", f"{2 - 0.1 * gradient:g}"],
         [", ".join(positions[:3]), positions[-1], str(len(positions))],
@@ -82,7 +86,10 @@ def answers_03() -> list[list[str]]:
 
 
 def answers_04() -> list[list[str]]:
-    batch = 16 * 2 * 2
+    per_device = 16
+    ranks = 2
+    accumulation = 2
+    batch = per_device * ranks * accumulation
     schedule = TrainingArguments("out").lr_scheduler_type
     assert schedule == "linear"
     return [

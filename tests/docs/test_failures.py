@@ -1,4 +1,4 @@
-"""What the page about hangs says about ranks that fail or hang is what they print."""
+"""Ranks that fail or hang print what the page about hangs shows."""
 
 import re
 import subprocess
@@ -37,6 +37,16 @@ def recorded(tmp_path_factory):
     return tmp_path_factory.mktemp("recorded")
 
 
+def run_until_reported(commands: dict[str, list[str]]) -> dict:
+    """How each command ended, with torchrun's report.
+
+    torchrun ends without one when it reads the file of an error while a rank still writes it. It is started again then.
+    """
+    endings = run_all_to_end(commands)
+    unreported = {name: commands[name] for name in endings if UNREPORTED in endings[name].stderr}
+    return endings | run_all_to_end(unreported)
+
+
 @pytest.fixture(scope="module")
 def endings(recorded) -> dict:
     """How each command ended. They mostly wait, so they run at the same time, and one with flight recorders too."""
@@ -46,10 +56,7 @@ def endings(recorded) -> dict:
         commands[command] = ["bash", "-c", command.replace("torchrun", torchrun)]
     hanging = f"{torchrun} --standalone --nproc-per-node 3 {ladder.ROOT / SCRIPT} leaves-out --timeout 12"
     commands["recorded"] = ["bash", "-c", f"cd {recorded} && TORCH_FR_BUFFER_SIZE=100 {hanging}"]
-    endings = run_all_to_end(commands)
-    # torchrun ends so, without a report, when it reads the file of an error while a rank still writes it.
-    unreported = {command: commands[command] for command in endings if UNREPORTED in endings[command].stderr}
-    return endings | run_all_to_end(unreported)
+    return run_until_reported(commands)
 
 
 def test_the_page_shows_a_failure_a_hang_and_a_mismatch():

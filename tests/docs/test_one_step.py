@@ -1,4 +1,4 @@
-"""Level 02's pages: the step in numbers, the commands that torchrun stands for, and the table of the collectives."""
+"""The step in numbers, the commands behind torchrun and the table of the collectives are right on the pages."""
 
 import re
 import runpy

@@ -1,4 +1,4 @@
-"""Jobs for tests: what a user starts in a terminal, here to be watched, wounded, and cleaned up whatever happens."""
+"""Jobs for tests: what a user starts in a terminal, here to be watched, disturbed, and cleaned up in any case."""
 
 import contextlib
 import glob
@@ -12,48 +12,73 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from common import ladder
+from common.accelerator.commands.launch import RANKS
 
 # Minutes, where seconds should do: the machine may be slow, and only a hang takes this long.
-PATIENCE = 180
+PATIENCE = 240
 
 # Processes are found and told apart by their environment, which Linux shows.
 ON_LINUX = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc")
 
-SABOTEUR = str(Path(__file__).parent / "saboteur.py")
+FAULT_INJECTION = str(Path(__file__).parent / "fault_injection.py")
 _MARK = "LADDER_TEST_JOB"
-# Of the pytest that starts the job: a job must not take itself for part of another one.
-_FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-@dataclass
 class Job:
-    """A command and all the processes that come of it."""
+    """Commands, each the agent of a node if there are several, and all the processes that come of them.
 
-    process: subprocess.Popen
-    mark: str
-    folder: Path
-    final_output: dict[str, str] = field(default_factory=dict)  # once it has ended
+    Attributes:
+        processes: of the commands, in their order.
+        folder: has a file for what each command and its processes write to stdout and to stderr.
+    """
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.folder = folder
+        self.processes: list[subprocess.Popen] = []
+        self._mark = uuid.uuid4().hex
+        self._environment = {name: value for name, value in os.environ.items() if name not in RANKS}
+        self._environment |= {"PYTHONPATH": str(ladder.ROOT), **environment, _MARK: self._mark}
+
+    def start(self, command: list[str]) -> None:
+        self.processes.append(self._start(len(self.processes), command))
+
+    def _start(self, node: int, command: list[str]) -> subprocess.Popen:
+        """Start a command in the project's folder, in a session of its own."""
+        with (self.folder / f"out.{node}").open("ab") as out, (self.folder / f"err.{node}").open("ab") as err:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                cwd=ladder.ROOT,
+                env=self._environment,
+                start_new_session=True,
+            )
+
+    def restart(self, node: int) -> None:
+        """Start the command of a node that has been lost once more."""
+        self.processes[node] = self._start(node, self.processes[node].args)
 
     @property
     def out(self) -> str:
-        return self._output("out")
+        return "".join(self._read("out", node) for node in range(len(self.processes)))
 
     @property
     def err(self) -> str:
-        return self._output("err")
+        return "".join(map(self.err_of, range(len(self.processes))))
 
-    def _output(self, stream: str) -> str:
-        if self.final_output:
-            return self.final_output[stream]
-        return (self.folder / stream).read_text(errors="replace")
+    def err_of(self, node: int) -> str:
+        return self._read("err", node)
+
+    def _read(self, stream: str, node: int) -> str:
+        return (self.folder / f"{stream}.{node}").read_text(errors="replace")
 
     def environments(self) -> dict[int, dict[str, str]]:
         """The environment of each living process of the job, by its pid."""
@@ -61,7 +86,7 @@ class Job:
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):  # ended meanwhile, or another user's
                 content = path.read_bytes()
-                if f"{_MARK}={self.mark}".encode() in content:
+                if f"{_MARK}={self._mark}".encode() in content:
                     words = (word.partition(b"=") for word in content.split(b"\0"))
                     found[int(path.parent.name)] = {name.decode(): value.decode() for name, _, value in words}
         return found
@@ -70,26 +95,26 @@ class Job:
         """The pid of rank `number`; its helpers, such as loader workers, have the same environment and later pids."""
         return min(pid for pid, environment in self.environments().items() if environment.get("RANK") == str(number))
 
+    def has_ended(self) -> bool:
+        return all(process.poll() is not None for process in self.processes)
+
     def wait_for(self, condition: Callable[[], object], seconds: float = PATIENCE) -> None:
-        """Return when `condition()` is true; an AssertionError shows what the job said if it ends before."""
+        """Return when `condition()` is true; an AssertionError shows the output if the job ends before."""
         deadline = time.monotonic() + seconds
         while not condition():
-            ended = self.process.poll() is not None and not condition()
-            assert not ended, f"the job ended with {self.process.returncode}\n{self.out}\n{self.err}"
+            ended = self.has_ended() and not condition()
+            assert not ended, f"the job has ended\n{self.out}\n{self.err}"
             assert time.monotonic() < deadline, f"nothing for {seconds} s\n{self.out}\n{self.err}"
             time.sleep(0.02)
 
-    def end(self, seconds: float = PATIENCE) -> int:
-        """Wait until the command has ended and no process of it is left; returns its exit code."""
+    def end(self, seconds: float = PATIENCE) -> list[int]:
+        """Wait until the commands have ended and no process of them is left; returns their exit codes."""
         deadline = time.monotonic() + seconds
-        try:
-            self.process.wait(seconds)
-            while self.environments():
-                assert time.monotonic() < deadline, f"left over: {self.environments().keys()}"
-                time.sleep(0.02)
-        except (subprocess.TimeoutExpired, AssertionError) as failure:
-            raise AssertionError(f"{failure}\n{self.out}\n{self.err}") from None
-        return self.process.returncode
+        while not self.has_ended() or self.environments():
+            left = self.environments().keys()
+            assert time.monotonic() < deadline, f"left over: {left}\n{self.out}\n{self.err}"
+            time.sleep(0.02)
+        return [process.returncode for process in self.processes]
 
     def kill(self) -> None:
         """Leave none of its processes alive."""
@@ -100,51 +125,46 @@ class Job:
                     os.kill(pid, signal.SIGKILL)
             assert time.monotonic() < deadline, f"cannot be killed: {alive.keys()}"
             time.sleep(0.02)
-        self.process.wait()
+        for process in self.processes:
+            process.kill()  # where there is no /proc
+            process.wait()
 
 
 @contextlib.contextmanager
-def job(command: list[str], **environment: str) -> Iterator[Job]:
-    """Start `command` in the project's folder, in a session of its own; kill what is left of it at the end."""
-    mark = uuid.uuid4().hex
-    inherited = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
-    with tempfile.TemporaryDirectory(prefix="job-") as name:
-        folder = Path(name)
-        with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                cwd=ladder.ROOT,
-                env=inherited | {"PYTHONPATH": str(ladder.ROOT)} | environment | {_MARK: mark},
-                start_new_session=True,
-            )
-        started = Job(process, mark, folder)
+def job(*commands: list[str], **environment: str) -> Iterator[Job]:
+    """Start the commands; kill what is left of them at the end."""
+    with tempfile.TemporaryDirectory(prefix="job-") as folder:
+        started = Job(Path(folder), environment)
         try:
+            for command in commands:
+                started.start(command)
             yield started
         finally:
             started.kill()
-            started.final_output = {"out": started.out, "err": started.err}
 
 
-def torchrun(*argv: str, processes: int = 2, restarts: int = 0) -> list[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+STANDALONE = ("--standalone",)
+
+
+def torchrun(*argv: str, processes: int = 2, restarts: int = 0, rendezvous: Sequence[str] = STANDALONE) -> list[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", *rendezvous, "--nproc-per-node", str(processes)]
     return [*command, "--max-restarts", str(restarts), *argv]
 
 
-def launcher(*argv: str, processes: int = 2, restarts: int = 0) -> list[str]:
-    command = [sys.executable, "-m", "common.accelerator", "launch", "--cpu", "--num_processes", str(processes)]
-    return [*command, "--max_restarts", str(restarts), *argv]
+def launcher(*argv: str, processes: int = 2, restarts: int = 0, machines: Sequence[str] = ()) -> list[str]:
+    command = [sys.executable, "-m", "common.accelerator", "launch", "--cpu", *machines]
+    return [*command, "--num_processes", str(processes), "--max_restarts", str(restarts), *argv]
 
 
 def script(level: str) -> str:
     return str(ladder.script(level))
 
 
-def plain(level: str, *argv: str) -> list[str]:
-    """The level as one process."""
-    return [sys.executable, script(level), *argv]
+def level_command(level: str, *argv: str, processes: int | None = None) -> list[str]:
+    """The level's script under torchrun, or as one process without it."""
+    if processes is None:
+        return [sys.executable, script(level), *argv]
+    return torchrun(script(level), *argv, processes=processes)
 
 
 def complete_checkpoints(folder: Path) -> dict[int, Path]:
@@ -169,7 +189,7 @@ def newest_checkpoint(folder: Path) -> int:
 def run_to_end(command: list[str], seconds: float = PATIENCE, **environment: str) -> subprocess.CompletedProcess:
     """`command`, when it has ended and no process of it is left."""
     with job(command, **environment) as started:
-        code = started.end(seconds)
+        (code,) = started.end(seconds)
         return subprocess.CompletedProcess(command, code, started.out, started.err)
 
 

@@ -17,9 +17,9 @@ from tests.faults.jobs import (
     ON_LINUX,
     complete_checkpoints,
     job,
+    level_command,
     newest_checkpoint,
     on_tmpfs,
-    plain,
     run_to_end,
 )
 from tests.levels import SHORT, farthest, run_level
@@ -34,28 +34,33 @@ def saving(folder: Path, every: int = 1) -> list[str]:
     return ["--checkpoint-dir", str(folder), "--checkpoint-every", str(every)]
 
 
-def is_saving(folder: Path, files: int, since: int) -> bool:
-    """Whether there is a checkpoint newer than number `since`, and of another one already so many files."""
+# The moments of a kill, by the number of files that the save has written by then.
+MOMENTS = {"it has begun": 0, "the first file is there": 1, "some are there": 3, "most are there": 5}
+
+
+def is_saving(folder: Path, files: int, number: int) -> bool:
+    """Whether checkpoint `number` is complete, and a later one has at least so many files."""
     unfinished = glob.glob(f"{folder}/**/.*.staging*", recursive=True)
-    return newest_checkpoint(folder) > since and any(len(glob.glob(f"{path}/*")) >= files for path in unfinished)
+    return newest_checkpoint(folder) >= number and any(len(glob.glob(f"{path}/*")) >= files for path in unfinished)
 
 
 @ON_LINUX
 @pytest.mark.parametrize("level", LONG)
 def test_killed_while_it_saves_a_run_ends_with_the_same_bits(level, tmp_path):
     training = [*SMALL, "--epochs", "30", "--seed", "7"]
-    command = plain(level, *training, *saving(tmp_path / "c"), "--save", str(tmp_path / "w.pt"))
-    reached = -1
-    for files in (1, 3, 5, 0):
+    command = level_command(level, *training, *saving(tmp_path / "c"), "--save", str(tmp_path / "w.pt"))
+    complete = -1  # the number of the newest checkpoint that the run before has left
+    for moment, files in MOMENTS.items():
         with job(command) as run:
-            run.wait_for(partial(is_saving, tmp_path / "c", files, reached + 1))
-            os.killpg(run.process.pid, signal.SIGKILL)
-            assert run.end() == -signal.SIGKILL
-            assert reached < 0 or re.search("[Rr]esumed at step", run.out)
-        reached = newest_checkpoint(tmp_path / "c")
+            next_but_one = complete + 2
+            run.wait_for(partial(is_saving, tmp_path / "c", files, next_but_one))
+            os.killpg(run.processes[0].pid, signal.SIGKILL)
+            assert run.end() == [-signal.SIGKILL]
+            assert complete < 0 or re.search("[Rr]esumed at step", run.out), moment
+        complete = newest_checkpoint(tmp_path / "c")
     done = run_to_end(command)
     assert done.returncode == 0, done.stderr
-    straight = run_to_end(plain(level, *training, "--save", str(tmp_path / "straight.pt")))
+    straight = run_to_end(level_command(level, *training, "--save", str(tmp_path / "straight.pt")))
     assert straight.returncode == 0, straight.stderr
     weights = torch.load(tmp_path / "w.pt", weights_only=True)
     assert farthest(weights, torch.load(tmp_path / "straight.pt", weights_only=True)) == 0
@@ -101,8 +106,8 @@ def test_a_full_disk_leaves_the_old_checkpoint(level, tmp_path):
     """40 MB take two checkpoints of 14 MB, which a third one must not replace before it is whole."""
     argv = [level, *SMALL, "--epochs", "5"]
     makes_room = ["rm", "-rf", *(f"{tmp_path}/{name}" for name in ("checkpoints/checkpoint_1", "checkpoint-1"))]
-    goes_on = plain(*argv, *saving(tmp_path, every=999))
-    done = run_to_end(on_tmpfs(tmp_path, "size=40m", plain(*argv, *saving(tmp_path)), makes_room, goes_on))
+    goes_on = level_command(*argv, *saving(tmp_path, every=999))
+    done = run_to_end(on_tmpfs(tmp_path, "size=40m", level_command(*argv, *saving(tmp_path)), makes_room, goes_on))
     assert re.findall(r"^code (\d+)$", done.stdout, re.MULTILINE) == ["1", "0", "0"], done.stdout + done.stderr
     assert "No space left on device" in done.stderr
     assert re.search("[Rr]esumed at step (= )?2\n", done.stdout)
@@ -113,9 +118,8 @@ def test_a_full_disk_leaves_the_old_checkpoint(level, tmp_path):
 def test_a_full_disk_at_the_end_is_one_line_after_the_result(tmp_path):
     path = tmp_path / "end"
     full = ["sh", "-c", f"head -c 1M /dev/zero > {tmp_path}/rest; true"]
-    done = run_to_end(
-        on_tmpfs(tmp_path, "size=1m", full, plain("00_single_gpu", *SMALL, "--save", str(path)), ["ls", str(path)])
-    )
+    training = level_command("00_single_gpu", *SMALL, "--save", str(path))
+    done = run_to_end(on_tmpfs(tmp_path, "size=1m", full, training, ["ls", str(path)]))
     assert re.findall(r"^code (\d+)$", done.stdout, re.MULTILINE) == ["0", "2", "2"], done.stdout + done.stderr
     assert "00_single_gpu: synthetic accuracy" in done.stdout
     assert f"error: {path} cannot be written: [Errno 28] No space left on device" in done.stderr.splitlines()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.faults.jobs import ON_LINUX, SABOTEUR, launcher, run_all_to_end, torchrun
+from tests.faults.jobs import FAULT_INJECTION, ON_LINUX, launcher, run_all_to_end, torchrun
 
 pytestmark = ON_LINUX
 
@@ -20,8 +20,8 @@ KILLED = r"rank +: 1 \(local_rank: 1\)\s+exitcode +: -9 \(pid: \d+\) +\(SIGKILL\
 # Rank 0 says in which operation it has waited in vain. gloo may also abort the other rank, which got what it did not
 # ask for; torchrun then names that rank and its signal.
 OPERATION = r"(?s)\[rank0\]: +(loss|accelerator|self\.accelerator)\.backward\(.*"
-VAIN = rf"{OPERATION}\[rank0\]: RuntimeError: .*(Timed out waiting|Connection closed|reset by peer)"
-VAIN_OR_ABORTED = rf"{VAIN}|rank +: 1 .*\n +exitcode +: -6 .*SIGABRT"
+LOST_PEER = rf"{OPERATION}\[rank0\]: RuntimeError: .*(Timed out waiting|Connection closed|reset by peer)"
+LOST_OR_ABORTED = rf"{LOST_PEER}|rank +: 1 .*\n +exitcode +: -6 .*SIGABRT"
 TIMED_OUT = rf"{OPERATION}Timed out waiting {TIMEOUT}000ms"
 
 
@@ -31,14 +31,14 @@ class Case(NamedTuple):
     level: str
     start: Callable[..., list[str]]
     fault: str
-    says: str
+    message: str
 
 
 CASES = [
     Case("04_trainer/train_full", launcher, "is_killed", KILLED),
     Case("02_ddp_raw", torchrun, "hangs", TIMED_OUT),
     Case("04_trainer", torchrun, "hangs", TIMED_OUT),
-    Case("02_ddp_raw", torchrun, "has_fewer_batches", VAIN_OR_ABORTED),
+    Case("02_ddp_raw", torchrun, "has_fewer_batches", LOST_OR_ABORTED),
 ]
 
 
@@ -46,8 +46,8 @@ CASES = [
 @pytest.mark.timeout(900)
 def test_the_job_ends_and_says_which_rank_and_why():
     """They mostly wait, so they run at the same time. A rank that raises: `tests/docs/test_failures.py`."""
-    commands = {case: case.start(SABOTEUR, case.fault, "5", case.level, *TRAINING) for case in CASES}
+    commands = {case: case.start(FAULT_INJECTION, case.fault, "5", case.level, *TRAINING) for case in CASES}
     for case, done in run_all_to_end(commands).items():
         assert done.returncode != 0, case
         assert f"{case.level}: 2 × gloo" in done.stdout and "synthetic accuracy" not in done.stdout, case
-        assert re.search(case.says, done.stderr), (case, done.stderr)
+        assert re.search(case.message, done.stderr), (case, done.stderr)

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from common import ladder
+from common import ladder, process_group
 from common.args import parse_args
 from common.instruments.start import fit_to_machine
 from common.model import BasicNet
 from common.processes import ranks
 from tests.faults.jobs import ON_LINUX, run_to_end, script, torchrun
-from tests.levels import SHORT
+from tests.levels import SHORT, run_level
 
 pytestmark = ON_LINUX
 
 # LADDER_LONG_RUN=200 is the run that has been made to show that none hangs.
 LAUNCHES = int(os.environ.get("LADDER_LONG_RUN", "3"))
 EPOCHS = 20
-COUNT_THREADS = Path(__file__).parent / "count_threads.py"
 LONG = pytest.mark.long
 
 
@@ -45,20 +45,24 @@ def _is_in_use(name: str) -> bool:
     return maker is not None and Path(f"/proc/{maker[1]}").exists()
 
 
-@pytest.mark.parametrize(
-    "level",
-    [
-        pytest.param("02_ddp_raw", marks=LONG),
-        pytest.param("03_accelerate", marks=LONG),
-        pytest.param("04_trainer", marks=pytest.mark.slow),
-    ],
-)
-def test_nothing_else_keeps_the_group_of_a_level_that_has_ended(level, tmp_path):
+def gloo_threads() -> int:
+    return sum("gloo" in path.read_text() for path in Path("/proc/self/task").glob("*/comm"))
+
+
+def threads_of(level: str) -> tuple[int, int]:
+    """This rank's threads of gloo after the first step of a level, and after its end."""
+    during = []
+    after_step = register_optimizer_step_post_hook(lambda *_: during.append(gloo_threads()))
+    run_level(level, [*SHORT, "--max-steps", "1"])
+    after_step.remove()
+    process_group.free_left_group()  # levels 03 and 04 keep their group here
+    return during[0], gloo_threads()
+
+
+@pytest.mark.parametrize("level", ladder.DISTRIBUTED)
+def test_nothing_else_keeps_the_group_of_a_level_that_has_ended(level):
     """A thread of it may still hold a tensor when the interpreter ends, and then aborts the process."""
-    done = run_to_end(torchrun(str(COUNT_THREADS), str(tmp_path), level, *SHORT, "--max-steps", "1"))
-    assert done.returncode == 0, done.stderr
-    for rank in ("0", "1"):
-        during, after = map(int, (tmp_path / rank).read_text().split())
+    for during, after in ranks(2).run(threads_of, level):
         assert during > 0 and after == 0
 
 

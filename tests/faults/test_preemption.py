@@ -1,4 +1,4 @@
-"""Told to stop by a signal, a run saves a checkpoint at a step that all ranks agree on; continued, it ends the same."""
+"""A run that gets a signal saves a checkpoint at a step that all ranks agree on; continued, it ends the same."""
 
 import os
 import re
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from common import ladder
-from tests.faults.jobs import ON_LINUX, job, plain, script, torchrun
+from tests.faults.jobs import ON_LINUX, job, level_command
 from tests.levels import farthest, run_on_ranks
 
 pytestmark = ON_LINUX
@@ -21,10 +21,8 @@ TRAINER = "04_trainer/train_full"
 
 def start(level: str, processes: int, *flags: str):
     """The level as a job, with as many threads as its ranks have in this process: other sums have other last bits."""
-    started = plain(level, *SETTINGS, *flags)
-    if processes > 1:
-        started = torchrun(script(level), *SETTINGS, *flags, processes=processes)
-    return job(started, OMP_NUM_THREADS=str(max(1, torch.get_num_threads() // processes)))
+    command = level_command(level, *SETTINGS, *flags, processes=None if processes == 1 else processes)
+    return job(command, OMP_NUM_THREADS=str(max(1, torch.get_num_threads() // processes)))
 
 
 def continues(level: str, processes: int, folder: Path, step: int) -> bool:
@@ -35,17 +33,17 @@ def continues(level: str, processes: int, folder: Path, step: int) -> bool:
     return farthest(weights, expected) == 0
 
 
-TOLD = {
-    "the process": lambda run: run.process.send_signal(signal.SIGTERM),
-    "the process, by Ctrl-C": lambda run: run.process.send_signal(signal.SIGINT),
-    "torchrun": lambda run: run.process.terminate(),
+SEND_SIGNAL = {
+    "the process": lambda run: run.processes[0].send_signal(signal.SIGTERM),
+    "the process, by Ctrl-C": lambda run: run.processes[0].send_signal(signal.SIGINT),
+    "torchrun": lambda run: run.processes[0].terminate(),
     "one rank": lambda run: os.kill(run.rank(1), signal.SIGTERM),
-    "the whole group, by Ctrl-C": lambda run: os.killpg(run.process.pid, signal.SIGINT),
+    "the whole group, by Ctrl-C": lambda run: os.killpg(run.processes[0].pid, signal.SIGINT),
 }
 
 
 @pytest.mark.parametrize(
-    "level, processes, told, code",
+    "level, processes, receiver, code",
     [
         pytest.param(ladder.FULL, 1, "the process", 128 + signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param(TRAINER, 1, "the process, by Ctrl-C", 128 + signal.SIGINT, marks=pytest.mark.long),
@@ -54,15 +52,15 @@ TOLD = {
         pytest.param(TRAINER, 2, "one rank", None, marks=pytest.mark.long),
     ],
 )
-def test_told_to_stop_all_ranks_save_at_one_step(level, processes, told, code, tmp_path):
+def test_after_a_signal_all_ranks_save_at_one_step(level, processes, receiver, code, tmp_path):
     with start(level, processes, "1000", "--checkpoint-dir", str(tmp_path / "c")) as run:
         run.wait_for(lambda: [*tmp_path.rglob("manifest.json")])
-        TOLD[told](run)
-        ended = run.end()
-    assert ended != 0 and code in (ended, None), run.err  # torchrun's own code is 1, or of the signal that it got
-    (step,) = re.findall(r"^stopped at step (\d+): run it again to continue$", run.out, re.MULTILINE)
-    if level == TRAINER:  # it says a line for each whole epoch, and none for the one in which it was told to stop
+        SEND_SIGNAL[receiver](run)
+        (ended,) = run.end()
+        assert ended != 0 and code in (ended, None), run.err  # torchrun's own code is 1, or of the signal that it got
+        (step,) = re.findall(r"^stopped at step (\d+): run it again to continue$", run.out, re.MULTILINE)
         evaluations = re.findall(r"^.*eval_loss .*$", run.out, re.MULTILINE)
+    if level == TRAINER:  # it prints a line for each whole epoch, and none for the one in which the signal came
         assert len(evaluations) == (int(step) - 1) // 20
     assert continues(level, processes, tmp_path, int(step))
 
@@ -71,5 +69,5 @@ def test_told_to_stop_all_ranks_save_at_one_step(level, processes, told, code, t
 def test_without_checkpoints_a_signal_ends_the_run_as_ever():
     with start(ladder.FULL, 1, "1000") as run:
         run.wait_for(lambda: run.out)  # the plan: it is about to train
-        run.process.terminate()
-        assert run.end() == -signal.SIGTERM and "stopped at" not in run.out
+        run.processes[0].terminate()
+        assert run.end() == [-signal.SIGTERM] and "stopped at" not in run.out

@@ -44,7 +44,7 @@ def test_a_job_with_a_killed_rank_restarts_and_ends_with_the_same_bits(level, st
     with job(command) as run:
         run.wait_for(lambda: newest_checkpoint(tmp_path) >= 10)
         os.kill(run.rank(rank), signal.SIGKILL)
-        assert run.end() == 0, run.err
+        assert run.end() == [0], run.err
         plans = [line for line in run.out.splitlines() if line.startswith(f"{level}: 2 × gloo")]
         assert len(plans) == 2, "the second attempt is a start of its own"
         resumed = [int(step) for step in re.findall(r"[Rr]esumed at step (?:= )?(\d+)", run.out)]
@@ -61,8 +61,8 @@ def test_ranks_end_with_a_torchrun_that_is_killed(level, tmp_path):
     saving = checkpointing(tmp_path) if level == ladder.FULL else []
     with job(torchrun(script(level), *TRAINING, "--epochs", "1000", *saving)) as run:
         run.wait_for(lambda: newest_checkpoint(tmp_path) >= 10 if saving else "2 × gloo" in run.out)
-        run.process.kill()
-        assert run.end(60) == -signal.SIGKILL
+        run.processes[0].kill()
+        assert run.end(60) == [-signal.SIGKILL]
         assert ("stopped at step" in run.out) == bool(saving)
 
 
@@ -75,15 +75,14 @@ def test_a_job_grows_by_a_machine(tmp_path):
     renewed = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     exact = [*TWO_EPOCHS, "--no-dropout", "--dtype", "float64"]
     flags = [*exact, *checkpointing(tmp_path), "--save", str(tmp_path / "grown.pt")]
-    where = ["--nnodes", "1:2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "grows"]
-    where += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--local-addr", "127.0.0.1", "--max-restarts", "0"]
-    where += ["--rdzv-conf", "last_call_timeout=1"]
-    command = [*torchrun()[:3], *where, script(ladder.FULL), *flags]
+    rendezvous = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-id", "grows", "--local-addr", "127.0.0.1"]
+    rendezvous += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-conf", "last_call_timeout=1"]
+    command = torchrun(script(ladder.FULL), *flags, processes=1, rendezvous=rendezvous)
     with job(command, **renewed) as first:
         first.wait_for(lambda: newest_checkpoint(tmp_path) >= 10)
         with job(command, **renewed) as second:
-            assert first.end() == 0, first.err + "SECOND" + second.out + second.err
-            assert second.end() == 0, second.err
+            assert first.end() == [0], first.err + second.err
+            assert second.end() == [0], second.err
         assert f"{ladder.FULL}: 2 × gloo" in first.out + second.out
         assert "resumed at step" in first.out + second.out
     done = run_to_end(torchrun(script("03_accelerate"), *exact, "--save", str(tmp_path / "w.pt"), processes=1))

@@ -18,7 +18,7 @@ CHECKPOINTING = ladder.with_checkpoints()
 SLOW = pytest.mark.slow
 
 
-def heard(level: str, argv: list[str]) -> tuple[str, dict]:
+def captured(level: str, argv: list[str]) -> tuple[str, dict]:
     """What one rank prints, and on rank 0 the final weights."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         _, weights = run_level(level, argv)
@@ -26,7 +26,7 @@ def heard(level: str, argv: list[str]) -> tuple[str, dict]:
 
 
 def run(level: str, processes: int, argv: list[str]) -> tuple[str, dict]:
-    return heard(level, argv) if processes == 1 else ranks(processes).run(heard, level, argv)[0]
+    return captured(level, argv) if processes == 1 else ranks(processes).run(captured, level, argv)[0]
 
 
 @pytest.mark.parametrize("level", [ladder.FULL, pytest.param("04_trainer/train_full", marks=SLOW)])
@@ -56,16 +56,16 @@ def test_killed_on_two_processes_it_goes_on_with_any_number(level, before, step,
         ranks(2).run(killed_at_step, step, level, [*saving, str(tmp_path / "killed")], environment=before)
     for number, (processes, environment) in enumerate([(2, FSDP), (3, FSDP), (2, {}), (1, {}), (4, {})]):
         folder = shutil.copytree(tmp_path / "killed", tmp_path / str(number))
-        said, weights = ranks(processes).run(heard, level, [*saving, str(folder)], environment=environment)[0]
-        assert re.search(f"[Rr]esumed at step (= )?{(step - 1) // 2 * 2}\n", said), said
+        printed, weights = ranks(processes).run(captured, level, [*saving, str(folder)], environment=environment)[0]
+        assert re.search(f"[Rr]esumed at step (= )?{(step - 1) // 2 * 2}\n", printed), printed
         assert farthest(weights, expected) <= (0.0 if processes == 2 else 1e-9), (processes, environment)
 
 
-def heard_in_own_folder(level: str, argv: list[str], folders: list[Path]) -> str:
+def train_in_own_folder(level: str, argv: list[str], folders: list[Path]) -> str:
     """What one rank prints in the folder of its own, as on several machines without a shared disk."""
     with contextlib.chdir(folders[int(os.environ["RANK"])]):
-        said, _ = heard(level, argv)
-        return said
+        printed, _ = captured(level, argv)
+        return printed
 
 
 @SLOW
@@ -76,7 +76,7 @@ def test_rank_0_looks_for_the_checkpoint(level, tmp_path):
     folders = [tmp_path / "0", tmp_path / "1"]
     for folder in folders:
         folder.mkdir()
-    ranks(2).run(heard_in_own_folder, level, argv, folders)
+    ranks(2).run(train_in_own_folder, level, argv, folders)
     assert [any(folder.rglob("manifest.json")) for folder in folders] == [True, False]
-    said, _ = ranks(2).run(heard_in_own_folder, level, [*argv, "--epochs", "2"], folders[::-1], timeout=60)
-    assert not re.search("[Rr]esumed", said) and "4 steps" in said
+    printed, _ = ranks(2).run(train_in_own_folder, level, [*argv, "--epochs", "2"], folders[::-1], timeout=60)
+    assert not re.search("[Rr]esumed", printed) and "4 steps" in printed

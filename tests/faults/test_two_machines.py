@@ -4,16 +4,15 @@ gloo notices a dead link when a collective's `--timeout` is over. torchrun's age
 trying for a quarter of an hour: Linux's net.ipv4.tcp_retries2 says how long, and each node has its own.
 
 A new agent that joins a later round of the rendezvous waits in vain for MASTER_ADDR with torch 2.15: the agent that was
-there before takes it for said. TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 has every round say it anew; the launcher sets it.
+there before believes that it is known. With TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, which the launcher sets, every round
+tells it anew.
 """
 
-import glob
 import json
 import re
 import subprocess
-import sys
-import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +21,7 @@ import torch
 
 from benchmarks.harness.two_nodes import ADDRESSES, INTERFACE, RENDEZVOUS, Nodes, two_nodes, why_not
 from common import ladder
+from tests.faults.jobs import Job, job, launcher, newest_checkpoint, script, torchrun
 from tests.levels import farthest, run_level
 
 pytestmark = [
@@ -32,28 +32,29 @@ pytestmark = [
 TOLERANCE = 1e-9
 STEPS = 12
 TIMEOUT = 20  # seconds: the slowest rank may come that late to any collective, the first one included
-PATIENCE = 240  # seconds, for whatever must happen soon
-SAME = ["--dataset", "synthetic", "--train-samples", "2000", "--batch-size", "96", "--max-steps", str(STEPS)]
-EXACT = [*SAME, "--dtype", "float64", "--no-dropout"]
+EXACT = ["--dataset", "synthetic", "--train-samples", "2000", "--batch-size", "96", "--max-steps", str(STEPS)]
+EXACT += ["--dtype", "float64", "--no-dropout"]
 # A rank's, by gloo's time-out or TCP's own; or its agent's, which may hear of it first and then ends its ranks.
 LOST = re.compile(r"^.*\b(RuntimeError|DistNetworkError|RendezvousConnectionError): .+", re.MULTILINE)
 
 
-def torchrun(nodes: Nodes, node: int, arguments: list[str], **options):
-    return nodes.torchrun(node, arguments, 2, **options)
+def by_torchrun(node: int, restarts: int, script: list[str]) -> list[str]:
+    """A node's torchrun. A namespace has no name by which the others could find it, so it gets the address."""
+    rendezvous = ["--nnodes", "2", "--rdzv-id", "two-nodes", "--rdzv-backend", "c10d", "--rdzv-endpoint", RENDEZVOUS]
+    rendezvous += ["--rdzv-conf", f"is_host={node == 0}", "--local-addr", ADDRESSES[node]]
+    return torchrun(*script, restarts=restarts, rendezvous=rendezvous)
 
 
-def launcher(nodes: Nodes, node: int, arguments: list[str], environment: dict[str, str], **options):
+def by_launcher(node: int, restarts: int, script: list[str]) -> list[str]:
+    """A node's launcher, which has no flag for the address: torchrun also takes it from a variable."""
     ip, port = RENDEZVOUS.split(":")
-    command = [sys.executable, "-m", "common.accelerator", "launch", "--cpu", "--num_machines=2", "--num_processes=4"]
-    command += [f"--machine_rank={node}", f"--main_process_ip={ip}", f"--main_process_port={port}"]
-    # torchrun's --local-addr: a namespace has no name by which the others could find it.
-    environment |= {"PET_LOCAL_ADDR": ADDRESSES[node]}
-    return nodes.start(node, [*command, "--rdzv_backend=c10d", *arguments], environment=environment, **options)
+    machines = ["--num_machines=2", f"--machine_rank={node}", f"--main_process_ip={ip}", f"--main_process_port={port}"]
+    command = launcher(*script, processes=4, restarts=restarts, machines=[*machines, "--rdzv_backend=c10d"])
+    return ["env", f"PET_LOCAL_ADDR={ADDRESSES[node]}", *command]
 
 
 def set_cable(nodes: Nodes, state: str) -> None:
-    """Pull the plug ("down"), or plug it in again: packets vanish, and neither side is told."""
+    """Pull the plug ("down"), or plug it in again: packets vanish, and neither side gets an error."""
     subprocess.run(["ip", "-n", nodes.names[1], "link", "set", INTERFACE, state], check=True)
 
 
@@ -64,46 +65,35 @@ def give_up_after(nodes: Nodes, retries: int) -> None:
         assert nodes.start(node, ["sh", "-c", setting]).wait(30) == 0
 
 
-class Job:
-    """A level on 2 nodes × 2 processes, and what each node's `agent` (torchrun or the launcher) and ranks have said."""
+@pytest.fixture
+def nodes():
+    """A new pair of nodes, which go with all that is on them."""
+    with two_nodes() as pair:
+        yield pair
 
-    def __init__(self, nodes: Nodes, stack: ExitStack, folder: Path, level: str, flags: list[str], restarts, agent):
-        self.nodes = nodes
-        self.stack = stack
-        self.folder = folder
-        self.weights = folder / "weights.pt"
-        self.agent = agent
-        script = [str(ladder.script(level)), *EXACT, "--timeout", str(TIMEOUT), "--save", str(self.weights), *flags]
-        self.arguments = [f"--max-restarts={restarts}", *script]
-        self.environment = {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
-        self.agents = [self.start(node) for node in (0, 1)]
 
-    def start(self, node: int):
-        log = self.stack.enter_context((self.folder / f"node.{node}").open("a"))
-        return self.agent(self.nodes, node, self.arguments, environment=self.environment, stdout=log, stderr=log)
+@contextmanager
+def start(nodes: Nodes, folder: Path, level: str, *flags: str, restarts: int = 0, command=by_torchrun) -> Iterator[Job]:
+    """A level on 2 nodes × 2 processes; rank 0 saves the weights in `folder`."""
+    level_flags = [*EXACT, "--timeout", str(TIMEOUT), "--save", str(folder / "weights.pt"), *flags]
+    commands = []
+    for node in (0, 1):
+        agent = command(node, restarts, [script(level), *level_flags])
+        commands.append(["ip", "netns", "exec", nodes.names[node], *agent])
+    environment = {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": INTERFACE}
+    with job(*commands, **environment) as run:
+        yield run
 
-    def said(self, node: int) -> str:
-        return (self.folder / f"node.{node}").read_text()
 
-    def wait_for(self, condition, what: str, seconds: float = PATIENCE) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, f"not {what} in {seconds} s:\n{self.said(0)}\n{self.said(1)}"
-            time.sleep(0.1)
-
-    def wait_for_a_checkpoint(self) -> None:
-        manifest = f"{self.folder}/saved/checkpoints/*/manifest.json"
-        self.wait_for(lambda: glob.glob(manifest), "a checkpoint")
-        assert all(agent.poll() is None for agent in self.agents)
-        assert not self.weights.exists(), "the job was over before anything could happen to it"
-
-    def exit_codes(self, seconds: float = PATIENCE) -> list[int]:
-        self.wait_for(lambda: all(agent.poll() is not None for agent in self.agents), "ended", seconds)
-        return [agent.returncode for agent in self.agents]
-
-    def assert_finished_as_on_one_machine(self) -> None:
-        assert self.exit_codes() == [0, 0], self.said(0) + self.said(1)
-        assert farthest(torch.load(self.weights, weights_only=True), on_one_machine()) <= TOLERANCE
+@contextmanager
+def start_slowly(nodes: Nodes, folder: Path, restarts: int, command=by_torchrun) -> Iterator[Job]:
+    """Level 03 after its first checkpoint, over a cable slow enough to be hurt in time."""
+    flags = ["--eval-samples", "96", "--checkpoint-dir", str(folder / "saved"), "--checkpoint-every", "3"]
+    nodes.limit(200e6)  # 9.6 MB of gradients, 1.5 times from node to node in a ring of four: 0.6 s a step
+    with start(nodes, folder, ladder.FULL, *flags, restarts=restarts, command=command) as run:
+        run.wait_for(lambda: newest_checkpoint(folder / "saved") >= 0)
+        assert not (folder / "weights.pt").exists(), "the job was over before anything could happen to it"
+        yield run
 
 
 @cache
@@ -111,29 +101,9 @@ def on_one_machine() -> dict:
     return run_level("00_single_gpu", [*EXACT, "--eval-samples", "96"])[1]
 
 
-@pytest.fixture
-def start(tmp_path):
-    """`start(level, flags)`: the job on a new pair of nodes, which go with all that is on them."""
-    with ExitStack() as stack:
-        nodes = stack.enter_context(two_nodes())
-
-        def on_both(*job, restarts: int = 0, agent=torchrun) -> Job:
-            return Job(nodes, stack, tmp_path, *job, restarts, agent)
-
-        yield on_both
-
-
-@pytest.fixture
-def slowly(start, tmp_path):
-    """`slowly(restarts, **more)`: level 03 with checkpoints, over a cable slow enough to be hurt in time."""
-
-    def run(restarts: int, **more) -> Job:
-        flags = ["--eval-samples", "96", "--checkpoint-dir", str(tmp_path / "saved"), "--checkpoint-every", "3"]
-        job = start(ladder.FULL, flags, restarts=restarts, **more)
-        job.nodes.limit(200e6)  # 9.6 MB of gradients, 1.5 times from node to node in a ring of four: 0.6 s a step
-        return job
-
-    return run
+def assert_ends_as_on_one_machine(run: Job, folder: Path) -> None:
+    assert run.end() == [0, 0], run.out + run.err
+    assert farthest(torch.load(folder / "weights.pt", weights_only=True), on_one_machine()) <= TOLERANCE
 
 
 LEVELS = [
@@ -144,46 +114,43 @@ LEVELS = [
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_two_machines_train_the_weights_of_one_process(level, start, tmp_path):
-    job = start(level, ["--eval-samples", "101", "--json", str(tmp_path / "result.json")])
-    job.assert_finished_as_on_one_machine()
-    result = json.loads((tmp_path / "result.json").read_text())
+def test_two_machines_train_the_weights_of_one_process(level, nodes, tmp_path):
+    path = tmp_path / "result.json"
+    with start(nodes, tmp_path, level, "--eval-samples", "101", "--json", str(path)) as run:
+        assert_ends_as_on_one_machine(run, tmp_path)
+        assert f"{level}: 4 × gloo" in run.out
+    result = json.loads(path.read_text())
     assert (result["world_size"], result["steps"], result["evaluated"]) == (4, STEPS, 101)
-    assert f"{level}: 4 × gloo" in job.said(0) + job.said(1)
 
 
 @pytest.mark.long
-def test_a_cut_cable_is_an_error_on_both_sides_within_the_time_out(slowly):
-    job = slowly(restarts=0)
-    give_up_after(job.nodes, 5)  # 13 s
-    job.wait_for_a_checkpoint()
-    set_cable(job.nodes, "down")
-    assert 0 not in job.exit_codes(TIMEOUT + 100)
-    for node in (0, 1):
-        assert LOST.search(job.said(node)), job.said(node)
-    assert not job.weights.exists()
+def test_a_cut_cable_is_an_error_on_both_sides_within_the_time_out(nodes, tmp_path):
+    give_up_after(nodes, 5)  # 13 s
+    with start_slowly(nodes, tmp_path, restarts=0) as run:
+        set_cable(nodes, "down")
+        assert 0 not in run.end(TIMEOUT + 100)
+        for node in (0, 1):
+            assert LOST.search(run.err_of(node)), run.err_of(node)
+    assert not (tmp_path / "weights.pt").exists()
 
 
 @pytest.mark.long
-def test_a_cable_cut_and_mended_costs_a_restart_and_nothing_else(slowly):
-    job = slowly(restarts=3)
-    job.wait_for_a_checkpoint()
-    set_cable(job.nodes, "down")
-    for node in (0, 1):
-        job.wait_for(lambda node=node: LOST.search(job.said(node)), f"an error on {node}", TIMEOUT + 60)
-    set_cable(job.nodes, "up")
-    job.assert_finished_as_on_one_machine()
-    assert re.search(r"resumed at step \d", job.said(0) + job.said(1))
+def test_a_cable_cut_and_mended_costs_a_restart_and_nothing_else(nodes, tmp_path):
+    with start_slowly(nodes, tmp_path, restarts=3) as run:
+        set_cable(nodes, "down")
+        run.wait_for(lambda: LOST.search(run.err_of(0)) and LOST.search(run.err_of(1)), TIMEOUT + 60)
+        set_cable(nodes, "up")
+        assert_ends_as_on_one_machine(run, tmp_path)
+        assert re.search(r"resumed at step \d", run.out)
 
 
 @pytest.mark.long
-def test_a_lost_node_that_is_started_again_goes_on_from_the_checkpoint(slowly, monkeypatch):
+def test_a_lost_node_that_is_started_again_goes_on_from_the_checkpoint(nodes, tmp_path, monkeypatch):
     """Under the launcher. A torchrun that is given the variable takes a newcomer too: see `test_rank_killed.py`."""
     monkeypatch.delenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", raising=False)
-    job = slowly(restarts=3, agent=launcher)
-    job.wait_for_a_checkpoint()
-    job.nodes.kill(1)
-    job.wait_for(lambda: "Traceback" in job.said(0), "an error on the node that is left")
-    job.agents[1] = job.start(1)
-    job.assert_finished_as_on_one_machine()
-    assert re.search(r"resumed at step \d", job.said(0) + job.said(1))
+    with start_slowly(nodes, tmp_path, restarts=3, command=by_launcher) as run:
+        nodes.kill(1)
+        run.wait_for(lambda: "Traceback" in run.err_of(0))
+        run.restart(1)
+        assert_ends_as_on_one_machine(run, tmp_path)
+        assert re.search(r"resumed at step \d", run.out)

@@ -144,41 +144,51 @@ def give_gradients(loss: Tensor, *args: Any, **kwargs: Any) -> None:
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
-def replacements(machine: Machine) -> list:
-    """What stands in place of torch's own functions."""
-    stream = mock.Mock()
-    stream.is_capturing.return_value = False
-    of_cuda = {
+def cuda_of(machine: Machine) -> list:
+    """In place of torch.cuda, which would ask the driver."""
+    properties = SimpleNamespace(major=9, minor=0, total_memory=2**36, multi_processor_count=100)
+    answers = {
         "is_available": lambda: True,
-        "is_bf16_supported": lambda including_emulation=True: True,
+        "is_bf16_supported": lambda including_emulation=True: True,  # autocast asks
         "device_count": lambda: GPUS,
-        "get_device_capability": lambda device=None: (9, 0),
-        "get_device_properties": lambda device=None: SimpleNamespace(total_memory=2**36, multi_processor_count=100),
-        "default_generators": [mock.Mock()] * GPUS,
-        "current_stream": lambda device=None: stream,
+        "get_device_properties": lambda device=None: properties,  # DataParallel looks for unequal GPUs
+        "default_generators": [mock.Mock()] * GPUS,  # the replicas of DataParallel draw their dropout from them
+        "current_stream": lambda device=None: mock.Mock(),  # for the end of a copy to the CPU
         "set_device": machine.set_device,
         "reset_peak_memory_stats": machine.reset_peak_memory_stats,
         "max_memory_allocated": machine.max_memory_allocated,
         "get_rng_state": machine.get_rng_state,
         "set_rng_state": machine.set_rng_state,
     }
-    of_the_group = {
+    return [
+        mock.patch.multiple(torch.cuda, **answers),
+        mock.patch.object(torch.accelerator, "synchronize", machine.synchronize),
+    ]
+
+
+def process_group_of(machine: Machine) -> list:
+    """In place of nccl, which would wait for the other ranks."""
+    functions = {
         "init_process_group": machine.init_process_group,
-        "get_backend": lambda group=None: machine.backend,
+        "get_backend": lambda group=None: machine.backend,  # it is "fake", and a level looks for nccl
         "barrier": machine.barrier,
-        "all_gather_object": gather_own_object,
+        "all_gather_object": gather_own_object,  # bytes without values cannot be unpickled
     }
-    of_tensors = {
+    return [
+        mock.patch.multiple(dist, **functions),
+        mock.patch.object(PartialState, "_join", lambda state, backend, *args: machine.init_process_group(backend)),
+    ]
+
+
+def operations_of(machine: Machine) -> list:
+    """In place of what torch does in C++, where a FakeTensor has no memory to read and the driver is asked."""
+    methods = {
         "backward": give_gradients,
         "pin_memory": lambda tensor, *args: machine.watch.pinned_copy(tensor),
         "numpy": lambda tensor: numpy.zeros(tensor.shape),
     }
     return [
-        mock.patch.multiple(torch.cuda, **of_cuda),
-        mock.patch.object(torch.accelerator, "synchronize", machine.synchronize),
-        mock.patch.multiple(dist, **of_the_group),
-        mock.patch.object(PartialState, "_join", lambda state, backend, *args: machine.init_process_group(backend)),
-        mock.patch.multiple(Tensor, **of_tensors),
+        mock.patch.multiple(Tensor, **methods),
         mock.patch.object(nn.DataParallel, "forward", call_module),
         mock.patch.multiple(DistributedDataParallel, __init__=wrap, forward=call_module),
         # A network that moves to a GPU keeps its Parameters, which the optimizer knows. torch swaps the contents of
@@ -188,6 +198,28 @@ def replacements(machine: Machine) -> list:
         # The fake mode then asks no driver, although `torch.cuda.is_available` says that there is one.
         mock.patch.object(FakeTensorMode, "avoid_device_init", True),
     ]
+
+
+@contextlib.contextmanager
+def imitated(machine: Machine) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for replacement in [*cuda_of(machine), *process_group_of(machine), *operations_of(machine)]:
+            stack.enter_context(replacement)
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        yield
+
+
+def why_not() -> str | None:
+    """The reason why there are no FakeTensors of a GPU here: torch 2.11 asks the driver even for them."""
+    with imitated(Machine(0, 1, range(GPUS))):
+        try:
+            torch.empty(1).to("cuda")
+        except RuntimeError as error:
+            return f"torch {torch.__version__} cannot imitate a GPU where there is none: {error}"
+    return None
+
+
+IMITATING = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 
 @contextlib.contextmanager
@@ -212,17 +244,10 @@ def imitated_rank(rank: int = 0, world_size: int = 1, nodes: int = 1) -> Iterato
         own_gpus = range(local_rank, local_rank + 1)
     machine = Machine(rank, world_size, own_gpus)
     forget_states()
-    with contextlib.ExitStack() as stack:
-        stack.callback(forget_states)
-        stack.enter_context(mock.patch.dict(os.environ, environment))
-        for replacement in replacements(machine):
-            stack.enter_context(replacement)
-        hook = register_optimizer_step_post_hook(machine.watch.count_step)
-        stack.callback(hook.remove)
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        try:
-            torch.empty(1).to("cuda")
-        except RuntimeError as error:  # torch 2.11 asks the driver, even for a FakeTensor
-            pytest.skip(f"torch {torch.__version__} has no FakeTensors of a GPU where there is none: {error}")
-        stack.enter_context(machine.watch)
-        yield machine
+    hook = register_optimizer_step_post_hook(machine.watch.count_step)
+    try:
+        with mock.patch.dict(os.environ, environment), imitated(machine), machine.watch:
+            yield machine
+    finally:
+        hook.remove()
+        forget_states()

@@ -14,7 +14,7 @@ from common.accelerator.utils import synchronize_rng_states
 from common.accelerator.utils.random import get_random_states, set_random_states
 from common.processes import ranks
 from common.trainer import evaluation
-from tests.gpu.machine import GPUS, imitated_rank
+from tests.gpu.machine import GPUS, IMITATING, imitated_rank
 from tests.gpu.watch import READ
 
 OWN = torch.device("cuda", 3)
@@ -27,6 +27,7 @@ def machine():
         yield machine
 
 
+@IMITATING
 def test_tensors_are_gathered_on_the_own_gpu_without_a_wait(machine):
     gathered = gather((torch.zeros(2, dtype=torch.int16, device=OWN), torch.zeros(3, device=OWN)))
     assert [tensor.device for tensor in gathered] == [OWN, OWN]
@@ -35,11 +36,13 @@ def test_tensors_are_gathered_on_the_own_gpu_without_a_wait(machine):
     assert machine.watch.waits == [[]]
 
 
+@IMITATING
 def test_a_barrier_names_the_own_gpu(machine):
     PartialState().wait_for_everyone()
     assert machine.watch.waits == [["barrier"]]
 
 
+@IMITATING
 def test_the_random_state_of_the_own_gpu_is_saved_and_restored(machine):
     set_random_states(OWN, get_random_states(OWN))
     synchronize_rng_states(["cuda"])  # by a broadcast on the GPU
@@ -90,6 +93,7 @@ class Net(torch.nn.Module):
         return result
 
 
+@IMITATING
 @pytest.mark.parametrize(
     "precision, dtype, waits",
     [("no", torch.float32, []), ("bf16", torch.bfloat16, []), ("fp16", torch.float16, [READ])],

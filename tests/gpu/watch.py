@@ -12,10 +12,18 @@ from torch.utils._pytree import tree_iter
 _aten = torch.ops.aten
 READ = "aten._local_scalar_dense.default"  # .item(), .tolist(), float(), if
 INDEXINGS = (_aten.index.Tensor, _aten.index_put_.default, _aten._index_put_impl_.default)
-# FakeTensors have no values. On a GPU all weights are finite (bool), no rank was told to stop (int64), no gradient is
-# infinite (float32), and the sums of an evaluation, one of which divides the others, are 1 (float64).
-READ_FROM_GPU = {torch.bool: True, torch.int64: 0, torch.float32: 0.0, torch.float64: 1.0}
-READ_FROM_CPU = 1  # AdamW counts its steps there
+# FakeTensors have no values, and a training asks for some. Each kind has a dtype of its own.
+WEIGHTS_ARE_FINITE = True
+SIGNALS_TO_STOP = 0
+INFINITE_GRADIENTS = 0.0
+SUM_IN_AN_EVALUATION = 1.0  # one of them divides the others
+VALUES_ON_GPU = {
+    torch.bool: WEIGHTS_ARE_FINITE,
+    torch.int64: SIGNALS_TO_STOP,
+    torch.float32: INFINITE_GRADIENTS,
+    torch.float64: SUM_IN_AN_EVALUATION,
+}
+STEPS_OF_ADAMW = 1  # which it counts on the CPU
 
 
 class Misplaced(AssertionError):
@@ -80,9 +88,9 @@ class Watch(TorchDispatchMode):
 
     def _read(self, tensor: Tensor) -> float:
         if not tensor.is_cuda:
-            return READ_FROM_CPU
+            return STEPS_OF_ADAMW
         self.note_wait(READ)
-        return READ_FROM_GPU[tensor.dtype]
+        return VALUES_ON_GPU[tensor.dtype]
 
     def _note_indexing(self, function: Any, tensor: Tensor, indices: list[Tensor | None]) -> None:
         if tensor.is_cuda and any(index is not None and not index.is_cuda for index in indices):

@@ -267,12 +267,17 @@ def accelerated(folder: Path) -> dict:
     return {"metrics": metrics}
 
 
+PROGRAMS = {
+    program.__name__: program for program in (diffusion, preference_tuning, sentence_embeddings, adapters, accelerated)
+}
+
+
 def main(name: str, library: str, folder: Path) -> None:
     if library == "ours":
         alias.install()
     torch.set_num_threads(1)
     diary = Diary()
-    outcome = globals()[name](folder)
+    outcome = PROGRAMS[name](folder)
     rank = os.environ.get("RANK", "0")
     import accelerate
 

@@ -72,22 +72,27 @@ LOOP_CHOICES = {
 HOW = ["split_batches", "even_batches", "use_seedable_sampler", "data_seed", "put_on_device", "dispatch_batches"]
 
 
-def draw(seed: int, processes: int) -> SimpleNamespace:
-    """How a script makes its loader, prepares it and iterates over it.
+def reads_stream(script: SimpleNamespace) -> bool:
+    return script.data in STREAMS
 
-    Without what the original fails at, or does not do on several processes.
-    """
+
+def dispatches(script: SimpleNamespace) -> bool:
+    """Whether the main process reads for all. By default it does where a stream goes to a device."""
+    if script.dispatch_batches is None:
+        return script.put_on_device and reads_stream(script)
+    return script.dispatch_batches
+
+
+def draw(seed: int, processes: int) -> SimpleNamespace:
+    """A script without what the original fails at, or does not do on several processes."""
     generator = random.Random(seed)
     loops = [draw_from(LOOP_CHOICES, generator) for _ in range(generator.randint(1, 3))]
-    script = SimpleNamespace(**draw_from(CHOICES, generator), loops=loops, world=processes)
-    script.streams = script.data in STREAMS
-    follows_kind = script.dispatch_batches is None and script.put_on_device and script.streams
-    script.dispatches = script.dispatch_batches or follows_kind
-    if script.world > 1 and script.streams and not script.dispatches:
+    script = SimpleNamespace(world=processes, loops=loops, **draw_from(CHOICES, generator))
+    if script.world > 1 and reads_stream(script) and not dispatches(script):
         script.even_batches = True
-    if script.world > 1 and script.dispatches:
+    if script.world > 1 and dispatches(script):
         script.skip = 0
-    if script.dispatches:
+    if dispatches(script):
         script.n += 2 * script.batch * script.world  # any sampler fills a step
     return script
 
@@ -95,7 +100,7 @@ def draw(seed: int, processes: int) -> SimpleNamespace:
 def make_loader(script: SimpleNamespace) -> DataLoader:
     size = script.batch * script.world if script.split_batches else script.batch
     generator = torch.Generator().manual_seed(2) if script.loader_generator else None
-    if script.streams:
+    if reads_stream(script):
         return DataLoader(STREAMS[script.data](script.n), size, drop_last=script.drop_last, generator=generator)
     dataset = DATA[script.data](script.n)
     if script.sampler == "batches":
@@ -143,8 +148,8 @@ def run(library: str, script: SimpleNamespace, folder: str, seen: dict[str, Any]
 
 def can_gather(script: SimpleNamespace) -> bool:
     """Whether all processes have equally large batches on the original, and it knows how many samples there are."""
-    knows_samples = script.sampler in DRAWS_ALL and not script.streams
-    return bool(knows_samples and (script.even_batches or script.dispatches))
+    knows_samples = script.sampler in DRAWS_ALL and not reads_stream(script)
+    return bool(knows_samples and (script.even_batches or dispatches(script)))
 
 
 def generator_states(loader: DataLoader) -> list[torch.Tensor | None]:

@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.bits import comparable, comparable_logs, digest, exact
 from tests.parity.random_scripts import Kind, draw_from
-from tests.toys import Points, Stream
+from tests.toys import Points, Stream, token_loss
 
 SCHEDULES = {
     "linear": [None],
@@ -64,14 +64,10 @@ class NetWithKeywords(Net):
         logits = self.logits(x)
         if labels is None:
             return {"logits": logits}
-        num_items = kwargs.get("num_items_in_batch")
-        if num_items is None:
-            return {"loss": F.cross_entropy(logits, labels), "logits": logits}
-        return {"loss": F.cross_entropy(logits, labels, reduction="sum") / num_items, "logits": logits}
-
-
-def token_loss(outputs, labels, num_items_in_batch=None):
-    return F.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
+        outputs = {"logits": logits}
+        if kwargs.get("num_items_in_batch") is None:
+            return outputs | {"loss": F.cross_entropy(logits, labels)}
+        return outputs | {"loss": token_loss(outputs, labels, **kwargs)}
 
 
 def metrics_of(prediction):

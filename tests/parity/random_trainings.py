@@ -195,13 +195,12 @@ class Training:
         parts = accelerator.num_processes if script.split_batches else 1  # of a batch
         loader = new_loader(script, rows, script.batch_size * parts)
         evaluation = DataLoader(TensorDataset(*rows), batch_size=2 * parts)
-        count = script.models
-        prepared = accelerator.prepare(*schedulers, loader, *models, evaluation, *optimizers)
-        self.schedulers = prepared[:count]
-        self.loader = prepared[count]
-        self.models = prepared[count + 1 : 2 * count + 1]
-        self.evaluation = prepared[2 * count + 1]
-        self.optimizers = prepared[2 * count + 2 :]
+        prepared = iter(accelerator.prepare(*schedulers, loader, *models, evaluation, *optimizers))
+        self.schedulers = [next(prepared) for _ in schedulers]
+        self.loader = next(prepared)
+        self.models = [next(prepared) for _ in models]
+        self.evaluation = next(prepared)
+        self.optimizers = [next(prepared) for _ in optimizers]
 
     def run(self):
         while self.epoch < self.script.epochs:

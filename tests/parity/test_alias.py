@@ -56,10 +56,10 @@ def run_script(name: str) -> str:
 
 # With one process, test_sync fails on accelerate too.
 @pytest.mark.slow
-@pytest.mark.parametrize("name, says", [("test_script", "Test"), ("test_sync", "Test"), ("test_cli", "Success")])
-def test_a_script_of_the_wheel_passes_on_the_core(name, says, on_the_core):
+@pytest.mark.parametrize("name, expected", [("test_script", "Test"), ("test_sync", "Test"), ("test_cli", "Success")])
+def test_a_script_of_the_wheel_passes_on_the_core(name, expected, on_the_core):
     printed, _ = on_the_core(2, run_script, name)
-    assert says in printed
+    assert expected in printed
 
 
 def train_with_transformers(seeds: list[int], world_size: int, folder: str) -> tuple[str, list]:

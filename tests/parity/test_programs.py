@@ -6,14 +6,12 @@ and the learning rates after every optimizer step, and what comes out: predictio
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from common import ladder
+from tests.faults.jobs import run_to_end, torchrun
 from tests.parity import programs
 
 NEEDS = {
@@ -36,12 +34,9 @@ ENVIRONMENT = {
 def run(name: str, library: str, processes: int, folder: Path) -> list[dict]:
     """What each rank noted."""
     programs.make_images(folder / "images")
-    launcher = [sys.executable]
-    if processes > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [*launcher, "-m", "tests.parity.programs", name, library, str(folder)]
-    environment = os.environ | ENVIRONMENT | {"HF_HOME": str(folder.parent / "hub")}
-    done = subprocess.run(command, cwd=ladder.ROOT, env=environment, capture_output=True, text=True, timeout=280)
+    program = ["-m", "tests.parity.programs", name, library, str(folder)]
+    command = torchrun(*program, processes=processes) if processes > 1 else [sys.executable, *program]
+    done = run_to_end(command, **ENVIRONMENT, HF_HOME=str(folder.parent / "hub"))
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(processes)]
 

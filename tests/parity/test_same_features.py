@@ -97,7 +97,7 @@ def test_local_sgd_does_nothing_in_one_process():
 
 
 def fail_in_local_sgd(accelerator):
-    """What the main process is told; the other one averages weight and bias."""
+    """On the main process the error ends it; the other one averages weight and bias."""
     accelerator.wait_for_everyone = lambda: None  # the other process does not meet this one before it averages
     model = accelerator.prepare(torch.nn.Linear(1, 1))
     with contextlib.suppress(KeyError), local_sgd.LocalSGD(accelerator, model, local_sgd_steps=2):

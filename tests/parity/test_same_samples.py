@@ -11,9 +11,15 @@ from common.instruments.start import fit_to_machine
 from common.process_group import is_distributed
 from common.processes import ranks
 from tests.states import forget_states
+from tests.toys import seeded_order
 
-N, BATCH, EPOCHS, SEED = 62, 12, 2, 5
-ARGV = f"--dataset synthetic --train-samples {N} --eval-samples 10 --batch-size {BATCH} --epochs {EPOCHS} --seed {SEED}"
+SAMPLES = 62
+BATCH = 12
+STEPS = SAMPLES // BATCH  # of an epoch, which drops the rest
+EPOCHS = 2
+SEED = 5
+FLAGS = ["--dataset", "synthetic", "--train-samples", str(SAMPLES), "--eval-samples", "10"]
+FLAGS += ["--batch-size", str(BATCH), "--epochs", str(EPOCHS), "--seed", str(SEED)]
 
 
 def _read(level: str) -> tuple[list[list[int]], int]:
@@ -37,19 +43,23 @@ def _read(level: str) -> tuple[list[list[int]], int]:
         return train_set, test_set
 
     module.load_data = load_data
-    module.train(fit_to_machine(parse_args(module.__file__, ARGV.split())))
+    module.train(fit_to_machine(parse_args(module.__file__, FLAGS)))
     return batches, torch.initial_seed()
 
 
 def _expected() -> list[set[int]]:
-    orders = [torch.randperm(N, generator=torch.Generator().manual_seed(SEED + e)).tolist() for e in range(EPOCHS)]
-    steps = N // BATCH
-    return [set(order[k * BATCH : (k + 1) * BATCH]) for order in orders for k in range(steps)]
+    """The samples of each step."""
+    steps = []
+    for epoch in range(EPOCHS):
+        order = seeded_order(SAMPLES, SEED, epoch)
+        steps += [set(order[step * BATCH : (step + 1) * BATCH]) for step in range(STEPS)]
+    return steps
 
 
 def test_the_expectation_changes_with_the_epoch():
-    first, second = _expected()[: N // BATCH], _expected()[N // BATCH :]
-    assert len(first) == len(second) and all(a != b for a, b in zip(first, second, strict=True))
+    steps = _expected()
+    for step in range(STEPS):
+        assert steps[step] != steps[STEPS + step]
 
 
 @pytest.mark.parametrize("level", ["00_single_gpu", "01_data_parallel"])

@@ -5,7 +5,8 @@ from functools import cache
 import pytest
 
 from common import ladder
-from common.processes import RankFailed
+from common.processes import RankFailed, ranks
+from tests.faults import fault_injection
 from tests.levels import EXACT, FSDP, SHORT, changed, farthest, level_00, run_level, run_on_ranks
 
 TOLERANCE = 1e-9
@@ -91,12 +92,11 @@ def test_a_model_that_is_shared_out_trains_the_weights_of_one_device(world_size,
 
 
 @SLOW
-def test_a_mesh_waits_no_longer_than_the_timeout(tmp_path):
+def test_a_mesh_waits_no_longer_than_the_timeout():
     """torch gives a mesh's groups its default, of 30 minutes: that of the lesson's own group is not theirs."""
-    wait = "                dist.get_rank() == 1 and __import__('time').sleep(60)\n                optimizer.step()"
-    path = changed(ladder.MESH, tmp_path, "                optimizer.step()", wait)
+    flags = [*SHORT, "--tensor", "2", "--timeout", "5"]
     with pytest.raises(RankFailed, match="Timed out"):
-        run_on_ranks(ladder.MESH, 4, [*SHORT, "--tensor", "2", "--timeout", "5"], path)
+        ranks(4).run(fault_injection.train, "hangs", 1, ladder.MESH, flags)
 
 
 @SLOW
@@ -111,7 +111,7 @@ def test_accumulated_micro_batches_train_the_weights_of_whole_batches(world_size
         assert results[0]["steps"] == whole["steps"] == 2
 
 
-def test_the_weights_have_moved_and_hang_on_a_single_sample(tmp_path):
+def test_the_weights_have_moved_and_depend_on_a_single_sample(tmp_path):
     _, start = run_level("00_single_gpu", [*EXACT, "--lr", "1e-12"])
     assert farthest(start, level_00()[1]) > 1e-3
 

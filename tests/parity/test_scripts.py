@@ -7,7 +7,7 @@ import torch
 
 from common import ladder
 from common.model import BasicNet
-from tests.levels import run_script
+from tests.faults.jobs import level_command, run_to_end
 
 QUICK = ["--max-steps", "3", "--eval-samples", "500"]
 SLOW = pytest.mark.slow
@@ -28,7 +28,7 @@ LONG = pytest.mark.long
 def test_a_level_trains_saves_and_says_so(level, processes, tmp_path):
     """Level 00 is started below."""
     argv = [*QUICK, "--dataset", "synthetic", "--json", str(tmp_path / "r.json"), "--save", str(tmp_path / "w.pt")]
-    done = run_script(level, argv, processes)
+    done = run_to_end(level_command(level, *argv, processes=processes))
     assert done.returncode == 0, done.stderr
     plan, *between, result_line = done.stdout.splitlines()
     assert not between or level == "04_trainer"  # a Trainer says more: its summary, its logs
@@ -43,16 +43,16 @@ def test_a_level_trains_saves_and_says_so(level, processes, tmp_path):
 
 @SLOW
 def test_a_batch_that_two_processes_cannot_share_is_one_line():
-    done = run_script("02_ddp_raw", ["--batch-size", "63"], processes=2)
+    done = run_to_end(level_command("02_ddp_raw", "--batch-size", "63", processes=2))
     assert done.returncode != 0 and done.stdout == ""
-    said = [line for line in done.stderr.splitlines() if "does not divide" in line]
-    assert said == ["error: --batch-size 63 does not divide by 2 (2 processes): use 62 or 64"]
+    errors = [line for line in done.stderr.splitlines() if "does not divide" in line]
+    assert errors == ["error: --batch-size 63 does not divide by 2 (2 processes): use 62 or 64"]
 
 
 @SLOW
 def test_a_tenth_of_an_epoch_of_mnist_is_90_percent_accurate(mnist, tmp_path):
     flags = ["--data-dir", mnist, "--max-steps", "94", "--eval-samples", "2000", "--json", str(tmp_path / "r.json")]
-    done = run_script("00_single_gpu", flags, timeout=200)
+    done = run_to_end(level_command("00_single_gpu", *flags))
     assert done.returncode == 0, done.stderr
     assert "mnist 6016 + 2000" in done.stdout and done.stderr == ""
     result = json.loads((tmp_path / "r.json").read_text())
@@ -64,7 +64,8 @@ def test_a_tenth_of_an_epoch_of_mnist_is_90_percent_accurate(mnist, tmp_path):
 @pytest.mark.parametrize("level", ladder.levels())
 def test_a_full_epoch_of_mnist_is_97_percent_accurate(level, mnist, tmp_path):
     processes = 2 if level in ladder.DISTRIBUTED else None
-    done = run_script(level, ["--data-dir", mnist, "--json", str(tmp_path / "r.json")], processes, timeout=500)
+    flags = ["--data-dir", mnist, "--json", str(tmp_path / "r.json")]
+    done = run_to_end(level_command(level, *flags, processes=processes), seconds=500)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "r.json").read_text())
     assert result["accuracy"] >= 0.975  # a CPU's rounding decides whether it is 0.979 or 0.983

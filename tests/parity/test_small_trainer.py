@@ -1,9 +1,11 @@
 """The small Trainer trains the bits of the whole one, on the example of level 04's page."""
 
 import importlib
-import os
+import inspect
 import re
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from common import ladder
 from common.model import BasicNet
 from common.processes import ranks
 from common.small import trainer as small_trainer
+from tests.bits import differences
 
 WHOLE = "common.trainer"
 SMALL = "common.small.trainer"
@@ -20,44 +23,58 @@ SMALL = "common.small.trainer"
 ONLY_WHOLE = re.compile(r".*(runtime|per_second|flos)|grad_norm|train_loss")
 
 
-def example(library: str, output_dir: str, settings: str = "", more: str = "", resume: str = "") -> dict:
-    """Run the example with `library`'s Trainer; `settings` are added to its arguments, `more` to its Trainer's."""
+# The page shows the lines between the first and the last.
+def example(Trainer, TrainingArguments, output_dir, train_set):
+    class DigitTrainer(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return F.nll_loss(model(inputs["images"]), inputs["labels"])
+
+    model = BasicNet()
+    args = TrainingArguments(output_dir, max_steps=10, per_device_train_batch_size=8, remove_unused_columns=False)
+    trainer = DigitTrainer(model, args, data_collator=to_dict, train_dataset=train_set)
+    trainer.train()
+    return trainer
+
+
+def test_the_page_shows_the_example():
     page = (ladder.ROOT / "04_trainer" / "README.md").read_text()
-    [text] = re.findall(r"^## A Trainer in seven lines\n\n```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    if library == WHOLE and "eval_strategy" in settings:
-        # The whole one asks for the model's output beside the loss, and has to be told what the labels are.
-        text = text.replace("return F.nll_loss", "loss = F.nll_loss")
-        text = text.replace("\n\n\nmodel =", "\n        return (loss, {}) if return_outputs else loss\n\n\nmodel =")
-        settings += "label_names=['labels'], "
-        # By default its DDP looks for unused parameters, and then puts the gradients into other buckets. Three ranks
-        # are then added up in another order; two are not, because a + b is b + a.
-        if int(os.environ["WORLD_SIZE"]) > 2:
-            settings += "ddp_find_unused_parameters=False, "
-    text = text.replace("remove_unused_columns", f"{settings}remove_unused_columns")
-    text = text.replace("train_dataset=train_set", f"train_dataset=train_set{more}")
-    text = text.replace("train()", f"train({resume})")
-    module = importlib.import_module(library)
+    (shown,) = re.findall(r"^## A Trainer in seven lines\n\n```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    _, *body, _ = inspect.getsource(example).splitlines()
+    written = [line.removeprefix("    ") for line in body if line]
+    assert written == [line for line in shown.splitlines() if line]
+
+
+def digit_trainer(library: ModuleType) -> type:
+    """The example's Trainer, which can also be asked for outputs: the whole one's evaluation does so."""
+
+    class DigitTrainer(library.Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            loss = F.nll_loss(model(inputs["images"]), inputs["labels"])
+            return (loss, {}) if return_outputs else loss
+
+    return DigitTrainer
+
+
+def train(name: str, output_dir: Path, resume: str | None = None, callbacks: tuple = (), **settings: Any) -> dict:
+    """What a training like the example comes to by the Trainer of the library `name`, with other settings."""
+    library = importlib.import_module(name)
     torch.manual_seed(0)
-    images = torch.randn(34, 1, 28, 28)
-    samples = [(image, number % 10) for number, image in enumerate(images)]
-    names = {
-        "F": F,
-        "BasicNet": BasicNet,
-        "Trainer": module.Trainer,
-        "TrainingArguments": module.TrainingArguments,
-        "StopAtStep3": StopAtStep3,
-        "output_dir": output_dir,
-        "train_set": samples[:20],
-        "eval_set": samples[20:],
-        "to_dict": to_dict,
-    }
-    try:
-        exec(text, names)
-    finally:
-        if "trainer" in names:
-            names["trainer"].end()
-    state = names["trainer"].state
-    return {"weights": names["model"].state_dict(), "steps": state.global_step, "logs": state.log_history}
+    all_samples = samples(34)
+    args = library.TrainingArguments(str(output_dir), max_steps=10, remove_unused_columns=False, **settings)
+    data = {"data_collator": to_dict, "train_dataset": all_samples[:20], "eval_dataset": all_samples[20:]}
+    trainer = digit_trainer(library)(BasicNet(), args, **data, callbacks=[*callbacks])
+    trainer.train(resume_from_checkpoint=resume)
+    return outcome(trainer)
+
+
+def outcome(trainer) -> dict:
+    trainer.end()
+    state = trainer.state
+    return {"weights": trainer.model.state_dict(), "steps": state.global_step, "logs": state.log_history}
+
+
+def samples(number: int) -> list:
+    return [(image, number % 10) for number, image in enumerate(torch.randn(number, 1, 28, 28))]
 
 
 def to_dict(samples: list) -> dict:
@@ -70,28 +87,21 @@ class StopAtStep3(small_trainer.TrainerCallback):
         control.should_training_stop = state.global_step == 3
 
 
-def assert_equal_weights(weights: dict, expected: dict) -> None:
-    assert weights.keys() == expected.keys()
-    for name in expected:
-        assert torch.equal(weights[name], expected[name]), name
-
-
-def both(world_size: int, folder: Path, *options: str) -> tuple[dict, dict]:
-    """What the whole and the small one came to, on rank 0."""
-    pool = ranks(world_size)
-    [whole, *_] = pool.run(example, WHOLE, str(folder / "whole"), *options)
-    [small, *_] = pool.run(example, SMALL, str(folder / "small"), *options)
-    return whole, small
+EVALUATING = {"logging_steps": 2, "eval_strategy": "steps", "eval_steps": 4}
+# The whole Trainer has to be told what the labels are. By default its DDP looks for unused parameters, and then puts
+# the gradients into other buckets: three ranks are added up in another order.
+EVALUATING_WHOLE = EVALUATING | {"label_names": ["labels"], "ddp_find_unused_parameters": False}
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("world_size", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
-def test_the_example_trains_the_bits_of_the_whole_trainer(world_size, tmp_path):
+def test_it_trains_and_evaluates_with_the_bits_of_the_whole_trainer(world_size, tmp_path):
     """Twenty samples: the last step of an epoch has fewer than eight for each rank."""
-    settings = "logging_steps=2, eval_strategy='steps', eval_steps=4, "
-    whole, small = both(world_size, tmp_path, settings, ", eval_dataset=eval_set")
+    pool = ranks(world_size)
+    whole, *_ = pool.run(train, WHOLE, tmp_path / "whole", **EVALUATING_WHOLE)
+    small, *_ = pool.run(train, SMALL, tmp_path / "small", **EVALUATING)
     assert small["steps"] == whole["steps"] == 10
-    assert_equal_weights(small["weights"], whole["weights"])
+    assert list(differences(small["weights"], whole["weights"])) == []
     expected = [{name: log[name] for name in log if not ONLY_WHOLE.fullmatch(name)} for log in whole["logs"]]
     expected = [log for log in expected if log.keys() != {"epoch", "step"}]  # the whole one's summary
     assert len(expected) == 5 + 3
@@ -100,30 +110,33 @@ def test_the_example_trains_the_bits_of_the_whole_trainer(world_size, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_example_as_it_stands_trains_the_bits_of_the_whole_trainer(tmp_path):
-    whole = example(WHOLE, str(tmp_path / "whole"))
-    small = example(SMALL, str(tmp_path / "small"))
-    assert small["steps"] == whole["steps"] == 10
-    assert_equal_weights(small["weights"], whole["weights"])
-    assert (tmp_path / "small" / "checkpoint-10.pt").exists()
-    assert (tmp_path / "whole" / "checkpoint-10").exists()
+def test_the_example_trains_the_bits_of_the_whole_trainer(tmp_path):
+    outcomes = {}
+    for name in (WHOLE, SMALL):
+        library = importlib.import_module(name)
+        torch.manual_seed(0)
+        trainer = example(library.Trainer, library.TrainingArguments, str(tmp_path / name), samples(20))
+        outcomes[name] = outcome(trainer)
+    assert outcomes[SMALL]["steps"] == outcomes[WHOLE]["steps"] == 10
+    assert list(differences(outcomes[SMALL]["weights"], outcomes[WHOLE]["weights"])) == []
+    assert (tmp_path / SMALL / "checkpoint-10.pt").exists()
+    assert (tmp_path / WHOLE / "checkpoint-10").exists()
 
 
 @pytest.mark.parametrize("save_steps", [4, 6])
 def test_a_resumed_training_ends_with_the_same_bits(save_steps, tmp_path):
     """Three steps make an epoch: step 4 is within the second one, step 6 at its end."""
-    settings = f"save_steps={save_steps}, logging_steps=5, "
-    whole = example(SMALL, str(tmp_path), settings)
-    resumed = example(SMALL, str(tmp_path), settings, resume=f"'{tmp_path}/checkpoint-{save_steps}.pt'")
-    assert_equal_weights(resumed["weights"], whole["weights"])
-    assert resumed["logs"] == whole["logs"]
-    again = example(SMALL, str(tmp_path), settings, resume=f"'{tmp_path}/checkpoint-10.pt'")
+    settings = {"save_steps": save_steps, "logging_steps": 5}
+    whole = train(SMALL, tmp_path, **settings)
+    resumed = train(SMALL, tmp_path, resume=f"{tmp_path}/checkpoint-{save_steps}.pt", **settings)
+    assert list(differences(resumed, whole)) == []
+    again = train(SMALL, tmp_path, resume=f"{tmp_path}/checkpoint-10.pt", **settings)
     assert again["steps"] == 10
-    assert_equal_weights(again["weights"], whole["weights"])
+    assert list(differences(again["weights"], whole["weights"])) == []
 
 
 def test_a_callback_stops_the_training(tmp_path):
-    stopped = example(SMALL, str(tmp_path), more=", callbacks=[StopAtStep3()]")
+    stopped = train(SMALL, tmp_path, callbacks=(StopAtStep3(),))
     assert stopped["steps"] == 3
     assert not list(tmp_path.iterdir())
 

@@ -137,7 +137,7 @@ def run_template(level, argv, dropout=0.0, network=None, pairs=False, set_epoch=
 
 
 def refusal(level, argv):
-    """What this rank says when a template ends; None if it trains."""
+    """The message with which a template ends on this rank; None if it trains."""
     try:
         run_template(level, argv)
     except (OSError, SystemExit) as error:
@@ -173,7 +173,7 @@ def test_two_processes_train_the_weights_of_one(level, images, expected):
     assert farthest(train(level, images, 2), expected) <= 1e-9
 
 
-def test_the_weights_hang_on_the_crops(images, expected):
+def test_the_weights_depend_on_the_crops(images, expected):
     other_crops = train("00_single_gpu", images, 1, set_epoch=take_the_next_crops)
     assert farthest(other_crops, expected) > 1e-3
 
@@ -227,8 +227,8 @@ def test_a_training_that_cannot_be_right_is_refused_by_all_ranks(level, images, 
     if level in PARALLEL:
         cases.append((images, ["--batch-size", "9"], "--batch-size 9 cannot be divided among 2 processes"))
     for folder, flags, message in cases:
-        said = ranks(2 if level in PARALLEL else 1).run(refusal, level, [str(folder), *ONE_EPOCH, *flags])
-        assert set(said) == {message}
+        refusals = ranks(2 if level in PARALLEL else 1).run(refusal, level, [str(folder), *ONE_EPOCH, *flags])
+        assert set(refusals) == {message}
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -13,7 +13,6 @@ from common.instruments.start import check_launch, fit_to_machine
 
 FULL = "03_accelerate/train_full"
 ONE_PROCESS = ("00_single_gpu", "01_data_parallel")
-# Whatever is not here is off: None, False or 0.
 DEFAULTS = {
     "epochs": 1,
     "batch_size": 64,
@@ -23,13 +22,22 @@ DEFAULTS = {
     "data_dir": "data",
     "data": "host",
     "device": "auto",
+    "num_workers": 0,
+    "max_steps": None,
+    "train_samples": None,
+    "eval_samples": None,
+    "no_dropout": False,
     "warm_up_steps": 10,
     "dtype": torch.float32,
     "allocator": "keep",
+    "cores_per_device": None,
+    "save": None,
+    "json": None,
 }
 DEFAULTS_OF_LONG_TRAINING = {
     "mixed_precision": "no",
     "gradient_accumulation_steps": 1,
+    "checkpoint_dir": None,
     "checkpoint_every": CheckpointInterval(steps=100),
 }
 
@@ -88,11 +96,13 @@ def test_defaults_are_the_contract(level, monkeypatch):
     expected = DEFAULTS | {"level": ladder.level_of(level), "script": level}
     if level not in ONE_PROCESS:
         expected["timeout"] = timedelta(seconds=300)
+    if level == "01_data_parallel":
+        expected["replicas"] = None  # as many as there are GPUs
     if level == ladder.MESH:
         expected["tensor"] = 2
     if level in ladder.with_checkpoints():
         expected |= DEFAULTS_OF_LONG_TRAINING
-    assert {name: value for name, value in vars(parse(level)).items() if value} == expected
+    assert vars(parse(level)) == expected
 
 
 def test_mnist_root_is_where_the_data_are_by_default(monkeypatch):

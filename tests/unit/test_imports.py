@@ -20,7 +20,7 @@ import pytest
 
 from common import ladder
 
-# Base modules: they know nothing of training, and any room may stand on them.
+# Base modules: any room may stand on them.
 BASE = {
     "common.cores",
     "common.errors",
@@ -193,9 +193,7 @@ def reached(importers: set[str]) -> set[str]:
 def test_levels_in_plain_torch_stand_on_little(level):
     modules = reached({f"{level}.train"})
     assert "common.instruments.clock" in modules
-    assert [module for module in modules if room(module) == "common.accelerator"] == []
-    lines = sum(len(MODULES[module].read_text().splitlines()) for module in modules)
-    assert len(modules) <= 25 and lines <= 2600, (len(modules), lines)
+    assert not {"common.accelerator", "common.trainer"} & {room(module) for module in modules}
 
 
 def test_the_core_uses_few_libraries():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common import ladder
-from tests.levels import run_script
+from tests.faults.jobs import level_command, run_to_end
 
 SMALL = ["--dataset", "synthetic", "--train-samples", "64", "--eval-samples", "32", "--batch-size", "32"]
 WITHOUT_LINUX = Path(__file__).parent / "without_linux"  # has a sitecustomize.py
@@ -20,7 +20,7 @@ ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(WITHOUT_LINUX), str(ladder.ROO
 def test_a_level_trains_without_what_only_linux_has(level, tmp_path):
     flags = ["--checkpoint-dir", f"{tmp_path}/checkpoints"] if level == ladder.FULL else []
     processes = 2 if level in ladder.DISTRIBUTED else None
-    done = run_script(level, [*SMALL, *flags], processes=processes, **ENVIRONMENT)
+    done = run_to_end(level_command(level, *SMALL, *flags, processes=processes), **ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("synthetic accuracy") == 1
     assert bool(flags) == any(tmp_path.rglob("manifest.json"))

@@ -1,8 +1,10 @@
 """Every test starts in a process that has no Accelerator yet."""
 
+import importlib
+
 import pytest
 
-from tests.states import forget_states
+from tests.states import OURS, THEIRS, forget_states
 
 
 @pytest.fixture(autouse=True)
@@ -10,3 +12,15 @@ def fresh_states():
     forget_states()
     yield
     forget_states()
+
+
+@pytest.fixture
+def libraries():
+    """The `utils` of both libraries, each with a state."""
+    pytest.importorskip("accelerate")
+    utils = []
+    for library in (OURS, THEIRS):
+        importlib.import_module(f"{library}.state").PartialState(cpu=True)
+        utils.append(importlib.import_module(f"{library}.utils"))
+    yield utils
+    forget_states(THEIRS)

@@ -3,6 +3,7 @@
 import collections
 import itertools
 import multiprocessing
+from typing import NamedTuple
 
 import numpy
 import pytest
@@ -42,52 +43,71 @@ def on_dispatching_ranks(world, job, *args, **config):
 
 
 def epoch_of(accelerator, loader):
-    """For each step: this process's rows, whether it is the last, and the numbers that all can gather."""
-    return [
-        (batch["row"].tolist(), loader.end_of_dataloader, accelerator.gather_for_metrics(batch)["number"].tolist())
-        for batch in loader
-    ]
+    """The rows that this process gets, step by step, and all numbers that are gathered; each step knows its place."""
+    rows = []
+    gathered = []
+    ends = []
+    for batch in loader:
+        rows.append(batch["row"].tolist())
+        gathered += accelerator.gather_for_metrics(batch)["number"].tolist()
+        ends.append(loader.end_of_dataloader)
+    assert not any(ends[:-1]) and all(ends[-1:])
+    return rows, gathered
 
 
-SHAPES = list(itertools.product((0, 1, 5, 13), (1, 4), (False, True), (False, True)))
+class Shape(NamedTuple):
+    """A loader: of n samples, with so many in a batch of one process."""
+
+    n: int
+    batch: int
+    split_batches: bool
+    drop_last: bool
+
+    def samples_gathered(self, world):
+        of_step = self.batch * world
+        return self.n // of_step * of_step if self.drop_last else self.n
 
 
-def epochs_of_every_shape(accelerator, kind):
-    """For every shape, two epochs over data that the main process alone can read."""
-    epochs = []
-    for n, batch, split_batches, drop_last in SHAPES:
-        size = batch * accelerator.num_processes if split_batches else batch
-        loader = prepare_data_loader(
-            DataLoader(kind(n, accelerator.process_index), batch_size=size, drop_last=drop_last),
-            put_on_device=True,
-            device=accelerator.device,
-            split_batches=split_batches,
-            dispatch_batches=True,
-        )
-        assert isinstance(loader, DataLoaderDispatcher)
-        of_shape = [epoch_of(accelerator, loader) for _ in range(2)]
-        if kind is Rows:
-            assert len(loader) == len(of_shape[0])
-        epochs.append(of_shape)
-    return epochs
+SHAPES = [Shape(*choices) for choices in itertools.product((0, 1, 5, 13), (1, 4), (False, True), (False, True))]
 
 
-@pytest.mark.parametrize(("kind", "world"), [(Rows, 2), (shuffled_rows, 3)])
-def test_the_main_process_reads_and_each_sample_is_gathered_once(kind, world):
-    for shape, *epochs_of_ranks in zip(SHAPES, *on_ranks(world, epochs_of_every_shape, kind), strict=True):
-        n, batch, _, drop_last = shape
-        whole = n // (batch * world) * batch * world if drop_last else n
-        gathered = []
-        for epoch in zip(*epochs_of_ranks, strict=True):
-            seen = [[(is_last, numbers) for _, is_last, numbers in steps] for steps in epoch]
-            assert all(steps == seen[0] for steps in seen), shape
-            assert [is_last for is_last, _ in seen[0]] == [False] * (len(seen[0]) - 1) + [True] * bool(seen[0]), shape
-            gathered.append([number for _, numbers in seen[0] for number in numbers])
-            assert len(gathered[-1]) == len(set(gathered[-1])) == whole, shape
-        if kind is Rows:
-            assert gathered == [list(range(whole))] * 2, shape
-        elif n == 13 and not drop_last:
-            assert gathered[0] != gathered[1]
+def numbers_gathered(accelerator, kind, shape):
+    """The numbers gathered in each of two epochs over data that the main process alone can read."""
+    size = shape.batch * accelerator.num_processes if shape.split_batches else shape.batch
+    loader = prepare_data_loader(
+        DataLoader(kind(shape.n, accelerator.process_index), batch_size=size, drop_last=shape.drop_last),
+        put_on_device=True,
+        device=accelerator.device,
+        split_batches=shape.split_batches,
+        dispatch_batches=True,
+    )
+    assert isinstance(loader, DataLoaderDispatcher)
+    first_rows, first = epoch_of(accelerator, loader)
+    _, second = epoch_of(accelerator, loader)
+    if kind is Rows:
+        assert len(loader) == len(first_rows)
+    return first, second
+
+
+def numbers_of_every_shape(accelerator, kind):
+    return {shape: numbers_gathered(accelerator, kind, shape) for shape in SHAPES}
+
+
+def test_the_main_process_reads_and_each_sample_is_gathered_once():
+    for of_rank in on_ranks(2, numbers_of_every_shape, Rows):
+        for shape, epochs in of_rank.items():
+            numbers = list(range(shape.samples_gathered(2)))
+            assert epochs == (numbers, numbers), shape
+
+
+def test_the_main_process_reads_a_shuffled_stream_and_each_sample_is_gathered_once():
+    by_rank = on_ranks(3, numbers_of_every_shape, shuffled_rows)
+    assert by_rank[1:] == by_rank[:-1]
+    for shape, epochs in by_rank[0].items():
+        for numbers in epochs:
+            assert len(numbers) == len(set(numbers)) == shape.samples_gathered(3), shape
+    first, second = by_rank[0][Shape(13, 4, split_batches=False, drop_last=False)]
+    assert first != second
 
 
 def read_by_workers(accelerator, kind, workers):
@@ -102,7 +122,9 @@ def read_by_workers(accelerator, kind, workers):
 def test_workers_of_the_main_process_change_nothing(kind, workers):
     """Two workers would both read a stream that does not ask which worker it is in, as in plain torch."""
     plain, loaded = (on_dispatching_ranks(2, read_by_workers, kind, number) for number in (0, workers))
-    assert plain == loaded and len(plain[0]) == 4
+    assert plain == loaded
+    rows, numbers = plain[0]
+    assert len(rows) == 4 and sorted(numbers) == list(range(13))
 
 
 def resumed(accelerator):
@@ -172,9 +194,6 @@ def test_what_the_main_process_raises_is_raised_on_all():
     one, two = on_dispatching_ranks(2, broken)
     assert one == ([0], "LookupError", "sample 5 is gone")
     assert two == ([1], "RuntimeError", "rank 0: LookupError: sample 5 is gone")
-
-
-# What is in a batch
 
 
 def texts(accelerator):

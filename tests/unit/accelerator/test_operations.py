@@ -1,30 +1,16 @@
-"""Operations on nested structures, and collectives: what accelerate's give, and what comes where those fail."""
+"""Operations on nested structures in one process: what accelerate's give, and what comes where those fail."""
 
 import collections
 import collections.abc
-import importlib
 
 import numpy
 import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from common.accelerator import PartialState, exchange, operations
-from common.accelerator.utils import (
-    broadcast,
-    find_executable_batch_size,
-    gather,
-    listify,
-    pad_across_processes,
-    reduce,
-    send_to_device,
-)
-from common.accelerator.utils.operations import DistributedOperationException
-from common.processes import ranks
-from tests.states import OURS, THEIRS, forget_states
-from tests.unit.accelerator.several_processes import on_ranks
-
-Point = collections.namedtuple("Point", "x y")
+from common.accelerator import operations
+from common.accelerator.utils import send_to_device
+from tests.unit.accelerator.plain import Point, plain
 
 
 class Records(dict):
@@ -39,38 +25,12 @@ class Items(list):
     """A list of the script's own."""
 
 
-def plain(result):
-    """`result` in a form that `==` compares, with the types of containers and tensors."""
-    if isinstance(result, torch.Tensor):
-        return ("tensor", str(result.dtype), list(result.shape), result.tolist())
-    if isinstance(result, collections.abc.Mapping):
-        return (type(result).__name__, {key: plain(value) for key, value in result.items()})
-    if isinstance(result, (list, tuple)):
-        return (type(result).__name__, [plain(value) for value in result])
-    return result
-
-
 def answer(function, *args, **kwargs):
     """What a call returns, or the type of what it raises."""
     try:
         return plain(function(*args, **kwargs))
     except Exception as error:
         return type(error).__name__
-
-
-# One process
-
-
-@pytest.fixture
-def libraries():
-    """The `utils` of both libraries, each with a state."""
-    pytest.importorskip("accelerate")
-    utils = []
-    for library in (OURS, THEIRS):
-        importlib.import_module(f"{library}.state").PartialState(cpu=True)
-        utils.append(importlib.import_module(f"{library}.utils"))
-    yield utils
-    forget_states(THEIRS)
 
 
 STRUCTURES = [
@@ -189,12 +149,6 @@ def test_a_container_that_cannot_be_made_again_is_named():
         send_to_device(Frozen("a"), "cpu")
 
 
-def test_an_unknown_reduction_is_refused():
-    PartialState(cpu=True)
-    with pytest.raises(ValueError, match="reduction must be 'mean', 'sum', 'max' or 'none', not 'median'"):
-        reduce(torch.ones(1), "median")
-
-
 def test_a_packed_sequence_goes_to_the_device_whole_and_what_has_a_method_to_by_that():
     class Batch(dict):
         def to(self, device):
@@ -219,234 +173,3 @@ def test_a_converted_forward_leads_back_to_the_models_own(libraries):
         assert output["y"].dtype == torch.float32 and isinstance(output["n"], numpy.float16)
         assert isinstance(converted.__wrapped__, library.operations.ConvertOutputsToFp32)
         assert converted.__wrapped__.model_forward is converted.__wrapped__.__wrapped__ is forward
-
-
-# Batch sizes that fit
-
-
-def batch_sizes_tried(library, largest_that_fits):
-    sizes = []
-
-    def train(batch_size, model):
-        sizes.append(batch_size)
-        if batch_size > largest_that_fits:
-            raise RuntimeError("CUDA out of memory.")
-        return model
-
-    wrapped = library.find_executable_batch_size(train, starting_batch_size=60)
-    if largest_that_fits == 0:
-        with pytest.raises(RuntimeError, match="No executable batch size found, reached zero"):
-            wrapped("model")
-        return sizes
-    assert wrapped("model") == "model" and wrapped("again") == "again"
-    return sizes
-
-
-@pytest.mark.parametrize("largest_that_fits", [50, 0])
-def test_the_batch_size_shrinks_as_in_accelerate(largest_that_fits, libraries):
-    ours, theirs = (batch_sizes_tried(library, largest_that_fits) for library in libraries)
-    assert ours == theirs and len(ours) > 2
-
-
-def test_a_function_of_any_number_of_arguments_can_be_retried():
-    @find_executable_batch_size(starting_batch_size=2)
-    def train(batch_size, *rest):
-        return batch_size, rest
-
-    assert train(1, 2, 3) == (2, (1, 2, 3))
-
-
-# Two processes
-
-
-def collectives(library):
-    """The results of one collective after the other, by name, on `library`."""
-    operations = importlib.import_module(f"{library}.utils.operations")
-    accelerator = importlib.import_module(library).Accelerator(cpu=True)
-    rank = accelerator.process_index
-    rows = torch.arange(4.0).view(2, 2) + 10 * rank
-    ragged = torch.full((2, rank + 1), rank)
-    results = {
-        "gather": operations.gather({"x": rows, "y": (torch.tensor(rank), [torch.tensor([True])])}),
-        "gather transposed": operations.gather(torch.ones(2, 3, dtype=torch.bfloat16).T),
-        "gather empty": operations.gather(torch.ones(0, 2)),
-        "gather no columns": operations.gather(torch.ones(2, 0)),
-        "gather a column of one row": operations.gather(rows[:1, 1]),
-        "gather columns of one row": operations.gather([rows[:1, 1], rows[:1, 0]]),
-        "gather with gradient": operations.gather(rows.clone().requires_grad_()),
-        "gather_object": operations.gather_object([rank, {"rank": rank}]),
-        "broadcast": operations.broadcast([rows.clone(), Point(torch.tensor(rank), torch.ones(1))], from_process=1),
-        "broadcast transposed": operations.broadcast(rows.clone().T, from_process=1),
-        "broadcast_object_list": operations.broadcast_object_list([rank, "x"], from_process=1),
-        "pad": operations.pad_across_processes({"x": ragged}, dim=1, pad_index=9),
-        "pad first": operations.pad_across_processes(ragged.float(), dim=-1, pad_index=0.5, pad_first=True),
-        "pad no such dimension": operations.pad_across_processes(torch.tensor(3), dim=0),
-    }
-    for reduction in ("sum", "mean", "max"):
-        results[f"reduce {reduction}"] = operations.reduce([rows, {"half": rows.half()}], reduction, scale=3.0)
-    with accelerator.split_between_processes(torch.arange(3), apply_padding=True) as share:
-        results["split"] = share
-    accelerator.end_training()
-    forget_states(library)
-    return {name: plain(result) for name, result in results.items()}
-
-
-def test_collectives_give_what_accelerates_give():
-    pytest.importorskip("accelerate")
-    ours = ranks(2).run(collectives, OURS)
-    theirs = ranks(2).run(collectives, THEIRS, environment={"OMP_NUM_THREADS": "1"})
-    assert ours == theirs
-    assert ours[0]["gather"] == ours[1]["gather"] and ours[0]["pad"] != ours[1]["pad"]
-
-
-UNKNOWN_TO_GLOO = [torch.int16, torch.uint16, torch.float8_e4m3fn]
-
-
-def move_unknown_dtypes(accelerator):
-    """For each dtype: the dtype that is gathered, and the numbers that are gathered and broadcast."""
-    results = []
-    for dtype in UNKNOWN_TO_GLOO:
-        rows = torch.tensor([[1.0, 2.0], [3.0, accelerator.process_index]]).to(dtype)
-        gathered = gather({"rows": rows, "scalar": rows[1, 1]})
-        everywhere = broadcast(rows[1, 1].clone(), from_process=1)
-        numbers = [tensor.float().tolist() for tensor in (gathered["rows"], gathered["scalar"], everywhere)]
-        results.append((gathered["rows"].dtype, numbers))
-    return results
-
-
-def test_dtypes_that_gloo_does_not_know_are_moved_as_bytes():
-    """On accelerate that ends in "Invalid scalar type"."""
-    rows = [[1, 2], [3, 0], [1, 2], [3, 1]]
-    expected = [(dtype, [rows, [0, 1], 1]) for dtype in UNKNOWN_TO_GLOO]
-    assert on_ranks(2, move_unknown_dtypes) == [expected, expected]
-
-
-def reduce_and_broadcast(accelerator):
-    """A mean of integers, no reduction, and the column that rank 1 sends, in the rows that it came into."""
-    rank = accelerator.process_index
-    rows = torch.tensor([[1, 2], [3, 4]]) + 10 * rank
-    column = broadcast(rows[:, 1], from_process=1)
-    mean = accelerator.reduce(torch.tensor([1, rank]), "mean")
-    unchanged = accelerator.reduce(torch.tensor([rank]), "none")
-    conjugate = broadcast(torch.tensor([rank + 1j]).conj(), from_process=1)
-    return [each.tolist() for each in (mean, unchanged, column, rows, conjugate)]
-
-
-def test_integers_have_a_mean_none_changes_nothing_and_a_column_arrives_in_its_place():
-    """On accelerate the first is an error, the second a sum, and of a column other numbers arrive."""
-    assert on_ranks(2, reduce_and_broadcast) == [
-        [[1.0, 0.5], [0], [12, 14], [[1, 12], [3, 14]], [1 - 1j]],
-        [[1.0, 0.5], [1], [12, 14], [[11, 12], [13, 14]], [1 - 1j]],
-    ]
-
-
-def names_in_another_order(rank, **values):
-    """A dict whose keys came in the other order on rank 1."""
-    return dict(sorted(values.items(), reverse=rank == 1))
-
-
-def exchange_in_another_order(accelerator):
-    rank = accelerator.process_index
-    mine = names_in_another_order(rank, a=torch.tensor([rank]), b=torch.tensor([rank + 10.0]))
-    texts = names_in_another_order(rank, a=[f"a{rank}"], b=torch.tensor([rank]))
-    longer = names_in_another_order(rank, a=torch.ones(1 + rank, dtype=torch.bool), b=torch.ones(3))
-    return [
-        listify(gather(mine)),
-        listify(gather({1 - rank: torch.tensor([1 - rank]), rank: torch.tensor([rank])})),
-        listify(accelerator.gather_for_metrics(texts)),
-        listify(reduce(mine, "sum")),
-        listify(broadcast(mine, from_process=1)),
-        listify(gather(pad_across_processes(longer))),
-        operations.broadcast_object_list(["of 0", "only"][: 2 - rank]),
-    ]
-
-
-def test_each_value_arrives_under_its_own_key_whatever_the_order_of_keys():
-    for results in on_ranks(2, exchange_in_another_order):
-        assert results[:4] == [
-            {"a": [0, 1], "b": [10, 11]},
-            {0: [0, 0], 1: [1, 1]},
-            {"a": ["a0", "a1"], "b": [0, 1]},
-            {"a": [1], "b": [21]},
-        ]
-        assert results[4] == {"a": [1], "b": [11]} and results[5]["a"] == [True, False, True, True]
-        assert results[6] == ["of 0", "only"]
-
-
-def of_rank(rank, *choices):
-    return choices[min(rank, len(choices) - 1)]
-
-
-ONE = torch.ones(1)
-DIFFERENT = {
-    "shape": (torch.ones(2), torch.ones(3)),
-    "transposed": (torch.ones(2, 3), torch.ones(3, 2)),
-    "dtype": (torch.ones(2), torch.ones(2, dtype=torch.float64)),
-    "nothing": (torch.ones(0, 4), torch.ones(2, 4)),
-    "count": ([ONE], [ONE, ONE]),
-    "keys": ({"a": ONE}, {"b": ONE}),
-    "kind": (ONE, "text"),
-    "large": (torch.ones(9999), torch.ones(10000)),
-    "sparse": (torch.eye(2), torch.eye(2).to_sparse()),
-    "empty": ([], [ONE]),
-}
-COLLECTIVES = {
-    "gather": gather,
-    "gather_for_metrics": operations.gather_for_metrics,
-    "reduce": reduce,
-    "broadcast": broadcast,
-    "pad_across_processes": pad_across_processes,
-}
-CAN_BE_PADDED = {"shape", "transposed", "dtype", "nothing", "large", "sparse"}
-
-
-def enter_with_what_differs(accelerator):
-    """For each collective and each difference: what is said, and what a collective gives after that."""
-    messages = {}
-    rank = accelerator.process_index
-    for name, collective in COLLECTIVES.items():
-        for kind, values in DIFFERENT.items():
-            if name == "pad_across_processes" and kind in CAN_BE_PADDED:
-                continue
-            with pytest.raises(DistributedOperationException) as raised:
-                collective(of_rank(rank, *values))
-            messages[name, kind] = str(raised.value)
-            assert gather(torch.tensor([rank])).tolist() == list(range(accelerator.num_processes))
-    with pytest.raises(DistributedOperationException) as raised:
-        operations.gather_object([of_rank(rank, 1, lambda: 1)])
-    messages["gather_object", "lambda"] = str(raised.value)
-    with pytest.raises(DistributedOperationException) as raised:
-        (gather if rank else reduce)(ONE)
-    messages["two collectives"] = str(raised.value)
-    with pytest.raises((AttributeError, RuntimeError), match=r"pickle|local object"):  # by Python
-        operations.broadcast_object_list([lambda: 1])
-    return messages
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_what_differs_between_the_processes_is_the_same_error_on_all_of_them(world):
-    messages, *others = on_ranks(world, enter_with_what_differs)
-    assert all(of_other == messages for of_other in others)
-    for message in messages.values():
-        assert "rank 0: " in message and "rank 1: " in message
-        assert "pad_across_processes" in message and "use_gather_object" in message
-    assert "rank 0: tensor [2] torch.float32\n  - rank 1: tensor [3] torch.float32" in messages["reduce", "shape"]
-    assert "rank 0: ['a'] [1] torch.float32\n  - rank 1: ['b'] [1]" in messages["gather", "keys"]
-
-
-def gather_of_sizes(accelerator):
-    """Tensors and texts that fit in a collective's first message, fill it, or do not, alone or on one rank only."""
-    found = []
-    room = exchange.FIRST_MESSAGE - exchange.HEADER.size
-    for size in (0, 1, room - 1, room, room + 1, 5 * room):
-        numbers = torch.arange(size, dtype=torch.uint8)
-        together, alone = gather([numbers, torch.tensor(size)])
-        assert torch.equal(together, numbers.repeat(accelerator.num_processes))
-        texts = operations.gather_object(["x" * size * accelerator.process_index])
-        found.append((alone.tolist(), [len(text) for text in texts]))
-    return found, room
-
-
-def test_messages_of_any_length_arrive_whole():
-    found, room = on_ranks(2, gather_of_sizes)[1]
-    assert found == [([size] * 2, [0, size]) for size in (0, 1, room - 1, room, room + 1, 5 * room)]

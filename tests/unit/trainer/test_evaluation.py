@@ -1,5 +1,6 @@
 """Evaluation: each sample once, with its weight, in order, in time and memory proportional to their number."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 from unittest import mock
 
@@ -14,14 +15,10 @@ from common.eval_sampler import DistributedEvalSampler
 from common.processes import ranks
 from common.trainer import Trainer, TrainerState
 from tests.states import forget_states, on_a_rank, reset_states
-from tests.toys import Net, Points, Stream, seeded_net
+from tests.toys import Net, Points, Stream, seeded_net, token_loss
 from tests.unit.trainer.toy import accuracy, make_trainer
 
 N = 101
-
-
-def token_loss(outputs, labels, num_items_in_batch=None):
-    return F.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
 
 
 class CountingNet(nn.Module):
@@ -36,6 +33,46 @@ class CountingNet(nn.Module):
         return outputs if labels is None else outputs | {"loss": token_loss(outputs, labels, **kwargs)}
 
 
+def plain_loader(trainer: Trainer, points: Points, batch: int) -> DataLoader:
+    return DataLoader(points, batch_size=batch)
+
+
+def prepared_loader(trainer: Trainer, points: Points, batch: int) -> DataLoader:
+    """With another batch size than the Trainer's."""
+    return trainer.accelerator.prepare(DataLoader(points, batch_size=batch // 2 + 3))
+
+
+def loader_of_a_share(trainer: Trainer, points: Points, batch: int) -> DataLoader:
+    """The ranks' shares are of different lengths."""
+    return DataLoader(points, 1, sampler=DistributedEvalSampler(points))
+
+
+class Source(NamedTuple):
+    """Where an evaluation gets its batches; `loader` makes what an override of `get_eval_dataloader` returns."""
+
+    is_stream: bool = False
+    accelerator_config: dict | None = None
+    loader: Callable[[Trainer, Points, int], DataLoader] | None = None
+
+
+SAMPLES = Source()
+STREAM = Source(is_stream=True)
+STREAM_ON_EVERY_RANK = Source(is_stream=True, accelerator_config={"dispatch_batches": False})
+SPLIT_BATCHES = Source(accelerator_config={"split_batches": True, "dispatch_batches": True})
+PLAIN_LOADER = Source(loader=plain_loader)
+PREPARED_LOADER = Source(loader=prepared_loader)
+LOADER_OF_A_SHARE = Source(loader=loader_of_a_share)
+
+
+class Case(NamedTuple):
+    """An evaluation; `loss` is of the "model", a "function" or a "counting model": these two divide by the items."""
+
+    batch: int
+    source: Source = SAMPLES
+    n: int = N
+    loss: str = "model"
+
+
 class Outcome(NamedTuple):
     """What an evaluation and a prediction came to; `error` is that of the predictions, `reference` the true loss."""
 
@@ -46,36 +83,26 @@ class Outcome(NamedTuple):
     reference: float
 
 
-def outcome(folder, batch: int, kind: str = "map", n: int = N, loss: str | None = None) -> Outcome:
-    """The outcome for n samples; they are unlike, so that their number and weight show.
+def unlike_points(n: int) -> Points:
+    """Points of growing length, so that each one's weight shows."""
+    points = Points(n, torch.float64)
+    points.x *= torch.linspace(0, 10, n, dtype=torch.float64)[:, None]
+    return points
 
-    Args:
-        kind: a "map" or a "stream" of samples, or a stream that "every rank" reads; whole batches that the main process
-            "split"s among the ranks; or what an override returns: a "plain" loader, one with its "own batch size" that
-            it has prepared, or one that is "dealt out", in parts of different lengths.
-        loss: of the model; or of a "function" or by "keywords", which divides by the number of items.
-    """
-    dtype = torch.float64
-    points = Points(n, dtype)
-    points.x *= torch.linspace(0, 10, n, dtype=dtype)[:, None]
-    dataset = Stream(points) if kind in ("stream", "every rank") else points
+
+def outcome(folder, case: Case) -> Outcome:
+    points = unlike_points(case.n)
+    source = case.source
+    dataset = Stream(points) if source.is_stream else points
+    net = seeded_net(dtype=torch.float64)
+    model = CountingNet(net) if case.loss == "counting model" else net
     extra = {"compute_metrics": accuracy, "eval_dataset": dataset}
-    net = model = seeded_net(dtype=dtype)
-    if loss == "function":
+    if case.loss == "function":
         extra["compute_loss_func"] = token_loss
-    elif loss == "keywords":
-        model = CountingNet(model)
-    configs = {"split": {"split_batches": True, "dispatch_batches": True}, "every rank": {"dispatch_batches": False}}
-    settings = {"per_device_eval_batch_size": batch, "accelerator_config": configs.get(kind)}
+    settings = {"per_device_eval_batch_size": case.batch, "accelerator_config": source.accelerator_config}
     trainer = make_trainer(folder, model=model, extra=extra, **settings)
-    returned = {
-        "plain": lambda dataset=None: DataLoader(points, batch_size=batch),
-        "own batch size": lambda dataset=None: trainer.accelerator.prepare(
-            DataLoader(points, batch_size=batch // 2 + 3)
-        ),
-        "dealt out": lambda dataset=None: DataLoader(points, 1, sampler=DistributedEvalSampler(points)),
-    }
-    trainer.get_eval_dataloader = returned.get(kind, trainer.get_eval_dataloader)
+    if source.loader is not None:
+        trainer.get_eval_dataloader = lambda dataset=None: source.loader(trainer, points, case.batch)
     metrics = trainer.evaluate()
     prediction = trainer.predict(dataset)
     expected = net(points.x)["logits"].detach()
@@ -84,54 +111,53 @@ def outcome(folder, batch: int, kind: str = "map", n: int = N, loss: str | None 
         accuracy=metrics["eval_accuracy"],
         has_all_labels=torch.equal(torch.from_numpy(prediction.label_ids), points.labels),
         error=np.abs(prediction.predictions - expected.numpy()).max(),
-        reference=F.cross_entropy(expected.double(), points.labels).item(),
+        reference=F.cross_entropy(expected, points.labels).item(),
     )
 
 
-def outcomes_on_rank(folder, *settings):
-    """The outcomes for several settings, each on the ranks of one job."""
+def outcomes_on_rank(folder, cases: list[Case]) -> list[Outcome]:
+    """The outcomes on the ranks of one job, one after the other."""
     torch.set_num_threads(1)
     outcomes = []
-    for each in settings:
-        outcomes.append(outcome(folder, **each))
+    for case in cases:
+        outcomes.append(outcome(folder, case))
         reset_states()
     forget_states()
     return outcomes
 
 
 @pytest.mark.parametrize("batch", [1, 7, 64])
-@pytest.mark.parametrize("kind", ["map", "stream", "every rank", "plain", "own batch size"])
-def test_the_loss_does_not_depend_on_the_batch_size(batch, kind, tmp_path):
-    got = outcome(tmp_path, batch, kind=kind)
+@pytest.mark.parametrize("source", [SAMPLES, STREAM, STREAM_ON_EVERY_RANK, PLAIN_LOADER, PREPARED_LOADER])
+def test_the_loss_does_not_depend_on_the_batch_size(batch, source, tmp_path):
+    got = outcome(tmp_path, Case(batch, source))
     assert got.loss == pytest.approx(got.reference, rel=1e-14)
-    assert got.accuracy == outcome(tmp_path, N).accuracy
+    assert got.accuracy == outcome(tmp_path, Case(batch=N)).accuracy
     assert got.has_all_labels and got.error < 1e-12
 
 
-LOSSES = [None, "function", "keywords"]
+ANY_BATCHES = [SAMPLES, STREAM, STREAM_ON_EVERY_RANK, PLAIN_LOADER, PREPARED_LOADER, LOADER_OF_A_SHARE]
+LOSSES = ["model", "function", "counting model"]
 
 
 @pytest.mark.parametrize("processes", [2, 3])
 def test_an_evaluation_does_not_depend_on_the_number_of_processes(processes, tmp_path):
-    kinds = ("map", "plain", "stream", "every rank", "own batch size", "dealt out")
-    settings = [{"batch": 64, "kind": kind, "loss": loss} for kind in kinds for loss in LOSSES]
-    settings += [{"batch": 6, "kind": "split", "n": n} for n in (12, 13, 17)]
+    cases = [Case(64, source, loss=loss) for source in ANY_BATCHES for loss in LOSSES]
+    cases += [Case(6, SPLIT_BATCHES, n) for n in (12, 13, 17)]
     # Fewer samples than processes, and than the batches of all of them.
-    settings += [{"batch": 2, "n": n} for n in (1, 2, 4, 7)]
-    expected = [outcome(tmp_path, each.get("n", N), n=each.get("n", N)).accuracy for each in settings]
-    for outcomes in ranks(processes).run(outcomes_on_rank, tmp_path, *settings):
+    cases += [Case(2, n=n) for n in (1, 2, 4, 7)]
+    expected = [outcome(tmp_path, Case(batch=case.n, n=case.n)).accuracy for case in cases]
+    for outcomes in ranks(processes).run(outcomes_on_rank, tmp_path, cases):
         assert [got.accuracy for got in outcomes] == pytest.approx(expected, rel=1e-14)
-        for got, each in zip(outcomes, settings, strict=True):
-            assert got.loss == pytest.approx(got.reference, rel=1e-13), each
+        for got, case in zip(outcomes, cases, strict=True):
+            assert got.loss == pytest.approx(got.reference, rel=1e-13), case
             assert got.has_all_labels and got.error < 1e-12
 
 
 def test_a_mean_of_means_would_have_been_noticed(tmp_path):
-    points = Points(N, torch.float64)
-    points.x *= torch.linspace(0, 10, N, dtype=torch.float64)[:, None]
+    points = unlike_points(N)
     model = seeded_net(dtype=torch.float64)
     means = [model(x, y)["loss"].item() for x, y in zip(points.x.split(64), points.labels.split(64), strict=True)]
-    assert abs(np.mean(means) - outcome(tmp_path, 64).loss) > 1e-3
+    assert abs(np.mean(means) - outcome(tmp_path, Case(batch=64)).loss) > 1e-3
 
 
 def test_without_labels_there_are_predictions_but_no_loss(tmp_path):
