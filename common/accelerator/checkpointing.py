@@ -35,7 +35,7 @@ from .scheduler import AcceleratedScheduler
 from .shard import SeedableOrder, index_sampler_of
 from .state import PartialState
 from .utils import save_ids
-from .utils.checkpoint_folder import Part, choose_newest, finish_interrupted_save, remove_old_checkpoints
+from .utils.checkpoint_folder import Part, choose_newest, finish_interrupted_save, remove, remove_old_checkpoints
 from .utils.checkpoint_manifest import CheckpointError, Manifest, read_manifest, verify
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.dataclasses import ProjectConfiguration
@@ -178,7 +178,8 @@ def save_state(
             _write(run, part, _numbered(weights_name, weights))
             part.publish()
     except BaseException:
-        part.discard()
+        # What is published stays: the main part may be there already, although this process met an error.
+        remove(part.staging)
         raise
     project.iteration += 1
     limit = project.total_limit

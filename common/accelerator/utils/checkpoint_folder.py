@@ -84,13 +84,9 @@ class Part:
         """Make an empty staging folder, after finishing an earlier save that was interrupted."""
         if self.is_main:
             finish_interrupted_save(self.folder)
-        self.discard()
-        self.staging.mkdir(parents=True)
-
-    def discard(self) -> None:
-        """Remove the files of this part that are not in the checkpoint's folder."""
         remove(self.staging)
         remove(self.pending)
+        self.staging.mkdir(parents=True)
 
     def publish(self) -> None:
         """Finish this part, and merge what belongs together. Files in the folder that are no part of it stay.
