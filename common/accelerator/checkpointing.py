@@ -142,7 +142,8 @@ def save_state(
     Each process that calls this writes its part, see the head of this file. Other files in the folder stay.
 
     The main process alone may call it. Then the other ranks' generators and gradients are not there, and a run that
-    goes on from it is not exact.
+    goes on from it is not exact. The same happens if another rank is killed before its part is finished, unless
+    `all_ranks` is on.
 
     Args:
         output_dir: the folder, where ~ is the home folder; under automatic naming
@@ -168,14 +169,14 @@ def save_state(
     weights_name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
     try:
         if all_ranks:
-            weights = run_on_all_ranks(lambda: _stage(run, part))
-            run_on_all_ranks(lambda: _write(run, part, _numbered(weights_name, weights)))
+            weights = run_on_all_ranks(lambda: _stage(run, part, weights_name))
+            run_on_all_ranks(lambda: _write(run, part, weights))
             # The main part comes last: all parts are there when the checkpoint appears.
             run_on_all_ranks(part.publish, runs_here=not is_main)
             run_on_all_ranks(part.publish, runs_here=is_main)
         else:
-            weights = _stage(run, part)
-            _write(run, part, _numbered(weights_name, weights))
+            weights = _stage(run, part, weights_name)
+            _write(run, part, weights)
             part.publish()
     except BaseException:
         # What is published stays: the main part may be there already, although this process met an error.
@@ -212,8 +213,10 @@ def _writes_main_part(project: ProjectConfiguration) -> bool:
     return state.is_local_main_process if project.save_on_each_node else state.is_main_process
 
 
-def _stage(run: RunState, part: Part) -> list[dict[str, Any]]:
-    """Make the folder to write to, and return the weights. Hooks may change these, or write files of their own.
+def _stage(run: RunState, part: Part, weights_name: str) -> dict[str, Any]:
+    """Make the folder to write to, and return the weights of each model by the names of their files.
+
+    Hooks may change the weights, or write files of their own.
 
     Under FSDP the weights are a collective. They come first, so that no rank waits in it for another that has failed.
     """
@@ -225,7 +228,7 @@ def _stage(run: RunState, part: Part) -> list[dict[str, Any]]:
     part.stage()
     for hook in run.save_hooks:
         hook(run.models, weights, str(part.staging))
-    return weights
+    return _numbered(weights_name, weights)
 
 
 def _write(run: RunState, part: Part, weights: dict[str, Any]) -> None:
@@ -263,15 +266,13 @@ def load_state(
     load_kwargs: dict[str, Any] | None = None,
     **load_model_func_kwargs: Any,
 ) -> int:
-    """Put weights, optimizers, schedules and generators where `save_state` left them. A collective.
+    """Put weights, optimizers, schedules and generators where `save_state` left them, and return the saved `step`.
 
-    It returns the calls of `accumulate` that the saved run had made.
-
-    The script says where its loaders go on: `loader.set_epoch(e)` and `skip_first_batches(loader, n)`. A stateful
-    loader yields the next batch by itself. On as many processes as before, what follows then equals the uninterrupted
-    run bit for bit; DATA.md says in which orders. On another number of processes the global order goes on, and
-    gradients of an unfinished window are averaged. A rank without a part in the checkpoint keeps its random states,
-    which a warning says, and gets the mean of the gradients that are there.
+    A collective. The script says where its loaders go on: `loader.set_epoch(e)` and `skip_first_batches(loader, n)`. A
+    stateful loader yields the next batch by itself. On as many processes as before, what follows then equals the
+    uninterrupted run bit for bit; DATA.md says in which orders. On another number of processes the global order goes
+    on, and gradients of an unfinished window are averaged. A rank without a part in the checkpoint keeps its random
+    states, which a warning says, and gets the mean of the gradients that are there.
 
     First every file is verified, and every state but the weights read; then the hooks run. Until a weight changes, an
     error leaves the run as it was. After a later error the run should not go on.

@@ -24,7 +24,7 @@ ranks have done step 2, so the checkpoint has all parts or does not exist.
 A rename is atomic, so each of these folders has all of its files or does not exist. A process that is killed in steps 1
 or 2 leaves a staging folder, which is never read. One that is killed in steps 3 or 4 leaves finished parts, and the
 next save or load moves them to their places (`finish_interrupted_save`). Nobody waits for the disk: after a power
-failure the newest checkpoint may be damaged. Verification finds this out, and the checkpoint before it is loaded.
+failure the newest checkpoint may be damaged. Loading finds this out. Without a name it takes the one before.
 
 A folder may come from a stranger. So files are opened or moved only if they were found by walking through the folder,
 which follows no symbolic link. A manifest only says which of these files belong to the checkpoint.
@@ -147,21 +147,21 @@ def _merge_pending_parts(folder: Path) -> None:
         main = read_part_manifest(folder / MANIFEST_NAME)
     except CheckpointError:
         return
-    for part in _pending_parts(folder, main["save"]).values():
+    for part in _pending_parts(folder, main["save"]):
         with contextlib.suppress(FileNotFoundError):  # the main process and the rank of this part may meet here
             _move_files(part, folder, unless_in=main["files"])
 
 
-def _pending_parts(folder: Path, save_id: str) -> dict[int, Path]:
-    """The finished rank parts of a save that are not in its folder yet, by their ranks."""
+def _pending_parts(folder: Path, save_id: str) -> list[Path]:
+    """The finished rank parts of a save that are not in its folder yet."""
     pattern = _beside(folder, "part_")
-    found = {}
+    found = []
     for path in pattern.parent.glob(f"{glob.escape(pattern.name)}*"):
         name = RANK_MANIFEST_NAME.format(path.name.rpartition("_")[2])
         with contextlib.suppress(CheckpointError, OSError):  # it is no part, or its own process is moving it
             part = read_part_manifest(path / name)
             if part["save"] == save_id and not path.is_symlink():
-                found[part["rank"]] = path
+                found.append(path)
     return found
 
 
@@ -211,29 +211,25 @@ def choose_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
     Raises:
         CheckpointError: if there is none; then all stay as they are.
     """
-    skipped = []
+    damaged = []
     for folder in numbered(parent, prefix):
         try:
             finish_and_verify(folder)
         except CheckpointError as error:
             logger.warning("skipping a checkpoint: %s", error)
-            skipped.append(folder)
+            damaged.append(folder)
         else:
             logger.info("resuming from %s", folder)
-            _set_aside(skipped)
-            _remove_staging_folders(parent, prefix)
+            _clear_away(parent, prefix, damaged)
             return folder
     raise CheckpointError(f"there is no whole checkpoint in {parent}")
 
 
-def _set_aside(damaged: list[Path]) -> None:
+def _clear_away(parent: Path, prefix: str, damaged: list[Path]) -> None:
+    """Rename damaged checkpoints, and remove what a killed run has left unfinished."""
     for folder in damaged:
         with contextlib.suppress(OSError):
             folder.rename(f"{folder}.damaged-{uuid.uuid4().hex[:8]}")
-
-
-def _remove_staging_folders(parent: Path, prefix: str) -> None:
-    """Remove what a killed run has left unfinished."""
     for left_over in parent.glob(f".{glob.escape(prefix)}*.staging*"):
         remove(left_over)
 
