@@ -137,7 +137,7 @@ def train(args):
     if args.checkpoint_dir and has_checkpoint(args.checkpoint_dir, "checkpoints/checkpoint_*"):
         resume(accelerator, args, progress)
 
-    noted = noted_signals(enabled=args.checkpoint_dir is not None)
+    noted = noted_signals(enabled=bool(args.checkpoint_dir))
     with noted as signals, measured(args, model, train_set, test_set) as report:
         total_steps = progress.steps_per_epoch * args.epochs
         schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, accelerator.device)
