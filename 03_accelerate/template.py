@@ -10,6 +10,7 @@ stays, and the same command goes on with the next one. Without --checkpoint noth
 """
 
 import argparse
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -144,9 +145,12 @@ def train(args):
             f"epoch {epoch}: training loss {train_loss:.4f}, score {total / seen:.4f} of {seen:.0f}", flush=True
         )
         if args.checkpoint:
-            accelerator.save_state(f"{args.checkpoint}/epoch_{epoch:05}")
-            if accelerator.is_main_process:  # the last two stay
-                shutil.rmtree(f"{args.checkpoint}/epoch_{epoch - 2:05}", ignore_errors=True)
+            folder = f"{args.checkpoint}/epoch_{epoch:05}"
+            accelerator.save_state(folder + ".new")
+            accelerator.wait_for_everyone()  # each process writes a file of its own
+            if accelerator.is_main_process:
+                os.replace(folder + ".new", folder)  # at once: a crash leaves no half of a checkpoint under its name
+                shutil.rmtree(f"{args.checkpoint}/epoch_{epoch - 2:05}", ignore_errors=True)  # the last two stay
     accelerator.end_training()
     return accelerator.unwrap_model(model)
 

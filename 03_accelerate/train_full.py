@@ -9,7 +9,6 @@ killed.
 The same file runs on Hugging Face Accelerate: replace `common.accelerator` by `accelerate`.
 """
 
-from contextlib import nullcontext
 from itertools import islice
 
 import torch
@@ -35,26 +34,27 @@ from common.same_training import SameTraining
 class Progress:
     """The place that the training has come to. Checkpoints hold it beside weights, optimizer and random numbers."""
 
-    def __init__(self, steps_per_epoch):
+    def __init__(self, steps_per_epoch, device):
         self.steps_per_epoch = steps_per_epoch
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)  # of the steps of this epoch
         self.begin_epoch(0)
 
     def begin_epoch(self, epoch):
         self.epoch = epoch
         self.steps_done = 0  # optimizer steps of this epoch
-        self.saved_loss_sum = 0.0  # of those up to the last checkpoint, as a mean over the ranks
+        self.loss_sum.zero_()
 
     @property
     def global_step(self):
         return self.steps_per_epoch * self.epoch + self.steps_done
 
     def state_dict(self):
-        return {"epoch": self.epoch, "steps_done": self.steps_done, "loss_sum": self.saved_loss_sum}
+        return {"epoch": self.epoch, "steps_done": self.steps_done, "loss_sum": self.loss_sum.item()}
 
     def load_state_dict(self, state):
         self.epoch = state["epoch"]
         self.steps_done = state["steps_done"]
-        self.saved_loss_sum = state["loss_sum"]
+        self.loss_sum.fill_(state["loss_sum"])
 
 
 def resume(accelerator, args, progress):
@@ -64,10 +64,12 @@ def resume(accelerator, args, progress):
     accelerator.print(f"{args.level}: resumed at step {progress.global_step}")
 
 
-def save(accelerator, model, progress, train_loss):
+def save(accelerator, model, progress):
     refuse_not_finite(model, progress.global_step)
-    progress.saved_loss_sum = accelerator.reduce(train_loss, reduction="mean").item()
-    accelerator.project_configuration.iteration = progress.global_step  # the number in the checkpoint's name
+    # A checkpoint holds one sum. From here on each rank goes on with the mean of all sums, as after resuming.
+    progress.loss_sum = accelerator.reduce(progress.loss_sum, reduction="mean")
+    # The number in the checkpoint's name. Accelerate takes it from nowhere else.
+    accelerator.project_configuration.iteration = progress.global_step
     accelerator.save_state(all_ranks=True)  # by default it waits for nobody: rank 0 alone may call it
     accelerator.print(f"saved at step {progress.global_step}")
 
@@ -130,18 +132,17 @@ def train(args):
     model, optimizer, train_loader, test_loader = accelerator.prepare(model, optimizer, train_loader, test_loader)
     set_seed(args.seed, device_specific=True)  # for dropout: each rank draws its own random numbers
 
-    progress = Progress(steps_per_epoch=len(train_set) // args.batch_size)
+    progress = Progress(len(train_set) // args.batch_size, accelerator.device)
     accelerator.register_for_checkpointing(progress, SameTraining(args.batch_size, train_set))
     if args.checkpoint_dir and has_checkpoint(args.checkpoint_dir, "checkpoints/checkpoint_*"):
         resume(accelerator, args, progress)
 
-    listening = noted_signals() if args.checkpoint_dir else nullcontext([])
-    with listening as signals, measured(args, model, train_set, test_set) as report:
+    noted = noted_signals(enabled=bool(args.checkpoint_dir))
+    with noted as signals, measured(args, model, train_set, test_set) as report:
         total_steps = progress.steps_per_epoch * args.epochs
         schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, accelerator.device)
         for epoch in range(progress.epoch, args.epochs):
             train_loader.set_epoch(epoch)  # another order for each epoch
-            train_loss = torch.full((), progress.saved_loss_sum, dtype=torch.float64, device=accelerator.device)
             model.train()
             for images, targets in rest_of_epoch(accelerator, train_loader, progress):
                 with accelerator.accumulate(model):  # averages gradients at the last micro-batch of a step only
@@ -149,16 +150,16 @@ def train(args):
                     accelerator.backward(loss)  # divided by the number of micro-batches, scaled under fp16
                     optimizer.step()
                     optimizer.zero_grad()
-                train_loss += loss.detach() / args.gradient_accumulation_steps
+                progress.loss_sum += loss.detach() / args.gradient_accumulation_steps
                 if accelerator.sync_gradients:  # the step is complete
                     progress.steps_done += 1
                     if args.checkpoint_dir:
                         schedule.update(progress.global_step)
                         if schedule.save:
-                            save(accelerator, model, progress, train_loss)
+                            save(accelerator, model, progress)
                         if schedule.stop:
                             stop(accelerator, progress, schedule.exit_code())
-            train_loss = accelerator.reduce(train_loss, reduction="mean") / progress.steps_per_epoch
+            train_loss = accelerator.reduce(progress.loss_sum, reduction="mean") / progress.steps_per_epoch
 
             result = report(train_loss.item(), *evaluate(accelerator, model, test_loader), steps=progress.global_step)
             progress.begin_epoch(epoch + 1)

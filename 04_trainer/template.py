@@ -7,6 +7,7 @@ The same file runs on Hugging Face's Trainer: replace `common.trainer` by `trans
 For a task of your own change three places: the data set with `load_data`, the network, the loss with its score.
 Ctrl-C stops it: each process prints a traceback with KeyboardInterrupt. What was saved after the last whole epoch
 stays, and the same command goes on with the next one. Without --checkpoint nothing is saved.
+Hugging Face's leaves half a checkpoint if it ends while it saves: remove that one before you run the command again.
 """
 
 import argparse
@@ -72,7 +73,8 @@ def score(outputs, targets):
 
 class TaskTrainer(Trainer):
     def _get_train_sampler(self, train_dataset=None):
-        # The Trainer makes a step of an epoch's tail too. Hugging Face's would drop it in the evaluation as well.
+        # By default the Trainer makes a step of an epoch's tail too. dataloader_drop_last=True would drop the tail, but
+        # Hugging Face's then drops it in the evaluation as well.
         step = self.args.per_device_train_batch_size * self.args.world_size
         return RandomSampler(self.train_dataset, num_samples=len(self.train_dataset) // step * step)
 

@@ -71,8 +71,10 @@ def train(args):
 
     with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints the result once
         trainer.train()
-        training, test, _ = trainer.state.log_history[-3:]  # of the last epoch; then what the whole run took
-        result = report(training["loss"], test["eval_loss"], test["eval_accuracy"], test["eval_evaluated"])
+        last = {}
+        for entry in trainer.state.log_history:  # later values replace earlier ones
+            last.update(entry)
+        result = report(last["loss"], last["eval_loss"], last["eval_accuracy"], last["eval_evaluated"])
     trainer.accelerator.end_training()
     return result
 

@@ -9,8 +9,6 @@ The same file runs on Hugging Face's Trainer: replace `common.trainer` by `trans
 `SameTraining`, so a run with another batch size is not refused there.
 """
 
-from contextlib import nullcontext
-
 import torch
 import torch.nn.functional as F
 from torch.utils.data import RandomSampler
@@ -106,8 +104,8 @@ def train(args):
     trainer.accelerator.register_for_checkpointing(SameTraining(args.batch_size, train_set))
     torch.manual_seed(args.seed + process.process_index)  # by default all processes drop the same units out
 
-    listening = noted_signals() if args.checkpoint_dir else nullcontext([])
-    with listening as signals, measured(args, model, train_set, test_set) as report:
+    noted = noted_signals(enabled=bool(args.checkpoint_dir))
+    with noted as signals, measured(args, model, train_set, test_set) as report:
         total_steps = len(train_set) // args.batch_size * args.epochs
         schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, trainer.accelerator.device)
         if args.checkpoint_dir:
@@ -115,8 +113,10 @@ def train(args):
         resumes = args.checkpoint_dir and has_checkpoint(args.checkpoint_dir, "checkpoint-*")
         trainer.train(resume_from_checkpoint=resumes)
         steps = trainer.state.global_step
-        training, test, _ = trainer.state.log_history[-3:]  # of the last epoch; then what the whole run took
-        result = report(training["loss"], test["eval_loss"], test["eval_accuracy"], test["eval_evaluated"], steps=steps)
+        last = {}
+        for entry in trainer.state.log_history:  # later values replace earlier ones
+            last.update(entry)
+        result = report(last["loss"], last["eval_loss"], last["eval_accuracy"], last["eval_evaluated"], steps=steps)
     trainer.accelerator.end_training()
     return result
 

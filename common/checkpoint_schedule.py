@@ -57,12 +57,16 @@ def refuse_not_finite(model: nn.Module, step: int) -> None:
 
 
 @contextlib.contextmanager
-def noted_signals() -> Iterator[list[int]]:
+def noted_signals(enabled: bool = True) -> Iterator[list[int]]:
     """A block in which SIGTERM and the first Ctrl-C do not end the process: their numbers are added to the list.
 
     The second Ctrl-C ends the process at once. A second SIGTERM does not, because Slurm and torchrun may both send one.
+    Unless `enabled`, signals do what they always do, and the list stays empty.
     """
     received: list[int] = []
+    if not enabled:
+        yield received
+        return
     sent_by_one_key_press = 1
     if "TORCHELASTIC_RUN_ID" in os.environ:
         sent_by_one_key_press = 2  # one by the terminal, to torchrun and to its ranks, and one by torchrun

@@ -620,9 +620,7 @@ class Accelerator:
         **load_model_func_kwargs: Any,
     ) -> None:
         """Put the run where `save_state` left it: `checkpointing.load_state`. A collective."""
-        run = self._run_state()
-        checkpointing.load_state(run, input_dir, load_kwargs, **load_model_func_kwargs)
-        self.step = run.step
+        self.step = checkpointing.load_state(self._run_state(), input_dir, load_kwargs, **load_model_func_kwargs)
 
     def _run_state(self) -> checkpointing.RunState:
         return checkpointing.RunState(

@@ -13,8 +13,8 @@ The files bear the names that Accelerate gives them. The second model is in mode
                  manifest_R.json                           the list of these files
 
 The main process writes the main part, with its own random states in it. In `utils/`, checkpoint_folder.py says how a
-save gets to its folder, checkpoint_manifest.py when a checkpoint is whole, save_ids.py how ranks find the id of a save,
-and serialization.py how files are kept free of code.
+save gets to its folder, checkpoint_manifest.py how damage is found, save_ids.py how ranks find the id of a save, and
+serialization.py how files are kept free of code.
 """
 
 import os
@@ -33,12 +33,12 @@ from .optimizer import AcceleratedOptimizer, LossScaler
 from .scheduler import AcceleratedScheduler
 from .state import PartialState
 from .utils import save_ids
-from .utils.checkpoint_folder import PREVIOUS_NAME, Part, choose_newest, finish_interrupted_save, remove_old_checkpoints
-from .utils.checkpoint_manifest import CheckpointError, Manifest, is_whole, read_manifest, verify
+from .utils.checkpoint_folder import Part, choose_newest, finish_interrupted_save, remove, remove_old_checkpoints
+from .utils.checkpoint_manifest import CheckpointError, Manifest, read_manifest, verify
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.dataclasses import ProjectConfiguration
 from .utils.fsdp_utils import whole_parameters
-from .utils.other import extract_model_from_parallel
+from .utils.other import innermost_model
 from .utils.random import get_random_states, set_random_states
 from .utils.serialization import load_safely, save_loadable
 from .utils.weights import under_names_of, write_safetensors
@@ -53,15 +53,15 @@ CUSTOM_FILE = "custom_checkpoint_{}.pkl"
 RANDOM_STATES_FILE = "random_states_{}.pkl"
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunState:
-    """What checkpoints need of an Accelerator. The lists are its own, in the order of the numbers of their files.
+    """What checkpoints read of an Accelerator. The lists are its own, in the order of the numbers of their files.
 
     Attributes:
         project: where checkpoints are, and how many of them are kept.
         save_hooks, load_hooks: functions that the script has registered.
         has_forgotten_loaders: some loader was left out of checkpoints on purpose.
-        step: calls of `accumulate`; at a multiple of `num_steps` no window is unfinished. Loading changes it.
+        step: calls of `accumulate`; at a multiple of `num_steps` no window is unfinished.
         get_state_dict: the weights of a model; under FSDP a collective.
     """
 
@@ -110,7 +110,7 @@ class RunState:
         gradients = []
         for model in self.models:
             with whole_parameters(model):
-                parameters = _bare(model).named_parameters()
+                parameters = innermost_model(model).named_parameters()
                 gradients.append({name: p.grad.cpu() for name, p in parameters if p.grad is not None})
         return gradients
 
@@ -124,11 +124,6 @@ def _numbered_name(file_name: str, index: int) -> str:
     return file_name.replace(".", f"_{index}.") if index else file_name
 
 
-def _bare(model: torch.nn.Module) -> torch.nn.Module:
-    """The script's own model inside `model`: in a resumed run it may be compiled where it was not before."""
-    return extract_model_from_parallel(model, keep_torch_compile=False)
-
-
 # Saving
 
 
@@ -140,7 +135,8 @@ def save_state(
     Each process that calls this writes its part, see the head of this file. Other files in the folder stay.
 
     The main process alone may call it. Then the other ranks' generators and gradients are not there, and a run that
-    goes on from it is not exact.
+    goes on from it is not exact. The same happens if another rank is killed before its part is finished, unless
+    `all_ranks` is on.
 
     Args:
         output_dir: the folder, where ~ is the home folder; under automatic naming
@@ -157,44 +153,44 @@ def save_state(
             checkpoints cannot be removed, the new one is there.
     """
     project = run.project
-    folder, folder_before = _folders_to_save(project, output_dir)
-    weights_name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
-    is_main = _writes_main_part(project)
     state = PartialState()
-    perform = run_on_all_ranks if all_ranks else _run_here
-
-    # Under FSDP this is a collective, and so is the beginning of `_write`.
-    weights = perform(lambda: [run.get_state_dict(model) for model in run.models])
-    # With `all_ranks` the processes have just met, so they find the same id, whoever has saved alone before.
+    folder = _folder_to_save(project, output_dir)
+    is_main = _writes_main_part(project)
+    if all_ranks:
+        state.wait_for_everyone()  # Ranks that have just met find the same id, whoever has saved alone before.
     part = Part(folder, save_ids.next_id(folder), state.process_index, state.num_processes, is_main)
+    weights_name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
     try:
-        perform(lambda: _stage(run, part, weights))
-        perform(lambda: _write(run, part, _numbered(weights_name, weights)))
-        # The main part comes last: with `all_ranks` all parts are there when the checkpoint appears.
-        perform(part.publish_rank_part, runs_here=not is_main)
-        expected = perform(lambda: part.publish_main_part(folder_before), runs_here=is_main)
+        if all_ranks:
+            weights = run_on_all_ranks(lambda: _stage(run, part, weights_name))
+            run_on_all_ranks(lambda: _write(run, part, weights))
+            # The main part comes last: all parts are there when the checkpoint appears.
+            run_on_all_ranks(part.publish, runs_here=not is_main)
+            run_on_all_ranks(part.publish, runs_here=is_main)
+        else:
+            weights = _stage(run, part, weights_name)
+            _write(run, part, weights)
+            part.publish()
     except BaseException:
-        part.discard()
+        # What is published stays: the main part may be there already, although this process met an error.
+        remove(part.staging)
         raise
     project.iteration += 1
-    if expected == {part.rank} and part.world_size > 1 and not project.save_on_each_node:
-        others = "random states of the other ranks are only there once these call `save_state` too"
-        logger.warning_once("the main process has saved alone: %s", others)
     limit = project.total_limit
     if project.automatic_checkpoint_naming and limit is not None:
-        perform(lambda: remove_old_checkpoints(folder, limit), runs_here=is_main)
+        if all_ranks:
+            run_on_all_ranks(lambda: remove_old_checkpoints(folder, limit), runs_here=is_main)
+        elif is_main:
+            remove_old_checkpoints(folder, limit)
     return folder
 
 
-def _folders_to_save(project: ProjectConfiguration, output_dir: str | os.PathLike | None) -> tuple[Path, Path]:
-    """The folder to save to, and that of the checkpoint before, which may be the same."""
+def _folder_to_save(project: ProjectConfiguration, output_dir: str | os.PathLike | None) -> Path:
     if project.automatic_checkpoint_naming:
-        parent = _numbered_checkpoints(project)
-        return parent / f"checkpoint_{project.iteration}", parent / f"checkpoint_{project.iteration - 1}"
+        return _numbered_checkpoints(project) / f"checkpoint_{project.iteration}"
     if output_dir is None:
         raise ValueError("save_state needs a folder unless automatic_checkpoint_naming is on")
-    folder = Path(os.path.abspath(os.path.expanduser(output_dir)))
-    return folder, folder
+    return Path(os.path.abspath(os.path.expanduser(output_dir)))
 
 
 def _numbered_checkpoints(project: ProjectConfiguration) -> Path:
@@ -210,8 +206,14 @@ def _writes_main_part(project: ProjectConfiguration) -> bool:
     return state.is_local_main_process if project.save_on_each_node else state.is_main_process
 
 
-def _stage(run: RunState, part: Part, weights: list[dict[str, Any]]) -> None:
-    """Make the folder to write to. Hooks may change `weights`, or write files of their own into it."""
+def _stage(run: RunState, part: Part, weights_name: str) -> dict[str, Any]:
+    """Make the folder to write to, and return the weights of each model by the names of their files.
+
+    Hooks may change the weights, or write files of their own.
+
+    Under FSDP the weights are a collective. They come first, so that no rank waits in it for another that has failed.
+    """
+    weights = [run.get_state_dict(model) for model in run.models]
     project = run.project
     if part.is_main and project.automatic_checkpoint_naming and os.path.lexists(part.folder):
         how = "`load_state` first, or set `project_configuration.iteration`"
@@ -219,6 +221,7 @@ def _stage(run: RunState, part: Part, weights: list[dict[str, Any]]) -> None:
     part.stage()
     for hook in run.save_hooks:
         hook(run.models, weights, str(part.staging))
+    return _numbered(weights_name, weights)
 
 
 def _write(run: RunState, part: Part, weights: dict[str, Any]) -> None:
@@ -253,21 +256,21 @@ def load_state(
     input_dir: str | os.PathLike | None = None,
     load_kwargs: dict[str, Any] | None = None,
     **load_model_func_kwargs: Any,
-) -> None:
-    """Put weights, optimizers, schedules and generators where `save_state` left them. A collective.
+) -> int:
+    """Put weights, optimizers, schedules and generators where `save_state` left them, and return the saved `step`.
 
-    The script says where its loaders go on: `loader.set_epoch(e)` and `skip_first_batches(loader, n)`. A stateful
-    loader yields the next batch by itself. On as many processes as before, what follows then equals the uninterrupted
-    run bit for bit; DATA.md says in which orders. On another number of processes the global order goes on, and
-    gradients of an unfinished window are averaged. A rank without a part in the checkpoint keeps its random states,
-    which a warning says, and gets the mean of the gradients that are there.
+    A collective. The script says where its loaders go on: `loader.set_epoch(e)` and `skip_first_batches(loader, n)`. A
+    stateful loader yields the next batch by itself. On as many processes as before, what follows then equals the
+    uninterrupted run bit for bit; DATA.md says in which orders. On another number of processes the global order goes
+    on, and gradients of an unfinished window are averaged. A rank without a part in the checkpoint keeps its random
+    states, which a warning says, and gets the mean of the gradients that are there.
 
     First every file is verified, and every state but the weights read; then the hooks run. Until a weight changes, an
     error leaves the run as it was. After a later error the run should not go on.
 
     Args:
         input_dir: the folder, where ~ is the home folder; under automatic naming the newest whole checkpoint by
-            default. Of a folder whose newest save lacks parts, the one before, if it is still there.
+            default.
         load_kwargs: for `torch.load` of all but weights; `weights_only` is always on.
         load_model_func_kwargs: for the models' `load_state_dict`. The original's `map_location` changes nothing: files
             are read to the CPU, and each state goes to where the object is that gets it.
@@ -283,14 +286,10 @@ def load_state(
     project = run.project
     is_main = _writes_main_part(project)
     PartialState().wait_for_everyone()  # Now no process is saving, so what this run has saved is finished.
-    this_run = save_ids.name_of_run()
-    folder = _folder_to_load(project, input_dir, this_run)
+    folder = _folder_to_load(project, input_dir)
     run_on_all_ranks(lambda: finish_interrupted_save(folder), runs_here=is_main)
-    previous = folder / PREVIOUS_NAME
-    needs_previous = run_on_all_ranks(lambda: previous.is_dir() and not is_whole(folder, this_run), runs_here=is_main)
-    source = previous if any(gather_object([needs_previous])) else folder
     read = _verify_and_read if is_main else _read
-    saved = run_on_all_ranks(lambda: read(run, source, load_kwargs or {}))
+    saved = run_on_all_ranks(lambda: read(run, folder, load_kwargs or {}))
     run_on_all_ranks(lambda: _restore(run, saved, load_model_func_kwargs))
     _warn_of_what_is_missing(run, saved)
     number = re.fullmatch(r"checkpoint_([0-9]+)", folder.name)
@@ -298,9 +297,10 @@ def load_state(
         following = int(number[1]) + 1
         # The script may name an older checkpoint. Those that this run saved later stay, and numbers go on after them.
         project.iteration = following if input_dir is None else max(following, project.iteration)
+    return saved.step
 
 
-def _folder_to_load(project: ProjectConfiguration, input_dir: str | os.PathLike | None, this_run: str) -> Path:
+def _folder_to_load(project: ProjectConfiguration, input_dir: str | os.PathLike | None) -> Path:
     """The folder to load from. A collective. Damaged checkpoints that are newer than the chosen one are renamed."""
     if input_dir is not None:
         return Path(os.path.abspath(os.path.expanduser(input_dir)))
@@ -308,7 +308,7 @@ def _folder_to_load(project: ProjectConfiguration, input_dir: str | os.PathLike 
         raise ValueError("No input_dir provided and automatic checkpoint naming is disabled.")
     parent = _numbered_checkpoints(project)
     is_main = PartialState().is_main_process
-    chosen = run_on_all_ranks(lambda: choose_newest(parent, finished_run=this_run).name, runs_here=is_main)
+    chosen = run_on_all_ranks(lambda: choose_newest(parent).name, runs_here=is_main)
     return parent / broadcast_object_list([chosen])[0]
 
 
@@ -325,6 +325,11 @@ class SavedRun:
     manifest: Manifest
     states: dict[str, Any]
     rank_states: dict[int, dict[str, Any]]
+
+    @property
+    def step(self) -> int:
+        """The calls of `accumulate` that the saved run had made, on each rank."""
+        return next(iter(self.rank_states.values()))["step"]
 
 
 def _path_of(manifest: Manifest, name: str) -> Path:
@@ -402,27 +407,24 @@ def _restore(run: RunState, saved: SavedRun, load_model_func_kwargs: dict[str, A
     for name, loader in run.loaders_by_file().items():  # first, because this may raise and changes no weight
         loader.load_state_dict(loader_states.get(name, {}))
     for name, model in models_by_file.items():
-        bare = _bare(model)
+        bare = innermost_model(model)
         weights = under_names_of(bare, _read_file(saved.manifest, name))
         bare.load_state_dict(weights, **load_model_func_kwargs)
     for optimizer in run.optimizers:
         optimizer.forget_unscaling()  # its gradients are replaced
     for name, each in run.objects().items():
         each.load_state_dict(saved.states[name])
-    _restore_rank_states(run, saved.rank_states)
-
-
-def _restore_rank_states(run: RunState, rank_states: dict[int, dict[str, Any]]) -> None:
-    """Put generators, and gradients of an unfinished window, into their states."""
-    own = rank_states.get(PartialState().process_index)
-    if own is not None:
+    if own:
         set_random_states(run.device, own)
-    states = list(rank_states.values())
-    run.step = states[0]["step"]
+    _restore_gradients(run, list(saved.rank_states.values()))
+
+
+def _restore_gradients(run: RunState, rank_states: list[dict[str, Any]]) -> None:
+    """Give each parameter the mean of the gradients that ranks had in an unfinished window, or none."""
     for index, model in enumerate(run.models):
-        gradients_of_ranks = [state["gradients"][index] for state in states if "gradients" in state]
+        gradients_of_ranks = [state["gradients"][index] for state in rank_states if "gradients" in state]
         with whole_parameters(model):
-            for name, parameter in _bare(model).named_parameters():
+            for name, parameter in innermost_model(model).named_parameters():
                 parts = [gradients[name] for gradients in gradients_of_ranks if name in gradients]
                 parameter.grad = None
                 if parts:  # in the mean, a rank without this gradient counts as zero
@@ -448,7 +450,3 @@ def _warn_of_what_is_missing(run: RunState, saved: SavedRun) -> None:
     if left:
         what = "nothing is prepared that takes it: call `prepare` before `load_state`"
         logger.warning("%s holds %s, and %s", folder, ", ".join(left), what)
-
-
-def _run_here(action: Callable[[], Any], runs_here: bool = True) -> Any:
-    return action() if runs_here else None

@@ -1,18 +1,8 @@
-"""The manifests of a checkpoint: which files belong to it, whether they are undamaged, and whether a part is missing.
+"""The manifests of a checkpoint: which files belong to it, and whether they are undamaged.
 
 Each part of a checkpoint has a manifest, which is written last. `manifest.json` belongs to the main part, and
 `manifest_R.json` to the part of rank R. A manifest holds the version of the format, the size and checksum of each file
 of the part, and the id of the save. A part with another id belongs to another save, and is ignored.
-
-A checkpoint is **whole** if it has the parts of all ranks that the main manifest expects. These are the ranks whose
-parts were finished before the main part was, and the ranks whose parts are in the checkpoint before: the one that is
-saved over, or under automatic naming the one with the number before. So a checkpoint that the main process saves alone
-is whole. If a rank is killed in a save of all ranks, that checkpoint is not whole, and the one before it is the newest
-whole one.
-
-Where there is no checkpoint before, the main process may finish before the other ranks begin, and then it expects none
-of them. If they are killed at that moment, a whole checkpoint lacks their parts, and loading says so. `all_ranks`
-avoids it.
 """
 
 import json
@@ -24,14 +14,12 @@ from typing import Any
 
 import torch
 
-from .save_ids import run_of
-
 # A checkpoint of another version is refused: increase it when older code could not resume from newer files.
 FORMAT_VERSION = 11
 MANIFEST_NAME = "manifest.json"
 RANK_MANIFEST_NAME = "manifest_{}.json"
 _BYTES_IN_PAGE = 2**12  # disks and file systems lose, or mix up, whole pages
-_TYPES_IN_MANIFEST = {"save": str, "rank": int, "world_size": int, "expects": list, "files": dict}
+_TYPES_IN_MANIFEST = {"save": str, "rank": int, "world_size": int, "files": dict}
 
 Description = dict[str, int]  # the size of a file and its checksum
 
@@ -49,7 +37,6 @@ class Manifest:
         save_id: the id of the save.
         world_size: the number of processes of the run, whether they saved or not.
         ranks: the ranks whose parts are there; the one that wrote the main part is the first.
-        missing: the ranks whose parts are expected and not there.
         files: the description of each file, by its name in the folder.
     """
 
@@ -57,14 +44,11 @@ class Manifest:
     save_id: str
     world_size: int
     ranks: list[int]
-    missing: list[int]
     files: dict[str, Description]
 
 
-def write_manifest(
-    folder: Path, name: str, save_id: str, rank: int, world_size: int, expected_ranks: list[int]
-) -> None:
-    """Write the manifest of the part whose files are in `folder`. The main part's expects parts of other ranks.
+def write_manifest(folder: Path, name: str, save_id: str, rank: int, world_size: int) -> None:
+    """Write the manifest of the part whose files are in `folder`.
 
     Raises:
         CheckpointError: if there is a symbolic link among them, which no load would follow.
@@ -77,7 +61,6 @@ def write_manifest(
         "save": save_id,
         "rank": rank,
         "world_size": world_size,
-        "expects": expected_ranks,
         "files": {name: describe(path) for name, path in files_in(folder).items()},
     }
     (folder / name).write_text(json.dumps(content, indent=1))
@@ -99,8 +82,7 @@ def read_manifest(folder: Path) -> Manifest:
         if part["save"] == main["save"]:
             ranks.append(part["rank"])
             files = part["files"] | files
-    missing = [rank for rank in main["expects"] if rank not in ranks]
-    return Manifest(folder, main["save"], main["world_size"], ranks, missing, files)
+    return Manifest(folder, main["save"], main["world_size"], ranks, files)
 
 
 def read_part_manifest(path: Path) -> dict[str, Any]:
@@ -124,20 +106,6 @@ def read_part_manifest(path: Path) -> dict[str, Any]:
         if not isinstance(content.get(key), expected_type):
             raise CheckpointError(f"{path} is damaged: {key!r} is no {expected_type.__name__}")
     return content
-
-
-def is_whole(folder: Path, finished_run: str | None = None) -> bool:
-    """True if the checkpoint in `folder` has the parts of all ranks that it expects.
-
-    Args:
-        finished_run: the name of a run in which no process is saving at the moment. Its checkpoints get no more parts,
-            so each of them counts as whole.
-    """
-    try:
-        manifest = read_manifest(folder)
-    except CheckpointError:
-        return False
-    return not manifest.missing or run_of(manifest.save_id) == finished_run
 
 
 def verify(folder: Path) -> None:

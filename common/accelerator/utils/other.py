@@ -71,8 +71,8 @@ def is_compiled_module(module: Any) -> bool:
 
 
 def innermost_model(model: Any) -> torch.nn.Module:
-    """The model that the script made, inside compiled models and DistributedDataParallel in whatever order."""
-    while is_compiled_module(model) or isinstance(model, DistributedDataParallel):
+    """The model that the script made, inside compiled models, DistributedDataParallel and DataParallel in any order."""
+    while is_compiled_module(model) or isinstance(model, (DistributedDataParallel, DataParallel)):
         model = model._orig_mod if is_compiled_module(model) else model.module
     return model
 

@@ -40,8 +40,3 @@ def next_id(folder: Path) -> str:
     since_when = f"{name_of_run()}-{num_collectives}"
     _num_saves[since_when, folder] += 1
     return f"{since_when}-{_num_saves[since_when, folder]}"
-
-
-def run_of(save_id: str) -> str:
-    """The name of the run that made `save_id`."""
-    return save_id.rsplit("-", 2)[0]

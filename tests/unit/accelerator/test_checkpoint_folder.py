@@ -84,8 +84,8 @@ def test_a_damaged_manifest_is_refused_by_name_and_can_be_saved_over(content, ac
 def test_another_format_is_refused_in_a_line_that_names_folder_and_versions(accelerator, tmp_path):
     folder = accelerator.save_state(tmp_path / "c")
     manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps(manifest | {"format_version": 9}))
-    line = f"{folder} is a checkpoint in format 9; this code reads 11$"
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"format_version": 10}))
+    line = f"{folder} is a checkpoint in format 10; this code reads 11$"
     with pytest.raises(CheckpointError, match=line):
         accelerator.load_state(folder)
 
