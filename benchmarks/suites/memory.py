@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.harness.networks import NETWORKS, ReferenceNetwork
+from benchmarks.harness.options import MeasureOptions
 from benchmarks.harness.replica_memory import track_replicas
 from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP
 from common.memory import name_category
@@ -22,6 +23,7 @@ from common.small.data_parallel import EmulatedDataParallel
 
 STEPS = 3  # the optimizer's state is there from the second on, DDP's final buckets in the second
 TIMEOUT = 300  # seconds, for the ranks of one world size
+DEVICES = (2, 4, 8)
 WRAPPERS = (DATA_PARALLEL, DDP)
 ALL_WRAPPERS = (
     *WRAPPERS,
@@ -102,3 +104,13 @@ def rows_on(devices: int, names: list[str], wrappers: tuple[str, ...] = WRAPPERS
             }
             rows.append(row)
     return rows
+
+
+def measure(options: MeasureOptions) -> dict:
+    """The rows of all networks and wrappers; with --quick of one network on two devices."""
+    if options.quick:
+        return {"memory": rows_on(2, ["basic_net"], ALL_WRAPPERS)}
+    rows = []
+    for devices in DEVICES:
+        rows += rows_on(devices, list(NETWORKS), ALL_WRAPPERS)
+    return {"memory": rows}

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import records
-from benchmarks.harness.groups import CannotMeasure, Group, MeasureOptions
-from benchmarks.harness.paired import Samples, measure
+from benchmarks.harness.options import CannotMeasure, MeasureOptions
+from benchmarks.harness.paired import Samples, take_turns
 from benchmarks.harness.two_nodes import Nodes, two_nodes, why_not
 
 # Bits per second; None is the cable as it is, which is the machine's memory.
@@ -104,23 +104,16 @@ def one_node(batch: int) -> str:
     return f"one node, batch {batch}"
 
 
-def groups() -> list[Group]:
-    """One group; whether there can be two nodes here shows when it is measured."""
-    rows = []
-    for batch in BATCHES:
-        rows += [one_node(batch), *(row_name(name, batch) for name in BANDWIDTHS)]
-    return [Group("network", TITLE, tuple(rows), measure_group)]
-
-
-def measure_group(options: MeasureOptions) -> dict:
-    """The record of all rows; with --quick of those of QUICK_BATCH."""
+def measure(options: MeasureOptions) -> dict:
+    """One group, of all rows; with --quick of those of QUICK_BATCH."""
     with waiting_ranks() as pair:
         contestants = {}
         for batch in (QUICK_BATCH,) if options.quick else BATCHES:
             contestants[one_node(batch)] = partial(pair.throughput, batch)
             for name in BANDWIDTHS:
                 contestants[row_name(name, batch)] = partial(pair.throughput, batch, name)
-        return record(measure(contestants, range(options.rounds)))
+        samples = take_turns(contestants, range(options.rounds))
+    return {"groups": [record(samples)]}
 
 
 def record(samples: Samples) -> dict:

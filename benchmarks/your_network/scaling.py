@@ -3,8 +3,9 @@
     step = forward + max(backward, end of the last all-reduce) + what is left of the step
 
 An all-reduce costs a latency for each message, however small it is, and the bytes over the bandwidth. Each of W GPUs
-sends 2 (W − 1) / W of the bytes. In a tree they take 2 log2 W messages, one after another: up to the root and down
-again. Source: Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH, 2005.
+sends 2 (W − 1) / W of the bytes, in 2 log2 W messages one after another: log2 W to add up ever smaller parts (halving),
+and log2 W to collect the sums (doubling). Source: Thakur, Rabenseifner and Gropp, Optimization of Collective
+Communication Operations in MPICH, 2005.
 
 Three effects are in it besides the all-reduce itself. `presets` says which of their sizes are published:
 
@@ -146,8 +147,8 @@ def all_reduce(setup: Setup, size: int, gpus: int) -> float:
     bandwidths = []
     for members, link in ((of_one_node, setup.inner), (nodes, setup.between)):
         if members > 1:
-            levels = (members - 1).bit_length()  # of the tree
-            latency += 2 * levels * link.latency
+            halvings = (members - 1).bit_length()
+            latency += 2 * halvings * link.latency
             bandwidths.append(link.bandwidth)
     sent = 2 * (gpus - 1) / gpus * size
     return ALL_REDUCE_START + latency + sent / min(bandwidths)
