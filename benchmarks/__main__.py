@@ -15,7 +15,7 @@ from benchmarks.harness import records
 from benchmarks.harness.options import CannotMeasure, MeasureOptions, data_flags
 from benchmarks.report import pictures
 from benchmarks.report.group_table import table
-from benchmarks.suites import memory, network, one_step, overhead, sharing, throughput, timeline
+from benchmarks.suites import network, one_step, overhead, sharing, throughput, timeline
 from common.allocator import keep_large_blocks
 from common.cores import available_cores
 from common.numbers import positive
@@ -28,7 +28,6 @@ SUITES = {
     "network": network.measure,
     "timeline": timeline.measure,
     "one_step": one_step.measure,
-    "memory": memory.measure,
     "sharing": sharing.measure,
 }
 

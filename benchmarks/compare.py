@@ -14,7 +14,6 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.harness import level_runs, records
-from benchmarks.harness.networks import NETWORKS
 from benchmarks.harness.rows import BASELINE
 from benchmarks.report.pictures import COMPARISON, draw
 from benchmarks.report.table import summary, wrapped
@@ -140,7 +139,7 @@ class Comparison:
     def account(self, devices: int) -> None:
         """Memory of DataParallel and DDP on several devices; with --full also of the wrappers that lower it."""
         if self.options.full:
-            rows = memory.rows_on(devices, list(NETWORKS), memory.ALL_WRAPPERS)
+            rows = memory.rows_on(devices, list(memory.NETWORKS), memory.ALL_WRAPPERS)
         else:
             rows = memory.rows_on(devices, ["basic_net", "big_output"])
         self.report.setdefault("memory", []).extend(rows)

@@ -22,8 +22,8 @@
 compares two rows round by round: of / to for the kind "ratio", of − to in the group's unit for "difference".
 
 A file holds one suite: {"suite": "throughput", "machine": {…}, "began": {…}, "ended": {…}, "groups": [group, …]}.
-`began` and `ended` are the `run_metadata` before and after it was measured. Suites that count bytes have other keys in
-place of the groups: see `measure` of `benchmarks.suites.memory` and `sharing`.
+`began` and `ended` are the `run_metadata` before and after it was measured. `benchmarks.suites.sharing` has "rows" in
+place of the groups.
 """
 
 import json

@@ -15,7 +15,6 @@ PICTURES: dict[str, dict[str, Callable[[dict, Path], None]]] = {
         "throughput.png": throughput_plot.speeds,
         "memory.png": memory_plot.all_devices,
     },
-    "memory": {"memory.png": memory_plot.all_devices},
     "sharing": {"sharing.png": memory_plot.sharing},
     "throughput": {"scaling.png": throughput_plot.scaling},
     "overhead": {"overhead.png": overhead_plot.picture},

@@ -1,4 +1,4 @@
 """The measurements: `measure` of each module returns what its record holds. `python -m benchmarks` calls them.
 
-`test_levels` is for pytest-benchmark.
+`benchmarks.compare` calls `memory`, and pytest-benchmark `test_levels`.
 """

@@ -191,10 +191,6 @@ def trainers() -> dict[str, Callable[[], float]]:
     return found
 
 
-def contestants() -> dict[str, Callable[[], float]]:
-    return loops() | trainers()
-
-
 def installed(*names: str) -> list[str]:
     """Those of these packages that are installed."""
     return [name for name in names if importlib.util.find_spec(name)]
@@ -206,7 +202,7 @@ def measure(options: MeasureOptions) -> dict:
     peers = [name for name in PEERS if not installed(name)]
     if peers:
         print(f"not measured: {', '.join(peers)}, not installed (pip install -e '.[peers]')", flush=True)
-    seconds = take_turns(contestants(), range(options.rounds))
+    seconds = take_turns(loops() | trainers(), range(options.rounds))
     samples = {row: [1e6 * sample for sample in own] for row, own in seconds.items()}
     added = [(row, RAW) for row in loops() if row != RAW]
     added += [(row, RAW_LIKE_TRAINER) for row in trainers() if row != RAW_LIKE_TRAINER]

@@ -166,11 +166,6 @@ class Training:
             name_category(parameter, "parameters")
         self.optimizer = setting.strategy.make_optimizer(network, self.model)
 
-    def warm_up(self) -> None:
-        """Take the first steps, which need more or less than all others."""
-        for _ in range(WARM_UP_STEPS):
-            self.step(SMALLEST)
-
     def step(self, samples: int) -> None:
         """Take a step of so many samples on each device."""
         if self.setting.strategy.cuts_inputs:
@@ -199,7 +194,8 @@ def lone_training(network: UserNetwork, setting: Setting) -> Iterator[Training]:
     """The training on rank 0, whose group has no other members, after a warm-up. Raises what `Training` raises."""
     with strategies.lone_rank(setting.devices) as mesh, without_computing(), track_replicas() as tracker:
         run = Training(network, setting, mesh, tracker)
-        run.warm_up()
+        for _ in range(WARM_UP_STEPS):
+            run.step(SMALLEST)
         yield run
 
 

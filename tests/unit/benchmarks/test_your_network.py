@@ -27,7 +27,8 @@ def on_ranks(path: str, number: int, devices: int, samples: int, shape: tuple[in
     setting = Setting(strategies.ON_SEVERAL[number], devices)
     with process_group("gloo"), track_memory() as tracker:
         run = memory.Training(spec.load(path, shape), setting, init_device_mesh("cpu", (devices,)), tracker)
-        run.warm_up()
+        for _ in range(memory.WARM_UP_STEPS):
+            run.step(memory.SMALLEST)
         (split,) = run.need(samples)
     return split
 
