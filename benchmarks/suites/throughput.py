@@ -102,30 +102,22 @@ class Configuration:
 def calibrated(configurations: list[Configuration], data_flags: tuple[str, ...]) -> Steps:
     """The steps that take about SECONDS here: as many for all, so that each does the same work per image.
 
-    Every configuration runs for it, uncounted.
+    GPUs run for it twice, because their clocks need SECONDS of work to settle. So a GPU's warm-up is as long as its
+    sample.
     """
     in_an_epoch = SIZES["train"] // max(configuration.global_batch_size for configuration in configurations)
-    results = [configuration.run(Steps(WARM_UP_STEPS, 2), data_flags) for configuration in configurations]
-    if all(result["device"] == "cpu" for result in results):
-        return Steps(WARM_UP_STEPS, min(_steps_in_time(results), MOST_STEPS, in_an_epoch - WARM_UP_STEPS))
-    return _calibrated_on_gpus(configurations, data_flags, in_an_epoch, results)
-
-
-def _calibrated_on_gpus(
-    configurations: list[Configuration], data_flags: tuple[str, ...], in_an_epoch: int, results: list[dict]
-) -> Steps:
-    """As `calibrated`, from a second run: the clocks of GPUs need SECONDS of work to settle.
-
-    So a GPU's warm-up is as long as its sample.
-    """
-    settling = min(_steps_in_time(results), in_an_epoch // 2)
-    results = [configuration.run(Steps(settling, settling), data_flags) for configuration in configurations]
-    counted = min(_steps_in_time(results), in_an_epoch // 2)
+    counted = steps_in_time(configurations, Steps(WARM_UP_STEPS, 2), data_flags)
+    if not torch.cuda.is_available():
+        return Steps(WARM_UP_STEPS, min(counted, MOST_STEPS, in_an_epoch - WARM_UP_STEPS))
+    settling = min(counted, in_an_epoch // 2)
+    counted = steps_in_time(configurations, Steps(settling, settling), data_flags)
+    counted = min(counted, in_an_epoch // 2)
     return Steps(counted, counted)
 
 
-def _steps_in_time(results: list[dict]) -> int:
-    """The number of steps that take about SECONDS, 2 at least."""
+def steps_in_time(configurations: list[Configuration], steps: Steps, data_flags: tuple[str, ...]) -> int:
+    """The number of steps that take about SECONDS, 2 at least, by a run of `steps` of every configuration."""
+    results = [configuration.run(steps, data_flags) for configuration in configurations]
     seconds = statistics.median(result["global_batch_size"] / result["images_per_sec"] for result in results)
     return max(2, round(SECONDS / seconds))
 
