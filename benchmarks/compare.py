@@ -8,14 +8,12 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from benchmarks.harness import level_runs, records
-from benchmarks.harness.networks import NETWORKS
 from benchmarks.harness.rows import BASELINE
 from benchmarks.report.pictures import COMPARISON, draw
 from benchmarks.report.table import summary, wrapped
@@ -80,54 +78,51 @@ class Comparison:
             "sharded": {script: {} for script in ladder.SHARDED},
         }
 
-    def parts(self) -> dict[str, Callable[[], None]]:
-        parts = {}
-        for level in self.levels:
-            parts[f"training {level}"] = partial(self.train, level)
-        for script, result in (self.report["levels"] | self.report["sharded"]).items():
-            parts[f"weights and memory of {script}"] = partial(self.prove, script, result)
-        for level in (BASELINE, *ladder.DISTRIBUTED):
-            parts[f"evaluation of {level}"] = partial(self.evaluate, level)
-        for size in self.options.batch_sizes:
-            parts[f"timing all levels in turn, batch {size}"] = partial(self.time, size)
-        for devices in (2, 4, 8):
-            parts[f"memory on {devices} devices"] = partial(self.account, devices)
-        return parts
-
     def run(self) -> None:
         """Run every part. The first one that fails ends the comparison, and nothing is written."""
-        form = "{desc}: {n_fmt} of {total_fmt} |{bar}| {elapsed}"
         # disable=None: silent where stderr is not a terminal.
-        with tqdm(self.parts().items(), leave=False, disable=None, bar_format=form, ncols=79) as progress:
-            for title, run in progress:
-                progress.set_description_str(title)
-                try:
-                    run()
-                except (RankFailed, ValueError) as failure:
-                    sys.exit(f"{failure}\nFAILED: {title}")
+        with tqdm(leave=False, disable=None, bar_format="{desc} | {elapsed}", ncols=79) as progress:
+            try:
+                for level in self.levels:
+                    progress.set_description_str(f"training {level}")
+                    self.train(level)
+                for script, result in (self.report["levels"] | self.report["sharded"]).items():
+                    progress.set_description_str(f"weights and memory of {script}")
+                    self.prove(script, result)
+                for level in (BASELINE, *ladder.DISTRIBUTED):
+                    progress.set_description_str(f"evaluation of {level}")
+                    self.evaluate(level)
+                for size in self.options.batch_sizes:
+                    progress.set_description_str(f"timing all levels in turn, batch {size}")
+                    self.time(size)
+                for devices in memory.DEVICES:
+                    progress.set_description_str(f"memory on {devices} devices")
+                    self.account(devices)
+            except (RankFailed, ValueError) as failure:
+                sys.exit(f"FAILED: {progress.desc}: {failure}")
         self.report["ended"] = records.run_metadata()
 
     def train(self, level: str) -> None:
         """Training for a number of steps, then the whole test set."""
         flags = [*self.flags(level), "--max-steps", str(self.options.steps)]
-        self.report["levels"][level]["run"] = self.on_ranks(level, level_runs.train, flags)[0]
+        self.report["levels"][level]["run"] = self.run_on_ranks(level_runs.train, level, flags)[0]
 
     def prove(self, level: str, result: dict) -> None:
         """The weights' distance from level 00's after steps in float64, and the bytes on each device."""
         path = self.folder / f"{level.replace('/', '_')}.pt"
-        baseline = self.folder / f"{self.levels[0]}.pt"
+        baseline = self.folder / f"{BASELINE}.pt"  # the first that is trained
         exact = [*EXACT, "--max-steps", str(PROOF_STEPS), "--save", str(path), *level_runs.EVALUATE_FEW]
-        self.on_ranks(level, level_runs.train, [*self.flags(level), *exact])
+        self.run_on_ranks(level_runs.train, level, [*self.flags(level), *exact])
         weights = torch.load(path, weights_only=True)
         result["max_weight_difference"] = farthest(weights, torch.load(baseline, weights_only=True))
         result["weight_checksum"] = checksum(weights)
-        peaks = self.on_ranks(level, level_runs.peaks, self.flags(level))
+        peaks = self.run_on_ranks(level_runs.peaks, level, self.flags(level), on_cpu=True)
         result["simulated_peak_memory"] = [device for rank in peaks for device in rank]
 
     def evaluate(self, level: str) -> None:
         """The whole test set on a number of ranks that it does not divide by, and its losses; at level 00 on one."""
         flags = [*self.flags(level, 64 // EVALUATION_RANKS * EVALUATION_RANKS), *EXACT, "--max-steps", "1"]
-        result = self.on_ranks(level, level_runs.train, flags, EVALUATION_RANKS)[0]
+        result = self.run_on_ranks(level_runs.train, level, flags, world_size=EVALUATION_RANKS)[0]
         processes = EVALUATION_RANKS if level in ladder.DISTRIBUTED else 1
         self.report["levels"][level]["evaluated_on"] = {str(processes): result["evaluated"]}
         self.report["levels"][level]["eval_loss_sum"] = result["eval_loss"] * result["evaluated"]
@@ -144,19 +139,21 @@ class Comparison:
     def account(self, devices: int) -> None:
         """Memory of DataParallel and DDP on several devices; with --full also of the wrappers that lower it."""
         if self.options.full:
-            rows = memory.rows_on(devices, list(NETWORKS), memory.ALL_WRAPPERS)
+            rows = memory.rows_on(devices, list(memory.NETWORKS), memory.ALL_WRAPPERS)
         else:
             rows = memory.rows_on(devices, ["basic_net", "big_output"])
         self.report.setdefault("memory", []).extend(rows)
 
-    def on_ranks(self, level: str, job: Callable, flags: list[str], processes: int | None = None) -> list:
+    def run_on_ranks(
+        self, job: Callable, level: str, flags: list[str], world_size: int | None = None, on_cpu: bool = False
+    ) -> list:
         """A job of `benchmarks.harness.level_runs` on the processes of this level, which share the cores."""
-        processes = processes or self.options.world_size
-        if not ladder.is_distributed(level):
-            processes = 1
+        processes = 1
+        if ladder.is_distributed(level):
+            processes = world_size or self.options.world_size
         threads = max(1, available_cores() // processes)
-        on_cpu = job is level_runs.peaks or processes > torch.cuda.device_count()  # nccl needs a GPU for each process
-        return ranks(processes, on_cpu).run(job, level, flags, threads, timeout=TIMEOUT)
+        too_few_gpus = processes > torch.cuda.device_count()  # nccl needs one for each process
+        return ranks(processes, on_cpu or too_few_gpus).run(job, level, flags, threads, timeout=TIMEOUT)
 
     def flags(self, level: str, batch_size: int | None = None) -> list[str]:
         size = batch_size or self.options.batch_sizes[0]

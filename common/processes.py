@@ -29,6 +29,7 @@ import torch
 
 from common.allocator import keep_large_blocks
 from common.cores import use_all_cores
+from common.errors import UserError
 from common.machine import hide_gpus
 
 SECONDS_AFTER_FAILURE = 5  # that ranks have to answer once another one has failed
@@ -41,7 +42,15 @@ if _START_METHOD == "forkserver":
 
 
 class RankFailed(RuntimeError):
-    """A rank raised, ended or did not answer in time; the message has a line for each such rank."""
+    """A rank raised, ended or did not answer in time; the message has a line for each such rank.
+
+    Attributes:
+        failures: why each of them failed. The first one failed first, and the others may have waited for it.
+    """
+
+    def __init__(self, failures: dict[int, str]) -> None:
+        super().__init__("\n".join(f"rank {rank}: {failures[rank]}" for rank in sorted(failures)))
+        self.failures = failures
 
 
 class Job(NamedTuple):
@@ -122,17 +131,17 @@ class Ranks:
                 worker.pipe.send(Job(function, args, kwargs, of_torchrun | (environment or {})))
             except BrokenPipeError as error:  # for example killed, because the machine had no memory left
                 self.stop()
-                raise RankFailed(f"rank {worker.rank}: its process has ended since the last job") from error
+                raise RankFailed({worker.rank: "its process has ended since the last job"}) from error
         try:
             answers = self._answers(timeout)
         except BaseException:  # Ctrl-C: their answers to this job must not be taken for those to the next one
             self.stop()
             raise
-        failures = [f"rank {rank}: {answer.failure}" for rank, answer in enumerate(answers) if answer.failure]
+        failures = {rank: answer.failure for rank, answer in answers.items() if answer.failure}
         if failures:
             self.stop()
-            raise RankFailed("\n".join(failures))
-        return [answer.result for answer in answers]
+            raise RankFailed(failures)
+        return [answers[rank].result for rank in range(self.world_size)]
 
     def stop(self) -> None:
         """End the processes; the next job starts new ones."""
@@ -142,8 +151,8 @@ class Ranks:
             worker.pipe.close()
         self._workers = []
 
-    def _answers(self, timeout: float) -> list[Answer]:
-        """The outcomes of the job, in rank order."""
+    def _answers(self, timeout: float) -> dict[int, Answer]:
+        """The outcome of the job on each rank, in the order in which they came."""
         answers: dict[int, Answer] = {}
         waiting: dict[Any, Worker] = {worker.pipe: worker for worker in self._workers}
         deadline = time.monotonic() + timeout
@@ -161,7 +170,7 @@ class Ranks:
                     state = "alive" if worker.process.is_alive() else "dead"
                     answers[worker.rank] = Answer(failure=f"no answer ({state})")
                 break
-        return [answers[rank] for rank in range(self.world_size)]
+        return answers
 
 
 def _started(rank: int, on_cpu: bool) -> Worker:
@@ -224,6 +233,8 @@ def _run(job: Job, pipe: Connection) -> None:
     os.environ.update(job.environment)
     try:
         pipe.send(Answer(result=job.function(*job.args, **job.kwargs)))
+    except UserError as error:
+        pipe.send(Answer(failure=str(error)))  # one line that says what to correct
     except BaseException as error:
         failure = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
         pipe.send(Answer(failure=failure))

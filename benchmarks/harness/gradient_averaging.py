@@ -28,8 +28,8 @@ NO_SYNC = "torch's DDP, no_sync"
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way to average gradients.
+class Wrapper:
+    """What averages gradients.
 
     Attributes:
         wrap: makes a replica of the network, which is a collective.
@@ -40,12 +40,12 @@ class Way:
     backwards: int = 1
 
 
-WAYS = {
-    "naive": Way(NaiveDDP),
-    "overlapped": Way(OverlappedDDP),
-    "bucketed, 1 MiB": Way(partial(BucketedDDP, bucket_mib=1)),
-    "torch's DDP": Way(DistributedDataParallel),
-    NO_SYNC: Way(DistributedDataParallel, backwards=2),
+WRAPPERS = {
+    "naive": Wrapper(NaiveDDP),
+    "overlapped": Wrapper(OverlappedDDP),
+    "bucketed, 1 MiB": Wrapper(partial(BucketedDDP, bucket_mib=1)),
+    "torch's DDP": Wrapper(DistributedDataParallel),
+    NO_SYNC: Wrapper(DistributedDataParallel, backwards=2),
 }
 
 
@@ -73,15 +73,15 @@ def warmed_up(name: str) -> Callable[[], None]:
     """A function that takes one step of `deep_net` on this rank's noise, after a warm-up. A collective of all ranks.
 
     Args:
-        name: one of WAYS.
+        name: one of WRAPPERS.
     """
     torch.manual_seed(0)  # the same weights on every rank
-    way = WAYS[name]
-    model = way.wrap(deep_net())
+    wrapper = WRAPPERS[name]
+    model = wrapper.wrap(deep_net())
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     generator = torch.Generator().manual_seed(dist.get_rank())
-    images = torch.randn(way.backwards, BATCH, *IMAGE, generator=generator)
-    targets = torch.randint(CLASSES, (way.backwards, BATCH), generator=generator)
+    images = torch.randn(wrapper.backwards, BATCH, *IMAGE, generator=generator)
+    targets = torch.randint(CLASSES, (wrapper.backwards, BATCH), generator=generator)
     step = partial(_step, model, optimizer, images, targets)
     for _ in range(WARM_UP_STEPS):
         step()

@@ -17,10 +17,10 @@ NODE_OF_AUTOGRAD = "autograd::engine::evaluate_function"
 SENT_BY_GLOO = "gloo:all_reduce"
 
 
-def record_rank(way: str, steps: int) -> list[RecordedStep]:
-    """Some steps of this rank in one of `gradient_averaging.WAYS`, after a warm-up; a collective of all ranks."""
+def record_rank(wrapper: str, steps: int) -> list[RecordedStep]:
+    """Some steps of this rank in one of `gradient_averaging.WRAPPERS`, after a warm-up; a collective of all ranks."""
     with process_group():
-        step = warmed_up(way)
+        step = warmed_up(wrapper)
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             began = time.perf_counter()
             for _ in range(steps):

@@ -1,7 +1,12 @@
 """Record what each device does in a step of a level's own script.
 
 A level does not name its phases, so the functions that it calls in a step are wrapped while it is recorded. Within a
-phase a device computes while an operator runs on one of its threads, and else waits.
+phase a device computes while an operator runs on one of its threads, and else waits:
+
+    phases       |----- forward -----|-------- backward --------|- optimizer -|
+    operators     ## #### ####        ####### ##         ### ###  ## ## ## ##
+    spans        |-- forward --|wait |-backward-| wait  |-backw-|- optimizer -|
+    gloo                                   |--- sending ---|
 """
 
 from collections.abc import Callable
@@ -83,7 +88,8 @@ def steps_of_devices(seen: list[Event], zero: float) -> list[list[RecordedStep]]
                 sending.append(Span(SENDING, "gloo", event.start - began, event.end - began))
         for steps, threads in zip(devices, threads_of_devices, strict=True):
             computing = _computing([event for event in inside if event.thread in threads], began)
-            of_main = sorted(computing + _waiting(computing, seconds), key=lambda span: span.start)
+            waiting = [Span(WAITING, MAIN, start, end) for start, end in gaps_between(computing, seconds)]
+            of_main = sorted(computing + waiting, key=lambda span: span.start)
             steps.append(RecordedStep(zero + began, seconds, of_main + sending))
     return devices
 
@@ -108,12 +114,14 @@ def _computing(events: list[Event], zero: float) -> list[Span]:
     return sorted(spans, key=lambda span: span.start)
 
 
-def _waiting(computing: list[Span], seconds: float) -> list[Span]:
-    """The gaps longer than SHORT that `computing` leaves in a step of so many seconds."""
-    spans = []
-    ended = 0.0
-    for start, end in [*((span.start, span.end) for span in computing), (seconds, seconds)]:
-        if start - ended > SHORT:
-            spans.append(Span(WAITING, MAIN, ended, start))
-        ended = max(ended, end)
-    return spans
+def gaps_between(spans: list[Span], end: float) -> list[tuple[float, float]]:
+    """The intervals longer than SHORT, from 0 to `end`, in which none of the spans is under way; they are in order."""
+    gaps = []
+    free_from = 0.0
+    for span in spans:
+        if span.start - free_from > SHORT:
+            gaps.append((free_from, span.start))
+        free_from = max(free_from, span.end)
+    if end - free_from > SHORT:
+        gaps.append((free_from, end))
+    return gaps

@@ -46,7 +46,7 @@ class Interval(NamedTuple):
     confidence: float
 
 
-def measure(contestants: Mapping[str, Callable[[], float]], rounds: Iterable[int]) -> Samples:
+def take_turns(contestants: Mapping[str, Callable[[], float]], rounds: Iterable[int]) -> Samples:
     """The samples of some rounds. In each, every contestant is called once, in an order that is drawn anew.
 
     A contestant does its own timing, so that what it prepares is not counted.

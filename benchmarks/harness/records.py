@@ -15,16 +15,15 @@
         {"of": "02_ddp_raw, 2 processes", "to": "00_single_gpu", "kind": "ratio",
          "median": 0.902, "low": 0.893, "high": 0.911, "spread": 0.02,
          "interval": [0.889, 0.914], "confidence": 0.979}, …     of the median
-      ],
-      "skipped": ["…", …]                     where something could not be measured here: what and why
+      ]
     }
 
 `low` and `high` are quartiles (error bars); spread and noisy are defined in `benchmarks.harness.paired`. A pair
 compares two rows round by round: of / to for the kind "ratio", of − to in the group's unit for "difference".
 
 A file holds one suite: {"suite": "throughput", "machine": {…}, "began": {…}, "ended": {…}, "groups": [group, …]}.
-`began` and `ended` are the `run_metadata` before and after its groups were measured. A group that `pytest benchmarks`
-has measured has its own two besides, because the groups of a suite need not follow one another.
+`began` and `ended` are the `run_metadata` before and after it was measured. `benchmarks.suites.sharing` has "rows" in
+place of the groups.
 """
 
 import json
@@ -62,7 +61,7 @@ def group(
     """The record of one group.
 
     Args:
-        samples: of `benchmarks.harness.paired.measure`.
+        samples: of `benchmarks.harness.paired.take_turns`.
         metadata: of each row, what else to keep.
         ratios, differences: the pairs (of, to) of rows to compare. A pair is left out where a row was not measured.
     """
@@ -102,14 +101,6 @@ def _numbers(summary: Summary) -> dict:
 
 def rounded(number: float) -> float:
     return float(f"{number:.{DIGITS}g}")
-
-
-def write(folder: Path, suite: str, groups: list[dict]) -> dict:
-    """Write one suite's file into `folder`, complete or not at all; returns its content."""
-    times = {"began": groups[0]["began"], "ended": groups[-1]["ended"]}
-    record = {"suite": suite, "machine": machine(), **times, "groups": groups}
-    write_json(folder / f"{suite}.json", record)
-    return record
 
 
 def write_json(path: Path, content: dict) -> None:
@@ -165,8 +156,6 @@ def _command() -> str:
     for word in sys.orig_argv:
         path = Path(word)
         words.append(path.name if path.is_absolute() else word)
-    if "-m" not in words[:2]:
-        words.pop(0)  # the interpreter, which a script such as pytest names for itself
     return shlex.join(words)
 
 

@@ -2,7 +2,8 @@
 
 BASELINE = "00_single_gpu"  # the level that the others are held against
 RAW_DDP = "02_ddp_raw"  # the level that levels 03 and 04 are held against
-# Wrappers in rows of memory: see `suites.memory`.
+# How a network is trained: see `suites.memory` and `your_network`.
+ONE_DEVICE = "one device"
 DATA_PARALLEL = "DataParallel"
 DDP = "DDP"
 BUCKET_VIEWS = "DDP, bucket views"

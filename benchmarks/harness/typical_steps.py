@@ -2,58 +2,65 @@
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from benchmarks.harness import records
-from benchmarks.harness.groups import MeasureOptions
-from benchmarks.harness.paired import measure
+from benchmarks.harness.options import MeasureOptions
+from benchmarks.harness.paired import take_turns
 from benchmarks.harness.spans import RecordedStep, Span
 
 STEPS = 2  # of a row in each round
 QUICK_STEPS = 1
 
-# The steps of one run of a row, of each of its ranks or devices.
-Recording = list[list[RecordedStep]]
-# One step, of each rank or device.
-Step = tuple[RecordedStep, ...]
+
+@dataclass(frozen=True)
+class Step:
+    """One step, as each rank or device recorded it."""
+
+    of_ranks: tuple[RecordedStep, ...]
+
+    @property
+    def seconds(self) -> float:
+        """The time of the slowest rank."""
+        return max(of_rank.seconds for of_rank in self.of_ranks)
 
 
-def measure_group(
-    title: str, rows: Sequence[str], record_steps: Callable[[str, int], Recording], options: MeasureOptions
+def record_in_turns(
+    title: str,
+    rows: Sequence[str],
+    record_steps: Callable[[str, int], list[list[RecordedStep]]],
+    options: MeasureOptions,
 ) -> dict:
     """The group of all rows, which take turns: milliseconds a step, and the "lanes" of a typical step of each rank.
 
     Args:
-        record_steps: records so many steps of a row.
+        record_steps: records so many steps of a row, and returns for each rank a list of them.
     """
     count = QUICK_STEPS if options.quick else STEPS
     steps: dict[str, list[Step]] = {row: [] for row in rows}
 
     def milliseconds(row: str) -> float:
-        of_round = list(zip(*record_steps(row, count), strict=True))
+        of_round = [Step(of_ranks) for of_ranks in zip(*record_steps(row, count), strict=True)]
         steps[row] += of_round
-        return 1000 * statistics.fmean(map(_seconds, of_round))
+        return 1000 * statistics.fmean(step.seconds for step in of_round)
 
-    samples = measure({row: partial(milliseconds, row) for row in rows}, range(options.rounds))
-    return records.group(title, "ms", samples) | {"lanes": {row: lanes_of(typical(steps[row])) for row in rows}}
-
-
-def _seconds(step: Step) -> float:
-    """The time of the slowest rank."""
-    return max(of_rank.seconds for of_rank in step)
+    samples = take_turns({row: partial(milliseconds, row) for row in rows}, range(options.rounds))
+    lanes = {row: lanes_of(typical(steps[row])) for row in rows}
+    return records.group(title, "ms", samples) | {"lanes": lanes}
 
 
 def typical(steps: list[Step]) -> Step:
     """The step whose time is nearest to the median."""
-    median = statistics.median(map(_seconds, steps))
-    return min(steps, key=lambda step: abs(_seconds(step) - median))
+    median = statistics.median(step.seconds for step in steps)
+    return min(steps, key=lambda step: abs(step.seconds - median))
 
 
 def lanes_of(step: Step) -> list[list[Span]]:
     """The spans of each rank, in milliseconds since the first of them began the step."""
-    first = min(of_rank.began for of_rank in step)
+    first = min(of_rank.began for of_rank in step.of_ranks)
     lanes = []
-    for of_rank in step:
+    for of_rank in step.of_ranks:
         shift = of_rank.began - first
         lanes.append([_in_milliseconds(span, shift) for span in of_rank.spans])
     return lanes

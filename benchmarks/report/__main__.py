@@ -13,7 +13,7 @@ from benchmarks.report.table import summary, wrapped
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="what compare or pytest benchmarks --record has written")
+    parser.add_argument("folder", type=Path, help="the folder of records")
     folder = parser.parse_args(argv).folder
     drawn = []
     for name in PICTURES:

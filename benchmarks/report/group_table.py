@@ -1,11 +1,22 @@
-"""How the rows of a group compare, in the terminal, in 80 columns."""
+"""The rows of a group and how they compare, in the terminal, in 80 columns."""
+
+
+def table(group: dict) -> str:
+    """A line for each row: its median over the rounds, and the spread of the rounds. Below them the comparisons."""
+    heading = f"medians of {group['rounds']} rounds"
+    lines = [group["group"], f"{heading:>70}{'spread':>9}"]
+    for name, row in group["rows"].items():
+        lines.append(f"  {name:<46}{row['median']:>12.1f} {group['unit']:<9}{row['spread']:>9.0%}")
+    if group["pairs"]:
+        lines.append(comparisons(group))
+    return "\n".join(lines)
 
 
 def comparisons(group: dict) -> str:
     """A line for each pair of rows: the median over rounds of their ratio or difference, and its interval."""
     confidence = min(pair["confidence"] for pair in group["pairs"])
     heading = f"medians of {group['rounds']} rounds ({confidence:.0%} interval)"
-    lines = [group["group"], f"{heading:>79}"]
+    lines = [f"{heading:>79}"]
     for pair in group["pairs"]:
         sign = "/"
         shown = "{:.3f}".format

@@ -1,1 +1,4 @@
-"""The measurements, each as a module to call; `test_suites` makes pytest-benchmark's tests of those that take time."""
+"""The measurements: `measure` of each module returns what its record holds. `python -m benchmarks` calls them.
+
+`benchmarks.compare` calls `memory`, and pytest-benchmark `test_levels`.
+"""

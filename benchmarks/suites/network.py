@@ -12,12 +12,11 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import records
-from benchmarks.harness.groups import CannotMeasure, Group, MeasureOptions
-from benchmarks.harness.paired import Samples, measure
+from benchmarks.harness.options import CannotMeasure, MeasureOptions
+from benchmarks.harness.paired import Samples, take_turns
 from benchmarks.harness.two_nodes import Nodes, two_nodes, why_not
 
 # Bits per second; None is the cable as it is, which is the machine's memory.
@@ -32,16 +31,16 @@ TITLE = "Throughput of DDP on two nodes against the bandwidth between them"
 class WaitingRanks:
     """The two nodes with their ranks, waiting for jobs."""
 
-    def __init__(self, nodes: Nodes, agents: list[subprocess.Popen], errors: list[Path]) -> None:
+    def __init__(self, nodes: Nodes, agents: list[subprocess.Popen]) -> None:
         self._nodes = nodes
         self._agents = agents
-        self._errors = errors
         self._ports = itertools.count(20_000)
 
     def ask(self, job: str, **arguments) -> list:
         """Both ranks' answers to a job of `benchmarks.suites.network_rank`.
 
-        RuntimeError, with what the ranks said on stderr, is raised if one of them ends or is silent for too long.
+        Raises:
+            RuntimeError: if one of them ends, or is silent for TIMEOUT seconds. What it says stands on stderr.
         """
         line = json.dumps([job, next(self._ports), arguments])
         with contextlib.suppress(BrokenPipeError):
@@ -54,8 +53,7 @@ class WaitingRanks:
         ready, _, _ = select.select([agent.stdout], [], [], TIMEOUT)
         answer = agent.stdout.readline() if ready else ""
         if not answer:
-            errors = "\n".join(path.read_text() for path in self._errors)
-            raise RuntimeError(f"no answer to {line} within {TIMEOUT} s\n{errors}")
+            raise RuntimeError(f"no answer to {line} within {TIMEOUT} s")
         return json.loads(answer)
 
     def limit(self, name: str) -> None:
@@ -78,16 +76,17 @@ def waiting_ranks() -> Iterator[WaitingRanks]:
     if reason:
         raise CannotMeasure(f"no two nodes: {reason}")
     with tempfile.TemporaryDirectory(prefix="two-nodes-") as folder, two_nodes() as nodes:
-        errors = [Path(folder, f"stderr.{node}") for node in (0, 1)]
+        environment = {"OMP_NUM_THREADS": "1", "TMPDIR": folder, "CUDA_VISIBLE_DEVICES": ""}
+        environment["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # it warns that a namespace has no host name
+        arguments = ["-m", "benchmarks.suites.network_rank"]
         agents = []
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        for node, path in enumerate(errors):
-            with path.open("w") as stderr:
-                environment = {"OMP_NUM_THREADS": "1", "TMPDIR": folder, "CUDA_VISIBLE_DEVICES": ""}
-                arguments = ["-m", "benchmarks.suites.network_rank"]
-                agents.append(nodes.torchrun(node, arguments, environment=environment, stderr=stderr, **pipes))
+        for node in (0, 1):
+            agent = nodes.torchrun(
+                node, arguments, environment=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            agents.append(agent)
         try:
-            yield WaitingRanks(nodes, agents, errors)
+            yield WaitingRanks(nodes, agents)
         finally:
             for node, agent in enumerate(agents):
                 nodes.kill(node)
@@ -104,23 +103,16 @@ def one_node(batch: int) -> str:
     return f"one node, batch {batch}"
 
 
-def groups() -> list[Group]:
-    """One group; whether there can be two nodes here shows when it is measured."""
-    rows = []
-    for batch in BATCHES:
-        rows += [one_node(batch), *(row_name(name, batch) for name in BANDWIDTHS)]
-    return [Group("network", TITLE, tuple(rows), measure_group)]
-
-
-def measure_group(options: MeasureOptions) -> dict:
-    """The record of all rows; with --quick of those of QUICK_BATCH."""
+def measure(options: MeasureOptions) -> dict:
+    """One group, of all rows; with --quick of those of QUICK_BATCH."""
     with waiting_ranks() as pair:
         contestants = {}
         for batch in (QUICK_BATCH,) if options.quick else BATCHES:
             contestants[one_node(batch)] = partial(pair.throughput, batch)
             for name in BANDWIDTHS:
                 contestants[row_name(name, batch)] = partial(pair.throughput, batch, name)
-        return record(measure(contestants, range(options.rounds)))
+        samples = take_turns(contestants, range(options.rounds))
+    return {"groups": [record(samples)]}
 
 
 def record(samples: Samples) -> dict:

@@ -3,9 +3,9 @@
 from functools import partial
 
 from benchmarks.harness import typical_steps
-from benchmarks.harness.groups import CannotMeasure, Group, MeasureOptions
 from benchmarks.harness.level_lanes import record_level
-from benchmarks.harness.typical_steps import Recording
+from benchmarks.harness.options import CannotMeasure, MeasureOptions
+from benchmarks.harness.spans import RecordedStep
 from benchmarks.suites.throughput import Configuration, Steps
 from common import ladder
 from common.cores import available_cores
@@ -23,24 +23,21 @@ SCRIPTS = {
 }
 
 
-def groups() -> list[Group]:
-    return [Group("one_step", TITLE, tuple(SCRIPTS), measure_group)]
-
-
-def measure_group(options: MeasureOptions) -> dict:
-    """The record of all rows."""
+def measure(options: MeasureOptions) -> dict:
+    """One group, of all scripts."""
     if available_cores() < DEVICES:
         raise CannotMeasure(f"{DEVICES} devices need as many cores")
-    return typical_steps.measure_group(TITLE, tuple(SCRIPTS), partial(devices_of, options.data_flags), options)
+    group = typical_steps.record_in_turns(TITLE, tuple(SCRIPTS), partial(record_devices, options.data_flags), options)
+    return {"groups": [group]}
 
 
-def devices_of(data_flags: tuple[str, ...], row: str, steps: int) -> Recording:
-    """Of each device the recorded steps of one run, after the warm-up."""
+def record_devices(data_flags: tuple[str, ...], row: str, steps: int) -> list[list[RecordedStep]]:
+    """For each device the recorded steps of one run, after the warm-up."""
     script = SCRIPTS[row]
     cores = available_cores() // DEVICES
     of_run = Steps(1 + WARM_UP_STEPS, steps)  # the first step is not recorded
     argv = [*script.argv(of_run), "--device", "cpu", "--cores-per-device", str(cores), *data_flags]
-    recording = []
+    devices = []
     for of_rank in ranks(script.processes, on_cpu=True).run(record_level, script.level, argv, cores):
-        recording += [own[WARM_UP_STEPS:] for own in of_rank]
-    return recording
+        devices += [steps_of_device[WARM_UP_STEPS:] for steps_of_device in of_rank]
+    return devices

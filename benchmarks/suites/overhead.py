@@ -28,8 +28,8 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.harness import records
-from benchmarks.harness.groups import Group, MeasureOptions
-from benchmarks.harness.paired import measure
+from benchmarks.harness.options import MeasureOptions
+from benchmarks.harness.paired import take_turns
 
 STEPS = 400
 WARM_UP = 100
@@ -160,8 +160,15 @@ def by_trainer(library: str) -> float:
             disable_tqdm=True,
             remove_unused_columns=False,
         )
-        more = {"callbacks": [Watching()], "optimizers": optimizer_and_schedule(model)}
-        LossTrainer(model, arguments, to_dict, data(), **more).train()
+        trainer = LossTrainer(
+            model,
+            arguments,
+            to_dict,
+            data(),
+            callbacks=[Watching()],
+            optimizers=optimizer_and_schedule(model),
+        )
+        trainer.train()
     return median_step(ends)
 
 
@@ -184,26 +191,19 @@ def trainers() -> dict[str, Callable[[], float]]:
     return found
 
 
-def contestants() -> dict[str, Callable[[], float]]:
-    return loops() | trainers()
-
-
 def installed(*names: str) -> list[str]:
     """Those of these packages that are installed."""
     return [name for name in names if importlib.util.find_spec(name)]
 
 
-def groups() -> list[Group]:
-    return [Group("overhead", TITLE, tuple(contestants()), measure_group)]
-
-
-def measure_group(options: MeasureOptions) -> dict:
-    """The record of all contestants, with what each abstraction adds to the raw loop that does the same work."""
+def measure(options: MeasureOptions) -> dict:
+    """One group, of all contestants, with what each abstraction adds to the raw loop that does the same work."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    seconds = measure(contestants(), range(options.rounds))
+    peers = [name for name in PEERS if not installed(name)]
+    if peers:
+        print(f"not measured: {', '.join(peers)}, not installed (pip install -e '.[peers]')", flush=True)
+    seconds = take_turns(loops() | trainers(), range(options.rounds))
     samples = {row: [1e6 * sample for sample in own] for row, own in seconds.items()}
     added = [(row, RAW) for row in loops() if row != RAW]
     added += [(row, RAW_LIKE_TRAINER) for row in trainers() if row != RAW_LIKE_TRAINER]
-    peers = [name for name in PEERS if not installed(name)]
-    skipped = [f"{', '.join(peers)}: not installed (pip install -e '.[peers]')"] if peers else []
-    return records.group(TITLE, "µs", samples, differences=added) | {"skipped": skipped}
+    return {"groups": [records.group(TITLE, "µs", samples, differences=added)]}

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.harness import level_runs, records
-from benchmarks.harness.groups import CannotMeasure, Group, MeasureOptions
-from benchmarks.harness.paired import measure
+from benchmarks.harness.options import MeasureOptions
+from benchmarks.harness.paired import take_turns
 from benchmarks.harness.rows import BASELINE, RAW_DDP
 from common import ladder
 from common.cores import available_cores
@@ -32,11 +32,7 @@ TIMEOUT = 900  # seconds, for any one call
 BATCH_SIZES = (64, 256)
 QUICK_BATCH = 64  # the one that --quick measures
 REPLICATED = "01_data_parallel"
-
-
-# Fewer than a user's run has: the processes are warm from their first, uncounted run. DDP has its final buckets from
-# the second step on.
-WARM_UP_STEPS = 2
+WARM_UP_STEPS = 2  # the processes are warm from an earlier run; DDP has its final buckets from the second step on
 
 
 class Steps(NamedTuple):
@@ -106,21 +102,22 @@ class Configuration:
 def calibrated(configurations: list[Configuration], data_flags: tuple[str, ...]) -> Steps:
     """The steps that take about SECONDS here: as many for all, so that each does the same work per image.
 
-    Every configuration runs for it, uncounted; on GPUs twice, because their clocks need SECONDS of work to settle. So
-    a GPU's warm-up is as long as its sample.
+    GPUs run for it twice, because their clocks need SECONDS of work to settle. So a GPU's warm-up is as long as its
+    sample.
     """
     in_an_epoch = SIZES["train"] // max(configuration.global_batch_size for configuration in configurations)
-    results = [configuration.run(Steps(WARM_UP_STEPS, 2), data_flags) for configuration in configurations]
-    if all(result["device"] == "cpu" for result in results):
-        return Steps(WARM_UP_STEPS, min(_steps_in_time(results), MOST_STEPS, in_an_epoch - WARM_UP_STEPS))
-    settling = min(_steps_in_time(results), in_an_epoch // 2)
-    results = [configuration.run(Steps(settling, settling), data_flags) for configuration in configurations]
-    counted = min(_steps_in_time(results), in_an_epoch // 2)
+    counted = steps_in_time(configurations, Steps(WARM_UP_STEPS, 2), data_flags)
+    if not torch.cuda.is_available():
+        return Steps(WARM_UP_STEPS, min(counted, MOST_STEPS, in_an_epoch - WARM_UP_STEPS))
+    settling = min(counted, in_an_epoch // 2)
+    counted = steps_in_time(configurations, Steps(settling, settling), data_flags)
+    counted = min(counted, in_an_epoch // 2)
     return Steps(counted, counted)
 
 
-def _steps_in_time(results: list[dict]) -> int:
-    """The number of steps that take about SECONDS, 2 at least."""
+def steps_in_time(configurations: list[Configuration], steps: Steps, data_flags: tuple[str, ...]) -> int:
+    """The number of steps that take about SECONDS, 2 at least, by a run of `steps` of every configuration."""
+    results = [configuration.run(steps, data_flags) for configuration in configurations]
     seconds = statistics.median(result["global_batch_size"] / result["images_per_sec"] for result in results)
     return max(2, round(SECONDS / seconds))
 
@@ -142,7 +139,7 @@ def measure_in_turns(
         return result["images_per_sec"]
 
     contestants = {row.name: partial(images_per_sec, row) for row in configurations}
-    samples = measure(contestants, range(rounds))
+    samples = take_turns(contestants, range(rounds))
     ratios = [(name, BASELINE) for name in samples if name != BASELINE]
     for level in ladder.DISTRIBUTED[1:]:
         for workers in sorted({row.workers for row in configurations}):
@@ -189,24 +186,19 @@ def configurations(batch_sizes: dict[int, int]) -> list[Configuration]:
     return rows
 
 
-def groups() -> list[Group]:
-    """Strong and weak scaling, each at two batches."""
-    found = []
-    for size in BATCH_SIZES:
+def measure(options: MeasureOptions) -> dict:
+    """Strong and weak scaling, each at two batches; with --quick at QUICK_BATCH."""
+    sizes = (QUICK_BATCH,) if options.quick else BATCH_SIZES
+    groups = []
+    for size in sizes:
         title = f"strong scaling: global batch {size}, shared by all workers"
-        found.append(_group(f"throughput-strong-{size}", title, strong_scaling(size), size))
-    for size in BATCH_SIZES:
+        groups.append(_measure_group(title, strong_scaling(size), options))
+    for size in sizes:
         title = f"weak scaling: batch {size} for each worker"
-        found.append(_group(f"throughput-weak-{size}", title, weak_scaling(size), size))
-    return found
+        groups.append(_measure_group(title, weak_scaling(size), options))
+    return {"groups": groups}
 
 
-def _group(key: str, title: str, rows: list[Configuration], size: int) -> Group:
-    return Group(key, title, tuple(row.name for row in rows), partial(_measure_group, title, rows, size))
-
-
-def _measure_group(title: str, rows: list[Configuration], size: int, options: MeasureOptions) -> dict:
-    if options.quick and size != QUICK_BATCH:
-        raise CannotMeasure(f"--quick measures batches of {QUICK_BATCH} only")
+def _measure_group(title: str, rows: list[Configuration], options: MeasureOptions) -> dict:
     steps = QUICK_STEPS if options.quick else calibrated(rows, options.data_flags)
     return measure_in_turns(title, rows, options.data_flags, steps, options.rounds)

@@ -5,14 +5,14 @@ Two ranks, one core each, train a small network over a link of 1 Gbit/s and of 1
 typical step, from which `benchmarks.report` draws pictures.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 from benchmarks.harness import typical_steps
-from benchmarks.harness.gradient_averaging import BATCH, WAYS
-from benchmarks.harness.groups import Group, MeasureOptions
+from benchmarks.harness.gradient_averaging import BATCH, WRAPPERS
 from benchmarks.harness.lanes import record_rank
+from benchmarks.harness.options import CannotMeasure, MeasureOptions
 from benchmarks.harness.spans import RecordedStep, to_spans
-from benchmarks.harness.typical_steps import Recording
 from benchmarks.suites.network import WaitingRanks, waiting_ranks
 from common.processes import ranks
 
@@ -21,38 +21,34 @@ LOOPBACK = "loopback"
 TIMEOUT = 300  # seconds, for any one recording
 
 
-def groups() -> list[Group]:
-    """A group for each link; whether there can be two nodes here shows when it is measured."""
-    found = []
-    for link in (*LINKS, LOOPBACK):
-        found.append(Group(f"timeline-{link}", title(link), tuple(WAYS), partial(measure_group, link)))
-    return found
-
-
-def title(link: str) -> str:
-    return f"one step of two ranks over {link}, {BATCH} images a backward"
-
-
-def measure_group(link: str, options: MeasureOptions) -> dict:
-    """The record of all ways over one link."""
-    if link == LOOPBACK:
-        group = typical_steps.measure_group(title(link), tuple(WAYS), over_loopback, options)
-    else:
+def measure(options: MeasureOptions) -> dict:
+    """A group for each link."""
+    groups = []
+    try:
         with waiting_ranks() as pair:
-            pair.limit(link)
-            over_link = partial(over_the_cable, pair)
-            group = typical_steps.measure_group(title(link), tuple(WAYS), over_link, options)
-    return group | {"link": link}
+            for link in LINKS:
+                pair.limit(link)
+                groups.append(record_over(link, partial(over_the_cable, pair), options))
+    except CannotMeasure as reason:
+        print(f"timeline measures {LOOPBACK} alone: {reason}", flush=True)
+    groups.append(record_over(LOOPBACK, over_loopback, options))
+    return {"groups": groups}
 
 
-def over_loopback(way: str, steps: int) -> Recording:
-    """Both ranks' steps, on this machine."""
-    return ranks(2, on_cpu=True).run(record_rank, way, steps, timeout=TIMEOUT)
+def record_over(link: str, record_steps: Callable, options: MeasureOptions) -> dict:
+    """The group of all wrappers over one link."""
+    title = f"one step of two ranks over {link}, {BATCH} images a backward"
+    return typical_steps.record_in_turns(title, tuple(WRAPPERS), record_steps, options) | {"link": link}
 
 
-def over_the_cable(pair: WaitingRanks, way: str, steps: int) -> Recording:
-    """Both ranks' steps, on two nodes whose cable is limited already; JSON has made lists of them."""
-    recording = []
-    for answer in pair.ask("record_rank", way=way, steps=steps):
-        recording.append([RecordedStep(began, seconds, to_spans(spans)) for began, seconds, spans in answer])
-    return recording
+def over_loopback(wrapper: str, steps: int) -> list[list[RecordedStep]]:
+    """For both ranks their steps, on this machine."""
+    return ranks(2, on_cpu=True).run(record_rank, wrapper, steps, timeout=TIMEOUT)
+
+
+def over_the_cable(pair: WaitingRanks, wrapper: str, steps: int) -> list[list[RecordedStep]]:
+    """For both ranks their steps, on two nodes whose cable is limited already; JSON has made lists of them."""
+    of_ranks = []
+    for answer in pair.ask("record_rank", wrapper=wrapper, steps=steps):
+        of_ranks.append([RecordedStep(began, seconds, to_spans(spans)) for began, seconds, spans in answer])
+    return of_ranks

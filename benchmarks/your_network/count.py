@@ -50,7 +50,7 @@ def count(network: UserNetwork, batch: int) -> NetworkCosts:
     def loss_of(samples: int) -> Callable[[], Tensor]:
         return partial(training.loss_of, network, model, training.make_batch(network, samples))
 
-    with training.explained(f"a step of {network.title} failed"):
+    with training.step_failure(f"a step of {network.title} failed"):
         # A sample may multiply more in a larger batch, as where each is compared with each.
         samples = max(batch, SMALLEST)
         multiply_adds, gradients = count_products(model, loss_of(samples), samples)
@@ -75,10 +75,10 @@ def count_products(model: nn.Module, loss: Callable[[], Tensor], samples: int) -
     def multiply_adds() -> int:
         return counter.get_total_flops() // (2 * samples)  # a multiplication and an addition are two operations
 
-    def is_there(parameter: nn.Parameter) -> None:
+    def record_gradient(parameter: nn.Parameter) -> None:
         gradients.append(Gradient(parameter.numel(), multiply_adds() - of_forward))
 
-    hooks = [parameter.register_post_accumulate_grad_hook(is_there) for parameter in training.trainable(model)]
+    hooks = [parameter.register_post_accumulate_grad_hook(record_gradient) for parameter in training.trainable(model)]
     # A fused attention, which the counter does not know of every device, multiplies what its parts multiply.
     with sdpa_kernel(SDPBackend.MATH), counter:
         result = loss()

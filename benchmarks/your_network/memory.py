@@ -48,7 +48,7 @@ NCCL's buffers, fragmentation. ZeRO-1 shares out whole parameters: the row is of
 the device that has the largest."""
 
 # The bytes of each device of this process at its peak, by category: of a rank, or of all replicas.
-Need = list[dict[str, int]]
+DeviceBytes = list[dict[str, int]]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Row:
+class MemoryRow:
     """A strategy on a number of devices.
 
     Attributes:
@@ -78,7 +78,7 @@ class Row:
 
     strategy: str
     devices: int
-    need: Need | None
+    need: DeviceBytes | None
     largest: int | None
     problem: str
 
@@ -87,13 +87,13 @@ class Row:
         return self.strategy if self.devices == 1 else f"{self.strategy}, {self.devices}"
 
 
-def answer(options: argparse.Namespace) -> list[Row]:
+def answer(options: argparse.Namespace) -> list[MemoryRow]:
     """Print a line for each row as soon as it is known."""
     for devices in options.devices:
         if options.batch % devices:
             fail(f"argument --batch: {options.batch} samples cannot be divided among {devices} devices")
     network = spec.load(options.spec, options.input)
-    alone = row_of(network, strategies.ONE_DEVICE, 1, options)
+    alone = row_of(network, strategies.ONE_DEVICE_STRATEGY, 1, options)
     if alone.need is None:
         raise StepFailed(alone.problem)  # nothing is printed of a network that cannot be trained at all
     print(f"{network.title}, global batch {options.batch}, mixed precision: {options.precision}\n")
@@ -112,7 +112,7 @@ def answer(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def row_of(network: UserNetwork, strategy: Strategy, devices: int, options: argparse.Namespace) -> Row:
+def row_of(network: UserNetwork, strategy: Strategy, devices: int, options: argparse.Namespace) -> MemoryRow:
     """What the global batch needs, and the largest one that fits."""
     setting = Setting(strategy, devices, options.precision, options.checkpointing)
     need = None
@@ -124,7 +124,7 @@ def row_of(network: UserNetwork, strategy: Strategy, devices: int, options: argp
             largest = devices * largest_batch(run.peak, options.gib * GIB)
     except StepFailed as error:
         problem = str(error)
-    return Row(strategy.name, devices, need, largest, problem)
+    return MemoryRow(strategy.name, devices, need, largest, problem)
 
 
 def largest_batch(peak_of: Callable[[int], int], limit: int) -> int:
@@ -160,16 +160,11 @@ class Training:
         model = training.build(network)
         if setting.checkpointing:
             model = strategies.checkpointed(model)
-        with training.explained(f"{setting.strategy.name} cannot wrap {network.title}"):
+        with training.step_failure(f"{setting.strategy.name} cannot wrap {network.title}"):
             self.model = setting.strategy.wrap(model, mesh)
         for parameter in self.model.parameters():
             name_category(parameter, "parameters")
         self.optimizer = setting.strategy.make_optimizer(network, self.model)
-
-    def warm_up(self) -> None:
-        """Take the first steps, which need more or less than all others."""
-        for _ in range(WARM_UP_STEPS):
-            self.step(SMALLEST)
 
     def step(self, samples: int) -> None:
         """Take a step of so many samples on each device."""
@@ -177,13 +172,13 @@ class Training:
             samples *= self.setting.devices
         batch = training.make_batch(self.network, samples)
         loss = training.loss_of(self.network, self.model, batch, PRECISIONS[self.setting.precision])
-        with training.explained(f"the backward of {self.network.title} failed"):
+        with training.step_failure(f"the backward of {self.network.title} failed"):
             loss.backward()
-        with training.explained(f"the optimizer of {self.network.title} failed"):
+        with training.step_failure(f"the optimizer of {self.network.title} failed"):
             self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def need(self, samples: int) -> Need:
+    def need(self, samples: int) -> DeviceBytes:
         """What a step of so many samples on each device needs."""
         self.tracker.reset_peaks()
         self.step(samples)
@@ -199,7 +194,8 @@ def lone_training(network: UserNetwork, setting: Setting) -> Iterator[Training]:
     """The training on rank 0, whose group has no other members, after a warm-up. Raises what `Training` raises."""
     with strategies.lone_rank(setting.devices) as mesh, without_computing(), track_replicas() as tracker:
         run = Training(network, setting, mesh, tracker)
-        run.warm_up()
+        for _ in range(WARM_UP_STEPS):
+            run.step(SMALLEST)
         yield run
 
 
@@ -211,7 +207,7 @@ def print_heads(gib: int) -> None:
     print(f"\n{in_columns('on devices', list(COLUMNS))}")
 
 
-def line_of(row: Row) -> str:
+def line_of(row: MemoryRow) -> str:
     """The row in WIDTH columns: MiB of the fullest device by category, and of the emptiest, and the batch that fits."""
     if row.need is None:
         reason = shorten(f"cannot: {row.problem}", WIDTH - LABEL_WIDTH - 1, placeholder=" …")

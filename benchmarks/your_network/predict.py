@@ -26,7 +26,7 @@ efficiency). pays from: the smallest batch in all, a power of two, with more tha
 
 
 @dataclass(frozen=True)
-class Row:
+class PredictedRow:
     """A number of GPUs, each with a batch as large as one GPU's. Seconds are those of a step."""
 
     gpus: int
@@ -35,7 +35,7 @@ class Row:
     pays_from: int | None
 
 
-def answer(options: argparse.Namespace) -> list[Row]:
+def answer(options: argparse.Namespace) -> list[PredictedRow]:
     """Print the table of all rows."""
     network = count(spec.load(options.spec, options.input), options.batch)
     hardware = Hardware(options.gpu, options.inner, options.gpus_per_node, options.network)
@@ -51,7 +51,7 @@ def answer(options: argparse.Namespace) -> list[Row]:
     for gpus in COUNTS:
         seconds = step(setup, options.batch, gpus)
         share = scaling_efficiency(setup, gpus * options.batch, gpus)
-        rows.append(Row(gpus, seconds, share, pays_from(setup, gpus)))
+        rows.append(PredictedRow(gpus, seconds, share, pays_from(setup, gpus)))
     print_heading(network, setup, options.batch, gpu, hardware)
     print_table(rows, options.batch)
     return rows
@@ -70,7 +70,7 @@ def print_heading(network: NetworkCosts, setup: Setup, batch: int, gpu: str, har
     print(f"A step on one GPU: {kernels} ms of kernels; to start them takes {launches} ms beside it.")
 
 
-def print_table(rows: list[Row], batch: int) -> None:
+def print_table(rows: list[PredictedRow], batch: int) -> None:
     """Print the rows in 53 columns."""
     print(f"\n{'GPUs':>5}{'samples/s':>12}{'ms a step':>12}{'efficiency':>12}{'pays from':>12}")
     for row in rows:

@@ -1,8 +1,8 @@
-"""GPUs, links and effects with the figures that others have published for them. Nothing here is fitted to a result."""
+"""GPUs and links with the figures that others have published for them. Nothing here is fitted to a result."""
 
 from typing import NamedTuple
 
-from benchmarks.your_network.scaling import Effects, Link, NetworkCosts, Setup, fill_buckets
+from benchmarks.your_network.scaling import Link, NetworkCosts, Setup, fill_buckets
 
 # Latencies and bandwidths are NCCL's: src/graph/tuning.cc of version 2.8 (hwLat of a ring, protocol Simple), and
 # src/graph/topo.h (SM60_NVLINK_BW to SM100_NVLINK_BW, PCI_BW, NET_BW).
@@ -68,13 +68,6 @@ NODE_SIZES = (1, 2, 4, 8)  # GPUs
 
 LAUNCH = 10e-6  # seconds to start an operator from Python; assumed
 
-# GPUs of one kind differ by 8 % on average (Sinha et al., Not All GPUs Are Created Equal, SC 2022). That is between the
-# whiskers of a box plot, which are 5.4 standard deviations apart for normal samples. On average, compute is 18.9 %
-# slower while the same GPU communicates (Lee et al., arXiv 2507.03114, 2025). The share of backward is assumed, because
-# it computes two products where forward computes one.
-WHISKERS = 5.4
-AVERAGE_EFFECTS = Effects(backward_share=2 / 3, speed_spread=0.08 / WHISKERS, contention=0.189)
-
 # What a NetworkCosts of torchvision's ResNet-50 has.
 RESNET50_MULTIPLY_ADDS = 4_089_184_256
 RESNET50_BYTES_OF_A_SAMPLE = 780_116_880
@@ -101,7 +94,7 @@ def times_resnet50(network: NetworkCosts) -> float:
 
 
 def setup(network: NetworkCosts, hardware: Hardware) -> Setup:
-    """A network on the hardware under DDP, with the effects at their published averages."""
+    """A network on the hardware under DDP."""
     gpu = GPUS[hardware.gpu]
     inner = PCIE | {"nvlink": gpu.nvlink}
     return Setup(
@@ -111,5 +104,4 @@ def setup(network: NetworkCosts, hardware: Hardware) -> Setup:
         gpus_per_node=hardware.gpus_per_node,
         inner=inner[hardware.inner],
         between=NETWORK[hardware.network],
-        effects=AVERAGE_EFFECTS,
     )

@@ -3,10 +3,11 @@
     step = forward + max(backward, end of the last all-reduce) + what is left of the step
 
 An all-reduce costs a latency for each message, however small it is, and the bytes over the bandwidth. Each of W GPUs
-sends 2 (W − 1) / W of the bytes. In a tree they take 2 log2 W messages, one after another: up to the root and down
-again. Source: Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH, 2005.
+sends 2 (W − 1) / W of the bytes, in 2 log2 W messages one after another: log2 W to add up ever smaller parts (halving),
+and log2 W to collect the sums (doubling). Source: Thakur, Rabenseifner and Gropp, Optimization of Collective
+Communication Operations in MPICH, 2005.
 
-Three effects are in it besides the all-reduce itself. `presets` says which of their sizes are published:
+Three effects are in it besides the all-reduce itself:
 
 - A step is launch-bound where starting its kernels takes longer than running them.
 - All GPUs wait for the slowest of them. Their speeds differ, though they are of one kind.
@@ -80,20 +81,6 @@ class Link(NamedTuple):
     bandwidth: float
 
 
-class Effects(NamedTuple):
-    """What is published for trainings in general, and not for the one in question.
-
-    Attributes:
-        backward_share: the part of a step that backward takes.
-        speed_spread: standard deviation of the GPUs' times for the same work, as a share of it.
-        contention: by which share backward is slower while an all-reduce runs.
-    """
-
-    backward_share: float
-    speed_spread: float
-    contention: float
-
-
 @dataclass(frozen=True)
 class Setup:
     """All that the time of a step follows from but the batch and the number of GPUs.
@@ -105,6 +92,13 @@ class Setup:
         gpus_per_node: GPUs of one node, which share its link to the other nodes.
         inner: the link of one GPU to the others of its node.
         between: the link of one whole node to the other nodes.
+        backward_share: the part of a step that backward takes. It is assumed, because backward computes two products
+            where forward computes one.
+        speed_spread: standard deviation of the GPUs' times for the same work, as a share of it. GPUs of one kind differ
+            by 8 % on average (Sinha et al., Not All GPUs Are Created Equal, SC 2022). That is between the whiskers of a
+            box plot, which are 5.4 standard deviations apart for normal samples.
+        contention: by which share backward is slower while an all-reduce runs: 18.9 % on average (Lee et al., arXiv
+            2507.03114, 2025).
     """
 
     buckets: tuple[Bucket, ...]
@@ -113,7 +107,9 @@ class Setup:
     gpus_per_node: int
     inner: Link
     between: Link
-    effects: Effects
+    backward_share: float = 2 / 3
+    speed_spread: float = 0.08 / 5.4
+    contention: float = 0.189
 
 
 class Transfer(NamedTuple):
@@ -146,8 +142,8 @@ def all_reduce(setup: Setup, size: int, gpus: int) -> float:
     bandwidths = []
     for members, link in ((of_one_node, setup.inner), (nodes, setup.between)):
         if members > 1:
-            levels = (members - 1).bit_length()  # of the tree
-            latency += 2 * levels * link.latency
+            halvings = (members - 1).bit_length()
+            latency += 2 * halvings * link.latency
             bandwidths.append(link.bandwidth)
     sent = 2 * (gpus - 1) / gpus * size
     return ALL_REDUCE_START + latency + sent / min(bandwidths)
@@ -169,21 +165,20 @@ def transfers(setup: Setup, backward: float, gpus: int) -> list[Transfer]:
 
 def step(setup: Setup, batch: float, gpus: int) -> float:
     """Seconds of a step on `gpus` GPUs with a `batch` on each."""
-    effects = setup.effects
     # 1. Compute: all wait for the slowest GPU, and no step is shorter than its launches.
-    slowest = 1 + effects.speed_spread * expected_maximum(gpus)
+    slowest = 1 + setup.speed_spread * expected_maximum(gpus)
     kernels = slowest * batch * setup.sample_seconds
     compute = max(kernels, setup.launch_seconds)
     if gpus == 1:
         return compute
     # 2. The part of backward beside which all-reduces run, as long as they do not slow it down.
-    backward = compute * effects.backward_share
+    backward = compute * setup.backward_share
     hidden = 0.0
     for transfer in transfers(setup, backward, gpus):
         hidden += min(transfer.end, backward) - min(transfer.start, backward)
     # 3. Backward, slowed down there. A launch-bound GPU is idle between kernels, so only a part of that time is theirs.
     hidden_kernels = hidden * kernels / compute
-    slowed_kernels = kernels * effects.backward_share + effects.contention * hidden_kernels
+    slowed_kernels = kernels * setup.backward_share + setup.contention * hidden_kernels
     slowed_backward = max(slowed_kernels, backward)
     # 4. The end of the last all-reduce beside the slower backward.
     last = transfers(setup, slowed_backward, gpus)[-1]

@@ -20,6 +20,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from benchmarks.harness.rows import DATA_PARALLEL, DDP, ONE_DEVICE
 from benchmarks.your_network import training
 from benchmarks.your_network.spec import UserNetwork
 from common.memory import name_category
@@ -126,16 +127,16 @@ def _whole(network: UserNetwork, model: nn.Module) -> torch.optim.Optimizer:
 
 def _by_parameters(network: UserNetwork, model: nn.Module) -> ZeroRedundancyOptimizer:
     """The network's optimizer, for the parameters that ZeRO-1 gives to this rank."""
-    with training.explained(f"the optimizer of {network.title} cannot be sharded"):
+    with training.step_failure(f"the optimizer of {network.title} cannot be sharded"):
         optimizer = ZeroRedundancyOptimizer(training.trainable(model), network.optimizer)
-    training.for_all_at_once(optimizer.optim)
+    training.use_foreach(optimizer.optim)
     return optimizer
 
 
-ONE_DEVICE = Strategy("one device", lambda model, _: model, _whole)
-DATA_PARALLEL = Strategy("DataParallel", _data_parallel, _whole, cuts_inputs=True)
-DDP = Strategy("DDP", _ddp, _whole)
+ONE_DEVICE_STRATEGY = Strategy(ONE_DEVICE, lambda model, _: model, _whole)
+DATA_PARALLEL_STRATEGY = Strategy(DATA_PARALLEL, _data_parallel, _whole, cuts_inputs=True)
+DDP_STRATEGY = Strategy(DDP, _ddp, _whole)
 ZERO_1 = Strategy("ZeRO-1", _ddp, _by_parameters)
 ZERO_2 = Strategy("ZeRO-2", partial(_fully_sharded, reshard_after_forward=False), _whole)
 ZERO_3 = Strategy("ZeRO-3 / FSDP", partial(_fully_sharded, reshard_after_forward=True), _whole)
-ON_SEVERAL = (DATA_PARALLEL, DDP, ZERO_1, ZERO_2, ZERO_3)
+ON_SEVERAL = (DATA_PARALLEL_STRATEGY, DDP_STRATEGY, ZERO_1, ZERO_2, ZERO_3)

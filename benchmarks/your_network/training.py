@@ -10,17 +10,16 @@ from torch.utils._pytree import tree_iter, tree_map_only
 
 from benchmarks.your_network.errors import StepFailed, described
 from benchmarks.your_network.spec import UserNetwork, call
-from common.errors import UserError
 
 SMALLEST = 2  # samples of a batch: a batch normalisation needs more than one
 
 
 @contextlib.contextmanager
-def explained(what: str) -> Iterator[None]:
+def step_failure(what: str) -> Iterator[None]:
     """StepFailed, which says what failed in one line, in place of an exception of somebody's network."""
     try:
         yield
-    except (UserError, StepFailed):
+    except StepFailed:  # what failed is said already
         raise
     except Exception as error:
         raise StepFailed(f"{what}: {described(error)}") from error
@@ -32,7 +31,7 @@ def build(network: UserNetwork) -> nn.Module:
     Raises:
         StepFailed: if it cannot be built, or has no parameter to train.
     """
-    with explained(f"{network.title} cannot be built"):
+    with step_failure(f"{network.title} cannot be built"):
         model = network.build()
         if not isinstance(model, nn.Module):
             raise TypeError(f"it returns a {type(model).__name__}, not a module")
@@ -47,7 +46,7 @@ def make_batch(network: UserNetwork, size: int) -> tuple[Any, Any]:
     Raises:
         StepFailed: if they cannot be made, or are not of so many samples.
     """
-    with explained(f"a batch of {size} cannot be made"):
+    with step_failure(f"a batch of {size} cannot be made"):
         inputs, targets = network.batch(size)
         shapes = [leaf.shape for leaf in tree_iter(inputs) if isinstance(leaf, Tensor)]
         for shape in shapes:
@@ -67,9 +66,9 @@ def loss_of(network: UserNetwork, model: nn.Module, batch: tuple[Any, Any], dtyp
     inputs, targets = batch
     device = next(model.parameters()).device
     with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-        with explained(f"the forward of {network.title} failed"):
+        with step_failure(f"the forward of {network.title} failed"):
             outputs = call(model, inputs)
-        with explained(f"the loss of {network.title} failed"):
+        with step_failure(f"the loss of {network.title} failed"):
             loss = network.loss(outputs, targets)
             if not isinstance(loss, Tensor) or loss.dim() != 0:
                 raise TypeError(f"it must be a scalar tensor, not {getattr(loss, 'shape', loss)}")
@@ -86,11 +85,11 @@ def make_optimizer(network: UserNetwork, parameters: list[Tensor]) -> torch.opti
     Raises:
         StepFailed: if it cannot be made.
     """
-    with explained(f"the optimizer of {network.title} cannot be made"):
-        return for_all_at_once(network.optimizer(parameters))
+    with step_failure(f"the optimizer of {network.title} cannot be made"):
+        return use_foreach(network.optimizer(parameters))
 
 
-def for_all_at_once(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def use_foreach(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The same optimizer, which takes all parameters at once."""
     for group in optimizer.param_groups:
         if group.get("foreach", True) is None and not group.get("fused"):

@@ -78,12 +78,13 @@ class FusedAttention(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-# A cache of `_run_on_meta`, by operation and arguments. The results keep their storages alive, so that no other storage
-# can get the address of one.
-_known: dict[tuple, tuple[Any, dict[int, int]]] = {}
-
-
 class _WithoutComputing(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        # The results of `_run_on_meta`, by operation and arguments. They keep their storages alive, so that no other
+        # storage can get the address of one.
+        self._results: dict[tuple, tuple[Any, dict[int, int]]] = {}
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """False: to keep torch's compiler out of each call would take longer than the call."""
@@ -106,9 +107,9 @@ class _WithoutComputing(TorchDispatchMode):
         if tensors and are_small and func not in _UNFILLED:  # 4
             return func(*args, **kwargs)
         key = (func, *map(_key, leaves))  # 5
-        if key not in _known:
-            _known[key] = _run_on_meta(func, args, kwargs)
-        results, storages = _known[key]
+        if key not in self._results:
+            self._results[key] = _run_on_meta(func, args, kwargs)
+        results, storages = self._results[key]
         return tree_map_only(Tensor, partial(_allocated, tensors, storages), results)
 
 

@@ -70,7 +70,7 @@ ROOMS = {
     "benchmarks.report": {"benchmarks.harness", "benchmarks.suites"},
     "benchmarks.your_network": {"benchmarks.harness"},
     "benchmarks.compare": {"benchmarks.harness", "benchmarks.suites", "benchmarks.report"},
-    "benchmarks.conftest": {"benchmarks.harness", "benchmarks.report"},
+    "benchmarks.__main__": {"benchmarks.harness", "benchmarks.suites", "benchmarks.report"},
 }
 # What the core needs besides torch and the standard library comes in where it is first used.
 AT_FIRST_USE = {"numpy", "peft", "safetensors", "tensorboardX", "tqdm", "yaml"}

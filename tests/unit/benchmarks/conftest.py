@@ -52,7 +52,7 @@ def network_of(written):
 def computed_need(monkeypatch):
     """What a step needs that is really computed."""
 
-    def computed(network: spec.UserNetwork, setting: Setting, samples: int) -> memory.Need:
+    def computed(network: spec.UserNetwork, setting: Setting, samples: int) -> memory.DeviceBytes:
         with monkeypatch.context() as patched:
             patched.setattr(memory, "without_computing", FusedAttention)
             return need(network, setting, samples)

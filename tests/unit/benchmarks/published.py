@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torchvision import models
 
 from benchmarks.your_network.count import count
-from benchmarks.your_network.presets import AVERAGE_EFFECTS, GPUS, PCIE, ethernet, nvlink
+from benchmarks.your_network.presets import GPUS, PCIE, ethernet, nvlink
 from benchmarks.your_network.scaling import Bucket, Link, NetworkCosts, Setup, fill_buckets, step
 from benchmarks.your_network.spec import UserNetwork
 from common.model import BasicNet
@@ -84,7 +84,6 @@ def trained(buckets: tuple[Bucket, ...], rate: float, gpus_per_node: int, inner:
         gpus_per_node=gpus_per_node,
         inner=inner,
         between=ethernet(gigabits),
-        effects=AVERAGE_EFFECTS,
     )
 
 
@@ -113,7 +112,7 @@ def goyal() -> Case:
     buckets = fill_buckets(counted("ResNet-50").gradients, first=0, others=0)
     setup = trained(buckets, 32 / seconds, 8, NVLINK_P100, gigabits=50)
 
-    setup = replace(setup, effects=setup.effects._replace(backward_share=0.120 / seconds))
+    setup = replace(setup, backward_share=0.120 / seconds)
     return Case(
         "Goyal et al., ResNet-50, 8 to 256 GPUs",
         efficiency=0.90,

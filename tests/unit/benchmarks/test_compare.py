@@ -18,7 +18,6 @@ from common import ladder
 from common.eval_sampler import DistributedEvalSampler
 from common.processes import RankFailed
 from common.weights import checksum, farthest
-from tests.nested_pytest import environment_without_xdist
 
 LARGE = ["--dataset", "synthetic", "--train-samples", "300", "--batch-size", "96"]
 QUICK = ["--dataset", "synthetic", "--steps", "2", "--rounds", "2"]
@@ -27,7 +26,7 @@ QUICK = ["--dataset", "synthetic", "--steps", "2", "--rounds", "2"]
 def _start(out: Path) -> subprocess.Popen:
     command = [sys.executable, "-m", "benchmarks.compare", *QUICK, "--out", str(out)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    variables = environment_without_xdist() | {"HF_HUB_OFFLINE": "1"}
+    variables = os.environ | {"HF_HUB_OFFLINE": "1"}
     return subprocess.Popen(command, cwd=ladder.ROOT, env=variables, start_new_session=True, **pipes)
 
 
@@ -75,13 +74,25 @@ def test_an_interruption_leaves_the_record_of_before_and_no_process(tmp_path, wh
 
 def test_a_part_that_fails_ends_the_comparison_and_is_named(tmp_path, monkeypatch):
     def failed(comparison, level):
-        raise RankFailed("rank 1: NameError")
+        raise RankFailed({1: "NameError"})
 
     monkeypatch.setattr(Comparison, "train", failed)
     monkeypatch.setattr(sys, "argv", ["compare", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"(?s)rank 1: NameError.*FAILED: training 00_single_gpu"):
+    with pytest.raises(SystemExit, match="FAILED: training 00_single_gpu: rank 1: NameError"):
         compare.main()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_mnist_the_comparison_ends_in_one_line_that_says_so(tmp_path, monkeypatch, capsys):
+    (tmp_path / "MNIST").write_text("a file where a folder has to be: so nothing is downloaded")
+    flags = ["--dataset", "mnist", "--data-dir", str(tmp_path), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["compare", *flags])
+    with pytest.raises(SystemExit) as ended:
+        compare.main()
+    (line,) = str(ended.value).splitlines()
+    assert line.startswith("FAILED: training 00_single_gpu: rank 0: MNIST is not in")
+    assert "cannot be downloaded" in line
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_the_batch_is_the_largest_that_all_processes_can_share():

@@ -9,11 +9,11 @@ import torch.distributed as dist
 from torch import nn
 
 from benchmarks.harness import level_runs
-from benchmarks.harness.networks import NETWORKS, ReferenceNetwork
 from benchmarks.harness.replica_memory import track_replicas
 from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FSDP, totals
 from benchmarks.report.verdicts import MOST_SPREAD, spread
 from benchmarks.suites import memory
+from benchmarks.suites.memory import NETWORKS, ReferenceNetwork
 from common.memory import CATEGORIES
 from common.process_group import process_group
 from common.processes import ranks

@@ -9,22 +9,22 @@ from benchmarks.harness.paired import (
     LEAST_CONFIDENCE,
     differences,
     interval_of_median,
-    measure,
     ratios,
     summarise,
+    take_turns,
 )
 
 
 def test_every_round_has_all_contestants_in_an_order_of_its_own():
     played = []
     contestants = {name: lambda name=name: played.append(name) or float(len(played)) for name in "abcd"}
-    samples = measure(contestants, range(20))
+    samples = take_turns(contestants, range(20))
     rounds = ["".join(played[begin : begin + 4]) for begin in range(0, 80, 4)]
     assert {"".join(sorted(names)) for names in rounds} == {"abcd"}
     assert len(set(rounds)) > 5
     assert {names[0] for names in rounds} == set("abcd")
     assert played[int(samples["c"][7]) - 1] == "c"
-    assert measure(contestants, range(20))["c"] == [number + 80 for number in samples["c"]]
+    assert take_turns(contestants, range(20))["c"] == [number + 80 for number in samples["c"]]
 
 
 def confidence(rounds: int) -> float:

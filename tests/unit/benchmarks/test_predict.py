@@ -16,7 +16,6 @@ from benchmarks.your_network.scaling import (
     LARGEST_BATCH,
     PAYS,
     Bucket,
-    Effects,
     Gradient,
     Link,
     Setup,
@@ -38,9 +37,6 @@ GPUS = st.sampled_from([2, 4, 8, 16, 64, 256, 512])
 BATCHES = st.integers(1, 512)
 LINKS = st.builds(Link, latency=st.floats(0, 1e-3), bandwidth=st.floats(1e6, 1e12))
 SPANS = st.lists(st.tuples(st.integers(1, 10**8), st.integers(1, 10**9)), min_size=1, max_size=12)
-EFFECTS = st.builds(
-    Effects, backward_share=st.floats(0.1, 0.9), speed_spread=st.floats(0, 0.1), contention=st.floats(0, 0.5)
-)
 
 
 @st.composite
@@ -58,13 +54,15 @@ SETUPS = st.builds(
     gpus_per_node=st.sampled_from([1, 2, 4, 8]),
     inner=LINKS,
     between=LINKS,
-    effects=EFFECTS,
+    backward_share=st.floats(0.1, 0.9),
+    speed_spread=st.floats(0, 0.1),
+    contention=st.floats(0, 0.5),
 )
 
 
 def without_effects(setup: Setup) -> Setup:
     """The network's part alone."""
-    return replace(setup, effects=setup.effects._replace(speed_spread=0.0, contention=0.0))
+    return replace(setup, speed_spread=0.0, contention=0.0)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +73,7 @@ def without_effects(setup: Setup) -> Setup:
     ],
 )
 def test_an_all_reduce_costs_what_the_formula_says(gpus, latency, bandwidth):
-    setup = Setup((), 0, 0, 8, inner=Link(5e-6, 1e10), between=Link(2e-5, 5e9), effects=Effects(0, 0, 0))
+    setup = Setup((), 0, 0, 8, inner=Link(5e-6, 1e10), between=Link(2e-5, 5e9))
     sent = 2 * (gpus - 1) / gpus * 4e7
     assert all_reduce(setup, 40_000_000, gpus) == pytest.approx(ALL_REDUCE_START + latency + sent / bandwidth)
 
@@ -112,7 +110,7 @@ def test_a_bucket_is_sent_when_it_is_full():
 def test_a_small_step_is_bound_by_launches_which_hide_what_makes_kernels_slower():
     setup = presets.setup(counted("BasicNet"), Hardware())
     even = without_effects(setup)
-    slower = replace(setup, effects=setup.effects._replace(speed_spread=0.05, contention=0.4))
+    slower = replace(setup, speed_spread=0.05, contention=0.4)
     assert step(setup, 1, 1) == step(setup, 64, 1) == pytest.approx(42 * 10e-6)
     assert step(setup, 100_000, 1) == pytest.approx(100_000 * setup.sample_seconds)
     assert step(slower, 1, 8) == step(even, 1, 8)

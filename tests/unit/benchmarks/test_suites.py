@@ -1,4 +1,4 @@
-"""What a session of `pytest benchmarks` shows and records, and what suites do where something is missing.
+"""What `python -m benchmarks` shows and records, and what suites do where something is missing.
 
 `.ci/run bench` measures, records and draws all of them.
 """
@@ -8,50 +8,69 @@ import json
 
 import pytest
 
-from benchmarks.harness import records
-from benchmarks.harness.groups import CannotMeasure, MeasureOptions, seconds_per_step
-from benchmarks.suites import network, overhead
-from tests.nested_pytest import run_pytest
+from benchmarks import __main__ as program
+from benchmarks.harness.options import CannotMeasure, MeasureOptions
+from benchmarks.suites import network, overhead, timeline
 
 QUICK = MeasureOptions(rounds=2, data_flags=("--dataset", "synthetic"), quick=True)
 
 
+@pytest.fixture
+def settings_of_this_process_stay(monkeypatch):
+    monkeypatch.setattr(program, "prepare_process", lambda quick: None)
+
+
 @pytest.mark.slow
-def test_a_session_shows_the_rows_that_were_selected_and_records_their_group(tmp_path):
-    """pytest-benchmark is shown a test for each row; the group is recorded with when it was measured."""
-    saved = tmp_path / "saved.json"
-    written = ["--record", str(tmp_path), f"--benchmark-json={saved}"]
-    done = run_pytest("benchmarks", "--quick", "-k", "overhead and raw", *written)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_a_suite_shows_its_rows_and_writes_its_record_and_picture(tmp_path, capsys, settings_of_this_process_stay):
+    program.main(["overhead", "--quick", "--record", str(tmp_path)])
     assert (tmp_path / "overhead.png").exists()
     record = json.loads((tmp_path / "overhead.json").read_text())
+    assert list(record) == ["suite", "machine", "began", "ended", "groups"]
+    assert set(record["began"]) == {"commit", "command", "date", "load"}
+    assert record["ended"]["date"] >= record["began"]["date"]
     (group,) = record["groups"]
-    assert (group["began"], group["ended"]) == (record["began"], record["ended"])
-    assert set(group["rows"]) == set(overhead.contestants())
-    selected = [group["rows"][name] for name in (overhead.RAW, overhead.RAW_LIKE_TRAINER)]
-    shown = [row["stats"]["data"] for row in json.loads(saved.read_text())["benchmarks"]]
-    for seconds, row in zip(shown, selected, strict=True):
-        assert seconds == pytest.approx([1e-6 * sample for sample in row["samples"]])
+    assert set(group["rows"]) == set(overhead.loops() | overhead.trainers())
+    printed = capsys.readouterr().out
+    assert all(f"\n  {row} " in printed for row in group["rows"])
+    assert f"Written to {tmp_path}: overhead.json, overhead.png" in printed
 
 
-@pytest.mark.parametrize(("unit", "seconds"), [("ms", 0.02), ("µs", 2e-5), ("images/s", 3.2)])
-def test_every_unit_becomes_the_seconds_of_a_step(unit, seconds):
-    record = records.group("g", unit, {"a": [20.0]}, {"a": {"global_batch_size": 64}})
-    assert seconds_per_step(record, "a") == [pytest.approx(seconds)]
+def test_a_suite_that_cannot_be_measured_is_named_and_the_next_one_runs(
+    tmp_path, capsys, monkeypatch, settings_of_this_process_stay
+):
+    def cannot(options):
+        raise CannotMeasure("two devices need as many cores")
+
+    monkeypatch.setitem(program.SUITES, "one_step", cannot)
+    monkeypatch.setitem(program.SUITES, "sharing", lambda options: {"rows": {}, "rounds": options.rounds})
+    monkeypatch.setattr(program.pictures, "draw", lambda *args: [])
+    program.main(["one_step", "sharing", "--rounds", "3", "--record", str(tmp_path)])
+    assert "one_step is not measured: two devices need as many cores" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["sharing.json"]
+    assert json.loads((tmp_path / "sharing.json").read_text())["rounds"] == 3
 
 
-def test_without_the_peers_their_rows_are_left_out_and_it_is_said(monkeypatch):
+def test_a_folder_that_cannot_be_written_is_an_error_before_anything_is_measured(capsys):
+    with pytest.raises(SystemExit):
+        program.parse_options(["all", "--record", "/proc/x"])
+    assert "nothing can be written to /proc/x" in capsys.readouterr().err
+
+
+def test_without_the_peers_their_rows_are_left_out_and_it_is_said(monkeypatch, capsys):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in overhead.PEERS else real(name))
-    ours = {overhead.RAW, overhead.RAW_LIKE_TRAINER, "common.trainer"}
-    assert set(overhead.contestants()) == ours | {"common.accelerator", "common.accelerator, accumulate()"}
-    monkeypatch.setattr(overhead, "measure", lambda contestants, rounds: {})
-    (note,) = overhead.measure_group(QUICK)["skipped"]
-    assert all(peer in note for peer in overhead.PEERS)
+    assert set(overhead.loops()) == {overhead.RAW, "common.accelerator", "common.accelerator, accumulate()"}
+    assert set(overhead.trainers()) == {overhead.RAW_LIKE_TRAINER, "common.trainer"}
+    monkeypatch.setattr(overhead, "take_turns", lambda contestants, rounds: {})
+    overhead.measure(QUICK)
+    printed = capsys.readouterr().out
+    assert all(peer in printed for peer in overhead.PEERS)
 
 
-def test_two_nodes_are_looked_for_when_they_are_measured_and_not_when_tests_are_collected(monkeypatch):
+def test_where_there_can_be_no_two_nodes_their_rows_are_left_out_and_it_is_said(monkeypatch, capsys):
     monkeypatch.setattr(network, "why_not", lambda: "network namespaces need root")
-    (group,) = network.groups()
     with pytest.raises(CannotMeasure, match="no two nodes: network namespaces need root"):
-        group.measure(QUICK)
+        network.measure(QUICK)
+    monkeypatch.setattr(timeline, "record_over", lambda link, record_steps, options: {"link": link})
+    assert timeline.measure(QUICK) == {"groups": [{"link": timeline.LOOPBACK}]}
+    assert "network namespaces need root" in capsys.readouterr().out

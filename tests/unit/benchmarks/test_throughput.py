@@ -43,7 +43,8 @@ def test_a_row_on_a_device_asks_its_level_for_that_devices_cores_and_level_00_ma
 
 
 def test_a_sample_on_a_fast_gpu_and_its_warm_up_fit_into_an_epoch(monkeypatch):
-    result = {"device": "cuda", "global_batch_size": 256, "images_per_sec": 1e7}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    result = {"global_batch_size": 256, "images_per_sec": 1e7}
     monkeypatch.setattr(Configuration, "run", lambda *args: result)
     most = SIZES["train"] // 256 // 2
     assert throughput.calibrated([Configuration(BASELINE, 1, 256)], ()) == Steps(most, most)

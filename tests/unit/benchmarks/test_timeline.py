@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.harness import typical_steps
 from benchmarks.harness.gradient_averaging import NO_SYNC, deep_net
-from benchmarks.harness.groups import MeasureOptions
 from benchmarks.harness.lanes import Event, steps_of
 from benchmarks.harness.level_lanes import steps_of_devices
+from benchmarks.harness.options import MeasureOptions
 from benchmarks.harness.spans import (
     ALL_REDUCE,
     BACKWARD,
@@ -22,6 +22,7 @@ from benchmarks.harness.spans import (
     common_seconds,
     hidden_share,
 )
+from benchmarks.harness.typical_steps import Step
 from benchmarks.report import page_tables, timeline_plot
 from benchmarks.suites import timeline
 
@@ -126,25 +127,25 @@ def test_the_step_that_is_shown_has_the_median_time_and_both_ranks_one_clock():
 
     # By the slower rank the steps took 0.9, 0.5 and 0.7 seconds.
     recorded = zip(steps(10.0, 0.9, 0.2, 0.7), steps(10.25, 0.1, 0.5, 0.6), strict=True)
-    shown = typical_steps.lanes_of(typical_steps.typical(list(recorded)))
+    shown = typical_steps.lanes_of(typical_steps.typical([Step(of_ranks) for of_ranks in recorded]))
     assert shown == [[Span(FORWARD, MAIN, 0.0, 700.0)], [Span(FORWARD, MAIN, 250.0, 850.0)]]
 
 
 def check_lanes(lanes: dict[str, list[list[Span]]]) -> None:
-    """One message for each parameter or bucket, on both ranks; all but the naive way send during backward."""
+    """One message for each parameter or bucket, on both ranks; all but the naive one send during backward."""
     parameters = len(list(deep_net().parameters()))
     for rank in (0, 1):
-        of_ways = {way: of_ranks[rank] for way, of_ranks in lanes.items()}
-        messages = {way: sum(span.name == ALL_REDUCE for span in spans) for way, spans in of_ways.items()}
+        of_wrappers = {wrapper: of_ranks[rank] for wrapper, of_ranks in lanes.items()}
+        messages = {wrapper: sum(span.name == ALL_REDUCE for span in spans) for wrapper, spans in of_wrappers.items()}
         assert messages[NAIVE] == messages[OVERLAPPED] == parameters
         assert 1 < messages[TORCH] < messages[BUCKETED] < 10
         assert messages[NO_SYNC] == messages[TORCH]
-        assert common_seconds(of_ways[NAIVE], BACKWARD, ALL_REDUCE) == 0
-        for way in (OVERLAPPED, BUCKETED, TORCH):
-            assert common_seconds(of_ways[way], BACKWARD, ALL_REDUCE) > 0, way
+        assert common_seconds(of_wrappers[NAIVE], BACKWARD, ALL_REDUCE) == 0
+        for wrapper in (OVERLAPPED, BUCKETED, TORCH):
+            assert common_seconds(of_wrappers[wrapper], BACKWARD, ALL_REDUCE) > 0, wrapper
         # no_sync sends nothing before its second backward.
-        first, _ = [span for span in of_ways[NO_SYNC] if span.name == BACKWARD]
-        assert all(span.start >= first.end for span in of_ways[NO_SYNC] if span.name == ALL_REDUCE)
+        first, _ = [span for span in of_wrappers[NO_SYNC] if span.name == BACKWARD]
+        assert all(span.start >= first.end for span in of_wrappers[NO_SYNC] if span.name == ALL_REDUCE)
 
 
 @pytest.mark.parametrize("link", ["1 Gbit/s", "100 Mbit/s"])
@@ -156,6 +157,6 @@ def test_the_recorded_lanes_of_a_narrow_link_show_what_the_pages_say_of_them(lin
 
 @pytest.mark.slow
 def test_over_loopback_the_lanes_are_recorded_without_root():
-    group = timeline.measure_group(timeline.LOOPBACK, OPTIONS)
+    group = timeline.record_over(timeline.LOOPBACK, timeline.over_loopback, OPTIONS)
     check_lanes(group["lanes"])
-    assert set(group["rows"]) == set(group["lanes"]) == set(timeline.WAYS)
+    assert set(group["rows"]) == set(group["lanes"]) == set(timeline.WRAPPERS)

@@ -11,7 +11,7 @@ from benchmarks.your_network.memory import Setting
 from benchmarks.your_network.without_computing import without_computing
 from tests.unit.benchmarks.user_network import need
 
-ALONE = Setting(strategies.ONE_DEVICE, 1)
+ALONE = Setting(strategies.ONE_DEVICE_STRATEGY, 1)
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 

@@ -18,8 +18,8 @@ from common.process_group import process_group
 from common.processes import ranks
 from tests.unit.benchmarks.user_network import need
 
-ALL = (strategies.ONE_DEVICE, *strategies.ON_SEVERAL)
-ALONE = Setting(strategies.ONE_DEVICE, 1)
+ALL = (strategies.ONE_DEVICE_STRATEGY, *strategies.ON_SEVERAL)
+ALONE = Setting(strategies.ONE_DEVICE_STRATEGY, 1)
 
 
 def on_ranks(path: str, number: int, devices: int, samples: int, shape: tuple[int, ...]) -> dict[str, int]:
@@ -27,7 +27,8 @@ def on_ranks(path: str, number: int, devices: int, samples: int, shape: tuple[in
     setting = Setting(strategies.ON_SEVERAL[number], devices)
     with process_group("gloo"), track_memory() as tracker:
         run = memory.Training(spec.load(path, shape), setting, init_device_mesh("cpu", (devices,)), tracker)
-        run.warm_up()
+        for _ in range(memory.WARM_UP_STEPS):
+            run.step(memory.SMALLEST)
         (split,) = run.need(samples)
     return split
 
@@ -51,9 +52,9 @@ def test_a_lone_rank_needs_what_ranks_need_that_compute_and_communicate(strategy
     assert found == of_ranks[0]
 
 
-COMPUTED = [Setting(strategy, 1 if strategy is strategies.ONE_DEVICE else 2) for strategy in ALL]
-COMPUTED += [Setting(strategies.DDP, 2, precision) for precision in ("bf16", "fp16")]
-COMPUTED += [Setting(strategies.DDP, 2, checkpointing=True)]
+COMPUTED = [Setting(strategy, 1 if strategy is strategies.ONE_DEVICE_STRATEGY else 2) for strategy in ALL]
+COMPUTED += [Setting(strategies.DDP_STRATEGY, 2, precision) for precision in ("bf16", "fp16")]
+COMPUTED += [Setting(strategies.DDP_STRATEGY, 2, checkpointing=True)]
 
 
 @pytest.mark.parametrize("setting", COMPUTED, ids=lambda setting: f"{setting.strategy.name} {setting.precision}")
@@ -71,7 +72,7 @@ def test_parameters_state_and_buckets_are_those_of_the_network(name, texts):
     with torch.device("meta"):
         parameters = list(network.build().parameters())
     in_blocks = sum(-(-parameter.nbytes // 512) * 512 for parameter in parameters)
-    (found,) = need(network, Setting(strategies.DDP, 2), 2)
+    (found,) = need(network, Setting(strategies.DDP_STRATEGY, 2), 2)
     assert found["parameters"] == in_blocks
     # Two moments for each parameter, and its step, a number that stays on the host.
     assert found["optimizer state"] == 2 * in_blocks
@@ -86,7 +87,7 @@ def test_zero_shares_out_the_state_then_the_gradients_then_the_parameters(networ
     def split(strategy):
         return need(network, Setting(strategy, 4), 2)[0]
 
-    ddp, first, third = split(strategies.DDP), split(strategies.ZERO_1), split(strategies.ZERO_3)
+    ddp, first, third = split(strategies.DDP_STRATEGY), split(strategies.ZERO_1), split(strategies.ZERO_3)
     assert first["optimizer state"] < 0.6 * ddp["optimizer state"]
     assert first["parameters"] == ddp["parameters"]
     assert third["optimizer state"] == pytest.approx(ddp["optimizer state"] / 4, rel=0.1)

@@ -11,7 +11,7 @@ import torch
 from benchmarks.your_network import __main__ as program
 from benchmarks.your_network import measure
 from benchmarks.your_network.errors import StepFailed
-from benchmarks.your_network.measure import Row
+from benchmarks.your_network.measure import MeasuredRow
 from common.errors import UserError
 
 
@@ -24,7 +24,7 @@ def tiny(written):
 
 
 def test_one_device_is_measured_once_and_several_in_both_ways():
-    assert measure.rows_on([1, 2]) == [Row("one device", 1), Row("DataParallel", 2), Row("DDP", 2)]
+    assert measure.rows_on([1, 2]) == [("one device", 1), ("DataParallel", 2), ("DDP", 2)]
 
 
 @pytest.mark.parametrize("gpus, cores, devices, share", [(0, 8, 2, 4), (0, 8, 3, 2), (4, 8, 2, None)])
@@ -51,13 +51,13 @@ def test_a_batch_that_devices_cannot_share_is_one_line(tiny, capsys):
 
 def test_what_cannot_train_the_network_is_left_out_unless_it_is_one_device(monkeypatch, capsys):
     def sample(row, work, steps):
-        if row.way in cannot:
+        if row.strategy in cannot:
             raise StepFailed(f"{row.name} cannot: no scores")
         return 0.5
 
-    monkeypatch.setattr(Row, "sample", sample)
+    monkeypatch.setattr(MeasuredRow, "sample", sample)
     cannot = ["DataParallel"]
-    assert list(measure.seconds_of(None, measure.rows_on([1, 2]))) == [Row("one device", 1), Row("DDP", 2)]
+    assert list(measure.seconds_of(None, measure.rows_on([1, 2]))) == [("one device", 1), ("DDP", 2)]
     assert capsys.readouterr().out == "DataParallel, 2 cannot: no scores\n"
     cannot = ["one device"]
     with pytest.raises(StepFailed):

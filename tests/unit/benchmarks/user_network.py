@@ -3,7 +3,7 @@
 from benchmarks.your_network import memory, spec
 
 
-def need(network: spec.UserNetwork, setting: memory.Setting, samples: int) -> memory.Need:
+def need(network: spec.UserNetwork, setting: memory.Setting, samples: int) -> memory.DeviceBytes:
     """What a step of so many samples on each device needs."""
     with memory.lone_training(network, setting) as run:
         return run.need(samples)

@@ -1,0 +1,87 @@
+"""Measures suites: prints how the rows of each compare, and writes records, from which pictures and tables are made.
+
+python -m benchmarks all --quick
+python -m benchmarks throughput overhead --record results
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from benchmarks.harness import records
+from benchmarks.harness.options import CannotMeasure, MeasureOptions, data_flags
+from benchmarks.report import pictures
+from benchmarks.report.group_table import table
+from benchmarks.suites import network, one_step, overhead, sharing, throughput, timeline
+from common.allocator import keep_large_blocks
+from common.cores import available_cores
+from common.numbers import positive
+
+FULL_ROUNDS = 10
+QUICK_ROUNDS = 2
+SUITES = {
+    "throughput": throughput.measure,
+    "overhead": overhead.measure,
+    "network": network.measure,
+    "timeline": timeline.measure,
+    "one_step": one_step.measure,
+    "sharing": sharing.measure,
+}
+
+
+def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
+    flag = parser.add_argument
+    flag("suites", nargs="+", choices=["all", *SUITES], metavar="SUITE", help=f"all, or of: {', '.join(SUITES)}")
+    flag("--quick", action="store_true", help="a few short rounds: to see that everything runs")
+    flag("--rounds", type=positive, metavar="N", help=f"how often the rows of a group take turns ({FULL_ROUNDS})")
+    flag("--record", type=Path, metavar="FOLDER", help="write a record of each suite there, and its pictures")
+    options = parser.parse_args(argv)
+    if "all" in options.suites:
+        options.suites = list(SUITES)
+    if options.rounds is None:
+        options.rounds = QUICK_ROUNDS if options.quick else FULL_ROUNDS
+    # An hour of measuring should not end in an error that was there before.
+    if options.record and (reason := records.why_not_writable(options.record)):
+        parser.error(f"--record: {reason}")
+    return options
+
+
+def prepare_process(quick: bool) -> None:
+    """Settings of this process, and of those that it starts, before its first tensor: no suite depends on another."""
+    keep_large_blocks()
+    torch.set_num_threads(1)  # it has little to do here, and several threads would wait for each other
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would report its begin and its end
+    if quick:
+        # Where others compute too, OpenMP's threads otherwise spin in wait for those that do not get a core.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = parse_options(argv)
+    prepare_process(options.quick)
+    of_suites = MeasureOptions(options.rounds, data_flags(), options.quick)
+    for suite in options.suites:
+        began = records.run_metadata()
+        if warning := records.busy(began["load"], available_cores()):
+            print(warning, file=sys.stderr)
+        try:
+            content = SUITES[suite](of_suites)
+        except CannotMeasure as reason:
+            print(f"{suite} is not measured: {reason}", flush=True)
+            continue
+        record = {"suite": suite, "machine": records.machine(), "began": began, "ended": records.run_metadata()}
+        record |= content
+        for group in record.get("groups", []):
+            print(f"\n{table(group)}", flush=True)
+        if options.record:
+            records.write_json(options.record / f"{suite}.json", record)
+            written = [f"{suite}.json", *pictures.draw(suite, record, options.record)]
+            print(f"\nWritten to {options.record}: {', '.join(written)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""The options of every suite, and the error of a suite that this machine cannot run."""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from common.data import mnist_on_disk
+
+
+class MeasureOptions(NamedTuple):
+    """How much a suite measures.
+
+    Attributes:
+        rounds: how often the rows of a group take turns.
+        data_flags: the levels' flags that name the dataset.
+        quick: a few short rounds, to see that everything runs.
+    """
+
+    rounds: int
+    data_flags: tuple[str, ...]
+    quick: bool
+
+
+class CannotMeasure(RuntimeError):
+    """This machine lacks what the suite needs; the message says what."""
+
+
+def data_flags() -> tuple[str, ...]:
+    """The levels' flags for MNIST if it is on disk, else for the synthetic digits; nothing is downloaded."""
+    root = Path(os.environ.get("MNIST_ROOT", "data")).resolve()
+    if mnist_on_disk(root):
+        return ("--dataset", "mnist", "--data-dir", str(root))
+    return ("--dataset", "synthetic")
