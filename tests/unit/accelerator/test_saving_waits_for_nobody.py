@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from common.accelerator import Accelerator
-from common.accelerator.checkpointing import RemoteError
+from common.accelerator.operations import RemoteError
 from common.accelerator.utils import ProjectConfiguration, gather_object, save_ids
 from tests.states import forget_states
 from tests.unit.accelerator.several_processes import on_ranks
