@@ -67,7 +67,7 @@ class Comparison:
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.options = options
         self.folder = folder
-        self.levels = ladder.levels()
+        self.levels = ladder.LEVELS
         self.report = {
             "machine": records.machine(),
             "began": records.run_metadata(),
@@ -152,7 +152,7 @@ class Comparison:
     def on_ranks(self, level: str, job: Callable, flags: list[str], processes: int | None = None) -> list:
         """A job of `benchmarks.harness.level_runs` on the processes of this level, which share the cores."""
         processes = processes or self.options.world_size
-        if not ladder.is_distributed(level):
+        if not ladder.runs_on_ranks(level):
             processes = 1
         threads = max(1, available_cores() // processes)
         on_cpu = job is level_runs.peaks or processes > torch.cuda.device_count()  # nccl needs a GPU for each process

@@ -90,7 +90,7 @@ GIVES_AND_ASKS = {
 def lines() -> str:
     """A table of the levels: how long each script is, what it does for its reader and asks of them."""
     rows = ["| level | lines | it does for you | you now have to know |", "|---|--:|---|---|"]
-    for level in ladder.levels():
+    for level in ladder.LEVELS:
         gives, asks = GIVES_AND_ASKS[level]
         rows.append(f"| [{level}] | {len(ladder.code_lines(level))} | {gives} | {asks} |")
     return "\n".join(rows)

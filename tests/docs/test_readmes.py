@@ -89,7 +89,7 @@ def test_a_part_that_nobody_can_write_is_refused():
         readmes.renewed("<!-- wishes -->\n<!-- /wishes -->\n")
 
 
-@pytest.mark.parametrize("before, level", list(pairwise(ladder.levels())))
+@pytest.mark.parametrize("before, level", list(pairwise(ladder.LEVELS)))
 def test_a_page_shows_a_diff_with_all_new_lines_but_imports(before, level):
     if level == "02_ddp_raw":
         before = "00_single_gpu"  # whose loop it has

@@ -100,7 +100,7 @@ def test_the_quiz_shows_the_mistake_before_the_answer(capsys, monkeypatch):
 def test_every_pitfall_is_named_on_the_page_of_one_level():
     assert {path.stem for path in FOLDER.glob("*.py")} == {*pitfalls.NAMES, "__init__", "__main__", "stage"}
     named = []
-    for level in ladder.levels():
+    for level in ladder.LEVELS:
         text = (ladder.ROOT / level / "README.md").read_text()
         listed = re.findall(r"^- \[`(\w+)`\]\(\.\./common/pitfalls/\w+\.py\)", text, re.MULTILINE)
         assert set(listed) == {name for name in pitfalls.NAMES if pitfalls.place(name) == level}, level

@@ -82,5 +82,5 @@ def test_speeds_are_held_against_one_device_and_all_cores_stand_apart(report):
     title, _, *rows = speeds.splitlines()
     assert "1 core for each device" in title
     names = [row.split("  ")[0] for row in rows]
-    assert names == [*ladder.levels(), "00_single_gpu, all cores"]
+    assert names == [*ladder.LEVELS, "00_single_gpu, all cores"]
     assert "all cores" not in computed
