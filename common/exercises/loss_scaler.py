@@ -2,7 +2,7 @@
 
 import math
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -77,28 +77,51 @@ def attempt(solution: ModuleType, _: Traffic) -> list[Step]:
 def check(made: list[list[Step]], expected: list[list[Step]]) -> None:
     """Raise the first mistake of the first step that has one."""
     for number in range(STEPS):
-        for field in Step._fields:
-            of_ranks = [getattr(steps[number], field) for steps in made]
-            right = [getattr(steps[number], field) for steps in expected]
-            if not near(of_ranks, right):
-                sentence = sentence_about(number, field, of_ranks, right)
-                raise Mistake(f"step {number + 1}, {field}: {sentence}", by_rank(of_ranks) | {"they should be": right})
+        steps = [of_rank[number] for of_rank in made]
+        right = [of_rank[number] for of_rank in expected]
+        check_scaled_loss(number, steps, right)
+        check_gradients(number, steps, right)
+        check_scale(number, steps, right)
 
 
-def sentence_about(step: int, field: str, of_ranks: list, right: list) -> str:
-    if field == "scaled_loss":
-        return "scale(loss) has to return the loss times the scale, or in fp16 a gradient of 1.5e-8 is 0"
-    if field == "scale":
-        return (
-            "an overflow on any rank halves the scale of all ranks, and growth_interval steps in a row without one, "
-            "counted anew after each change, double it"
+def check_scaled_loss(number: int, steps: list[Step], expected: list[Step]) -> None:
+    losses = [step.scaled_loss for step in steps]
+    right = [step.scaled_loss for step in expected]
+    if not near(losses, right):
+        raise_mistake(number, "scale(loss) has to return the loss times the scale", losses, right)
+
+
+def check_gradients(number: int, steps: list[Step], expected: list[Step]) -> None:
+    gradients = [step.gradients for step in steps]
+    right = [step.gradients for step in expected]
+    if near(gradients, right):
+        return
+    if number in OVERFLOWS:
+        rank, _ = OVERFLOWS[number]
+        sentence = (
+            f"a gradient had overflowed on rank {rank}, so all ranks have to skip the step. Look for inf and nan in "
+            "all gradients, and call one all-reduce in each step, after the loop over the parameters"
         )
-    if step in OVERFLOWS:
-        rank, _ = OVERFLOWS[step]
-        return (
-            f"a gradient had overflowed on rank {rank}, so all ranks have to skip the step: look for inf and for nan "
-            "in all gradients, and call one all-reduce in each step, after the loop over the parameters"
-        )
-    if near(of_ranks, scaled(right, SCALE)):  # no step before the first overflow has another scale
-        return "they are still multiplied by the scale: divide all gradients of optimizer.param_groups before the step"
-    return "call optimizer.step() once on each rank, and divide all gradients of optimizer.param_groups by the scale"
+    elif near(gradients, scaled(right, SCALE)):  # no step before the first overflow has another scale
+        sentence = "the gradients are still multiplied by the scale. Divide those of all param_groups before the step"
+    elif [len(calls) for calls in gradients] != [len(calls) for calls in right]:
+        sentence = "call optimizer.step() once on each rank"
+    else:
+        sentence = "these are not the gradients of the loss. Divide those of all param_groups by the scale, once"
+    raise_mistake(number, sentence, gradients, right)
+
+
+def check_scale(number: int, steps: list[Step], expected: list[Step]) -> None:
+    scales = [step.scale for step in steps]
+    right = [step.scale for step in expected]
+    if near(scales, right):
+        return
+    if number in OVERFLOWS:
+        sentence = "an overflow on any rank halves the scale of all ranks"
+    else:
+        sentence = "growth_interval steps in a row without an overflow double the scale. Count anew after each change"
+    raise_mistake(number, sentence, scales, right)
+
+
+def raise_mistake(number: int, sentence: str, of_ranks: list, right: list) -> NoReturn:
+    raise Mistake(f"step {number + 1}: {sentence}", by_rank(of_ranks) | {"they should be": right})
