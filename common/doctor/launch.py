@@ -52,18 +52,11 @@ def observe(
             started.append(process)
         _wait(started, folders, patience)
     finally:
-        was_running = [process.poll() is None for process in started]
-        # All are stopped before one is killed: a rank whose connections close would leave the line where it waits.
-        for signal_number in (signal.SIGSTOP, signal.SIGKILL):
-            for process in started:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal_number)  # what it has started, too
-        for process in started:  # after all are killed: a second Ctrl-C may interrupt this
-            process.wait()
+        stopped = _stop(started)
     records = []
     for rank, process in enumerate(started):
         record = _record(rank, folders[rank])
-        if was_running[rank]:
+        if rank in stopped:
             record.ended = "stopped"
         elif process.returncode != 0 and record.ended in (None, "crash"):  # None: killed, or left by os._exit
             record.crash = record.crash or f"exit code {process.returncode}; last printed: {record.last_line}"
@@ -86,6 +79,19 @@ def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
     if torch.cuda.device_count() < processes:
         environment["CUDA_VISIBLE_DEVICES"] = ""  # nccl wants a GPU for each
     return environment
+
+
+def _stop(started: list[subprocess.Popen]) -> list[int]:
+    """End all ranks, and return those that had not ended by themselves."""
+    running = [rank for rank, process in enumerate(started) if process.poll() is None]
+    # All are stopped before one is killed: a rank whose connections close would leave the line where it waits.
+    for signal_number in (signal.SIGSTOP, signal.SIGKILL):
+        for process in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal_number)  # what it has started, too
+    for process in started:  # after all are killed: a second Ctrl-C may interrupt this
+        process.wait()
+    return running
 
 
 def _wait(started: list[subprocess.Popen], folders: list[Path], patience: float) -> None:

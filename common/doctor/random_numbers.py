@@ -1,4 +1,4 @@
-"""Random numbers: dropout and augmentation draw others on each rank.
+"""Random numbers: dropout draws others on each rank.
 
 The generators are the default ones of torch, of the GPU, of NumPy and of Python.
 """
@@ -37,25 +37,18 @@ def note_draws(draws: Draws, before: dict[str, int], device: torch.device | None
 
 
 def draws(records: list[Record]) -> Answer:
-    answers = answers_about("forwards in training", [record.forward_draws for record in records])
-    answers += answers_about("batches", [record.batch_draws for record in records])
-    return overall(answers, "neither forwards in training nor the reading of batches drew any")
-
-
-def answers_about(source: str, by_rank: list[Draws]) -> list[Answer]:
-    """An answer about each generator that all ranks drew from."""
     answers: list[Answer] = []
-    for generator in by_rank[0]:
-        together = across_ranks(of_rank.get(generator, []) for of_rank in by_rank)
-        same = sum(state in others for state, *others in together)
-        if together and same == len(together):
+    for generator in records[0].forward_draws:
+        by_forward = across_ranks(record.forward_draws.get(generator, []) for record in records)
+        same = sum(state in others for state, *others in by_forward)
+        if by_forward and same == len(by_forward):
             answers.append(
                 Finding(
-                    f"all {same} {source} drew the same numbers on rank 0 and another one ({generator})",
+                    f"all {same} forwards in training drew the same numbers on rank 0 and another one ({generator})",
                     "seed with seed + rank once the network is built",
                     pitfall="same_random_numbers",
                 )
             )
-        elif together:
+        elif by_forward:
             answers.append(Right())
-    return answers
+    return overall(answers, "no forward in training drew any")

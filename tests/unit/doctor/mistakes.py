@@ -68,15 +68,6 @@ MISTAKES = {
         "accumulation",
         "accumulation_off_by_one",
     ),
-    "clipped while scaled": Planted(
-        {
-            WRAP: f"{WRAP}; self.scaler = torch.amp.GradScaler('cuda')",
-            "loss.backward()": "self.scaler.scale(loss).backward()",
-            STEP: "            self.scaler.step(self.opt)\n            self.scaler.update()\n",
-        },
-        "clipping",
-        text="16 of 16 times gradients were clipped",
-    ),
     "no sampler": Planted({"sampler=self.sampler": "shuffle=True"}, "training samples", "different_orders"),
     "set_epoch forgotten": Planted({SET_EPOCH: ""}, "order of the epochs", "set_epoch_forgotten"),
     "same dropout": Planted({SEED: "self.seed_everything(opts.seed)"}, "random numbers", "same_random_numbers"),

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from common.doctor import __main__ as program
-from common.doctor import data, end, networks, optimizers, record, report, run_script, shards
+from common.doctor import data, end, optimizers, record, replicas, report, run_script, shards
 from common.doctor.answers import Answer, Finding, NotExamined, Right
 from common.doctor.optimizers import OptimizerWatch
 from common.doctor.record import Epoch, Network, Record
@@ -108,10 +108,10 @@ def test_weights_that_are_averaged_now_and_then_are_no_finding():
     records = [Record(rank, steps=4, networks=[Network("Net", wrapped=True, forwards=4)]) for rank in range(2)]
     for rank, one in enumerate(records):
         one.networks[0].weights = {step: {"w": apart + rank if step % 2 else equal} for step in range(1, 5)}
-    assert networks.weights(records) == Right()
+    assert replicas.same_weights(records) == Right()
     for one in records:
         del one.networks[0].weights[2], one.networks[0].weights[4]
-    assert isinstance(networks.weights(records), Finding)
+    assert isinstance(replicas.same_weights(records), Finding)
 
 
 NAN = float("nan")
@@ -135,8 +135,8 @@ def test_ranks_differ_in_what_is_not_finite_too(of_ranks, kind):
     for one, values in zip(records, of_ranks, strict=True):
         one.networks[0].weights = {1: {"w": torch.tensor(values)}}
         one.networks[0].statistics = {1: {"mean": torch.tensor(values)}}
-    assert isinstance(networks.weights(records), kind)
-    assert isinstance(networks.batchnorm(records), kind)
+    assert isinstance(replicas.same_weights(records), kind)
+    assert isinstance(replicas.same_statistics(records), kind)
 
 
 @pytest.mark.parametrize("rates, kind", [((NAN, NAN), Right), ((0.1, NAN), Finding), ((NAN, 0.1), Finding)])
