@@ -19,7 +19,7 @@ have ended, or hang, `report` asks the checks, each of which compares the record
     shards          data                           the samples of a training
     replicas        networks                       equal weights and BatchNorm statistics
     random_numbers  networks                       different random numbers
-    optimizers      optimizers                     parameters, learning rates, schedule and accumulation
+    optimizers      optimizers                     the networks' parameters, and equal learning rates
     files           files                          one writer, and its keys
     end             all of them                    the reason of a bad end
 

@@ -68,11 +68,8 @@ def _crashed(record: Record) -> Finding:
     crashed = f"rank {record.rank} crashed after {record.steps} optimizer steps"
     if UNFINISHED not in record.crash:
         return Finding(f"{crashed}: {record.crash[:300]}", "mend the error, and call the doctor again")
-    unused = [name for network in record.networks for name in network.without_gradient]
-    parameters = sum(network.parameter_count for network in record.networks if network.forwards)
     return Finding(
-        f"{crashed}: DDP waits for the gradients of {len(unused)} of {parameters} parameters, which the forward does "
-        f"not use ({', '.join(unused[:3])})",
+        f"{crashed}: DistributedDataParallel waits for the gradients of parameters that the forward does not use",
         "freeze or remove them before wrapping, or let DDP look for them with find_unused_parameters=True",
         pitfall="unused_parameter",
     )

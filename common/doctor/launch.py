@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from common.doctor.heartbeat import PROGRESS
 from common.doctor.record import RECORD, Record, read
@@ -98,27 +97,23 @@ def _wait(started: list[subprocess.Popen], folders: list[Path], patience: float)
     """Wait until all ranks have ended, or none has made progress for `patience` seconds."""
     progress = [""] * len(folders)
     last_progress = time.monotonic()
-    with tqdm(desc="optimizer steps", leave=False, disable=None) as bar:
-        while any(process.poll() is None for process in started):
-            for rank, rank_folder in enumerate(folders):
-                file = rank_folder / PROGRESS
-                text = file.read_text() if file.exists() else ""
-                if text in ("", progress[rank]):  # it is empty while it is written
-                    continue
+    while any(process.poll() is None for process in started):
+        for rank, rank_folder in enumerate(folders):
+            file = rank_folder / PROGRESS
+            text = file.read_text() if file.exists() else ""
+            if text not in ("", progress[rank]):  # it is empty while it is written
                 progress[rank] = text
                 last_progress = time.monotonic()
-                bar.n = int(text.split()[1])  # optimizer steps
-                bar.refresh()
-            idle = time.monotonic() - last_progress
-            if any(process.poll() for process in started):  # after a crash the others may wait for that rank in vain
-                limit = AFTER_A_CRASH
-            elif all(progress):
-                limit = patience
-            else:  # a rank has not begun to run the script
-                limit = max(patience, START)
-            if idle > limit:
-                return
-            time.sleep(POLL)
+        idle = time.monotonic() - last_progress
+        if any(process.poll() for process in started):  # after a crash the others may wait for that rank in vain
+            limit = AFTER_A_CRASH
+        elif all(progress):
+            limit = patience
+        else:  # a rank has not begun to run the script
+            limit = max(patience, START)
+        if idle > limit:
+            return
+        time.sleep(POLL)
 
 
 def _record(rank: int, folder: Path) -> Record:

@@ -19,7 +19,6 @@ from common.doctor.recorder import Recorder
 from common.doctor.replicas import trained
 
 STEPS_COMPARED = 16  # after which the optimizers' parameters are compared with the networks'
-MIN_TRAILING_ZEROS = 3  # steps at the end without a learning rate; a schedule may end in one
 
 
 class OptimizerWatch:
@@ -32,19 +31,11 @@ class OptimizerWatch:
         self._last_step = last_step
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._inner: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # whose step is called by that of another one
-        self._forwards = 0  # until the last step
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         inner = getattr(optimizer, "optim", None)  # of a ZeroRedundancyOptimizer
         if isinstance(inner, Optimizer):
             self._inner.add(inner)
-        if self._record.steps:
-            return
-        for module, network in self._networks.items():
-            network.without_gradient = []
-            for name, parameter in module.named_parameters():
-                if parameter.requires_grad and parameter.grad is None:
-                    network.without_gradient.append(name)
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._optimizers.add(optimizer)
@@ -61,9 +52,6 @@ class OptimizerWatch:
                 rate = math.nan
             rates.append(float(rate))
         record.learning_rates.append(rates)
-        forwards = sum(network.forwards for network in record.networks)
-        record.forwards_of_steps.append(forwards - self._forwards)
-        self._forwards = forwards
         if record.steps == self._last_step:
             self._recorder.finish("steps")
             os._exit(0)
@@ -129,35 +117,3 @@ def learning_rates(records: list[Record]) -> Answer:
         text += "; it never changes on another rank than rank 0"
         return Finding(text, "let all ranks step the scheduler", pitfall="schedule_on_rank_0")
     return Finding(text, "give all ranks the same learning rate, and let them step the scheduler equally often")
-
-
-def schedule(records: list[Record]) -> Answer:
-    rates = records[0].learning_rates
-    if all(of_step == rates[0] for of_step in rates):
-        return NotExamined("the learning rate did not change")
-    zeros = 0
-    for of_step in reversed(rates):
-        if any(of_step):
-            break
-        zeros += 1
-    if zeros < MIN_TRAILING_ZEROS:
-        return Right()
-    return Finding(
-        f"the learning rate is 0 in the last {zeros} of {len(rates)} steps",
-        "write the schedule for as many calls of its `step` as there are",
-        pitfall="schedule_too_fast",
-    )
-
-
-def accumulation(records: list[Record]) -> Answer:
-    micro_batches = records[0].forwards_of_steps
-    networks = trained(records)
-    if len(networks) != 1 or len(micro_batches) < 4:
-        return NotExamined("fewer than four steps of one network were seen")
-    if micro_batches[0] < micro_batches[1] == micro_batches[2]:
-        return Finding(
-            f"the steps are of {', '.join(map(str, micro_batches[:4]))}, … micro-batches",
-            "count micro-batches from 1, and close the last window where the data end",
-            pitfall="accumulation_off_by_one",
-        )
-    return Right()

@@ -28,7 +28,6 @@ class Network:
     forwards: int = 0  # calls in training mode with gradients
     past_wrapper: int = 0  # those of them that did not come through the wrapper
     changed: list[str] = field(default_factory=list)  # parameters that were exchanged, moved or converted once wrapped
-    without_gradient: list[str] = field(default_factory=list)  # parameters, at the first step
     # After some numbers of steps a part of each parameter; after 0, as DDP first trains with it.
     weights: dict[int, Tensors] = field(default_factory=dict)
     # BatchNorm's statistics in evaluations, by the number of steps before them.
@@ -96,7 +95,6 @@ class Record:
     # optimizers
     steps: int = 0
     learning_rates: list[list[float]] = field(default_factory=list)  # at each step, of each parameter group
-    forwards_of_steps: list[int] = field(default_factory=list)  # in training, between a step and the one before
     in_no_optimizer: list[str] = field(default_factory=list)  # parameters of a network that have gradients
     in_no_network: int = 0  # parameters of an optimizer, without gradients
 

@@ -17,15 +17,20 @@ CHECKS = {
     "data sets": shards.data_sets,
     "order of the epochs": data.orders,
     "random numbers": random_numbers.draws,
-    "schedule": optimizers.schedule,
-    "accumulation": optimizers.accumulation,
     "evaluation samples": data.evaluation_samples,
     "BatchNorm's statistics": replicas.same_statistics,
     "files": files.writers,
     "saved keys": files.keys,
 }
 # From outside these mistakes look like what somebody may want.
-ONLY_YOU_CAN_SEE = ("batch_size_per_process", "mean_of_means", "metrics_not_gathered", "clock_without_wait")
+ONLY_YOU_CAN_SEE = (
+    "batch_size_per_process",
+    "accumulation_off_by_one",
+    "mean_of_means",
+    "schedule_too_fast",
+    "metrics_not_gathered",
+    "clock_without_wait",
+)
 WIDTH = 118
 
 

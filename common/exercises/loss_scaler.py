@@ -2,7 +2,7 @@
 
 import math
 from types import ModuleType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -77,51 +77,39 @@ def attempt(solution: ModuleType, _: Traffic) -> list[Step]:
 def check(made: list[list[Step]], expected: list[list[Step]]) -> None:
     """Raise the first mistake of the first step that has one."""
     for number in range(STEPS):
-        steps = [of_rank[number] for of_rank in made]
-        right = [of_rank[number] for of_rank in expected]
-        check_scaled_loss(number, steps, right)
-        check_gradients(number, steps, right)
-        check_scale(number, steps, right)
+        losses, gradients, scales = of_step(number, made)
+        right_losses, right_gradients, right_scales = of_step(number, expected)
+        if not near(losses, right_losses):
+            sentence = "scale(loss) has to return the loss times the scale"
+            raise mistake(number, sentence, losses, right_losses)
+        if not near(gradients, right_gradients):
+            sentence = about_gradients(number, gradients, right_gradients)
+            raise mistake(number, sentence, gradients, right_gradients)
+        if not near(scales, right_scales):
+            sentence = "growth_interval steps in a row without an overflow double the scale. Then count anew"
+            if number in OVERFLOWS:
+                sentence = "an overflow on any rank halves the scale of all ranks"
+            raise mistake(number, sentence, scales, right_scales)
 
 
-def check_scaled_loss(number: int, steps: list[Step], expected: list[Step]) -> None:
-    losses = [step.scaled_loss for step in steps]
-    right = [step.scaled_loss for step in expected]
-    if not near(losses, right):
-        raise_mistake(number, "scale(loss) has to return the loss times the scale", losses, right)
+def of_step(number: int, of_ranks: list[list[Step]]) -> Step:
+    """The scaled losses, the gradients and the scales of all ranks in a step."""
+    return Step(*map(list, zip(*[steps[number] for steps in of_ranks], strict=True)))
 
 
-def check_gradients(number: int, steps: list[Step], expected: list[Step]) -> None:
-    gradients = [step.gradients for step in steps]
-    right = [step.gradients for step in expected]
-    if near(gradients, right):
-        return
+def mistake(number: int, sentence: str, of_ranks: list, right: list) -> Mistake:
+    return Mistake(f"step {number + 1}: {sentence}", by_rank(of_ranks) | {"they should be": right})
+
+
+def about_gradients(number: int, gradients: list, right: list) -> str:
     if number in OVERFLOWS:
         rank, _ = OVERFLOWS[number]
-        sentence = (
+        return (
             f"a gradient had overflowed on rank {rank}, so all ranks have to skip the step. Look for inf and nan in "
             "all gradients, and call one all-reduce in each step, after the loop over the parameters"
         )
-    elif near(gradients, scaled(right, SCALE)):  # no step before the first overflow has another scale
-        sentence = "the gradients are still multiplied by the scale. Divide those of all param_groups before the step"
-    elif [len(calls) for calls in gradients] != [len(calls) for calls in right]:
-        sentence = "call optimizer.step() once on each rank"
-    else:
-        sentence = "these are not the gradients of the loss. Divide those of all param_groups by the scale, once"
-    raise_mistake(number, sentence, gradients, right)
-
-
-def check_scale(number: int, steps: list[Step], expected: list[Step]) -> None:
-    scales = [step.scale for step in steps]
-    right = [step.scale for step in expected]
-    if near(scales, right):
-        return
-    if number in OVERFLOWS:
-        sentence = "an overflow on any rank halves the scale of all ranks"
-    else:
-        sentence = "growth_interval steps in a row without an overflow double the scale. Count anew after each change"
-    raise_mistake(number, sentence, scales, right)
-
-
-def raise_mistake(number: int, sentence: str, of_ranks: list, right: list) -> NoReturn:
-    raise Mistake(f"step {number + 1}: {sentence}", by_rank(of_ranks) | {"they should be": right})
+    if near(gradients, scaled(right, SCALE)):  # no step before the first overflow has another scale
+        return "the gradients are still multiplied by the scale. Divide those of all param_groups before the step"
+    if [len(calls) for calls in gradients] != [len(calls) for calls in right]:
+        return "call optimizer.step() once on each rank"
+    return "these are not the gradients of the loss. Divide those of all param_groups by the scale, once"

@@ -69,6 +69,7 @@ def reference() -> Expected:
     module = network()
     means = train(module, ZeRO1(module, AdamW, **SETTINGS))
     module = network()
+    # ZeRO1 divides by the world size again.
     sums = train(module, ZeRO1(module, AdamW, **SETTINGS), factor=dist.get_world_size())
     return Expected(means, sums)
 
@@ -106,16 +107,8 @@ def check_weights(step: int, after: list[list], right: list, with_sums: list) ->
         )
     elif near(after, [with_sums] * len(after)):
         sentence = "these are the weights of a step with the sums of the gradients: divide the sums by the world size"
-    elif step > 0:
-        sentence = (
-            "the first step was right. Keep one AdamW for all steps, and let zero_grad() clear the gradients of all "
-            "parameters, the other ranks' too"
-        )
     else:
-        sentence = (
-            "these are not the weights of AdamW. One rank steps each of the module's own parameters, with the mean of "
-            "the ranks' gradients and with all settings"
-        )
+        sentence = "these are not the weights of one AdamW, with all settings, that steps each parameter on one rank"
     raise Mistake(f"step {step + 1}: {sentence}", by_rank(after) | {"they should be": right})
 
 

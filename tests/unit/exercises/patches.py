@@ -110,7 +110,7 @@ WRONG = {
         ("        dist.all_reduce(overflows)\n", "", "overflowed on rank 1"),
     ],
     "prepare": [
-        ("return DistributedDataParallel(obj)", "return obj", "not the weight of one device"),
+        ("return DistributedDataParallel(obj)", "return obj", "end with different weights"),
         ("    if isinstance(obj, DataLoader):", "    if False:", "every rank has the same samples"),
         ("shuffle=shuffle", "shuffle=shuffle, seed=dist.get_rank()", "an order of its own"),
     ],
