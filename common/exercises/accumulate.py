@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from common.exercises.compare import near
-from common.exercises.mistake import Mistake
+from common.exercises.mistake import Mistake, by_rank
 from common.exercises.traffic import Traffic
 
 MICRO_BATCHES = (3, 2)  # by step
@@ -88,47 +88,41 @@ def attempt(solution: ModuleType, traffic: Traffic) -> Made:
 def check(made: list[Made], expected: list[list[float]]) -> None:
     for number, count in enumerate(MICRO_BATCHES):
         where = f"step {number + 1}, of {count} micro-batches"
-        for of_rank in made:
-            check_events(where, count, of_rank.events[number])
+        check_events(where, count, [of_rank.events[number] for of_rank in made])
+        gradients = [of_rank.gradients[number] for of_rank in made]
         right = expected[0][number]
-        of_step_before = expected[0][number - 1] if number else 0.0
-        for of_rank in made:
-            check_gradient(where, count, of_rank.gradients[number], right, of_step_before)
+        if near(gradients, [right] * len(made)):
+            continue
+        if near(gradients, [right * count] * len(made)):
+            sentence = "the micro-batches' gradients were added, not averaged. Divide each loss by len(micro_batches)"
+        elif number > 0 and near(gradients, [right + expected[0][number - 1]] * len(made)):
+            sentence = "the gradient of the step before is still in it. Call zero_grad() once after each step"
+        elif not any(gradients):
+            sentence = "there is no gradient. Call zero_grad() after the step, not before it"
+        else:
+            sentence = "this is not the mean gradient over all samples of all micro-batches and ranks"
+        raise Mistake(f"{where}: {sentence}", by_rank(gradients) | {"the gradient of the step should be": right})
 
 
-def check_events(where: str, count: int, events: list[str]) -> None:
+def check_events(where: str, count: int, of_ranks: list[list[str]]) -> None:
     """Raise a Mistake if the forwards, backwards, messages and optimizer steps of a rank are not in their order."""
     right = [*PASSES * count, *MESSAGE, "step"]
-    if events == right:
-        return
-    messages = events.count("all_reduce")
-    if [event for event in events if event not in MESSAGE] != [*PASSES * count, "step"]:
-        sentence = "call the forward and the backward of one micro-batch after the other, then make one optimizer step"
-    elif messages == 0:
-        sentence = (
-            "the gradients were not sent. Call the forward and the backward of the last micro-batch outside of "
-            "model.no_sync(), and call `model`, not model.module, which goes past DDP"
-        )
-    elif messages > 1:
-        sentence = (
-            f"the gradients were sent {messages} times, and have to be sent once, by the backward of the last "
-            "micro-batch. Call forward and backward of all others in model.no_sync()"
-        )
-    else:
-        sentence = "the gradients were not sent by the backward of the last micro-batch, but of an earlier one"
-    raise Mistake(f"{where}: {sentence}", {"a rank": events, "it should be": right})
-
-
-def check_gradient(where: str, count: int, gradient: float, right: float, of_step_before: float) -> None:
-    """Raise a Mistake if the optimizer's step was made with another gradient than the mean over all samples."""
-    if near(gradient, right):
-        return
-    if near(gradient, count * right):
-        sentence = "the gradients of the micro-batches were added, not averaged. Divide each loss by len(micro_batches)"
-    elif near(gradient, right + of_step_before):
-        sentence = "the gradient of the step before is still in it. Call zero_grad() once after each step"
-    elif gradient == 0:
-        sentence = "there is no gradient. Call zero_grad() after the step, not before it"
-    else:
-        sentence = "this is not the mean gradient over all samples of all micro-batches and ranks"
-    raise Mistake(f"{where}: {sentence}", {"a rank": gradient, "it should be": right})
+    for events in of_ranks:
+        if events == right:
+            continue
+        messages = events.count("all_reduce")
+        if [event for event in events if event not in MESSAGE] != [*PASSES * count, "step"]:
+            sentence = "call forward and backward of one micro-batch after the other, then make one optimizer step"
+        elif messages == 0:
+            sentence = (
+                "the gradients were not sent. Call the forward and the backward of the last micro-batch outside of "
+                "model.no_sync(), and call `model`, not model.module, which goes past DDP"
+            )
+        elif messages > 1:
+            sentence = (
+                f"the gradients were sent {messages} times, and have to be sent once, by the backward of the last "
+                "micro-batch. Call forward and backward of all others in model.no_sync()"
+            )
+        else:
+            sentence = "the gradients were sent by the backward of an earlier micro-batch than the last"
+        raise Mistake(f"{where}: {sentence}", by_rank(of_ranks) | {"it should be": right})

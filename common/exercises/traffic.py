@@ -28,7 +28,7 @@ class Message:
 
     name: str  # of the function
     arguments: dict[str, Any]
-    begin: Callable[..., Any]
+    function: Callable[..., Any]
     wait_for: Callable[["Message"], None]  # of the Traffic
     sent: Tensor | None  # a copy of the argument `tensor` from the time of the call
     was_changed: bool = False  # the tensor, between the call and the begin
@@ -43,8 +43,8 @@ class Message:
 class Traffic:
     """The messages of a solution on one rank.
 
-    A collective is put into `delayed`. With the first wait for it, it begins, and before it all that were called before
-    it: ranks may wait in any order, but begin in the order of their calls.
+    A collective stays in `delayed` until somebody waits for it. Then it begins, after all that were called before it:
+    ranks may wait in any order, but their collectives begin in the order of the calls.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class Traffic:
         if message.sent is not None:
             now = message.arguments["tensor"].detach()
             message.was_changed = not torch.allclose(now, message.sent, rtol=0, atol=0, equal_nan=True)
-        message.work = message.begin(**message.arguments)
+        message.work = message.function(**message.arguments)
 
 
 @contextmanager
