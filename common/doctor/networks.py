@@ -1,6 +1,6 @@
 """Networks: what is noted of each, by torch's hooks for all modules.
 
-A network is what the script calls itself, or in a wrapper; modules that it calls in turn are a part of it.
+A network is what the script calls, itself or through a wrapper. The modules that a network calls are a part of it.
 """
 
 import weakref
@@ -23,13 +23,13 @@ EACH_STEP_UNTIL = 16  # weights are noted after each step up to this one, then a
 FORWARDS_WATCHED = 64  # before and after which the generators are looked at
 
 
-class Call(NamedTuple):
-    """A call by the script, from its begin to its return."""
+class Forward(NamedTuple):
+    """A forward that the script has started, and that has not returned."""
 
     called: nn.Module  # the network, or a wrapper of it
     module: nn.Module  # the network itself
     network: Network | None  # None for a module without parameters, such as a loss
-    generators: dict[str, int] | None  # their states at the begin of a forward in training
+    generators: dict[str, int] | None  # in training the states of the random generators at its start
 
 
 class NetworkWatch:
@@ -39,32 +39,32 @@ class NetworkWatch:
         self.networks: weakref.WeakKeyDictionary[nn.Module, Network] = weakref.WeakKeyDictionary()
         self._record = recorder.record
         self._data = data
-        self._call: Call | None = None  # the one that runs
+        self._forward: Forward | None = None  # the one that runs
 
     def note_wrapping(self, _: None, ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         self._network(ddp.module).when_wrapped = _identities(ddp.module)
 
     def before_forward(self, module: nn.Module, inputs: Any) -> None:
-        if self._call is None:
-            self._call = self._begin(module, inputs)
-        network = self._call.network
+        if self._forward is None:
+            self._forward = self._start(module, inputs)
+        network = self._forward.network
         # If DDP copies rank 0's buffers, it has done so before it calls the network.
-        if network is not None and module is self._call.module and not module.training:
+        if network is not None and module is self._forward.module and not module.training:
             network.statistics.setdefault(self._record.steps, _statistics(module))
 
     def after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        call = self._call
-        if call is None or module is not call.called:
+        forward = self._forward
+        if forward is None or module is not forward.called:
             return
-        self._call = None
-        if call.generators is not None:
-            note_draws(self._record.forward_draws, call.generators, next(module.parameters()).device)
+        self._forward = None
+        if forward.generators is not None:
+            note_draws(self._record.forward_draws, forward.generators, next(module.parameters()).device)
 
-    def _begin(self, called: nn.Module, inputs: Any) -> Call:
+    def _start(self, called: nn.Module, inputs: Any) -> Forward:
         """Note that the script has called a network, by itself or in its wrappers."""
         *wrappers, module = _unwrapped(called)
         if next(module.parameters(), None) is None:
-            return Call(called, module, network=None, generators=None)
+            return Forward(called, module, network=None, generators=None)
         network = self._network(module)
         generators = None
         is_training = module.training and torch.is_grad_enabled()
@@ -77,7 +77,7 @@ class NetworkWatch:
         # Without a wrapper, or in an evaluation before it is wrapped, the ranks' first weights may differ.
         if self._record.steps or (is_training and network.wrapped):
             self._note_weights(module, network)
-        return Call(called, module, network, generators)
+        return Forward(called, module, network, generators)
 
     def _network(self, module: nn.Module) -> Network:
         """The record of a network, which may be new."""
