@@ -94,7 +94,12 @@ def check(made: list[list[Step]], expected: list[list[Step]]) -> None:
 
 def of_step(number: int, of_ranks: list[list[Step]]) -> Step:
     """The scaled losses, the gradients and the scales of all ranks in a step."""
-    return Step(*map(list, zip(*[steps[number] for steps in of_ranks], strict=True)))
+    steps = [of_rank[number] for of_rank in of_ranks]
+    return Step(
+        scaled_loss=[step.scaled_loss for step in steps],
+        gradients=[step.gradients for step in steps],
+        scale=[step.scale for step in steps],
+    )
 
 
 def mistake(number: int, sentence: str, of_ranks: list, right: list) -> Mistake:
