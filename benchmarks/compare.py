@@ -65,7 +65,7 @@ class Comparison:
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.options = options
         self.folder = folder
-        self.levels = ladder.levels()
+        self.levels = ladder.LEVELS
         self.report = {
             "machine": records.machine(),
             "began": records.run_metadata(),
@@ -149,7 +149,7 @@ class Comparison:
     ) -> list:
         """A job of `benchmarks.harness.level_runs` on the processes of this level, which share the cores."""
         processes = 1
-        if ladder.is_distributed(level):
+        if ladder.runs_on_ranks(level):
             processes = world_size or self.options.world_size
         threads = max(1, available_cores() // processes)
         too_few_gpus = processes > torch.cuda.device_count()  # nccl needs one for each process

@@ -71,7 +71,7 @@ class Configuration:
 
     @property
     def processes(self) -> int:
-        return self.workers if ladder.is_distributed(self.level) else 1
+        return self.workers if ladder.runs_on_ranks(self.level) else 1
 
     @property
     def threads(self) -> int:
@@ -178,7 +178,7 @@ def configurations(batch_sizes: dict[int, int]) -> list[Configuration]:
     cores = cores_of_a_device(max(batch_sizes))
     several = [workers for workers in batch_sizes if workers > 1] or [1]
     rows = [Configuration(BASELINE, 1, batch_sizes[1], cores)]
-    for level in ladder.levels()[1:]:
+    for level in ladder.LEVELS[1:]:
         for workers in several:
             rows.append(Configuration(level, workers, batch_sizes[workers], cores))
     if not torch.cuda.is_available():

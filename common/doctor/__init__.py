@@ -6,17 +6,22 @@
 modules below, and then runs the script. The observers fill a `Record`, which the rank leaves in a file. When all ranks
 have ended, or hang, `report` asks the checks, each of which compares the records of all ranks and returns an `Answer`.
 
-    module            observes                by                                    its checks
-    data              samples, epochs         wrappers of a DataLoader's iterator   orders, evaluation_samples
-    shards                                                                          training_samples, data_sets
-    networks          forwards, weights       torch's hooks for all modules,        weights, batchnorm
-                                              a wrapper of DDP.__init__
-    random_numbers                                                                  draws
-    optimizers        steps, their rates      torch's hooks for all optimizers      parameters, learning_rates,
-                      loss scaling            wrappers of GradScaler, clip_grad…    schedule, clipping, accumulation
-    files             saved files             a wrapper of torch.save               writers, keys
-    end               collectives             wrappers of torch.distributed         end
-    heartbeat         the script's line       a thread that looks every 0.2 s
+    observer    of what                    by
+    data        samples and epochs         wrappers of a DataLoader's iterator
+    networks    forwards and weights       torch's hooks for all modules, a wrapper of DDP.__init__
+    optimizers  steps and their rates      torch's hooks for all optimizers
+    files       saved files                a wrapper of torch.save
+    end         collectives                wrappers of torch.distributed
+    heartbeat   the script's line          a thread that looks every 0.2 s
+
+    checks in       compare what was observed by   and ask for
+    data            data                           the order of each epoch, and the samples of an evaluation
+    shards          data                           the samples of a training
+    replicas        networks                       equal weights and BatchNorm statistics
+    random_numbers  networks                       different random numbers
+    optimizers      optimizers                     the networks' parameters, and equal learning rates
+    files           files                          one writer, and its keys
+    end             all of them                    the reason of a bad end
 
 A wrapper (`Recorder.watch`) calls the original and changes neither its arguments nor its result. torch has no hook for
 DataLoaders, so `data` wraps the methods of the private class `_BaseDataLoaderIter`; a torch that renames them makes the

@@ -4,6 +4,7 @@ The observers wrap methods of the private class of a DataLoader's iterators, bec
 """
 
 import os
+import weakref
 import zlib
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -17,20 +18,18 @@ from torch.utils.data import BatchSampler, DataLoader, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
-from common.doctor.random_numbers import note_draws, states
 from common.doctor.record import Epoch, Record, across_ranks
 from common.doctor.recorder import Recorder
 
-EPOCHS = 64
-FINGERPRINTS = 4096  # samples of an epoch
-VALUES = 1024  # of a tensor of a sample, spread over it
-DRAWS = 16  # batches of an epoch before and after which the generators are looked at
+MAX_EPOCHS = 64
+MAX_FINGERPRINTS = 4096  # samples of an epoch
+VALUES_PER_TENSOR = 1024  # of a sample, spread over it
 MIN_SAMPLES = 16  # that have something in common; of fewer it may be chance
 
 
 @dataclass
 class Reading:
-    """An epoch that is being read; the loader's iterator has it as an attribute.
+    """An epoch that is being read.
 
     A loader asks for the numbers of a batch before it reads it, with workers several batches before. So the numbers
     wait in `asked` until their batch is handed out.
@@ -38,7 +37,6 @@ class Reading:
 
     epoch: Epoch
     asked: deque = field(default_factory=deque)
-    generators: dict[str, int] | None = None  # the states of the random generators before the batch that is read now
 
 
 class DataWatch:
@@ -46,6 +44,7 @@ class DataWatch:
 
     def __init__(self, recorder: Recorder) -> None:
         self._record = recorder.record
+        self._readings: weakref.WeakKeyDictionary[Any, Reading] = weakref.WeakKeyDictionary()  # by iterator
         self._newest: Epoch | None = None  # the one whose batch was handed out last
 
     def note_forward(self, inputs: Any) -> None:
@@ -54,44 +53,34 @@ class DataWatch:
         if epoch is None:
             return
         epoch.forwards += 1
-        rows = next((len(tensor) for tensor in _tensors(inputs)), 0)
-        if rows * int(os.environ["WORLD_SIZE"]) == epoch.last_batch:
+        if _is_own_share(inputs, epoch.last_batch):
             epoch.shares += 1
 
     def open(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
         by_torch = type(loader.batch_sampler) in (BatchSampler, type(None))
-        iterator._doctor = Reading(Epoch(id(loader), _size(loader.dataset), by_torch))
+        self._readings[iterator] = Reading(Epoch(id(loader), _size(loader.dataset), by_torch))
 
     def queue(self, numbers: Any, iterator: Any) -> None:
-        iterator._doctor.asked.append(numbers)
-
-    def before_batch(self, iterator: Any) -> None:
-        reading: Reading = iterator._doctor
-        reading.generators = None
-        # The first batch may bring the draws of the sampler, which are wanted to be equal.
-        if iterator._num_workers == 0 and 0 < reading.epoch.batches <= DRAWS:
-            reading.generators = states()
+        self._readings[iterator].asked.append(numbers)
 
     def after_batch(self, batch: Any, iterator: Any) -> None:
-        reading: Reading = iterator._doctor
+        reading = self._readings[iterator]
         epoch = reading.epoch
-        if epoch.batches == 0 and len(self._record.epochs) < EPOCHS:
+        if epoch.batches == 0 and len(self._record.epochs) < MAX_EPOCHS:
             self._record.epochs.append(epoch)
         self._newest = epoch
         epoch.batches += 1
-        if reading.generators is not None:
-            note_draws(self._record.batch_draws, reading.generators)
         samples = _samples(reading.asked.popleft(), iterator._dataset)
         if samples is None:
             epoch.samples = None
         elif epoch.samples is not None:
             epoch.samples += samples
             epoch.last_batch = len(samples)
-        if len(epoch.contents) < FINGERPRINTS:
+        if len(epoch.contents) < MAX_FINGERPRINTS:
             epoch.contents += contents(batch)
 
     def after_last_batch(self, iterator: Any) -> None:
-        iterator._doctor.epoch.complete = True
+        self._readings[iterator].epoch.complete = True
 
 
 def watch(recorder: Recorder) -> DataWatch:
@@ -100,8 +89,14 @@ def watch(recorder: Recorder) -> DataWatch:
     recorder.watch(_BaseDataLoaderIter, "__init__", after=data.open)
     recorder.watch(_BaseDataLoaderIter, "_reset", after=data.open)
     recorder.watch(_BaseDataLoaderIter, "_next_index", after=data.queue)
-    recorder.watch(_BaseDataLoaderIter, "__next__", data.before_batch, data.after_batch, data.after_last_batch)
+    recorder.watch(_BaseDataLoaderIter, "__next__", after=data.after_batch, at_end=data.after_last_batch)
     return data
+
+
+def _is_own_share(inputs: Any, batch: int) -> bool:
+    """True if the network was given one rank's share of a batch: of 8 samples, 4 on two ranks."""
+    rows = next((len(tensor) for tensor in _tensors(inputs)), 0)
+    return rows * int(os.environ["WORLD_SIZE"]) == batch
 
 
 def _size(dataset: Any) -> int | None:
@@ -134,7 +129,7 @@ def contents(batch: Any) -> list[tuple[int, ...]]:
         if columns and len(tensor) != len(columns[0]):
             continue  # it is of the batch, and not of its samples
         rows = tensor.detach().reshape(len(tensor), -1)
-        stride = max(1, rows.shape[1] // VALUES)
+        stride = max(1, rows.shape[1] // VALUES_PER_TENSOR)
         spread = rows[:, ::stride].cpu()
         columns.append([_fingerprint(row) for row in spread])
     return list(zip(*columns, strict=True))

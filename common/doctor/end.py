@@ -1,7 +1,6 @@
 """The script's end: a rank has crashed, or ranks wait for each other, mostly in different collectives.
 
-A rank that crashes takes others with it. An error that names a lost connection is taken for such a consequence, and the
-first other error for the cause.
+A rank that crashes takes others with it: their connections are lost. The first other error is taken for the cause.
 """
 
 import inspect
@@ -21,8 +20,6 @@ from common.process_group import COLLECTIVES
 
 ON_ALL_RANKS = (*COLLECTIVES, "barrier", "monitored_barrier")
 
-# Parts of the errors of a rank whose partner has ended or has called another collective.
-LEFT_ALONE = ("Timed out", "timeout", "Connection closed by peer", "Connection reset by peer", "gloo", "NCCL")
 UNFINISHED = "finished reduction in the prior iteration"  # DDP, where a gradient has not come
 
 
@@ -48,7 +45,7 @@ def end(records: list[Record], patience: float) -> Answer:
     """The answer about the end, where ranks that made no progress for `patience` seconds were stopped."""
     crashed = [record for record in records if record.crash]
     for record in crashed:
-        if not any(sign in record.crash for sign in LEFT_ALONE):  # not the consequence of another rank's end
+        if not is_lost_connection(record.crash):
             return _crashed(record)
     if crashed or any(record.ended == "stopped" for record in records):
         return _waiting(records, patience)
@@ -57,15 +54,22 @@ def end(records: list[Record], patience: float) -> Answer:
     return Right()
 
 
+def is_lost_connection(error: str) -> bool:
+    """True for the error of a rank whose partner has ended, or has called another collective.
+
+    torch raises a plain RuntimeError for it, so only the text can tell. An error of the script's own with one of these
+    words is taken for one too: then the report says that the rank was left alone, and does not show the error.
+    """
+    signs = ("Timed out", "timeout", "Connection closed by peer", "Connection reset by peer", "gloo", "NCCL")
+    return any(sign in error for sign in signs)
+
+
 def _crashed(record: Record) -> Finding:
     crashed = f"rank {record.rank} crashed after {record.steps} optimizer steps"
     if UNFINISHED not in record.crash:
         return Finding(f"{crashed}: {record.crash[:300]}", "mend the error, and call the doctor again")
-    unused = [name for network in record.networks for name in network.without_gradient]
-    parameters = sum(network.parameter_count for network in record.networks if network.forwards)
     return Finding(
-        f"{crashed}: DDP waits for the gradients of {len(unused)} of {parameters} parameters, which the forward does "
-        f"not use ({', '.join(unused[:3])})",
+        f"{crashed}: DistributedDataParallel waits for the gradients of parameters that the forward does not use",
         "freeze or remove them before wrapping, or let DDP look for them with find_unused_parameters=True",
         pitfall="unused_parameter",
     )
@@ -75,6 +79,7 @@ def _waiting(records: list[Record], patience: float) -> Finding:
     text = ", ".join(map(_where, records))
     if not any(record.crash for record in records):
         text = f"no rank made progress for {patience:g} s: {text}"
+    # Uneven epochs come first: they also make the collectives differ, and explain it.
     uneven = _uneven_epoch(records)
     if uneven:
         return Finding(f"{text}; {uneven}", "give all ranks equally many batches, or use Join", pitfall="uneven_inputs")

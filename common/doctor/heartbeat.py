@@ -12,7 +12,7 @@ from typing import NamedTuple
 from common.doctor.recorder import Recorder
 
 INTERVAL = 0.2  # seconds
-PROGRESS = "progress"  # in the folder of the rank: the numbers of events and of optimizer steps until now
+PROGRESS = "progress"  # in the folder of the rank: the number of events until now
 WRAPPERS = ("noted", "wrapper")  # ours, and torch's, around each collective
 _INSTALLED = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 _LIBRARIES = ("<", *_INSTALLED, str(Path(__file__).parents[1]))
@@ -36,7 +36,7 @@ def _beat(recorder: Recorder, folder: Path, script: Path, thread: int, doctor: i
             if recorder.events != shown:
                 shown = recorder.events
                 record.line = ""
-                (folder / PROGRESS).write_text(f"{shown} {record.steps}")
+                (folder / PROGRESS).write_text(str(shown))
             elif record.line != place.line:  # no progress since the last beat: it may hang
                 record.line = place.line
                 record.called = place.called

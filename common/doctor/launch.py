@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from common.doctor.heartbeat import PROGRESS
 from common.doctor.record import RECORD, Record, read
@@ -52,18 +51,11 @@ def observe(
             started.append(process)
         _wait(started, folders, patience)
     finally:
-        was_running = [process.poll() is None for process in started]
-        # All are stopped before one is killed: a rank whose connections close would leave the line where it waits.
-        for signal_number in (signal.SIGSTOP, signal.SIGKILL):
-            for process in started:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal_number)  # what it has started, too
-        for process in started:  # after all are killed: a second Ctrl-C may interrupt this
-            process.wait()
+        stopped = _stop(started)
     records = []
     for rank, process in enumerate(started):
         record = _record(rank, folders[rank])
-        if was_running[rank]:
+        if rank in stopped:
             record.ended = "stopped"
         elif process.returncode != 0 and record.ended in (None, "crash"):  # None: killed, or left by os._exit
             record.crash = record.crash or f"exit code {process.returncode}; last printed: {record.last_line}"
@@ -88,31 +80,40 @@ def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
     return environment
 
 
+def _stop(started: list[subprocess.Popen]) -> list[int]:
+    """End all ranks, and return those that had not ended by themselves."""
+    running = [rank for rank, process in enumerate(started) if process.poll() is None]
+    # All are stopped before one is killed: a rank whose connections close would leave the line where it waits.
+    for signal_number in (signal.SIGSTOP, signal.SIGKILL):
+        for process in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal_number)  # what it has started, too
+    for process in started:  # after all are killed: a second Ctrl-C may interrupt this
+        process.wait()
+    return running
+
+
 def _wait(started: list[subprocess.Popen], folders: list[Path], patience: float) -> None:
     """Wait until all ranks have ended, or none has made progress for `patience` seconds."""
     progress = [""] * len(folders)
     last_progress = time.monotonic()
-    with tqdm(desc="optimizer steps", leave=False, disable=None) as bar:
-        while any(process.poll() is None for process in started):
-            for rank, rank_folder in enumerate(folders):
-                file = rank_folder / PROGRESS
-                text = file.read_text() if file.exists() else ""
-                if text in ("", progress[rank]):  # it is empty while it is written
-                    continue
+    while any(process.poll() is None for process in started):
+        for rank, rank_folder in enumerate(folders):
+            file = rank_folder / PROGRESS
+            text = file.read_text() if file.exists() else ""
+            if text not in ("", progress[rank]):  # it is empty while it is written
                 progress[rank] = text
                 last_progress = time.monotonic()
-                bar.n = int(text.split()[1])  # optimizer steps
-                bar.refresh()
-            idle = time.monotonic() - last_progress
-            if any(process.poll() for process in started):  # after a crash the others may wait for that rank in vain
-                limit = AFTER_A_CRASH
-            elif all(progress):
-                limit = patience
-            else:  # a rank has not begun to run the script
-                limit = max(patience, START)
-            if idle > limit:
-                return
-            time.sleep(POLL)
+        idle = time.monotonic() - last_progress
+        if any(process.poll() for process in started):  # after a crash the others may wait for that rank in vain
+            limit = AFTER_A_CRASH
+        elif all(progress):
+            limit = patience
+        else:  # a rank has not begun to run the script
+            limit = max(patience, START)
+        if idle > limit:
+            return
+        time.sleep(POLL)
 
 
 def _record(rank: int, folder: Path) -> Record:

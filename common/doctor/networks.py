@@ -1,11 +1,10 @@
-"""Networks: the ranks must be replicas of each other.
+"""Networks: what is noted of each, by torch's hooks for all modules.
 
-The observers are torch's hooks for all modules. A network is what the script calls itself; modules within it are a part
-of it.
+A network is what the script calls, itself or through a wrapper. The modules that a network calls are a part of it.
 """
 
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,19 +13,23 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
 from common.doctor.data import DataWatch
 from common.doctor.random_numbers import note_draws, states
-from common.doctor.record import Network, Record, across_ranks, steps_with_different_rates
+from common.doctor.record import Network, Tensors
 from common.doctor.recorder import Recorder
-from common.weights import distance
 
-VALUES = 512  # of a parameter, spread over it
-OFTEN = 16  # up to this step weights are noted after each, then after every power of two
-DRAWS = 64  # forwards before and after which the generators are looked at
-TOLERANCE = 1e-6  # of the largest finite number of a tensor; ranks that average have equal bits on CPUs
+VALUES_PER_PARAMETER = 512  # spread over it
+EACH_STEP_UNTIL = 16  # weights are noted after each step up to this one, then after every power of two
+FORWARDS_WATCHED = 64  # before and after which the generators are looked at
 
-Tensors = dict[str, Tensor]
+
+class Forward(NamedTuple):
+    """A forward that the script has started, and that has not returned."""
+
+    called: nn.Module  # the network, or a wrapper of it
+    module: nn.Module  # the network itself
+    network: Network | None  # None for a module without parameters, such as a loss
+    generators: dict[str, int] | None  # in training the states of the random generators at its start
 
 
 class NetworkWatch:
@@ -36,80 +39,59 @@ class NetworkWatch:
         self.networks: weakref.WeakKeyDictionary[nn.Module, Network] = weakref.WeakKeyDictionary()
         self._record = recorder.record
         self._data = data
-        self._parts: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # of those networks
-        self._wrapped: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple]] = weakref.WeakKeyDictionary()
-        self._called: nn.Module | None = None  # the module that the script has called, while it runs
-        self._generators: dict[str, int] | None = None  # their states before the forward that runs
+        self._forward: Forward | None = None  # the one that runs
 
     def note_wrapping(self, _: None, ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
-        self._wrapped[ddp.module] = _identities(ddp.module)
+        self._network(ddp.module).when_wrapped = _identities(ddp.module)
 
     def before_forward(self, module: nn.Module, inputs: Any) -> None:
-        if self._called is None:
-            self._called = module
-            self._note_call(module, inputs)
-        network = self.networks.get(module)
-        if network is None:
-            return
-        # If DDP copies rank 0's buffers, it has done so before this hook.
-        if not module.training:
+        if self._forward is None:
+            self._forward = self._start(module, inputs)
+        network = self._forward.network
+        # If DDP copies rank 0's buffers, it has done so before it calls the network.
+        if network is not None and module is self._forward.module and not module.training:
             network.statistics.setdefault(self._record.steps, _statistics(module))
-        elif torch.is_grad_enabled() and network.forwards <= DRAWS:
-            self._generators = states(next(module.parameters()).device)
 
     def after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        if module is self._called:
-            self._called = None
-        if module in self.networks and self._generators is not None:
-            note_draws(self._record.forward_draws, self._generators, next(module.parameters()).device)
-            self._generators = None
-
-    def _note_call(self, called: nn.Module, inputs: Any) -> None:
-        """The script has called a network, by itself or in its wrappers."""
-        *wrappers, module = _unwrapped(called)
-        network = self._network(module)
-        if network is None:
+        forward = self._forward
+        if forward is None or module is not forward.called:
             return
+        self._forward = None
+        if forward.generators is not None:
+            note_draws(self._record.forward_draws, forward.generators, next(module.parameters()).device)
+
+    def _start(self, called: nn.Module, inputs: Any) -> Forward:
+        """Note that the script has called a network, by itself or in its wrappers."""
+        *wrappers, module = _unwrapped(called)
+        if next(module.parameters(), None) is None:
+            return Forward(called, module, network=None, generators=None)
+        network = self._network(module)
+        generators = None
         is_training = module.training and torch.is_grad_enabled()
         if is_training:
             network.forwards += 1
             self._data.note_forward(inputs)
-            self._note_wrappers(module, network, wrappers)
+            _compare_with_wrapping(module, network, wrappers)
+            if network.forwards <= FORWARDS_WATCHED:
+                generators = states(next(module.parameters()).device)
         # Without a wrapper, or in an evaluation before it is wrapped, the ranks' first weights may differ.
         if self._record.steps or (is_training and network.wrapped):
             self._note_weights(module, network)
+        return Forward(called, module, network, generators)
 
-    def _note_wrappers(self, module: nn.Module, network: Network, wrappers: list[nn.Module]) -> None:
-        """Compare a forward in training with what DistributedDataParallel was given."""
-        holds_wrapper = any(isinstance(part, DistributedDataParallel) for part in module.modules())
-        network.wrapped = module in self._wrapped or holds_wrapper
-        if module not in self._wrapped:
-            return
-        if not any(isinstance(wrapper, DistributedDataParallel) for wrapper in wrappers):
-            network.past_wrapper += 1
-        when_wrapped = self._wrapped[module]
-        now = _identities(module)
-        network.changed = [name for name in now if when_wrapped.get(name) != now[name]]
-
-    def _network(self, module: nn.Module) -> Network | None:
-        """What is noted of a network, which may be new; None for a part of one, and for what has no parameters."""
-        known = self.networks.get(module)
-        if known is not None or module in self._parts:
-            return known
-        parameters = list(module.parameters())
-        if not parameters:
-            return None
-        network = Network(type(module).__name__, len(parameters))
-        network.has_module = "module" in dict(module.named_children())
-        self.networks[module] = network
-        self._parts.update(module.modules())
-        self._record.networks.append(network)
-        return network
+    def _network(self, module: nn.Module) -> Network:
+        """The record of a network, which may be new."""
+        if module not in self.networks:
+            network = Network(type(module).__name__, len(list(module.parameters())))
+            network.has_module = "module" in dict(module.named_children())
+            self.networks[module] = network
+            self._record.networks.append(network)
+        return self.networks[module]
 
     def _note_weights(self, module: nn.Module, network: Network) -> None:
         steps = self._record.steps
         is_power_of_two = steps & (steps - 1) == 0
-        if (steps <= OFTEN or is_power_of_two) and steps not in network.weights:
+        if (steps <= EACH_STEP_UNTIL or is_power_of_two) and steps not in network.weights:
             network.weights[steps] = _parameters(module)
 
 
@@ -119,6 +101,18 @@ def watch(recorder: Recorder, data: DataWatch) -> NetworkWatch:
     register_module_forward_hook(recorder.observer(networks.after_forward), always_call=True)
     recorder.watch(DistributedDataParallel, "__init__", after=networks.note_wrapping)
     return networks
+
+
+def _compare_with_wrapping(module: nn.Module, network: Network, wrappers: list[nn.Module]) -> None:
+    """Compare a forward in training with what DistributedDataParallel was given."""
+    holds_wrapper = any(isinstance(part, DistributedDataParallel) for part in module.modules())
+    network.wrapped = bool(network.when_wrapped) or holds_wrapper
+    if not network.when_wrapped:
+        return
+    if not any(isinstance(wrapper, DistributedDataParallel) for wrapper in wrappers):
+        network.past_wrapper += 1
+    now = _identities(module)
+    network.changed = [name for name in now if network.when_wrapped.get(name) != now[name]]
 
 
 def _unwrapped(module: nn.Module) -> list[nn.Module]:
@@ -145,8 +139,8 @@ def _identities(module: nn.Module) -> dict[str, tuple]:
 
 def _part(tensor: Tensor) -> Tensor:
     values = tensor.detach().reshape(-1)
-    stride = max(1, values.numel() // VALUES)
-    return values[::stride][:VALUES].to("cpu", torch.float64, copy=True)
+    stride = max(1, values.numel() // VALUES_PER_PARAMETER)
+    return values[::stride][:VALUES_PER_PARAMETER].to("cpu", torch.float64, copy=True)
 
 
 def _parameters(module: nn.Module) -> Tensors:
@@ -166,116 +160,3 @@ def _statistics(module: nn.Module) -> Tensors:
             found[f"{name}.running_mean"] = _part(part.running_mean)
             found[f"{name}.running_var"] = _part(part.running_var)
     return found
-
-
-def difference(by_rank: list[Tensors]) -> str | None:
-    """How rank 0 and the first rank with other tensors differ; None if all ranks have the same."""
-    first = by_rank[0]
-    for rank, tensors in enumerate(by_rank[1:], 1):
-        distances = {}
-        for name, values in first.items():
-            if name not in tensors or tensors[name].shape != values.shape or not values.numel():
-                continue
-            apart = distance(values, tensors[name])  # infinite if only one of two numbers is a nan
-            finite = values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-            if apart > TOLERANCE * finite.abs().max().item():
-                distances[name] = apart
-        if distances:
-            count = f"{len(distances)} of {len(first)} tensors by up to {max(distances.values()):.1e}"
-            return f"rank 0 and {rank} differ in {count} ({', '.join(list(distances)[:3])})"
-    return None
-
-
-def differences(noted: list[dict[int, Tensors]]) -> dict[int, str | None]:
-    """The difference after each number of steps after which all ranks have noted tensors."""
-    found = {}
-    for step in sorted(noted[0]):
-        by_rank = [tensors.get(step) for tensors in noted]
-        if all(by_rank):
-            found[step] = difference(by_rank)
-    return found
-
-
-def trained(records: list[Record]) -> list[tuple[Network, ...]]:
-    """The networks that all ranks have trained: for each the observations of all ranks."""
-    by_rank = [[network for network in record.networks if network.forwards] for record in records]
-    same = []
-    for networks in across_ranks(by_rank):
-        shapes = {(network.kind, network.parameter_count) for network in networks}
-        if len(shapes) == 1:
-            same.append(networks)
-    return same
-
-
-def weights(records: list[Record]) -> Answer:
-    same_rates = not steps_with_different_rates(records)
-    answers = [_weights_of(by_rank, same_rates) for by_rank in trained(records)]
-    return overall(answers, "no network was trained on all ranks")
-
-
-def _weights_of(by_rank: tuple[Network, ...], same_rates: bool) -> Answer:
-    by_step = differences([network.weights for network in by_rank])
-    before_training = by_step.pop(0, None)
-    if not by_step:
-        return NotExamined("no optimizer step was seen on all ranks, or no rank has whole parameters")
-    steps_apart = [step for step, found in by_step.items() if found]
-    if not steps_apart:
-        return Right()
-    first = steps_apart[0]
-    if any(step > first and found is None for step, found in by_step.items()):
-        return Right()  # only every n-th step averages the weights, and then they come together again
-    text = f"{by_step[first]} after step {first}"
-    finding = _cause_of(text, before_training, by_rank)
-    if finding:
-        return finding
-    if not same_rates:
-        return NotExamined("other learning rates make other weights")
-    return Finding(text, "no further cause was seen: look for `no_sync`, and for updates that not all ranks make")
-
-
-def _cause_of(text: str, before_training: str | None, by_rank: tuple[Network, ...]) -> Finding | None:
-    """The finding with its cause, where one was observed."""
-    changed = max(len(network.changed) for network in by_rank)
-    if changed:
-        return Finding(
-            f"{text}: {changed} parameters are not those that DistributedDataParallel wrapped",
-            "move, convert and unfreeze the network first, and wrap it last",
-            pitfall="moved_after_wrapping",
-        )
-    worst = max(by_rank, key=lambda network: network.past_wrapper)
-    if worst.past_wrapper:
-        past = f"{worst.past_wrapper} of {worst.forwards} forwards in training went past DistributedDataParallel"
-        return Finding(
-            f"{text}: {past}", "call the wrapper in training, not its `.module`", pitfall="forward_through_module"
-        )
-    if not any(network.wrapped for network in by_rank):
-        return Finding(
-            f"{text}: no DistributedDataParallel holds the network",
-            "wrap it, and train the wrapper: that copies rank 0's weights, and averages the gradients",
-            pitfall="forward_through_module",
-        )
-    if before_training:
-        return Finding(
-            f"{before_training} before the first step, though DistributedDataParallel holds the network",
-            "load and initialise weights before wrapping, or on all ranks alike",
-        )
-    return None
-
-
-def batchnorm(records: list[Record]) -> Answer:
-    return overall(map(_statistics_of, trained(records)), "no BatchNorm was evaluated on several ranks")
-
-
-def _statistics_of(by_rank: tuple[Network, ...]) -> Answer:
-    by_step = differences([network.statistics for network in by_rank])
-    by_step.pop(0, None)
-    if not by_step:
-        return NotExamined("no BatchNorm was evaluated on several ranks")
-    for step, found in by_step.items():
-        if found:
-            return Finding(
-                f"{found} in the evaluation after step {step}",
-                "broadcast the buffers of rank 0 before an evaluation, or use SyncBatchNorm",
-                pitfall="batchnorm_statistics",
-            )
-    return Right()

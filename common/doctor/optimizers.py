@@ -1,28 +1,24 @@
 """Optimizers: they have the networks' parameters, and step alike on all ranks.
 
-The observers are torch's hooks for all optimizers, and wrappers of GradScaler's methods and of the clipping functions.
+The observers are torch's hooks for all optimizers.
 """
 
-import inspect
 import math
 import os
 import weakref
 from typing import Any
 
-import torch
 from torch import nn
-from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
-from common.doctor.networks import NetworkWatch, trained
+from common.doctor.networks import NetworkWatch
 from common.doctor.record import Record, across_ranks, steps_with_different_rates
 from common.doctor.recorder import Recorder
+from common.doctor.replicas import trained
 
-COMPARED = 16  # steps after which parameters are compared
-TRAILING_ZEROS = 3  # steps at the end without a learning rate; a schedule may end in one
-CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
+STEPS_COMPARED = 16  # after which the optimizers' parameters are compared with the networks'
 
 
 class OptimizerWatch:
@@ -35,19 +31,11 @@ class OptimizerWatch:
         self._last_step = last_step
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._inner: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # whose step is called by that of another one
-        self._forwards = 0  # until the last step
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         inner = getattr(optimizer, "optim", None)  # of a ZeroRedundancyOptimizer
         if isinstance(inner, Optimizer):
             self._inner.add(inner)
-        if self._record.steps:
-            return
-        for module, network in self._networks.items():
-            network.without_gradient = []
-            for name, parameter in module.named_parameters():
-                if parameter.requires_grad and parameter.grad is None:
-                    network.without_gradient.append(name)
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._optimizers.add(optimizer)
@@ -55,7 +43,7 @@ class OptimizerWatch:
             return
         record = self._record
         record.steps += 1
-        if record.steps <= COMPARED:
+        if record.steps <= STEPS_COMPARED:
             self._compare_with_networks()
         rates = []
         for group in optimizer.param_groups:
@@ -64,9 +52,6 @@ class OptimizerWatch:
                 rate = math.nan
             rates.append(float(rate))
         record.learning_rates.append(rates)
-        forwards = sum(network.forwards for network in record.networks)
-        record.forwards_of_steps.append(forwards - self._forwards)
-        self._forwards = forwards
         if record.steps == self._last_step:
             self._recorder.finish("steps")
             os._exit(0)
@@ -94,42 +79,13 @@ def watch(recorder: Recorder, networks: NetworkWatch, last_step: int | None) -> 
     optimizers = OptimizerWatch(recorder, networks, last_step)
     register_optimizer_step_pre_hook(recorder.observer(optimizers.before_step))
     register_optimizer_step_post_hook(recorder.observer(optimizers.after_step))
-    _watch_clipping(recorder)
-
-
-def _watch_clipping(recorder: Recorder) -> None:
-    parameters = inspect.signature(GradScaler.__init__)
-    enabled: weakref.WeakSet[GradScaler] = weakref.WeakSet()
-    scaled: weakref.WeakSet[GradScaler] = weakref.WeakSet()  # whose gradients have not been unscaled yet
-
-    def note_scaler(_: None, *args: Any, **kwargs: Any) -> None:
-        # Read from the arguments: without a GPU torch disables a scaler for CUDA, but the mistake is the same.
-        arguments = parameters.bind(*args, **kwargs).arguments
-        if arguments.get("enabled", True):
-            enabled.add(arguments["self"])
-
-    def note_scaled(_: Any, scaler: GradScaler, *args: Any) -> None:
-        if scaler in enabled:
-            scaled.add(scaler)
-
-    def note_divided(scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
-        scaled.discard(scaler)
-
-    def note_clipping(*args: Any, **kwargs: Any) -> None:
-        recorder.record.clippings += 1
-        recorder.record.clipped_scaled += bool(scaled)
-
-    recorder.watch(GradScaler, "__init__", after=note_scaler)
-    recorder.watch(GradScaler, "scale", after=note_scaled)
-    recorder.watch(GradScaler, "unscale_", before=note_divided)
-    recorder.watch(GradScaler, "step", before=note_divided)
-    for name in CLIPPING:
-        recorder.watch(torch.nn.utils, name, before=note_clipping)
 
 
 def parameters(records: list[Record]) -> Answer:
     if not records[0].steps or not trained(records):
         return NotExamined("no optimizer step was seen")
+    # Either alone may be meant: a part that is frozen by leaving it out, or a parameter that no network holds. Both
+    # together are a part that was replaced: the optimizer has the old parameters, and the network the new ones.
     for record in records:
         missing = record.in_no_optimizer
         if missing and record.in_no_network:
@@ -161,47 +117,3 @@ def learning_rates(records: list[Record]) -> Answer:
         text += "; it never changes on another rank than rank 0"
         return Finding(text, "let all ranks step the scheduler", pitfall="schedule_on_rank_0")
     return Finding(text, "give all ranks the same learning rate, and let them step the scheduler equally often")
-
-
-def schedule(records: list[Record]) -> Answer:
-    rates = records[0].learning_rates
-    if all(of_step == rates[0] for of_step in rates):
-        return NotExamined("the learning rate did not change")
-    zeros = 0
-    for of_step in reversed(rates):
-        if any(of_step):
-            break
-        zeros += 1
-    if zeros < TRAILING_ZEROS:
-        return Right()
-    return Finding(
-        f"the learning rate is 0 in the last {zeros} of {len(rates)} steps",
-        "write the schedule for as many calls of its `step` as there are",
-        pitfall="schedule_too_fast",
-    )
-
-
-def clipping(records: list[Record]) -> Answer:
-    first = records[0]
-    if not first.clippings:
-        return NotExamined("no gradients were clipped")
-    if not first.clipped_scaled:
-        return Right()
-    return Finding(
-        f"{first.clipped_scaled} of {first.clippings} times gradients were clipped that the scale had multiplied",
-        "call `scaler.unscale_(optimizer)` between backward and clipping",
-    )
-
-
-def accumulation(records: list[Record]) -> Answer:
-    micro_batches = records[0].forwards_of_steps
-    networks = trained(records)
-    if len(networks) != 1 or len(micro_batches) < 4:
-        return NotExamined("fewer than four steps of one network were seen")
-    if micro_batches[0] < micro_batches[1] == micro_batches[2]:
-        return Finding(
-            f"the steps are of {', '.join(map(str, micro_batches[:4]))}, … micro-batches",
-            "count micro-batches from 1, and close the last window where the data end",
-            pitfall="accumulation_off_by_one",
-        )
-    return Right()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 T = TypeVar("T")
 RECORD = "record.pickle"  # in the folder of the rank
+Tensors = dict[str, Tensor]
 Draws = dict[str, list[int]]  # for each random generator fingerprints of its states before something drew from it
 
 
@@ -21,20 +22,30 @@ class Network:
     kind: str  # the name of its class
     parameter_count: int = 0  # tensors
     has_module: bool = False  # a part of it is itself called `module`
+    # What DistributedDataParallel relies on of each parameter: its id, device and dtype, when it was given the network.
+    when_wrapped: dict[str, tuple] = field(default_factory=dict)
     wrapped: bool = False  # DistributedDataParallel holds it, or it holds one
     forwards: int = 0  # calls in training mode with gradients
     past_wrapper: int = 0  # those of them that did not come through the wrapper
     changed: list[str] = field(default_factory=list)  # parameters that were exchanged, moved or converted once wrapped
-    without_gradient: list[str] = field(default_factory=list)  # parameters, at the first step
     # After some numbers of steps a part of each parameter; after 0, as DDP first trains with it.
-    weights: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    weights: dict[int, Tensors] = field(default_factory=dict)
     # BatchNorm's statistics in evaluations, by the number of steps before them.
-    statistics: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    statistics: dict[int, Tensors] = field(default_factory=dict)
 
 
 @dataclass
 class Epoch:
-    """A pass over a DataLoader, in training or in evaluation."""
+    """A pass over a DataLoader, in training or in evaluation.
+
+    Two ranks that train on 6 samples of one order, 2 0 5 4 1 3, in batches of 2:
+
+        rank  samples  batches  last_batch  complete  forwards  shares
+        0     2 5 1    2        1           True      2         0
+        1     0 4 3    2        1           True      2         0
+
+    A script in which each rank reads the whole batch, and cuts its own half out of it, has shares == forwards.
+    """
 
     loader: int  # the `id` of the DataLoader
     size: int | None  # of its data set, without the restriction by a `Subset`; None if it is iterable
@@ -84,18 +95,14 @@ class Record:
     # optimizers
     steps: int = 0
     learning_rates: list[list[float]] = field(default_factory=list)  # at each step, of each parameter group
-    forwards_of_steps: list[int] = field(default_factory=list)  # in training, between a step and the one before
     in_no_optimizer: list[str] = field(default_factory=list)  # parameters of a network that have gradients
     in_no_network: int = 0  # parameters of an optimizer, without gradients
-    clippings: int = 0
-    clipped_scaled: int = 0  # clippings of gradients that were still multiplied by a loss scale
 
-    # random_numbers
-    forward_draws: Draws = field(default_factory=dict)  # of forwards in training
-    batch_draws: Draws = field(default_factory=dict)  # of reading a batch in this process
-
-    # networks, data, files and collectives
+    # networks
     networks: list[Network] = field(default_factory=list)
+    forward_draws: Draws = field(default_factory=dict)  # of forwards in training
+
+    # data, files and end
     epochs: list[Epoch] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
     collectives: list[Call] = field(default_factory=list)  # of the group of all ranks

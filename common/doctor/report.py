@@ -2,7 +2,7 @@
 
 import textwrap
 
-from common.doctor import data, files, networks, optimizers, random_numbers, shards
+from common.doctor import data, files, optimizers, random_numbers, replicas, shards
 from common.doctor.answers import Answer, Finding, NotExamined, Right
 from common.doctor.end import end
 from common.doctor.record import Record
@@ -12,21 +12,25 @@ from common.pitfalls import title
 CHECKS = {
     "parameters of the optimizer": optimizers.parameters,
     "learning rates": optimizers.learning_rates,
-    "weights": networks.weights,
+    "weights": replicas.same_weights,
     "training samples": shards.training_samples,
     "data sets": shards.data_sets,
     "order of the epochs": data.orders,
     "random numbers": random_numbers.draws,
-    "schedule": optimizers.schedule,
-    "clipping": optimizers.clipping,
-    "accumulation": optimizers.accumulation,
     "evaluation samples": data.evaluation_samples,
-    "BatchNorm's statistics": networks.batchnorm,
+    "BatchNorm's statistics": replicas.same_statistics,
     "files": files.writers,
     "saved keys": files.keys,
 }
 # From outside these mistakes look like what somebody may want.
-ONLY_YOU_CAN_SEE = ("batch_size_per_process", "mean_of_means", "metrics_not_gathered", "clock_without_wait")
+ONLY_YOU_CAN_SEE = (
+    "batch_size_per_process",
+    "accumulation_off_by_one",
+    "mean_of_means",
+    "schedule_too_fast",
+    "metrics_not_gathered",
+    "clock_without_wait",
+)
 WIDTH = 118
 
 

@@ -23,7 +23,7 @@ def training_samples(records: list[Record]) -> Answer:
 
 
 def _samples_of(number: int, by_rank: tuple[Epoch, ...]) -> Answer:
-    if all(epoch.shares == epoch.forwards <= epoch.batches for epoch in by_rank):
+    if all(_was_cut_by_the_script(epoch) for epoch in by_rank):
         return NotExamined("the script itself cuts each rank's share out of a batch")
     reason = why_not_comparable(by_rank)
     if reason:
@@ -49,6 +49,11 @@ def _samples_of(number: int, by_rank: tuple[Epoch, ...]) -> Answer:
         return NotExamined(f"{shared} samples were read by several ranks, which may be the sampler's chance")
     text = f"without the last batch, {shared} of {len(readers)} samples were read by several ranks in epoch {number}"
     return Finding(text, advice, pitfall="different_orders")
+
+
+def _was_cut_by_the_script(epoch: Epoch) -> bool:
+    """True if each forward was of a share of its batch, and of no micro-batch: they are no more than the batches."""
+    return epoch.shares == epoch.forwards and epoch.forwards <= epoch.batches
 
 
 def _without_numbers(number: int, by_rank: tuple[Epoch, ...]) -> Finding | None:

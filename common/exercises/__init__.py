@@ -44,13 +44,7 @@ NAMES = tuple(EXERCISES)
 
 
 def load(name: str) -> ModuleType:
-    """The checker of an exercise.
-
-    Raises:
-        ValueError: if there is no such exercise.
-    """
-    if name not in NAMES:
-        raise ValueError(f"{name!r} is no exercise: one of {', '.join(NAMES)}")
+    """The checker of an exercise."""
     return importlib.import_module(f"{__name__}.{name}")
 
 
@@ -61,7 +55,6 @@ def starter(name: str) -> Path:
 
 def task(name: str) -> str:
     """The text of the exercise, the docstring of its starter file."""
-    load(name)  # raises if there is no such exercise
     return ast.get_docstring(ast.parse(starter(name).read_text())) or ""
 
 

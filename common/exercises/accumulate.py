@@ -91,12 +91,17 @@ def check(made: list[Made], expected: list[list[float]]) -> None:
         check_events(where, count, [of_rank.events[number] for of_rank in made])
         gradients = [of_rank.gradients[number] for of_rank in made]
         right = expected[0][number]
-        if not near(gradients, [right] * len(gradients)):
-            raise Mistake(
-                f"{where}: the gradients of the micro-batches are averaged, not added, so divide each loss once, by "
-                "len(micro_batches); and call zero_grad() once in a step, not before the step is made",
-                by_rank(gradients) | {"the gradient of the step should be": right},
-            )
+        if near(gradients, [right] * len(made)):
+            continue
+        if near(gradients, [right * count] * len(made)):
+            sentence = "the micro-batches' gradients were added, not averaged. Divide each loss by len(micro_batches)"
+        elif number > 0 and near(gradients, [right + expected[0][number - 1]] * len(made)):
+            sentence = "the gradient of the step before is still in it. Call zero_grad() once after each step"
+        elif not any(gradients):
+            sentence = "there is no gradient. Call zero_grad() after the step, not before it"
+        else:
+            sentence = "this is not the mean gradient over all samples of all micro-batches and ranks"
+        raise Mistake(f"{where}: {sentence}", by_rank(gradients) | {"the gradient of the step should be": right})
 
 
 def check_events(where: str, count: int, of_ranks: list[list[str]]) -> None:
@@ -105,15 +110,19 @@ def check_events(where: str, count: int, of_ranks: list[list[str]]) -> None:
     for events in of_ranks:
         if events == right:
             continue
-        if [event for event in events if event not in MESSAGE] == [*PASSES * count, "step"]:
+        messages = events.count("all_reduce")
+        if [event for event in events if event not in MESSAGE] != [*PASSES * count, "step"]:
+            sentence = "call forward and backward of one micro-batch after the other, then make one optimizer step"
+        elif messages == 0:
             sentence = (
-                "the gradients have to be sent once, by the backward of the last micro-batch, which sends the sum of "
-                "all: the others belong into `with model.no_sync():`, forward and backward, and the last one outside "
-                "(model.module(inputs) goes past DDP, which then sends nothing)"
+                "the gradients were not sent. Call the forward and the backward of the last micro-batch outside of "
+                "model.no_sync(), and call `model`, not model.module, which goes past DDP"
+            )
+        elif messages > 1:
+            sentence = (
+                f"the gradients were sent {messages} times, and have to be sent once, by the backward of the last "
+                "micro-batch. Call forward and backward of all others in model.no_sync()"
             )
         else:
-            sentence = (
-                "call the forward and the backward of one micro-batch after the other, because the memory may not hold "
-                "several of them, and then make one optimizer step"
-            )
+            sentence = "the gradients were sent by the backward of an earlier micro-batch than the last"
         raise Mistake(f"{where}: {sentence}", by_rank(of_ranks) | {"it should be": right})

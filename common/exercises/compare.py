@@ -28,15 +28,9 @@ def weights(module: nn.Module) -> list[list[float]]:
     return [as_numbers(parameter.flatten()) for parameter in module.parameters()]
 
 
-def gradients(module: nn.Module) -> list[list[float] | None]:
+def gradients(module: nn.Module) -> list:
     """The numbers of each parameter's gradient; None where there is none."""
-    found: list[list[float] | None] = []
-    for parameter in module.parameters():
-        if parameter.grad is None:
-            found.append(None)
-        else:
-            found.append(as_numbers(parameter.grad.flatten()))
-    return found
+    return [as_numbers(parameter.grad) for parameter in module.parameters()]
 
 
 def near(left: Any, right: Any, tolerance: float = 1e-6) -> bool:

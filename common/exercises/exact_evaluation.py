@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from common.exercises.compare import near
+from common.exercises.compare import as_numbers, near
 from common.exercises.mistake import Mistake, by_rank
 from common.exercises.traffic import Traffic
 
@@ -56,9 +56,7 @@ def attempt(solution: ModuleType, _: Traffic) -> list[Evaluation]:
     for size in SIZES:
         model = CountingNetwork()
         accuracy = solution.accuracy(model, dataset_of(size))
-        if not isinstance(accuracy, float):
-            accuracy = f"a {type(accuracy).__name__}"
-        evaluations.append(Evaluation(accuracy, model.seen))
+        evaluations.append(Evaluation(as_numbers(accuracy), model.seen))
     return evaluations
 
 
@@ -77,8 +75,7 @@ def check(made: list[list[Evaluation]], expected: list[list[Evaluation]]) -> Non
         right = expected[0][number].accuracy
         if not near(accuracies, [right] * world_size):
             raise Mistake(
-                f"{size} samples: this is not the fraction of right answers, as a float on every rank: add up right "
-                "answers and samples over all ranks, and divide once. In a mean of the ranks' accuracies a small share "
-                "counts as much as a large one",
+                f"{size} samples: this is not the fraction of right answers. Add up right answers and samples over all "
+                "ranks, and divide once: in a mean of the ranks' accuracies a small share counts like a large one",
                 by_rank(accuracies) | {"one device": right},
             )

@@ -77,28 +77,44 @@ def attempt(solution: ModuleType, _: Traffic) -> list[Step]:
 def check(made: list[list[Step]], expected: list[list[Step]]) -> None:
     """Raise the first mistake of the first step that has one."""
     for number in range(STEPS):
-        for field in Step._fields:
-            of_ranks = [getattr(steps[number], field) for steps in made]
-            right = [getattr(steps[number], field) for steps in expected]
-            if not near(of_ranks, right):
-                sentence = sentence_about(number, field, of_ranks, right)
-                raise Mistake(f"step {number + 1}, {field}: {sentence}", by_rank(of_ranks) | {"they should be": right})
+        losses, gradients, scales = of_step(number, made)
+        right_losses, right_gradients, right_scales = of_step(number, expected)
+        if not near(losses, right_losses):
+            sentence = "scale(loss) has to return the loss times the scale"
+            raise mistake(number, sentence, losses, right_losses)
+        if not near(gradients, right_gradients):
+            sentence = about_gradients(number, gradients, right_gradients)
+            raise mistake(number, sentence, gradients, right_gradients)
+        if not near(scales, right_scales):
+            sentence = "growth_interval steps in a row without an overflow double the scale. Then count anew"
+            if number in OVERFLOWS:
+                sentence = "an overflow on any rank halves the scale of all ranks"
+            raise mistake(number, sentence, scales, right_scales)
 
 
-def sentence_about(step: int, field: str, of_ranks: list, right: list) -> str:
-    if field == "scaled_loss":
-        return "scale(loss) has to return the loss times the scale, or in fp16 a gradient of 1.5e-8 is 0"
-    if field == "scale":
+def of_step(number: int, of_ranks: list[list[Step]]) -> Step:
+    """The scaled losses, the gradients and the scales of all ranks in a step."""
+    steps = [of_rank[number] for of_rank in of_ranks]
+    return Step(
+        scaled_loss=[step.scaled_loss for step in steps],
+        gradients=[step.gradients for step in steps],
+        scale=[step.scale for step in steps],
+    )
+
+
+def mistake(number: int, sentence: str, of_ranks: list, right: list) -> Mistake:
+    return Mistake(f"step {number + 1}: {sentence}", by_rank(of_ranks) | {"they should be": right})
+
+
+def about_gradients(number: int, gradients: list, right: list) -> str:
+    if number in OVERFLOWS:
+        rank, _ = OVERFLOWS[number]
         return (
-            "an overflow on any rank halves the scale of all ranks, and growth_interval steps in a row without one, "
-            "counted anew after each change, double it"
+            f"a gradient had overflowed on rank {rank}, so all ranks have to skip the step. Look for inf and nan in "
+            "all gradients, and call one all-reduce in each step, after the loop over the parameters"
         )
-    if step in OVERFLOWS:
-        rank, _ = OVERFLOWS[step]
-        return (
-            f"a gradient had overflowed on rank {rank}, so all ranks have to skip the step: look for inf and for nan "
-            "in all gradients, and call one all-reduce in each step, after the loop over the parameters"
-        )
-    if near(of_ranks, scaled(right, SCALE)):  # no step before the first overflow has another scale
-        return "they are still multiplied by the scale: divide all gradients of optimizer.param_groups before the step"
-    return "call optimizer.step() once on each rank, and divide all gradients of optimizer.param_groups by the scale"
+    if near(gradients, scaled(right, SCALE)):  # no step before the first overflow has another scale
+        return "the gradients are still multiplied by the scale. Divide those of all param_groups before the step"
+    if [len(calls) for calls in gradients] != [len(calls) for calls in right]:
+        return "call optimizer.step() once on each rank"
+    return "these are not the gradients of the loss. Divide those of all param_groups by the scale, once"

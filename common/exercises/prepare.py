@@ -102,12 +102,11 @@ def check(made: list[Made], expected: list[float]) -> None:
         raise Mistake("choose a rank's samples before they are read: these were read, and not all used", by_rank(read))
     weights = [of_rank.weight for of_rank in made]
     if not near(weights, expected):
-        raise Mistake(
-            "this is not the weight of one device after the last step: DistributedDataParallel, around the very "
-            "network that was given, gives all ranks the weights of rank 0, and averages their gradients; and the "
-            "optimizer, with its settings and its state, comes back as it was given",
-            by_rank(weights) | {"one device": expected[0]},
-        )
+        if near(weights, weights[:1] * len(weights)):
+            sentence = "the ranks end with one weight, but not with that of one device: return the optimizer as it is"
+        else:
+            sentence = "the ranks end with different weights: wrap the given network in DistributedDataParallel"
+        raise Mistake(sentence, by_rank(weights) | {"one device": expected[0]})
     check_shuffled([of_rank.shuffled for of_rank in made])
 
 

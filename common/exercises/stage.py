@@ -10,6 +10,7 @@ import sys
 import threading
 import traceback
 import warnings
+from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -35,26 +36,18 @@ class Stuck(Mistake):
 
 
 def check(name: str, path: Path) -> str | None:
-    """What a learner is told of the first mistake of the solution in `path`; None if it passed.
-
-    Raises:
-        ValueError: if there is no such exercise, or no such file.
-    """
+    """What a learner is told of the first mistake of the solution in `path`; None if it passed."""
     checker = load(name)
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}")
-    passed_on = None
-    for world_size in WORLD_SIZES:
+    for number, world_size in enumerate(WORLD_SIZES):
         try:
             made, expected = _run_on_ranks(world_size, name, path)
             checker.check(made, expected)
         except Mistake as mistake:
             text = f"on {world_size} ranks: {mistake}"
-            if passed_on:
+            if number > 0:
                 question = "does a fixed number stand where dist.get_world_size() or dist.get_rank() belongs?"
-                text = f"all was right on {passed_on} ranks: {question}\n{text}"
+                text = f"all was right on {WORLD_SIZES[0]} ranks: {question}\n{text}"
             return text
-        passed_on = world_size
     return None
 
 
@@ -81,9 +74,8 @@ def _run_on_ranks(world_size: int, name: str, path: Path) -> tuple[list, list]:
             raise outcome  # the other ranks may have waited for this one
         lines[f"rank {rank}"] = outcome if isinstance(outcome, Stuck) else "has returned"
     raise Mistake(
-        f"after {SECONDS} seconds not every rank had returned. All ranks must call the same collectives, in the same "
-        "order and equally often (one that has returned does not answer, and one without samples or parameters of its "
-        "own has to); while a rank sends, its neighbour must receive; and every loop must end",
+        f"after {SECONDS} seconds not every rank had returned. All ranks must call the same collectives in the same "
+        "order, a rank without samples or parameters of its own too. While a rank sends, its neighbour must receive",
         lines,
     )
 
@@ -119,16 +111,15 @@ def _attempt_within(seconds: int, name: str, path: Path) -> Any:
         Mistake: if it does not return.
     """
     checker = load(name)
-    returned = []
-    raised: list[BaseException] = []
+    outcome: Future = Future()
 
     def attempt() -> None:
         try:
             with observed() as traffic:
                 made = checker.attempt(_module_of(path), traffic)
-            returned.append(made)
+            outcome.set_result(made)
         except BaseException as error:
-            raised.append(error)
+            outcome.set_exception(error)
 
     thread = threading.Thread(target=attempt, daemon=True)
     with warnings.catch_warnings():
@@ -136,12 +127,13 @@ def _attempt_within(seconds: int, name: str, path: Path) -> Any:
         thread.start()
         thread.join(seconds)
     frame = sys._current_frames().get(thread.ident)
-    if returned:
-        return returned[0]
-    if raised:
-        raise _mistake_of(raised[0], path, checker)
-    stack = traceback.extract_stack(frame)
-    raise Stuck(_line_in(path, stack) or _line_in(Path(checker.__file__), stack))
+    if not outcome.done():
+        stack = traceback.extract_stack(frame)
+        raise Stuck(_line_in(path, stack) or _line_in(Path(checker.__file__), stack))
+    error = outcome.exception()
+    if error:
+        raise _mistake_of(error, path, checker)
+    return outcome.result()
 
 
 def _module_of(path: Path) -> ModuleType:

@@ -31,11 +31,12 @@ def network() -> nn.Sequential:
     return nn.Sequential(*layers).double()
 
 
-def train(module: nn.Module, optimizer: Any) -> list:
-    """The weights after each step."""
+def train(module: nn.Module, optimizer: Any, factor: float = 1.0) -> list:
+    """The weights after each step, with `factor` times the gradients."""
     found = []
     for _ in range(STEPS):
-        module(torch.tensor([INPUTS[dist.get_rank()]]).double()).sum().backward()
+        loss = module(torch.tensor([INPUTS[dist.get_rank()]]).double()).sum()
+        (factor * loss).backward()
         optimizer.step()
         optimizer.zero_grad()
         found.append(weights(module))
@@ -57,10 +58,20 @@ class Made(NamedTuple):
     weights: list
 
 
-def reference() -> list:
-    """The weights after each step."""
+class Expected(NamedTuple):
+    """The weights after each step with the means of the ranks' gradients, and with their sums."""
+
+    means: list
+    sums: list
+
+
+def reference() -> Expected:
     module = network()
-    return train(module, ZeRO1(module, AdamW, **SETTINGS))
+    means = train(module, ZeRO1(module, AdamW, **SETTINGS))
+    module = network()
+    # ZeRO1 divides by the world size again.
+    sums = train(module, ZeRO1(module, AdamW, **SETTINGS), factor=dist.get_world_size())
+    return Expected(means, sums)
 
 
 def attempt(solution: ModuleType, _: Traffic) -> Made:
@@ -72,31 +83,33 @@ def attempt(solution: ModuleType, _: Traffic) -> Made:
     return Made(max(sizes), after)
 
 
-def check(made: list[Made], expected: list[list]) -> None:
+def check(made: list[Made], expected: list[Expected]) -> None:
     sizes = [of_rank.state for of_rank in made]
     if max(sizes) > MOMENTS * 2 / 3:  # a part is half of it, on two ranks, and perhaps a parameter more
         raise Mistake(
-            "a rank keeps more than its part of the optimizer's state, and under DDP every rank keeps all: give each "
-            "rank's AdamW this rank's part of the parameters only. Numbers in the state:",
+            "a rank keeps more than its part of the optimizer's state: give each rank's AdamW this rank's part of the "
+            "parameters only. Numbers in the state:",
             by_rank(sizes) | {"all parameters": MOMENTS, "a part": MOMENTS // len(made)},
         )
     for step in range(STEPS):
         after = [of_rank.weights[step] for of_rank in made]
-        right = expected[0][step]
-        if near(after, [right] * len(made)):
-            continue
-        if all_stepped_somewhere(after, right):
-            sentence = (
-                "each rank has new weights in its own part and old ones in the others': after the step the ranks have "
-                "to exchange their parts (broadcast by the owner, or all-gather), in the parameters and not in copies"
-            )
-        else:
-            sentence = (
-                "these are not the weights of AdamW: each number of the module's own parameters is stepped by one "
-                "rank, with the mean of the ranks' gradients (divide the sums by the world size), by the same AdamW in "
-                "all steps, which has all settings; zero_grad() clears the gradients of all parameters"
-            )
-        raise Mistake(f"step {step + 1}: {sentence}", by_rank(after) | {"they should be": right})
+        check_weights(step, after, expected[0].means[step], expected[0].sums[step])
+
+
+def check_weights(step: int, after: list[list], right: list, with_sums: list) -> None:
+    """Raise a Mistake if a rank has other weights after a step than AdamW on one device."""
+    if near(after, [right] * len(after)):
+        return
+    if all_stepped_somewhere(after, right):
+        sentence = (
+            "each rank has new weights in its own part and old ones in the others'. After the step the ranks have to "
+            "exchange their parts, in the parameters themselves: broadcast each from its owner, or all-gather them"
+        )
+    elif near(after, [with_sums] * len(after)):
+        sentence = "these are the weights of a step with the sums of the gradients: divide the sums by the world size"
+    else:
+        sentence = "these are not the weights of one AdamW, with all settings, that steps each parameter on one rank"
+    raise Mistake(f"step {step + 1}: {sentence}", by_rank(after) | {"they should be": right})
 
 
 def all_stepped_somewhere(after: list[list], right: list[list[float]]) -> bool:

@@ -6,7 +6,7 @@ A *level* is a folder of the ladder, such as 02_ddp_raw. A *script* is a trainin
     "02_ddp_raw/train_fsdp"     train_fsdp.py and train_mesh.py of level 02, in which the ranks share the network too
     "03_accelerate/train_full"  train_full.py of levels 03 and 04, which adds what a long training needs
 
-`python -m common.ladder` shows the `diffs` of two scripts, runs a level on common.small (`small`), traces a `ring`
+`python -m common.ladder` shows the `diffs` of two scripts, trains a level on common.small (`small`), traces a `ring`
 all-reduce, and checks solutions of exercises.
 """
 
@@ -16,36 +16,21 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
-DISTRIBUTED = ("02_ddp_raw", "03_accelerate", "04_trainer")
+LEVELS = ("00_single_gpu", "01_data_parallel", "02_ddp_raw", "03_accelerate", "04_trainer")
+DISTRIBUTED = LEVELS[2:]  # one process for each device
 FSDP = "02_ddp_raw/train_fsdp"
 MESH = "02_ddp_raw/train_mesh"
 SHARDED = (FSDP, MESH)  # each rank keeps a part of the network
 FULL = "03_accelerate/train_full"
+WITH_CHECKPOINTS = (FULL, "04_trainer/train_full")  # and with --mixed-precision and --gradient-accumulation-steps
+SCRIPTS = (*LEVELS, *SHARDED, *WITH_CHECKPOINTS)
+# They are copied for a network of one's own.
+TEMPLATES = ("00_single_gpu/template", "02_ddp_raw/template", "03_accelerate/template", "04_trainer/template")
 
 
-def levels() -> list[str]:
-    """The names of the levels, in their order."""
-    return sorted(path.parent.name for path in ROOT.glob("0?_*/train.py"))
-
-
-def scripts() -> list[str]:
-    """The names of the scripts: each train.py in the order of the levels, then the others."""
-    return [*levels(), *SHARDED, *with_checkpoints()]
-
-
-def is_distributed(name: str) -> bool:
-    """Is the script for several processes?"""
+def runs_on_ranks(name: str) -> bool:
+    """True for a script of which torchrun starts a process for each device."""
     return level_of(name) in DISTRIBUTED
-
-
-def with_checkpoints() -> list[str]:
-    """The scripts that take --mixed-precision, --gradient-accumulation-steps and --checkpoint-dir."""
-    return [f"{path.parent.name}/train_full" for path in sorted(ROOT.glob("0?_*/train_full.py"))]
-
-
-def templates() -> list[str]:
-    """The names of the templates, which a reader copies for a network of their own."""
-    return [f"{path.parent.name}/template" for path in sorted(ROOT.glob("0?_*/template.py"))]
 
 
 def level_of(name: str) -> str:
@@ -75,11 +60,11 @@ def named(text: str) -> str:
     beginning, _, file = {"fsdp": FSDP, "mesh": MESH}.get(text, text).partition("/")
     stem = file.removesuffix(".py") or "train"
     found = []
-    for name in [*scripts(), *templates()]:
+    for name in (*SCRIPTS, *TEMPLATES):
         if name.startswith(beginning) and script(name).stem == stem:
             found.append(name)
     if len(found) != 1:
-        raise ValueError(f"{text!r} names no level: one of {', '.join(scripts())}, or the beginning of one")
+        raise ValueError(f"{text!r} names no level: one of {', '.join(SCRIPTS)}, or the beginning of one")
     return found[0]
 
 

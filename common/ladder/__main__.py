@@ -1,9 +1,9 @@
-"""Two levels' changes, a level on the small abstractions, a ring all-reduce, or an exercise.
+"""Shows what changes between two levels, trains a level on common.small, traces a ring, and checks exercises.
 
 python -m common.ladder diff 01 02
 python -m common.ladder diff 02 fsdp
-python -m common.ladder run 03 --small
-python -m common.ladder run 03 --small --processes 2
+python -m common.ladder small 03
+python -m common.ladder small 03 --processes 2
 python -m common.ladder ring
 python -m common.ladder check --list
 python -m common.ladder check average_gradients
@@ -18,31 +18,44 @@ import textwrap
 from pathlib import Path
 
 from common import exercises
-from common.exercises.stage import check
-from common.ladder import ROOT, levels, named, small
-from common.ladder.diffs import unified
+from common.errors import fail
+from common.exercises import stage
+from common.ladder import LEVELS, ROOT, diffs, named, ring, small
 
 
 def parser() -> argparse.ArgumentParser:
+    """The parser. `run` of its options is the function of the command."""
     parser = argparse.ArgumentParser(prog="python -m common.ladder", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("diff", help="what changes from one script to another")
-    command.add_argument("before", type=script_name, metavar="LEVEL", help="such as 01, fsdp, or 03/train_full")
-    command.add_argument("after", type=script_name, metavar="LEVEL", help="such as 02")
-    run = commands.add_parser(
-        "run",
-        help="a level's train.py on common.small",
+
+    diff_command = commands.add_parser("diff", help="what changes from one script to another")
+    diff_command.add_argument("before", type=script_name, metavar="LEVEL", help="such as 01, fsdp, or 03/train_full")
+    diff_command.add_argument("after", type=script_name, metavar="LEVEL", help="such as 02")
+    diff_command.set_defaults(run=show_diff)
+
+    small_command = commands.add_parser(
+        "small",
+        help="trains a level on common.small",
         epilog="All other flags are those of the level's train.py.",
     )
-    run.add_argument("level", type=script_name, metavar="LEVEL", help="such as 03")
-    runnable = ", ".join(small.COUNTERPARTS)
-    run.add_argument("--small", action="store_true", required=True, help=f"on common.small: one of {runnable}")
-    run.add_argument("--processes", type=int, metavar="N", help="under torchrun, with N processes on this machine")
-    commands.add_parser("ring", help="a ring all-reduce of four ranks, message by message")
-    check = commands.add_parser("check", help="what is wrong with your solution of an exercise")
-    check.add_argument("exercise", nargs="?", metavar="EXERCISE", help="without PATH, its task is printed")
-    check.add_argument("solution", nargs="?", type=Path, metavar="PATH", help="the Python file with your solution")
-    check.add_argument("--list", action="store_true", help="the exercises, a line for each")
+    small_command.add_argument(
+        "level", type=script_name, choices=small.COUNTERPARTS, metavar="LEVEL", help="such as 03"
+    )
+    small_command.add_argument(
+        "--processes", type=int, metavar="N", help="under torchrun, with N processes on this machine"
+    )
+    small_command.set_defaults(run=train_on_small)
+
+    ring_command = commands.add_parser("ring", help="a ring all-reduce of four ranks, message by message")
+    ring_command.set_defaults(run=show_ring)
+
+    check_command = commands.add_parser("check", help="what is wrong with your solution of an exercise")
+    check_command.add_argument(
+        "exercise", nargs="?", choices=exercises.NAMES, metavar="EXERCISE", help="without PATH, its task is printed"
+    )
+    check_command.add_argument("solution", nargs="?", type=Path, metavar="PATH", help="the file with your solution")
+    check_command.add_argument("--list", action="store_true", help="the exercises, a line for each")
+    check_command.set_defaults(run=check)
     return parser
 
 
@@ -54,83 +67,82 @@ def script_name(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def check_solution(exercise: str, solution: Path) -> None:
+def show_diff(options: argparse.Namespace) -> None:
+    """Print what changes from one script to another."""
+    changes = diffs.unified(options.before, options.after)
+    signs = [line[0] for line in changes.splitlines()[2:] if line[1:].strip()]
+    print(f"{options.before} → {options.after}: {signs.count('+')} lines added, {signs.count('-')} removed")
+    print("without blank lines and the text on top of each file\n")
+    print(changes, end="")
+
+
+def train_on_small(options: argparse.Namespace) -> None:
+    """Train as the level's own command does, on the small counterparts of what it imports."""
+    if options.processes:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", str(options.processes)]
+        command += ["-m", "--", "common.ladder", "small", options.level, *options.flags]
+        sys.exit(subprocess.call(command))
+    module = small.load_small(options.level)
+    # These are the last two lines of every script.
+    args = module.prepare_process(module.parse_args(module.__file__, options.flags))
+    module.train(args)
+
+
+def show_ring(options: argparse.Namespace) -> None:
+    """Print a ring all-reduce."""
+    print(ring.text(ring.trace()), end="")
+
+
+def check(options: argparse.Namespace) -> None:
+    """Print the exercises, the task of one, or the verdict on a solution."""
+    if options.list or options.exercise is None:
+        list_exercises()
+    elif options.solution is None:
+        show_task(options.exercise)
+    else:
+        check_solution(options.exercise, options.solution)
+
+
+def list_exercises() -> None:
+    """Print a line for each exercise, in the order of the climb."""
+    for name, exercise in exercises.EXERCISES.items():
+        print(f"{name:<18} {exercise.minutes:>3} min  {exercises.title(name)}")
+    print("\nThe task and the file to begin with: python -m common.ladder check NAME")
+
+
+def show_task(name: str) -> None:
+    """Print the task of an exercise, which ends with the command of its check, and how to begin."""
+    print(f"{exercises.task(name)}\n")
+    exercise = exercises.EXERCISES[name]
+    print(f"About {exercise.minutes} minutes. Read first: {exercise.read}\n")
+    print("Begin with:")
+    print(f"    cp {os.path.relpath(exercises.starter(name))} my_{name}.py")
+
+
+def check_solution(name: str, solution: Path) -> None:
     """Print the verdict on a solution; the exit code is 1 where something is wrong with it."""
-    mistake = check(exercise, solution)
+    if not solution.is_file():
+        fail(f"there is no file {solution}")
+    mistake = stage.check(name, solution)
     if mistake:
-        print(f"NOT YET: {exercise}\n\n{textwrap.indent(mistake, '  ')}")
+        print(f"NOT YET: {name}\n\n{textwrap.indent(mistake, '  ')}")
         sys.exit(1)
-    print(f"PASSED: {exercise}\n\n  The same numbers as {exercises.EXERCISES[exercise].same_as}.")
-    following = exercises.following(exercise)
+    print(f"PASSED: {name}\n\n  The same numbers as {exercises.EXERCISES[name].same_as}.")
+    following = exercises.following(name)
     if following:
         print(f"  Next: python -m common.ladder check {following}")
     else:
         print("  That was the last exercise.")
 
 
-def list_exercises() -> None:
-    """Print a line for each exercise, in the order of the climb."""
-    for name in exercises.NAMES:
-        print(f"{name:<18} {exercises.EXERCISES[name].minutes:>3} min  {exercises.title(name)}")
-    print("\nThe task and the file to begin with: python -m common.ladder check NAME")
-
-
-def show_task(exercise: str) -> None:
-    """Print the task of an exercise, what to read first, and the commands with which to begin and to check."""
-    print(f"{exercises.task(exercise)}\n")
-    print(f"About {exercises.EXERCISES[exercise].minutes} minutes. Read first: {exercises.EXERCISES[exercise].read}\n")
-    print("Begin with:")
-    print(f"    cp {os.path.relpath(exercises.starter(exercise))} my_{exercise}.py")
-
-
-def run_level(options: argparse.Namespace, flags: list[str]) -> None:
-    """Train as the level's own command does, on the small counterparts of what it imports."""
-    if options.processes:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(options.processes), "-m", "--", "common.ladder", "run", options.level]
-        sys.exit(subprocess.call([*command, "--small", *flags]))
-    try:
-        module = small.load_small(options.level)
-    except ValueError as error:
-        parser().error(str(error))
-    # These are the last two lines of every script.
-    args = module.prepare_process(module.parse_args(module.__file__, flags))
-    module.train(args)
-
-
-def show_diff(before: str, after: str) -> None:
-    """Print what changes from one script to another."""
-    changes = unified(before, after)
-    signs = [line[0] for line in changes.splitlines()[2:] if line[1:].strip()]
-    print(f"{before} → {after}: {signs.count('+')} lines added, {signs.count('-')} removed")
-    print("without blank lines and the text on top of each file\n")
-    print(changes, end="")
-
-
 def main(argv: list[str] | None = None) -> None:
-    if not levels():
+    if not (ROOT / LEVELS[0]).is_dir():
         sys.exit(f"error: no level lies in {ROOT}: clone the repository, and install it by `pip install -e .` there")
-    options, flags = parser().parse_known_args(argv)
-    if flags and options.command != "run":
-        parser().error(f"unrecognized arguments: {' '.join(flags)}")
-    if options.command == "run":
-        run_level(options, flags)
-    elif options.command == "check":
-        try:
-            if options.list or options.exercise is None:
-                list_exercises()
-            elif options.solution is None:
-                show_task(options.exercise)
-            else:
-                check_solution(options.exercise, options.solution)
-        except ValueError as error:
-            parser().error(str(error))
-    elif options.command == "ring":
-        from common.ladder import ring
-
-        sys.stdout.write(ring.text(ring.trace()))
-    else:
-        show_diff(options.before, options.after)
+    options, options.flags = parser().parse_known_args(argv)
+    if options.flags and options.command != "small":
+        parser().error(f"unrecognized arguments: {' '.join(options.flags)}")
+    options.run(options)
 
 
 if __name__ == "__main__":

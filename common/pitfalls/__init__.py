@@ -14,6 +14,8 @@ runs them all on real processes. A pitfall is a module of this package with
                         inside a process group; returns what shows the mistake
     detect(outcome)     a sentence about the mistake, or None if there is none:
                         a check to be used in one's own code
+    TAKES_STAGE         True if a `Stage` is the last argument of these three:
+                        a folder, and notes that can be read in a hang
 
 `outcome` is what `wrong` or `right` has returned, or the RuntimeError that has
 ended it after TIMEOUT.

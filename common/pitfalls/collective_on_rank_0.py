@@ -13,37 +13,36 @@ from itertools import zip_longest
 import torch
 import torch.distributed as dist
 
-from common.pitfalls.stage import at, places
-
 LEVELS = ("02_ddp_raw", "03_accelerate")
 SYMPTOM = "hang"
+TAKES_STAGE = True
 TIMEOUT = 2
 
 
-def all_reduce(tensor, what):
-    at(f"sums the {what}")
+def all_reduce(tensor, what, stage):
+    stage.at(f"sums the {what}")
     dist.all_reduce(tensor)
 
 
-def wrong():
+def wrong(stage):
     loss = torch.tensor(0.25)
     correct = torch.tensor(300.0)
     if dist.get_rank() == 0:
-        all_reduce(loss, "losses")  # for the log
-    all_reduce(correct, "correct answers")
+        all_reduce(loss, "losses", stage)  # for the log
+    all_reduce(correct, "correct answers", stage)
     return correct
 
 
-def right():
+def right(stage):
     loss = torch.tensor(0.25)
     correct = torch.tensor(300.0)
-    all_reduce(loss, "losses")
-    all_reduce(correct, "correct answers")
+    all_reduce(loss, "losses", stage)
+    all_reduce(correct, "correct answers", stage)
     return correct
 
 
-def detect(_):
-    for number, calls in enumerate(zip_longest(*places()), start=1):
+def detect(_, stage):
+    for number, calls in enumerate(zip_longest(*stage.places()), start=1):
         if len(set(calls)) > 1:
             ranks = (f"rank {rank} {call}" for rank, call in enumerate(calls))
             return f"in all-reduce {number} {', '.join(ranks)}"

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.pitfalls.stage import scratch
 from common.process_group import all_gather_object
 
 LEVELS = ("03_accelerate", "02_ddp_raw")
+TAKES_STAGE = True
 
 
 def train():
@@ -27,9 +27,9 @@ def train():
     return model.module
 
 
-def wrong():
+def wrong(stage):
     model = train()
-    path = scratch() / "checkpoint.pt"
+    path = stage.folder / "checkpoint.pt"
     for turn in range(dist.get_world_size()):  # ranks are never equally fast
         if dist.get_rank() == turn:
             torch.save(model.state_dict(), path)
@@ -37,9 +37,9 @@ def wrong():
     return model, path
 
 
-def right():
+def right(stage):
     model = train()
-    path = scratch() / "checkpoint.pt"
+    path = stage.folder / "checkpoint.pt"
     if dist.get_rank() == 0:
         torch.save(model.state_dict(), f"{path}.tmp")
         os.replace(f"{path}.tmp", path)
@@ -47,7 +47,7 @@ def right():
     return model, path
 
 
-def detect(outcome):
+def detect(outcome, _):
     model, path = outcome
     saved = torch.load(path, weights_only=True)["running_mean"]
     means = all_gather_object(model.running_mean)

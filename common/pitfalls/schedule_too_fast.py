@@ -1,4 +1,4 @@
-"""The scheduler stepped world-size times: the learning rate ends at half time.
+"""The scheduler stepped world-size times: the learning rate ends too early.
 
 `prepare` takes a schedule to be written for the batches of one process, as if
 the script ran on one: each call steps it once per process. A schedule written

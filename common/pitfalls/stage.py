@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +19,6 @@ from common.processes import ranks
 from common.weights import distance
 
 PATIENCE = timedelta(seconds=120)
-_folder: Path | None = None  # of this run, the same on all ranks
 
 
 class Verdict(NamedTuple):
@@ -27,6 +27,26 @@ class Verdict(NamedTuple):
     finding: str | None
     false_alarm: str | None
     hung: bool  # the mistake ended by its time-out
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A folder for one run of a pitfall, the same on all ranks."""
+
+    folder: Path
+
+    def at(self, place: str) -> None:
+        """Note where this rank is, without a collective."""
+        with self._notes_of(dist.get_rank()).open("a") as file:
+            file.write(f"{place}\n")
+
+    def places(self) -> list[list[str]]:
+        """The places where each rank has been; each must have called `at`."""
+        files = map(self._notes_of, range(dist.get_world_size()))
+        return [file.read_text().splitlines() for file in files]
+
+    def _notes_of(self, rank: int) -> Path:
+        return self.folder / f"rank{rank}.txt"
 
 
 def examine(name: str) -> Verdict:
@@ -44,28 +64,30 @@ def _run(name: str, version: str) -> tuple[str | None, bool]:
     """The first finding of a rank, and True if a rank hung."""
     pool = ranks(world_size(name), on_cpu=True)
     with tempfile.TemporaryDirectory(prefix="pitfall-") as folder:
-        of_ranks = pool.run(play, name, version, folder)
+        of_ranks = pool.run(_run_on_rank, name, version, Path(folder))
     findings, hung = zip(*of_ranks, strict=True)
     if any(hung):
         pool.stop()  # nobody knows what the collective has left behind
     return next(filter(None, findings), None), any(hung)
 
 
-def play(name: str, version: str, folder: str) -> tuple[str | None, bool]:
+def _run_on_rank(
+    name: str, version: str, folder: Path
+) -> tuple[str | None, bool]:
     """The detector's finding on a rank's `wrong` or `right`; True if it hung.
 
     `folder` is new and the same on all ranks. What the pitfall raises is
     raised, except by a `wrong` that hangs until TIMEOUT.
     """
-    global _folder
-    _folder = Path(folder)
     pitfall = load(name)
+    takes_stage = getattr(pitfall, "TAKES_STAGE", False)
+    arguments = [Stage(folder)] if takes_stage else []
     # The correction has all the time it needs on a slow machine.
     timeout = PATIENCE
     may_hang = version == "wrong" and hasattr(pitfall, "TIMEOUT")
     if may_hang:
         timeout = timedelta(seconds=pitfall.TIMEOUT)
-    store = dist.FileStore(str(_folder / "meeting"), world_size(name))
+    store = dist.FileStore(str(folder / "meeting"), world_size(name))
     store.set_timeout(PATIENCE)
     torch.manual_seed(0)
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -79,12 +101,12 @@ def play(name: str, version: str, folder: str) -> tuple[str | None, bool]:
         # Who has joined and fails at once would take down those who join.
         _wait_for_all("start", store, world_size(name))
         try:
-            outcome = getattr(pitfall, version)()
+            outcome = getattr(pitfall, version)(*arguments)
         except RuntimeError as error:
             if not may_hang:
                 raise
             outcome = error
-        finding = pitfall.detect(outcome)  # at once: it may be about time
+        finding = pitfall.detect(outcome, *arguments)
         # A rank that leaves closes its connections. Whoever still waits for it
         # would see that, and not a time-out.
         _wait_for_all("end", store, world_size(name))
@@ -95,26 +117,6 @@ def play(name: str, version: str, folder: str) -> tuple[str | None, bool]:
 def _wait_for_all(what: str, store: dist.Store, count: int) -> None:
     store.set(f"{what}/{os.environ['RANK']}", "")
     store.wait([f"{what}/{rank}" for rank in range(count)])
-
-
-def scratch() -> Path:
-    """A folder for this run of the pitfall, the same on all ranks."""
-    return _folder
-
-
-def at(place: str) -> None:
-    """Note where this rank is, by no collective: all can read it in a hang."""
-    with open(_folder / f"rank{dist.get_rank()}.txt", "a") as file:
-        file.write(f"{place}\n")
-
-
-def places() -> list[list[str]]:
-    """The places where each rank has been, in rank order, by its calls of `at`.
-
-    To be called where each rank has called it.
-    """
-    files = [_folder / f"rank{i}.txt" for i in range(dist.get_world_size())]
-    return [file.read_text().splitlines() for file in files]
 
 
 def own_samples(dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -12,10 +12,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from common.pitfalls.stage import at, places
-
 LEVELS = ("02_ddp_raw",)
 SYMPTOM = "hang"
+TAKES_STAGE = True
 TIMEOUT = 5
 
 
@@ -25,30 +24,31 @@ def own_batches():
 
 
 @torch.no_grad()
-def evaluate(batches):
+def evaluate(batches, stage):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     mesh = init_device_mesh("cpu", (2,))
     for layer in model:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     for number, inputs in enumerate(batches, start=1):
-        at(f"batch {number}")
+        stage.at(f"batch {number}")
         model(inputs)
-    at("the barrier after the loop")
+    stage.at("the barrier after the loop")
     dist.barrier()
 
 
-def wrong():
-    evaluate(own_batches())
+def wrong(stage):
+    evaluate(own_batches(), stage)
 
 
-def right():
+def right(stage):
     own = own_batches()
     repeated = own[: 4 - len(own)]  # computed, and not counted
-    evaluate(torch.cat([own, repeated]))
+    evaluate(torch.cat([own, repeated]), stage)
 
 
-def detect(outcome):
+def detect(outcome, stage):
     if isinstance(outcome, RuntimeError):
-        waiting = (f"rank {r} in {been[-1]}" for r, been in enumerate(places()))
+        notes = enumerate(stage.places())
+        waiting = [f"rank {rank} in {places[-1]}" for rank, places in notes]
         return f"no end: {', '.join(waiting)}"

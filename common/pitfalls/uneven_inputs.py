@@ -13,39 +13,39 @@ from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
-from common.pitfalls.stage import at, places
-
 LEVELS = ("02_ddp_raw", "03_accelerate")
 SYMPTOM = "hang"
+TAKES_STAGE = True
 TIMEOUT = 2
 
 
-def train(model):
+def train(model, stage):
     # Rank 0 has four batches, rank 1 three.
     batches = torch.ones(7, 8, 4)[dist.get_rank() :: dist.get_world_size()]
     for step, inputs in enumerate(batches, start=1):
-        at(f"step {step}")
+        stage.at(f"step {step}")
         model(inputs).sum().backward()
     return len(batches)
 
 
-def wrong():
-    steps = train(DistributedDataParallel(nn.Linear(4, 1)))
-    at("the barrier after the loop")
+def wrong(stage):
+    steps = train(DistributedDataParallel(nn.Linear(4, 1)), stage)
+    stage.at("the barrier after the loop")
     dist.barrier()
     return steps
 
 
-def right():
+def right(stage):
     model = DistributedDataParallel(nn.Linear(4, 1))
     with Join([model]):
-        steps = train(model)
-    at("the barrier after the loop")
+        steps = train(model, stage)
+    stage.at("the barrier after the loop")
     dist.barrier()
     return steps
 
 
-def detect(outcome):
+def detect(outcome, stage):
     if isinstance(outcome, RuntimeError):
-        waiting = (f"rank {r} in {been[-1]}" for r, been in enumerate(places()))
+        notes = enumerate(stage.places())
+        waiting = [f"rank {rank} in {places[-1]}" for rank, places in notes]
         return f"no end: {', '.join(waiting)}"

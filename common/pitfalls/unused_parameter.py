@@ -25,25 +25,36 @@ class TwoHeads(nn.Module):
         return self.head(inputs)
 
 
-def step(model):
-    model(torch.ones(8, 4)).pow(2).mean().backward()
-    return model
+def train(model):
+    """Two steps, and the error that ends the second one."""
+    loss(model).backward()
+    try:
+        loss(model).backward()
+    except RuntimeError as error:
+        return model, error
+    return model, None
+
+
+def loss(model):
+    return model(torch.ones(8, 4)).pow(2).mean()
 
 
 def wrong():
     model = TwoHeads()
-    return step(DistributedDataParallel(model))
+    return train(DistributedDataParallel(model))
 
 
 def right():
     model = TwoHeads()
     model.spare_head.requires_grad_(False)
-    return step(DistributedDataParallel(model))
+    return train(DistributedDataParallel(model))
 
 
-def detect(model):
-    """To be called between the first backward and `zero_grad`."""
+def detect(outcome):
+    """Without the error: to be called between backward and `zero_grad`."""
+    model, error = outcome
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     unused = [name for name, p in trained.items() if p.grad is None]
     if unused:
-        return f"without a gradient after backward: {', '.join(unused)}"
+        raised, _, _ = str(error).partition(". ")
+        return f"no gradient after backward: {', '.join(unused)}; {raised}"

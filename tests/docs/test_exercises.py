@@ -108,7 +108,7 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("level", ladder.levels())
+@pytest.mark.parametrize("level", ladder.LEVELS)
 def test_the_numbers_in_the_answers_are_right(level):
     text = section(level, "Exercises")
     answers = re.findall(r"<details>(.*?)</details>", text, re.DOTALL)

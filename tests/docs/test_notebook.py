@@ -21,7 +21,7 @@ def check_outputs(notebook: dict) -> None:
     assert not [output for output in outputs if output["output_type"] == "error"]
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 1
     shown = printed(notebook)
-    for level in ladder.levels():
+    for level in ladder.LEVELS:
         assert "of 500 |" in shown.partition(f"\n{level}: ")[2]
         assert f"{level:<18} max |Δw| to level 00: " in shown
     assert shown.count("2 × gloo on cpu") == 2 * len(ladder.DISTRIBUTED)

@@ -84,7 +84,7 @@ def test_a_part_that_has_drifted_is_written_again(tmp_path, monkeypatch, capsys)
         assert page.read_text() == text.format(page_tables.devices())
 
 
-@pytest.mark.parametrize("before, level", list(pairwise(ladder.levels())))
+@pytest.mark.parametrize("before, level", list(pairwise(ladder.LEVELS)))
 def test_a_page_shows_a_diff_with_all_new_lines_but_imports(before, level):
     if level == "02_ddp_raw":
         before = "00_single_gpu"  # whose loop it has
@@ -96,7 +96,7 @@ def test_a_page_shows_a_diff_with_all_new_lines_but_imports(before, level):
     assert new - shown == {line for line in new if line.startswith(("import ", "from "))}
 
 
-@pytest.mark.parametrize("level", ladder.levels())
+@pytest.mark.parametrize("level", ladder.LEVELS)
 def test_the_readme_says_how_many_lines_a_level_has(level):
     assert f"\n| [{level}] | {len(ladder.code_lines(level))} |" in (ladder.ROOT / "README.md").read_text()
 

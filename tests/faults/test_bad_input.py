@@ -25,7 +25,7 @@ FLAGS = [
 
 @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
-    level=st.sampled_from(ladder.scripts()),
+    level=st.sampled_from(ladder.SCRIPTS),
     pairs=st.lists(st.tuples(st.sampled_from(FLAGS), NUMBERS, st.booleans()), max_size=4),
 )
 def test_any_flags_are_settings_that_can_be_used_or_one_line(level, pairs, capsys):

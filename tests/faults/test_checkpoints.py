@@ -24,7 +24,7 @@ from tests.faults.jobs import (
 )
 from tests.levels import SHORT, farthest, run_level
 
-LEVELS = ladder.with_checkpoints()
+LEVELS = ladder.WITH_CHECKPOINTS
 LONG = [pytest.param(level, marks=pytest.mark.long) for level in LEVELS]
 # One step an epoch is one checkpoint of 14 MB.
 SMALL = ["--dataset", "synthetic", "--train-samples", "64", "--eval-samples", "32", "--batch-size", "32"]

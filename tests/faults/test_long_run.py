@@ -85,7 +85,7 @@ def used(level: str, argv: list[str]) -> list[tuple[int, int]]:
 
 
 @LONG
-@pytest.mark.parametrize("level", ["02_ddp_raw", *ladder.with_checkpoints()])
+@pytest.mark.parametrize("level", ["02_ddp_raw", *ladder.WITH_CHECKPOINTS])
 def test_memory_and_open_files_do_not_grow_over_twenty_epochs(level, tmp_path):
     argv = [*SHORT, "--epochs", str(EPOCHS), "--eval-samples", "40"]
     if level != "02_ddp_raw":

@@ -14,7 +14,7 @@ from common import ladder
 from common.processes import RankFailed, ranks
 from tests.levels import EXACT, FSDP, SHORT, farthest, killed_at_step, run_level, run_on_ranks
 
-CHECKPOINTING = ladder.with_checkpoints()
+CHECKPOINTING = ladder.WITH_CHECKPOINTS
 SLOW = pytest.mark.slow
 
 

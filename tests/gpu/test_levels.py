@@ -17,7 +17,7 @@ from tests.levels import changed
 
 pytestmark = IMITATING
 SLOW = pytest.mark.slow
-IMITATED = [level for level in ladder.scripts() if level not in ladder.SHARDED]
+IMITATED = [level for level in ladder.SCRIPTS if level not in ladder.SHARDED]
 BATCH = 16
 WARM_UP_STEPS = 4
 STEPS = 9
@@ -83,7 +83,7 @@ def test_with_the_data_on_the_gpu_a_step_waits_for_nothing(level):
 
 
 @SLOW
-@pytest.mark.parametrize("level", [*ladder.DISTRIBUTED, *ladder.with_checkpoints()])
+@pytest.mark.parametrize("level", [*ladder.DISTRIBUTED, *ladder.WITH_CHECKPOINTS])
 def test_the_local_rank_names_the_gpu(level):
     machine = train(level, "--data", "device", rank=5, nodes=2)  # the second one of four on the second node
     assert machine.calls["set_device"] == [1]

@@ -105,7 +105,7 @@ def test_accumulated_micro_batches_train_the_weights_of_whole_batches(world_size
     """36 samples a step in three micro-batches on every rank; 62 samples are one step and a tail."""
     larger = [*EXACT, "--batch-size", "36"]  # the last of two counts
     whole, expected = run_level("00_single_gpu", larger)
-    for level in ladder.with_checkpoints():
+    for level in ladder.WITH_CHECKPOINTS:
         results, weights = run_on_ranks(level, world_size, [*larger, "--gradient-accumulation-steps", "3"])
         assert farthest(weights, expected) <= TOLERANCE, level
         assert results[0]["steps"] == whole["steps"] == 2

@@ -61,7 +61,7 @@ def test_a_tenth_of_an_epoch_of_mnist_is_90_percent_accurate(mnist, tmp_path):
 
 
 @LONG
-@pytest.mark.parametrize("level", ladder.levels())
+@pytest.mark.parametrize("level", ladder.LEVELS)
 def test_a_full_epoch_of_mnist_is_97_percent_accurate(level, mnist, tmp_path):
     processes = 2 if level in ladder.DISTRIBUTED else None
     flags = ["--data-dir", mnist, "--json", str(tmp_path / "r.json")]

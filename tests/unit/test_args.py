@@ -90,7 +90,7 @@ def refusal(step, *args) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("level", ladder.scripts())
+@pytest.mark.parametrize("level", ladder.SCRIPTS)
 def test_defaults_are_the_contract(level, monkeypatch):
     monkeypatch.delenv("MNIST_ROOT", raising=False)
     expected = DEFAULTS | {"level": ladder.level_of(level), "script": level}
@@ -100,7 +100,7 @@ def test_defaults_are_the_contract(level, monkeypatch):
         expected["replicas"] = None  # as many as there are GPUs
     if level == ladder.MESH:
         expected["tensor"] = 2
-    if level in ladder.with_checkpoints():
+    if level in ladder.WITH_CHECKPOINTS:
         expected |= DEFAULTS_OF_LONG_TRAINING
     assert vars(parse(level)) == expected
 

@@ -84,7 +84,7 @@ def train(level: str, *flags: str) -> dict:
     return module.train(fit_to_machine(parse_args(module.__file__, [*SMALL, *flags])))
 
 
-@pytest.mark.parametrize("level", ladder.with_checkpoints())
+@pytest.mark.parametrize("level", ladder.WITH_CHECKPOINTS)
 def test_only_the_same_training_goes_on_from_a_checkpoint(level, tmp_path, capsys):
     flags = ["--checkpoint-dir", str(tmp_path), "--epochs", "2"]
     first = train(level, *flags)
@@ -104,7 +104,7 @@ def test_only_the_same_training_goes_on_from_a_checkpoint(level, tmp_path, capsy
             train(level, *flags, "--epochs", "1")
 
 
-@pytest.mark.parametrize("level", ladder.with_checkpoints())
+@pytest.mark.parametrize("level", ladder.WITH_CHECKPOINTS)
 def test_no_checkpoint_is_made_of_a_training_that_is_not_finite(level, tmp_path):
     with pytest.raises(UserError, match=r"not finite.* at step 3: no checkpoint is made"):
         train(level, "--train-samples", "96", "--lr", "1e30", "--checkpoint-dir", str(tmp_path))

@@ -100,7 +100,7 @@ def seen_in_training(level: str, flags: list[str]) -> tuple[dict[str, str], str,
 
 
 QUICK = ("01_data_parallel", "02_ddp_raw")
-LEVELS = [pytest.param(level, marks=[] if level in QUICK else [pytest.mark.slow]) for level in ladder.levels()]
+LEVELS = [pytest.param(level, marks=[] if level in QUICK else [pytest.mark.slow]) for level in ladder.LEVELS]
 
 
 @needs_two_cores

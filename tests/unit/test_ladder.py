@@ -14,14 +14,23 @@ from common import ladder
 from common.ladder import diffs, small
 from common.ladder.__main__ import main
 
-LEVELS = ["00_single_gpu", "01_data_parallel", "02_ddp_raw", "03_accelerate", "04_trainer"]
-LONG = ["03_accelerate/train_full", "04_trainer/train_full"]
-COMPARED = [*pairwise(LEVELS), *pairwise(["02_ddp_raw", *ladder.SHARDED]), *zip(LEVELS[3:], LONG, strict=True)]
+COMPARED = [
+    *pairwise(ladder.LEVELS),
+    *pairwise(["02_ddp_raw", *ladder.SHARDED]),
+    *zip(ladder.LEVELS[3:], ladder.WITH_CHECKPOINTS, strict=True),
+]
 
 
-def test_levels_and_scripts_stand_in_order():
-    assert ladder.levels() == LEVELS
-    assert ladder.scripts() == [*LEVELS, ladder.FSDP, ladder.MESH, *LONG]
+def test_the_lists_name_all_scripts_in_order():
+    assert sorted(ladder.SCRIPTS) == sorted(names_of("train*.py"))
+    assert list(ladder.LEVELS) == names_of("train.py")
+    assert list(ladder.WITH_CHECKPOINTS) == names_of("train_full.py")
+    assert list(ladder.TEMPLATES) == names_of("template.py")
+
+
+def names_of(pattern: str) -> list[str]:
+    paths = [path.relative_to(ladder.ROOT) for path in sorted(ladder.ROOT.glob(f"0?_*/{pattern}"))]
+    return [str(path.with_suffix("")).removesuffix("/train") for path in paths]
 
 
 def test_scripts_are_named_by_numbers_folders_and_paths():
@@ -35,7 +44,7 @@ def test_scripts_are_named_by_numbers_folders_and_paths():
 
 
 def test_loading_a_script_runs_nothing(capsys):
-    for name in ladder.scripts():
+    for name in ladder.SCRIPTS:
         module = ladder.load(name)
         assert callable(module.train)
     assert capsys.readouterr().out == ""
@@ -67,7 +76,7 @@ def test_the_command_line_names_levels_by_their_number(capsys):
     assert stopped.value.code == 2 and "'0' names no level" in capsys.readouterr().err
 
 
-RUN_SMALL = ["run", "03", "--small", "--dataset", "synthetic", "--train-samples", "96", "--eval-samples", "30"]
+RUN_SMALL = ["small", "03", "--dataset", "synthetic", "--train-samples", "96", "--eval-samples", "30"]
 
 
 @pytest.mark.slow
@@ -100,8 +109,8 @@ def test_a_package_that_was_installed_without_the_levels_says_so(tmp_path):
 
 def test_what_cannot_run_on_the_small_ones_is_said(capsys):
     for argv, message in (
-        (["run", "04", "--small"], "04_trainer does not run on common.small: one of 02_ddp_raw, 03_accelerate"),
-        (["diff", "00", "01", "--small"], "unrecognized arguments: --small"),
+        (["small", "04"], "'04_trainer' (choose from"),
+        (["diff", "00", "01", "--processes"], "unrecognized arguments: --processes"),
     ):
         with pytest.raises(SystemExit) as ended:
             main(argv)

@@ -16,7 +16,7 @@ ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(WITHOUT_LINUX), str(ladder.ROO
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", [*ladder.levels(), ladder.FULL])
+@pytest.mark.parametrize("level", [*ladder.LEVELS, ladder.FULL])
 def test_a_level_trains_without_what_only_linux_has(level, tmp_path):
     flags = ["--checkpoint-dir", f"{tmp_path}/checkpoints"] if level == ladder.FULL else []
     processes = 2 if level in ladder.DISTRIBUTED else None

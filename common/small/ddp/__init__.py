@@ -7,10 +7,10 @@
 3. `bucketed`: collect gradients until they fill a bucket, and send the bucket. A message costs a latency whatever its
    size, so a few large ones are faster than many small ones.
 
-torch's own does what `bucketed` does, in C++. It also finds parameters that took no part in a forward, sends the
-buffers of rank 0 (running means of BatchNorm, for instance) before nearly every training forward, and learns in the
-first step in which order the gradients come. After an error in backward a script can go on with torch's, and not with
-these.
+torch's own does what `bucketed` does, in C++. It also sends the buffers of rank 0 (running means of BatchNorm, for
+instance) before nearly every training forward, and learns in the first step in which order the gradients come. With
+`find_unused_parameters=True` it finds parameters that took no part in a forward. After an error in backward a script
+can go on with torch's, and not with these.
 
 Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB 2020.
 """

@@ -29,8 +29,8 @@ def test_strong_scaling_keeps_the_global_batch_and_weak_scaling_the_share(no_gpu
     """A device has 8 of the 16 cores, because the larger number of workers is two."""
     one = Configuration(BASELINE, 1, 64, 8)
     all_cores = Configuration(BASELINE, 1, 64, all_cores=True)
-    strong = [Configuration(level, 2, 64, 8) for level in ladder.levels()[1:]]
-    weak = [Configuration(level, 2, 128, 8) for level in ladder.levels()[1:]]
+    strong = [Configuration(level, 2, 64, 8) for level in ladder.LEVELS[1:]]
+    weak = [Configuration(level, 2, 128, 8) for level in ladder.LEVELS[1:]]
     assert throughput.strong_scaling(64) == [one, *strong, all_cores]
     assert throughput.weak_scaling(64) == [one, *weak, all_cores]
 

@@ -43,7 +43,7 @@ def test_a_verdict_says_what_its_record_does_not_show(report):
     weights, evaluation, _ = verdicts(report)
     assert weights.line.endswith("(not recorded: 02 fsdp, 02 mesh)")
     assert evaluation.line.endswith("(not recorded: sums of losses)")
-    for level in {*ladder.levels()} - {"01_data_parallel"}:
+    for level in {*ladder.LEVELS} - {"01_data_parallel"}:
         report["levels"][level]["eval_loss_sum"] = 7.0
     assert "not recorded" not in exact(report["levels"]).line
 
@@ -91,5 +91,5 @@ def test_speeds_are_held_against_one_device_and_all_cores_stand_apart(report):
     title, _, *rows = speeds.splitlines()
     assert "1 core for each device" in title
     names = [row.split("  ")[0] for row in rows]
-    assert names == [*ladder.levels(), "00_single_gpu, all cores"]
+    assert names == [*ladder.LEVELS, "00_single_gpu, all cores"]
     assert "all cores" not in computed

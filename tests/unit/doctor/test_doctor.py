@@ -16,28 +16,51 @@ import torch
 from PIL import Image
 
 from common.doctor import __main__ as program
-from common.doctor import data, end, networks, optimizers, record, report, run_script, shards
+from common.doctor import data, end, optimizers, record, replicas, report, run_script, shards
 from common.doctor.answers import Answer, Finding, NotExamined, Right
 from common.doctor.optimizers import OptimizerWatch
 from common.doctor.record import Epoch, Network, Record
 from common.errors import UserError
 from common.processes import Ranks, ranks
-from tests.unit.doctor.mistakes import ENDS, HARMLESS, MISTAKES
 
 ROOT = Path(__file__).parents[3]
-HEALTHY = Path(__file__).with_name("patients") / "healthy.py"
+PATIENTS = Path(__file__).with_name("patients")
+HEALTHY = PATIENTS / "healthy.py"
+AILING = PATIENTS / "ailing.py"
+
+# For each class of ailing.py the topic of the first finding, the pitfall that it names, and a part of its text.
+MISTAKES = {
+    "ForgottenWrapper": ("weights", "forward_through_module", ""),
+    "UnfrozenAfterWrapping": ("weights", "moved_after_wrapping", ""),
+    "HeadReplacedAfterTheOptimizer": ("parameters of the optimizer", "replaced_parameters", ""),
+    "ScheduleOnRank0": ("learning rates", "schedule_on_rank_0", ""),
+    "NoSampler": ("training samples", "different_orders", ""),
+    "SetEpochForgotten": ("order of the epochs", "set_epoch_forgotten", ""),
+    "SameDropout": ("random numbers", "same_random_numbers", ""),
+    "StreamReadWholeOnEachRank": ("training samples", None, "with the same contents in the same order"),
+    "PaddedEvaluation": ("evaluation samples", "padded_evaluation", ""),
+    "StatisticsOfEachRank": ("BatchNorm's statistics", "batchnorm_statistics", ""),
+    "EveryRankSaves": ("files", "every_rank_saves", ""),
+    "PrefixedKeys": ("saved keys", "prefixed_keys", ""),
+    "DataDrawnAnewOnEachRank": ("data sets", None, "have other contents on another rank"),
+    "WeightsLoadedOnOneRank": ("weights", None, "before the first step, though DistributedDataParallel holds"),
+}
 QUICK, *SLOW = MISTAKES
-
-
-def planted(changes: dict[str, str], folder: Path) -> Path:
-    """The healthy script with `changes`."""
-    text = HEALTHY.read_text()
-    for old, new in changes.items():
-        assert old in text, old
-        text = text.replace(old, new)
-    path = folder / "patient.py"
-    path.write_text(text)
-    return path
+# What looks like a mistake and is none: a part of the report.
+HARMLESS = {
+    "StreamSharedOut": "the samples have no numbers",
+    "BatchesCutByTheScript": "the script itself cuts each rank's share out of a batch",
+}
+# What ends badly, or never: the pitfall, and a part of the report.
+ENDS = {
+    "CollectiveOnRank0": ("collective_on_rank_0", "all_reduce in ailing.py:"),
+    "UnevenInputs": ("uneven_inputs", "of the batches of epoch 0 rank 0 has 9, rank 1 has 8"),
+    "UnusedParameter": (
+        "unused_parameter",
+        "waits for the gradients of parameters that the forward does not use",
+    ),
+    "RankThatLeavesItsLoop": (None, "rank 1 has ended"),
+}
 
 
 def examined(script: Path, folder: Path, *flags: object) -> tuple[dict[str, Answer], str]:
@@ -84,12 +107,12 @@ def run_alone(script: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize("name", [QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_planted_mistake_is_the_first_finding(name, tmp_path):
-    mistake = MISTAKES[name]
-    answers, text = examined(planted(mistake.changes, tmp_path), tmp_path)
+    expected_topic, pitfall, part = MISTAKES[name]
+    answers, text = examined(AILING, tmp_path, name, "--out", tmp_path)
     found = report.findings(answers)
     topic, first = next(iter(found.items()))
-    assert (topic, first.pitfall) == (mistake.topic, mistake.pitfall), text
-    assert mistake.text in text
+    assert (topic, first.pitfall) == (expected_topic, pitfall), text
+    assert part in text
     if topic == "learning rates":
         assert "weights" not in found  # they differ because of that
 
@@ -97,10 +120,9 @@ def test_a_planted_mistake_is_the_first_finding(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_looks_like_a_mistake_raises_no_alarm(name, tmp_path):
-    changes, expected = HARMLESS[name]
-    answers, text = examined(planted(changes, tmp_path), tmp_path)
+    answers, text = examined(AILING, tmp_path, name, "--out", tmp_path)
     assert report.findings(answers) == {}
-    assert expected in text
+    assert HARMLESS[name] in text
 
 
 def test_weights_that_are_averaged_now_and_then_are_no_finding():
@@ -108,10 +130,10 @@ def test_weights_that_are_averaged_now_and_then_are_no_finding():
     records = [Record(rank, steps=4, networks=[Network("Net", wrapped=True, forwards=4)]) for rank in range(2)]
     for rank, one in enumerate(records):
         one.networks[0].weights = {step: {"w": apart + rank if step % 2 else equal} for step in range(1, 5)}
-    assert networks.weights(records) == Right()
+    assert replicas.same_weights(records) == Right()
     for one in records:
         del one.networks[0].weights[2], one.networks[0].weights[4]
-    assert isinstance(networks.weights(records), Finding)
+    assert isinstance(replicas.same_weights(records), Finding)
 
 
 NAN = float("nan")
@@ -135,8 +157,8 @@ def test_ranks_differ_in_what_is_not_finite_too(of_ranks, kind):
     for one, values in zip(records, of_ranks, strict=True):
         one.networks[0].weights = {1: {"w": torch.tensor(values)}}
         one.networks[0].statistics = {1: {"mean": torch.tensor(values)}}
-    assert isinstance(networks.weights(records), kind)
-    assert isinstance(networks.batchnorm(records), kind)
+    assert isinstance(replicas.same_weights(records), kind)
+    assert isinstance(replicas.same_statistics(records), kind)
 
 
 @pytest.mark.parametrize("rates, kind", [((NAN, NAN), Right), ((0.1, NAN), Finding), ((NAN, 0.1), Finding)])
@@ -233,12 +255,12 @@ def ask(*arguments: object) -> tuple[int, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENDS)
 def test_a_bad_end_is_explained(name, tmp_path):
-    mistake = ENDS[name]
-    code, text = ask("--time-out", 12, planted(mistake.changes, tmp_path), "--out", tmp_path)
+    pitfall, part = ENDS[name]
+    code, text = ask("--time-out", 12, AILING, name, "--out", tmp_path)
     assert code == 1, text
-    assert text.index(f"FOUND {mistake.topic}: ") == text.index("FOUND")
-    assert mistake.text in text
-    assert mistake.pitfall is None or f"`python -m common.pitfalls {mistake.pitfall}`" in text
+    assert text.index("FOUND end of the script: ") == text.index("FOUND")
+    assert part in text
+    assert pitfall is None or f"`python -m common.pitfalls {pitfall}`" in text
 
 
 @pytest.mark.slow

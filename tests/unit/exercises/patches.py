@@ -95,9 +95,9 @@ WRONG = {
         ),
     ],
     "accumulate": [
-        ("(loss / len(micro_batches))", "loss", "are averaged, not added"),
-        ("    optimizer.zero_grad()\n", "", "step 2", "call zero_grad() once"),
-        ("nullcontext() if last else model.no_sync()", "nullcontext()", "sent once, by the backward of the last"),
+        ("(loss / len(micro_batches))", "loss", "were added, not averaged"),
+        ("    optimizer.zero_grad()\n", "", "step 2", "of the step before is still in it"),
+        ("nullcontext() if last else model.no_sync()", "nullcontext()", "sent 3 times"),
     ],
     "zero1": [
         ("dist.broadcast(parameter.detach(), ", "dict(", "exchange their parts"),
@@ -110,7 +110,7 @@ WRONG = {
         ("        dist.all_reduce(overflows)\n", "", "overflowed on rank 1"),
     ],
     "prepare": [
-        ("return DistributedDataParallel(obj)", "return obj", "not the weight of one device"),
+        ("return DistributedDataParallel(obj)", "return obj", "end with different weights"),
         ("    if isinstance(obj, DataLoader):", "    if False:", "every rank has the same samples"),
         ("shuffle=shuffle", "shuffle=shuffle, seed=dist.get_rank()", "an order of its own"),
     ],

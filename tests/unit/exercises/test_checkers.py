@@ -74,12 +74,12 @@ def test_the_command_line_says_the_task_the_findings_and_the_verdict(tmp_path, c
     assert "Read first: common/small/ddp/README.md" in said and "starters/accumulate.py my_accumulate.py" in said
 
 
-@pytest.mark.parametrize("path", [[], ["solution.py"]], ids=["without a file", "with a file"])
-def test_an_exercise_that_does_not_exist_is_an_error(path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["check", "juggling", *path])
-    assert ended.value.code == 2
-    assert "'juggling' is no exercise" in capsys.readouterr().err
+def test_an_exercise_or_a_file_that_does_not_exist_is_an_error(capsys):
+    for argv, message in ((["juggling"], "'juggling' (choose from"), (["buckets", "no.py"], "there is no file no.py")):
+        with pytest.raises(SystemExit) as ended:
+            main(["check", *argv])
+        assert ended.value.code
+        assert message in capsys.readouterr().err
 
 
 def test_the_page_lists_the_exercises():

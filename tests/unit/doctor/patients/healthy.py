@@ -3,7 +3,8 @@
 
     torchrun --nproc-per-node 2 healthy.py --out /tmp/circles
 
-Nothing here knows of the repository: it is the patient that the doctor's tests examine, and change.
+Nothing here knows of the repository: it is the patient that the doctor's tests examine. `ailing.py` overrides
+single methods of it.
 """
 
 from __future__ import annotations
@@ -71,19 +72,46 @@ class Engine:
         self.rank = int(os.environ.get("RANK", "0"))
         self.world = int(os.environ.get("WORLD_SIZE", "1"))
         self.seed_everything(opts.seed)
-        self.train_set = Circles(opts.samples, seed=1, jitter=0.01)
+        self.train_set = self.make_train_set()
         self.valid_set = Circles(101, seed=2)
-        self.sampler = DistributedSampler(self.train_set, self.world, self.rank, shuffle=True, seed=opts.seed)
-        self.train_loader = DataLoader(self.train_set, opts.bs, sampler=self.sampler)
-        self.valid_loader = DataLoader(self.valid_set, opts.bs, sampler=EveryNth(self.valid_set, self.rank, self.world))
-        self.net = Net()
-        self.model = DDP(self.net)
-        self.opt = optim.Adam(self.model.parameters(), lr=opts.lr)
-        steps = opts.epochs * len(self.train_loader)
+        self.sampler = self.make_sampler()
+        self.train_loader = self.make_train_loader()
+        self.valid_loader = self.make_valid_loader()
+        self.net = self.make_net()
+        self.model = self.wrap()
+        self.opt = self.make_optimizer()
+        steps = opts.epochs * self.steps_per_epoch()
         self.sched = optim.lr_scheduler.LambdaLR(self.opt, lambda step: 1.0 - step / (steps + 1))
         self.criterion = nn.CrossEntropyLoss()
         self.best = math.inf
-        self.seed_everything(opts.seed + self.rank)
+        self.seed_rank()
+
+    def make_train_set(self):
+        return Circles(self.opts.samples, seed=1, jitter=0.01)
+
+    def make_sampler(self):
+        return DistributedSampler(self.train_set, self.world, self.rank, shuffle=True, seed=self.opts.seed)
+
+    def make_train_loader(self):
+        return DataLoader(self.train_set, self.opts.bs, sampler=self.sampler)
+
+    def make_valid_loader(self):
+        return DataLoader(self.valid_set, self.opts.bs, sampler=EveryNth(self.valid_set, self.rank, self.world))
+
+    def make_net(self):
+        return Net()
+
+    def wrap(self):
+        return DDP(self.net)
+
+    def make_optimizer(self):
+        return optim.Adam(self.model.parameters(), lr=self.opts.lr)
+
+    def steps_per_epoch(self):
+        return len(self.train_loader)
+
+    def seed_rank(self):
+        self.seed_everything(self.opts.seed + self.rank)
 
     @staticmethod
     def seed_everything(seed):
@@ -95,37 +123,56 @@ class Engine:
     def is_chief(self):
         return self.rank == 0
 
+    def epochs(self):
+        return range(self.opts.epochs)
+
     def fit(self):
-        for epoch in range(self.opts.epochs):
-            self.sampler.set_epoch(epoch)
+        for epoch in self.epochs():
+            self.begin_epoch(epoch)
             running = self.one_epoch()
             loss = self.validate()
-            torch.distributed.all_reduce(running)
+            self.add_up(running)
             if self.is_chief:
                 print(f"[{epoch}] train {running.item() / self.world:.4f} valid {loss:.4f}")
             if loss < self.best:
                 self.best = loss
                 self.keep(epoch)
 
+    def begin_epoch(self, epoch):
+        self.sampler.set_epoch(epoch)
+
     def one_epoch(self):
         self.model.train()
         running = torch.zeros(())
         for batch in self.train_loader:
-            self.opt.zero_grad()
-            loss = self.criterion(self.model(batch["x"]), batch["y"])
-            loss.backward()
-            nn.utils.clip_grad_norm_(self.model.parameters(), 5.0)
-            self.opt.step()
-            self.sched.step()
-            running += loss.detach() / len(self.train_loader)
+            loss = self.train_on(batch)
+            running += loss.detach() / self.steps_per_epoch()
         return running
+
+    def train_on(self, batch):
+        self.opt.zero_grad()
+        loss = self.loss_of(batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 5.0)
+        self.opt.step()
+        self.step_schedule()
+        return loss
+
+    def loss_of(self, batch):
+        return self.criterion(self.model(batch["x"]), batch["y"])
+
+    def step_schedule(self):
+        self.sched.step()
+
+    def add_up(self, running):
+        torch.distributed.all_reduce(running)
 
     def validate(self):
         self.model.eval()
         counts = torch.zeros(2)
         with torch.inference_mode():
             for batch in self.valid_loader:
-                scores = self.model.module(batch["x"])
+                scores = self.net(batch["x"])
                 counts[0] += nn.functional.cross_entropy(scores, batch["y"], reduction="sum")
                 counts[1] += batch["y"].numel()
         torch.distributed.all_reduce(counts)
@@ -133,8 +180,13 @@ class Engine:
 
     def keep(self, epoch):
         if self.is_chief:
-            target = self.opts.out / "best.pt"
-            torch.save({"weights": self.model.module.state_dict(), "epoch": epoch}, target)
+            self.save(epoch)
+
+    def save(self, epoch):
+        torch.save({"weights": self.weights(), "epoch": epoch}, self.opts.out / "best.pt")
+
+    def weights(self):
+        return self.net.state_dict()
 
 
 def cli():
@@ -148,10 +200,10 @@ def cli():
     return parser.parse_args()
 
 
-def main():
+def main(engine=Engine):
     opts = cli()
     torch.distributed.init_process_group("gloo")
-    Engine(opts).fit()
+    engine(opts).fit()
     torch.distributed.destroy_process_group()
 
 

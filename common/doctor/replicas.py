@@ -1,0 +1,120 @@
+"""Replicas: after each step all ranks have the same weights, and in each evaluation the same BatchNorm statistics."""
+
+from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
+from common.doctor.record import Network, Record, Tensors, across_ranks, steps_with_different_rates
+from common.weights import distance
+
+TOLERANCE = 1e-6  # of the largest finite number of a tensor; ranks that average have equal bits on CPUs
+
+
+def trained(records: list[Record]) -> list[tuple[Network, ...]]:
+    """The networks that all ranks have trained: for each the observations of all ranks."""
+    by_rank = [[network for network in record.networks if network.forwards] for record in records]
+    same = []
+    for networks in across_ranks(by_rank):
+        shapes = {(network.kind, network.parameter_count) for network in networks}
+        if len(shapes) == 1:
+            same.append(networks)
+    return same
+
+
+def same_weights(records: list[Record]) -> Answer:
+    same_rates = not steps_with_different_rates(records)
+    answers = [_weights_of(by_rank, same_rates) for by_rank in trained(records)]
+    return overall(answers, "no network was trained on all ranks")
+
+
+def _weights_of(by_rank: tuple[Network, ...], same_rates: bool) -> Answer:
+    by_step = differences([network.weights for network in by_rank])
+    before_training = by_step.pop(0, None)
+    if not by_step:
+        return NotExamined("no optimizer step was seen on all ranks, or no rank has whole parameters")
+    steps_apart = [step for step, found in by_step.items() if found]
+    if not steps_apart:
+        return Right()
+    first = steps_apart[0]
+    if any(step > first and found is None for step, found in by_step.items()):
+        return Right()  # only every n-th step averages the weights, and then they come together again
+    text = f"{by_step[first]} after step {first}"
+    finding = _cause_of(text, before_training, by_rank)
+    if finding:
+        return finding
+    if not same_rates:
+        return NotExamined("other learning rates make other weights")
+    return Finding(text, "no further cause was seen: look for `no_sync`, and for updates that not all ranks make")
+
+
+def _cause_of(text: str, before_training: str | None, by_rank: tuple[Network, ...]) -> Finding | None:
+    """The finding with its cause, where one was observed."""
+    changed = max(len(network.changed) for network in by_rank)
+    if changed:
+        return Finding(
+            f"{text}: {changed} parameters are not those that DistributedDataParallel wrapped",
+            "move, convert and unfreeze the network first, and wrap it last",
+            pitfall="moved_after_wrapping",
+        )
+    worst = max(by_rank, key=lambda network: network.past_wrapper)
+    if worst.past_wrapper:
+        past = f"{worst.past_wrapper} of {worst.forwards} forwards in training went past DistributedDataParallel"
+        return Finding(
+            f"{text}: {past}", "call the wrapper in training, not its `.module`", pitfall="forward_through_module"
+        )
+    if not any(network.wrapped for network in by_rank):
+        return Finding(
+            f"{text}: no DistributedDataParallel holds the network",
+            "wrap it, and train the wrapper: that copies rank 0's weights, and averages the gradients",
+            pitfall="forward_through_module",
+        )
+    if before_training:
+        return Finding(
+            f"{before_training} before the first step, though DistributedDataParallel holds the network",
+            "load and initialise weights before wrapping, or on all ranks alike",
+        )
+    return None
+
+
+def same_statistics(records: list[Record]) -> Answer:
+    return overall(map(_statistics_of, trained(records)), "no BatchNorm was evaluated on several ranks")
+
+
+def _statistics_of(by_rank: tuple[Network, ...]) -> Answer:
+    by_step = differences([network.statistics for network in by_rank])
+    by_step.pop(0, None)
+    if not by_step:
+        return NotExamined("no BatchNorm was evaluated on several ranks")
+    for step, found in by_step.items():
+        if found:
+            return Finding(
+                f"{found} in the evaluation after step {step}",
+                "broadcast the buffers of rank 0 before an evaluation, or use SyncBatchNorm",
+                pitfall="batchnorm_statistics",
+            )
+    return Right()
+
+
+def difference(by_rank: list[Tensors]) -> str | None:
+    """How rank 0 and the first rank with other tensors differ; None if all ranks have the same."""
+    first = by_rank[0]
+    for rank, tensors in enumerate(by_rank[1:], 1):
+        distances = {}
+        for name, values in first.items():
+            if name not in tensors or tensors[name].shape != values.shape or not values.numel():
+                continue
+            apart = distance(values, tensors[name])  # infinite if only one of two numbers is a nan
+            finite = values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            if apart > TOLERANCE * finite.abs().max().item():
+                distances[name] = apart
+        if distances:
+            count = f"{len(distances)} of {len(first)} tensors by up to {max(distances.values()):.1e}"
+            return f"rank 0 and {rank} differ in {count} ({', '.join(list(distances)[:3])})"
+    return None
+
+
+def differences(noted: list[dict[int, Tensors]]) -> dict[int, str | None]:
+    """The difference after each number of steps after which all ranks have noted tensors."""
+    found = {}
+    for step in sorted(noted[0]):
+        by_rank = [tensors.get(step) for tensors in noted]
+        if all(by_rank):
+            found[step] = difference(by_rank)
+    return found

@@ -1,0 +1,171 @@
+"""The healthy script with one mistake each, with what only looks like one, and with ends that nobody wants.
+
+torchrun --nproc-per-node 2 ailing.py NAME --out /tmp/circles
+"""
+
+import sys
+
+import healthy
+import torch
+from healthy import Circles, Engine, EveryNth, Net
+from torch import nn, optim
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.distributed import DistributedSampler
+
+
+class ForgottenWrapper(Engine):
+    def wrap(self):
+        return self.net
+
+
+class UnfrozenAfterWrapping(Engine):
+    def wrap(self):
+        self.net.head.requires_grad_(False)
+        model = DDP(self.net)
+        self.net.head.requires_grad_(True)
+        return model
+
+
+class HeadReplacedAfterTheOptimizer(Engine):
+    def make_net(self):
+        net = Net()
+        self.old = list(net.parameters())
+        net.head = nn.Linear(16, 2)
+        return net
+
+    def make_optimizer(self):
+        return optim.Adam(self.old, lr=self.opts.lr)
+
+
+class ScheduleOnRank0(Engine):
+    def step_schedule(self):
+        if self.is_chief:
+            self.sched.step()
+
+
+class NoSampler(Engine):
+    def make_train_loader(self):
+        return DataLoader(self.train_set, self.opts.bs, shuffle=True)
+
+
+class SetEpochForgotten(Engine):
+    def begin_epoch(self, epoch):
+        pass
+
+
+class SameDropout(Engine):
+    def seed_rank(self):
+        self.seed_everything(self.opts.seed)
+
+
+class Stream(IterableDataset):
+    def __init__(self, samples, first=0, step=1):
+        self.samples = samples
+        self.mine = range(first, len(samples), step)
+
+    def __iter__(self):
+        return (self.samples[i] for i in self.mine)
+
+
+class StreamReadWholeOnEachRank(Engine):
+    def make_train_set(self):
+        return Circles(self.opts.samples, seed=1)
+
+    def make_train_loader(self):
+        return DataLoader(Stream(self.train_set), self.opts.bs)
+
+    def steps_per_epoch(self):
+        return 16
+
+
+class PaddedEvaluation(Engine):
+    def make_valid_loader(self):
+        return DataLoader(self.valid_set, self.opts.bs, sampler=DistributedSampler(self.valid_set))
+
+
+class StatisticsOfEachRank(Engine):
+    def make_net(self):
+        net = Net()
+        net.body[1] = nn.BatchNorm1d(16)
+        return net
+
+
+class EveryRankSaves(Engine):
+    def keep(self, epoch):
+        self.save(epoch)
+
+
+class PrefixedKeys(Engine):
+    def weights(self):
+        return self.model.state_dict()
+
+
+class DataDrawnAnewOnEachRank(Engine):
+    def make_train_set(self):
+        return Circles(self.opts.samples, seed=1 + self.rank, jitter=0.01)
+
+
+class WeightsLoadedOnOneRank(Engine):
+    def wrap(self):
+        model = DDP(self.net)
+        torch.manual_seed(5 + self.rank)
+        if self.is_chief:
+            self.net.load_state_dict(Net().state_dict())
+        return model
+
+
+class StreamSharedOut(Engine):
+    """It looks like StreamReadWholeOnEachRank, and is right."""
+
+    def make_train_loader(self):
+        return DataLoader(Stream(self.train_set, self.rank, self.world), self.opts.bs)
+
+    def steps_per_epoch(self):
+        return 8
+
+
+class BatchesCutByTheScript(Engine):
+    """It looks like NoSampler, and is right."""
+
+    def make_train_loader(self):
+        order = torch.Generator().manual_seed(1)
+        return DataLoader(self.train_set, self.opts.bs, shuffle=True, generator=order)
+
+    def loss_of(self, batch):
+        own = {key: values[self.rank :: self.world] for key, values in batch.items()}
+        return super().loss_of(own)
+
+
+class CollectiveOnRank0(Engine):
+    def add_up(self, running):
+        if self.is_chief:
+            torch.distributed.all_reduce(running)
+
+
+class UnevenInputs(Engine):
+    def make_train_set(self):
+        return Circles(257, seed=1)
+
+    def make_sampler(self):
+        return EveryNth(self.train_set, self.rank, self.world)
+
+    def begin_epoch(self, epoch):
+        pass
+
+
+class UnusedParameter(Engine):
+    def make_net(self):
+        net = Net()
+        net.spare = nn.Linear(16, 2)
+        return net
+
+
+class RankThatLeavesItsLoop(Engine):
+    def epochs(self):
+        return range(1) if self.rank else range(2)
+
+
+if __name__ == "__main__":
+    patients = {patient.__name__: patient for patient in Engine.__subclasses__()}
+    healthy.main(patients[sys.argv.pop(1)])
