@@ -139,9 +139,10 @@ def check_solution(name: str, solution: Path) -> None:
 def main(argv: list[str] | None = None) -> None:
     if not (ROOT / LEVELS[0]).is_dir():
         sys.exit(f"error: no level lies in {ROOT}: clone the repository, and install it by `pip install -e .` there")
-    options, options.flags = parser().parse_known_args(argv)
-    if options.flags and options.command != "small":
-        parser().error(f"unrecognized arguments: {' '.join(options.flags)}")
+    options, flags = parser().parse_known_args(argv)
+    options.flags = flags
+    if flags and options.command != "small":
+        parser().error(f"unrecognized arguments: {' '.join(flags)}")
     options.run(options)
 
 
