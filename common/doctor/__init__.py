@@ -18,7 +18,7 @@ have ended, or hang, `report` asks the checks, each of which compares the record
     data            data                           the order of each epoch, and the samples of an evaluation
     shards          data                           the samples of a training
     replicas        networks                       equal weights and BatchNorm statistics
-    random_numbers  networks                       different random numbers
+    random_numbers  networks, data                 different random numbers
     optimizers      optimizers                     the networks' parameters, and equal learning rates
     files           files                          one writer, and its keys
     end             all of them                    the reason of a bad end

@@ -104,6 +104,7 @@ class Record:
 
     # data, files and end
     epochs: list[Epoch] = field(default_factory=list)
+    batch_draws: Draws = field(default_factory=dict)  # of reading a batch in this process
     saves: list[Save] = field(default_factory=list)
     collectives: list[Call] = field(default_factory=list)  # of the group of all ranks
 

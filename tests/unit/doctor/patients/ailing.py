@@ -59,6 +59,11 @@ class SameDropout(Engine):
         self.seed_everything(self.opts.seed)
 
 
+class SameAugmentation(Engine):
+    def seed_rank(self):
+        torch.manual_seed(self.opts.seed + self.rank)
+
+
 class Stream(IterableDataset):
     def __init__(self, samples, first=0, step=1):
         self.samples = samples
