@@ -64,8 +64,11 @@ class OptimizerWatch:
         in_networks = set()
         in_no_optimizer = []
         for module, network in self._networks.items():
+            network.without_gradient = []
             for name, parameter in module.named_parameters():
                 in_networks.add(id(parameter))
+                if parameter.grad is None and parameter.requires_grad:
+                    network.without_gradient.append(name)
                 if network.forwards and parameter.grad is not None and id(parameter) not in in_optimizers:
                     in_no_optimizer.append(name)
         self._record.in_no_optimizer = in_no_optimizer

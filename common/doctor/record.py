@@ -28,6 +28,7 @@ class Network:
     forwards: int = 0  # calls in training mode with gradients
     past_wrapper: int = 0  # those of them that did not come through the wrapper
     changed: list[str] = field(default_factory=list)  # parameters that were exchanged, moved or converted once wrapped
+    without_gradient: list[str] = field(default_factory=list)  # parameters, after the last step that was compared
     # After some numbers of steps a part of each parameter; after 0, as DDP first trains with it.
     weights: dict[int, Tensors] = field(default_factory=dict)
     # BatchNorm's statistics in evaluations, by the number of steps before them.
