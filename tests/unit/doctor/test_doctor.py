@@ -32,6 +32,7 @@ AILING = PATIENTS / "ailing.py"
 MISTAKES = {
     "ForgottenWrapper": ("weights", "forward_through_module", ""),
     "UnfrozenAfterWrapping": ("weights", "moved_after_wrapping", ""),
+    "ConvertedAfterWrapping": ("weights", "moved_after_wrapping", ""),
     "HeadReplacedAfterTheOptimizer": ("parameters of the optimizer", "replaced_parameters", ""),
     "ScheduleOnRank0": ("learning rates", "schedule_on_rank_0", ""),
     "NoSampler": ("training samples", "different_orders", ""),

@@ -27,6 +27,19 @@ class UnfrozenAfterWrapping(Engine):
         return model
 
 
+class DoubleNet(Net):
+    def forward(self, x):
+        return super().forward(x.double())
+
+
+class ConvertedAfterWrapping(Engine):
+    def make_net(self):
+        return DoubleNet()
+
+    def wrap(self):
+        return DDP(self.net).to(torch.float64)
+
+
 class HeadReplacedAfterTheOptimizer(Engine):
     def make_net(self):
         net = Net()
