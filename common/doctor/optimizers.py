@@ -52,6 +52,7 @@ class OptimizerWatch:
                 rate = math.nan
             rates.append(float(rate))
         record.learning_rates.append(rates)
+        record.forwards_until_step.append(sum(network.forwards for network in record.networks))
         if record.steps == self._last_step:
             self._recorder.finish("steps")
             os._exit(0)

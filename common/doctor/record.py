@@ -96,8 +96,13 @@ class Record:
     # optimizers
     steps: int = 0
     learning_rates: list[list[float]] = field(default_factory=list)  # at each step, of each parameter group
+    forwards_until_step: list[int] = field(default_factory=list)  # at each step, in training, of all networks
     in_no_optimizer: list[str] = field(default_factory=list)  # parameters of a network that have gradients
     in_no_network: int = 0  # parameters of an optimizer, without gradients
+
+    # steps
+    clippings: int = 0
+    clippings_of_scaled: int = 0  # of gradients that were still multiplied by a loss scale
 
     # networks
     networks: list[Network] = field(default_factory=list)
