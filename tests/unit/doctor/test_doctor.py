@@ -63,7 +63,7 @@ ENDS = {
     "UnevenInputs": ("uneven_inputs", "of the batches of epoch 0 rank 0 has 9, rank 1 has 8"),
     "UnusedParameter": (
         "unused_parameter",
-        "2 of 8 parameters, which the forward does not use (spare.weight, spare.bias)",
+        "of parameters that the forward does not use; 2 have none (spare.weight, spare.bias)",
     ),
     "RankThatLeavesItsLoop": (None, "rank 1 has ended"),
 }
