@@ -18,12 +18,15 @@ from torch.utils.data import BatchSampler, DataLoader, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
+from common.doctor.random_numbers import note_draws, states
 from common.doctor.record import Epoch, Record, across_ranks
 from common.doctor.recorder import Recorder
 
+CPU = torch.device("cpu")  # reads the batches
 MAX_EPOCHS = 64
 MAX_FINGERPRINTS = 4096  # samples of an epoch
 VALUES_PER_TENSOR = 1024  # of a sample, spread over it
+BATCHES_WATCHED = 16  # of an epoch, before and after which the generators are looked at
 MIN_SAMPLES = 16  # that have something in common; of fewer it may be chance
 
 
@@ -37,6 +40,7 @@ class Reading:
 
     epoch: Epoch
     asked: deque = field(default_factory=deque)
+    generators: dict[str, int] | None = None  # the states of the random generators before the batch that is read now
 
 
 class DataWatch:
@@ -63,6 +67,13 @@ class DataWatch:
     def queue(self, numbers: Any, iterator: Any) -> None:
         self._readings[iterator].asked.append(numbers)
 
+    def before_batch(self, iterator: Any) -> None:
+        reading = self._readings[iterator]
+        reading.generators = None
+        # The first batch may bring the draws of the sampler, which are wanted to be equal.
+        if iterator._num_workers == 0 and 0 < reading.epoch.batches <= BATCHES_WATCHED:
+            reading.generators = states(CPU)
+
     def after_batch(self, batch: Any, iterator: Any) -> None:
         reading = self._readings[iterator]
         epoch = reading.epoch
@@ -70,6 +81,8 @@ class DataWatch:
             self._record.epochs.append(epoch)
         self._newest = epoch
         epoch.batches += 1
+        if reading.generators is not None:
+            note_draws(self._record.batch_draws, reading.generators, CPU)
         samples = _samples(reading.asked.popleft(), iterator._dataset)
         if samples is None:
             epoch.samples = None
@@ -89,7 +102,7 @@ def watch(recorder: Recorder) -> DataWatch:
     recorder.watch(_BaseDataLoaderIter, "__init__", after=data.open)
     recorder.watch(_BaseDataLoaderIter, "_reset", after=data.open)
     recorder.watch(_BaseDataLoaderIter, "_next_index", after=data.queue)
-    recorder.watch(_BaseDataLoaderIter, "__next__", after=data.after_batch, at_end=data.after_last_batch)
+    recorder.watch(_BaseDataLoaderIter, "__next__", data.before_batch, data.after_batch, data.after_last_batch)
     return data
 
 

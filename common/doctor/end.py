@@ -68,8 +68,15 @@ def _crashed(record: Record) -> Finding:
     crashed = f"rank {record.rank} crashed after {record.steps} optimizer steps"
     if UNFINISHED not in record.crash:
         return Finding(f"{crashed}: {record.crash[:300]}", "mend the error, and call the doctor again")
+    text = f"{crashed}: DistributedDataParallel waits for the gradients of parameters that the forward does not use"
+    unused = []  # their names, as far as known: an optimizer step notes them
+    for network in record.networks:
+        if network.forwards:
+            unused += network.without_gradient
+    if unused:
+        text += f"; {len(unused)} have none ({', '.join(unused[:3])})"
     return Finding(
-        f"{crashed}: DistributedDataParallel waits for the gradients of parameters that the forward does not use",
+        text,
         "freeze or remove them before wrapping, or let DDP look for them with find_unused_parameters=True",
         pitfall="unused_parameter",
     )

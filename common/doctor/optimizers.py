@@ -52,6 +52,7 @@ class OptimizerWatch:
                 rate = math.nan
             rates.append(float(rate))
         record.learning_rates.append(rates)
+        record.forwards_until_step.append(sum(network.forwards for network in record.networks))
         if record.steps == self._last_step:
             self._recorder.finish("steps")
             os._exit(0)
@@ -64,8 +65,11 @@ class OptimizerWatch:
         in_networks = set()
         in_no_optimizer = []
         for module, network in self._networks.items():
+            network.without_gradient = []
             for name, parameter in module.named_parameters():
                 in_networks.add(id(parameter))
+                if parameter.grad is None and parameter.requires_grad:
+                    network.without_gradient.append(name)
                 if network.forwards and parameter.grad is not None and id(parameter) not in in_optimizers:
                     in_no_optimizer.append(name)
         self._record.in_no_optimizer = in_no_optimizer

@@ -1,10 +1,12 @@
-"""Random numbers: dropout draws others on each rank.
+"""Random numbers: dropout and augmentation draw others on each rank.
 
-The generators are torch's default ones, of the CPU and of the GPU.
+The generators are the default ones of torch, of the GPU, of NumPy and of Python.
 """
 
+import random
 import zlib
 
+import numpy as np
 import torch
 
 from common.doctor.answers import Answer, Finding, Right, overall
@@ -12,8 +14,13 @@ from common.doctor.record import Draws, Record, across_ranks
 
 
 def states(device: torch.device) -> dict[str, int]:
-    """A fingerprint of the state of each generator from which a forward draws. Equal states draw equal numbers."""
-    found = {"CPU": zlib.crc32(torch.get_rng_state().numpy().tobytes())}
+    """A fingerprint of each generator's state, the GPU's where `device` is one. Equal states draw equal numbers."""
+    of_numpy = np.random.get_state(legacy=False)["state"]
+    found = {
+        "torch": zlib.crc32(torch.get_rng_state().numpy().tobytes()),
+        "NumPy": zlib.crc32(of_numpy["key"].tobytes(), of_numpy["pos"]),
+        "Python": hash(random.getstate()[1]),
+    }
     if device.type == "cuda":
         found["GPU"] = zlib.crc32(torch.cuda.get_rng_state(device).numpy().tobytes())
     return found
@@ -28,18 +35,25 @@ def note_draws(draws: Draws, before: dict[str, int], device: torch.device) -> No
 
 
 def draws(records: list[Record]) -> Answer:
+    answers = _answers_about("forwards in training", [record.forward_draws for record in records])
+    answers += _answers_about("batches", [record.batch_draws for record in records])
+    return overall(answers, "neither forwards in training nor the reading of batches drew any")
+
+
+def _answers_about(source: str, by_rank: list[Draws]) -> list[Answer]:
+    """An answer about each generator from which all ranks drew."""
     answers: list[Answer] = []
-    for generator in records[0].forward_draws:
-        by_forward = across_ranks(record.forward_draws.get(generator, []) for record in records)
-        same = sum(state in others for state, *others in by_forward)
-        if by_forward and same == len(by_forward):
+    for generator in by_rank[0]:
+        by_draw = across_ranks(of_rank.get(generator, []) for of_rank in by_rank)
+        same = sum(state in others for state, *others in by_draw)
+        if by_draw and same == len(by_draw):
             answers.append(
                 Finding(
-                    f"all {same} forwards in training drew the same numbers on rank 0 and another one ({generator})",
+                    f"all {same} {source} drew the same numbers on rank 0 and another one ({generator})",
                     "seed with seed + rank once the network is built",
                     pitfall="same_random_numbers",
                 )
             )
-        elif by_forward:
+        elif by_draw:
             answers.append(Right())
-    return overall(answers, "no forward in training drew any")
+    return answers

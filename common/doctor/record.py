@@ -28,6 +28,7 @@ class Network:
     forwards: int = 0  # calls in training mode with gradients
     past_wrapper: int = 0  # those of them that did not come through the wrapper
     changed: list[str] = field(default_factory=list)  # parameters that were exchanged, moved or converted once wrapped
+    without_gradient: list[str] = field(default_factory=list)  # parameters, after the last step that was compared
     # After some numbers of steps a part of each parameter; after 0, as DDP first trains with it.
     weights: dict[int, Tensors] = field(default_factory=dict)
     # BatchNorm's statistics in evaluations, by the number of steps before them.
@@ -95,8 +96,13 @@ class Record:
     # optimizers
     steps: int = 0
     learning_rates: list[list[float]] = field(default_factory=list)  # at each step, of each parameter group
+    forwards_until_step: list[int] = field(default_factory=list)  # at each step, in training, of all networks
     in_no_optimizer: list[str] = field(default_factory=list)  # parameters of a network that have gradients
     in_no_network: int = 0  # parameters of an optimizer, without gradients
+
+    # steps
+    clippings: int = 0
+    clippings_of_scaled: int = 0  # of gradients that were still multiplied by a loss scale
 
     # networks
     networks: list[Network] = field(default_factory=list)
@@ -104,6 +110,7 @@ class Record:
 
     # data, files and end
     epochs: list[Epoch] = field(default_factory=list)
+    batch_draws: Draws = field(default_factory=dict)  # of reading a batch in this process
     saves: list[Save] = field(default_factory=list)
     collectives: list[Call] = field(default_factory=list)  # of the group of all ranks
 

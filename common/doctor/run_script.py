@@ -19,7 +19,7 @@ import torch.multiprocessing
 def run(folder: Path, rank: int, last_step: int | None, script: Path, arguments: list[str]) -> None:
     """Run `script` under observation. Its error is noted and raised."""
     imported_before = set(sys.modules)
-    from common.doctor import data, end, files, heartbeat, networks, optimizers
+    from common.doctor import data, end, files, heartbeat, networks, optimizers, steps
     from common.doctor.record import RECORD
     from common.doctor.recorder import Recorder
 
@@ -27,6 +27,7 @@ def run(folder: Path, rank: int, last_step: int | None, script: Path, arguments:
     observed_data = data.watch(recorder)
     observed_networks = networks.watch(recorder, observed_data)
     optimizers.watch(recorder, observed_networks, last_step)
+    steps.watch(recorder)
     files.watch(recorder)
     end.watch(recorder, script)
     heartbeat.start(recorder, folder, script)

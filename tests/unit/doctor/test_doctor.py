@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ import torch
 from PIL import Image
 
 from common.doctor import __main__ as program
-from common.doctor import data, end, optimizers, record, replicas, report, run_script, shards
+from common.doctor import data, end, optimizers, record, replicas, report, run_script, shards, steps
 from common.doctor.answers import Answer, Finding, NotExamined, Right
 from common.doctor.optimizers import OptimizerWatch
 from common.doctor.record import Epoch, Network, Record
@@ -32,11 +33,16 @@ AILING = PATIENTS / "ailing.py"
 MISTAKES = {
     "ForgottenWrapper": ("weights", "forward_through_module", ""),
     "UnfrozenAfterWrapping": ("weights", "moved_after_wrapping", ""),
+    "ConvertedAfterWrapping": ("weights", "moved_after_wrapping", ""),
     "HeadReplacedAfterTheOptimizer": ("parameters of the optimizer", "replaced_parameters", ""),
     "ScheduleOnRank0": ("learning rates", "schedule_on_rank_0", ""),
+    "ScheduleTooFast": ("schedule", "schedule_too_fast", "the learning rate is 0 in the last 7 of 16 steps"),
+    "AccumulationOffByOne": ("accumulation", "accumulation_off_by_one", "the steps are of 1, 3, 3, 3, … micro-batches"),
+    "ClippedWhileScaled": ("clipping", None, "16 of 16 times gradients were clipped"),
     "NoSampler": ("training samples", "different_orders", ""),
     "SetEpochForgotten": ("order of the epochs", "set_epoch_forgotten", ""),
-    "SameDropout": ("random numbers", "same_random_numbers", ""),
+    "SameDropout": ("random numbers", "same_random_numbers", "forwards in training drew the same numbers"),
+    "SameAugmentation": ("random numbers", "same_random_numbers", "batches drew the same numbers"),
     "StreamReadWholeOnEachRank": ("training samples", None, "with the same contents in the same order"),
     "PaddedEvaluation": ("evaluation samples", "padded_evaluation", ""),
     "StatisticsOfEachRank": ("BatchNorm's statistics", "batchnorm_statistics", ""),
@@ -57,7 +63,7 @@ ENDS = {
     "UnevenInputs": ("uneven_inputs", "of the batches of epoch 0 rank 0 has 9, rank 1 has 8"),
     "UnusedParameter": (
         "unused_parameter",
-        "waits for the gradients of parameters that the forward does not use",
+        "of parameters that the forward does not use; 2 have none (spare.weight, spare.bias)",
     ),
     "RankThatLeavesItsLoop": (None, "rank 1 has ended"),
 }
@@ -295,6 +301,47 @@ def test_an_optimizer_without_a_learning_rate_is_followed_to_the_last_step(monke
         watch.after_step(optimizer, (), {})
     assert ended == ["steps", 0]
     assert optimizers.learning_rates([recorder.record, recorder.record]) == Right()
+
+
+@pytest.mark.parametrize(
+    "enabled, calls, kind",
+    [
+        pytest.param(True, ["scale", "unscale_"], Right, id="divided before"),
+        pytest.param(True, ["scale"], Finding, id="not divided"),
+        pytest.param(True, ["scale", "scale", "unscale_"], Right, id="divided after two micro-batches"),
+        pytest.param(True, ["scale", "step"], Right, id="of the step before"),
+        pytest.param(False, ["scale"], Right, id="never multiplied"),
+    ],
+)
+def test_gradients_are_clipped_at_their_own_scale(enabled, calls, kind):
+    first = Record(rank=0)
+    watch = steps.ClippingWatch(first)
+    scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+    watch.after_init(None, scaler, "cpu", enabled=enabled)
+    for call in calls:
+        if call == "scale":
+            watch.after_scale(None, scaler, torch.ones(1))
+        else:
+            watch.before_division(scaler)
+    watch.before_clipping()
+    assert isinstance(steps.clipping([first]), kind)
+
+
+@pytest.mark.parametrize(
+    "micro_batches, kind",
+    [([1, 3, 3, 3], Finding), ([3, 3, 3, 2], Right), ([1, 1, 1, 1], Right), ([1, 3, 3], NotExamined)],
+)
+def test_the_first_window_of_accumulation_is_as_long_as_the_next(micro_batches, kind):
+    first = Record(0, steps=len(micro_batches), networks=[Network("Net", forwards=12)])
+    first.forwards_until_step = list(accumulate(micro_batches))
+    assert isinstance(steps.accumulation([first]), kind)
+
+
+@pytest.mark.parametrize(
+    "rates, kind", [([0.3, 0.2, 0.1, 0.0], Right), ([0.1, 0.0, 0.0, 0.0], Finding), ([0.1, 0.1, 0.1], NotExamined)]
+)
+def test_a_schedule_lasts_as_long_as_the_training(rates, kind):
+    assert isinstance(steps.schedule([Record(0, learning_rates=[[rate] for rate in rates])]), kind)
 
 
 def test_where_an_observer_failed_nothing_is_called_healthy():

@@ -27,6 +27,19 @@ class UnfrozenAfterWrapping(Engine):
         return model
 
 
+class DoubleNet(Net):
+    def forward(self, x):
+        return super().forward(x.double())
+
+
+class ConvertedAfterWrapping(Engine):
+    def make_net(self):
+        return DoubleNet()
+
+    def wrap(self):
+        return DDP(self.net).to(torch.float64)
+
+
 class HeadReplacedAfterTheOptimizer(Engine):
     def make_net(self):
         net = Net()
@@ -44,6 +57,42 @@ class ScheduleOnRank0(Engine):
             self.sched.step()
 
 
+class ScheduleTooFast(Engine):
+    def step_schedule(self):
+        for _ in range(self.world):
+            self.sched.step()
+
+
+class AccumulationOffByOne(Engine):
+    number = 0
+
+    def train_on(self, batch):
+        loss = self.loss_of(batch)
+        (loss / 3).backward()
+        if self.number % 3 == 0:
+            self.opt.step()
+            self.opt.zero_grad()
+        self.number += 1
+        self.step_schedule()
+        return loss
+
+
+class ClippedWhileScaled(Engine):
+    def make_optimizer(self):
+        self.scaler = torch.amp.GradScaler("cuda")
+        return super().make_optimizer()
+
+    def train_on(self, batch):
+        self.opt.zero_grad()
+        loss = self.loss_of(batch)
+        self.scaler.scale(loss).backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 5.0)
+        self.scaler.step(self.opt)
+        self.scaler.update()
+        self.step_schedule()
+        return loss
+
+
 class NoSampler(Engine):
     def make_train_loader(self):
         return DataLoader(self.train_set, self.opts.bs, shuffle=True)
@@ -57,6 +106,11 @@ class SetEpochForgotten(Engine):
 class SameDropout(Engine):
     def seed_rank(self):
         self.seed_everything(self.opts.seed)
+
+
+class SameAugmentation(Engine):
+    def seed_rank(self):
+        torch.manual_seed(self.opts.seed + self.rank)
 
 
 class Stream(IterableDataset):

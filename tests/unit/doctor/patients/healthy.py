@@ -81,7 +81,7 @@ class Engine:
         self.model = self.wrap()
         self.opt = self.make_optimizer()
         steps = opts.epochs * self.steps_per_epoch()
-        self.sched = optim.lr_scheduler.LambdaLR(self.opt, lambda step: 1.0 - step / (steps + 1))
+        self.sched = optim.lr_scheduler.LambdaLR(self.opt, lambda step: max(0.0, 1.0 - step / (steps + 1)))
         self.criterion = nn.CrossEntropyLoss()
         self.best = math.inf
         self.seed_rank()
