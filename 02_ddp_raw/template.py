@@ -8,6 +8,7 @@ stays, and the same command goes on with the next one. Without --checkpoint noth
 """
 
 import argparse
+import math
 import os
 
 import torch
@@ -59,6 +60,12 @@ def build_network(args, train_set):
 
 def compute_loss(outputs, targets):
     return F.cross_entropy(outputs, targets)
+
+
+def cosine_schedule(optimizer, steps):
+    """The rate falls to 0 in so many steps, also in a run that resumes and has got more epochs."""
+    # CosineAnnealingLR would go back to the number of steps that it was saved with.
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2)
 
 
 def score(outputs, targets):
@@ -142,7 +149,7 @@ def train(args):
     model = build_network(args, train_set).to(device)
     model = DistributedDataParallel(model)  # on its device already; batch norm: see FROM_YOUR_SCRIPT.md
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * len(train_loader))
+    schedule = cosine_schedule(optimizer, args.epochs * len(train_loader))
     if rank == 0 and args.checkpoint:
         os.makedirs(os.path.dirname(os.path.abspath(args.checkpoint)), exist_ok=True)
         open(args.checkpoint + ".new", "wb").close()  # what cannot be saved is to fail now, not after an epoch

@@ -10,6 +10,7 @@ stays, and the same command goes on with the next one. Without --checkpoint noth
 """
 
 import argparse
+import math
 import os
 import shutil
 import tempfile
@@ -66,6 +67,12 @@ def compute_loss(outputs, targets):
     return F.cross_entropy(outputs, targets)
 
 
+def cosine_schedule(optimizer, steps):
+    """The rate falls to 0 in so many steps, also in a run that resumes and has got more epochs."""
+    # CosineAnnealingLR would go back to the number of steps that it was saved with.
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2)
+
+
 def score(outputs, targets):
     """A number for each sample, whose mean is the score that is shown: here the accuracy."""
     return (outputs.argmax(dim=1) == targets).double()
@@ -108,7 +115,7 @@ def train(args):
     set_seed(args.seed)
     model = build_network(args, train_set)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * len(train_loader))
+    schedule = cosine_schedule(optimizer, args.epochs * len(train_loader))
     model, optimizer, schedule, train_loader, val_loader = accelerator.prepare(
         model, optimizer, schedule, train_loader, val_loader
     )

@@ -11,6 +11,7 @@ Hugging Face's leaves half a checkpoint if it ends while it saves: remove that o
 """
 
 import argparse
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -64,6 +65,12 @@ def build_network(args, train_set):
 
 def compute_loss(outputs, targets):
     return F.cross_entropy(outputs, targets)
+
+
+def cosine_schedule(optimizer, steps):
+    """The rate falls to 0 in so many steps, also in a run that resumes and has got more epochs."""
+    # CosineAnnealingLR would go back to the number of steps that it was saved with.
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2)
 
 
 def score(outputs, targets):
@@ -144,7 +151,7 @@ def train(args):
     model = build_network(args, train_set)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     steps = len(train_set) // args.batch_size * args.epochs
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    schedule = cosine_schedule(optimizer, steps)
     trainer = TaskTrainer(
         model,
         training_args,

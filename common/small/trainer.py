@@ -140,7 +140,8 @@ class Trainer:
             model.train()
             loss = self.compute_loss(model, inputs)
             self.accelerator.backward(loss)
-            nn.utils.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
+            if self.args.max_grad_norm > 0:
+                nn.utils.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
             self.optimizer.step()
             learning_rate = self.scheduler.get_last_lr()[0]
             self.scheduler.step()

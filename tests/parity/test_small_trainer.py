@@ -123,6 +123,13 @@ def test_the_example_trains_the_bits_of_the_whole_trainer(tmp_path):
     assert (tmp_path / WHOLE / "checkpoint-10").exists()
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_norm_of_0_clips_nothing(tmp_path):
+    whole = train(WHOLE, tmp_path / "whole", max_grad_norm=0, **EVALUATING_WHOLE)
+    small = train(SMALL, tmp_path / "small", max_grad_norm=0, **EVALUATING)
+    assert list(differences(small["weights"], whole["weights"])) == []
+
+
 @pytest.mark.parametrize("save_steps", [4, 6])
 def test_a_resumed_training_ends_with_the_same_bits(save_steps, tmp_path):
     """Three steps make an epoch: step 4 is within the second one, step 6 at its end."""

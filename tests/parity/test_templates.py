@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from PIL import Image
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import Dataset
 
 from common import ladder
@@ -206,6 +207,31 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(level, world_size, ima
     assert farthest(again, whole) == 0, "a run that is complete trains nothing more"
     if (tmp_path / "run").is_dir():
         assert len(list((tmp_path / "run").iterdir())) == 2, "a training does not fill the disk"
+
+
+def learning_rates(level, argv):
+    """The rate of each step that this run makes."""
+    rates = []
+    hook = register_optimizer_step_post_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
+    try:
+        run_template(level, argv)
+    finally:
+        hook.remove()
+    return rates
+
+
+@pytest.mark.parametrize(
+    "level", ["00_single_gpu", *(pytest.param(level, marks=pytest.mark.slow) for level in PARALLEL)]
+)
+def test_with_more_epochs_a_resumed_run_follows_the_longer_schedule(level, images, tmp_path):
+    argv = [str(images), "--size", "32", "--batch-size", "8", "--workers", "0", "--epochs"]
+    saved = ["--checkpoint", str(tmp_path / "run")]
+    (of_one_epoch,) = ranks(1).run(learning_rates, level, [*argv, "1"])
+    (of_two,) = ranks(1).run(learning_rates, level, [*argv, "2"])
+    assert ranks(1).run(learning_rates, level, [*argv, "1", *saved]) == [of_one_epoch]
+    (resumed,) = ranks(1).run(learning_rates, level, [*argv, "2", *saved])
+    assert resumed[0] == 0, "the optimizer has the rate that was saved, until the schedule's next step"
+    assert resumed[1:] == of_two[len(of_one_epoch) + 1 :]
 
 
 @pytest.fixture(scope="module")

@@ -33,3 +33,5 @@ class ZeRO1:
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()
+        for shard in self.shards:
+            shard.parameter.grad = None  # of a backward that no step followed

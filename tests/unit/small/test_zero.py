@@ -184,6 +184,22 @@ def test_a_parameter_without_a_gradient_stays_as_it_is(kind):
     assert ranks(2).run(step_without_a_gradient, kind) == [(False, True)] * 2
 
 
+def gradients_that_stay(kind: Callable) -> list[Tensor]:
+    """The gradients of a backward that no step followed, after `zero_grad`."""
+    with process_group():
+        network = nn.Linear(3, 2)
+        optimizer = kind(network, torch.optim.AdamW)
+        network(torch.ones(1, 3)).sum().backward()
+        optimizer.zero_grad()
+        holders = [*network.parameters(), *(shard.part for shard in shards_of(optimizer))]
+        return [holder.grad for holder in holders if holder.grad is not None]
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_zero_grad_drops_a_backward_that_no_step_followed(kind):
+    assert ranks(2).run(gradients_that_stay, kind) == [[], []]
+
+
 @pytest.mark.parametrize("kind", OURS)
 def test_shared_and_frozen_weights_and_several_micro_batches_are_trained_as_without_zero(kind):
     (_, expected), _ = ranks(2).run(trained, averaged)
