@@ -28,14 +28,16 @@ def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -
 
     Args:
         args: of `prepare_process`.
-        model: on its device, wrapped or not.
+        model: wrapped or not. Under FSDP a Trainer moves it to its device later.
         train_set, test_set: of `common.data.load_data`.
 
     Raises:
         UserError: if a loss is not finite, or if a file cannot be written.
     """
     network = getattr(model, "module", model)
-    device = next(network.parameters()).device
+    device = args.device
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())  # which this process has chosen among its ranks
     steps_per_epoch = len(train_set) // args.batch_size
     total_steps = steps_per_epoch * args.epochs
     setting = _setting(args, model, device, train_set.name)

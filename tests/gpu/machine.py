@@ -154,6 +154,7 @@ def cuda_of(machine: Machine) -> list:
         "get_device_properties": lambda device=None: properties,  # DataParallel looks for unequal GPUs
         "default_generators": [mock.Mock()] * GPUS,  # the replicas of DataParallel draw their dropout from them
         "current_stream": lambda device=None: mock.Mock(),  # for the end of a copy to the CPU
+        "current_device": lambda: machine.current,
         "set_device": machine.set_device,
         "reset_peak_memory_stats": machine.reset_peak_memory_stats,
         "max_memory_allocated": machine.max_memory_allocated,
