@@ -7,7 +7,10 @@ It ends with the weights of `train.py --no-dropout`, and saves them in minimal.p
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # before there is a group: https://github.com/pytorch/pytorch/issues/190489
+
+# Imported early: DDP imports it in the process group, and the program may then abort at its end. See
+# https://github.com/pytorch/pytorch/issues/190489
+import torch.distributed.nn.functional
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -15,7 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from torchvision.datasets import MNIST
 from torchvision.transforms import Compose, Normalize, ToTensor
 
-BATCH_SIZE = 64  # of one step of all processes together
+BATCH_SIZE = 64  # of one step of all processes together, whose number must divide it
 EPOCHS = 1
 SEED = 42
 

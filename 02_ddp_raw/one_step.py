@@ -12,7 +12,10 @@ import sys
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # before there is a group: https://github.com/pytorch/pytorch/issues/190489
+
+# Imported early: DDP imports it in the process group, and the program may then abort at its end. See
+# https://github.com/pytorch/pytorch/issues/190489
+import torch.distributed.nn.functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 

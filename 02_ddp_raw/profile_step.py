@@ -11,7 +11,10 @@ import os
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # before there is a group: https://github.com/pytorch/pytorch/issues/190489
+
+# Imported early: DDP imports it in the process group, and the program may then abort at its end. See
+# https://github.com/pytorch/pytorch/issues/190489
+import torch.distributed.nn.functional
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule  # * and ProfilerActivity.CUDA on a GPU
@@ -23,6 +26,7 @@ STEPS = 5  # that are measured
 def milliseconds_by_kind(events):
     """The time of a mean step in operators that compute, in those that copy, and in none; and that of gloo's threads.
 
+    In "nothing" Python runs, or the rank waits for the other ones.
     gloo sends in threads of its own, while others compute or wait. So its time is no part of the step's.
     """
     steps = computing = copying = sending = 0.0  # microseconds

@@ -91,6 +91,13 @@ def evaluate(model, loader, accelerator):
     return totals
 
 
+def newest_checkpoint(folder):
+    """The folder of the last epoch that was saved; None if there is none, or nothing is to be saved."""
+    if not folder:
+        return None
+    return max(Path(folder).glob("epoch_?????"), default=None)
+
+
 def train(args):
     accelerator = Accelerator(
         cpu=not torch.cuda.is_available(),  # else Hugging Face's would let each CPU process train alone
@@ -123,7 +130,7 @@ def train(args):
         Path(args.checkpoint).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=args.checkpoint).close()
     first_epoch = 0
-    found = [args.checkpoint and max(Path(args.checkpoint).glob("epoch_?????"), default=None)]
+    found = [newest_checkpoint(args.checkpoint)]
     broadcast_object_list(found)  # rank 0 looks: all ranks resume, or none
     if found[0]:
         accelerator.load_state(found[0])

@@ -137,8 +137,8 @@ def train(args):
     if args.checkpoint_dir and has_checkpoint(args.checkpoint_dir, "checkpoints/checkpoint_*"):
         resume(accelerator, args, progress)
 
-    noted = noted_signals(enabled=bool(args.checkpoint_dir))
-    with noted as signals, measured(args, model, train_set, test_set) as report:
+    saves = bool(args.checkpoint_dir)
+    with noted_signals(enabled=saves) as signals, measured(args, model, train_set, test_set) as report:
         total_steps = progress.steps_per_epoch * args.epochs
         schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, accelerator.device)
         for epoch in range(progress.epoch, args.epochs):

@@ -120,9 +120,11 @@ def mean_score(prediction):
 
 def train(args):
     world_size = int(os.environ.get("WORLD_SIZE", 1))
-    share = max(1, args.batch_size // world_size)  # TrainingArguments takes no 0; what does not divide is refused below
+    if args.batch_size % world_size:
+        raise SystemExit(f"--batch-size {args.batch_size} cannot be divided among {world_size} processes")
+    share = args.batch_size // world_size
     training_args = TrainingArguments(
-        args.checkpoint or "checkpoints",
+        args.checkpoint or ".",  # the Trainer makes the folder if it is not there, even to save nothing
         per_device_train_batch_size=share,
         per_device_eval_batch_size=share,
         num_train_epochs=args.epochs,
@@ -141,9 +143,6 @@ def train(args):
         report_to="none",
         use_cpu=not torch.cuda.is_available(),
     )
-    rank = training_args.process_index  # joins the other processes
-    if args.batch_size % world_size:
-        raise SystemExit(f"--batch-size {args.batch_size} cannot be divided among {world_size} processes")
     train_set, val_set = load_data(args)
     if len(train_set) < args.batch_size:
         raise SystemExit(f"{len(train_set)} training samples do not fill a batch of {args.batch_size}")
@@ -152,7 +151,7 @@ def train(args):
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     steps = len(train_set) // args.batch_size * args.epochs
     schedule = cosine_schedule(optimizer, steps)
-    trainer = TaskTrainer(
+    trainer = TaskTrainer(  # joins the other processes
         model,
         training_args,
         data_collator=to_dict,
@@ -164,7 +163,7 @@ def train(args):
     )
     if trainer.is_world_process_zero() and args.checkpoint:  # what cannot be saved is to fail now, not after an epoch
         tempfile.TemporaryFile(dir=args.checkpoint).close()
-    torch.manual_seed(args.seed + rank)  # by default all ranks drop the same units out
+    torch.manual_seed(args.seed + training_args.process_index)  # by default all ranks drop the same units out
     found = [bool(args.checkpoint) and any(Path(args.checkpoint).glob("checkpoint-*"))]
     if dist.is_initialized():
         dist.broadcast_object_list(found)  # rank 0 looks: all ranks resume, or none

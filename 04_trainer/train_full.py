@@ -104,8 +104,8 @@ def train(args):
     trainer.accelerator.register_for_checkpointing(SameTraining(args.batch_size, train_set))
     torch.manual_seed(args.seed + process.process_index)  # by default all processes drop the same units out
 
-    noted = noted_signals(enabled=bool(args.checkpoint_dir))
-    with noted as signals, measured(args, model, train_set, test_set) as report:
+    saves = bool(args.checkpoint_dir)
+    with noted_signals(enabled=saves) as signals, measured(args, model, train_set, test_set) as report:
         total_steps = len(train_set) // args.batch_size * args.epochs
         schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, trainer.accelerator.device)
         if args.checkpoint_dir:

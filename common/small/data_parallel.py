@@ -106,7 +106,8 @@ def replicate(module: nn.Module, n: int) -> list[nn.Module]:
     tensors = [*module.parameters(), *module.buffers()]
     replicas = []
     for device in range(n):
-        # What `deepcopy` finds in its memo it takes for copied already. So it copies the modules only.
+        # `deepcopy` has a memo, by id, of what it has copied already. With the tensors' copies in it, `deepcopy` makes
+        # new modules and puts these copies into them.
         memo = {id(tensor): copy_to(tensor, 0, device) for tensor in tensors}
         replicas.append(copy.deepcopy(module, memo))
     return replicas

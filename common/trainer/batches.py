@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from common.accelerator.sampler import ShortStep
 from common.nested import leaves, map_nested
 from common.trainer.signatures import model_inside, parameters
 
@@ -119,6 +120,19 @@ def first_samples(batch: Any, rows: int, count: int) -> Any:
         return part[:count] if is_column(part) else part
 
     return map_nested(first, batch, is_leaf=is_column)
+
+
+def real_part(batch: Any, rows: int, short_step: ShortStep | None) -> tuple[Any, int, int]:
+    """What a rank evaluates of a batch of `rows` samples: the batch, its rows, and how many of them are real.
+
+    Samples that are repeated to even the ranks out are cut off, so that they do not count in the batch's mean loss. A
+    rank that has no others keeps them, because ranks that share a model compute together: it has rows, none of them
+    real.
+    """
+    num_real = rows if short_step is None else min(rows, short_step.num_real)
+    if 0 < num_real < rows:
+        return first_samples(batch, rows, num_real), num_real, num_real
+    return batch, rows, num_real
 
 
 def call_model(model: nn.Module, batch: Any, **more: Any) -> Any:

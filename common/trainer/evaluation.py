@@ -113,8 +113,8 @@ def mean_loss(batches: list[BatchResult], batch_size: int, filter_not_finite: bo
     is_padded = any(batch.is_padded for batch in batches)
     counts: Any = [batch.num_real for batch in batches]
     if not is_padded and len(set(counts)) == 1:
-        # However often each loss stands here, the mean is the same but for its rounding. The original repeats each one
-        # `batch_size` times, also if all batches are smaller.
+        # The original repeats each loss `batch_size` times, also if all batches are smaller. To round as it does, so is
+        # done here.
         counts = batch_size
     losses = np.repeat([batch.loss.mean() for batch in batches], counts)
     finite = np.isfinite(losses)

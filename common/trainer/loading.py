@@ -54,19 +54,22 @@ def count_samples(loader: Any, batch: Any, num_processes: int) -> int | None:
 
     The loader is asked first, because a collator may have joined the samples to one row.
     """
-    rows = None
     if is_prepared(loader):
         if loader.short_step is not None:
-            rows = loader.short_step.own_rows
-        elif num_processes > 1 or not isinstance(loader.dataset, IterableDataset):
-            has_batch_size = getattr(index_sampler_of(loader), "batch_size", None)
-            rows = loader.total_batch_size // num_processes if has_batch_size else None
-    if rows is None:
-        try:
-            rows = count_rows(batch)
-        except ValueError:  # it is an object of the script's own
-            return None
-    return rows
+            return loader.short_step.own_rows
+        # The last batch of a stream may be smaller, which on a single process makes no short step.
+        is_full = num_processes > 1 or not isinstance(loader.dataset, IterableDataset)
+        if is_full and getattr(index_sampler_of(loader), "batch_size", None):
+            return loader.total_batch_size // num_processes
+    try:
+        return count_rows(batch)
+    except ValueError:  # it is an object of the script's own
+        return None
+
+
+def all_ranks_have_batch(loader: Any) -> bool:
+    """True if the batch just read is one of a step in which every rank has a full batch of its own."""
+    return is_prepared(loader) and loader.short_step is None
 
 
 def read_batches(loader: Any, accelerator: Accelerator) -> Iterator[Any]:

@@ -49,6 +49,11 @@ def takes_any_keyword(function: Callable) -> bool:
     return any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in taken)
 
 
+def takes_keyword(function: Callable, name: str) -> bool:
+    """True for a function with a parameter of this name, or with a `**kwargs`."""
+    return name in parameters(function) or takes_any_keyword(function)
+
+
 def takes_loss_keywords(model: nn.Module) -> bool:
     """True if `forward` has a `**kwargs`, for `num_items_in_batch`, or as the model's `accepts_loss_kwargs` says."""
     model = model_inside(model)

@@ -75,10 +75,8 @@ class Trainer:
     loss_log: LossLog
     # The steps of which this run has saved a checkpoint. Others in the folder are another run's.
     saved_steps: list[int]
-    # What `training_step` and `prediction_step` need besides their arguments, which overrides know from `transformers`:
-    # the micro-batches of the step under way, and whether all ranks have the batch that is evaluated.
+    # The micro-batches of the step under way. `training_step` divides by it, and overrides read it.
     current_gradient_accumulation_steps: int
-    _all_ranks_evaluate = False
 
     def __init__(
         self,
@@ -112,8 +110,6 @@ class Trainer:
         self.model_wrapped: Any = self.model
         label_names = self.args.label_names
         self.label_names = signatures.find_labels(self.model) if label_names is None else label_names
-        self.model_accepts_loss_kwargs = signatures.takes_loss_keywords(self.model)
-        self._loss_shifts_labels = signatures.shifts_labels(self.model)
         config: Any = getattr(self.model, "config", None)
         if config is not None and not isinstance(config, dict):
             config.use_cache = self.args.use_cache
@@ -125,14 +121,15 @@ class Trainer:
         self.eval_dataset = eval_dataset
         self.train_dataloader: Any = None
 
+        # These two and `loss_is_scaled_for_ga` say who divides the loss: see the table of `_is_share_of_step`, which
+        # reads them each time, because scripts change them after the Trainer is made.
         self.compute_loss_func = compute_loss_func
+        self.model_accepts_loss_kwargs = signatures.takes_loss_keywords(self.model)
+        # Overrides in the style of older tutorials do not have the argument `num_items_in_batch`.
+        self._compute_loss_takes_count = signatures.takes_keyword(self.compute_loss, "num_items_in_batch")
+        self._loss_shifts_labels = signatures.shifts_labels(self.model)
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
-        # Overrides in the style of older tutorials do not have the argument `num_items_in_batch`.
-        names = signatures.parameters(self.compute_loss)
-        self._loss_takes_count = "num_items_in_batch" in names or signatures.takes_any_keyword(self.compute_loss)
-        # Whether it has been looked at what the model does with the argument.
-        self._count_is_checked = False
 
         self.optimizer: Any = optimizers[0]
         self.lr_scheduler: Any = optimizers[1]
@@ -334,23 +331,23 @@ class Trainer:
         return (loss, outputs) if return_outputs else loss
 
     def _call_compute_loss(self, model: nn.Module, inputs: Any, num_items: Tensor | None, **options: Any) -> Any:
-        if self._loss_takes_count:
+        if self._compute_loss_takes_count:
             options["num_items_in_batch"] = num_items
         return self.compute_loss(model, inputs, **options)
 
     def _call_model_with_count(self, model: nn.Module, inputs: Any, num_items: Tensor) -> Any:
-        """The outputs of a model that takes the count. A warning at its first batch if it makes no use of it."""
-        is_watched = model.training and not self._count_is_checked
-        with signatures.UseOf(num_items) if is_watched else nullcontext() as count:
+        """The outputs of a model that takes the count. A warning at an epoch's first batch if it makes no use of it."""
+        is_first = model.training and self.position.batches == 0
+        if not is_first or self.compute_loss_func is not None:
+            return batches.call_model(model, inputs, num_items_in_batch=num_items)
+        with signatures.UseOf(num_items) as count:
             outputs = batches.call_model(model, inputs, num_items_in_batch=num_items)
-        if is_watched:
-            self._count_is_checked = True
-            factor = self.accelerator.num_processes * self.current_gradient_accumulation_steps
-            if factor > 1 and not count.is_used and self.compute_loss_func is None:
-                logger.warning_once(
-                    f"the model takes num_items_in_batch, in its **kwargs, and does not use it: its loss is {factor} "
-                    "times too large, and gradients are too. Set accepts_loss_kwargs = False on the model"
-                )
+        factor = self.accelerator.num_processes * self.current_gradient_accumulation_steps
+        if factor > 1 and not count.is_used:
+            logger.warning_once(
+                f"the model takes num_items_in_batch, in its **kwargs, and does not use it: its loss is {factor} "
+                "times too large, and gradients are too. Set accepts_loss_kwargs = False on the model"
+            )
         return outputs
 
     def _is_share_of_step(self, num_items: Tensor | None) -> bool:
@@ -551,10 +548,13 @@ class Trainer:
         self._save_pretrained(self.model, draft, weights[0] if has_adapters else {})
 
     def _load_checkpoint(self, folder: str) -> loading.SkippedBatches | None:
-        """Put everything back as it was; returns what the loader has to skip in the first epoch.
+        """Put everything back as it was; returns the batches that are to be skipped in the first epoch, or None.
 
-        That is nothing (None) where the loader takes its own position from the checkpoint. It cannot do so in another
-        order than that of the saved run, nor where the run was stopped within a step, which is trained again.
+        1. The run goes on where it was saved, with the same order of samples: the loader takes its position from the
+           checkpoint, and nothing is skipped.
+        2. It goes on elsewhere (a step that was stopped is trained again), the order is another one, or the loader has
+           no position in checkpoints. Between two epochs there is nothing to skip.
+        3. The same within an epoch: the loader begins it anew, and the batches up to `position` are skipped.
         """
         saved, progress = checkpoint.read_progress(folder)
         self.state.go_on_from(saved)
@@ -565,25 +565,22 @@ class Trainer:
         saved_position = Position(**progress["position"])
         self.position = self.plan.resume(saved_position, progress["order"], saved.global_step)
         is_same_place = self.position == saved_position and progress["order"] == self.plan.order
-        if is_same_place and loading.is_prepared(self.train_dataloader):
+        if is_same_place and loading.is_prepared(self.train_dataloader):  # case 1
             self.accelerator.load_state(folder)
             return None
 
         device = self.accelerator.device
-        own_random_states = get_random_states(device)
-        self._load_all_but_loader(folder)
-        if not 0 < self.position.batches < self.plan.batches_per_epoch:
-            return None
-        skipped = loading.SkippedBatches(self.position.batches, random_states_after=get_random_states(device))
-        # The loader begins its epoch anew, and draws the batches up to `position` as at the start of a training.
-        set_random_states(device, own_random_states)
-        return skipped
-
-    def _load_all_but_loader(self, folder: str) -> None:
-        self.accelerator.forget_loader(self.train_dataloader)
+        random_states_of_start = get_random_states(device)
+        self.accelerator.forget_loader(self.train_dataloader)  # it does not take the saved position
         self.accelerator.load_state(folder)
         if loading.is_prepared(self.train_dataloader):
             self.accelerator.prepare_data_loader(self.train_dataloader)  # the next checkpoints hold it again
+        if not 0 < self.position.batches < self.plan.batches_per_epoch:  # case 2
+            return None
+        # Case 3. The skipped batches are drawn as at the start of a training.
+        skipped = loading.SkippedBatches(self.position.batches, random_states_after=get_random_states(device))
+        set_random_states(device, random_states_of_start)
+        return skipped
 
     # Evaluation.
 
@@ -698,20 +695,12 @@ class Trainer:
             rows = loading.count_samples(loader, inputs, self.accelerator.num_processes)
             rows = rows or self.args.per_device_eval_batch_size
             short_step = loader.short_step if loading.is_prepared(loader) else None
-            is_padded = short_step is not None
-            num_real = min(rows, short_step.num_real) if is_padded else rows
-            if 0 < num_real < rows:
-                # Repeated samples do not count in the mean loss of a batch.
-                inputs = batches.first_samples(inputs, rows, num_real)
-                rows = num_real
-            # A rank that has only repeated samples computes them, because ranks that share a model compute together.
-            # Its results are left out later.
-            self._all_ranks_evaluate = loading.is_prepared(loader) and not is_padded
+            inputs, rows, num_real = batches.real_part(inputs, rows, short_step)
             # The bare model: the forward of DDP may be a collective, and an override's loader uneven.
             loss, logits, labels = self.prediction_step(self.model, inputs, loss_only, ignore_keys=ignore_keys)
             if logits is not None and self.preprocess_logits_for_metrics is not None:
                 logits = self.preprocess_logits_for_metrics(logits, labels)
-            yield evaluation.BatchResult(rows, is_padded, num_real, loss, logits, labels)
+            yield evaluation.BatchResult(rows, short_step is not None, num_real, loss, logits, labels)
             self.call_event("on_prediction_step")
 
     def prediction_step(
@@ -724,7 +713,8 @@ class Trainer:
         loss = None
         with torch.no_grad():
             if has_loss:
-                num_items = self._count_items([inputs], self._all_ranks_evaluate)
+                is_collective = loading.all_ranks_have_batch(self.callback_handler.eval_dataloader)
+                num_items = self._count_items([inputs], is_collective)
                 loss, outputs = self._call_compute_loss(model, inputs, num_items, return_outputs=True)
                 loss = loss.detach().mean()
             else:

@@ -1,6 +1,6 @@
 """The levels' templates, which learners copy, train the same weights, and resume after an interruption.
 
-Their network here has no batch norm, whose statistics are a rank's own, and computes in float64.
+The network whose weights are compared has no batch norm, whose statistics are a rank's own. It computes in float64.
 """
 
 import contextlib
