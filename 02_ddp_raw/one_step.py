@@ -12,10 +12,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-
-# Imported early: DDP imports it in the process group, and the program may then abort at its end. See
-# https://github.com/pytorch/pytorch/issues/190489
-import torch.distributed.nn.functional
+import torch.distributed.nn.functional  # early, as minimal.py says
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 

@@ -13,10 +13,7 @@ import os
 
 import torch
 import torch.distributed as dist
-
-# Imported early: DDP imports it in the process group, and the program may then abort at its end. See
-# https://github.com/pytorch/pytorch/issues/190489
-import torch.distributed.nn.functional
+import torch.distributed.nn.functional  # early, or it aborts: https://github.com/pytorch/pytorch/issues/190489
 import torch.nn.functional as F
 import torchvision
 from torch.nn.parallel import DistributedDataParallel
