@@ -105,22 +105,18 @@ def prepare_data_loader(
         )
 
     sharing = (num_processes, process_index, split_batches, even_batches)
+    generator = None
     if num_processes == 1:
-        generator = None
-        arguments = loading_arguments(dataloader, index_sampler)
+        arguments = {"dataset": dataset, **loading_arguments(dataloader, index_sampler)}
     elif is_stream:
         generator = generator_of(dataset)
-        arguments = loading_arguments(dataloader, None)
-        batches = BatchSampler(dataset, arguments["batch_size"], arguments["drop_last"])
-        dataset = StreamShard(dataset, BatchSamplerShard(batches, *sharing))
-        arguments["batch_size"] = dataset.samples_per_step
+        arguments = _share_stream(dataloader, sharing)
     else:
         generator = None if use_seedable_sampler else _give_generator(index_sampler)
-        arguments = loading_arguments(dataloader, BatchSamplerShard(index_sampler, *sharing))
+        arguments = {"dataset": dataset, **loading_arguments(dataloader, BatchSamplerShard(index_sampler, *sharing))}
     if rng_types is not None and generator is None:
         rng_types = [kind for kind in rng_types if kind != "generator"]
     return DataLoaderShard(
-        dataset,
         device=device if put_on_device else None,
         rng_types=rng_types,
         synchronized_generator=generator,
@@ -129,6 +125,15 @@ def prepare_data_loader(
         _non_blocking=non_blocking,
         **arguments,
     )
+
+
+def _share_stream(dataloader: DataLoader, sharing: tuple[int, int, bool, bool]) -> dict[str, Any]:
+    """The arguments for a loader of one process's share of a stream; `sharing` is what a BatchSamplerShard takes."""
+    arguments = loading_arguments(dataloader, None)
+    dataset: Any = dataloader.dataset
+    batches = BatchSampler(dataset, arguments["batch_size"], arguments["drop_last"])
+    stream = StreamShard(dataset, BatchSamplerShard(batches, *sharing))
+    return arguments | {"dataset": stream, "batch_size": stream.samples_per_step}
 
 
 def _check_sharing(dataloader: DataLoader, num_processes: int, dispatch_batches: bool) -> None:

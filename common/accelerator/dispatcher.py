@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader
 
-from common.nested import honor_type, is_namedtuple, map_nested, named_leaves
+from common.nested import NamedLeaf, honor_type, is_namedtuple, map_nested, map_together, named_leaves
 
 from .operations import broadcast_object_list, is_list_of_entries, send_to_device
-from .position import Pass, put_back
+from .position import LastYielded, Pass, put_back
 from .sampler import ShortStep, Step
 from .shard import DataLoaderShard
 from .state import PartialState
@@ -87,7 +87,7 @@ class DataLoaderDispatcher(DataLoaderShard):
     def _read(self, this_pass: Pass) -> Iterator[Step]:
         """On the main process the batches of all processes, joined to steps; nothing on the others."""
         if self.state.is_main_process:
-            return self._join_batches(super()._read(this_pass), this_pass)
+            return self._join_to_steps(super()._read(this_pass), this_pass)
         self._draw_as_the_main_process(this_pass)
         return iter(())
 
@@ -104,7 +104,7 @@ class DataLoaderDispatcher(DataLoaderShard):
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
             self._seed_is_drawn = self.persistent_workers  # These have one seed for all passes.
 
-    def _join_batches(self, reading: Iterator[Step], this_pass: Pass) -> Iterator[Step]:
+    def _join_to_steps(self, reading: Iterator[Step], this_pass: Pass) -> Iterator[Step]:
         """One step of all processes after the other, joined from the batches of the script's loader.
 
         The first rows of the first one are kept, to fill the last one up.
@@ -117,14 +117,15 @@ class DataLoaderDispatcher(DataLoaderShard):
             if self.slice_fn is slice_rows:
                 for part in parts:
                     check_rows(part)
-            batch = _join_rows(parts, are_of_one_step=True)
+            batch = join_batches(parts)
             if needs_first_rows:
-                first_rows = self._slice(batch, 0, self.state.num_processes)
-                this_pass.first_rows = put_back(this_pass.first_rows, first_rows)
+                this_pass.first_rows = self._slice(batch, 0, self.state.num_processes)
+                if this_pass.saved is not None:
+                    this_pass.first_rows = put_back(this_pass.saved.first_rows, this_pass.first_rows)
                 needs_first_rows = False
             yield Step(batch, None)
 
-    def _steps(self, reading: Iterator[Step], this_pass: Pass) -> Iterator[Any]:
+    def _steps(self, reading: Iterator[Step], this_pass: Pass) -> Iterator[tuple[Any, LastYielded]]:
         rank = self.state.process_index
         steps_of_all = self._dispatch(reading, this_pass) if self.state.is_main_process else None
         remainder = self._count_remainder()
@@ -137,12 +138,10 @@ class DataLoaderDispatcher(DataLoaderShard):
             own = self._slice(step.batch, rank * step.share, (rank + 1) * step.share)
             if self.device is not None:
                 own = send_to_device(own, self.device, self._non_blocking)
-            this_pass.is_over = is_last
-            this_pass.remainder = step.num_real if is_last else remainder
-            this_pass.short_step = None
+            short_step = None
             if step.num_real != self.total_batch_size:
-                this_pass.short_step = ShortStep.filled(step.num_real, step.share, rank, self.state.num_processes)
-            yield own
+                short_step = ShortStep.filled(step.num_real, step.share, rank, self.state.num_processes)
+            yield own, LastYielded(is_last, step.num_real if is_last else remainder, short_step)
 
     def _dispatch(self, reading: Iterator[Step], this_pass: Pass) -> Iterator[DispatchedStep]:
         """The steps of all processes, on the main one. A step is read ahead, so that the last one is known."""
@@ -155,7 +154,7 @@ class DataLoaderDispatcher(DataLoaderShard):
             share = self._rows_per_process(rows, is_last)
             batch = step.content
             while count_rows(batch) < share * self.state.num_processes:
-                batch = _join_rows([batch, this_pass.first_rows], are_of_one_step=False)
+                batch = fill_up(batch, this_pass.first_rows)
             yield DispatchedStep(batch, rows, share, is_last)
             step = following
 
@@ -236,31 +235,53 @@ def check_rows(batch: Any) -> None:
         raise ValueError(f"the entries of a batch have different numbers of rows ({numbers}): {READ_EVERYWHERE}")
 
 
-def _join_rows(parts: Sequence[Any], are_of_one_step: bool) -> Any:
-    """The rows of all parts, and of what has no rows that of the first one.
+def join_batches(batches: Sequence[Any]) -> Any:
+    """One batch with the rows of all `batches` of a step, and with what has no rows, which is the same in all.
 
     Raises:
-        ValueError: if rows cannot be joined, or keys or what has no rows differ between the parts of one step.
+        ValueError: if rows cannot be joined, or keys or what has no rows differ between the batches.
     """
-    leaves_of_parts = [dict(named_leaves(part, _is_entries)) for part in parts]
-    rows_of_parts = [count_rows(part) for part in parts]
-
-    joined = []
-    for name, first in leaves_of_parts[0].items():
-        leaves = [leaves.get(name) for leaves in leaves_of_parts]
-        are_columns = list(map(_is_column, leaves, rows_of_parts))
-        if all(are_columns):
-            joined.append(_join_columns(name, leaves))
-            continue
-        is_same = not any(are_columns) and all(leaf == first for leaf in leaves)
-        if are_columns[0] or (are_of_one_step and not is_same):
-            raise ValueError(f"{name} differs between the batches of a step: {READ_EVERYWHERE}")
-        joined.append(first)
-    more = set().union(*leaves_of_parts) - set(leaves_of_parts[0])
-    if are_of_one_step and more:
+    leaves_of_batches = [dict(named_leaves(batch, _is_entries)) for batch in batches]
+    rows_of_batches = [count_rows(batch) for batch in batches]
+    more = set().union(*leaves_of_batches) - set(leaves_of_batches[0])
+    if more:
         raise ValueError(f"only some of the batches of a step have {', '.join(sorted(more))}: {READ_EVERYWHERE}")
-    in_order = iter(joined)
-    return map_nested(lambda _: next(in_order), parts[0], is_leaf=_is_entries)
+
+    def join(named: list[NamedLeaf]) -> list[Any]:
+        joined = []
+        for name, first in named:
+            leaves = [leaves.get(name) for leaves in leaves_of_batches]
+            are_columns = list(map(_is_column, leaves, rows_of_batches))
+            if all(are_columns):
+                joined.append(_join_columns(name, leaves))
+            elif not any(are_columns) and all(leaf == first for leaf in leaves):
+                joined.append(first)
+            else:
+                raise ValueError(f"{name} differs between the batches of a step: {READ_EVERYWHERE}")
+        return joined
+
+    return map_together(join, batches[0], _is_entries)
+
+
+def fill_up(batch: Any, first_rows: Any) -> Any:
+    """`batch` with `first_rows` after its own rows. What has no rows stays as it is."""
+    rows = count_rows(batch)
+    num_first_rows = count_rows(first_rows)
+    first_leaves = dict(named_leaves(first_rows, _is_entries))
+
+    def fill(named: list[NamedLeaf]) -> list[Any]:
+        filled = []
+        for name, leaf in named:
+            first = first_leaves.get(name)
+            if not _is_column(leaf, rows):
+                filled.append(leaf)
+            elif _is_column(first, num_first_rows):
+                filled.append(_join_columns(name, [leaf, first]))
+            else:
+                raise ValueError(f"{name} differs between the first step and the last: {READ_EVERYWHERE}")
+        return filled
+
+    return map_together(fill, batch, _is_entries)
 
 
 def _join_columns(name: str, columns: list[Any]) -> Any:

@@ -25,16 +25,31 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from common.nested import leaves, map_nested
 
-from .sampler import BatchSamplerShard, ShortStep, Step, generator_of, innermost_sampler
+from .sampler import BatchSamplerShard, ShortStep, Step, generator_of, innermost_sampler, set_state, state_of
 from .utils.random import get_random_states, set_random_states
 
 logger = logging.getLogger(__name__)
+
+
+class LastYielded(NamedTuple):
+    """What is known of the batch that a loader has yielded last: see the properties of these names in the loader."""
+
+    end_of_dataloader: bool = False
+    remainder: int = -1
+    short_step: ShortStep | None = None
+
+
+class SavedContent(NamedTuple):
+    """What a checkpoint holds of a pass's `read_ahead` and `first_rows`: for each the list of `content_of`, or None."""
+
+    read_ahead: list | None
+    first_rows: list | None
 
 
 @dataclass(eq=False)
@@ -43,27 +58,33 @@ class Pass:
 
     Attributes:
         epoch, step: so many steps of the epoch were yielded, or left out at its beginning.
-        is_over: the last of them was the last of the epoch.
-        is_resumed: the pass goes on from a position in a checkpoint.
+        was_interrupted: the pass is the first after loading, and begins within the epoch.
+        saved: where the pass goes on from a position in a checkpoint, what that holds of the batches. None in other
+            passes, and as soon as the first step is read again.
         drawn_from: the states of torch's generator and of the sampler's own, which may be None, right before the order
             was drawn; None for streams, and before that.
-        read_ahead: the batch that was read and not yielded.
-        first_rows: what a dispatched last step is filled up with. Where the pass is resumed, this and `read_ahead` are
-            lists of saved content until the pass has read its first step.
         short_steps: the ShortSteps of the batches whose numbers torch's loader has drawn, and which are not read yet.
-        remainder, short_step: of the batch that was yielded last, see these properties of the loader.
+            The example at the head of `sampler.py` shows their way.
+        read_ahead: the batch that was read and not yielded.
+        first_rows: what a dispatched last step is filled up with.
+        last_yielded: what the loader's properties say. It is set right before a batch is yielded.
     """
 
     epoch: int
     step: int = 0
-    is_over: bool = False
-    is_resumed: bool = False
+    was_interrupted: bool = False
+    saved: SavedContent | None = None
     drawn_from: tuple[torch.Tensor, torch.Tensor | None] | None = None
+    short_steps: deque[ShortStep | None] = field(default_factory=deque)
     read_ahead: Any = None
     first_rows: Any = None
-    short_steps: deque[ShortStep | None] = field(default_factory=deque)
-    remainder: int = -1
-    short_step: ShortStep | None = None
+    last_yielded: LastYielded = field(default_factory=LastYielded)
+
+    def content_to_save(self) -> SavedContent:
+        """What a checkpoint that is made now holds of the batches."""
+        if self.saved is not None:
+            return self.saved
+        return SavedContent(content_of(self.read_ahead), content_of(self.first_rows))
 
 
 @dataclass(eq=False)
@@ -95,7 +116,11 @@ class Progress:
         """A pass over the epoch without the steps to skip or, after loading, from the loaded position on."""
         this_pass = self._next_pass()
         if num_to_skip not in (0, this_pass.step):  # a script that skips after loading knows better where to go on
-            this_pass = replace(this_pass, step=num_to_skip, read_ahead=None)
+            this_pass = replace(this_pass, step=num_to_skip)
+            if this_pass.saved is not None:
+                this_pass.saved = this_pass.saved._replace(read_ahead=None)
+        this_pass.was_interrupted = self.is_loaded and this_pass.step > 0
+        self.is_loaded = False
         self.resumed = None
         self.passes.append(this_pass)
         return this_pass
@@ -117,7 +142,7 @@ class DrawnBatches:
     """The batch sampler of torch's loader: the batches of a pass, in an order that can be drawn again.
 
     torch returns batches in the order in which it has drawn their numbers, so the first of the pass's `short_steps`
-    belongs to the next batch.
+    belongs to the next batch. torch calls `iter` without an argument, so `read_next` is called before.
 
     It does not know the loader. A loader whose workers stay alive keeps torch's iterator, which keeps this object. In a
     circle only the garbage collector would end the workers, and then torch waits five seconds for each.
@@ -126,22 +151,30 @@ class DrawnBatches:
         batches: a BatchSamplerShard, or what the script reads by: batches of sample numbers, or single numbers.
         batches_per_step: how many of them make a step.
         is_stateful: checkpoints hold the position, so nothing may be drawn before `drawn_from` is noted.
-        this_pass: the pass that reads next. It is set before each, as the epoch of a sampler.
+        next_pass: the pass that reads next.
     """
 
     batches: Any
     batches_per_step: int
     is_stateful: bool
-    this_pass: Pass = field(init=False)
+    next_pass: Pass | None = None
+
+    def read_next(self, next_pass: Pass) -> None:
+        """Let torch read this pass when it calls `iter` next; with new workers it calls that twice."""
+        self.next_pass = next_pass
 
     def __iter__(self) -> Iterator[Any]:
+        this_pass = self.next_pass
+        if this_pass is None:
+            raise RuntimeError("DrawnBatches needs read_next before iter")
         if isinstance(self.batches, BatchSamplerShard):
-            return self._draw(self.batches.steps(), self.this_pass)
+            return self._draw(self.batches.steps(), this_pass)
         batches = self.batches
-        if self.this_pass.step == 0 and not self.is_stateful:
-            # Some batch samplers draw when their iterator is made. In the original that is before torch draws a seed.
+        if this_pass.step == 0 and not self.is_stateful:
+            # Some batch samplers draw when their iterator is made. In the original that is before torch draws a seed,
+            # so `iter` is called here, early, to draw in the same order.
             batches = iter(batches)
-        return self._draw(self._steps_of_one_process(batches), self.this_pass)
+        return self._draw(self._steps_of_one_process(batches), this_pass)
 
     def _draw(self, steps: Iterator[Step], this_pass: Pass) -> Iterator[Any]:
         sampler = innermost_sampler(self.batches)
@@ -186,17 +219,6 @@ def restored_generators(
             sampler.generator = own
         set_state(own, own_state)
         set_state(loader_generator, loader_state)
-
-
-def state_of(generator: torch.Generator | None) -> torch.Tensor | None:
-    """The state of the generator, if there is one."""
-    return None if generator is None else generator.get_state()
-
-
-def set_state(generator: torch.Generator | None, state: torch.Tensor | None) -> None:
-    """Put the generator into that state, if there are both."""
-    if generator is not None and state is not None:
-        generator.set_state(state)
 
 
 def content_of(batch: Any) -> list | None:

@@ -85,6 +85,17 @@ def generator_of(sampler: Any) -> torch.Generator | None:
     return generator if isinstance(generator, torch.Generator) else None
 
 
+def state_of(generator: torch.Generator | None) -> torch.Tensor | None:
+    """The state of the generator, if there is one."""
+    return None if generator is None else generator.get_state()
+
+
+def set_state(generator: torch.Generator | None, state: torch.Tensor | None) -> None:
+    """Put the generator into that state, if there are both."""
+    if generator is not None and state is not None:
+        generator.set_state(state)
+
+
 class SeedableRandomSampler(RandomSampler):
     """A RandomSampler whose order is a function of seed and epoch: `torch.randperm(n)` seeded with their sum.
 

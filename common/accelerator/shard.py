@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from .logging import get_logger
 from .operations import send_to_device
-from .position import DrawnBatches, Pass, Progress, content_of, put_back, restored_generators, set_state, state_of
+from .position import DrawnBatches, LastYielded, Pass, Progress, SavedContent, put_back, restored_generators
 from .sampler import (
     BatchSamplerShard,
     SeedableRandomSampler,
@@ -22,6 +22,8 @@ from .sampler import (
     generator_of,
     innermost_sampler,
     sampler_chain,
+    set_state,
+    state_of,
 )
 from .state import GradientState, PartialState
 from .streams import StreamShard, collate_step
@@ -99,9 +101,10 @@ class DataLoaderShard(DataLoader):
         self.gradient_state._add_dataloader(self)
         try:
             reading = self._begin_reading(this_pass)
-            for batch in self._steps(reading, this_pass):
+            for batch, last_yielded in self._steps(reading, this_pass):
                 progress.make_current(this_pass)
                 this_pass.step += 1
+                this_pass.last_yielded = last_yielded
                 yield batch
         finally:
             progress.passes.remove(this_pass)
@@ -110,32 +113,38 @@ class DataLoaderShard(DataLoader):
             progress.epoch += 1
 
     def _begin_reading(self, this_pass: Pass) -> Iterator[Step]:
-        """The steps from where the pass begins, each read when it is asked for.
-
-        When torch begins to read, it draws a seed, and some samplers draw the order. In an epoch that a checkpoint
-        interrupted, this was done before the checkpoint. So it is done again, and then the generators are restored. If
-        the order cannot be drawn again, it is another epoch, and what it draws counts, as in the original.
-        """
-        is_resumed = this_pass.is_resumed
-        was_interrupted = is_resumed or (self._progress.is_loaded and this_pass.step > 0)
-        self._progress.is_loaded = False
-        is_stream = isinstance(self.dataset, IterableDataset)
-        has_same_order = is_resumed or is_stream or follows_from_epoch(index_sampler_of(self))
-        generators: AbstractContextManager = nullcontext()
-        if was_interrupted and has_same_order:
-            generators = restored_generators(self.device, self._order_sampler, self.generator)
-        elif was_interrupted:
-            logger.warning(ORDER_IS_LOST)
-        with generators:
+        """The steps from where the pass begins, each read when it is asked for."""
+        with self._generators_to_restore(this_pass):
             if self.rng_types:
                 synchronize_rng_states(self.rng_types, self.synchronized_generator)
             self.set_epoch(this_pass.epoch)
             reading = self._read(this_pass)
-            if is_stream:  # is always read from its first batch on
+            if isinstance(self.dataset, IterableDataset):
+                # A stream is always read from its first batch.
                 reading = islice(reading, this_pass.step, None)
-            if is_resumed:  # Most samplers draw the order when the first batch is asked for.
-                reading = _read_first_again(reading, this_pass.read_ahead)
+            if this_pass.saved is not None:
+                # Most samplers draw the order when the first batch is asked for, so it is asked for here.
+                reading = _read_first_again(reading, this_pass.saved.read_ahead)
+                this_pass.saved = None
         return reading
+
+    def _generators_to_restore(self, this_pass: Pass) -> AbstractContextManager:
+        """The context to begin reading in. It restores the generators where this draws what was drawn before.
+
+        When torch begins to read, it draws a seed, and some samplers draw the order:
+
+            a pass that follows no checkpoint, or begins an epoch    draws anew: nothing is restored
+            goes on from a position in the checkpoint                draws the same again: restored
+            skips after loading, a stream or an order of the epoch   draws the same again: restored
+            skips after loading, another order                       draws another epoch, as in the original
+        """
+        if not this_pass.was_interrupted:
+            return nullcontext()
+        is_stream = isinstance(self.dataset, IterableDataset)
+        if this_pass.saved is not None or is_stream or follows_from_epoch(index_sampler_of(self)):
+            return restored_generators(self.device, self._order_sampler, self.generator)
+        logger.warning(ORDER_IS_LOST)
+        return nullcontext()
 
     def _read(self, this_pass: Pass) -> Iterator[Step]:
         """The steps that this process reads, from where the pass begins; of a stream all steps."""
@@ -150,7 +159,7 @@ class DataLoaderShard(DataLoader):
             self._reader = reader
         index_sampler = index_sampler_of(reader)
         if isinstance(index_sampler, DrawnBatches):
-            index_sampler.this_pass = this_pass
+            index_sampler.read_next(this_pass)
         return iter(reader)
 
     def _make_reader(self) -> DataLoader:
@@ -164,8 +173,8 @@ class DataLoaderShard(DataLoader):
             arguments |= {"batch_size": None, "drop_last": False, "collate_fn": partial(collate_step, self.collate_fn)}
         return DataLoader(self.dataset, **arguments)
 
-    def _steps(self, reading: Iterator[Step], this_pass: Pass) -> Iterator[Any]:
-        """The batches of a pass on the device. Right before each is yielded, `this_pass` learns what is known of it."""
+    def _steps(self, reading: Iterator[Step], this_pass: Pass) -> Iterator[tuple[Any, LastYielded]]:
+        """The batches of a pass on the device, each with what is known of it."""
         remainder = self._count_remainder()
         following = next(reading, None)
         while following is not None:
@@ -174,10 +183,7 @@ class DataLoaderShard(DataLoader):
                 batch = send_to_device(batch, self.device, self._non_blocking)
             following = next(reading, None)
             this_pass.read_ahead = None if following is None else following.content
-            this_pass.is_over = following is None
-            this_pass.remainder = remainder
-            this_pass.short_step = short_step
-            yield batch
+            yield batch, LastYielded(following is None, remainder, short_step)
 
     def _count_remainder(self) -> int:
         if self._drop_last:
@@ -197,20 +203,21 @@ class DataLoaderShard(DataLoader):
     @property
     def end_of_dataloader(self) -> bool:
         """True if the batch just yielded is the last."""
-        return self._progress.current.is_over
+        return self._progress.current.last_yielded.end_of_dataloader
 
     @property
     def remainder(self) -> int:
-        """Samples of all processes in the last step, -1 where it is not known; in a full one 0 or, dispatched, all.
+        """Samples of all processes in the last step, -1 where it is not known. For a full one it is 0.
 
+        If the loader is dispatched and has yielded a full last step, it is the number of all samples in that step.
         It is there for scripts that read it. `gather_for_metrics` goes by `short_step`.
         """
-        return self._progress.current.remainder
+        return self._progress.current.last_yielded.remainder
 
     @property
     def short_step(self) -> ShortStep | None:
         """A ShortStep where some process lacks samples of its own in this step, else None."""
-        return self._progress.current.short_step
+        return self._progress.current.last_yielded.short_step
 
     # Where the next pass goes on
 
@@ -250,14 +257,15 @@ class DataLoaderShard(DataLoader):
         current = self._progress.current
         seed = sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
         if not self.use_stateful_dataloader:
-            return {} if seed is None else {"epoch": current.epoch + current.is_over, "sampler_seed": seed}
+            return {} if seed is None else {"epoch": current.epoch + self.end_of_dataloader, "sampler_seed": seed}
+        content = current.content_to_save()
         return {
             "epoch": current.epoch,
             "step": current.step,
-            "is_over": current.is_over,
+            "is_over": self.end_of_dataloader,
             "drawn_from": current.drawn_from,
-            "first_rows": content_of(current.first_rows),
-            "read_ahead": content_of(current.read_ahead),
+            "first_rows": content.first_rows,
+            "read_ahead": content.read_ahead,
             "process": self._own_process,
             "step_size": self.total_batch_size,
             "sampler_seed": seed,
@@ -294,11 +302,11 @@ class DataLoaderShard(DataLoader):
         step, rest = divmod(samples, step_size)
         if rest:
             raise ValueError(f"{samples} samples of epoch {epoch} are no whole number of steps of {step_size}")
-        resumed = Pass(epoch, step, state["is_over"], is_resumed=True, drawn_from=state["drawn_from"])
-        resumed.first_rows = state["first_rows"]
-        if (state["process"], state["step_size"]) == (self._own_process, step_size):
-            resumed.read_ahead = state["read_ahead"]
-        self._progress.epoch = epoch + resumed.is_over
+        has_own_batch = (state["process"], state["step_size"]) == (self._own_process, step_size)
+        saved = SavedContent(state["read_ahead"] if has_own_batch else None, state["first_rows"])
+        last_yielded = LastYielded(end_of_dataloader=state["is_over"])
+        resumed = Pass(epoch, step, saved=saved, drawn_from=state["drawn_from"], last_yielded=last_yielded)
+        self._progress.epoch = epoch + state["is_over"]
         self._progress.resumed = resumed if step > 0 else None
 
     def _load_generators(self, state: dict[str, Any]) -> None:

@@ -433,7 +433,7 @@ class GradientState:
 
     @property
     def remainder(self) -> int:
-        """Samples in the last step of the active loader: 0 for a whole step, -1 where that is not known."""
+        """Samples in the active loader's last step, see there: of a whole one 0 or, dispatched, all; -1 if unknown."""
         return self.active_dataloader.remainder if self.in_dataloader else -1
 
     def _add_dataloader(self, dataloader: Any) -> None:
