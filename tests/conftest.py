@@ -1,4 +1,4 @@
-"""What every test may use, and how the whole suite is shared out over the cores."""
+"""Fixtures of every test, and how the whole suite is shared out over the cores."""
 
 import contextlib
 import gc
@@ -26,7 +26,7 @@ LEAST_GIB = 8
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Run the whole suite on the CPU, and share it out over the cores, file by file.
 
-    What the command line names runs in this process, on the GPUs too: so do the GPU checks, when they are named.
+    Plain `pytest` hides the GPUs; only tests named on the command line use them. These run in this process.
     """
     named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
     if named or "PYTEST_XDIST_WORKER" in os.environ:

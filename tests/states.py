@@ -1,4 +1,4 @@
-"""What a process remembers of an Accelerator, and how a test makes it forget."""
+"""The states that a process keeps of an Accelerator, and how a test makes it forget them."""
 
 import functools
 import importlib

@@ -1,4 +1,4 @@
-"""What is written for readers: the pages, the docstrings of modules, and the commands in them."""
+"""All that is written for readers: the pages, the docstrings of modules, and the commands in them."""
 
 import ast
 import os
@@ -10,17 +10,15 @@ from pathlib import Path
 
 from common import ladder
 
-PAGES = sorted(
-    path
-    for path in ladder.ROOT.rglob("*.md")
-    if not any(part.startswith(".") and part != ".github" for part in path.relative_to(ladder.ROOT).parts)
-)
-MODULES = sorted(
-    path
-    for folder in ("0?_*", "common", "benchmarks")
-    for top in ladder.ROOT.glob(folder)
-    for path in top.rglob("*.py")
-)
+
+def is_hidden(path: Path) -> bool:
+    """True in folders such as .venv, but for .github."""
+    return any(part.startswith(".") and part != ".github" for part in path.relative_to(ladder.ROOT).parts)
+
+
+PAGES = sorted(path for path in ladder.ROOT.rglob("*.md") if not is_hidden(path))
+FOLDERS = [*ladder.ROOT.glob("0?_*"), ladder.ROOT / "common", ladder.ROOT / "benchmarks"]
+MODULES = sorted(path for folder in FOLDERS for path in folder.rglob("*.py"))
 PROGRAM = r"(?:torchrun -|pytest |python -m (?:common|benchmarks)|python \S+\.py)"
 # "    OMP_NUM_THREADS=1 python 00_single_gpu/train.py --lr 0.1  # an explanation", or " &" in its place.
 ON_A_LINE = re.compile(rf"^(?:    )?(?:[A-Z_]+=\S+ )*({PROGRAM}.*?)(?:  .*| &)?$", re.MULTILINE)
@@ -55,6 +53,6 @@ def run(command: list[str]) -> subprocess.CompletedProcess:
 
 
 def section(level: str, title: str, page: str = "README.md") -> str:
-    """What a page of a level says under a heading."""
+    """The text of a level's page under a heading."""
     text = (ladder.ROOT / level / page).read_text()
     return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]

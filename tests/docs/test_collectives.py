@@ -86,17 +86,25 @@ def rows_of(level: str) -> list[Row]:
     return rows
 
 
+def row_for(call: Call, rows: list[Row]) -> Row | None:
+    """The row that a call belongs to; None if the table has none."""
+    for row in rows:
+        if row.line in call.line and row.collective == call.collective:
+            return row
+    return None
+
+
 @pytest.mark.parametrize("level", ladder.DISTRIBUTED)
 def test_the_table_has_every_collective_and_its_bytes(level):
     rows = rows_of(level[:2])
     sent = Counter()  # bytes in the whole training, by row
     others = set()
     for call in ranks(2).run(calls, level)[1]:
-        of_call = [row for row in rows if row.line in call.line and row.collective == call.collective]
-        if of_call:
-            sent[of_call[0]] += call.size
-        else:
+        row = row_for(call, rows)
+        if row is None:
             others.add(call.collective)
+        else:
+            sent[row] += call.size
     for row in rows:
         mean = sent[row] / TIMES[row.often]
         if row.size == "< 100":

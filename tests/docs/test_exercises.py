@@ -41,23 +41,31 @@ def as_dtype(value: float, dtype: torch.dtype) -> str:
     return f"{torch.tensor(value, dtype=dtype).item():.3g}"
 
 
-def answers_00() -> list[list[str]]:
-    return [
-        [str(IMAGES // 96), str(IMAGES % 96), str(IMAGES // 64), str(IMAGES % 64)],
-        [f"{STATES * WEIGHTS * BYTES / 2**20:.1f} MiB"],
-        [str(first_image(0)), str(first_image(1))],
-    ]
+# The numbers in bold in each level's answers, by what its question asks for.
 
 
-def answers_01() -> list[list[str]]:
-    return [
-        [shard_sizes(64, 3), shard_sizes(64, 7)],
-        [str(len(torch.empty(2).chunk(4)))],
-        [f"{3 * WEIGHTS * BYTES / 1e6:.1f} MB"],
-    ]
+def answers_00() -> dict[str, list[str]]:
+    return {
+        "steps and images left out, with batches of 96 and of 64": [
+            str(IMAGES // 96),
+            str(IMAGES % 96),
+            str(IMAGES // 64),
+            str(IMAGES % 64),
+        ],
+        "memory of the training state": [f"{STATES * WEIGHTS * BYTES / 2**20:.1f} MiB"],
+        "first images of epochs 0 and 1": [str(first_image(0)), str(first_image(1))],
+    }
 
 
-def answers_02() -> list[list[str]]:
+def answers_01() -> dict[str, list[str]]:
+    return {
+        "shards of a batch for 3 and for 7 replicas": [shard_sizes(64, 3), shard_sizes(64, 7)],
+        "replicas that get a part of 2 images": [str(len(torch.empty(2).chunk(4)))],
+        "weights that a step copies": [f"{3 * WEIGHTS * BYTES / 1e6:.1f} MB"],
+    }
+
+
+def answers_02() -> dict[str, list[str]]:
     samples = ladder.ROOT / "02_ddp_raw" / "one_step.py"
     y = torch.tensor([float(value) for value in re.findall(r"\[1\.0, (-?\d\.\d)\]", samples.read_text())])
     gradient = (2 - y).mean().item()
@@ -65,38 +73,42 @@ def answers_02() -> list[list[str]]:
     ranks = 4
     sent_in_a_step = 2 * (ranks - 1) / ranks * WEIGHTS * BYTES  # by a rank in a ring
     sent = IMAGES // 64 * sent_in_a_step
-    return [
-        [f"{gradient:g}", f"{2 - 0.1 * gradient:g}"],
-        [", ".join(positions[:3]), positions[-1], str(len(positions))],
-        [f"{sent / 1e9:.1f} GB"],
-    ]
+    return {
+        "mean gradient and new weight": [f"{gradient:g}", f"{2 - 0.1 * gradient:g}"],
+        "positions of rank 1": [", ".join(positions[:3]), positions[-1], str(len(positions))],
+        "sent in an epoch": [f"{sent / 1e9:.1f} GB"],
+    }
 
 
-def answers_03() -> list[list[str]]:
+def answers_03() -> dict[str, list[str]]:
     computed = evaluated_on_three_ranks()
-    return [
-        [str(64 // 4 // 2), str(IMAGES // 64 * 4), str(IMAGES // 64)],
-        [str(computed), str(computed - 10_000)],
-        [
+    return {
+        "samples of a forward, forwards and synchronized backwards": [
+            str(64 // 4 // 2),
+            str(IMAGES // 64 * 4),
+            str(IMAGES // 64),
+        ],
+        "samples that are evaluated, and padding": [str(computed), str(computed - 10_000)],
+        "1e-8 in fp16, in bf16 and, scaled, in fp16": [
             as_dtype(1e-8, torch.float16),
             as_dtype(1e-8, torch.bfloat16),
             as_dtype(1e-8 * 65536, torch.float16),
         ],
-    ]
+    }
 
 
-def answers_04() -> list[list[str]]:
+def answers_04() -> dict[str, list[str]]:
     per_device = 16
     ranks = 2
     accumulation = 2
     batch = per_device * ranks * accumulation
     schedule = TrainingArguments("out").lr_scheduler_type
     assert schedule == "linear"
-    return [
-        [str(batch)],
-        [str(math.ceil(IMAGES / batch)), str(IMAGES // batch)],
-        [f"{1e-3 / 2:g}"],
-    ]
+    return {
+        "global batch": [str(batch)],
+        "steps of an epoch, with the tail and without it": [str(math.ceil(IMAGES / batch)), str(IMAGES // batch)],
+        "learning rate in the middle": [f"{1e-3 / 2:g}"],
+    }
 
 
 ANSWERS = {
@@ -113,4 +125,4 @@ def test_the_numbers_in_the_answers_are_right(level):
     text = section(level, "Exercises")
     answers = re.findall(r"<details>(.*?)</details>", text, re.DOTALL)
     assert text.count("**Predict:**") == len(answers) >= 3
-    assert [re.findall(r"\*\*(.*?)\*\*", answer) for answer in answers] == ANSWERS[level]()
+    assert [re.findall(r"\*\*(.*?)\*\*", answer) for answer in answers] == list(ANSWERS[level]().values())

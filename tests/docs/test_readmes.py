@@ -1,4 +1,4 @@
-"""What the pages say is what is there: links, files, tests, diffs, and recorded numbers."""
+"""The pages against what is there: links, files, tests, diffs, and recorded numbers."""
 
 import re
 import sys
@@ -114,7 +114,7 @@ def test_three_ranks_evaluate_as_many_images_as_level_02s_page_says():
     assert "of the 10,000 test images three ranks evaluate {}, {} and {}".format(*shards) in text
 
 
-def test_ci_ends_in_the_commands_of_the_quick_start():
+def test_ci_has_the_commands_of_the_quick_start():
     readme, ci = (ladder.ROOT / "README.md").read_text(), (ladder.ROOT / ".ci" / "run").read_text()
     quick_start = r"^    python3 -m venv .*\n    pip install .*\n    python -m benchmarks.compare\n    pytest\n"
     (commands,) = re.findall(quick_start, readme, re.MULTILINE)

@@ -24,8 +24,11 @@ from tests.faults.jobs import (
 )
 from tests.levels import SHORT, farthest, run_level
 
-LEVELS = ladder.WITH_CHECKPOINTS
-LONG = [pytest.param(level, marks=pytest.mark.long) for level in LEVELS]
+LEVEL_03, LEVEL_04 = ladder.WITH_CHECKPOINTS
+SLOW_03 = pytest.param(LEVEL_03, marks=pytest.mark.slow)
+SLOW_04 = pytest.param(LEVEL_04, marks=pytest.mark.slow)
+LONG_03 = pytest.param(LEVEL_03, marks=pytest.mark.long)
+LONG_04 = pytest.param(LEVEL_04, marks=pytest.mark.long)
 # One step an epoch is one checkpoint of 14 MB.
 SMALL = ["--dataset", "synthetic", "--train-samples", "64", "--eval-samples", "32", "--batch-size", "32"]
 
@@ -39,13 +42,13 @@ MOMENTS = {"it has begun": 0, "the first file is there": 1, "some are there": 3,
 
 
 def is_saving(folder: Path, files: int, number: int) -> bool:
-    """Whether checkpoint `number` is complete, and a later one has at least so many files."""
+    """True if checkpoint `number` is complete, and a later one has at least so many files."""
     unfinished = glob.glob(f"{folder}/**/.*.staging*", recursive=True)
     return newest_checkpoint(folder) >= number and any(len(glob.glob(f"{path}/*")) >= files for path in unfinished)
 
 
 @ON_LINUX
-@pytest.mark.parametrize("level", LONG)
+@pytest.mark.parametrize("level", [LONG_03, LONG_04])
 def test_killed_while_it_saves_a_run_ends_with_the_same_bits(level, tmp_path):
     training = [*SMALL, "--epochs", "30", "--seed", "7"]
     command = level_command(level, *training, *saving(tmp_path / "c"), "--save", str(tmp_path / "w.pt"))
@@ -72,7 +75,7 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("level", [LEVELS[0], pytest.param(LEVELS[1], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("level", [LEVEL_03, SLOW_04])
 def test_a_damaged_checkpoint_is_passed_over(level, tmp_path, caplog, capsys):
     training = [*SHORT, "--epochs", "3"]  # six steps
     _, expected = run_level(level, training)
@@ -89,7 +92,7 @@ def test_a_damaged_checkpoint_is_passed_over(level, tmp_path, caplog, capsys):
         finish_and_verify(each)
 
 
-@pytest.mark.parametrize("level", [pytest.param(LEVELS[0], marks=pytest.mark.slow), LONG[1]])
+@pytest.mark.parametrize("level", [SLOW_03, LONG_04])
 def test_without_a_whole_checkpoint_nothing_is_touched(level, tmp_path):
     run_level(level, [*SHORT, *saving(tmp_path)])
     for each in complete_checkpoints(tmp_path).values():
@@ -101,7 +104,7 @@ def test_without_a_whole_checkpoint_nothing_is_touched(level, tmp_path):
 
 
 @MOUNTED
-@pytest.mark.parametrize("level", [pytest.param(LEVELS[0], marks=pytest.mark.slow), *LONG[1:]])
+@pytest.mark.parametrize("level", [SLOW_03, LONG_04])
 def test_a_full_disk_leaves_the_old_checkpoint(level, tmp_path):
     """40 MB take two checkpoints of 14 MB, which a third one must not replace before it is whole."""
     argv = [level, *SMALL, "--epochs", "5"]

@@ -42,7 +42,7 @@ _init_process_group = dist.init_process_group
 
 
 class Machine:
-    """What stands in place of torch.cuda and of the process group, and what a rank asked of them.
+    """The stand-in for torch.cuda and for the process group, which notes what a rank asks of them.
 
     Args:
         rank, world_size: of the process group.
@@ -210,17 +210,18 @@ def imitated(machine: Machine) -> Iterator[None]:
         yield
 
 
-def why_not() -> str | None:
-    """The reason why there are no FakeTensors of a GPU here: torch 2.11 asks the driver even for them."""
+def error_of_imitating() -> str:
+    """The error of a FakeTensor on the last GPU, or "": some torch asks the driver even for it, as 2.11 does."""
     with imitated(Machine(0, 1, range(GPUS))):
         try:
-            torch.empty(1).to("cuda")
+            torch.empty(1).to(f"cuda:{GPUS - 1}")
         except RuntimeError as error:
-            return f"torch {torch.__version__} cannot imitate a GPU where there is none: {error}"
-    return None
+            return f"torch {torch.__version__} cannot imitate a GPU that is not there: {error}"
+    return ""
 
 
-IMITATING = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+ERROR_OF_IMITATING = error_of_imitating()
+IMITATING = pytest.mark.skipif(bool(ERROR_OF_IMITATING), reason=ERROR_OF_IMITATING)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from common.accelerator import Accelerator, PartialState
 from common.accelerator.launchers import debug_launcher
@@ -14,10 +15,15 @@ from common.accelerator.utils import synchronize_rng_states
 from common.accelerator.utils.random import get_random_states, set_random_states
 from common.processes import ranks
 from common.trainer import evaluation
-from tests.gpu.machine import GPUS, IMITATING, imitated_rank
+from tests.gpu.machine import ERROR_OF_IMITATING, GPUS, IMITATING, imitated_rank
 from tests.gpu.watch import READ
 
 OWN = torch.device("cuda", 3)
+
+
+@pytest.mark.skipif(torch.__version__ < TorchVersion("2.15"), reason="older ones are not known to imitate a GPU")
+def test_the_newest_torch_skips_no_imitation():
+    assert ERROR_OF_IMITATING == ""
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def train(level: str, *flags: str, rank: int = 3, nodes: int = 1, path: Path | N
 
 
 def waits_of_steps(machine: Machine) -> list[list[str]]:
-    """What each step after the first waits for, but for the clock."""
+    """The waits of each step after the first, but for the clock's."""
     waits = machine.watch.waits
     # At the end of the warm-up the clock stops and starts again. Each time it waits until the GPU has done its work.
     assert waits[WARM_UP_STEPS].count("synchronize") == 2

@@ -27,7 +27,7 @@ STEPS_OF_ADAMW = 1  # which it counts on the CPU
 
 
 class Misplaced(AssertionError):
-    """What belongs to this rank's GPU is on another device, or is asked of another one."""
+    """A tensor or a call that belongs to this rank's GPU, on another device."""
 
 
 class Watch(TorchDispatchMode):
@@ -37,8 +37,7 @@ class Watch(TorchDispatchMode):
         own_gpus: the indices of the GPUs that this process is to use.
 
     Attributes:
-        waits: for what the CPU waited before the first optimizer step, between it and the second, and so on: the list
-            of names number n is of the time after n steps.
+        waits: for what the CPU waited: `waits[n]` has the names of the waits between optimizer steps n and n + 1.
         collectives: the names of those so far.
     """
 
@@ -90,6 +89,8 @@ class Watch(TorchDispatchMode):
         if not tensor.is_cuda:
             return STEPS_OF_ADAMW
         self.note_wait(READ)
+        if tensor.dtype not in VALUES_ON_GPU:
+            raise NotImplementedError(f"{READ} of a {tensor.dtype} on a GPU: give it a value in VALUES_ON_GPU")
         return VALUES_ON_GPU[tensor.dtype]
 
     def _note_indexing(self, function: Any, tensor: Tensor, indices: list[Tensor | None]) -> None:

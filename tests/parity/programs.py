@@ -8,9 +8,11 @@ rank r did into `FOLDER/rank-r.json`.
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -29,9 +31,14 @@ class Diary:
     def __init__(self) -> None:
         self.losses: list[str] = []
         self.steps: list[dict[str, Any]] = []
-        register_optimizer_step_post_hook(self.note_step)
-        self.backward = Tensor.backward
-        Tensor.backward = self.note_loss(Tensor.backward)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Note all losses and optimizer steps of the block."""
+        hook = register_optimizer_step_post_hook(self.note_step)
+        with mock.patch.object(Tensor, "backward", self.note_loss(Tensor.backward)):
+            yield
+        hook.remove()
 
     def note_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -155,7 +162,7 @@ def preference_tuning(folder: Path) -> dict:
 
 
 def log_of(trainer: Any) -> dict:
-    """What a Trainer logged but times, as bits."""
+    """The log of a Trainer without times, as bits."""
     times = ("runtime", "per_second", "num_tokens")
     history = []
     for entry in trainer.state.log_history:
@@ -277,7 +284,8 @@ def main(name: str, library: str, folder: Path) -> None:
         alias.install()
     torch.set_num_threads(1)
     diary = Diary()
-    outcome = PROGRAMS[name](folder)
+    with diary.kept():
+        outcome = PROGRAMS[name](folder)
     rank = os.environ.get("RANK", "0")
     import accelerate
 

@@ -1,5 +1,6 @@
 """Random loops over random loaders: the same samples, draws and gathered rows on both libraries."""
 
+import copy
 import datetime
 import importlib
 import random
@@ -77,24 +78,46 @@ def reads_stream(script: SimpleNamespace) -> bool:
 
 
 def dispatches(script: SimpleNamespace) -> bool:
-    """Whether the main process reads for all. By default it does where a stream goes to a device."""
+    """True if the main process reads for all. By default it does where a stream goes to a device."""
     if script.dispatch_batches is None:
         return script.put_on_device and reads_stream(script)
     return script.dispatch_batches
 
 
 def draw(seed: int, processes: int) -> SimpleNamespace:
-    """A script without what the original fails at, or does not do on several processes."""
     generator = random.Random(seed)
     loops = [draw_from(LOOP_CHOICES, generator) for _ in range(generator.randint(1, 3))]
     script = SimpleNamespace(world=processes, loops=loops, **draw_from(CHOICES, generator))
-    if script.world > 1 and reads_stream(script) and not dispatches(script):
-        script.even_batches = True
-    if script.world > 1 and dispatches(script):
-        script.skip = 0
-    if dispatches(script):
-        script.n += 2 * script.batch * script.world  # any sampler fills a step
-    return script
+    return without_known_differences(without_refusals(script))
+
+
+def without_refusals(script: SimpleNamespace) -> SimpleNamespace:
+    """The script, changed where both libraries would raise."""
+    changed = copy.copy(script)
+    # The main process reads only for loaders that put batches on the device.
+    if script.dispatch_batches:
+        changed.put_on_device = True
+    # Lists of indices have no batch size that could be split.
+    if script.sampler == "lists":
+        changed.split_batches = False
+    return changed
+
+
+def without_known_differences(script: SimpleNamespace) -> SimpleNamespace:
+    changed = copy.copy(script)
+    # On several processes the original loses samples of a batch that cannot be divided.
+    if script.sampler == "lists" and script.world > 1 and not reads_stream(script):
+        changed.dispatch_batches = False
+    if dispatches(changed):
+        # The original crashes where there are fewer samples than processes: so many fill two steps of any sampler.
+        changed.n += 2 * script.batch * script.world
+        # On several processes it skips the main process's batches in place of steps.
+        if script.world > 1:
+            changed.skip = 0
+    # Of a stream that every process reads, the original fills up the last step in any case.
+    elif script.world > 1 and reads_stream(script):
+        changed.even_batches = True
+    return changed
 
 
 def make_loader(script: SimpleNamespace) -> DataLoader:
@@ -147,7 +170,7 @@ def run(library: str, script: SimpleNamespace, folder: str, seen: dict[str, Any]
 
 
 def can_gather(script: SimpleNamespace) -> bool:
-    """Whether all processes have equally large batches on the original, and it knows how many samples there are."""
+    """True if all processes have equally large batches on the original, and it knows how many samples there are."""
     knows_samples = script.sampler in DRAWS_ALL and not reads_stream(script)
     return bool(knows_samples and (script.even_batches or dispatches(script)))
 

@@ -1,9 +1,9 @@
 """Random scripts on the original and on ours: drawn from a seed, run on both, compared bit for bit.
 
 A kind of script (`random_orders`, `random_trainings`, `random_trainers`) says how a script is drawn, and what it comes
-to on one rank of either library: a nest of dicts and lists. Only such scripts are drawn as are to end alike. Where the
-libraries differ on purpose, each difference has a test of its own. A number that differs ends the comparison with an
-error that shows the script.
+to on one rank of either library: a nest of dicts and lists. Only such scripts are drawn as run to their end on both
+libraries, and end alike. Where the libraries differ on purpose, each difference has a test of its own. An error or a
+number that differs ends the comparison with an error that shows the script.
 """
 
 import random
@@ -29,7 +29,7 @@ class Kind:
         ours, theirs: the packages of both libraries.
         draw: the script of a seed and a number of processes.
         run: runs a script on this rank, called with the library, the script, a folder, and a dict to fill with all that
-            is compared. An error ends the script, and is compared too.
+            is compared.
     """
 
     ours: str
@@ -44,17 +44,18 @@ def draw_from(choices: dict[str, Sequence], generator: random.Random) -> dict[st
 
 
 def outcomes_of(kind: Kind, library: str, scripts: list, folder: str) -> list[dict[str, Any]]:
-    """What scripts come to that run one after the other on this rank, in one process group."""
+    """The outcomes of scripts that run one after the other on this rank, in one process group."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     outcomes = []
     for number, script in enumerate(scripts):
         torch.manual_seed(11)
-        outcome: dict[str, Any] = {"error": None}
+        outcome: dict[str, Any] = {}
         try:
             kind.run(library, script, f"{folder}/{number}", outcome)
         except Exception as error:
-            outcome["error"] = type(error).__name__
+            error.add_note(f"{library} ran {script}")
+            raise
         finally:
             reset_states(library)
         outcomes.append(outcome)
@@ -81,7 +82,7 @@ def assert_same(kind: Kind, seeds: range, processes: int, folder: str) -> None:
 
 
 def run_on(kind: Kind, library: str, scripts: list, processes: int, folder: str) -> list[tuple]:
-    """What each script comes to on the ranks, in their order."""
+    """The outcomes of each script on the ranks, in their order."""
     if processes == 1:
         return [(outcome,) for outcome in outcomes_of(kind, library, scripts, folder)]
     by_rank = ranks(processes).run(outcomes_of, kind, library, scripts, folder, timeout=PATIENCE)

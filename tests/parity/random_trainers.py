@@ -3,6 +3,7 @@
 A seed draws the data, the sizes, the schedule, the loss, when to log, evaluate and save.
 """
 
+import copy
 import importlib
 import random
 from typing import Any
@@ -126,7 +127,7 @@ OTHERS = {
 
 
 def draw_configuration(seed: int, world_size: int) -> dict[str, Any]:
-    """A training drawn from all in which the two Trainers are to agree; the same for the same seed."""
+    """The training of a seed: one in which the two Trainers are to agree."""
     draw = random.Random(seed)
     config = draw_from(OTHERS, draw)
     arguments = draw_from(ARGUMENTS, draw) | draw.choice(LENGTHS)
@@ -135,19 +136,16 @@ def draw_configuration(seed: int, world_size: int) -> dict[str, Any]:
         arguments[name] = draw.choice(sizes) * world_size
     arguments["lr_scheduler_kwargs"] = draw.choice(SCHEDULES[arguments["lr_scheduler_type"]])
     config["arguments"] = arguments
-    give_the_best_model_its_evaluations(config)
-    avoid_known_differences(config, world_size, draw)
     samples_per_step = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
     config["train"] = int(config["steps"] * samples_per_step) + draw.randint(0, 3)
     if config["stream"]:
-        # Over a stream without a whole step the original never ends.
-        config["train"] *= world_size
         arguments["max_steps"] = draw.randint(1, 9)
-    return config
+    return without_known_differences(without_refusals(config), world_size)
 
 
-def give_the_best_model_its_evaluations(config: dict[str, Any]) -> None:
-    """Change the drawn settings where both Trainers would refuse them."""
+def without_refusals(config: dict[str, Any]) -> dict[str, Any]:
+    """The training, changed where both Trainers would raise: a best model needs evaluations, and is saved at them."""
+    config = copy.deepcopy(config)
     arguments = config["arguments"]
     if arguments["lr_scheduler_type"] == "reduce_lr_on_plateau":
         arguments["eval_strategy"] = "epoch"
@@ -155,7 +153,7 @@ def give_the_best_model_its_evaluations(config: dict[str, Any]) -> None:
         arguments["metric_for_best_model"] = None
     if arguments["metric_for_best_model"] is None:
         config["early_stopping"] = False
-        return
+        return config
     if config["best"] == "loaded":
         arguments["load_best_model_at_end"] = True
         arguments["save_strategy"] = arguments["eval_strategy"]
@@ -164,10 +162,11 @@ def give_the_best_model_its_evaluations(config: dict[str, Any]) -> None:
         arguments["save_strategy"] = "best"
     if config["best"] != "watched":
         arguments["save_steps"] = arguments["eval_steps"]
+    return config
 
 
-def avoid_known_differences(config: dict[str, Any], world_size: int, draw: random.Random) -> None:
-    """Change the drawn settings where the original is known to go wrong."""
+def without_known_differences(config: dict[str, Any], world_size: int) -> dict[str, Any]:
+    config = copy.deepcopy(config)
     arguments = config["arguments"]
     loading = arguments["accelerator_config"]
     # Where all steps are a warm-up, it divides by zero.
@@ -179,7 +178,12 @@ def avoid_known_differences(config: dict[str, Any], world_size: int, draw: rando
     # In unequal steps it counts repeated samples in the loss, and drops a last step with the tail.
     if world_size > 1 or arguments["dataloader_drop_last"]:
         parts = 1 if loading["split_batches"] else world_size
-        config["evaluate"] = draw.choice([1, 3]) * arguments["per_device_eval_batch_size"] * parts
+        steps = 1 if config["evaluate"] < 20 else 3
+        config["evaluate"] = steps * arguments["per_device_eval_batch_size"] * parts
+    # Over a stream without a whole step it never ends.
+    if config["stream"]:
+        config["train"] *= world_size
+    return config
 
 
 def make_trainer(library: str, config: dict[str, Any], folder: str) -> Any:

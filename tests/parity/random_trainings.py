@@ -71,12 +71,16 @@ CHOICES = {
 
 
 def draw(seed: int, processes: int) -> SimpleNamespace:
-    script = SimpleNamespace(**draw_from(CHOICES, random.Random(seed)))
+    return without_known_differences(SimpleNamespace(**draw_from(CHOICES, random.Random(seed))))
+
+
+def without_known_differences(script: SimpleNamespace) -> SimpleNamespace:
+    changed = copy.copy(script)
     if script.stopped_after is not None and script.order != "shuffled":
         # The original draws the seed of the loader's workers once more when it resumes, which others would notice.
-        script.dropout = 0.0
-        script.draws = "nobody" if script.draws == "nobody" else "collator"
-    return script
+        changed.dropout = 0.0
+        changed.draws = "nobody" if script.draws == "nobody" else "collator"
+    return changed
 
 
 def plainest(**others: Any) -> SimpleNamespace:
@@ -123,7 +127,8 @@ def new_optimizer(script, model):
 
 
 def new_scheduler(script, optimizer):
-    steps = max(2, script.epochs * script.samples // (script.batch_size * script.accumulation))
+    # More than a script makes on up to three processes: "one cycle" raises after its last step.
+    steps = script.epochs * (script.samples + 3)
     return SCHEDULES[script.schedule](optimizer, steps)
 
 

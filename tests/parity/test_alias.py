@@ -16,6 +16,7 @@ from common.processes import Ranks, ranks
 from tests import alias
 from tests.bits import digest
 from tests.parity import random_trainers
+from tests.peers import import_or_skip
 from tests.states import THEIRS, forget_states, reset_states
 
 SCRIPTS = "accelerate.test_utils.scripts"
@@ -94,7 +95,7 @@ def train_on_the_original(*arguments) -> tuple[str, list]:
     [pytest.param(2, range(4), marks=pytest.mark.slow), pytest.param(1, range(30), marks=pytest.mark.long)],
 )
 def test_transformers_trainer_ends_with_the_bits_that_it_has_on_accelerate(world_size, seeds, on_the_core, tmp_path):
-    pytest.importorskip("transformers")
+    import_or_skip("transformers")
     ours = on_the_core(world_size, train_with_transformers, seeds, world_size, str(tmp_path / "ours"))
     arguments = (seeds, world_size, str(tmp_path / "theirs"))
     theirs = ranks(world_size).run(train_on_the_original, *arguments, timeout=250, environment=ON_CPU)

@@ -3,6 +3,7 @@
 The quick cases take a few scripts, the long ones as many as a release needs.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +13,9 @@ from tests.parity.random_orders import ORDERS
 from tests.parity.random_scripts import assert_same, chunks, run_on
 from tests.parity.random_trainers import TRAINERS
 from tests.parity.random_trainings import TRAININGS, plainest
+from tests.peers import import_or_skip
 
-pytest.importorskip("accelerate")
+import_or_skip("accelerate")
 # Random scripts step their schedules where torch advises otherwise.
 pytestmark = [pytest.mark.filterwarnings("ignore:Detected call of"), pytest.mark.timeout(1200)]
 
@@ -59,14 +61,14 @@ def test_trainings_over_stateful_loaders_resume_with_the_same_bits(number, proce
         whole = run_on(TRAININGS, TRAININGS.ours, straight, processes, "")
         for script, of_ranks, whole_of_ranks in zip(stopped, resumed, whole, strict=True):
             for one, other in zip(of_ranks, whole_of_ranks, strict=True):
-                for name in ("error", "weights", "states"):  # a script that ends with an error has only that
-                    assert list(differences(one.get(name), other.get(name))) == [], (script, name)
+                for name in ("weights", "states"):
+                    assert list(differences(one[name], other[name])) == [], (script, name)
 
 
 @pytest.fixture
 def transformers(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    library = pytest.importorskip("transformers")
+    library = import_or_skip("transformers")
     library.logging.set_verbosity_error()
 
 
@@ -75,6 +77,12 @@ def test_trainings_by_a_trainer_end_with_the_bits_of_transformers(
     number, processes, tmp_path, one_thread, transformers
 ):
     assert_same(TRAINERS, range(number), processes, str(tmp_path))
+
+
+def test_a_script_that_fails_is_an_error_also_where_it_fails_on_both_libraries(tmp_path):
+    failing = replace(TRAININGS, draw=lambda seed, processes: plainest(precision="none"))
+    with pytest.raises(ValueError, match="none"):
+        assert_same(failing, range(1), 1, str(tmp_path))
 
 
 def test_a_bit_is_a_difference():

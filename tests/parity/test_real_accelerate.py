@@ -10,9 +10,10 @@ import pytest
 from common import ladder
 from common.processes import RankFailed, ranks
 from tests.levels import EXACT, changed, farthest, killed_at_step, run_on_ranks
+from tests.peers import import_or_skip
 from tests.states import THEIRS, forget_states
 
-pytest.importorskip("accelerate")
+import_or_skip("accelerate")
 LEVEL = "03_accelerate"
 SLOW = pytest.mark.slow
 LONG = pytest.mark.long

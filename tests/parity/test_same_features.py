@@ -13,10 +13,11 @@ from common.accelerator.utils import ProfileKwargs
 from common.processes import ranks
 from tests.bits import differences
 from tests.parity.random_trainings import WIDTH, plainest, run
+from tests.peers import import_or_skip
 from tests.states import OURS, THEIRS, forget_states
 from tests.unit.accelerator.several_processes import on_ranks
 
-pytest.importorskip("accelerate")
+import_or_skip("accelerate")
 
 
 def hooked(library, hook, wrapper, option):

@@ -4,6 +4,7 @@ import importlib
 
 import pytest
 
+from tests.peers import import_or_skip
 from tests.states import OURS, THEIRS, forget_states
 
 
@@ -17,7 +18,7 @@ def fresh_states():
 @pytest.fixture
 def libraries():
     """The `utils` of both libraries, each with a state."""
-    pytest.importorskip("accelerate")
+    import_or_skip("accelerate")
     utils = []
     for library in (OURS, THEIRS):
         importlib.import_module(f"{library}.state").PartialState(cpu=True)

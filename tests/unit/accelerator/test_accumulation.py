@@ -10,6 +10,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from common.accelerator import Accelerator
+from tests.peers import import_or_skip
 from tests.states import OURS, THEIRS, forget_states
 from tests.unit.accelerator.several_processes import on_ranks
 
@@ -74,7 +75,7 @@ def trained_in_a_cell_that_runs_twice(library):
 
 def test_a_cell_that_runs_twice_goes_on_with_what_it_has_prepared():
     """The windows of the new Accelerator reach the loader and the optimizer that an earlier one has prepared."""
-    pytest.importorskip("accelerate")
+    import_or_skip("accelerate")
     weights, steps = trained_in_a_cell_that_runs_twice(OURS)
     assert steps == 3 + 2  # the last window of the first run has two micro-batches
     assert trained_in_a_cell_that_runs_twice(THEIRS) == (weights, steps)

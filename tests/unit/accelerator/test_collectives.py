@@ -9,6 +9,7 @@ from common.accelerator import PartialState, exchange, operations
 from common.accelerator.utils import broadcast, gather, listify, pad_across_processes, reduce
 from common.accelerator.utils.operations import DistributedOperationException
 from common.processes import ranks
+from tests.peers import import_or_skip
 from tests.states import OURS, THEIRS, forget_states
 from tests.unit.accelerator.plain import Point, plain
 from tests.unit.accelerator.several_processes import on_ranks
@@ -47,7 +48,7 @@ def collectives(library):
 
 
 def test_collectives_give_what_accelerates_give():
-    pytest.importorskip("accelerate")
+    import_or_skip("accelerate")
     ours = ranks(2).run(collectives, OURS)
     theirs = ranks(2).run(collectives, THEIRS, environment={"OMP_NUM_THREADS": "1"})
     assert ours == theirs

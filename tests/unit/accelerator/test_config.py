@@ -14,6 +14,7 @@ from common.accelerator.commands.config.config_args import (
     default_config_path,
     load_config_from_file,
 )
+from tests.peers import import_or_skip
 
 
 def loaded(folder: Path, text: str) -> ClusterConfig:
@@ -23,7 +24,7 @@ def loaded(folder: Path, text: str) -> ClusterConfig:
 
 
 def test_a_file_of_accelerates_means_the_same_here(tmp_path):
-    theirs = pytest.importorskip("accelerate.commands.config.config_args")
+    theirs = import_or_skip("accelerate.commands.config.config_args")
     path = tmp_path / "default_config.yaml"
     config = theirs.ClusterConfig(
         "LOCAL_MACHINE", "MULTI_CPU", "bf16", True, False, 4, 1, 2, None, "10.0.0.1", 29501, "c10d", False

@@ -15,6 +15,7 @@ import torch
 from common.accelerator.utils import FullyShardedDataParallelPlugin
 from common.memory import track_memory
 from common.processes import ranks
+from tests.peers import import_or_skip
 from tests.states import THEIRS, forget_states
 from tests.unit.accelerator.several_processes import on_ranks
 
@@ -110,7 +111,7 @@ def test_wide_net_keeps_a_checkpoint_per_epoch_and_the_best(tmp_path, world_size
     ],
 )
 def test_the_same_file_runs_on_the_real_library(tmp_path, name, arguments):
-    pytest.importorskip("accelerate")
+    import_or_skip("accelerate")
     theirs = tmp_path / "theirs.py"
     text = (EXAMPLES / f"{name}.py").read_text()
     theirs.write_text(text.replace("common.accelerator", "accelerate"))
@@ -128,7 +129,7 @@ def test_the_same_file_runs_on_the_real_library(tmp_path, name, arguments):
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_tiny_gpt_learns_alike_by_ddp_and_by_fsdp(tmp_path, world_size):
-    pytest.importorskip("accelerate")
+    import_or_skip("accelerate")
     from safetensors.torch import load_file
 
     path = EXAMPLES / "tiny_gpt.py"

@@ -8,6 +8,7 @@ import pytest
 from common.accelerator.logging import get_logger
 from common.accelerator.state import PartialState
 from common.processes import ranks
+from tests.peers import import_or_skip
 from tests.states import OURS, THEIRS, forget_states
 
 
@@ -75,9 +76,9 @@ def logged(library, path) -> None:
 
 
 def test_ranks_log_once_in_order_or_all_as_on_accelerate(tmp_path):
+    import_or_skip(THEIRS)
     lines = {}
     for library in (OURS, THEIRS):
-        pytest.importorskip(library)
         path = tmp_path / library
         ranks(2).run(logged, library, str(path), environment={"ACCELERATE_USE_CPU": "true"})
         *lines[library], one, other = path.read_text().splitlines()

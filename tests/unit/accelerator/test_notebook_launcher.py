@@ -17,6 +17,7 @@ from common.accelerator.launchers import debug_launcher, notebook_launcher
 from common.accelerator.state import AcceleratorState, PartialState
 from common.process_group import leave_process_group
 from common.processes import free_port
+from tests.peers import import_or_skip
 
 ON_CPU = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="launches without ACCELERATE_USE_CPU")
 
@@ -214,5 +215,5 @@ def test_without_a_gpu_and_without_a_process_the_function_runs_right_here():
     seen = []
     notebook_launcher(lambda: seen.append(os.getpid()))
     notebook_launcher(lambda: seen.append(os.getpid()), num_processes=0)
-    pytest.importorskip("accelerate").notebook_launcher(lambda: seen.append(os.getpid()), num_processes=0)
+    import_or_skip("accelerate").notebook_launcher(lambda: seen.append(os.getpid()), num_processes=0)
     assert seen == [os.getpid()] * 3

@@ -14,8 +14,9 @@ import pytest
 
 from common.accelerator import Accelerator
 from common.accelerator.state import DistributedType
+from tests.peers import import_or_skip
 
-accelerate = pytest.importorskip("accelerate")
+accelerate = import_or_skip("accelerate")
 
 CORE = "common.accelerator"
 # What these two import from the original's other modules is meant for scripts, all of it.

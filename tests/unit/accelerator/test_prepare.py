@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from common.accelerator import Accelerator
+from tests.peers import import_or_skip
 from tests.states import OURS, THEIRS
 from tests.unit.accelerator.several_processes import on_ranks
 
@@ -67,7 +68,7 @@ def test_free_memory_forgets_what_was_prepared(tmp_path):
 
 
 def test_objects_that_cannot_be_registered_are_named_with_their_places():
-    pytest.importorskip("accelerate")
+    import_or_skip("accelerate")
 
     def places(library, *objects):
         accelerator = importlib.import_module(library).Accelerator(cpu=True)

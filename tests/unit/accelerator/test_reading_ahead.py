@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, default_collate, get_worker_info
 
 from common.accelerator.utils import listify
+from tests.peers import import_or_skip
 from tests.states import OURS, THEIRS, forget_states
 from tests.toys import Augmented, NumbersOfEpoch, Stream, StreamOfWorkers
 
@@ -146,7 +147,7 @@ SLOW = [pytest.param(kind, marks=pytest.mark.slow) if "workers" in kind else kin
 
 @pytest.mark.parametrize("kind", SLOW)
 def test_data_sets_and_collators_draw_in_the_order_of_accelerate(kind):
-    pytest.importorskip("accelerate")
+    import_or_skip("accelerate")
     loops = LOOPS[:3] if "workers" in kind else LOOPS
     for loop, (dispatches, rank, world) in itertools.product(loops, HOW):
         try:

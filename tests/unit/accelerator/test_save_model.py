@@ -8,6 +8,7 @@ import torch
 
 from common.accelerator import Accelerator, utils
 from common.accelerator.utils import load_checkpoint_in_model, load_state_dict
+from tests.peers import import_or_skip
 
 
 class Network(torch.nn.Module):
@@ -32,7 +33,7 @@ def accelerator():
 @pytest.fixture(scope="module")
 def original():
     """Hugging Face's Accelerate, or a skip."""
-    return pytest.importorskip("accelerate")
+    return import_or_skip("accelerate")
 
 
 @pytest.mark.parametrize("safe", [True, False])

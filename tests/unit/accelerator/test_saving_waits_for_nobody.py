@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -17,6 +18,21 @@ from common.accelerator.operations import RemoteError
 from common.accelerator.utils import ProjectConfiguration, gather_object, save_ids
 from tests.states import forget_states
 from tests.unit.accelerator.several_processes import on_ranks
+
+
+class Loaded(NamedTuple):
+    """The steps that were loaded.
+
+    Attributes:
+        weights_step: the step of the weights.
+        random_step: that of this rank's random state; None if none was loaded.
+    """
+
+    weights_step: float
+    random_step: int | None
+
+
+UNTOUCHED_SEED = 1  # no step has it
 
 
 class Run:
@@ -32,11 +48,12 @@ class Run:
         torch.nn.init.constant_(self.model.bias, number)
         torch.manual_seed(10 * number + self.rank)
 
-    def load(self, folder: Path | None = None) -> tuple[float, float]:
-        """The steps whose weights, and whose random states, are there after loading; 99 is none."""
-        torch.manual_seed(990 + self.rank)
+    def load(self, folder: Path | None = None) -> Loaded:
+        torch.manual_seed(UNTOUCHED_SEED)
         self.accelerator.load_state(folder)
-        return self.model.bias.item(), (torch.initial_seed() - self.rank) // 10
+        seed = torch.initial_seed()
+        random_step = None if seed == UNTOUCHED_SEED else (seed - self.rank) // 10
+        return Loaded(self.model.bias.item(), random_step)
 
 
 @contextmanager
@@ -110,9 +127,9 @@ def saved_and_killed(_, root: Path, victim: int, is_automatic: bool, all_ranks: 
             if not all(are_saved):
                 possible.append((1, 1))
                 if not all_ranks and run.rank == victim != 0:
-                    possible.append((2, 99))  # the main process has saved, and the part of this rank is lost
+                    possible.append((2, None))  # the main process has saved, and the part of this rank is lost
             assert found in possible, (operations, found)
-            assert len({weights for weights, _ in gather_object([found])}) == 1, operations
+            assert len({loaded.weights_step for loaded in gather_object([found])}) == 1, operations
             run.step(3)
             run.accelerator.save_state(place)  # and the run goes on
             assert run.load(place) == (3, 3), operations
@@ -142,8 +159,8 @@ def test_an_interruption_at_any_file_operation_leaves_a_complete_checkpoint(
 # On the main process alone
 
 
-def saved_alone(_, folder: Path) -> tuple[float, float]:
-    """What a new run finds, after one in which first all ranks saved, and then the main process alone."""
+def saved_alone(_, folder: Path) -> Loaded:
+    """The steps that a new run loads, after one in which first all ranks saved, and then the main process alone."""
     with run_named(f"{folder}, the first"):
         run = Run(folder)
         run.step(0)
@@ -160,7 +177,7 @@ def saved_alone(_, folder: Path) -> tuple[float, float]:
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_the_main_process_alone_may_save_over_what_all_have_saved(world, tmp_path):
     """The random states of the other ranks are of another save, so they are not loaded."""
-    assert on_ranks(world, saved_alone, tmp_path) == [(1, 1), (1, 99), (1, 99)][:world]
+    assert on_ranks(world, saved_alone, tmp_path) == [(1, 1), (1, None), (1, None)][:world]
 
 
 def saved_in_a_window(_, folder: Path) -> tuple:
@@ -190,7 +207,7 @@ def saved_in_a_window(_, folder: Path) -> tuple:
 
 
 def test_in_the_middle_of_a_window_the_others_go_on_with_the_gradients_of_the_main_process(tmp_path):
-    assert on_ranks(2, saved_in_a_window, tmp_path) == [(1, 1, 1.0, 1), (1, 99, 1.0, 1)]
+    assert on_ranks(2, saved_in_a_window, tmp_path) == [(1, 1, 1.0, 1), (1, None, 1.0, 1)]
 
 
 def saved_late(_, folder: Path) -> tuple:

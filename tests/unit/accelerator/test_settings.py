@@ -10,6 +10,7 @@ from common.accelerator.utils import (
     KwargsHandler,
     TorchDynamoPlugin,
 )
+from tests.peers import import_or_skip
 
 
 @pytest.mark.parametrize("option", ["deepspeed_plugin", "megatron_lm_plugin", "torch_tp_plugin", "parallelism_config"])
@@ -59,7 +60,7 @@ def test_settings_of_the_launcher_are_read_from_the_environment(monkeypatch):
     ],
 )
 def test_handlers_give_only_what_differs_from_the_defaults(name, kwargs):
-    theirs = getattr(pytest.importorskip("accelerate.utils"), name)
+    theirs = getattr(import_or_skip("accelerate.utils"), name)
     ours = getattr(utils, name)
     assert ours().to_kwargs() == theirs().to_kwargs() == {}
     assert ours(**kwargs).to_kwargs() == theirs(**kwargs).to_kwargs() != {}

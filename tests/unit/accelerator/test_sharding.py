@@ -22,6 +22,7 @@ from torch.utils.data import (
 
 from common.accelerator.data_loader import prepare_data_loader, skip_first_batches
 from common.accelerator.sampler import BatchSamplerShard, DistributedEvalSampler, SeedableRandomSampler
+from tests.peers import import_or_skip
 from tests.toys import Numbers, SizedStream, Stream
 from tests.unit.accelerator.several_processes import gathered, played_loaders
 
@@ -138,7 +139,7 @@ def test_len_is_the_number_of_batches_also_of_streams_and_after_skipping(shape, 
 
 
 def test_indices_equal_those_of_accelerate():
-    theirs = pytest.importorskip("accelerate.data_loader")
+    theirs = import_or_skip("accelerate.data_loader")
     booleans = (False, True)
     for shape in itertools.starmap(
         Shape, itertools.product(range(21), (1, 2, 3, 5, 7), (1, 2, 3, 4, 5, 7), booleans, booleans, booleans)
@@ -151,7 +152,7 @@ def test_indices_equal_those_of_accelerate():
 
 @pytest.mark.parametrize("sizes", [[], [3], [1, 4, 2], [2, 2, 3, 1], [4, 1, 1, 1, 2, 3, 2]])
 def test_batches_of_any_size_are_sharded_whole_like_those_of_accelerate(sizes):
-    theirs = pytest.importorskip("accelerate.data_loader")
+    theirs = import_or_skip("accelerate.data_loader")
     numbers = iter(range(sum(sizes)))
     batches = [list(itertools.islice(numbers, size)) for size in sizes]
     for world, even in itertools.product((1, 2, 3, 4), (True, False)):

@@ -13,6 +13,7 @@ from common.accelerator.state import DistributedType, PartialState
 from common.accelerator.utils import InitProcessGroupKwargs
 from common.cores import available_cores
 from common.processes import free_port, ranks
+from tests.peers import import_or_skip
 from tests.states import OURS, THEIRS, forget_states
 from tests.unit.accelerator.several_processes import on_ranks
 
@@ -20,7 +21,7 @@ from tests.unit.accelerator.several_processes import on_ranks
 @pytest.fixture
 def libraries():
     """Ours and theirs, both without a state before and after the test."""
-    pytest.importorskip("accelerate")
+    import_or_skip("accelerate")
 
     forget_states(THEIRS)
     yield [importlib.import_module(name) for name in (OURS, THEIRS)]
@@ -103,7 +104,7 @@ def group_of_one(library):
 
 
 def test_under_torchrun_one_process_is_a_group_of_one_as_in_accelerate():
-    pytest.importorskip("accelerate")
+    import_or_skip("accelerate")
     (ours,) = ranks(1).run(group_of_one, OURS)
     (theirs,) = ranks(1).run(group_of_one, THEIRS, environment={"OMP_NUM_THREADS": "1"})
     assert ours == theirs and "MULTI_CPU  Backend: gloo" in ours[0]

@@ -19,6 +19,7 @@ from common.accelerator.tracking import (
     select_trackers,
 )
 from common.processes import ranks
+from tests.peers import import_or_skip
 from tests.states import THEIRS, forget_states
 
 
@@ -91,7 +92,7 @@ def test_a_configuration_and_values_of_any_kind_do_not_end_a_training(name, tmp_
 
 
 def test_tensorboard_writes_the_events_of_accelerates(tmp_path):
-    theirs = pytest.importorskip("accelerate.tracking")
+    theirs = import_or_skip("accelerate.tracking")
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     from accelerate.state import PartialState as TheirState
 

@@ -4,6 +4,8 @@ import gc
 
 import pytest
 
+from tests.peers import import_or_skip
+
 pytest.register_assert_rewrite("tests.unit.trainer.both")
 
 
@@ -17,6 +19,6 @@ def quick(one_thread, monkeypatch):
 def transformers(monkeypatch):
     """The library, which must not look for anything on the network."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    library = pytest.importorskip("transformers")
+    library = import_or_skip("transformers")
     library.logging.set_verbosity_error()
     return library

@@ -7,9 +7,11 @@ otherwise than without the argument. The others have a test of their own.
 import importlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
@@ -25,42 +27,58 @@ from tests.unit.trainer.toy import accuracy, make_trainer, trained_weights, weig
 
 STEPWISE = {"eval_strategy": "steps", "eval_steps": 2}
 BY_EPOCH = {"eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epochs": 3}
-# Arguments, a value, and what else is set with and without it. There are 3 steps in each of 2 epochs.
+
+
+class Change(NamedTuple):
+    """An argument with a value that is not its default.
+
+    Attributes:
+        others: what is set in the training with it, and in the one without it.
+    """
+
+    name: str
+    value: Any
+    others: Mapping[str, Any] = MappingProxyType({})
+
+
+# There are 3 steps in each of 2 epochs.
 CHANGES = [
-    ("per_device_train_batch_size", 4, {}),
-    ("per_device_eval_batch_size", 4, STEPWISE),
-    ("gradient_accumulation_steps", 2, {}),
-    ("num_train_epochs", 2.4, {}),
-    ("max_steps", 7, {}),
-    ("learning_rate", 0.25, {}),
-    ("weight_decay", 0.1, {}),
-    ("adam_beta1", 0.5, {}),
-    ("adam_beta2", 0.5, {}),
-    ("adam_epsilon", 1e-2, {}),
-    ("max_grad_norm", 0.01, {}),
-    ("optim", "sgd", {}),
-    ("lr_scheduler_type", "constant", {"warmup_steps": 2}),
-    ("lr_scheduler_kwargs", {"num_cycles": 1.5}, {"lr_scheduler_type": "cosine"}),
-    ("warmup_steps", 2, {}),
-    ("eval_strategy", "steps", {"eval_steps": 4}),
-    ("eval_steps", 4, STEPWISE),
-    ("eval_delay", 3, STEPWISE),
-    ("logging_strategy", "epoch", {}),
-    ("logging_steps", 2, {}),
-    ("logging_first_step", True, {"logging_steps": 3}),
-    ("save_strategy", "steps", {"save_steps": 4}),
-    ("save_strategy", "best", {"eval_strategy": "epoch", "metric_for_best_model": "accuracy"}),
-    ("save_steps", 0.6, {"save_strategy": "steps"}),
-    ("save_total_limit", 2, {"save_strategy": "steps", "save_steps": 1}),
-    ("load_best_model_at_end", True, BY_EPOCH | {"metric_for_best_model": "accuracy", "greater_is_better": False}),
-    ("metric_for_best_model", "eval_accuracy", BY_EPOCH),
-    ("greater_is_better", False, BY_EPOCH | {"metric_for_best_model": "accuracy"}),
-    ("seed", 7, {}),
-    ("data_seed", 5, {}),
-    ("bf16", True, {}),
-    ("prediction_loss_only", True, STEPWISE),
-    ("accelerator_config", {"split_batches": True, "use_seedable_sampler": False}, {}),
-    ("dataloader_drop_last", True, {}),
+    Change("per_device_train_batch_size", 4),
+    Change("per_device_eval_batch_size", 4, STEPWISE),
+    Change("gradient_accumulation_steps", 2),
+    Change("num_train_epochs", 2.4),
+    Change("max_steps", 7),
+    Change("learning_rate", 0.25),
+    Change("weight_decay", 0.1),
+    Change("adam_beta1", 0.5),
+    Change("adam_beta2", 0.5),
+    Change("adam_epsilon", 1e-2),
+    Change("max_grad_norm", 0.01),
+    Change("optim", "sgd"),
+    Change("lr_scheduler_type", "constant", {"warmup_steps": 2}),
+    Change("lr_scheduler_kwargs", {"num_cycles": 1.5}, {"lr_scheduler_type": "cosine"}),
+    Change("warmup_steps", 2),
+    Change("eval_strategy", "steps", {"eval_steps": 4}),
+    Change("eval_steps", 4, STEPWISE),
+    Change("eval_delay", 3, STEPWISE),
+    Change("logging_strategy", "epoch"),
+    Change("logging_steps", 2),
+    Change("logging_first_step", True, {"logging_steps": 3}),
+    Change("save_strategy", "steps", {"save_steps": 4}),
+    Change("save_strategy", "best", {"eval_strategy": "epoch", "metric_for_best_model": "accuracy"}),
+    Change("save_steps", 0.6, {"save_strategy": "steps"}),
+    Change("save_total_limit", 2, {"save_strategy": "steps", "save_steps": 1}),
+    Change(
+        "load_best_model_at_end", True, BY_EPOCH | {"metric_for_best_model": "accuracy", "greater_is_better": False}
+    ),
+    Change("metric_for_best_model", "eval_accuracy", BY_EPOCH),
+    Change("greater_is_better", False, BY_EPOCH | {"metric_for_best_model": "accuracy"}),
+    Change("seed", 7),
+    Change("data_seed", 5),
+    Change("bf16", True),
+    Change("prediction_loss_only", True, STEPWISE),
+    Change("accelerator_config", {"split_batches": True, "use_seedable_sampler": False}),
+    Change("dataloader_drop_last", True),
 ]
 STATE = ("epoch", "global_step", "max_steps", "num_train_epochs", "train_batch_size", "best_metric", "best_global_step")
 
@@ -80,12 +98,12 @@ def outcome(library, folder, arguments) -> dict:
     }
 
 
-@pytest.mark.parametrize(("name", "value", "rest"), CHANGES)
-def test_an_argument_changes_what_it_changes_in_transformers(name, value, rest, tmp_path, transformers):
-    ours, theirs = on_both(outcome, tmp_path / "with", rest | {name: value})
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: f"{change.name}-{change.value}")
+def test_an_argument_changes_what_it_changes_in_transformers(change, tmp_path, transformers):
+    ours, theirs = on_both(outcome, tmp_path / "with", {**change.others, change.name: change.value})
     assert ours == theirs
     torch.manual_seed(11)
-    assert ours != outcome(importlib.import_module(LIBRARIES[0]), str(tmp_path / "without"), rest)
+    assert ours != outcome(importlib.import_module(LIBRARIES[0]), str(tmp_path / "without"), change.others)
 
 
 def test_arguments_of_loader_workers(tmp_path):
@@ -250,7 +268,7 @@ def test_argument_tf32(tmp_path):
 
 
 def test_argument_fsdp():
-    """What FSDP does in a training is in test_processes.py."""
+    """Trainings with FSDP are in test_processes.py."""
     with pytest.raises(ValueError, match="fsdp is 'full_shard offload' but must be True, or of the words full_shard"):
         TrainingArguments(fsdp="full_shard offload")
     with pytest.raises((NotImplementedError, ValueError), match="FSDP with cpu_offload=True is out of scope"):

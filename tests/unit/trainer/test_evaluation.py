@@ -48,7 +48,7 @@ def loader_of_a_share(trainer: Trainer, points: Points, batch: int) -> DataLoade
 
 
 class Source(NamedTuple):
-    """Where an evaluation gets its batches; `loader` makes what an override of `get_eval_dataloader` returns."""
+    """The origin of an evaluation's batches; `loader` makes what an override of `get_eval_dataloader` returns."""
 
     is_stream: bool = False
     accelerator_config: dict | None = None
@@ -74,12 +74,17 @@ class Case(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What an evaluation and a prediction came to; `error` is that of the predictions, `reference` the true loss."""
+    """The results of an evaluation and of a prediction.
+
+    Attributes:
+        largest_deviation: of a prediction from the network's own output.
+        reference: the true loss.
+    """
 
     loss: float
     accuracy: float
     has_all_labels: bool
-    error: float
+    largest_deviation: float
     reference: float
 
 
@@ -110,7 +115,7 @@ def outcome(folder, case: Case) -> Outcome:
         loss=metrics["eval_loss"],
         accuracy=metrics["eval_accuracy"],
         has_all_labels=torch.equal(torch.from_numpy(prediction.label_ids), points.labels),
-        error=np.abs(prediction.predictions - expected.numpy()).max(),
+        largest_deviation=np.abs(prediction.predictions - expected.numpy()).max(),
         reference=F.cross_entropy(expected, points.labels).item(),
     )
 
@@ -132,7 +137,7 @@ def test_the_loss_does_not_depend_on_the_batch_size(batch, source, tmp_path):
     got = outcome(tmp_path, Case(batch, source))
     assert got.loss == pytest.approx(got.reference, rel=1e-14)
     assert got.accuracy == outcome(tmp_path, Case(batch=N)).accuracy
-    assert got.has_all_labels and got.error < 1e-12
+    assert got.has_all_labels and got.largest_deviation < 1e-12
 
 
 ANY_BATCHES = [SAMPLES, STREAM, STREAM_ON_EVERY_RANK, PLAIN_LOADER, PREPARED_LOADER, LOADER_OF_A_SHARE]
@@ -150,7 +155,7 @@ def test_an_evaluation_does_not_depend_on_the_number_of_processes(processes, tmp
         assert [got.accuracy for got in outcomes] == pytest.approx(expected, rel=1e-14)
         for got, case in zip(outcomes, cases, strict=True):
             assert got.loss == pytest.approx(got.reference, rel=1e-13), case
-            assert got.has_all_labels and got.error < 1e-12
+            assert got.has_all_labels and got.largest_deviation < 1e-12
 
 
 def test_a_mean_of_means_would_have_been_noticed(tmp_path):
