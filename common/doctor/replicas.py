@@ -51,8 +51,8 @@ def come_together_again(network: Network, by_step: dict[int, str | None], first:
     The weights of `network` must be finite: ranks that differ may all end in nans, which are equal and wrong.
     """
     for step, found in by_step.items():
-        weights = network.weights[step].values()
-        if step > first and found is None and all(tensor.isfinite().all() for tensor in weights):
+        are_finite = all(tensor.isfinite().all() for tensor in network.weights[step].values())
+        if step > first and found is None and are_finite:
             return True
     return False
 
