@@ -60,11 +60,11 @@ class DataWatch:
         if _is_own_share(inputs, epoch.last_batch):
             epoch.shares += 1
 
-    def open(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
+    def on_iterator_made(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
         by_torch = type(loader.batch_sampler) in (BatchSampler, type(None))
         self._readings[iterator] = Reading(Epoch(id(loader), _size(loader.dataset), by_torch))
 
-    def queue(self, numbers: Any, iterator: Any) -> None:
+    def on_indices_drawn(self, numbers: Any, iterator: Any) -> None:
         self._readings[iterator].asked.append(numbers)
 
     def before_batch(self, iterator: Any) -> None:
@@ -99,9 +99,9 @@ class DataWatch:
 def watch(recorder: Recorder) -> DataWatch:
     data = DataWatch(recorder)
     # An iterator that keeps its workers is reset for another epoch.
-    recorder.watch(_BaseDataLoaderIter, "__init__", after=data.open)
-    recorder.watch(_BaseDataLoaderIter, "_reset", after=data.open)
-    recorder.watch(_BaseDataLoaderIter, "_next_index", after=data.queue)
+    recorder.watch(_BaseDataLoaderIter, "__init__", after=data.on_iterator_made)
+    recorder.watch(_BaseDataLoaderIter, "_reset", after=data.on_iterator_made)
+    recorder.watch(_BaseDataLoaderIter, "_next_index", after=data.on_indices_drawn)
     recorder.watch(_BaseDataLoaderIter, "__next__", data.before_batch, data.after_batch, data.after_last_batch)
     return data
 
@@ -182,7 +182,7 @@ def why_not_comparable(by_rank: tuple[Epoch, ...]) -> str | None:
     return None
 
 
-def orders(records: list[Record]) -> Answer:
+def check_orders(records: list[Record]) -> Answer:
     answers = []
     for record in records:
         epochs = [epoch for epoch in training_epochs(record) if len(epoch.samples or []) >= MIN_SAMPLES]
@@ -206,7 +206,7 @@ def _order(rank: int, earlier: list[int], later: list[int]) -> Answer:
     )
 
 
-def evaluation_samples(records: list[Record]) -> Answer:
+def check_evaluation_samples(records: list[Record]) -> Answer:
     evaluations = []
     for record in records:
         evaluations.append([epoch for epoch in record.epochs if not epoch.forwards and epoch.complete])

@@ -20,6 +20,7 @@ from common.process_group import COLLECTIVES
 
 ON_ALL_RANKS = (*COLLECTIVES, "barrier", "monitored_barrier")
 
+MAX_ERROR = 300  # characters of an error's text that are shown
 UNFINISHED = "finished reduction in the prior iteration"  # DDP, where a gradient has not come
 
 
@@ -41,7 +42,7 @@ def _watch_collective(recorder: Recorder, name: str, script: Path) -> None:
     recorder.watch(dist, name, before=note_collective)
 
 
-def end(records: list[Record], patience: float) -> Answer:
+def check_end(records: list[Record], patience: float) -> Answer:
     """The answer about the end, where ranks that made no progress for `patience` seconds were stopped."""
     crashed = [record for record in records if record.crash]
     for record in crashed:
@@ -58,7 +59,7 @@ def is_lost_connection(error: str) -> bool:
     """True for the error of a rank whose partner has ended, or has called another collective.
 
     torch raises a plain RuntimeError for it, so only the text can tell. An error of the script's own with one of these
-    words is taken for one too: then the report says that the rank was left alone, and does not show the error.
+    words is taken for one too. So the report shows the text of each.
     """
     signs = ("Timed out", "timeout", "Connection closed by peer", "Connection reset by peer", "gloo", "NCCL")
     return any(sign in error for sign in signs)
@@ -67,7 +68,7 @@ def is_lost_connection(error: str) -> bool:
 def _crashed(record: Record) -> Finding:
     crashed = f"rank {record.rank} crashed after {record.steps} optimizer steps"
     if UNFINISHED not in record.crash:
-        return Finding(f"{crashed}: {record.crash[:300]}", "mend the error, and call the doctor again")
+        return Finding(f"{crashed}: {record.crash[:MAX_ERROR]}", "mend the error, and call the doctor again")
     text = f"{crashed}: DistributedDataParallel waits for the gradients of parameters that the forward does not use"
     unused = []  # their names, as far as known: an optimizer step notes them
     for network in record.networks:
@@ -103,7 +104,7 @@ def _waiting(records: list[Record], patience: float) -> Finding:
 
 def _where(record: Record) -> str:
     if record.crash:
-        return f"rank {record.rank} was left alone"
+        return f"rank {record.rank} was left alone ({record.crash[:MAX_ERROR]})"
     if record.line:
         return f"rank {record.rank} is in {record.line} ({record.called})"
     return f"rank {record.rank} has ended"

@@ -33,7 +33,7 @@ def _state_dicts(value: Any) -> Iterator[dict[str, Tensor]]:
         yield from _state_dicts(part)
 
 
-def writers(records: list[Record]) -> Answer:
+def check_writers(records: list[Record]) -> Answer:
     ranks_of: dict[str, list[int]] = {}
     for record in records:
         for save in record.saves:
@@ -50,7 +50,7 @@ def writers(records: list[Record]) -> Answer:
     return Right()
 
 
-def keys(records: list[Record]) -> Answer:
+def check_keys(records: list[Record]) -> Answer:
     with_keys = [save for record in records for save in record.saves if save.keys]
     if not with_keys:
         return NotExamined("no state dict went to torch.save")

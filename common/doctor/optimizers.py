@@ -85,7 +85,7 @@ def watch(recorder: Recorder, networks: NetworkWatch, last_step: int | None) -> 
     register_optimizer_step_post_hook(recorder.observer(optimizers.after_step))
 
 
-def parameters(records: list[Record]) -> Answer:
+def check_parameters(records: list[Record]) -> Answer:
     if not records[0].steps or not trained(records):
         return NotExamined("no optimizer step was seen")
     # Either alone may be meant: a part that is frozen by leaving it out, or a parameter that no network holds. Both
@@ -102,7 +102,7 @@ def parameters(records: list[Record]) -> Answer:
     return Right()
 
 
-def learning_rates(records: list[Record]) -> Answer:
+def check_learning_rates(records: list[Record]) -> Answer:
     steps = across_ranks(record.learning_rates for record in records)
     if not steps:
         return NotExamined("no optimizer step was seen on all ranks")

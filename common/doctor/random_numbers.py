@@ -34,7 +34,7 @@ def note_draws(draws: Draws, before: dict[str, int], device: torch.device) -> No
             draws.setdefault(kind, []).append(state)
 
 
-def draws(records: list[Record]) -> Answer:
+def check_draws(records: list[Record]) -> Answer:
     answers = _answers_about("forwards in training", [record.forward_draws for record in records])
     answers += _answers_about("batches", [record.batch_draws for record in records])
     return overall(answers, "neither forwards in training nor the reading of batches drew any")

@@ -18,23 +18,24 @@ def trained(records: list[Record]) -> list[tuple[Network, ...]]:
     return same
 
 
-def same_weights(records: list[Record]) -> Answer:
+def check_same_weights(records: list[Record]) -> Answer:
     same_rates = not steps_with_different_rates(records)
     answers = [_weights_of(by_rank, same_rates) for by_rank in trained(records)]
     return overall(answers, "no network was trained on all ranks")
 
 
 def _weights_of(by_rank: tuple[Network, ...], same_rates: bool) -> Answer:
-    by_step = differences([network.weights for network in by_rank])
-    before_training = by_step.pop(0, None)
+    noted = differences([network.weights for network in by_rank])
+    before_training = noted.get(0)
+    by_step = {step: found for step, found in noted.items() if step > 0}
     if not by_step:
         return NotExamined("no optimizer step was seen on all ranks, or no rank has whole parameters")
     steps_apart = [step for step, found in by_step.items() if found]
     if not steps_apart:
         return Right()
     first = steps_apart[0]
-    if any(step > first and found is None for step, found in by_step.items()):
-        return Right()  # only every n-th step averages the weights, and then they come together again
+    if come_together_again(by_rank[0], by_step, first):
+        return Right()
     text = f"{by_step[first]} after step {first}"
     finding = _cause_of(text, before_training, by_rank)
     if finding:
@@ -42,6 +43,18 @@ def _weights_of(by_rank: tuple[Network, ...], same_rates: bool) -> Answer:
     if not same_rates:
         return NotExamined("other learning rates make other weights")
     return Finding(text, "no further cause was seen: look for `no_sync`, and for updates that not all ranks make")
+
+
+def come_together_again(network: Network, by_step: dict[int, str | None], first: int) -> bool:
+    """True if no rank differs in a step after `first`, as where only every n-th step averages the weights.
+
+    The weights of `network` must be finite: ranks that differ may all end in nans, which are equal and wrong.
+    """
+    for step, found in by_step.items():
+        are_finite = all(tensor.isfinite().all() for tensor in network.weights[step].values())
+        if step > first and found is None and are_finite:
+            return True
+    return False
 
 
 def _cause_of(text: str, before_training: str | None, by_rank: tuple[Network, ...]) -> Finding | None:
@@ -73,13 +86,13 @@ def _cause_of(text: str, before_training: str | None, by_rank: tuple[Network, ..
     return None
 
 
-def same_statistics(records: list[Record]) -> Answer:
+def check_same_statistics(records: list[Record]) -> Answer:
     return overall(map(_statistics_of, trained(records)), "no BatchNorm was evaluated on several ranks")
 
 
 def _statistics_of(by_rank: tuple[Network, ...]) -> Answer:
-    by_step = differences([network.statistics for network in by_rank])
-    by_step.pop(0, None)
+    noted = differences([network.statistics for network in by_rank])
+    by_step = {step: found for step, found in noted.items() if step > 0}
     if not by_step:
         return NotExamined("no BatchNorm was evaluated on several ranks")
     for step, found in by_step.items():

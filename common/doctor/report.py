@@ -4,26 +4,26 @@ import textwrap
 
 from common.doctor import data, files, optimizers, random_numbers, replicas, shards, steps
 from common.doctor.answers import Answer, Finding, NotExamined, Right
-from common.doctor.end import end
+from common.doctor.end import check_end
 from common.doctor.record import Record
 from common.pitfalls import title
 
 # In the order of the report: a cause comes before its consequences.
 CHECKS = {
-    "parameters of the optimizer": optimizers.parameters,
-    "learning rates": optimizers.learning_rates,
-    "weights": replicas.same_weights,
-    "training samples": shards.training_samples,
-    "data sets": shards.data_sets,
-    "order of the epochs": data.orders,
-    "random numbers": random_numbers.draws,
-    "schedule": steps.schedule,
-    "clipping": steps.clipping,
-    "accumulation": steps.accumulation,
-    "evaluation samples": data.evaluation_samples,
-    "BatchNorm's statistics": replicas.same_statistics,
-    "files": files.writers,
-    "saved keys": files.keys,
+    "parameters of the optimizer": optimizers.check_parameters,
+    "learning rates": optimizers.check_learning_rates,
+    "weights": replicas.check_same_weights,
+    "training samples": shards.check_training_samples,
+    "data sets": shards.check_data_sets,
+    "order of the epochs": data.check_orders,
+    "random numbers": random_numbers.check_draws,
+    "schedule": steps.check_schedule,
+    "clipping": steps.check_clipping,
+    "accumulation": steps.check_accumulation,
+    "evaluation samples": data.check_evaluation_samples,
+    "BatchNorm's statistics": replicas.check_same_statistics,
+    "files": files.check_writers,
+    "saved keys": files.check_keys,
 }
 # From outside these mistakes look like what somebody may want.
 ONLY_YOU_CAN_SEE = ("batch_size_per_process", "mean_of_means", "metrics_not_gathered", "clock_without_wait")
@@ -32,7 +32,7 @@ WIDTH = 118
 
 def answers(records: list[Record], patience: float) -> dict[str, Answer]:
     """The answer to each topic."""
-    found = {"end of the script": end(records, patience)}
+    found = {"end of the script": check_end(records, patience)}
     for topic, check in CHECKS.items():
         found[topic] = check(records)
     return found

@@ -16,7 +16,7 @@ SAME_FRACTION = 0.9  # of the samples that were read twice must have equal conte
 Content = tuple[int, ...]  # a fingerprint of each tensor of a sample
 
 
-def training_samples(records: list[Record]) -> Answer:
+def check_training_samples(records: list[Record]) -> Answer:
     epochs = across_ranks(map(training_epochs, records))
     answers = [_samples_of(number, by_rank) for number, by_rank in enumerate(epochs)]
     return overall(answers, "no pass over a DataLoader was seen in training on all ranks")
@@ -68,13 +68,13 @@ def _without_numbers(number: int, by_rank: tuple[Epoch, ...]) -> Finding | None:
     )
 
 
-def data_sets(records: list[Record]) -> Answer:
+def check_data_sets(records: list[Record]) -> Answer:
     """The answer about the data sets of the ranks: a number must be the same sample on all of them.
 
     Over several epochs a sample is read by several ranks, whose contents can be compared. A sample that changes at each
     read, as with augmentation, also differs between two reads of one rank: then there is nothing to compare.
     """
-    if not isinstance(training_samples(records), Right):
+    if not isinstance(check_training_samples(records), Right):
         return NotExamined("the samples are not dealt out among the ranks by their numbers")
     by_rank = []
     read_again = []

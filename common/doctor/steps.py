@@ -9,6 +9,7 @@ All ranks run one script and make such a mistake alike. So the checks look at ra
 The observers wrap GradScaler's methods and the clipping functions. `optimizers` notes the rates and forwards of a step.
 """
 
+import inspect
 import weakref
 from itertools import pairwise
 from typing import Any
@@ -20,6 +21,7 @@ from common.doctor.answers import Answer, Finding, NotExamined, Right
 from common.doctor.record import Record
 from common.doctor.recorder import Recorder
 
+SCALER_PARAMETERS = inspect.signature(GradScaler.__init__)
 TRAILING_ZEROS = 3  # steps at the end without a learning rate; a schedule may end in one
 
 
@@ -31,9 +33,10 @@ class ClippingWatch:
         self._enabled: weakref.WeakSet[GradScaler] = weakref.WeakSet()
         self._undivided: weakref.WeakSet[GradScaler] = weakref.WeakSet()  # whose gradients are still multiplied
 
-    def after_init(self, _: None, scaler: GradScaler, *args: Any, enabled: bool = True, **kwargs: Any) -> None:
+    def after_init(self, _: None, scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
+        given = SCALER_PARAMETERS.bind(scaler, *args, **kwargs).arguments
         # Without a GPU torch disables a scaler for CUDA, but the mistake is the same: so what the script asked counts.
-        if enabled:
+        if given.get("enabled", True):
             self._enabled.add(scaler)
 
     def after_scale(self, _: Any, scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
@@ -59,7 +62,7 @@ def watch(recorder: Recorder) -> None:
     recorder.watch(torch.nn.utils, "clip_grad_value_", before=clipping.before_clipping)
 
 
-def clipping(records: list[Record]) -> Answer:
+def check_clipping(records: list[Record]) -> Answer:
     first = records[0]
     if not first.clippings:
         return NotExamined("no gradients were clipped")
@@ -71,7 +74,7 @@ def clipping(records: list[Record]) -> Answer:
     )
 
 
-def accumulation(records: list[Record]) -> Answer:
+def check_accumulation(records: list[Record]) -> Answer:
     first = records[0]
     trained = [network for network in first.networks if network.forwards]
     if len(trained) != 1 or first.steps < 4:
@@ -87,7 +90,7 @@ def accumulation(records: list[Record]) -> Answer:
     return Right()
 
 
-def schedule(records: list[Record]) -> Answer:
+def check_schedule(records: list[Record]) -> Answer:
     rates = records[0].learning_rates
     if all(of_step == rates[0] for of_step in rates):
         return NotExamined("the learning rate did not change")

@@ -136,10 +136,13 @@ def test_weights_that_are_averaged_now_and_then_are_no_finding():
     records = [Record(rank, steps=4, networks=[Network("Net", wrapped=True, forwards=4)]) for rank in range(2)]
     for rank, one in enumerate(records):
         one.networks[0].weights = {step: {"w": apart + rank if step % 2 else equal} for step in range(1, 5)}
-    assert replicas.same_weights(records) == Right()
+    assert replicas.check_same_weights(records) == Right()
     for one in records:
         del one.networks[0].weights[2], one.networks[0].weights[4]
-    assert isinstance(replicas.same_weights(records), Finding)
+    assert isinstance(replicas.check_same_weights(records), Finding)
+    for one in records:
+        one.networks[0].weights[4] = {"w": torch.tensor([NAN, NAN])}
+    assert isinstance(replicas.check_same_weights(records), Finding)
 
 
 NAN = float("nan")
@@ -163,14 +166,14 @@ def test_ranks_differ_in_what_is_not_finite_too(of_ranks, kind):
     for one, values in zip(records, of_ranks, strict=True):
         one.networks[0].weights = {1: {"w": torch.tensor(values)}}
         one.networks[0].statistics = {1: {"mean": torch.tensor(values)}}
-    assert isinstance(replicas.same_weights(records), kind)
-    assert isinstance(replicas.same_statistics(records), kind)
+    assert isinstance(replicas.check_same_weights(records), kind)
+    assert isinstance(replicas.check_same_statistics(records), kind)
 
 
 @pytest.mark.parametrize("rates, kind", [((NAN, NAN), Right), ((0.1, NAN), Finding), ((NAN, 0.1), Finding)])
 def test_a_learning_rate_that_is_no_number_differs_from_one_that_is(rates, kind):
     records = [Record(rank, steps=1, learning_rates=[[float(str(rate))]]) for rank, rate in enumerate(rates)]
-    assert isinstance(optimizers.learning_rates(records), kind)
+    assert isinstance(optimizers.check_learning_rates(records), kind)
 
 
 def read_by(orders: list[list[int]], contents: list[list[int]]) -> list[Record]:
@@ -206,7 +209,7 @@ DRAWN[1][0] = DRAWN[0][0]
     ],
 )
 def test_training_samples(records, kind, pitfall):
-    answer = shards.training_samples(records)
+    answer = shards.check_training_samples(records)
     assert isinstance(answer, kind), answer
     assert getattr(answer, "pitfall", None) == pitfall
 
@@ -232,7 +235,7 @@ def test_numbers_that_are_dealt_out_are_one_sample_on_all_ranks(kind, expected):
             of_rank = Epoch(0, 100, True, samples=own, batches=12, last_batch=2, forwards=12)
             of_rank.contents = [drawn(one.rank, epoch, kind)[sample] for sample in own]
             one.epochs.append(of_rank)
-    answer = shards.data_sets(records)
+    answer = shards.check_data_sets(records)
     assert isinstance(answer, expected), answer
 
 
@@ -246,8 +249,14 @@ def test_a_text_is_the_same_however_far_it_is_filled_up():
 def test_a_crash_is_the_end_of_the_rank_that_caused_it():
     left = Record(0, ended="crash", crash="patient.py:9: RuntimeError: Connection closed by peer")
     crashed = Record(1, ended="crash", crash="patient.py:9: ValueError: no disk", steps=8)
-    answer = end.end([left, crashed], patience=60)
+    answer = end.check_end([left, crashed], patience=60)
     assert answer.text == "rank 1 crashed after 8 optimizer steps: patient.py:9: ValueError: no disk"
+
+
+def test_an_error_that_reads_like_a_lost_connection_is_shown():
+    crashed = Record(0, ended="crash", crash="patient.py:9: ValueError: timeout must be positive")
+    answer = end.check_end([crashed, Record(1, ended="stopped", line="patient.py:12", called="barrier")], patience=60)
+    assert "patient.py:9: ValueError: timeout must be positive" in answer.text
 
 
 def ask(*arguments: object) -> tuple[int, str]:
@@ -300,31 +309,31 @@ def test_an_optimizer_without_a_learning_rate_is_followed_to_the_last_step(monke
         watch.before_step(optimizer, (), {})
         watch.after_step(optimizer, (), {})
     assert ended == ["steps", 0]
-    assert optimizers.learning_rates([recorder.record, recorder.record]) == Right()
+    assert optimizers.check_learning_rates([recorder.record, recorder.record]) == Right()
 
 
 @pytest.mark.parametrize(
-    "enabled, calls, kind",
+    "arguments, calls, kind",
     [
-        pytest.param(True, ["scale", "unscale_"], Right, id="divided before"),
-        pytest.param(True, ["scale"], Finding, id="not divided"),
-        pytest.param(True, ["scale", "scale", "unscale_"], Right, id="divided after two micro-batches"),
-        pytest.param(True, ["scale", "step"], Right, id="of the step before"),
-        pytest.param(False, ["scale"], Right, id="never multiplied"),
+        pytest.param(("cpu",), ["scale", "unscale_"], Right, id="divided before"),
+        pytest.param(("cpu",), ["scale"], Finding, id="not divided"),
+        pytest.param(("cpu",), ["scale", "scale", "unscale_"], Right, id="divided after two micro-batches"),
+        pytest.param(("cpu",), ["scale", "step"], Right, id="of the step before"),
+        pytest.param(("cpu", 2.0**16, 2.0, 0.5, 2000, False), ["scale"], Right, id="never multiplied"),
     ],
 )
-def test_gradients_are_clipped_at_their_own_scale(enabled, calls, kind):
+def test_gradients_are_clipped_at_their_own_scale(arguments, calls, kind):
     first = Record(rank=0)
     watch = steps.ClippingWatch(first)
-    scaler = torch.amp.GradScaler("cpu", enabled=enabled)
-    watch.after_init(None, scaler, "cpu", enabled=enabled)
+    scaler = torch.amp.GradScaler(*arguments)
+    watch.after_init(None, scaler, *arguments)
     for call in calls:
         if call == "scale":
             watch.after_scale(None, scaler, torch.ones(1))
         else:
             watch.before_division(scaler)
     watch.before_clipping()
-    assert isinstance(steps.clipping([first]), kind)
+    assert isinstance(steps.check_clipping([first]), kind)
 
 
 @pytest.mark.parametrize(
@@ -334,14 +343,14 @@ def test_gradients_are_clipped_at_their_own_scale(enabled, calls, kind):
 def test_the_first_window_of_accumulation_is_as_long_as_the_next(micro_batches, kind):
     first = Record(0, steps=len(micro_batches), networks=[Network("Net", forwards=12)])
     first.forwards_until_step = list(accumulate(micro_batches))
-    assert isinstance(steps.accumulation([first]), kind)
+    assert isinstance(steps.check_accumulation([first]), kind)
 
 
 @pytest.mark.parametrize(
     "rates, kind", [([0.3, 0.2, 0.1, 0.0], Right), ([0.1, 0.0, 0.0, 0.0], Finding), ([0.1, 0.1, 0.1], NotExamined)]
 )
 def test_a_schedule_lasts_as_long_as_the_training(rates, kind):
-    assert isinstance(steps.schedule([Record(0, learning_rates=[[rate] for rate in rates])]), kind)
+    assert isinstance(steps.check_schedule([Record(0, learning_rates=[[rate] for rate in rates])]), kind)
 
 
 def test_where_an_observer_failed_nothing_is_called_healthy():
