@@ -1,4 +1,4 @@
-"""Level 02 on a mesh of ranks: a row shares each layer (tensor parallelism), a column shares the data (FSDP).
+"""Level 02 on a mesh of ranks: a row shares the layers fc1 and fc2 (tensor parallelism), a column the data (FSDP).
 
 torchrun --standalone --nproc-per-node 4 02_ddp_raw/train_mesh.py --tensor 2
 """
@@ -69,7 +69,8 @@ def train(args):
     # In a row, each rank computes some outputs of fc1. From these it computes a summand of every output of fc2, and an
     # all-reduce over the row adds the summands up.
     parallelize_module(model, mesh["tensor"], {"fc1": ColwiseParallel(), "fc2": RowwiseParallel()})
-    # Cuts over the column: a rank keeps 1/(num_rows × tensor) of fc1 and of fc2's weight.
+    # fully_shard cuts each parameter once more, among the ranks of the column: a rank keeps 1/(num_rows × tensor) of
+    # fc1 and of fc2's weight. Called for each layer first, as in train_fsdp.py, it would gather one layer at a time.
     fully_shard(model, mesh=data_mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)  # after sharding: of this rank's parts
     # For dropout. The ranks of a row compute parts of one network, so they must drop the same inputs of fc1.

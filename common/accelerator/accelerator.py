@@ -533,13 +533,12 @@ class Accelerator:
 
     def free_memory(self, *objects: Any) -> list[None]:
         """Forget all that was prepared; returns a None for each of `objects`, to be assigned to their names."""
-        nothing = release_memory(*objects)
         self._schedulers = []
         self._optimizers = []
         self._models = []
         self._dataloaders = []
         self.step = 0
-        return nothing
+        return release_memory(*objects)
 
     def forget_loader(self, prepared: DataLoader) -> None:
         """Leave a prepared loader out of checkpoints."""

@@ -1,6 +1,7 @@
 """The launcher's configuration file: every key that `accelerate config` writes works, or is refused by name.
 
-A key that is out of scope is accepted if its value changes nothing: `deepspeed_config: {}`, `tpu_use_cluster: false`.
+A key of the original that is out of scope is accepted if its value changes nothing: `deepspeed_config: {}`,
+`tpu_use_cluster: false`.
 """
 
 import os
@@ -10,8 +11,29 @@ from typing import Any
 
 from ...state import PRECISIONS
 
-# With these values a key that is no setting here changes nothing. The original writes the last two for the keys
-# `compute_environment` and `main_training_function`.
+# Keys of the original that are no settings here. Their neutral values change nothing. The original writes the last two
+# for `compute_environment` and `main_training_function`.
+OUT_OF_SCOPE = (
+    "command_file",
+    "commands",
+    "compute_environment",
+    "debug",
+    "deepspeed_config",
+    "downcast_bf16",
+    "dynamo_config",
+    "enable_cpu_affinity",
+    "fp8_config",
+    "main_training_function",
+    "megatron_lm_config",
+    "mpirun_config",
+    "parallelism_config",
+    "tpu_env",
+    "tpu_name",
+    "tpu_use_cluster",
+    "tpu_use_sudo",
+    "tpu_vm",
+    "tpu_zone",
+)
 NEUTRAL_VALUES: tuple = (None, False, "", "no", [], {}, "LOCAL_MACHINE", "main")
 RENDEZVOUS = ("static", "c10d")
 CHOICES = {
@@ -146,7 +168,8 @@ def _config_from_dict(settings: Any) -> ClusterConfig:
     config = ClusterConfig()
     for key, value in settings.items():
         if key not in SETTINGS:
-            require(value in NEUTRAL_VALUES, f"unknown key {key!r}, or one that is out of scope: {value!r}")
+            require(key in OUT_OF_SCOPE, f"unknown key {key!r}")
+            require(value in NEUTRAL_VALUES, f"{key} is out of scope: {value!r}")
         elif value is not None:
             setattr(config, key, _read_value(key, value))
     config.check()
