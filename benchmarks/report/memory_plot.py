@@ -18,7 +18,7 @@ HEADROOM = 1.32  # times the highest bar: room for the ratio, two lines of text
 ABOVE_BARS = {"ha": "center", "va": "bottom", "fontsize": plots.SMALL, "bbox": plots.CLEAR}
 
 
-def all_devices(report: dict, path: Path) -> None:
+def draw_devices(report: dict, path: Path) -> None:
     """Peak memory of every device under DataParallel and under DDP: a line of panels for each network."""
     rows = [row for row in report["memory"] if row["wrapper"] in (DATA_PARALLEL, DDP)]
     titles = {row["network"]: f"{row['title']}, global batch {row['global_batch_size']}" for row in rows}
@@ -74,7 +74,7 @@ def _mib(devices: list[dict[str, int]]) -> list[float]:
     return [size / 2**20 for size in totals(devices)]
 
 
-def sharing(record: dict, path: Path) -> None:
+def draw_sharing(record: dict, path: Path) -> None:
     """What each rank holds of parameters, gradients and optimizer state: a panel for each way."""
     rows = record["rows"]
     top = max(max(_mib(ranks)) for ranks in rows.values())

@@ -6,7 +6,7 @@ from benchmarks.report.plots import VERMILION, Bar, draw_bars, save, subplots
 from benchmarks.suites.network import BANDWIDTHS, one_node, row_name
 
 
-def picture(record: dict, path: Path) -> None:
+def draw_network(record: dict, path: Path) -> None:
     """A panel for each batch of a process."""
     (group,) = record["groups"]
     batches = sorted({row["batch_per_process"] for row in group["rows"].values()})

@@ -5,7 +5,7 @@ from pathlib import Path
 from benchmarks.report.plots import BLUE, ORANGE, Bar, draw_bars, legend, save, subplots
 
 
-def picture(record: dict, path: Path) -> None:
+def draw_overhead(record: dict, path: Path) -> None:
     """Medians of paired differences, with quartiles; each raw loop has a panel, with those compared with it."""
     (group,) = record["groups"]
     pairs = group["pairs"]

@@ -28,12 +28,12 @@ def mib(size: float) -> str:
     return f"{size / 2**20:.1f}"
 
 
-def comparison() -> str:
+def text_of_comparison() -> str:
     """What `python -m benchmarks.compare` prints of the record."""
     return f"```text\n{table.summary(recorded('results'))}\n```"
 
 
-def five_levels() -> str:
+def table_of_levels() -> str:
     """Speed at the smaller batch, memory and weights of each level; the speed of one process with all cores."""
     record = recorded("results")
     group = record["throughput"][0]
@@ -50,7 +50,7 @@ def five_levels() -> str:
     return markdown(["level", "images/s", "× level 00", "MiB of each device", "weights"], rows)
 
 
-def epoch(level: str) -> str:
+def lines_of_epoch(level: str) -> str:
     """The result that one epoch at this level printed, and its cost.
 
     One run alone says little about speed, so the run's own times are left out. The speed is that of the comparison's
@@ -85,7 +85,7 @@ def speed_up_of(group: dict, level: str) -> float:
     return table.speed_ups(group)[row_of(group, level)]["median"]
 
 
-def devices() -> str:
+def table_of_devices() -> str:
     """Peak MiB of BasicNet's training on several devices."""
     memory = recorded_peaks()
     rows = []
@@ -97,7 +97,7 @@ def devices() -> str:
     return markdown(["devices", "first", "each of the others", "ratio", "DDP, each"], rows)
 
 
-def memory_split() -> str:
+def table_of_categories() -> str:
     """BasicNet's memory on two devices at the peak of each, in MiB by category."""
     memory = recorded_peaks()
     first, second = memory["basic_net", DATA_PARALLEL, 2]
@@ -108,7 +108,7 @@ def memory_split() -> str:
     return markdown(["MiB", "DataParallel, device 0", "DataParallel, device 1", "DDP, each"], rows)
 
 
-def smaller() -> str:
+def table_of_smaller_memory() -> str:
     """The fullest device's accounted peak under DDP and under what lowers it, in MiB, by network and devices."""
     columns = {DDP: "DDP", FOREACH: "foreach AdamW", BUCKET_VIEWS: "gradients in the buckets", FSDP: "FSDP2"}
     memory = recorded_peaks()
@@ -125,7 +125,7 @@ def recorded_peaks() -> dict[tuple[str, str, int], list[dict[str, int]]]:
     return {(row["network"], row["wrapper"], row["devices"]): row["peaks"] for row in recorded("results")["memory"]}
 
 
-def break_even() -> str:
+def table_of_links() -> str:
     """How many times as fast two nodes are as one, in the same rounds, by link and by batch of each process."""
     (group,) = recorded("network")["groups"]
     pairs = {pair["of"]: pair for pair in group["pairs"]}

@@ -12,18 +12,18 @@ COMPARISON = "results"
 # path, and draws nothing where the record has nothing to show.
 PICTURES: dict[str, dict[str, Callable[[dict, Path], None]]] = {
     COMPARISON: {
-        "throughput.png": throughput_plot.speeds,
-        "memory.png": memory_plot.all_devices,
+        "throughput.png": throughput_plot.draw_speeds,
+        "memory.png": memory_plot.draw_devices,
     },
-    "sharing": {"sharing.png": memory_plot.sharing},
-    "throughput": {"scaling.png": throughput_plot.scaling},
-    "overhead": {"overhead.png": overhead_plot.picture},
-    "network": {"network.png": network_plot.picture},
-    "one_step": {"one_step.png": timeline_plot.levels},
+    "sharing": {"sharing.png": memory_plot.draw_sharing},
+    "throughput": {"scaling.png": throughput_plot.draw_scaling},
+    "overhead": {"overhead.png": overhead_plot.draw_overhead},
+    "network": {"network.png": network_plot.draw_network},
+    "one_step": {"one_step.png": timeline_plot.draw_levels},
     "timeline": {
-        "timeline-1-gbit.png": partial(timeline_plot.picture, "1 Gbit/s"),
-        "timeline-100-mbit.png": partial(timeline_plot.picture, "100 Mbit/s"),
-        "timeline-loopback.png": partial(timeline_plot.picture, "loopback"),
+        "timeline-1-gbit.png": partial(timeline_plot.draw_link, "1 Gbit/s"),
+        "timeline-100-mbit.png": partial(timeline_plot.draw_link, "100 Mbit/s"),
+        "timeline-loopback.png": partial(timeline_plot.draw_link, "loopback"),
     },
 }
 

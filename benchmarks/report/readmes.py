@@ -85,13 +85,13 @@ PARTS: dict[str, Callable[..., str]] = {
     "diff": diff,
     "added": partial(diff, with_old=False),  # where most of the old lines go
     "mistakes": mistakes,
-    "comparison": page_tables.comparison,
-    "five_levels": page_tables.five_levels,
-    "epoch": page_tables.epoch,
-    "devices": page_tables.devices,
-    "memory_split": page_tables.memory_split,
-    "smaller": page_tables.smaller,
-    "break_even": page_tables.break_even,
+    "comparison": page_tables.text_of_comparison,
+    "five_levels": page_tables.table_of_levels,
+    "epoch": page_tables.lines_of_epoch,
+    "devices": page_tables.table_of_devices,
+    "memory_split": page_tables.table_of_categories,
+    "smaller": page_tables.table_of_smaller_memory,
+    "break_even": page_tables.table_of_links,
 }
 
 

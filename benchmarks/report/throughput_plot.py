@@ -13,7 +13,7 @@ COLUMNS = 2  # of the picture of scaling
 TITLE_WIDTH = 28  # characters, over a panel of it
 
 
-def speeds(report: dict, path: Path) -> None:
+def draw_speeds(report: dict, path: Path) -> None:
     """Images per second of each level: the median of the rounds, their quartiles, and every round."""
     groups = report["throughput"]
     most_rows = max(len(group["rows"]) for group in groups)
@@ -59,7 +59,7 @@ def _speeds(panel, group: dict, fastest: float) -> None:
     panel.set_xlim(0, 1.27 * right)
 
 
-def scaling(record: dict, path: Path) -> None:
+def draw_scaling(record: dict, path: Path) -> None:
     """Of every group what several devices, or all cores, reach of level 00 on one device."""
     groups = [group for group in record["groups"] if speed_ups(group)]
     if not groups:

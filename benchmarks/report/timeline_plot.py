@@ -37,7 +37,7 @@ IDLE = 0.16  # nothing is done there: a line, so that the eye is led to the rest
 RankSpans = list[list[Span]]
 
 
-def picture(link: str, record: dict, path: Path) -> None:
+def draw_link(link: str, record: dict, path: Path) -> None:
     """The step over one link: a panel for each way, all on one scale of time."""
     for group in record["groups"]:
         if group["link"] == link:
@@ -45,17 +45,17 @@ def picture(link: str, record: dict, path: Path) -> None:
             for way, rank_spans in spans_of(group).items():
                 panels[_title(way, rank_spans, group["rows"][way]["median"])] = rank_spans
             caption = f"Two ranks over {link}, medians of {group['rounds']} rounds"
-            _draw(panels, "rank", caption, record["machine"], path)
+            _draw_panels(panels, "rank", caption, record["machine"], path)
 
 
-def levels(record: dict, path: Path) -> None:
+def draw_levels(record: dict, path: Path) -> None:
     """A step of each level that has a row: a panel for each, with a lane for each device, on one scale of time."""
     (group,) = record["groups"]
     panels = {}
     for name, rank_spans in spans_of(group).items():
         panels[f"{name}: {group['rows'][name]['median']:.0f} ms"] = rank_spans
     caption = f"Medians of {group['rounds']} rounds: {group['group']}"
-    _draw(panels, "device", caption, record["machine"], path)
+    _draw_panels(panels, "device", caption, record["machine"], path)
 
 
 def spans_of(group: dict) -> dict[str, RankSpans]:
@@ -72,7 +72,7 @@ def _title(way: str, rank_spans: RankSpans, median: float) -> str:
     return f"{way}: {times}{median / backwards:.0f} ms, {names.count(ALL_REDUCE)} all-reduces, {hidden:.0%} hidden"
 
 
-def _draw(panels: dict[str, RankSpans], unit: str, caption: str, machine: dict, path: Path) -> None:
+def _draw_panels(panels: dict[str, RankSpans], unit: str, caption: str, machine: dict, path: Path) -> None:
     """The panels, by their titles, one below the other; `unit` is the name of what has lanes, rank or device."""
     ranks = [len(rank_spans) for rank_spans in panels.values()]
     inches = 1.15 + INCHES_OF_A_RANK * sum(ranks) + 0.42 * len(panels)

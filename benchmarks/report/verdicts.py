@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from benchmarks.harness.rows import BASELINE, totals
 from common import ladder
+from common.data.synthetic import SIZES
 
 FARTHEST = 1e-9  # in float64; what rounding alone does is below 1e-11
 LOSSES_APART = 1e-9  # relatively, in float64: one sample in another's place is far above
@@ -21,7 +22,7 @@ class Verdict:
 
 def verdicts(report: dict) -> list[Verdict]:
     levels = report["levels"]
-    return [in_step(levels, report.get("sharded", {})), exact(levels), balanced(levels)]
+    return [in_step(levels, report.get("sharded", {})), exact(levels, SIZES["t10k"]), balanced(levels)]
 
 
 def in_step(levels: dict[str, dict], sharded: dict[str, dict]) -> Verdict:
@@ -43,21 +44,21 @@ def in_step(levels: dict[str, dict], sharded: dict[str, dict]) -> Verdict:
     return Verdict(True, line)
 
 
-def exact(levels: dict[str, dict]) -> Verdict:
-    """The verdict on evaluation: each test sample once at every level and number of ranks, as at level 00 on one.
+def exact(levels: dict[str, dict], samples: int) -> Verdict:
+    """The verdict on evaluation: did every level count all test `samples`, whatever the number of ranks?
 
     Sums of losses show a sample that is left out while another one is counted twice. Level 01 has no such sum.
     """
-    reference = levels[BASELINE]["run"]["evaluated"]
     wrong = []
     world_sizes = set()
     for level, result in levels.items():
         ranks = result["run"]["world_size"] if level in ladder.DISTRIBUTED else 1
-        counts = {str(ranks): result["run"]["evaluated"]} | result.get("evaluated_on", {})
-        for number, count in counts.items():
+        # The run and the second evaluation may have equally many ranks.
+        counts = [(str(ranks), result["run"]["evaluated"]), *result.get("evaluated_on", {}).items()]
+        for number, count in counts:
             world_sizes.add(int(number))
-            if count != reference:
-                wrong.append(f"{level} counts {count} of {reference} samples on {number}")
+            if count != samples:
+                wrong.append(f"{level} counts {count} of {samples} samples on {number}")
     sums = {level: result["eval_loss_sum"] for level, result in levels.items() if "eval_loss_sum" in result}
     for level, total in sums.items():
         if not math.isclose(total, sums[BASELINE], rel_tol=LOSSES_APART):
@@ -65,7 +66,7 @@ def exact(levels: dict[str, dict]) -> Verdict:
     if wrong:
         return Verdict(False, f"INEXACT: {', '.join(wrong)}")
     rank_counts = ", ".join(map(str, sorted(world_sizes)))
-    line = f"EXACT: {reference} of {reference} samples on {rank_counts} ranks"
+    line = f"EXACT: {samples} of {samples} samples on {rank_counts} ranks"
     without_sum = levels.keys() - sums.keys() - {"01_data_parallel"}
     if without_sum:  # in a record that is older than this check
         line += " (not recorded: sums of losses)"
@@ -78,7 +79,7 @@ def balanced(levels: dict[str, dict]) -> Verdict:
     of_ddp = {level: spread(sizes[level]) for level in ladder.DISTRIBUTED}
     of_data_parallel = spread(sizes["01_data_parallel"])
     line = f"fullest device over emptiest: DDP {max(of_ddp.values()):.2f}, DataParallel {of_data_parallel:.2f}"
-    uneven = [level for level, fullest in of_ddp.items() if fullest > MOST_SPREAD]
+    uneven = [level for level, ratio in of_ddp.items() if ratio > MOST_SPREAD]
     if uneven:
         return Verdict(False, f"UNBALANCED: {line} (at {', '.join(uneven)})")
     return Verdict(True, f"BALANCED: {line}")

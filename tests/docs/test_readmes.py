@@ -81,7 +81,7 @@ def test_a_part_that_has_drifted_is_written_again(tmp_path, monkeypatch, capsys)
     for printed in ("README.md is written again\n", ""):
         readmes.main()
         assert capsys.readouterr().out == printed
-        assert page.read_text() == text.format(page_tables.devices())
+        assert page.read_text() == text.format(page_tables.table_of_devices())
 
 
 @pytest.mark.parametrize("before, level", list(pairwise(ladder.LEVELS)))

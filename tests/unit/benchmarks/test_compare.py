@@ -178,10 +178,10 @@ def test_a_sample_in_anothers_place_is_inexact_although_as_many_are_counted(monk
     for level in ladder.LEVELS:
         if level != "01_data_parallel":
             comparison.evaluate(level)
-    assert exact(levels).kept
+    assert exact(levels, 100).kept
     monkeypatch.setattr(level_runs, "train", train_with_one_sample_twice)
     comparison.evaluate("02_ddp_raw")
-    verdict = exact(levels)
+    verdict = exact(levels, 100)
     assert not verdict.kept and "02_ddp_raw adds up losses to" in verdict.line
     assert levels["02_ddp_raw"]["evaluated_on"] == {"3": 100}
 

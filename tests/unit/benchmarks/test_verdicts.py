@@ -39,13 +39,27 @@ def test_a_broken_promise_names_its_level(report, promise, level, key, value):
     assert not verdict.kept and level in verdict.line
 
 
+def test_a_sample_that_all_levels_drop_is_inexact(report):
+    for result in report["levels"].values():
+        result["run"]["evaluated"] = 9_999
+        result["evaluated_on"] = {"3": 9_999}
+    assert not verdicts(report)[1].kept
+
+
+def test_a_run_on_as_many_ranks_as_the_second_evaluation_counts_too(report):
+    run = report["levels"]["02_ddp_raw"]["run"]
+    run |= {"world_size": 3, "evaluated": 10_002}
+    verdict = verdicts(report)[1]
+    assert not verdict.kept and "02_ddp_raw counts 10002 of 10000 samples on 3" in verdict.line
+
+
 def test_a_verdict_says_what_its_record_does_not_show(report):
     weights, evaluation, _ = verdicts(report)
     assert weights.line.endswith("(not recorded: 02 fsdp, 02 mesh)")
     assert evaluation.line.endswith("(not recorded: sums of losses)")
     for level in {*ladder.LEVELS} - {"01_data_parallel"}:
         report["levels"][level]["eval_loss_sum"] = 7.0
-    assert "not recorded" not in exact(report["levels"]).line
+    assert "not recorded" not in exact(report["levels"], 10_000).line
 
 
 def test_what_is_beside_level_02_has_a_row_and_must_be_in_step(report):
