@@ -26,7 +26,10 @@ def farthest(weights: dict[str, Tensor], others: dict[str, Tensor]) -> float:
 
 
 def checksum(weights: dict[str, Tensor]) -> str:
-    """CRC-32 of the weights rounded to 1e-4, far above the rounding errors of float64: equal runs show equal digits."""
+    """CRC-32 of the weights rounded to 1e-4, far above float64's rounding errors: equal runs nearly always show it alike.
+
+    Only a weight that lies within such an error of a boundary is rounded otherwise.
+    """
     crc = 0
     for name in sorted(weights):
         rounded = (weights[name] * 1e4).round().long()

@@ -107,7 +107,8 @@ def measure(options: MeasureOptions) -> dict:
     """One group, of all rows; with --quick of those of QUICK_BATCH."""
     with waiting_ranks() as pair:
         contestants = {}
-        for batch in (QUICK_BATCH,) if options.quick else BATCHES:
+        batches = (QUICK_BATCH,) if options.quick else BATCHES
+        for batch in batches:
             contestants[one_node(batch)] = partial(pair.throughput, batch)
             for name in BANDWIDTHS:
                 contestants[row_name(name, batch)] = partial(pair.throughput, batch, name)

@@ -199,9 +199,9 @@ def installed(*names: str) -> list[str]:
 def measure(options: MeasureOptions) -> dict:
     """One group, of all contestants, with what each abstraction adds to the raw loop that does the same work."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    peers = [name for name in PEERS if not installed(name)]
-    if peers:
-        print(f"not measured: {', '.join(peers)}, not installed (pip install -e '.[peers]')", flush=True)
+    missing = [name for name in PEERS if not installed(name)]
+    if missing:
+        print(f"not measured: {', '.join(missing)}, not installed (pip install -e '.[peers]')", flush=True)
     seconds = take_turns(loops() | trainers(), range(options.rounds))
     samples = {row: [1e6 * sample for sample in own] for row, own in seconds.items()}
     added = [(row, RAW) for row in loops() if row != RAW]

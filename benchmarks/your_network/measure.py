@@ -32,9 +32,9 @@ from common.process_group import process_group
 from common.processes import RankFailed, ranks
 from common.small.data_parallel import EmulatedDataParallel
 
-SECONDS = 1.0  # that one sample takes, about
-MOST_STEPS = 50  # of one sample
-TIMEOUT = 900  # seconds, for any one sample
+SECONDS = 1.0  # about, for one measurement of a row
+MOST_STEPS = 50  # of one measurement
+TIMEOUT = 900  # seconds, for one measurement
 WARM_UP_STEPS = 2  # DDP makes its final buckets in the second step
 
 
@@ -209,7 +209,7 @@ def _wrapped(model: nn.Module, strategy: str, devices: int) -> nn.Module:
 
 
 def _now(device: torch.device) -> float:
-    """The time at which the device has done all its benchmark."""
+    """The time at which the device has done all its work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter()

@@ -201,9 +201,9 @@ def scaling_efficiency(setup: Setup, global_batch: int, gpus: int) -> float:
 
 
 def pays_from(setup: Setup, gpus: int) -> int | None:
-    """The smallest global batch whose scaling efficiency is more than PAYS, of the powers of two up to LARGEST_BATCH.
+    """The smallest global batch whose scaling efficiency is more than PAYS, or None if there is none.
 
-    The number of GPUs is one too, with a sample on each. None if there is no such batch.
+    The candidates are gpus, 2 gpus, 4 gpus, … up to LARGEST_BATCH.
     """
     global_batch = gpus
     while global_batch <= LARGEST_BATCH:

@@ -2,7 +2,7 @@
 
 A lesson (a level's train.py) has the data, the model, the loop and the evaluation, and three lines of the instruments:
 
-    args = prepare_process(parse_args(__file__))                # `start`: cores, threads and memory of the process
+    args = prepare_process(parse_args(__file__))                # `start`: flags fitted to the machine, cores, threads
     with measured(args, model, train_set, test_set) as report:  # `measured`: attaches the rest
         result = report(loss, eval_loss, accuracy, evaluated)   # after each evaluation
 

@@ -12,8 +12,8 @@ runs them all on real processes. A pitfall is a module of this package with
     TIMEOUT             where the mistake is a hang: seconds until it is ended
     wrong(), right()    the code with and without the mistake, run on every rank
                         inside a process group; returns what shows the mistake
-    detect(outcome)     a sentence about the mistake, or None if there is none:
-                        a check to be used in one's own code
+    detect(outcome)     a sentence about the mistake, or None if there is none;
+                        most of these checks can stand in one's own code
     TAKES_STAGE         True if a `Stage` is the last argument of these three:
                         a folder, and notes that can be read in a hang
 
