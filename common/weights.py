@@ -26,9 +26,9 @@ def farthest(weights: dict[str, Tensor], others: dict[str, Tensor]) -> float:
 
 
 def checksum(weights: dict[str, Tensor]) -> str:
-    """CRC-32 of the weights rounded to 1e-4, far above float64's rounding errors: equal runs nearly always show it alike.
+    """CRC-32 of the weights rounded to 1e-4, far above float64's rounding errors.
 
-    Only a weight that lies within such an error of a boundary is rounded otherwise.
+    So equal runs nearly always show equal digits: only a weight right at a boundary may be rounded otherwise.
     """
     crc = 0
     for name in sorted(weights):

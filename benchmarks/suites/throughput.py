@@ -125,7 +125,7 @@ def steps_in_time(configurations: list[Configuration], steps: Steps, data_flags:
 def measure_in_turns(
     title: str, configurations: list[Configuration], data_flags: tuple[str, ...], steps: Steps, rounds: int
 ) -> dict:
-    """The group of `benchmarks.harness.records`: ratios of all rows to level 00, of levels 03 and 04 also to level 02."""
+    """The group of `benchmarks.harness.records`: all rows to level 00, levels 03 and 04 also to level 02."""
     metadata: dict[str, dict] = {}
 
     def images_per_sec(configuration: Configuration) -> float:

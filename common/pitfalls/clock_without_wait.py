@@ -4,7 +4,8 @@ A CUDA kernel is put into a queue, and the call returns. What the clock then
 shows is how long it took to ask. On a GPU, wait with `torch.cuda.synchronize()`
 before each reading. What runs here makes the same mistake without a GPU: an
 all-reduce in the background, with a handle like that of torch's
-`async_op=True`. It is held back until somebody waits for it, as on the slowest machine.
+`async_op=True`. It is held back until somebody waits for it, as on the
+slowest machine.
 """
 
 import time
