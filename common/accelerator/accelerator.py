@@ -32,7 +32,8 @@ from . import checkpointing, operations
 from .data_loader import DataLoaderShard, prepare_data_loader, skip_first_batches
 from .environment import parse_flag_from_env
 from .logging import get_logger
-from .optimizer import AcceleratedOptimizer, LossScaler
+from .loss_scaler import LossScaler
+from .optimizer import AcceleratedOptimizer
 from .sampler import BatchSamplerShard
 from .scheduler import AcceleratedScheduler
 from .shard import index_sampler_of
@@ -884,9 +885,11 @@ def _choose_compiler(backend: DynamoBackend | str | None, plugin: TorchDynamoPlu
     """What the script asks for; None if it asks for nothing, and so keeps what an earlier Accelerator has."""
     if plugin is not None and backend is not None:
         raise ValueError("You cannot pass in both `dynamo_plugin` and `dynamo_backend`, please only pass in one.")
-    if plugin is None and (backend is not None or not is_initialized()):
-        return TorchDynamoPlugin(backend)
-    return plugin
+    if plugin is not None:
+        return plugin
+    if backend is None and is_initialized():
+        return None
+    return TorchDynamoPlugin(backend)
 
 
 def _handlers_by_kind(handlers: list[KwargsHandler]) -> dict[type, Any]:

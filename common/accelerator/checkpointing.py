@@ -28,8 +28,9 @@ from typing import Any
 import torch
 
 from .logging import get_logger
+from .loss_scaler import LossScaler
 from .operations import broadcast_object_list, gather_object, run_on_all_ranks
-from .optimizer import AcceleratedOptimizer, LossScaler
+from .optimizer import AcceleratedOptimizer
 from .scheduler import AcceleratedScheduler
 from .state import PartialState
 from .utils import save_ids

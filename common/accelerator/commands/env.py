@@ -29,6 +29,9 @@ def env_command(args: argparse.Namespace) -> int:
             print(f"    {name}={value}")
     path = args.config_file or default_config_path()
     print(f"Configuration {path}:")
+    if args.config_file is None and not os.path.exists(path):
+        print("    none")
+        return 0
     try:
         print(f"    {load_config_from_file(path)}")
     except ConfigError as error:

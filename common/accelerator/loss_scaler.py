@@ -1,0 +1,76 @@
+"""The scale of the loss under fp16, which adapts by itself once all optimizers of a window have stepped."""
+
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import OptState
+
+
+class LossScaler(torch.amp.GradScaler):
+    """A GradScaler for scripts that never call `update`, and for optimizers that do not all step in each window.
+
+    torch's scaler keeps a stage for each optimizer. Here it changes as follows:
+
+        stage of its gradients                      becomes     by
+        READY: with the scale of the loss           UNSCALED    `unscale_`, before they are clipped
+        READY or UNSCALED                           STEPPED     `step`
+        UNSCALED                                    STEPPED     `forget_unscaled`, where they were dropped or replaced
+        STEPPED: their step has been made           READY       `update`, which also adapts the scale
+
+    `update` is called when the scale is next used, read, saved or replaced: all optimizers of the window have stepped
+    by then. An optimizer that is UNSCALED stays so in it, because it still waits for its step. torch would forget this.
+    """
+
+    # True where an optimizer has come to the stage STEPPED since the last `update`.
+    update_is_due = False
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """Step `optimizer`, unless one of its gradients is not finite."""
+        self.update_is_due = True
+        return super().step(optimizer, *args, **kwargs)
+
+    def has_unscaled(self, optimizer: torch.optim.Optimizer) -> bool:
+        """True where the gradients of `optimizer` are without the scale of the loss, and no step has used them yet."""
+        state = self._per_optimizer_states.get(id(optimizer))
+        return state is not None and state["stage"] is OptState.UNSCALED
+
+    def forget_unscaled(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take note that unscaled gradients were dropped or replaced. If they were not finite, the scale shrinks."""
+        if self.has_unscaled(optimizer):
+            self._per_optimizer_states[id(optimizer)]["stage"] = OptState.STEPPED
+            self.update_is_due = True
+
+    def scale(self, outputs: Any) -> Any:
+        """`outputs` times the scale."""
+        self._update_if_due()
+        return super().scale(outputs)
+
+    def get_scale(self) -> float:
+        """The scale of the next loss."""
+        self._update_if_due()
+        return super().get_scale()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scale, and what decides how it changes."""
+        self._update_if_due()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` gave."""
+        # The steps so far were made with the scale that is replaced, and must not change the new one.
+        self._update_if_due()
+        super().load_state_dict(state_dict)
+
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        """Adapt the scale to the steps that were made. Scripts may call it for optimizers of their own."""
+        waiting = {}
+        for optimizer_id, state in self._per_optimizer_states.items():
+            if state["stage"] is OptState.UNSCALED:
+                waiting[optimizer_id] = state
+        super().update(new_scale)
+        self._per_optimizer_states.update(waiting)
+        self.update_is_due = False
+
+    def _update_if_due(self) -> None:
+        if self.update_is_due:
+            self.update()
