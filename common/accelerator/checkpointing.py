@@ -66,20 +66,27 @@ class RunState:
         get_state_dict: the weights of a model; under FSDP a collective.
     """
 
+    # What the script has configured and registered
     project: ProjectConfiguration
     save_hooks: list[Callable]
     load_hooks: list[Callable]
+    custom_objects: list[Any]
+
+    # What it has prepared
     models: list[torch.nn.Module]
     optimizers: list[AcceleratedOptimizer]
     schedulers: list[AcceleratedScheduler]
-    scaler: LossScaler | None
     loaders: list[Any]
     has_forgotten_loaders: bool
-    custom_objects: list[Any]
+    scaler: LossScaler | None
+    get_state_dict: Callable[[torch.nn.Module], dict[str, Any]]
+
+    # The place in the accumulation window
     step: int
     num_steps: int
+
+    # The device whose random states are kept
     device: torch.device
-    get_state_dict: Callable[[torch.nn.Module], dict[str, Any]]
 
     def objects(self) -> dict[str, Any]:
         """All objects with a `state_dict` but models and loaders, by the names of their files."""
@@ -283,7 +290,8 @@ def load_state(
         RuntimeError: if another number of objects was registered than now, or a model has other weights.
         Exception: what a hook or an object met. In each case all processes raise.
     """
-    load_model_func_kwargs.pop("map_location", None)
+    if load_model_func_kwargs.pop("map_location", None) is not None:
+        logger.warning("map_location changes nothing: files are read to the CPU, and each state goes to its object")
     project = run.project
     is_main = _writes_main_part(project)
     PartialState().wait_for_everyone()  # Now no process is saving, so what this run has saved is finished.

@@ -137,6 +137,8 @@ def _only_tensors(named: list[NamedLeaf]) -> list[torch.Tensor]:
 def gather_object(object: Any) -> Any:
     """The lists of all processes, joined in rank order; in a single process the input itself.
 
+    The parameter has the original's name.
+
     Raises:
         DistributedOperationException: on all processes, if one cannot pickle its list; not on nccl.
     """
@@ -145,12 +147,12 @@ def gather_object(object: Any) -> Any:
     return list(chain.from_iterable(_gather_objects(object, "gather_object")))
 
 
-def _gather_objects(object: Any, description: str) -> list[Any]:
+def _gather_objects(own: Any, description: str) -> list[Any]:
     """The objects of all processes in rank order, if `description` is the same on all of them."""
     if PartialState().backend != "gloo":
-        return all_gather_object(object)
+        return all_gather_object(own)
     try:
-        pickled = pickle.dumps(object)
+        pickled = pickle.dumps(own)
     except Exception as error:  # an object of the script's own may raise anything, and the others wait
         pickled = b"\0"
         description += f"\nwhat cannot be pickled: {error}"
@@ -255,7 +257,7 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
         DistributedOperationException: on all processes, if the keys differ between them; not on nccl.
     """
     if PartialState().distributed_type == DistributedType.NO:
-        return map_together(_only_tensors, tensor)
+        return map_together(_only_tensors, tensor)  # raises or changes nothing
 
     def pad_all(named: list[NamedLeaf]) -> list[torch.Tensor]:
         description = "pad_across_processes"
@@ -299,7 +301,13 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
     Tensors hold one row per sample. Mappings, and lists and tuples with tensors somewhere in them, are structures and
     keep their shape; any other list has one entry per sample. The result is in rank order. What has no row for each
     sample, like a loss, comes as from `gather`; in the last step no more of it than there are samples.
-    A number or None becomes, on several processes, a list with one entry per process.
+    A number or None becomes, on several processes, a list with one entry per process. On two processes:
+
+        on rank 0                    on rank 1                    the result on both
+        tensor([0, 1])               tensor([2, 3])               tensor([0, 1, 2, 3])
+        ["a", "b"]                   ["c", "d"]                   ["a", "b", "c", "d"]
+        [tensor([0]), tensor([1])]   [tensor([2]), tensor([3])]   [tensor([0, 2]), tensor([1, 3])]
+        {"loss": 0.5}                {"loss": 0.7}                {"loss": [0.5, 0.7]}
 
     Each call is a meeting of all processes, and gives each of them the rows of all. A metric that is a sum over samples
     (a loss, correct predictions) needs neither: each process sums up its own, and one `reduce` adds these in the end.
@@ -313,34 +321,43 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
         RuntimeError: if some process has no batch in this step, so that it cannot take part.
         DistributedOperationException: as `gather`; in an uneven step only the numbers of rows may differ.
     """
-    state = PartialState()
     short_step = None if loader is None else loader.short_step
-    if short_step is not None and short_step.num_ranks_present < state.num_processes:
-        present = f"only ranks 0 to {short_step.num_ranks_present - 1} have a batch in this step"
-        raise RuntimeError(f"{present}: evaluate with even_batches=True")
-
-    num_real = None
-    if short_step is not None and loader.end_of_dataloader:  # only the last step has repeated samples
-        num_real = short_step.num_real_all_ranks
-
-    def is_column(part: Any) -> bool:
-        return use_gather_object or is_list_of_entries(part)
-
-    def real_rows(column: Any) -> Any:
-        if num_real is None or not _has_rows(column):
-            return column
-        return column[:num_real]  # those of real samples come first, in the order of the ranks
-
-    if state.distributed_type == DistributedType.NO:
-        return map_nested(real_rows, data, is_leaf=is_column)
-    if use_gather_object and isinstance(data, torch.Tensor):
-        # A list of its rows comes back, as in the original. A view of them would be pickled with the whole tensor.
-        data = [row.clone() for row in torch.atleast_1d(data.detach()).cpu()]
+    num_real = _num_real(loader)
+    is_alone = PartialState().distributed_type == DistributedType.NO
 
     def gather_columns(named: list[NamedLeaf]) -> list[Any]:
-        return [real_rows(column) for column in _gather_columns(named, short_step)]
+        columns = [column for _, column in named] if is_alone else _gather_columns(named, short_step)
+        return [_real_rows(column, num_real) for column in columns]
 
-    return map_together(gather_columns, data, is_leaf=is_column)
+    if not use_gather_object:
+        return map_together(gather_columns, data, is_leaf=is_list_of_entries)
+    if isinstance(data, torch.Tensor) and not is_alone:
+        # A list of its rows comes back, as in the original. A view of them would be pickled with the whole tensor.
+        data = [row.clone() for row in torch.atleast_1d(data.detach()).cpu()]
+    (entries,) = gather_columns([NamedLeaf("", data)])
+    return entries
+
+
+def _num_real(loader: Any) -> int | None:
+    """The samples of this step without the repeated ones, which only the last step has; else None.
+
+    Raises:
+        RuntimeError: if some process has no batch in this step.
+    """
+    if loader is None or loader.short_step is None:
+        return None
+    num_ranks_present = loader.short_step.num_ranks_present
+    if num_ranks_present < PartialState().num_processes:
+        present = f"only ranks 0 to {num_ranks_present - 1} have a batch in this step"
+        raise RuntimeError(f"{present}: evaluate with even_batches=True")
+    return loader.short_step.num_real_all_ranks if loader.end_of_dataloader else None
+
+
+def _real_rows(column: Any, num_real: int | None) -> Any:
+    """The rows of real samples. They come first, in the order of the ranks."""
+    if num_real is None or not _has_rows(column):
+        return column
+    return column[:num_real]
 
 
 def is_list_of_entries(data: Any) -> bool:
@@ -364,6 +381,11 @@ def _gather_columns(named: list[NamedLeaf], short_step: ShortStep | None) -> lis
     is_uneven = short_step is not None and not short_step.is_even
     if not is_uneven and all(isinstance(column, torch.Tensor) for _, column in named):
         return _gather_tensors(named, describe("gather_for_metrics", named))
+    return _gather_pickled(named, is_uneven)
+
+
+def _gather_pickled(named: list[NamedLeaf], is_uneven: bool) -> list[Any]:
+    """`_gather_columns` where some column is no tensor, or with `is_uneven` the numbers of rows differ."""
     description = "gather_for_metrics"
     for name, column in named:
         content = "objects"

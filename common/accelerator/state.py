@@ -3,9 +3,16 @@
 PartialState, AcceleratorState and GradientState each keep one dictionary, `_shared_state`, for the whole process, and
 every instance uses it as its `__dict__`. So `PartialState()` can be written anywhere and is always the same state.
 
-`_reset_state`, which has the original's name, lets what is made next start afresh. For a PartialState and an
-AcceleratorState it begins another dictionary: instances that exist keep theirs, so that an Accelerator that has ended
-still knows its rank. The GradientState, which prepared objects hold, goes back to its beginning for all of them.
+What becomes of the three states:
+
+    event                              PartialState   AcceleratorState   GradientState
+    another Accelerator                kept           kept               kept
+    the next one after `end_training`  forgotten      forgotten          begins again
+    a notebook launch, one process     set aside, and restored after it  kept
+    a notebook launch, forked process  forgotten      forgotten          begins again
+
+A state is forgotten by another dictionary: instances that exist keep theirs, so that an Accelerator that has ended
+still knows its rank. A GradientState begins again in its dictionary, because prepared objects hold it.
 """
 
 import enum

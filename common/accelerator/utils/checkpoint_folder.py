@@ -15,7 +15,9 @@ The life of a save to the folder `c` on ranks 0 and 1, as file operations:
    If `c` exists already, with an older checkpoint or files of the user, there are two steps instead:
    a. Rename `.c.staging_0` to `c/.new`. At this moment the new checkpoint begins to exist.
    b. Move the files of `c/.new` to their places in `c`, the manifest last.
-4. Merge. Rank 0 or rank 1, whichever comes last, moves the files of `.c.part_1` into `c`, the manifest last.
+4. Merge. Rank 0 or rank 1, whichever comes last, moves the files of `.c.part_1` into `c`, the manifest last. If both
+   come at once, they move the same files. Each file is renamed once, so the rank that finds a file gone leaves the rest
+   of the part to the other.
 
 By default the ranks go through these steps each at its own pace. So if rank 1 is killed before step 2 and rank 0 comes
 to step 3, the checkpoint has no part of rank 1, and loading it says so. With `all_ranks=True` step 3 begins when all
@@ -148,7 +150,7 @@ def _merge_pending_parts(folder: Path) -> None:
     except CheckpointError:
         return
     for part in _pending_parts(folder, main["save"]):
-        with contextlib.suppress(FileNotFoundError):  # the main process and the rank of this part may meet here
+        with contextlib.suppress(FileNotFoundError):  # the other rank of step 4 was faster
             _move_files(part, folder, unless_in=main["files"])
 
 
@@ -158,7 +160,7 @@ def _pending_parts(folder: Path, save_id: str) -> list[Path]:
     found = []
     for path in pattern.parent.glob(f"{glob.escape(pattern.name)}*"):
         name = RANK_MANIFEST_NAME.format(path.name.rpartition("_")[2])
-        with contextlib.suppress(CheckpointError, OSError):  # it is no part, or its own process is moving it
+        with contextlib.suppress(CheckpointError, OSError):  # no part, or the other rank of step 4 was faster
             part = read_part_manifest(path / name)
             if part["save"] == save_id and not path.is_symlink():
                 found.append(path)

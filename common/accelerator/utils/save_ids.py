@@ -8,7 +8,8 @@ It is made of the name of the run, the number of collectives so far, and the num
     wait_for_everyone(); save_state("a")  run-6-1
 
 The number of collectives is the clock of the run: all ranks must have entered the same ones when they come to a line of
-the script.
+the script. One case fails. If rank 0 alone saves "a", and then all ranks save "a" with no collective between, rank 0
+has the id run-5-2 and rank 1 has run-5-1. The part of rank 1 is never merged, and loading says so.
 """
 
 import uuid
