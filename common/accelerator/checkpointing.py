@@ -291,7 +291,7 @@ def load_state(
         Exception: what a hook or an object met. In each case all processes raise.
     """
     if load_model_func_kwargs.pop("map_location", None) is not None:
-        logger.warning("map_location changes nothing: files are read to the CPU, and each state goes to its object")
+        logger.info("map_location changes nothing: files are read to the CPU, and each state goes to its object")
     project = run.project
     is_main = _writes_main_part(project)
     PartialState().wait_for_everyone()  # Now no process is saving, so what this run has saved is finished.
