@@ -73,7 +73,8 @@ def train(args):
     # fc1 and of fc2's weight. Called for each layer first, as in train_fsdp.py, it would gather one layer at a time.
     fully_shard(model, mesh=data_mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)  # after sharding: of this rank's parts
-    # For dropout. The ranks of a row compute parts of one network, so they must drop the same inputs of fc1.
+    # For dropout. The ranks of a row compute parts of one network, so they must drop the same inputs of fc1. The price:
+    # after fc1 each of them drops the same places of its own part.
     torch.manual_seed(args.seed + row)
 
     with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints the result once

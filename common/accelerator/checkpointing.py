@@ -138,7 +138,7 @@ def _numbered_name(file_name: str, index: int) -> str:
 def save_state(
     run: RunState, output_dir: str | os.PathLike | None, safe_serialization: bool = True, all_ranks: bool = False
 ) -> Path:
-    """Write everything that the run needs to go on, and return the folder. It waits for no other process.
+    """Write everything that the run needs to go on, and return the folder. By default it waits for no other process.
 
     Each process that calls this writes its part, see the head of this file. Other files in the folder stay.
 
@@ -162,10 +162,11 @@ def save_state(
     """
     project = run.project
     state = PartialState()
-    folder = _folder_to_save(project, output_dir)
-    is_main = _writes_main_part(project)
     if all_ranks:
         state.wait_for_everyone()  # Ranks that have just met find the same id, whoever has saved alone before.
+        project.iteration = broadcast_object_list([project.iteration])[0]  # and write to the same folder
+    folder = _folder_to_save(project, output_dir)
+    is_main = _writes_main_part(project)
     part = Part(folder, save_ids.next_id(folder), state.process_index, state.num_processes, is_main)
     weights_name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
     try:

@@ -193,17 +193,22 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     state = PartialState()
     if state.distributed_type == DistributedType.NO:
         return object_list
-    message: list[Any] = [object_list]  # one object: the lists of the processes may be of different lengths
-    try:
-        dist.broadcast_object_list(message, src=from_process)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        if state.process_index == from_process:  # it has sent nothing yet, and the others wait for it
-            reason = RuntimeError(f"rank {from_process} cannot pickle what it has to send: {error}")
-            dist.broadcast_object_list([reason], src=from_process)
-        raise
+    is_sender = state.process_index == from_process
+    message: list[Any] = [None]
+    error = None
+    if is_sender:
+        try:
+            message = [pickle.dumps(object_list)]
+        except Exception as failure:  # Objects raise what they like. The others wait for a message in any case.
+            error = failure
+            message = [RuntimeError(f"rank {from_process} cannot pickle what it has to send: {failure}")]
+    dist.broadcast_object_list(message, src=from_process)
+    if error is not None:
+        raise error
     if isinstance(message[0], RuntimeError):
         raise message[0]
-    object_list[:] = message[0]
+    if not is_sender:
+        object_list[:] = pickle.loads(message[0])
     return object_list
 
 
@@ -285,9 +290,7 @@ def _pad_one(tensor: torch.Tensor, dim: int, length: int, pad_index: float, pad_
         return tensor
     shape = list(tensor.shape)
     shape[dim] = length - tensor.shape[dim]
-    padding = tensor.new_zeros(shape) + pad_index
-    if tensor.dtype == torch.bool:  # the sum has made integers of it, and only on the ranks that are padded
-        padding = padding.bool()
+    padding = tensor.new_full(shape, pad_index)
     parts = [padding, tensor] if pad_first else [tensor, padding]
     return torch.cat(parts, dim=dim)
 
@@ -429,11 +432,11 @@ def run_on_all_ranks(action: Callable[[], Any], runs_here: bool = True) -> Any:
         RemoteError: on the other processes.
     """
     result = None
-    error = None
+    error: BaseException | None = None
     try:
         if runs_here:
             result = action()
-    except Exception as failure:
+    except (Exception, SystemExit) as failure:
         error = failure
     rank = PartialState().process_index
     errors = gather_object([] if error is None else [f"rank {rank}: {type(error).__name__}: {error}"])

@@ -109,7 +109,7 @@ def watch(recorder: Recorder) -> DataWatch:
 def _is_own_share(inputs: Any, batch: int) -> bool:
     """True if the network was given one rank's share of a batch: of 8 samples, 4 on two ranks."""
     rows = next((len(tensor) for tensor in _tensors(inputs)), 0)
-    return rows * int(os.environ["WORLD_SIZE"]) == batch
+    return 0 < rows * int(os.environ["WORLD_SIZE"]) == batch
 
 
 def _size(dataset: Any) -> int | None:

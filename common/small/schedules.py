@@ -71,6 +71,7 @@ def timeline(schedule: Schedule, world_size: int, micro_batches: int) -> Timelin
     slots: list[list[Action | None]] = [[] for _ in range(world_size)]
     done: dict[tuple[int, Action], int] = {}  # when a rank has ended an action
     while any(left):
+        num_done = len(done)
         for rank in range(world_size):
             while left[rank] and _can_start(left[rank][0], rank, world_size, done):
                 action = left[rank].pop(0)
@@ -80,6 +81,9 @@ def timeline(schedule: Schedule, world_size: int, micro_batches: int) -> Timelin
                 slots[rank] += [None] * waiting
                 slots[rank] += [action] * (1 if action.kind == "forward" else 2)
                 done[rank, action] = len(slots[rank])
+        if len(done) == num_done:
+            waiting_ranks = [rank for rank in range(world_size) if left[rank]]
+            raise ValueError(f"ranks {waiting_ranks} wait for messages that never come")
     end = max(done.values())
     for row in slots:
         row += [None] * (end - len(row))

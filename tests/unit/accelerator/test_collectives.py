@@ -55,6 +55,17 @@ def test_collectives_give_what_accelerates_give():
     assert ours[0]["gather"] == ours[1]["gather"] and ours[0]["pad"] != ours[1]["pad"]
 
 
+def padded_with_a_fraction(accelerator):
+    ragged = torch.ones(accelerator.process_index + 1, dtype=torch.int64)
+    return operations.pad_across_processes(ragged, pad_index=-1.0).tolist()
+
+
+def test_padding_keeps_the_dtype():
+    """On accelerate the process that is padded has floats then, and the other one integers."""
+    padded, longest = on_ranks(2, padded_with_a_fraction)
+    assert (padded, longest) == ([1, -1], [1, 1]) and isinstance(padded[0], int)
+
+
 UNKNOWN_TO_GLOO = [torch.int16, torch.uint16, torch.float8_e4m3fn]
 
 
@@ -156,6 +167,11 @@ COLLECTIVES = {
 CAN_BE_PADDED = {"shape", "transposed", "dtype", "nothing", "large", "sparse"}
 
 
+class NotForSending:
+    def __reduce__(self):
+        raise ValueError("not for sending")
+
+
 def enter_with_what_differs(accelerator):
     """For each collective and each difference: what is said, and what a collective gives after that."""
     messages = {}
@@ -176,6 +192,8 @@ def enter_with_what_differs(accelerator):
     messages["two collectives"] = str(raised.value)
     with pytest.raises((AttributeError, RuntimeError), match=r"pickle|local object"):  # by Python
         operations.broadcast_object_list([lambda: 1])
+    with pytest.raises((ValueError, RuntimeError), match="not for sending"):
+        operations.broadcast_object_list([NotForSending()])
     return messages
 
 

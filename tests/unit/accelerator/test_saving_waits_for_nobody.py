@@ -180,6 +180,22 @@ def test_the_main_process_alone_may_save_over_what_all_have_saved(world, tmp_pat
     assert on_ranks(world, saved_alone, tmp_path) == [(1, 1), (1, None), (1, None)][:world]
 
 
+def saved_alone_then_together(_, folder: Path) -> Loaded:
+    """The steps that are loaded after the main process has saved once more than the others."""
+    run = Run(folder, automatic_checkpoint_naming=True)
+    run.step(0)
+    if run.accelerator.is_main_process:
+        run.accelerator.save_state()
+    run.step(1)
+    run.accelerator.save_state(all_ranks=True)
+    return run.load()
+
+
+def test_all_save_to_one_folder_after_the_main_process_has_saved_alone(tmp_path):
+    assert on_ranks(2, saved_alone_then_together, tmp_path) == [(1, 1), (1, 1)]
+    assert not list(tmp_path.glob("checkpoints/.*"))
+
+
 def saved_in_a_window(_, folder: Path) -> tuple:
     """The gradient and the step that come back, where the main process alone saves, with hooks, and loads with all."""
     run = Run(folder)

@@ -44,6 +44,7 @@ MISTAKES = {
     "SameDropout": ("random numbers", "same_random_numbers", "forwards in training drew the same numbers"),
     "SameAugmentation": ("random numbers", "same_random_numbers", "batches drew the same numbers"),
     "StreamReadWholeOnEachRank": ("training samples", None, "with the same contents in the same order"),
+    "StreamCalledByKeywords": ("training samples", None, "with the same contents in the same order"),
     "PaddedEvaluation": ("evaluation samples", "padded_evaluation", ""),
     "StatisticsOfEachRank": ("BatchNorm's statistics", "batchnorm_statistics", ""),
     "EveryRankSaves": ("files", "every_rank_saves", ""),

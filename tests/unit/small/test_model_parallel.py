@@ -185,6 +185,17 @@ def test_one_forward_one_backward_holds_the_activations_of_fewer_micro_batches()
         assert fewer["activations"] == pytest.approx(most["activations"] * micro_batches / 8, rel=0.25)
 
 
+def backward_first_on_rank_0(rank, world_size, micro_batches):
+    """A schedule in which rank 0 waits for the backward of rank 1, and rank 1 for the forward of rank 0."""
+    actions = all_forward_first(rank, world_size, micro_batches)
+    return sorted(actions) if rank == 0 else actions
+
+
+def test_a_schedule_that_never_ends_is_refused():
+    with pytest.raises(ValueError, match=r"ranks \[0, 1\] wait for messages that never come"):
+        timeline(backward_first_on_rank_0, 2, 3)
+
+
 @given(world_size=st.integers(1, 6), micro_batches=st.integers(1, 12), schedule=st.sampled_from(SCHEDULES))
 def test_a_timeline_has_every_action_once_and_the_known_bubble(world_size, micro_batches, schedule):
     drawn = timeline(schedule, world_size, micro_batches)

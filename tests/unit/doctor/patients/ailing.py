@@ -133,6 +133,20 @@ class StreamReadWholeOnEachRank(Engine):
         return 16
 
 
+class StreamCalledByKeywords(Engine):
+    def make_train_set(self):
+        return Circles(self.opts.samples, seed=1)
+
+    def make_train_loader(self):
+        return DataLoader(Stream(self.train_set), self.opts.bs)
+
+    def steps_per_epoch(self):
+        return 16
+
+    def loss_of(self, batch):
+        return self.criterion(self.model(x=batch["x"]), batch["y"])
+
+
 class PaddedEvaluation(Engine):
     def make_valid_loader(self):
         return DataLoader(self.valid_set, self.opts.bs, sampler=DistributedSampler(self.valid_set))
