@@ -26,7 +26,8 @@ def is_namedtuple(data: Any) -> bool:
 def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
     """The items of `generator` in a list, tuple or namedtuple of the type of `obj`."""
     items = list(generator)
-    made = _construct(type(obj), *items) if is_namedtuple(obj) else _construct(type(obj), items)
+    arguments = items if is_namedtuple(obj) else [items]
+    made = _construct(type(obj), *arguments)
     if made is not None and len(made) == len(items):
         return made
     if isinstance(obj, tuple):
