@@ -77,12 +77,30 @@ def all_gather_bytes(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
     state = PartialState()
     if not pieces:
         return torch.zeros(state.num_processes, 0, dtype=torch.uint8)
-    device = state.device if state.backend == "nccl" else "cpu"
+    device = _device_of_messages()
     pieces = [piece.to(device) for piece in pieces]
     content = pieces[0] if len(pieces) == 1 else torch.cat(pieces)  # a single one is not copied
     of_ranks = content.new_empty(state.num_processes * len(content))
     dist.all_gather_into_tensor(of_ranks, content)
     return of_ranks.view(state.num_processes, -1)
+
+
+def broadcast_bytes(content: bytes | None, from_process: int) -> bytes:
+    """The `content` of rank `from_process`, of any length; the other ranks give None."""
+    device = _device_of_messages()
+    length = torch.tensor([0 if content is None else len(content)], device=device)
+    dist.broadcast(length, from_process)
+    if content is not None:
+        dist.broadcast(torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device), from_process)
+        return content
+    message = torch.empty(int(length), dtype=torch.uint8, device=device)
+    dist.broadcast(message, from_process)
+    return message.cpu().numpy().tobytes()
+
+
+def _device_of_messages() -> torch.device:
+    state = PartialState()
+    return state.device if state.backend == "nccl" else torch.device("cpu")
 
 
 # Descriptions

@@ -17,7 +17,16 @@ import torch.distributed as dist
 from common.nested import NamedLeaf, leaves, map_nested, map_together
 from common.process_group import all_gather_object
 
-from .exchange import LARGEST_CONTENT, all_gather_bytes, as_bytes, describe, exchange, from_bytes, has_bytes
+from .exchange import (
+    LARGEST_CONTENT,
+    all_gather_bytes,
+    as_bytes,
+    broadcast_bytes,
+    describe,
+    exchange,
+    from_bytes,
+    has_bytes,
+)
 from .exchange import DistributedOperationException as DistributedOperationException
 from .sampler import ShortStep
 from .state import DistributedType, PartialState
@@ -193,22 +202,19 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     state = PartialState()
     if state.distributed_type == DistributedType.NO:
         return object_list
-    is_sender = state.process_index == from_process
-    message: list[Any] = [None]
-    error = None
-    if is_sender:
-        try:
-            message = [pickle.dumps(object_list)]
-        except Exception as failure:  # Objects raise what they like. The others wait for a message in any case.
-            error = failure
-            message = [RuntimeError(f"rank {from_process} cannot pickle what it has to send: {failure}")]
-    dist.broadcast_object_list(message, src=from_process)
-    if error is not None:
-        raise error
-    if isinstance(message[0], RuntimeError):
-        raise message[0]
-    if not is_sender:
-        object_list[:] = pickle.loads(message[0])
+    if state.process_index != from_process:
+        received = pickle.loads(broadcast_bytes(None, from_process))
+        if isinstance(received, RuntimeError):
+            raise received
+        object_list[:] = received
+        return object_list
+    try:
+        pickled = pickle.dumps(object_list)
+    except Exception as error:  # an object of the script's own may raise anything, and the others wait
+        reason = RuntimeError(f"rank {from_process} cannot pickle what it has to send: {error}")
+        broadcast_bytes(pickle.dumps(reason), from_process)
+        raise
+    broadcast_bytes(pickled, from_process)
     return object_list
 
 
