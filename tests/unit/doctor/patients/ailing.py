@@ -133,16 +133,7 @@ class StreamReadWholeOnEachRank(Engine):
         return 16
 
 
-class StreamCalledByKeywords(Engine):
-    def make_train_set(self):
-        return Circles(self.opts.samples, seed=1)
-
-    def make_train_loader(self):
-        return DataLoader(Stream(self.train_set), self.opts.bs)
-
-    def steps_per_epoch(self):
-        return 16
-
+class StreamCalledByKeywords(StreamReadWholeOnEachRank):
     def loss_of(self, batch):
         return self.criterion(self.model(x=batch["x"]), batch["y"])
 
@@ -235,5 +226,6 @@ class RankThatLeavesItsLoop(Engine):
 
 
 if __name__ == "__main__":
-    patients = {patient.__name__: patient for patient in Engine.__subclasses__()}
+    classes = [*Engine.__subclasses__(), *StreamReadWholeOnEachRank.__subclasses__()]
+    patients = {patient.__name__: patient for patient in classes}
     healthy.main(patients[sys.argv.pop(1)])
