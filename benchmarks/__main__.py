@@ -14,7 +14,7 @@ import torch
 from benchmarks.harness import records
 from benchmarks.harness.options import CannotMeasure, MeasureOptions, data_flags
 from benchmarks.report import pictures
-from benchmarks.report.group_table import table
+from benchmarks.report.group_table import held_memory, table
 from benchmarks.suites import network, one_step, overhead, sharing, throughput, timeline
 from common.allocator import keep_large_blocks
 from common.cores import available_cores
@@ -63,11 +63,12 @@ def prepare_process(quick: bool) -> None:
 def main(argv: list[str] | None = None) -> None:
     options = parse_options(argv)
     prepare_process(options.quick)
+    # Asked once: later suites would take the load of the first one for other programs'.
+    if warning := records.busy(records.run_metadata()["load"], available_cores()):
+        print(warning, file=sys.stderr)
     of_suites = MeasureOptions(options.rounds, data_flags(), options.quick)
     for suite in options.suites:
         began = records.run_metadata()
-        if warning := records.busy(began["load"], available_cores()):
-            print(warning, file=sys.stderr)
         try:
             content = SUITES[suite](of_suites)
         except CannotMeasure as reason:
@@ -77,6 +78,8 @@ def main(argv: list[str] | None = None) -> None:
         record |= content
         for group in record.get("groups", []):
             print(f"\n{table(group)}", flush=True)
+        if "rows" in record:
+            print(f"\n{held_memory(record['rows'])}", flush=True)
         if options.record:
             records.write_json(options.record / f"{suite}.json", record)
             written = [f"{suite}.json", *pictures.draw(suite, record, options.record)]

@@ -1,4 +1,7 @@
-"""The rows of a group and how they compare, in the terminal, in 80 columns."""
+"""The rows of a suite's record and how they compare, in the terminal, in 80 columns."""
+
+from benchmarks.harness.rows import totals
+from benchmarks.report.table import per_device
 
 
 def table(group: dict) -> str:
@@ -29,4 +32,12 @@ def comparisons(group: dict) -> str:
         rows = f"  {pair['of']} {sign} {pair['to']}"
         value = f" {shown(pair['median'])} ({low} to {high}){unit}"
         lines.append(rows + value.rjust(79 - len(rows)))
+    return "\n".join(lines)
+
+
+def held_memory(rows: dict[str, list[dict[str, int]]]) -> str:
+    """A line for each row of `suites.sharing`: the MiB that each rank holds."""
+    lines = ["MiB that each rank holds"]
+    for name, of_ranks in rows.items():
+        lines.append(f"  {name:<46}{per_device(totals(of_ranks)):>31}")
     return "\n".join(lines)

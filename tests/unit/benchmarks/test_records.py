@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from benchmarks.harness import records
-from benchmarks.report.group_table import comparisons, table
+from benchmarks.report.group_table import comparisons, held_memory, table
 from common import ladder
 
 # A file for each suite; results.json is a comparison's.
@@ -72,3 +72,11 @@ def test_the_command_is_what_a_user_types_without_the_folders_of_the_machine(wor
 def test_a_busy_machine_is_named(load, cores, said):
     assert said in (records.busy([load, 0.0, 0.0], cores) or [None])
     assert records.busy(None, cores) is None
+
+
+def test_held_memory_has_a_line_for_each_script():
+    ranks = [{"parameters": 3 * 2**20, "gradients": 2**20}] * 4
+    first, *others = held_memory({"DDP": ranks, "FSDP": ranks[:2]}).splitlines()
+    assert first == "MiB that each rank holds"
+    assert [line.split() for line in others] == [["DDP", "4", "3×4"], ["FSDP", "4", "4"]]
+    assert all(len(line) == 79 for line in others)
