@@ -8,7 +8,7 @@ Hugging Face Accelerate.
 import copy
 import itertools
 from collections import UserDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 
@@ -110,17 +110,18 @@ def named_leaves(data: Any, is_leaf: Callable[[Any], bool] | None = None, name: 
         yield from named_leaves(item, is_leaf, f"{name}[{shown}]")
 
 
-def map_together(
-    function: Callable[[list[NamedLeaf]], list[Any]], data: Any, is_leaf: Callable[[Any], bool] | None = None
-) -> Any:
-    """The structure of `data` with the results of one call of `function` for all leaves in place of these.
+def sorted_leaves(data: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[NamedLeaf]:
+    """The leaves of `data` by their names: in the same order on all ranks, whatever the order of a mapping's keys."""
+    return sorted(named_leaves(data, is_leaf), key=lambda named: named.name)
 
-    It gets them in the order of their names, the same on all ranks whatever the order of the keys of a mapping. Of
-    {"y": 2, "x": 1} it gets [NamedLeaf("['x']", 1), NamedLeaf("['y']", 2)]; from [10, 20] comes {"y": 20, "x": 10}.
+
+def with_leaves(data: Any, new_leaves: Sequence[Any], is_leaf: Callable[[Any], bool] | None = None) -> Any:
+    """The structure of `data` with `new_leaves`, which come in the order of `sorted_leaves`, in place of its own.
+
+    Of {"y": 2, "x": 1} the sorted leaves are 1 and 2. With the new leaves [10, 20] it becomes {"y": 20, "x": 10}.
     """
-    named = list(named_leaves(data, is_leaf))
-    by_name = sorted(range(len(named)), key=lambda place: named[place].name)
-    results = function([named[place] for place in by_name])
-    in_place = dict(zip(by_name, results, strict=True))
+    names = [name for name, _ in named_leaves(data, is_leaf)]
+    by_name = sorted(range(len(names)), key=lambda place: names[place])
+    in_place = dict(zip(by_name, new_leaves, strict=True))
     places = itertools.count()
     return map_nested(lambda _: in_place[next(places)], data, is_leaf=is_leaf)

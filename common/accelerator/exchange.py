@@ -1,8 +1,14 @@
-"""The exchange under each collective: the ranks compare what they are about to send, and get the bytes of all ranks.
+"""Bytes of all ranks, for the collectives of `operations.py`; the ranks first compare what they are about to send.
 
-A rank that enters a collective with another shape or dtype than the others would not get an error: gloo aborts a
-process that receives more bytes than it expects. So each rank describes what it sends in a text, and every collective
-begins with a message of the same fixed size, which gloo can always receive:
+`operations.py` takes nested structures apart and calls one of these:
+
+    compare(description)                  before a collective of torch: in `broadcast` and `reduce`
+    exchange(description, content)        the content of each rank, of any length: pickled objects
+    exchange_each(description, contents)  several contents, of which each has one length on all ranks: tensors
+
+A rank that enters a collective of torch with another shape or dtype than the others would not get an error: gloo aborts
+a process that receives more bytes than it expects. So each rank describes in a text what it sends, and first of all the
+ranks exchange messages of one fixed size, which gloo can always receive:
 
     +----------+--------+---------------------------------------------+
     | checksum | length | the content if it fits, and zeros behind it |   FIRST_MESSAGE bytes from each rank
@@ -14,7 +20,8 @@ If the checksums differ, the ranks gather their descriptions, and all raise an e
 content of some rank does not fit, a second message follows, in which each rank fills its content up to the largest
 length.
 
-On nccl nothing is compared, because the CPU would have to wait for the GPU's kernels.
+On nccl nothing is compared, because the CPU would have to wait for the GPU's kernels. Ranks that send different shapes
+there hang until the time-out, or get wrong numbers, as without this file.
 """
 
 import struct
@@ -33,56 +40,79 @@ from .state import PartialState
 
 # The results of most batches fit into a message of this size, and a smaller message is hardly faster.
 FIRST_MESSAGE = 2**14
-HEADER = struct.Struct("=qq")  # checksum and length
+HEADER = struct.Struct("=qq")
 LARGEST_CONTENT = FIRST_MESSAGE - HEADER.size
-MOST_SHOWN = 500  # letters of a rank's differences in an error
+# An error shows the differences of each rank up to this length.
+MOST_CHARACTERS = 500
 
 
 class DistributedOperationException(RuntimeError):
     """The processes enter a collective with other keys, numbers, shapes or dtypes; raised on all of them."""
 
 
-def exchange(description: str, pieces: Sequence[torch.Tensor] = ()) -> torch.Tensor:
-    """A row of bytes for each rank: its `pieces`, joined, and zeros up to the length of the longest row.
-
-    Args:
-        description: what all ranks must have in common. The first line is the collective's name.
-        pieces: tensors of bytes. On nccl all ranks must have equally many bytes.
+def compare(description: str) -> None:
+    """Return if `description` is the same on all ranks. Its first line is the name of a collective.
 
     Raises:
         DistributedOperationException: on all ranks, if the descriptions differ; not on nccl.
     """
+    exchange(description, torch.empty(0, dtype=torch.uint8))
+
+
+def exchange(description: str, content: torch.Tensor) -> torch.Tensor:
+    """A row of bytes for each rank: its `content`, and zeros up to the length of the longest one.
+
+    On nccl all ranks must have equally many bytes.
+
+    Raises:
+        DistributedOperationException: as `compare`.
+    """
     if PartialState().backend == "nccl":
-        return all_gather_bytes(pieces)
-    length = sum(map(len, pieces))
+        return all_gather_bytes(content)
+    length = len(content)
     checksum = zlib.crc32(description.encode())  # Python's own `hash` differs between processes
     header = torch.frombuffer(bytearray(HEADER.pack(checksum, length)), dtype=torch.uint8)
-    content = pieces if length <= LARGEST_CONTENT else ()
-    zeros = torch.zeros(LARGEST_CONTENT - sum(map(len, content)), dtype=torch.uint8)
-    first_messages = all_gather_bytes([header, *content, zeros])
+    fitting = content if length <= LARGEST_CONTENT else content[:0]
+    zeros = torch.zeros(LARGEST_CONTENT - len(fitting), dtype=torch.uint8)
+    messages = all_gather_bytes(torch.cat([header, fitting, zeros]))
 
-    headers = [HEADER.unpack_from(message) for message in first_messages.numpy()]
+    headers = [HEADER.unpack_from(message) for message in messages.numpy()]
     if any(checksum_of_rank != checksum for checksum_of_rank, _ in headers):
         raise DistributedOperationException(_differences(all_gather_object(description)))
     longest = max(length_of_rank for _, length_of_rank in headers)
     if longest <= LARGEST_CONTENT:
-        return first_messages.narrow(1, HEADER.size, longest)
-    if length < longest:
-        pieces = [*pieces, torch.zeros(longest - length, dtype=torch.uint8)]
-    return all_gather_bytes(pieces)
+        return messages.narrow(1, HEADER.size, longest)
+    return all_gather_bytes(torch.nn.functional.pad(content, (0, longest - length)))
 
 
-def all_gather_bytes(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A row for each rank: its pieces of bytes, joined. All ranks must have equally many bytes."""
-    state = PartialState()
-    if not pieces:
-        return torch.zeros(state.num_processes, 0, dtype=torch.uint8)
+def exchange_each(description: str, contents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """For each of `contents` a row of bytes for each rank. Each content has the same length on all ranks.
+
+    Small contents travel together, in one message. Large ones follow a comparison, one by one and without a copy.
+
+    Raises:
+        DistributedOperationException: as `compare`.
+    """
+    lengths = [len(content) for content in contents]
+    if sum(lengths) > LARGEST_CONTENT:
+        compare(description)
+        return [all_gather_bytes(content) for content in contents]
     device = _device_of_messages()
-    pieces = [piece.to(device) for piece in pieces]
-    content = pieces[0] if len(pieces) == 1 else torch.cat(pieces)  # a single one is not copied
-    of_ranks = content.new_empty(state.num_processes * len(content))
-    dist.all_gather_into_tensor(of_ranks, content)
-    return of_ranks.view(state.num_processes, -1)
+    nothing = torch.empty(0, dtype=torch.uint8, device=device)
+    joined = torch.cat([nothing, *[content.to(device) for content in contents]])
+    together = exchange(description, joined)
+    # A dtype can be viewed only at a multiple of its size, and the bytes of one of several begin anywhere.
+    return [rows.clone(memory_format=torch.contiguous_format) for rows in together.split(lengths, dim=1)]
+
+
+def all_gather_bytes(content: torch.Tensor) -> torch.Tensor:
+    """A row for each rank: its bytes. All ranks must have equally many; where they have none, nothing is sent."""
+    num_ranks = PartialState().num_processes
+    content = content.to(_device_of_messages())
+    of_ranks = content.new_empty(num_ranks, len(content))
+    if len(content) > 0:
+        dist.all_gather_into_tensor(of_ranks.view(-1), content)
+    return of_ranks
 
 
 def broadcast_bytes(content: bytes | None, from_process: int) -> bytes:
@@ -124,7 +154,7 @@ def _differences(descriptions: list[str]) -> str:
     message = [f"the processes enter `{lines_of_ranks[0][0]}` with different keys, shapes or dtypes:"]
     for rank, lines in enumerate(lines_of_ranks):
         own = [line for line in lines if line not in in_all]
-        message.append(f"  - rank {rank}: {textwrap.shorten('; '.join(own) or 'nothing else', MOST_SHOWN)}")
+        message.append(f"  - rank {rank}: {textwrap.shorten('; '.join(own) or 'nothing else', MOST_CHARACTERS)}")
     message.append(
         "Fill tensors up to one shape with `pad_across_processes` first, or gather them as objects with "
         "`gather_for_metrics(..., use_gather_object=True)`."

@@ -1,8 +1,15 @@
 """Collectives on nested structures: gather, reduce, broadcast and pad; and what else is done with each tensor in one.
 
-A collective has three steps. It describes the leaves of its structure in a text, it exchanges the text and the bytes
-of the leaves with the other ranks (`exchange.py`, which raises an error on all ranks if the texts differ), and it
-unpacks the tensors of all ranks from the bytes that it got.
+A collective takes its structure apart, lets `exchange.py` compare what the ranks send and bring the bytes of all of
+them, and puts the structure together again. With `gather({"y": y, "x": x})` on two ranks these steps follow each other:
+
+    named = sorted_leaves(data)   [("['x']", x), ("['y']", y)], in this order on both ranks
+    describe("gather", named)     "gather", "['x'] [3] torch.int64", "['y'] [3, 2] torch.float32", a line each
+    exchange_each(…)              the bytes of x and those of y, of both ranks; an error on both if their lines differ
+    from_bytes(…)                 x of the shape [6], and y of the shape [6, 2]
+    with_leaves(data, …)          {"y": y, "x": x}
+
+On nccl nothing is compared: `exchange.py` says why, and what happens there if the ranks differ.
 """
 
 import pickle
@@ -14,21 +21,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from common.nested import NamedLeaf, leaves, map_nested, map_together
+from common.nested import NamedLeaf, leaves, map_nested, sorted_leaves, with_leaves
 from common.process_group import all_gather_object
 
+from .exchange import DistributedOperationException as DistributedOperationException
 from .exchange import (
-    LARGEST_CONTENT,
-    all_gather_bytes,
     as_bytes,
     broadcast_bytes,
+    compare,
     describe,
     exchange,
+    exchange_each,
     from_bytes,
     has_bytes,
 )
-from .exchange import DistributedOperationException as DistributedOperationException
-from .sampler import ShortStep
 from .state import DistributedType, PartialState
 
 # Nested structures
@@ -74,11 +80,8 @@ def send_to_device(
 ) -> Any:
     """Nested `tensor` with everything that has a `to` on `device`; values under `skip_keys` stay where they are."""
 
-    def has_to(data: Any) -> bool:
-        return hasattr(data, "to")
-
     def move(leaf: Any) -> Any:
-        if not has_to(leaf):
+        if not _has_to(leaf):
             return leaf
         try:
             return leaf.to(device, non_blocking=non_blocking)
@@ -87,16 +90,16 @@ def send_to_device(
 
     if isinstance(skip_keys, str):
         skip_keys = [skip_keys]
-    return map_nested(move, tensor, is_leaf=has_to, skip_keys=skip_keys or ())
+    return map_nested(move, tensor, is_leaf=_has_to, skip_keys=skip_keys or ())
+
+
+def _has_to(data: Any) -> bool:
+    return hasattr(data, "to")
 
 
 def listify(data: Any) -> Any:
     """Nested `data` with numbers, or lists of numbers, in place of each tensor."""
-
-    def to_list(tensor: torch.Tensor) -> Any:
-        return tensor.detach().cpu().tolist()
-
-    return recursively_apply(to_list, data)
+    return recursively_apply(torch.Tensor.tolist, data)
 
 
 # Collectives
@@ -105,8 +108,7 @@ def listify(data: Any) -> Any:
 def gather(tensor: Any) -> Any:
     """Nested tensors of equal shape from all processes, concatenated in rank order: (n, …) becomes (n·world size, …).
 
-    Small tensors travel together, in one message; large ones one by one, after a message that compares what the ranks
-    send. Scalars become vectors of one entry per rank. In a single process the input itself is returned.
+    Scalars become vectors of one entry per rank. In a single process the input itself is returned.
 
     Raises:
         TypeError: on several processes, for leaves that are no tensors.
@@ -114,29 +116,26 @@ def gather(tensor: Any) -> Any:
     """
     if PartialState().distributed_type == DistributedType.NO:
         return tensor
-    return map_together(lambda named: _gather_tensors(named, describe("gather", named)), tensor)
+    named = sorted_leaves(tensor)
+    gathered = _gather_tensors(named, describe("gather", named))
+    return with_leaves(tensor, gathered)
 
 
 def _gather_tensors(named: list[NamedLeaf], description: str) -> list[torch.Tensor]:
     """Tensors of all processes, joined, if `description` is the same on all of them."""
-    pieces = [as_bytes(leaf) for _, leaf in named if has_bytes(leaf)]
-    lengths = [len(piece) for piece in pieces]
-    if sum(lengths) <= LARGEST_CONTENT:
-        together = exchange(description, pieces)
-        # A dtype can be viewed only at a multiple of its size, and the bytes of one of several begin anywhere.
-        rows_of_tensors = [rows.clone(memory_format=torch.contiguous_format) for rows in together.split(lengths, dim=1)]
-    else:
-        exchange(description)
-        rows_of_tensors = [all_gather_bytes([piece]) for piece in pieces]  # one by one, without a copy
-    # Not before the exchange: a rank that raised there would leave the others waiting.
-    tensors = _only_tensors(named)
-    if len(pieces) < len(tensors):
+    contents = [as_bytes(leaf) for _, leaf in named if has_bytes(leaf)]
+    rows_of_contents = exchange_each(description, contents)
+    tensors = _require_tensors(named)
+    if len(contents) < len(tensors):
         raise TypeError("sparse, nested and quantized tensors cannot be gathered")
-    return [from_bytes(rows, tensor) for rows, tensor in zip(rows_of_tensors, tensors, strict=True)]
+    return [from_bytes(rows, tensor) for rows, tensor in zip(rows_of_contents, tensors, strict=True)]
 
 
-def _only_tensors(named: list[NamedLeaf]) -> list[torch.Tensor]:
-    """The leaves, for a collective of nothing but tensors."""
+def _require_tensors(named: list[NamedLeaf]) -> list[torch.Tensor]:
+    """The leaves, for a collective of nothing but tensors.
+
+    The ranks compare their leaves before each of them calls this. So all of them raise, or none does.
+    """
     for name, leaf in named:
         if not isinstance(leaf, torch.Tensor):
             raise TypeError(f"Unsupported types ({type(leaf)}) in a collective: {name or 'the input'} is no tensor")
@@ -167,7 +166,7 @@ def _gather_objects(own: Any, description: str) -> list[Any]:
         description += f"\nwhat cannot be pickled: {error}"
     content = torch.frombuffer(bytearray(pickled), dtype=torch.uint8)
     # `pickle.loads` stops where the object ends, so it does not mind the zeros that fill up a row.
-    return [pickle.loads(of_rank.numpy().tobytes()) for of_rank in exchange(description, [content])]
+    return [pickle.loads(of_rank.numpy().tobytes()) for of_rank in exchange(description, content)]
 
 
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
@@ -178,19 +177,16 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
     """
     if PartialState().distributed_type == DistributedType.NO:
         return tensor
-
-    def broadcast_all(named: list[NamedLeaf]) -> list[torch.Tensor]:
-        exchange(describe(f"broadcast from {from_process}", named))
-        tensors = _only_tensors(named)
-        for tensor in tensors:
-            own = tensor.detach()
-            content = own.resolve_conj().resolve_neg().contiguous()
-            dist.broadcast(as_bytes(content), from_process)
-            if content is not own:
-                own.copy_(content)
-        return tensors
-
-    return map_together(broadcast_all, tensor)
+    named = sorted_leaves(tensor)
+    compare(describe(f"broadcast from {from_process}", named))
+    tensors = _require_tensors(named)
+    for each in tensors:
+        own = each.detach()
+        content = own.resolve_conj().resolve_neg().contiguous()
+        dist.broadcast(as_bytes(content), from_process)
+        if content is not own:
+            own.copy_(content)
+    return with_leaves(tensor, tensors)
 
 
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
@@ -235,12 +231,10 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
         raise ValueError(f"reduction must be 'mean', 'sum', 'max' or 'none', not {reduction!r}")
     if PartialState().distributed_type == DistributedType.NO:
         return recursively_apply(torch.clone, tensor, error_on_other_type=True)
-
-    def reduce_all(named: list[NamedLeaf]) -> list[torch.Tensor]:
-        exchange(describe(f"reduce by {reduction}", named))
-        return [_reduce_one(tensor, reduction) for tensor in _only_tensors(named)]
-
-    return map_together(reduce_all, tensor)
+    named = sorted_leaves(tensor)
+    compare(describe(f"reduce by {reduction}", named))
+    reduced = [_reduce_one(each, reduction) for each in _require_tensors(named)]
+    return with_leaves(tensor, reduced)
 
 
 def _reduce_one(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
@@ -267,24 +261,22 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
         TypeError: for leaves that are no tensors.
         DistributedOperationException: on all processes, if the keys differ between them; not on nccl.
     """
+    named = sorted_leaves(tensor)
     if PartialState().distributed_type == DistributedType.NO:
-        return map_together(_only_tensors, tensor)  # raises or changes nothing
-
-    def pad_all(named: list[NamedLeaf]) -> list[torch.Tensor]:
-        description = "pad_across_processes"
-        own = torch.zeros(len(named), dtype=torch.int64)
-        for place, (name, leaf) in enumerate(named):
-            description += f"\n{name} {'tensor' if is_torch_tensor(leaf) else type(leaf).__name__}"
-            if _has_dimension(leaf, dim):
-                own[place] = leaf.shape[dim]
-        (lengths,) = _gather_tensors([NamedLeaf("lengths", own)], description)
-        longest = lengths.view(PartialState().num_processes, len(named)).amax(0).tolist()
-        padded = []
-        for tensor, length in zip(_only_tensors(named), longest, strict=True):
-            padded.append(_pad_one(tensor, dim, length, pad_index, pad_first))
-        return padded
-
-    return map_together(pad_all, tensor)
+        return with_leaves(tensor, _require_tensors(named))
+    # Unlike `describe`, this leaves out the shapes, which may differ, and the dtypes.
+    description = "pad_across_processes"
+    own_lengths = torch.zeros(len(named), dtype=torch.int64)
+    for place, (name, leaf) in enumerate(named):
+        description += f"\n{name} {'tensor' if is_torch_tensor(leaf) else type(leaf).__name__}"
+        if _has_dimension(leaf, dim):
+            own_lengths[place] = leaf.shape[dim]
+    (lengths,) = _gather_tensors([NamedLeaf("lengths", own_lengths)], description)
+    longest = lengths.view(PartialState().num_processes, len(named)).amax(0).tolist()
+    padded = []
+    for each, length in zip(_require_tensors(named), longest, strict=True):
+        padded.append(_pad_one(each, dim, length, pad_index, pad_first))
+    return with_leaves(tensor, padded)
 
 
 def _has_dimension(leaf: Any, dim: int) -> bool:
@@ -331,35 +323,20 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
         DistributedOperationException: as `gather`; in an uneven step only the numbers of rows may differ.
     """
     short_step = None if loader is None else loader.short_step
-    num_real = _num_real(loader)
-    is_alone = PartialState().distributed_type == DistributedType.NO
-
-    def gather_columns(named: list[NamedLeaf]) -> list[Any]:
-        columns = [column for _, column in named] if is_alone else _gather_columns(named, short_step)
-        return [_real_rows(column, num_real) for column in columns]
-
-    if not use_gather_object:
-        return map_together(gather_columns, data, is_leaf=is_list_of_entries)
-    if isinstance(data, torch.Tensor) and not is_alone:
-        # A list of its rows comes back, as in the original. A view of them would be pickled with the whole tensor.
-        data = [row.clone() for row in torch.atleast_1d(data.detach()).cpu()]
-    (entries,) = gather_columns([NamedLeaf("", data)])
-    return entries
-
-
-def _num_real(loader: Any) -> int | None:
-    """The samples of this step without the repeated ones, which only the last step has; else None.
-
-    Raises:
-        RuntimeError: if some process has no batch in this step.
-    """
-    if loader is None or loader.short_step is None:
-        return None
-    num_ranks_present = loader.short_step.num_ranks_present
-    if num_ranks_present < PartialState().num_processes:
-        present = f"only ranks 0 to {num_ranks_present - 1} have a batch in this step"
+    if short_step is not None and short_step.num_ranks_present < PartialState().num_processes:
+        present = f"only ranks 0 to {short_step.num_ranks_present - 1} have a batch in this step"
         raise RuntimeError(f"{present}: evaluate with even_batches=True")
-    return loader.short_step.num_real_all_ranks if loader.end_of_dataloader else None
+    num_real = None
+    if short_step is not None and loader.end_of_dataloader:  # no other step has repeated samples
+        num_real = short_step.num_real_all_ranks
+
+    if use_gather_object:
+        entries = _gather_entries(data)
+        return _real_rows(entries, num_real)
+    named = sorted_leaves(data, is_list_of_entries)
+    is_uneven = short_step is not None and not short_step.is_even
+    columns = [_real_rows(column, num_real) for column in _gather_columns(named, is_uneven)]
+    return with_leaves(data, columns, is_list_of_entries)
 
 
 def _real_rows(column: Any, num_real: int | None) -> Any:
@@ -369,6 +346,11 @@ def _real_rows(column: Any, num_real: int | None) -> Any:
     return column[:num_real]
 
 
+def _has_rows(column: Any) -> bool:
+    """True for a tensor of at least one dimension, a list, a tuple or a text."""
+    return isinstance(column, (list, tuple, str)) or (isinstance(column, torch.Tensor) and column.ndim > 0)
+
+
 def is_list_of_entries(data: Any) -> bool:
     """True for a list or tuple without tensors: a column with one entry per sample, and no structure."""
     if not isinstance(data, (list, tuple)):
@@ -376,25 +358,27 @@ def is_list_of_entries(data: Any) -> bool:
     return not any(isinstance(leaf, torch.Tensor) for leaf in leaves(data))
 
 
-def _has_rows(column: Any) -> bool:
-    """True for a tensor of at least one dimension, a list, a tuple or a text."""
-    return isinstance(column, (list, tuple, str)) or (isinstance(column, torch.Tensor) and column.ndim > 0)
+def _gather_entries(data: Any) -> Any:
+    """The entries of all processes, joined; in a single process `data` itself."""
+    if PartialState().distributed_type == DistributedType.NO:
+        return data
+    if isinstance(data, torch.Tensor):
+        # A list of its rows comes back, as in the original. A view of them would be pickled with the whole tensor.
+        data = [row.clone() for row in torch.atleast_1d(data.detach()).cpu()]
+    return gather_object(_own_part(data))
 
 
-def _gather_columns(named: list[NamedLeaf], short_step: ShortStep | None) -> list[Any]:
+def _gather_columns(named: list[NamedLeaf], is_uneven: bool) -> list[Any]:
     """The columns of all processes, joined: a column is a tensor, a list of entries or a single object.
 
-    Tensors alone travel as bytes. With other columns among them, or with other numbers of rows on some process, all
-    columns travel pickled.
+    Tensors alone travel as bytes. With other columns among them, or with other numbers of rows on some process
+    (`is_uneven`), all columns travel pickled. In a single process they stay as they are.
     """
-    is_uneven = short_step is not None and not short_step.is_even
-    if not is_uneven and all(isinstance(column, torch.Tensor) for _, column in named):
+    columns = [column for _, column in named]
+    if PartialState().distributed_type == DistributedType.NO:
+        return columns
+    if not is_uneven and all(map(is_torch_tensor, columns)):
         return _gather_tensors(named, describe("gather_for_metrics", named))
-    return _gather_pickled(named, is_uneven)
-
-
-def _gather_pickled(named: list[NamedLeaf], is_uneven: bool) -> list[Any]:
-    """`_gather_columns` where some column is no tensor, or with `is_uneven` the numbers of rows differ."""
     description = "gather_for_metrics"
     for name, column in named:
         content = "objects"
@@ -402,7 +386,7 @@ def _gather_pickled(named: list[NamedLeaf], is_uneven: bool) -> list[Any]:
             shape = column.shape[1:] if is_uneven else column.shape
             content = f"rows of {list(shape)} {column.dtype}"
         description += f"\n{name} {content}"
-    parts_of_ranks = _gather_objects([_own_part(column) for _, column in named], description)
+    parts_of_ranks = _gather_objects([_own_part(column) for column in columns], description)
     return [_join(parts) for parts in zip(*parts_of_ranks, strict=True)]
 
 
@@ -458,14 +442,11 @@ def run_on_all_ranks(action: Callable[[], Any], runs_here: bool = True) -> Any:
 
 def convert_to_fp32(tensor: Any) -> Any:
     """Nested `tensor` with float16 and bfloat16 tensors as float32."""
+    return recursively_apply(lambda tensor: tensor.float(), tensor, test_type=_is_half_precision)
 
-    def to_float(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.float()
 
-    def is_half_precision(leaf: Any) -> bool:
-        return getattr(leaf, "dtype", None) in (torch.float16, torch.bfloat16)
-
-    return recursively_apply(to_float, tensor, test_type=is_half_precision)
+def _is_half_precision(leaf: Any) -> bool:
+    return getattr(leaf, "dtype", None) in (torch.float16, torch.bfloat16)
 
 
 class ConvertOutputsToFp32:

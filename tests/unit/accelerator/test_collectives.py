@@ -211,11 +211,12 @@ def test_what_differs_between_the_processes_is_the_same_error_on_all_of_them(wor
 def gather_of_sizes(accelerator):
     """Tensors and texts that fit in a collective's first message, fill it, or do not, alone or on one rank only."""
     found = []
-    room = exchange.FIRST_MESSAGE - exchange.HEADER.size
+    room = exchange.LARGEST_CONTENT
     for size in (0, 1, room - 1, room, room + 1, 5 * room):
         numbers = torch.arange(size, dtype=torch.uint8)
-        together, alone = gather([numbers, torch.tensor(size)])
-        assert torch.equal(together, numbers.repeat(accelerator.num_processes))
+        together, alone, nothing = gather([numbers, torch.tensor(size), torch.empty(0, 2)])
+        assert torch.equal(together, numbers.repeat(accelerator.num_processes)) and nothing.shape == (0, 2)
+        assert gather([]) == []
         texts = operations.gather_object(["x" * size * accelerator.process_index])
         found.append((alone.tolist(), [len(text) for text in texts]))
     return found, room
