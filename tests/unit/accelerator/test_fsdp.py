@@ -1,12 +1,14 @@
 """FSDP: each rank has its part, and what comes out is what comes out of DDP, bit for bit."""
 
+from unittest import mock
+
 import pytest
 import torch
 from torch import nn
 
 from common.accelerator import Accelerator
 from common.accelerator.state import DistributedType
-from common.accelerator.utils import FullyShardedDataParallelPlugin
+from common.accelerator.utils import FullyShardedDataParallelPlugin, fsdp_utils
 from tests.unit.accelerator.several_processes import on_ranks
 
 SIZED = {"auto_wrap_policy": "size_based_wrap", "min_num_params": 20}
@@ -137,6 +139,28 @@ def test_what_does_not_fit_is_refused():
         Accelerator(cpu=True, fsdp_plugin=True)
     with pytest.raises(Exception, match="FSDP in fp16 is out of scope"):
         train(2, {}, precision="fp16")
+
+
+def warnings_without_layers(accelerator):
+    """The warnings while a model is prepared whose layers nobody names."""
+    with mock.patch.object(fsdp_utils.logger, "warning") as warning:
+        accelerator.prepare(Tied())
+    return [call.args[0] for call in warning.call_args_list]
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "setting"),
+    [
+        ({**LAYERS, "transformer_cls_names_to_wrap": None}, "transformer_cls_names_to_wrap"),
+        ({**SIZED, "min_num_params": 0}, "min_num_params"),
+    ],
+)
+def test_a_policy_that_finds_no_layer_to_wrap_is_warned_of(fsdp, setting):
+    """accelerate gathers the whole model at once, and says nothing."""
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, **fsdp)
+    for messages in on_ranks(2, warnings_without_layers, fsdp_plugin=plugin):
+        (message,) = messages
+        assert "finds no layer to wrap" in message and message.endswith(f"set {setting}")
 
 
 @pytest.mark.parametrize(
