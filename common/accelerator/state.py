@@ -1,9 +1,18 @@
-"""What one process knows of itself: its rank and device, its settings, its place in the accumulation window.
+"""The state of one process: its rank and device, its settings, its place in the accumulation window.
 
-PartialState, AcceleratorState and GradientState each keep one dictionary, `_shared_state`, for the whole process, and
-every instance uses it as its `__dict__`. So `PartialState()` can be written anywhere and is always the same state.
+Each of these three classes has one state for the whole process. All instances of the class use its dictionary,
+`_shared_state`, as their `__dict__`, so `PartialState()` can be written anywhere and is always the same state.
 
-What becomes of the three states:
+    class              attributes                                                   begins with
+    PartialState       device, backend, distributed_type, num_processes,            the first PartialState()
+                       process_index, local_process_index
+    AcceleratorState   copies of these, and mixed_precision, dynamo_plugin,         the first Accelerator()
+                       fsdp_plugin. With a plugin its distributed_type is FSDP.
+    GradientState      sync_gradients, plugin_kwargs, dataloader_references         the first GradientState()
+
+A script that has an Accelerator asks `accelerator.state` and `accelerator.gradient_state`.
+
+These events keep a state or end it:
 
     event                              PartialState   AcceleratorState   GradientState
     another Accelerator                kept           kept               kept
@@ -440,7 +449,7 @@ class GradientState:
 
     @property
     def remainder(self) -> int:
-        """Samples in the active loader's last step, see there: of a whole one 0 or, dispatched, all; -1 if unknown."""
+        """The `remainder` of the active loader, see `DataLoaderShard`; -1 outside of a loop."""
         return self.active_dataloader.remainder if self.in_dataloader else -1
 
     def _add_dataloader(self, dataloader: Any) -> None:
@@ -455,7 +464,7 @@ class GradientState:
                 return
 
     def _set_sync_gradients(self, sync_gradients: bool) -> None:
-        """As transformers' Trainer sets it."""
+        """Set `sync_gradients`, by the name that transformers' Trainer calls."""
         self.sync_gradients = sync_gradients
 
     @staticmethod
