@@ -63,7 +63,7 @@ from .utils.other import extract_model_from_parallel, innermost_model, is_compil
 
 logger = get_logger(__name__)
 
-# What the original's launcher sets for other ways of training than data parallelism.
+# Variables by which the original's launcher asks for other ways of training than data parallelism.
 _OUT_OF_SCOPE_FLAGS = (
     "ACCELERATE_USE_DEEPSPEED",
     "ACCELERATE_USE_MEGATRON_LM",
@@ -145,36 +145,27 @@ class Accelerator:
         out_of_scope = (deepspeed_plugin, deepspeed_plugins, torch_tp_plugin, megatron_lm_plugin, parallelism_config)
         if any(out_of_scope) or any(map(parse_flag_from_env, _OUT_OF_SCOPE_FLAGS)):
             raise NotImplementedError("DeepSpeed, Megatron and model parallelism are out of scope")
-        if fsdp_plugin is None and parse_flag_from_env("ACCELERATE_USE_FSDP"):
-            fsdp_plugin = FullyShardedDataParallelPlugin()
-        if not isinstance(fsdp_plugin, FullyShardedDataParallelPlugin | None):
-            raise TypeError("`fsdp_plugin` must be a FullyShardedDataParallelPlugin object.")
-        if gradient_accumulation_plugin is None:
-            # What the launcher says wins over what the script says.
-            num_steps = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", gradient_accumulation_steps)
-            gradient_accumulation_plugin = GradientAccumulationPlugin(num_steps=int(num_steps))
-        elif gradient_accumulation_steps != 1:
-            raise ValueError(
-                "You can only pass one of `gradient_accumulation_steps` and `gradient_accumulation_plugin`."
-            )
         handlers = _handlers_by_kind(kwargs_handlers or [])
         self.autocast_handler = handlers.get(AutocastKwargs)
         self.ddp_handler = handlers.get(DistributedDataParallelKwargs)
         self.scaler_handler = handlers.get(GradScalerKwargs)
         self.init_handler = handlers.get(InitProcessGroupKwargs)
         self.profile_handler = handlers.get(ProfileKwargs)
+        accumulation = _choose_accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
 
+        # The states of the process, which all Accelerators share. The first Accelerator joins the process group here.
         forget_ended_training()
         self.state = AcceleratorState(
             mixed_precision,
             cpu,
             dynamo_plugin=_choose_compiler(dynamo_backend, dynamo_plugin),
-            fsdp_plugin=fsdp_plugin,
+            fsdp_plugin=_choose_sharding(fsdp_plugin),
             _from_accelerator=True,
             **_kwargs_of(self.init_handler),
         )
-        self.gradient_state = GradientState(gradient_accumulation_plugin)
+        self.gradient_state = GradientState(accumulation)
 
+        # The settings that this Accelerator alone has.
         self.project_configuration = project_config or ProjectConfiguration(project_dir)
         if project_dir is not None and self.project_dir is None:
             self.project_configuration.set_directories(project_dir)
@@ -185,15 +176,16 @@ class Accelerator:
         self.rng_types = ["generator"] if rng_types is None else rng_types
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.log_with = select_trackers(log_with, self.logging_dir)
-        self.trackers: list[GeneralTracker] = []
-
         self.native_amp = self.mixed_precision != "no"
+
+        # From here on, what changes during the training.
         self.scaler: LossScaler | None = None
         if self.mixed_precision == "fp16":
             self.scaler = LossScaler(self.device.type, **_kwargs_of(self.scaler_handler))
         # Calls of `accumulate`. A window closes at every multiple of the steps, and at a loader's end, where the count
         # begins again at 0.
         self.step = 0
+        self.trackers: list[GeneralTracker] = []
         self._has_raised_flag = False
         self._models: list[torch.nn.Module] = []
         self._optimizers: list[AcceleratedOptimizer] = []
@@ -434,9 +426,9 @@ class Accelerator:
         if even_batches is None:
             even_batches = self.even_batches
         else:
-            for shard in self._shards_of_map_style_loaders():
-                even_before[shard] = shard.even_batches
-                shard.even_batches = even_batches
+            even_before = {shard: shard.even_batches for shard in self._shards_of_map_style_loaders()}
+        for shard in even_before:
+            shard.even_batches = even_batches
         joined: contextlib.AbstractContextManager = contextlib.nullcontext()
         to_join = [joinable for joinable in joinables if hasattr(joinable, "join_hook")]
         if to_join and not even_batches:
@@ -546,6 +538,17 @@ class Accelerator:
         self._dataloaders = [loader for loader in self._dataloaders if loader is not prepared]
         self._has_forgotten_loaders = True
 
+    def forget_model(self, model: torch.nn.Module) -> None:
+        """Undo `prepare_model`: the script's own `model` can be prepared anew, for instance in another precision.
+
+        It has its own forward again, and this Accelerator leaves it out of checkpoints. It may have been prepared by
+        another Accelerator. Wrappers around it are not touched, and a model that FSDP has sharded stays sharded.
+        """
+        own = innermost_model(model)
+        self._models = [known for known in self._models if innermost_model(known) is not own]
+        self.unwrap_model(own, keep_fp32_wrapper=False)
+        vars(own).pop("_is_accelerate_prepared", None)
+
     @contextlib.contextmanager
     def profile(self, profile_handler: ProfileKwargs | None = None) -> Iterator[torch.profiler.profile]:
         """Profile the block, and write the trace of every process if the handler has an `output_trace_dir`.
@@ -566,7 +569,7 @@ class Accelerator:
     # Collectives
 
     def gather(self, tensor: Any) -> Any:
-        """See `operations.gather`."""
+        """Nested tensors of all processes, joined in rank order: `operations.gather`."""
         return operations.gather(tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
@@ -577,11 +580,11 @@ class Accelerator:
         return operations.gather_for_metrics(input_data, self.gradient_state.active_dataloader, use_gather_object)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """See `operations.reduce`."""
+        """Nested tensors, added up over all processes or combined by another `reduction`: `operations.reduce`."""
         return operations.reduce(tensor, reduction, scale)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
-        """See `operations.pad_across_processes`."""
+        """Nested tensors, as long along `dim` as the longest of all: `operations.pad_across_processes`."""
         return operations.pad_across_processes(tensor, dim, pad_index, pad_first)
 
     def wait_for_everyone(self) -> None:
@@ -822,7 +825,7 @@ class Accelerator:
 
     @property
     def mixed_precision(self) -> str:
-        """ "no", "fp16" or "bf16"."""
+        """The numbers in which the forward computes: "no" (float32), "fp16" or "bf16"."""
         return self.state.mixed_precision
 
     def on_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -863,7 +866,7 @@ class Accelerator:
 
     @property
     def even_batches(self) -> bool:
-        """See DataLoaderConfiguration; for loaders that are prepared from now on."""
+        """`even_batches` of the loaders that are prepared from now on: see DataLoaderConfiguration."""
         return self.dataloader_config.even_batches
 
     @even_batches.setter
@@ -872,17 +875,36 @@ class Accelerator:
 
     @property
     def project_dir(self) -> str | os.PathLike | None:
-        """See ProjectConfiguration."""
+        """The folder of the project."""
         return self.project_configuration.project_dir
 
     @property
     def logging_dir(self) -> str | os.PathLike | None:
-        """See ProjectConfiguration."""
+        """The folder of the trackers that write files."""
         return self.project_configuration.logging_dir
 
 
+def _choose_accumulation(steps: int, plugin: GradientAccumulationPlugin | None) -> GradientAccumulationPlugin:
+    """The accumulation that the launcher, or else the script, asks for; a plugin of the script wins over both."""
+    if plugin is None:
+        num_steps = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", steps)
+        return GradientAccumulationPlugin(num_steps=int(num_steps))
+    if steps != 1:
+        raise ValueError("You can only pass one of `gradient_accumulation_steps` and `gradient_accumulation_plugin`.")
+    return plugin
+
+
+def _choose_sharding(plugin: FullyShardedDataParallelPlugin | None) -> FullyShardedDataParallelPlugin | None:
+    """The plugin of the script, or else one with the settings of the launcher; None if neither asks for FSDP."""
+    if plugin is None and parse_flag_from_env("ACCELERATE_USE_FSDP"):
+        return FullyShardedDataParallelPlugin()
+    if not isinstance(plugin, FullyShardedDataParallelPlugin | None):
+        raise TypeError("`fsdp_plugin` must be a FullyShardedDataParallelPlugin object.")
+    return plugin
+
+
 def _choose_compiler(backend: DynamoBackend | str | None, plugin: TorchDynamoPlugin | None) -> TorchDynamoPlugin | None:
-    """What the script asks for; None if it asks for nothing, and so keeps what an earlier Accelerator has."""
+    """The compiler that the script asks for; None if it asks for none, and so keeps that of an earlier Accelerator."""
     if plugin is not None and backend is not None:
         raise ValueError("You cannot pass in both `dynamo_plugin` and `dynamo_backend`, please only pass in one.")
     if plugin is not None:

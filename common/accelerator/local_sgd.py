@@ -39,11 +39,12 @@ class LocalSGD:
         self.local_sgd_steps = local_sgd_steps
         self.enabled = enabled and accelerator.distributed_type != DistributedType.NO
         self.num_steps = 0
-        self._without_averages = contextlib.ExitStack()  # of gradients
+        # It holds `no_sync` from the beginning of the block to its end.
+        self._local_gradients = contextlib.ExitStack()
 
     def __enter__(self) -> "LocalSGD":
         if self.enabled:
-            self._without_averages.enter_context(self.accelerator.no_sync(self.model))
+            self._local_gradients.enter_context(self.accelerator.no_sync(self.model))
         return self
 
     def __exit__(
@@ -52,7 +53,7 @@ class LocalSGD:
         # After an error on this process the others would be waited for, and the error never be seen.
         if self.enabled and value is None:
             self._average_weights()
-        self._without_averages.close()
+        self._local_gradients.close()
 
     def step(self) -> None:
         """Count a step, and average the weights if it is the last of `local_sgd_steps`. A collective then."""

@@ -122,7 +122,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         if hasattr(self.optimizer, "eval"):
             self.optimizer.eval()
 
-    # What torch's class would hold, from the wrapped optimizer
+    # The attributes and methods of torch's class are those of the wrapped optimizer.
 
     @property
     def state(self) -> Any:

@@ -31,9 +31,9 @@ def on_main_process(function: Callable[..., Any]) -> Callable[..., Any]:
 class GeneralTracker:
     """The interface of every tracker; derive from it, or give an object with the same methods.
 
-    A subclass defines `name`, `requires_logging_directory` (is the folder the second argument of the constructor?) and
-    `tracker`, the underlying run. `main_process_only` says whether methods decorated with `on_main_process` run on rank
-    0 alone, wherever they are called.
+    A subclass defines `name`, `requires_logging_directory`, which is true if its constructor takes the folder second,
+    and `tracker`, the underlying run. Methods decorated with `on_main_process` run on rank 0 alone, wherever they are
+    called, unless `main_process_only` is False.
 
     Args:
         _blank: make one that takes every call and does nothing. It answers `get_tracker` where no tracker runs.
@@ -115,7 +115,7 @@ class TensorBoardTracker(GeneralTracker):
 
     name = "tensorboard"
     requires_logging_directory = True
-    tracker: Any = None  # the SummaryWriter
+    writer: Any = None
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike, **kwargs: Any) -> None:
         super().__init__()
@@ -123,11 +123,16 @@ class TensorBoardTracker(GeneralTracker):
         self.logging_dir = os.path.join(logging_dir, run_name)
         self.init_kwargs = kwargs
 
+    @property
+    def tracker(self) -> Any:
+        """The SummaryWriter, or None before the run has started."""
+        return self.writer
+
     def start(self) -> None:
         """Open the event file."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self.tracker = self.writer = SummaryWriter(self.logging_dir, **self.init_kwargs)
+        self.writer = SummaryWriter(self.logging_dir, **self.init_kwargs)
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Show `values` as hyperparameters; lists, paths and such as text."""

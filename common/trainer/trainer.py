@@ -912,9 +912,7 @@ class Trainer:
 
 def undo_preparation(accelerator: Accelerator, model: nn.Module) -> None:
     """Give `model` its own forward back, whichever Accelerator prepared it, so that it can be prepared anew."""
-    accelerator._models = [known for known in accelerator._models if known is not model]
-    accelerator.unwrap_model(model, keep_fp32_wrapper=False)
-    vars(model).pop("_is_accelerate_prepared", None)
+    accelerator.forget_model(model)
 
 
 def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:
