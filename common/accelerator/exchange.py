@@ -21,7 +21,7 @@ content of some rank does not fit, a second message follows, in which each rank 
 length.
 
 On nccl nothing is compared, because the CPU would have to wait for the GPU's kernels. Ranks that send different shapes
-there hang until the time-out, or get wrong numbers, as without this file.
+there hang until the time-out, or get wrong numbers.
 """
 
 import struct
@@ -51,7 +51,7 @@ class DistributedOperationException(RuntimeError):
 
 
 def compare(description: str) -> None:
-    """Return if `description` is the same on all ranks. Its first line is the name of a collective.
+    """Check that all ranks have the same `description`. Its first line is the name of a collective.
 
     Raises:
         DistributedOperationException: on all ranks, if the descriptions differ; not on nccl.
@@ -94,19 +94,17 @@ def exchange_each(description: str, contents: Sequence[torch.Tensor]) -> list[to
         DistributedOperationException: as `compare`.
     """
     lengths = [len(content) for content in contents]
-    if sum(lengths) > LARGEST_CONTENT:
+    if not contents or sum(lengths) > LARGEST_CONTENT:
         compare(description)
         return [all_gather_bytes(content) for content in contents]
     device = _device_of_messages()
-    nothing = torch.empty(0, dtype=torch.uint8, device=device)
-    joined = torch.cat([nothing, *[content.to(device) for content in contents]])
-    together = exchange(description, joined)
+    together = exchange(description, torch.cat([content.to(device) for content in contents]))
     # A dtype can be viewed only at a multiple of its size, and the bytes of one of several begin anywhere.
     return [rows.clone(memory_format=torch.contiguous_format) for rows in together.split(lengths, dim=1)]
 
 
 def all_gather_bytes(content: torch.Tensor) -> torch.Tensor:
-    """A row for each rank: its bytes. All ranks must have equally many; where they have none, nothing is sent."""
+    """A row of bytes for each rank. All ranks must have equally many. Where they have none, nothing is sent."""
     num_ranks = PartialState().num_processes
     content = content.to(_device_of_messages())
     of_ranks = content.new_empty(num_ranks, len(content))

@@ -24,7 +24,6 @@ import torch.distributed as dist
 from common.nested import NamedLeaf, leaves, map_nested, sorted_leaves, with_leaves
 from common.process_group import all_gather_object
 
-from .exchange import DistributedOperationException as DistributedOperationException
 from .exchange import (
     as_bytes,
     broadcast_bytes,
@@ -182,6 +181,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
     tensors = _require_tensors(named)
     for each in tensors:
         own = each.detach()
+        # A tensor with gaps in memory, such as a column, is sent and received as a copy without them.
         content = own.resolve_conj().resolve_neg().contiguous()
         dist.broadcast(as_bytes(content), from_process)
         if content is not own:
@@ -391,7 +391,7 @@ def _gather_columns(named: list[NamedLeaf], is_uneven: bool) -> list[Any]:
 
 
 def _own_part(column: Any) -> Any:
-    """What this process sends of a column that travels pickled: something that `_join` can join."""
+    """The part of this process in a column that travels pickled, in a form that `_join` can join."""
     if column is None or isinstance(column, (int, float)):
         return [column]
     if isinstance(column, torch.Tensor):

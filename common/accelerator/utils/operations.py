@@ -4,9 +4,9 @@
 
 from common.nested import honor_type, is_namedtuple
 
+from ..exchange import DistributedOperationException
 from ..operations import (
     ConvertOutputsToFp32,
-    DistributedOperationException,
     broadcast,
     broadcast_object_list,
     convert_outputs_to_fp32,
