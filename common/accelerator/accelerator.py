@@ -196,7 +196,7 @@ class Accelerator:
         self._save_model_state_pre_hook: OrderedDict[int, Callable] = OrderedDict()
         self._load_model_state_pre_hook: OrderedDict[int, Callable] = OrderedDict()
 
-    # Preparing
+    # Preparing, and forgetting what was prepared
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """The objects of `args`, in order: models, optimizers, loaders and schedulers prepared, others as they are.
@@ -268,6 +268,7 @@ class Accelerator:
                 self._models.append(innermost_model(model))
             return model
         self._models.append(model)
+        # From the inside to the outside: the precision of the forward, the device, DDP, the compiler.
         if self.native_amp:
             self._run_forward_in_mixed_precision(model)
         if self.is_fsdp2 and not evaluation_mode:
@@ -300,8 +301,8 @@ class Accelerator:
         # On the CPU also in a group of one process, as in the original.
         is_on_cpu = self.distributed_type == DistributedType.MULTI_CPU
         is_on_gpus = self.distributed_type == DistributedType.MULTI_GPU and self.num_processes > 1
-        has_gradients = any(parameter.requires_grad for parameter in model.parameters())
-        return (is_on_cpu or is_on_gpus) and has_gradients
+        is_trained = any(parameter.requires_grad for parameter in model.parameters())
+        return (is_on_cpu or is_on_gpus) and is_trained
 
     def _wrap_in_ddp(self, model: torch.nn.Module) -> DistributedDataParallel:
         device_ids = None if self.device.type == "cpu" else [self.device.index]
@@ -324,9 +325,9 @@ class Accelerator:
     def prepare_scheduler(self, scheduler: Any) -> AcceleratedScheduler:
         """`scheduler`, stepping with its optimizer; with all prepared ones if it belongs to none of them."""
         if not _is_prepared(scheduler):
-            wanted = getattr(scheduler, "optimizer", None)
-            own = [optimizer for optimizer in self._optimizers if wanted in (optimizer, optimizer.optimizer)]
-            optimizers: Any = own or self._optimizers
+            its_optimizer = getattr(scheduler, "optimizer", None)
+            found = [prepared for prepared in self._optimizers if its_optimizer in (prepared, prepared.optimizer)]
+            optimizers: Any = found or self._optimizers
             scheduler = AcceleratedScheduler(
                 scheduler, optimizers, self.step_scheduler_with_optimizer, self.dataloader_config.split_batches
             )
@@ -335,6 +336,31 @@ class Accelerator:
 
     def _is_placed(self, device_placement: bool | None) -> bool:
         return self.device_placement if device_placement is None else device_placement
+
+    def free_memory(self, *objects: Any) -> list[None]:
+        """Forget all that was prepared; returns a None for each of `objects`, to be assigned to their names."""
+        self._schedulers = []
+        self._optimizers = []
+        self._models = []
+        self._dataloaders = []
+        self.step = 0
+        return release_memory(*objects)
+
+    def forget_loader(self, prepared: DataLoader) -> None:
+        """Leave a prepared loader out of checkpoints."""
+        self._dataloaders = [loader for loader in self._dataloaders if loader is not prepared]
+        self._has_forgotten_loaders = True
+
+    def forget_model(self, model: torch.nn.Module) -> None:
+        """Undo `prepare_model`: the script's own `model` can be prepared anew, for instance in another precision.
+
+        It has its own forward again, and this Accelerator leaves it out of checkpoints. It may have been prepared by
+        another Accelerator. Wrappers around it are not touched, and a model that FSDP has sharded stays sharded.
+        """
+        own = innermost_model(model)
+        self._models = [known for known in self._models if innermost_model(known) is not own]
+        self.unwrap_model(own, keep_fp32_wrapper=False)
+        vars(own).pop("_is_accelerate_prepared", None)
 
     # Micro-batches and their windows
 
@@ -523,31 +549,6 @@ class Accelerator:
         if self.is_fsdp2:
             return fsdp_utils.whole_state_dict(model, keep=self.is_local_main_process)
         return model.state_dict()
-
-    def free_memory(self, *objects: Any) -> list[None]:
-        """Forget all that was prepared; returns a None for each of `objects`, to be assigned to their names."""
-        self._schedulers = []
-        self._optimizers = []
-        self._models = []
-        self._dataloaders = []
-        self.step = 0
-        return release_memory(*objects)
-
-    def forget_loader(self, prepared: DataLoader) -> None:
-        """Leave a prepared loader out of checkpoints."""
-        self._dataloaders = [loader for loader in self._dataloaders if loader is not prepared]
-        self._has_forgotten_loaders = True
-
-    def forget_model(self, model: torch.nn.Module) -> None:
-        """Undo `prepare_model`: the script's own `model` can be prepared anew, for instance in another precision.
-
-        It has its own forward again, and this Accelerator leaves it out of checkpoints. It may have been prepared by
-        another Accelerator. Wrappers around it are not touched, and a model that FSDP has sharded stays sharded.
-        """
-        own = innermost_model(model)
-        self._models = [known for known in self._models if innermost_model(known) is not own]
-        self.unwrap_model(own, keep_fp32_wrapper=False)
-        vars(own).pop("_is_accelerate_prepared", None)
 
     @contextlib.contextmanager
     def profile(self, profile_handler: ProfileKwargs | None = None) -> Iterator[torch.profiler.profile]:

@@ -31,7 +31,7 @@ class MultiProcessAdapter(logging.LoggerAdapter):
 
     def log(self, level: int, msg: Any, *args: Any, **kwargs: Any) -> None:
         """Log on the processes that the two keywords name."""
-        if PartialState._shared_state == {}:
+        if not PartialState._shared_state:
             raise RuntimeError(
                 "You must initialize the accelerate state before logging: create an Accelerator() or PartialState(), "
                 "which know the rank"

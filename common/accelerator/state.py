@@ -7,7 +7,7 @@ Each of these three classes has one state for the whole process. All instances o
     PartialState       device, backend, distributed_type, num_processes,            the first PartialState()
                        process_index, local_process_index
     AcceleratorState   copies of these, and mixed_precision, dynamo_plugin,         the first Accelerator()
-                       fsdp_plugin. With a plugin its distributed_type is FSDP.
+                       fsdp_plugin; its distributed_type is FSDP if there is one
     GradientState      sync_gradients, plugin_kwargs, dataloader_references         the first GradientState()
 
 A script that has an Accelerator asks `accelerator.state` and `accelerator.gradient_state`.
@@ -66,7 +66,7 @@ class DistributedType(str, enum.Enum):  # noqa: UP042
 
 def is_initialized() -> bool:
     """True if this process has made an Accelerator, and so an AcceleratorState."""
-    return AcceleratorState._shared_state != {}
+    return bool(AcceleratorState._shared_state)
 
 
 def do_nothing(*args: Any, **kwargs: Any) -> None:
@@ -173,7 +173,7 @@ class PartialState:
     @property
     def initialized(self) -> bool:
         """True if this process has such a state."""
-        return self._shared_state != {}
+        return bool(self._shared_state)
 
     @property
     def use_distributed(self) -> bool:
