@@ -24,16 +24,7 @@ import torch.distributed as dist
 from common.nested import NamedLeaf, leaves, map_nested, sorted_leaves, with_leaves
 from common.process_group import all_gather_object
 
-from .exchange import (
-    as_bytes,
-    broadcast_bytes,
-    compare,
-    describe,
-    exchange,
-    exchange_each,
-    from_bytes,
-    has_bytes,
-)
+from .exchange import as_bytes, broadcast_bytes, compare, describe, exchange, exchange_each, from_bytes, has_bytes
 from .state import DistributedType, PartialState
 
 # Nested structures

@@ -84,13 +84,15 @@ class PartialState:
 
     Args:
         cpu: stay on the CPU even where there is a GPU.
-        kwargs: of `InitProcessGroupKwargs`: `backend`, `init_method`, `timeout`.
+        kwargs: `backend`, `init_method` and `timeout`, as in `InitProcessGroupKwargs`.
 
     Attributes:
-        device: of this process.
-        backend: of the process group; None without one.
+        device: the device of this process.
+        backend: the backend of the process group; None without one.
         distributed_type: a DistributedType.
-        num_processes, process_index, local_process_index: of all, among all, and on this machine.
+        num_processes: the world size.
+        process_index: the rank.
+        local_process_index: the local rank, among the processes of this machine.
 
     Raises:
         ValueError: for an environment that is incomplete or contradicts itself, for a backend that is not available,
@@ -297,16 +299,16 @@ class PartialState:
 class AcceleratorState(PartialState):
     """The process, as PartialState has it, and the settings of the Accelerator.
 
-    The first one is made by an Accelerator. Its dictionary begins as a copy of PartialState's: rank, device and group
-    are fixed by then. It is another one, so that settings can be forgotten where the process stays as it is: the second
-    Trainer of a notebook may choose another precision.
+    An Accelerator makes the first one. Its dictionary begins as a copy of PartialState's, since rank, device and group
+    are fixed by then. It is a dictionary of its own, so that the settings can be forgotten while the process stays as
+    it is: the second Trainer of a notebook may choose another precision.
 
     Args:
         mixed_precision: "no", "fp16" or "bf16"; by default ACCELERATE_MIXED_PRECISION.
         cpu: stay on the CPU.
         dynamo_plugin: how models are compiled. An Accelerator that gives none keeps that of an earlier one.
         fsdp_plugin: how models are sharded; kept only where there is a process group to share them out to.
-        kwargs: of PartialState.
+        kwargs: those of PartialState.
 
     Raises:
         ValueError: if no Accelerator has been made yet, for an unknown precision, and for a setting or `cpu=True`
