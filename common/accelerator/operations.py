@@ -291,9 +291,9 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
     """The results of all processes for the batch that `loader` yielded, without rows for repeated samples.
 
     Tensors hold one row per sample. Mappings, and lists and tuples with tensors somewhere in them, are structures and
-    keep their shape; any other list has one entry per sample. The result is in rank order. What has no row for each
-    sample, like a loss, comes as from `gather`; in the last step no more of it than there are samples.
-    A number or None becomes, on several processes, a list with one entry per process. On two processes:
+    keep their shape; any other list has one entry per sample. The result is in rank order. A tensor without a row for
+    each sample, such as a loss, comes as from `gather`; in the last step it is cut to the number of samples too. A
+    number or None becomes, on several processes, a list with one entry per process. On two processes:
 
         on rank 0                    on rank 1                    the result on both
         tensor([0, 1])               tensor([2, 3])               tensor([0, 1, 2, 3])
@@ -301,8 +301,8 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
         [tensor([0]), tensor([1])]   [tensor([2]), tensor([3])]   [tensor([0, 2]), tensor([1, 3])]
         {"loss": 0.5}                {"loss": 0.7}                {"loss": [0.5, 0.7]}
 
-    Each call is a meeting of all processes, and gives each of them the rows of all. A metric that is a sum over samples
-    (a loss, correct predictions) needs neither: each process sums up its own, and one `reduce` adds these in the end.
+    Each call is a collective, and gives every process the rows of all. A metric that is a sum over samples (a loss,
+    correct predictions) is had for less: each process adds up its own samples, and one `reduce` in the end these sums.
 
     Args:
         data: the same structure on all processes.

@@ -120,16 +120,17 @@ class PartialState:
         init_method: str | None = None,
         timeout: timedelta | None = None,
     ) -> None:
-        self.backend = None
-        uses_gpus = not cpu and torch.cuda.is_available()
-        gpus = torch.cuda.device_count() if uses_gpus else 0
+        gpus = 0
+        if not cpu and torch.cuda.is_available():
+            gpus = torch.cuda.device_count()
         processes = read_processes(gpus, needs_meeting_point=init_method is None)
         self.num_processes = processes.world_size
         self.process_index = processes.rank
         self.local_process_index = processes.local_rank
         self.device = choose_device(cpu, gpus, processes)
+        self.distributed_type = DistributedType.NO
+        self.backend: str | None = None
         if not processes.form_a_group:
-            self.distributed_type = DistributedType.NO
             return
         self.distributed_type = DistributedType.MULTI_GPU if gpus else DistributedType.MULTI_CPU
         if self.device.type == "cuda":
@@ -141,6 +142,7 @@ class PartialState:
         self.backend = dist.get_backend()
 
     def _join(self, backend: str, init_method: str, timeout: timedelta) -> None:
+        """Join the process group after all ranks have met in its store, where a missing rank would be named."""
         rank = self.process_index
         world_size = self.num_processes
         meetings = dist.rendezvous(init_method, rank, world_size, timeout=timeout)
