@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader
 
-from common.nested import honor_type, is_namedtuple, map_nested, named_leaves, sorted_leaves, with_leaves
+from common.nested import NamedLeaf, honor_type, is_namedtuple, map_nested, map_together, named_leaves
 
 from .operations import broadcast_object_list, is_list_of_entries, send_to_device
 from .position import LastYielded, Pass, put_back
@@ -247,17 +247,20 @@ def join_batches(batches: Sequence[Any]) -> Any:
     if more:
         raise ValueError(f"only some of the batches of a step have {', '.join(sorted(more))}: {READ_EVERYWHERE}")
 
-    joined = []
-    for name, first in sorted_leaves(batches[0], _is_entries):
-        leaves = [leaves.get(name) for leaves in leaves_of_batches]
-        are_columns = list(map(_is_column, leaves, rows_of_batches))
-        if all(are_columns):
-            joined.append(_join_columns(name, leaves))
-        elif not any(are_columns) and all(leaf == first for leaf in leaves):
-            joined.append(first)
-        else:
-            raise ValueError(f"{name} differs between the batches of a step: {READ_EVERYWHERE}")
-    return with_leaves(batches[0], joined, _is_entries)
+    def join(named: list[NamedLeaf]) -> list[Any]:
+        joined = []
+        for name, first in named:
+            leaves = [leaves.get(name) for leaves in leaves_of_batches]
+            are_columns = list(map(_is_column, leaves, rows_of_batches))
+            if all(are_columns):
+                joined.append(_join_columns(name, leaves))
+            elif not any(are_columns) and all(leaf == first for leaf in leaves):
+                joined.append(first)
+            else:
+                raise ValueError(f"{name} differs between the batches of a step: {READ_EVERYWHERE}")
+        return joined
+
+    return map_together(join, batches[0], _is_entries)
 
 
 def fill_up(batch: Any, first_rows: Any) -> Any:
@@ -265,16 +268,20 @@ def fill_up(batch: Any, first_rows: Any) -> Any:
     rows = count_rows(batch)
     num_first_rows = count_rows(first_rows)
     first_leaves = dict(named_leaves(first_rows, _is_entries))
-    filled = []
-    for name, leaf in sorted_leaves(batch, _is_entries):
-        first = first_leaves.get(name)
-        if not _is_column(leaf, rows):
-            filled.append(leaf)
-        elif _is_column(first, num_first_rows):
-            filled.append(_join_columns(name, [leaf, first]))
-        else:
-            raise ValueError(f"{name} differs between the first step and the last: {READ_EVERYWHERE}")
-    return with_leaves(batch, filled, _is_entries)
+
+    def fill(named: list[NamedLeaf]) -> list[Any]:
+        filled = []
+        for name, leaf in named:
+            first = first_leaves.get(name)
+            if not _is_column(leaf, rows):
+                filled.append(leaf)
+            elif _is_column(first, num_first_rows):
+                filled.append(_join_columns(name, [leaf, first]))
+            else:
+                raise ValueError(f"{name} differs between the first step and the last: {READ_EVERYWHERE}")
+        return filled
+
+    return map_together(fill, batch, _is_entries)
 
 
 def _join_columns(name: str, columns: list[Any]) -> Any:

@@ -302,7 +302,7 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
         {"loss": 0.5}                {"loss": 0.7}                {"loss": [0.5, 0.7]}
 
     Each call is a collective, and gives every process the rows of all. A metric that is a sum over samples (a loss,
-    correct predictions) is had for less: each process adds up its own samples, and one `reduce` in the end these sums.
+    correct predictions) needs less: each process adds up its own samples, and one `reduce` at the end adds these sums.
 
     Args:
         data: the same structure on all processes.

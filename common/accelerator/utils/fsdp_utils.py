@@ -49,6 +49,12 @@ def shard_model(model: nn.Module, plugin: FullyShardedDataParallelPlugin, device
     if isinstance(model, FSDPModule):
         return
     layers = _layers_to_wrap(model, plugin)
+    policy = plugin.auto_wrap_policy
+    if not layers and policy != "NO_WRAP":
+        logger.warning(
+            f"auto_wrap_policy={policy} finds no layer to wrap, so the whole model is gathered at once: "
+            "set transformer_cls_names_to_wrap, or min_num_params where layers are wrapped by size"
+        )
     whole: dict[str, Any] = dict(model.named_parameters())
     for tensor in [*whole.values(), *model.buffers()]:
         on_device = tensor.detach().to(device)  # one at a time: the whole model may not fit
@@ -58,7 +64,7 @@ def shard_model(model: nn.Module, plugin: FullyShardedDataParallelPlugin, device
         if plugin.activation_checkpointing:
             layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
         fully_shard(layer, mesh=mesh, reshard_after_forward=plugin.reshard_after_forward)
-    # This shards the rest. Without the argument torch would keep it gathered until the backward.
+    # What is in none of these layers. Torch's own default keeps it gathered until the backward.
     fully_shard(model, mesh=mesh, reshard_after_forward=plugin.reshard_after_forward)
     for name, parameter in model.named_parameters():
         whole[name]._part = parameter  # where `give_parts` looks, for an optimizer made before
@@ -69,38 +75,29 @@ def shard_model(model: nn.Module, plugin: FullyShardedDataParallelPlugin, device
 
 def _layers_to_wrap(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> list[nn.Module]:
     """The layers that are gathered apart from the others, the inner ones first."""
-    policy = plugin.auto_wrap_policy
-    if policy == "NO_WRAP":
+    if plugin.auto_wrap_policy == "NO_WRAP":
         return []
-    layers = list(model.modules())[1:]
-    if policy == "TRANSFORMER_BASED_WRAP":
-        setting = "transformer_cls_names_to_wrap"
-        names = plugin.transformer_cls_names_to_wrap or getattr(model, "_no_split_modules", None) or []
-        missing = set(names) - {type(layer).__name__ for layer in layers}
-        if missing:
-            raise ValueError(f"Could not find the transformer layer class {', '.join(sorted(missing))} in the model.")
-        wanted = [layer for layer in layers if type(layer).__name__ in names]
-    else:
-        setting = "min_num_params"
-        wanted = []
-        for layer in layers:
-            size = sum(parameter.numel() for parameter in layer.parameters())
-            has_forward = not isinstance(layer, nn.ModuleList | nn.ModuleDict)
-            if has_forward and size > plugin.min_num_params > 0:
-                wanted.append(layer)
-    if not wanted:
-        logger.warning(
-            f"auto_wrap_policy={policy} finds no layer to wrap, so the whole model is gathered at once: set {setting}"
-        )
+    by_class = plugin.auto_wrap_policy == "TRANSFORMER_BASED_WRAP"
+    names = plugin.transformer_cls_names_to_wrap or getattr(model, "_no_split_modules", None) or []
+    candidates = list(model.modules())[1:]
+    missing = set(names) - {type(layer).__name__ for layer in candidates}
+    if by_class and missing:
+        raise ValueError(f"Could not find the transformer layer class {', '.join(sorted(missing))} in the model.")
     # Tied parameters belong to several layers, and so to the model.
     owners: Counter[Tensor] = Counter()
     for module in model.modules():
         owners.update(module.parameters(recurse=False))
-    untied = []
-    for layer in reversed(wanted):
-        if all(owners[parameter] == 1 for parameter in layer.parameters()):
-            untied.append(layer)
-    return untied
+    layers = []
+    for layer in reversed(candidates):
+        if by_class:
+            is_wanted = type(layer).__name__ in names
+        else:
+            size = sum(parameter.numel() for parameter in layer.parameters())
+            is_wanted = size > plugin.min_num_params > 0 and not isinstance(layer, nn.ModuleList | nn.ModuleDict)
+        is_tied = any(owners[parameter] > 1 for parameter in layer.parameters())
+        if is_wanted and not is_tied:
+            layers.append(layer)
+    return layers
 
 
 def _free_after_evaluation(model: nn.Module, *_: Any) -> None:
