@@ -121,8 +121,9 @@ def with_leaves(data: Any, new_leaves: Sequence[Any], is_leaf: Callable[[Any], b
     Of {"y": 2, "x": 1} the sorted leaves are 1 and 2. With the new leaves [10, 20] it becomes {"y": 20, "x": 10}.
     """
     names = [name for name, _ in named_leaves(data, is_leaf)]
-    by_name = sorted(range(len(names)), key=lambda place: names[place])
-    in_place = dict(zip(by_name, new_leaves, strict=True))
+    # The places in `data` that the sorted leaves have.
+    places_by_name = sorted(range(len(names)), key=lambda place: names[place])
+    in_place = dict(zip(places_by_name, new_leaves, strict=True))
     places = itertools.count()
     return map_nested(lambda _: in_place[next(places)], data, is_leaf=is_leaf)
 

@@ -104,7 +104,7 @@ class Accelerator:
             an empty setting passes.
 
     Attributes:
-        sync_gradients: whether this micro-batch ends its window, so that optimizers and schedulers step.
+        sync_gradients: true in the micro-batch that ends its window: optimizers and schedulers step.
         state: the AcceleratorState: which process this is, on which device.
         gradient_state: the GradientState: where the run stands in the accumulation window and in its loaders.
         scaler: of the loss, under fp16; else None.
@@ -153,7 +153,7 @@ class Accelerator:
         self.profile_handler = handlers.get(ProfileKwargs)
         accumulation = _choose_accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
 
-        # The states of the process, which all Accelerators share. The first Accelerator joins the process group here.
+        # The states of the process, which all Accelerators share. The first of them joins the process group here.
         forget_ended_training()
         self.state = AcceleratorState(
             mixed_precision,

@@ -403,8 +403,7 @@ class GradientState:
     """The place of the run in the accumulation window and in its data loaders; shared by all instances.
 
     Attributes:
-        sync_gradients: whether this micro-batch ends its window, so that gradients are averaged and the optimizer
-            steps.
+        sync_gradients: true in the micro-batch that ends its window: gradients are averaged and the optimizer steps.
         plugin_kwargs: the settings of the GradientAccumulationPlugin that differ from the defaults. A script may
             change them.
         dataloader_references: None and then the prepared loaders that are being iterated over, outermost first.
