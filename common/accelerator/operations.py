@@ -1,6 +1,6 @@
-"""Collectives on nested structures: gather, reduce, broadcast and pad; and what else is done with each tensor in one.
+"""Collectives on nested structures (gather, reduce, broadcast, pad), and moving and converting the tensors in them.
 
-A collective takes its structure apart, lets `exchange.py` compare what the ranks send and bring the bytes of all of
+A collective takes its structure apart, lets `exchange.py` compare what the ranks send and fetch the bytes of all of
 them, and puts the structure together again. With `gather({"y": y, "x": x})` on two ranks these steps follow each other:
 
     named = sorted_leaves(data)   [("['x']", x), ("['y']", y)], in this order on both ranks
