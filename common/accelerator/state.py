@@ -258,9 +258,9 @@ class PartialState:
     def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
         """This process's contiguous share of a list, tuple, tensor or datasets.Dataset, or of each value of a dict.
 
-        The first `len(inputs) % num_processes` processes get one element more; with `apply_padding` the others repeat
-        the last element, so that what is computed from the shares can be gathered. Padded tensors come on the device.
-        Anything else, such as a string, comes whole.
+        Of [0, 1, 2, 3] three processes get [0, 1], [2] and [3]. With `apply_padding` the last element of all fills the
+        shorter shares up, to [2, 3] and [3, 3], so that what is computed from them can be gathered. Padded tensors come
+        on the device. Anything else, such as a string, comes whole.
 
         Raises:
             ValueError: if the values of a dict differ in length.
