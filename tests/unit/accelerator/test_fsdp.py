@@ -1,14 +1,12 @@
 """FSDP: each rank has its part, and what comes out is what comes out of DDP, bit for bit."""
 
-from unittest import mock
-
 import pytest
 import torch
 from torch import nn
 
 from common.accelerator import Accelerator
 from common.accelerator.state import DistributedType
-from common.accelerator.utils import FullyShardedDataParallelPlugin, fsdp_utils
+from common.accelerator.utils import FullyShardedDataParallelPlugin
 from tests.unit.accelerator.several_processes import on_ranks
 
 SIZED = {"auto_wrap_policy": "size_based_wrap", "min_num_params": 20}
@@ -141,22 +139,6 @@ def test_what_does_not_fit_is_refused():
         train(2, {}, precision="fp16")
 
 
-def warnings_without_layers(accelerator):
-    """The warnings while a model is prepared whose layers nobody names."""
-    with mock.patch.object(fsdp_utils.logger, "warning") as warning:
-        accelerator.prepare(Tied())
-    return [call.args[0] for call in warning.call_args_list]
-
-
-@pytest.mark.parametrize("fsdp", [{**LAYERS, "transformer_cls_names_to_wrap": None}, {**SIZED, "min_num_params": 0}])
-def test_a_policy_that_finds_no_layer_to_wrap_is_warned_of(fsdp):
-    """accelerate gathers the whole model at once, and says nothing."""
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, **fsdp)
-    for messages in on_ranks(2, warnings_without_layers, fsdp_plugin=plugin):
-        (message,) = messages
-        assert f"{plugin.auto_wrap_policy} finds no layer to wrap" in message
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -185,3 +167,21 @@ def test_the_launchers_variables_are_the_defaults(monkeypatch):
     # Without a process group there is nobody to share with: as in the original, nothing is sharded.
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     assert Accelerator(cpu=True).state.fsdp_plugin is None
+
+
+def warnings_without_layers(accelerator):
+    """The warnings while a model is prepared whose layers nobody names."""
+    messages = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("common.accelerator.utils.fsdp_utils.logger.warning", messages.append)
+        accelerator.prepare(Tied())
+    return messages
+
+
+@pytest.mark.parametrize("fsdp", [{**LAYERS, "transformer_cls_names_to_wrap": None}, {**SIZED, "min_num_params": 0}])
+def test_a_policy_that_finds_no_layer_to_wrap_is_warned_of(fsdp):
+    """accelerate gathers the whole model at once, and says nothing."""
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, **fsdp)
+    for messages in on_ranks(2, warnings_without_layers, fsdp_plugin=plugin):
+        (message,) = messages
+        assert f"{plugin.auto_wrap_policy} finds no layer to wrap" in message
