@@ -452,9 +452,16 @@ class Accelerator:
         if even_batches is None:
             even_batches = self.even_batches
         else:
-            even_before = {shard: shard.even_batches for shard in self._shards_of_map_style_loaders()}
-        for shard in even_before:
-            shard.even_batches = even_batches
+            if any(isinstance(loader.dataset, IterableDataset) for loader in self._dataloaders):
+                warnings.warn(
+                    "Overriding even_batches is only supported for map-style datasets, yet some dataloaders given were"
+                    " iterable",
+                    stacklevel=3,  # the line of the script's `with`
+                )
+            for shard in map(index_sampler_of, self._dataloaders):
+                if isinstance(shard, BatchSamplerShard):
+                    even_before[shard] = shard.even_batches
+                    shard.even_batches = even_batches
         joined: contextlib.AbstractContextManager = contextlib.nullcontext()
         to_join = [joinable for joinable in joinables if hasattr(joinable, "join_hook")]
         if to_join and not even_batches:
@@ -465,17 +472,6 @@ class Accelerator:
         finally:
             for shard, was_even in even_before.items():
                 shard.even_batches = was_even
-
-    def _shards_of_map_style_loaders(self) -> list[BatchSamplerShard]:
-        streams = [loader for loader in self._dataloaders if isinstance(loader.dataset, IterableDataset)]
-        if streams:
-            warnings.warn(
-                "Overriding even_batches is only supported for map-style datasets, yet some dataloaders given were"
-                " iterable",
-                stacklevel=5,
-            )
-        samplers = [index_sampler_of(loader) for loader in self._dataloaders if loader not in streams]
-        return [sampler for sampler in samplers if isinstance(sampler, BatchSamplerShard)]
 
     # Gradients
 

@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 from torch.nn.functional import mse_loss
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from common.accelerator import Accelerator
 from tests.peers import import_or_skip
@@ -127,3 +127,21 @@ def test_uneven_inputs_can_be_joined_on_gloo():
     # https://github.com/huggingface/accelerate/pull/820: there it has no effect but on several GPUs.
     last_step_counts_half = pytest.approx(-0.25)
     assert on_ranks(2, trained_on_uneven_inputs) == [(3, last_step_counts_half, 3), (2, last_step_counts_half, 3)]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(4))
+
+
+def warned_of_a_stream(accelerator):
+    """The file that the warning names."""
+    accelerator.prepare(DataLoader(Stream()))
+    uneven = accelerator.join_uneven_inputs([], even_batches=False)
+    with pytest.warns(UserWarning, match="only supported for map-style datasets") as warned, uneven:
+        pass
+    return warned[0].filename
+
+
+def test_even_batches_of_a_stream_are_warned_of_where_the_script_asks():
+    assert on_ranks(2, warned_of_a_stream) == [__file__] * 2
