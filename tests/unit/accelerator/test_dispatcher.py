@@ -193,7 +193,7 @@ def broken(accelerator):
 def test_what_the_main_process_raises_is_raised_on_all():
     one, two = on_dispatching_ranks(2, broken)
     assert one == ([0], "LookupError", "sample 5 is gone")
-    assert two == ([1], "RuntimeError", "rank 0: LookupError: sample 5 is gone")
+    assert two == ([1], "RemoteError", "rank 0: LookupError: sample 5 is gone")
 
 
 def texts(accelerator):
