@@ -104,8 +104,8 @@ def prepare_data_loader(
             **arguments,
         )
 
-    generator = None
     if num_processes == 1:
+        generator = None
         arguments = loading_arguments(dataloader, index_sampler)
     elif is_stream:
         generator = generator_of(dataset)

@@ -64,7 +64,9 @@ class Pass:
     """One `for` over a loader, from its beginning to its end.
 
     Attributes:
-        epoch, step, drawn_from: see Position.
+        start: where it began.
+        step: so many steps of the epoch were yielded, or left out at its beginning.
+        drawn_from: see Position.
         end_of_dataloader, short_step: what is known of the batch that was yielded last.
         read_ahead: the batch that was read and not yielded.
         first_rows: the rows that fill up a dispatched last step.
@@ -72,9 +74,9 @@ class Pass:
             The example at the head of `sampler.py` shows their way.
     """
 
-    epoch: int
+    start: Position
     step: int
-    drawn_from: GeneratorStates | None
+    drawn_from: GeneratorStates | None = None
     end_of_dataloader: bool = False
     short_step: ShortStep | None = None
     read_ahead: Any = None
@@ -84,7 +86,7 @@ class Pass:
     def position(self) -> Position:
         """The position after the batch that was yielded last."""
         return Position(
-            epoch=self.epoch,
+            epoch=self.start.epoch,
             step=self.step,
             is_over=self.end_of_dataloader,
             drawn_from=self.drawn_from,
@@ -124,9 +126,10 @@ class Progress:
         # A script that skips after loading knows better where to go on.
         return position._replace(step=num_to_skip, read_ahead=None)
 
-    def begin_pass(self, start: Position) -> Pass:
-        """The pass that begins at `start`."""
-        this_pass = Pass(start.epoch, start.step, start.drawn_from)
+    def begin_pass(self, num_to_skip: int) -> Pass:
+        """The pass that begins now."""
+        start = self.next_position(num_to_skip)
+        this_pass = Pass(start, start.step)
         self.passes.append(this_pass)
         self.loaded = None
         return this_pass
@@ -162,7 +165,7 @@ class PassSampler:
 
     def __iter__(self) -> Iterator[Any]:
         this_pass = self.progress.passes[-1]
-        if self.is_stateful or this_pass.step > 0:
+        if self.is_stateful or this_pass.start.step > 0:
             return self._draw_when_asked(this_pass)
         # Some batch samplers draw when their iterator is made. As in the original they do so now, before torch draws a
         # seed.
@@ -178,9 +181,10 @@ class PassSampler:
         """Note the generators' states or, in a pass that goes on in an order drawn before, put them back."""
         sampler = innermost_sampler(self.batches)
         generator = generator_of(sampler)
-        if this_pass.drawn_from is None:
+        if this_pass.start.drawn_from is None:
             this_pass.drawn_from = torch.get_rng_state(), state_of(generator)
             return
+        this_pass.drawn_from = this_pass.start.drawn_from
         torch_state, sampler_state = this_pass.drawn_from
         torch.set_rng_state(torch_state)
         set_state(generator, sampler_state)
@@ -188,7 +192,7 @@ class PassSampler:
             sampler.generator = None  # as it was on the one process that drew the order first
 
     def _hand_out(self, steps: Iterator[Step], this_pass: Pass) -> Iterator[Any]:
-        for batch, short_step in islice(steps, this_pass.step * self.batches_per_step, None):
+        for batch, short_step in islice(steps, this_pass.start.step * self.batches_per_step, None):
             this_pass.drawn_short_steps.append(short_step)
             yield batch
 

@@ -240,12 +240,14 @@ class BatchSamplerShard(BatchSampler):
         After a first step `[0 1] [2 3]`, the last step `[4]` becomes `[4 0] [1 2]`: one of its samples is real.
         """
         size = self.samples_per_process
-        real = list(chain(*batches))
-        missing = self.num_processes * size - len(real)
-        filled = [*real, *islice(cycle(chain(*first_step)), missing)]
+        samples = list(chain(*batches))
+        num_real = len(samples)
+        missing = self.num_processes * size - num_real
+        first_samples = chain(*first_step)
+        samples += islice(cycle(first_samples), missing)
         begin = self.process_index * size
-        short_step = ShortStep.filled(len(real), size, self.process_index, self.num_processes)
-        return Step(filled[begin : begin + size], short_step)
+        short_step = ShortStep.filled(num_real, size, self.process_index, self.num_processes)
+        return Step(samples[begin : begin + size], short_step)
 
     def _filled_with_batches(self, batches: list, first_step: list) -> Step:
         """A last step with whole batches of the first one after its own: it is not known how many samples are missing.

@@ -97,13 +97,12 @@ class DataLoaderShard(DataLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
         progress = self._progress
-        start = progress.next_position(self.skip_batches)
-        is_resumed = progress.loaded is not None and start.step > 0
-        this_pass = progress.begin_pass(start)
+        follows_checkpoint = progress.loaded is not None
+        this_pass = progress.begin_pass(self.skip_batches)
+        is_resumed = follows_checkpoint and this_pass.start.step > 0
         self.gradient_state._add_dataloader(self)
         try:
-            begin_reading = self._resume_reading if is_resumed else self._begin_reading
-            reading = begin_reading(this_pass, start)
+            reading = self._resume_reading(this_pass) if is_resumed else self._begin_reading(this_pass)
             following = next(reading, None)
             while following is not None:
                 batch, short_step = following
@@ -122,52 +121,53 @@ class DataLoaderShard(DataLoader):
         if this_pass.step > 0:  # as in the original, a pass without batches is no epoch
             progress.epoch += 1
 
-    def _begin_reading(self, this_pass: Pass, start: Position) -> Iterator[Step]:
-        """The steps from `start` on, each read when it is asked for."""
+    def _begin_reading(self, this_pass: Pass) -> Iterator[Step]:
+        """The steps of the pass, each read when it is asked for."""
         if self.rng_types:
             synchronize_rng_states(self.rng_types, self.synchronized_generator)
-        self.set_epoch(this_pass.epoch)
-        return self._read(this_pass, start)
+        self.set_epoch(this_pass.start.epoch)
+        return self._read(this_pass)
 
-    def _resume_reading(self, this_pass: Pass, start: Position) -> Iterator[Step]:
-        """The same in the first pass after a checkpoint was loaded, if it begins within the epoch.
+    def _resume_reading(self, this_pass: Pass) -> Iterator[Step]:
+        """The same for the first pass after a checkpoint was loaded, where it begins within an epoch.
 
-        When torch begins to read, it draws a seed, and some samplers draw the order. What was drawn before the
-        checkpoint is drawn again, and the generators come back to where they were:
+        Torch draws a seed and a sampler the order, as they did before the checkpoint. Where this is a repetition, the
+        generators come back to where they are now, for the run has drawn from them since:
 
-            the order is in the checkpoint, or follows from the epoch    it is drawn again
-            the data are a stream                                        it is read again up to here
-            any other order                                              another one is drawn, as in the original
+            the loader is stateful, and knows the states from which it drew    a repetition
+            the order follows from the epoch                                   a repetition
+            a stream is read again up to here                                  a repetition
+            any other order                                                    another one, as in the original
         """
-        is_stream = isinstance(self.dataset, IterableDataset)
-        if start.drawn_from is None and not is_stream and not follows_from_epoch(index_sampler_of(self)):
+        is_known_order = self._reads_stream or follows_from_epoch(index_sampler_of(self))
+        if not self.use_stateful_dataloader and not is_known_order:
             logger.warning(ORDER_IS_LOST)
-            return self._begin_reading(this_pass, start)
+            return self._begin_reading(this_pass)
         with restored_generators(self.device, self._order_sampler, self.generator):
-            reading = self._begin_reading(this_pass, start)
+            reading = self._begin_reading(this_pass)
             if not self.use_stateful_dataloader:
                 return reading
             # Most samplers draw the order when the first batch is asked for, so it is asked for here.
             first = next(reading, None)
         if first is None:
             return reading
-        return chain([Step(put_back(start.read_ahead, first.content), first.short_step)], reading)
+        return chain([Step(put_back(this_pass.start.read_ahead, first.content), first.short_step)], reading)
 
-    def _read(self, this_pass: Pass, start: Position) -> Iterator[Step]:
-        """The steps that this process reads, from `start` on."""
+    def _read(self, this_pass: Pass) -> Iterator[Step]:
+        """The steps that this process reads, from where the pass begins."""
         # Torch's iterator draws a seed when it is made: that is before the first batch is asked for.
-        batches: Iterator[Any] = iter(self._make_reader())
-        if isinstance(self.dataset, IterableDataset):
+        batches: Iterator[Any] = iter(self._get_reader())
+        if self._reads_stream:
             # A stream is always read from its first batch.
-            batches = islice(batches, start.step * self.batches_per_step, None)
+            batches = islice(batches, this_pass.start.step * self.batches_per_step, None)
         return _join_short_steps(batches, this_pass.drawn_short_steps)
 
-    def _make_reader(self) -> DataLoader:
-        """Torch's own loader, which reads for this one: a new one in each pass, unless its workers stay alive."""
+    def _get_reader(self) -> DataLoader:
+        """Torch's own loader, which reads for this one: a new one for each pass, unless its workers stay alive."""
         if self._reader is not None:
             return self._reader
         index_sampler = None
-        if not isinstance(self.dataset, IterableDataset):
+        if not self._reads_stream:
             batches = index_sampler_of(self)
             index_sampler = PassSampler(batches, self.batches_per_step, self._progress, self.use_stateful_dataloader)
         arguments = loading_arguments(self, index_sampler)
@@ -225,7 +225,7 @@ class DataLoaderShard(DataLoader):
         """Make the next pass visit `epoch`; where a loaded checkpoint stopped in that epoch, it continues there."""
         self.iteration = epoch
         parts: list[Any] = [self.dataset]
-        if not isinstance(self.dataset, IterableDataset):
+        if not self._reads_stream:
             parts += sampler_chain(index_sampler_of(self))
         for part in parts:
             if hasattr(part, "set_epoch"):
@@ -258,7 +258,7 @@ class DataLoaderShard(DataLoader):
             }
         if seed is None:
             return {}
-        epoch = self.iteration if current is None else current.epoch
+        epoch = self.iteration if current is None else current.start.epoch
         return {"epoch": epoch + self.end_of_dataloader, "sampler_seed": seed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -320,6 +320,10 @@ class DataLoaderShard(DataLoader):
     def get_sampler(self) -> Any:
         """See the function `get_sampler`."""
         return get_sampler(self)
+
+    @property
+    def _reads_stream(self) -> bool:
+        return isinstance(self.dataset, IterableDataset)
 
     @property
     def _order_sampler(self) -> Any:
