@@ -79,7 +79,8 @@ class DataLoaderDispatcher(DataLoaderShard):
         """This process's part of the steps that the main process reads."""
         steps = None
         if self.state.is_main_process:
-            steps = self._join_to_steps(super()._read(this_pass), this_pass)
+            batches = self._join_batches(super()._read(this_pass))
+            steps = self._divide_steps(batches, this_pass)
         else:
             self._draw_as_the_main_process()
         return self._parts_of_steps(steps)
@@ -97,36 +98,39 @@ class DataLoaderDispatcher(DataLoaderShard):
         elif is_first_pass_of_workers:
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
 
-    def _join_to_steps(self, batches: Iterator[Step], this_pass: Pass) -> Iterator[DispatchedStep]:
-        """On the main process: one step of all processes after the other, joined from batches of the script's loader.
-
-        A step that cannot be divided among the processes is filled up as the last one, and must be it.
-        """
-        world_size = self.state.num_processes
-        num_real = 0
-        must_be_last = False
-        while True:
-            parts = [part.content for part in islice(batches, self.batches_per_step)]
-            if not parts or (self._drop_last and len(parts) < self.batches_per_step):
+    def _join_batches(self, batches: Iterator[Step]) -> Iterator[Any]:
+        """On the main process: the batch of each step, joined from batches of the script's loader."""
+        while parts := [part.content for part in islice(batches, self.batches_per_step)]:
+            if self._drop_last and len(parts) < self.batches_per_step:
                 return
-            if must_be_last:
-                raise ValueError(
-                    f"a step of {num_real} samples cannot be divided by {world_size} processes: {READ_EVERYWHERE}"
-                )
             if self.slice_fn is slice_rows:
                 for part in parts:
                     check_rows(part)
-            batch = join_batches(parts)
+            yield join_batches(parts)
+
+    def _divide_steps(self, batches: Iterator[Any], this_pass: Pass) -> Iterator[DispatchedStep]:
+        """On the main process: the steps of all processes.
+
+        One that cannot be divided is filled up at once as the last step. If another one follows, this is an error.
+        """
+        world_size = self.state.num_processes
+        num_real = 0
+        extra_rows = 0
+        for batch in batches:
+            if extra_rows > 0:
+                raise ValueError(
+                    f"a step of {num_real} samples cannot be divided by {world_size} processes: {READ_EVERYWHERE}"
+                )
             if this_pass.first_rows is None and not self._drop_last:
                 this_pass.first_rows = put_back(this_pass.start.first_rows, self._slice(batch, 0, world_size))
             num_real = count_rows(batch)
             share, extra_rows = divmod(num_real, world_size)
-            must_be_last = extra_rows > 0
-            if must_be_last and not self._drop_last:
+            filled = batch
+            if extra_rows > 0 and not self._drop_last:
                 share += 1
-                while count_rows(batch) < share * world_size:
-                    batch = fill_up(batch, this_pass.first_rows)
-            yield DispatchedStep(batch, num_real, share)
+                while count_rows(filled) < share * world_size:
+                    filled = fill_up(filled, this_pass.first_rows)
+            yield DispatchedStep(filled, num_real, share)
 
     def _parts_of_steps(self, steps: Iterator[DispatchedStep] | None) -> Iterator[Step]:
         """The part of this process in each step; `steps` are there on the main process alone."""

@@ -31,7 +31,7 @@ import torch
 
 from common.nested import leaves, map_nested
 
-from .sampler import ShortStep, Step, generator_of, innermost_sampler, set_state, state_of, steps_of
+from .sampler import ShortStep, Step, generator_of, innermost_sampler, steps_of
 from .utils.random import get_random_states, set_random_states
 
 logger = logging.getLogger(__name__)
@@ -166,16 +166,17 @@ class PassSampler:
     def __iter__(self) -> Iterator[Any]:
         this_pass = self.progress.passes[-1]
         if self.is_stateful or this_pass.start.step > 0:
-            return self._draw_when_asked(this_pass)
-        # Some batch samplers draw when their iterator is made. As in the original they do so now, before torch draws a
-        # seed.
-        return self._hand_out(steps_of(self.batches), this_pass)
+            steps = self._draw_when_asked(this_pass)
+        else:
+            # Some batch samplers draw when their iterator is made: as in the original now, before torch draws a seed.
+            steps = steps_of(self.batches)
+        return self._hand_out(steps, this_pass)
 
-    def _draw_when_asked(self, this_pass: Pass) -> Iterator[Any]:
-        """The batches of a pass whose order is drawn when the first batch is asked for."""
+    def _draw_when_asked(self, this_pass: Pass) -> Iterator[Step]:
+        """The steps of an order that is drawn when the first one is asked for."""
         if self.is_stateful:
             self._draw_from_known_states(this_pass)
-        yield from self._hand_out(steps_of(self.batches), this_pass)
+        yield from steps_of(self.batches)
 
     def _draw_from_known_states(self, this_pass: Pass) -> None:
         """Note the generators' states or, in a pass that goes on in an order drawn before, put them back."""
@@ -192,9 +193,21 @@ class PassSampler:
             sampler.generator = None  # as it was on the one process that drew the order first
 
     def _hand_out(self, steps: Iterator[Step], this_pass: Pass) -> Iterator[Any]:
+        """The batches for torch's loader, from where the pass begins. Their ShortSteps stay in the pass."""
         for batch, short_step in islice(steps, this_pass.start.step * self.batches_per_step, None):
             this_pass.drawn_short_steps.append(short_step)
             yield batch
+
+
+def state_of(generator: torch.Generator | None) -> torch.Tensor | None:
+    """The state of the generator, if there is one."""
+    return None if generator is None else generator.get_state()
+
+
+def set_state(generator: torch.Generator | None, state: torch.Tensor | None) -> None:
+    """Put the generator into that state, if there are both."""
+    if generator is not None and state is not None:
+        generator.set_state(state)
 
 
 @contextmanager

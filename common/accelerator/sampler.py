@@ -79,23 +79,6 @@ class Step(NamedTuple):
     short_step: ShortStep | None
 
 
-def generator_of(sampler: Any) -> torch.Generator | None:
-    """The generator of torch that `sampler` draws from, if any. Generators of NumPy and of `random` do not count."""
-    generator = getattr(sampler, "generator", None)
-    return generator if isinstance(generator, torch.Generator) else None
-
-
-def state_of(generator: torch.Generator | None) -> torch.Tensor | None:
-    """The state of the generator, if there is one."""
-    return None if generator is None else generator.get_state()
-
-
-def set_state(generator: torch.Generator | None, state: torch.Tensor | None) -> None:
-    """Put the generator into that state, if there are both."""
-    if generator is not None and state is not None:
-        generator.set_state(state)
-
-
 class SeedableRandomSampler(RandomSampler):
     """A RandomSampler whose order is a function of seed and epoch: `torch.randperm(n)` seeded with their sum.
 
@@ -179,6 +162,11 @@ class BatchSamplerShard(BatchSampler):
         """Samples of each process in a full step; None if the batch sampler has no `batch_size`."""
         return self.batch_size // self.num_processes if self.split_batches else self.batch_size
 
+    @property
+    def _fills_up_samples(self) -> bool:
+        """True if single samples are repeated. Without a `batch_size` it is not known how many are missing."""
+        return self.even_batches and self.batch_size is not None
+
     def __iter__(self) -> Iterator[list]:
         for step in self.steps():
             yield step.content
@@ -186,8 +174,7 @@ class BatchSamplerShard(BatchSampler):
     def steps(self) -> Iterator[Step]:
         """The batches of this process, each with what is known of its step."""
         size = self.samples_per_process
-        fills_up_samples = self.even_batches and size is not None
-        must_be_full = self.split_batches or fills_up_samples  # In other modes batches may have any size.
+        must_be_full = self.split_batches or self._fills_up_samples  # In other modes batches may have any size.
         first_step: list = []
         steps = self._parts_of_batches() if self.split_batches else self._whole_batches()
         for batches in steps:
@@ -198,7 +185,7 @@ class BatchSamplerShard(BatchSampler):
                 yield Step(batches[self.process_index], None)
             elif self.drop_last and (must_be_full or not is_complete):
                 return
-            elif fills_up_samples:
+            elif self._fills_up_samples:
                 yield self._filled_with_samples(batches, first_step)
             elif self.even_batches:
                 yield self._filled_with_batches(batches, first_step)
@@ -231,7 +218,7 @@ class BatchSamplerShard(BatchSampler):
         for batch in self.batch_sampler:
             if must_be_last:
                 raise ValueError("batches of different sizes need even_batches=False")
-            must_be_last = self.even_batches and self.batch_size is not None and len(batch) != self.batch_size
+            must_be_last = self._fills_up_samples and len(batch) != self.batch_size
             yield batch
 
     def _filled_with_samples(self, batches: list, first_step: list) -> Step:
@@ -250,7 +237,7 @@ class BatchSamplerShard(BatchSampler):
         return Step(samples[begin : begin + size], short_step)
 
     def _filled_with_batches(self, batches: list, first_step: list) -> Step:
-        """A last step with whole batches of the first one after its own: it is not known how many samples are missing.
+        """A last step with whole batches of the first one after its own, so that each process has a batch.
 
         After a first step `[0 1 2] [3]`, the last step `[4 5]` becomes `[4 5] [0 1 2]`: two of its samples are real.
         """
@@ -285,6 +272,23 @@ class BatchSamplerShard(BatchSampler):
         in_last_batch = len(sampler) - (total - 1) * self.batch_size
         before_this_process = self.process_index * self.samples_per_process
         return total - (in_last_batch <= before_this_process)
+
+
+class SkipBatchSampler(BatchSampler):
+    """The batches of `batch_sampler` without the first `skip_batches`."""
+
+    def __init__(self, batch_sampler: Any, skip_batches: int = 0) -> None:
+        self.batch_sampler = batch_sampler
+        self.skip_batches = skip_batches
+        # A batch sampler of the script's own need not say it.
+        self.batch_size = getattr(batch_sampler, "batch_size", None)  # type: ignore[assignment]
+        self.drop_last = getattr(batch_sampler, "drop_last", False)
+
+    def __iter__(self) -> Iterator[list]:
+        yield from islice(self.batch_sampler, self.skip_batches, None)
+
+    def __len__(self) -> int:
+        return max(0, len(self.batch_sampler) - self.skip_batches)
 
 
 def check_split(batch_size: int | None, num_processes: int) -> None:
@@ -328,6 +332,12 @@ def innermost_sampler(sampler: Any) -> Any:
     return list(sampler_chain(sampler))[-1]
 
 
+def generator_of(sampler: Any) -> torch.Generator | None:
+    """The generator of torch that `sampler` draws from, if any. Generators of NumPy and of `random` do not count."""
+    generator = getattr(sampler, "generator", None)
+    return generator if isinstance(generator, torch.Generator) else None
+
+
 def follows_from_epoch(batches: Any) -> bool:
     """True where the order of `batches` is sequential, or a function of a seed and the epoch, as far as is known."""
     *wrappers, sampler = sampler_chain(batches)
@@ -335,20 +345,3 @@ def follows_from_epoch(batches: Any) -> bool:
     # These make batches of what they are given, and draw nothing by themselves; a script's own may draw.
     group_in_order = all(type(wrapper) in (BatchSampler, BatchSamplerShard, SkipBatchSampler) for wrapper in wrappers)
     return group_in_order and isinstance(sampler, known)
-
-
-class SkipBatchSampler(BatchSampler):
-    """The batches of `batch_sampler` without the first `skip_batches`."""
-
-    def __init__(self, batch_sampler: Any, skip_batches: int = 0) -> None:
-        self.batch_sampler = batch_sampler
-        self.skip_batches = skip_batches
-        # A batch sampler of the script's own need not say it.
-        self.batch_size = getattr(batch_sampler, "batch_size", None)  # type: ignore[assignment]
-        self.drop_last = getattr(batch_sampler, "drop_last", False)
-
-    def __iter__(self) -> Iterator[list]:
-        yield from islice(self.batch_sampler, self.skip_batches, None)
-
-    def __len__(self) -> int:
-        return max(0, len(self.batch_sampler) - self.skip_batches)

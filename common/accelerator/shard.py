@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from .logging import get_logger
 from .operations import send_to_device
-from .position import Pass, PassSampler, Position, Progress, put_back, restored_generators
+from .position import Pass, PassSampler, Position, Progress, put_back, restored_generators, set_state, state_of
 from .sampler import (
     BatchSamplerShard,
     SeedableRandomSampler,
@@ -22,8 +22,6 @@ from .sampler import (
     generator_of,
     innermost_sampler,
     sampler_chain,
-    set_state,
-    state_of,
 )
 from .state import GradientState, PartialState
 from .streams import StreamShard, collate_step
