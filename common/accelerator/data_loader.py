@@ -152,23 +152,25 @@ def _check_sharing(dataloader: DataLoader, num_processes: int, dispatch_batches:
 
 
 def _make_seedable(index_sampler: Any, data_seed: int | None) -> Any:
-    """Put a SeedableRandomSampler in the place of a RandomSampler: `index_sampler` itself, or the one within."""
-    sampler = index_sampler if isinstance(index_sampler, RandomSampler) else getattr(index_sampler, "sampler", None)
-    if not isinstance(sampler, RandomSampler):
-        return index_sampler
+    """`index_sampler` with a SeedableRandomSampler in the place of a RandomSampler, which may be itself or within it."""
+    if isinstance(index_sampler, RandomSampler):
+        return _seedable(index_sampler, data_seed)
+    sampler = getattr(index_sampler, "sampler", None)
+    if isinstance(sampler, RandomSampler):
+        index_sampler.sampler = _seedable(sampler, data_seed)
+    return index_sampler
+
+
+def _seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRandomSampler:
     if data_seed is None:
         data_seed = broadcast_object_list([torch.initial_seed()])[0]
-    seedable = SeedableRandomSampler(
+    return SeedableRandomSampler(
         data_source=sampler.data_source,
         replacement=sampler.replacement,
         num_samples=sampler._num_samples,
         generator=sampler.generator,
         data_seed=data_seed,
     )
-    if sampler is index_sampler:
-        return seedable
-    index_sampler.sampler = seedable
-    return index_sampler
 
 
 def _give_generator(batch_sampler: Any) -> torch.Generator | None:

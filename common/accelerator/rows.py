@@ -1,6 +1,6 @@
 """The rows of a batch: to count, join and slice what has a row for each sample, and to leave the rest as it is.
 
-Rows have tensors and arrays, and lists and tuples without tensors that have as many entries.
+Tensors and arrays have rows, and so do lists and tuples without tensors that have as many entries.
 """
 
 from collections.abc import Sequence
@@ -18,25 +18,28 @@ READ_EVERYWHERE = "dispatch_batches=False lets every process read its own batche
 
 
 def _is_array(leaf: Any) -> bool:
+    """True for a tensor or an array of at least one dimension."""
     return getattr(leaf, "ndim", 0) > 0
 
 
-def _is_entries(data: Any) -> bool:
+def _is_list(data: Any) -> bool:
+    """True for a list or tuple that is no structure: it has an entry for each sample, or none."""
     return is_list_of_entries(data) and not is_namedtuple(data)
 
 
 def _is_column(leaf: Any, rows: int) -> bool:
-    return _is_array(leaf) or (_is_entries(leaf) and len(leaf) == rows)
+    """True for a leaf with a row for each sample of a batch of so many rows."""
+    return _is_array(leaf) or (_is_list(leaf) and len(leaf) == rows)
 
 
 def _rows_by_name(batch: Any) -> dict[str, int]:
     """The rows of a batch's tensors and arrays or, where it has none, the entries of its lists."""
     arrays = {}
     lists = {}
-    for name, leaf in named_leaves(batch, _is_entries):
+    for name, leaf in named_leaves(batch, _is_list):
         if _is_array(leaf):
             arrays[name] = len(leaf)
-        elif _is_entries(leaf) and leaf:
+        elif _is_list(leaf) and leaf:
             lists[name] = len(leaf)
     return arrays or lists
 
@@ -67,7 +70,7 @@ def join_batches(batches: Sequence[Any]) -> Any:
     Raises:
         ValueError: if rows cannot be joined, or keys or what has no rows differ between the batches.
     """
-    leaves_of_batches = [dict(named_leaves(batch, _is_entries)) for batch in batches]
+    leaves_of_batches = [dict(named_leaves(batch, _is_list)) for batch in batches]
     rows_of_batches = [count_rows(batch) for batch in batches]
     more = set().union(*leaves_of_batches) - set(leaves_of_batches[0])
     if more:
@@ -89,9 +92,9 @@ def fill_up(batch: Any, first_rows: Any) -> Any:
     """`batch` with `first_rows` after its own rows. What has no rows stays as it is."""
     rows = count_rows(batch)
     num_first_rows = count_rows(first_rows)
-    first_leaves = dict(named_leaves(first_rows, _is_entries))
+    first_leaves = dict(named_leaves(first_rows, _is_list))
     filled = {}
-    for name, leaf in named_leaves(batch, _is_entries):
+    for name, leaf in named_leaves(batch, _is_list):
         first = first_leaves.get(name)
         if not _is_column(leaf, rows):
             filled[name] = leaf
@@ -106,18 +109,18 @@ def slice_rows(batch: Any, rows: slice, process_index: int | None = None, num_pr
     """`rows` of everything in `batch` that has a row for each sample. The rest stays as it is."""
     number = count_rows(batch)
     sliced = {}
-    for name, leaf in named_leaves(batch, _is_entries):
+    for name, leaf in named_leaves(batch, _is_list):
         sliced[name] = leaf[rows] if _is_column(leaf, number) else leaf
     return _with_leaves(batch, sliced)
 
 
 def _with_leaves(batch: Any, leaves: dict[str, Any]) -> Any:
     """`batch` with `leaves` in the places of these names."""
-    return map_together(lambda named: [leaves[name] for name, _ in named], batch, _is_entries)
+    return map_together(lambda named: [leaves[name] for name, _ in named], batch, _is_list)
 
 
 def _join_columns(name: str, columns: list[Any]) -> Any:
-    if _is_entries(columns[0]):
+    if _is_list(columns[0]):
         return honor_type(columns[0], chain.from_iterable(columns))
     try:
         if isinstance(columns[0], torch.Tensor):

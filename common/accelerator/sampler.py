@@ -153,7 +153,7 @@ class BatchSamplerShard(BatchSampler):
             check_split(self.batch_size, num_processes)
 
     @property
-    def batch_size(self) -> Any:  # type: ignore[override]  # of BatchSampler an attribute
+    def batch_size(self) -> Any:  # type: ignore[override]  # BatchSampler has an attribute
         """That of the batch sampler, which the script may change between two passes; None if it has none."""
         return getattr(self.batch_sampler, "batch_size", None)
 
@@ -280,7 +280,7 @@ class SkipBatchSampler(BatchSampler):
     def __init__(self, batch_sampler: Any, skip_batches: int = 0) -> None:
         self.batch_sampler = batch_sampler
         self.skip_batches = skip_batches
-        # A batch sampler of the script's own need not say it.
+        # A batch sampler of the script's own may have neither.
         self.batch_size = getattr(batch_sampler, "batch_size", None)  # type: ignore[assignment]
         self.drop_last = getattr(batch_sampler, "drop_last", False)
 

@@ -66,7 +66,8 @@ class DataLoaderShard(DataLoader):
         use_stateful_dataloader: checkpoints hold the position, see `position.py`.
     """
 
-    batches_per_step = 1  # of the script's loader
+    # So many batches of the script's loader make a step of this one.
+    batches_per_step = 1
 
     def __init__(
         self,
@@ -89,7 +90,8 @@ class DataLoaderShard(DataLoader):
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
         self._progress = Progress()
-        self._reader: DataLoader | None = None  # where workers stay alive from pass to pass
+        # Torch's loader, which is kept only if its workers stay alive from pass to pass.
+        self._reader: DataLoader | None = None
 
     # A pass
 
@@ -169,7 +171,7 @@ class DataLoaderShard(DataLoader):
             batches = index_sampler_of(self)
             index_sampler = PassSampler(batches, self.batches_per_step, self._progress, self.use_stateful_dataloader)
         arguments = loading_arguments(self, index_sampler)
-        if isinstance(self.dataset, StreamShard):  # makes the batches itself
+        if isinstance(self.dataset, StreamShard):  # It makes the batches by itself.
             arguments |= {"batch_size": None, "drop_last": False, "collate_fn": partial(collate_step, self.collate_fn)}
         reader = DataLoader(self.dataset, **arguments)
         if self.persistent_workers:
@@ -290,7 +292,8 @@ class DataLoaderShard(DataLoader):
             raise ValueError(f"{samples} samples of epoch {epoch} are no whole number of steps of {step_size}")
         position = Position(**{name: state[name] for name in Position._fields})._replace(step=step)
         if (state["process"], state["step_size"]) != (self._own_process, step_size):
-            position = position._replace(read_ahead=None)  # it is the batch of another process, or has another size
+            # What was read ahead is a batch of another process, or of another size.
+            position = position._replace(read_ahead=None)
         self._progress.loaded = position
         self.iteration = epoch + position.is_over
 
