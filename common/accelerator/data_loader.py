@@ -152,7 +152,7 @@ def _check_sharing(dataloader: DataLoader, num_processes: int, dispatch_batches:
 
 
 def _make_seedable(index_sampler: Any, data_seed: int | None) -> Any:
-    """`index_sampler` with a SeedableRandomSampler in the place of a RandomSampler, which may be itself or within it."""
+    """`index_sampler` with a SeedableRandomSampler in the place of a RandomSampler: of itself, or of the one within."""
     if isinstance(index_sampler, RandomSampler):
         return _seedable(index_sampler, data_seed)
     sampler = getattr(index_sampler, "sampler", None)

@@ -1,4 +1,4 @@
-"""Where a loader stands in an epoch, and how the next pass, a `for` over the loader, goes on from there.
+"""The position of a loader in an epoch, and how the next pass, a `for` over the loader, goes on from there.
 
 By default a script says where it goes on: `loader.set_epoch(e)` and `skip_first_batches(loader, n)`. With
 `DataLoaderConfiguration(use_stateful_dataloader=True)` checkpoints hold the position, and the next pass continues with
@@ -97,7 +97,7 @@ class Pass:
 
 @dataclass(eq=False)
 class Progress:
-    """Where the loops over a loader stand. It and what `skip_first_batches` makes of it share one Progress.
+    """The epoch of a loader and the loops over it. What `skip_first_batches` makes of a loader shares its Progress.
 
     Attributes:
         epoch: the one that the next pass visits.
@@ -123,11 +123,11 @@ class Progress:
             position = self.loaded
         if num_to_skip in (0, position.step):
             return position
-        # A script that skips after loading knows better where to go on.
+        # A script that skips after loading knows better where to go on. There the batch that was read ahead is no use.
         return position._replace(step=num_to_skip, read_ahead=None)
 
     def begin_pass(self, num_to_skip: int) -> Pass:
-        """The pass that begins now."""
+        """The pass that begins now. The checkpoint is followed then, and `loaded` forgotten."""
         start = self.next_position(num_to_skip)
         this_pass = Pass(start, start.step)
         self.passes.append(this_pass)
@@ -193,7 +193,7 @@ class PassSampler:
             sampler.generator = None  # as it was on the one process that drew the order first
 
     def _hand_out(self, steps: Iterator[Step], this_pass: Pass) -> Iterator[Any]:
-        """The batches for torch's loader, from where the pass begins. Their ShortSteps stay in the pass."""
+        """The batches of the pass for torch's loader. Their ShortSteps stay in the pass."""
         for batch, short_step in islice(steps, this_pass.start.step * self.batches_per_step, None):
             this_pass.drawn_short_steps.append(short_step)
             yield batch

@@ -63,7 +63,7 @@ class ShortStep(NamedTuple):
 
     @property
     def num_ranks_present(self) -> int:
-        """How many processes have a batch in this step."""
+        """Processes that have a batch in this step."""
         return len(self.rows)
 
     @property
@@ -73,7 +73,7 @@ class ShortStep(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What this process has in a step, sample numbers or a batch, and the ShortStep; None in a step of full batches."""
+    """One process's part of a step: sample numbers or a batch, and the ShortStep, None in a step of full batches."""
 
     content: Any
     short_step: ShortStep | None

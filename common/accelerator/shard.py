@@ -129,15 +129,15 @@ class DataLoaderShard(DataLoader):
         return self._read(this_pass)
 
     def _resume_reading(self, this_pass: Pass) -> Iterator[Step]:
-        """The same for the first pass after a checkpoint was loaded, where it begins within an epoch.
+        """The steps of the first pass after a checkpoint was loaded, where it begins within an epoch.
 
-        Torch draws a seed and a sampler the order, as they did before the checkpoint. Where this is a repetition, the
-        generators come back to where they are now, for the run has drawn from them since:
+        Torch draws a seed again, and a sampler the order. The run has drawn both before the checkpoint, so the
+        generators come back to where the checkpoint has them:
 
-            the loader is stateful, and knows the states from which it drew    a repetition
-            the order follows from the epoch                                   a repetition
-            a stream is read again up to here                                  a repetition
-            any other order                                                    another one, as in the original
+            the loader is stateful             it draws the same order from the states that it has noted
+            the order follows from the epoch   the sampler draws the same order
+            the data are a stream              it is read again up to here
+            in other cases                     another order is drawn, and nothing comes back, as in the original
         """
         is_known_order = self._reads_stream or follows_from_epoch(index_sampler_of(self))
         if not self.use_stateful_dataloader and not is_known_order:
@@ -239,7 +239,7 @@ class DataLoaderShard(DataLoader):
         return rest
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of this loader: by default seed and epoch of a SeedableRandomSampler, if it has one.
+        """The state for a checkpoint: by default seed and epoch of a SeedableRandomSampler, or nothing without one.
 
         With `use_stateful_dataloader` it holds the position, the batch that this process has read ahead, and the states
         of the generators. Outside of a loop, also after a `break`, the position is the beginning of the epoch.
@@ -337,7 +337,7 @@ class DataLoaderShard(DataLoader):
 
     @property
     def _shard(self) -> BatchSamplerShard | None:
-        """What deals out the data among processes; None where a loader reads all of them."""
+        """The sampler that deals out the data among processes; None where a loader reads all of them."""
         source = self.dataset.shard if isinstance(self.dataset, StreamShard) else index_sampler_of(self)
         return source if isinstance(source, BatchSamplerShard) else None
 
