@@ -118,7 +118,7 @@ def prepare_data_loader(
         generator = None if use_seedable_sampler else _give_generator(index_sampler)
         shard = BatchSamplerShard(index_sampler, num_processes, process_index, split_batches, even_batches)
         arguments = loading_arguments(dataloader, shard)
-    if rng_types is not None and generator is None:
+    if rng_types is not None and generator is None:  # There is none to take over from rank 0.
         rng_types = [kind for kind in rng_types if kind != "generator"]
     return DataLoaderShard(
         dataset,
