@@ -111,20 +111,25 @@ def test_the_main_process_reads_a_shuffled_stream_and_each_sample_is_gathered_on
 
 
 def read_by_workers(accelerator, kind, workers):
+    """The rows and numbers of two epochs, and what torch's generator draws after them."""
     multiprocessing.current_process()._config["daemon"] = False  # as a rank that torchrun starts
-    context = "fork" if workers else None
+    how = {"multiprocessing_context": "fork", "persistent_workers": True} if workers else {}
+    torch.manual_seed(7)
     data = kind(13, accelerator.process_index)
-    plain = DataLoader(data, batch_size=2, num_workers=workers, multiprocessing_context=context)
-    return epoch_of(accelerator, accelerator.prepare(plain))
+    loader = accelerator.prepare(DataLoader(data, batch_size=2, num_workers=workers, **how))
+    return [epoch_of(accelerator, loader) for _ in range(2)], torch.rand(()).item()
 
 
 @pytest.mark.parametrize(("kind", "workers"), [(Rows, 2), (shuffled_rows, 1)])
 def test_workers_of_the_main_process_change_nothing(kind, workers):
     """Two workers would both read a stream that does not ask which worker it is in, as in plain torch."""
     plain, loaded = (on_dispatching_ranks(2, read_by_workers, kind, number) for number in (0, workers))
-    assert plain == loaded
-    rows, numbers = plain[0]
-    assert len(rows) == 4 and sorted(numbers) == list(range(13))
+    assert [epochs for epochs, _ in plain] == [epochs for epochs, _ in loaded]
+    for (first_epoch, _), _ in plain:
+        rows, numbers = first_epoch
+        assert len(rows) == 4 and sorted(numbers) == list(range(13))
+    for one, two in (plain, loaded):
+        assert one[1] == two[1], "the generators of the ranks differ"
 
 
 class NoisyRows(Rows):
