@@ -63,25 +63,27 @@ class Position(NamedTuple):
 class Pass:
     """One `for` over a loader, from its beginning to its end.
 
-    Attributes:
+    The loop notes these:
         start: where it began.
         step: so many steps of the epoch were yielded, or left out at its beginning.
-        drawn_from: see Position.
         end_of_dataloader, short_step: what is known of the batch that was yielded last.
         read_ahead: the batch that was read and not yielded.
-        first_rows: the rows that fill up a dispatched last step.
+    PassSampler notes these:
+        drawn_from: see Position.
         drawn_short_steps: those of the batches whose numbers torch's loader has drawn, and which it has not returned.
             The example at the head of `sampler.py` shows their way.
+    DataLoaderDispatcher notes this:
+        first_rows: the rows that fill up a last step.
     """
 
     start: Position
     step: int
-    drawn_from: GeneratorStates | None = None
     end_of_dataloader: bool = False
     short_step: ShortStep | None = None
     read_ahead: Any = None
-    first_rows: Any = None
+    drawn_from: GeneratorStates | None = None
     drawn_short_steps: deque[ShortStep | None] = field(default_factory=deque)
+    first_rows: Any = None
 
     def position(self) -> Position:
         """The position after the batch that was yielded last."""
