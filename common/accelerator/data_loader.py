@@ -104,19 +104,24 @@ def prepare_data_loader(
             **arguments,
         )
 
-    sharing = (num_processes, process_index, split_batches, even_batches)
-    generator = None
     if num_processes == 1:
-        arguments = {"dataset": dataset, **loading_arguments(dataloader, index_sampler)}
+        generator = None
+        arguments = loading_arguments(dataloader, index_sampler)
     elif is_stream:
         generator = generator_of(dataset)
-        arguments = _share_stream(dataloader, sharing)
+        arguments = loading_arguments(dataloader, None)
+        batches = BatchSampler(dataset, arguments["batch_size"], arguments["drop_last"])
+        shard = BatchSamplerShard(batches, num_processes, process_index, split_batches, even_batches)
+        dataset = StreamShard(dataset, shard)
+        arguments["batch_size"] = shard.samples_per_process
     else:
         generator = None if use_seedable_sampler else _give_generator(index_sampler)
-        arguments = {"dataset": dataset, **loading_arguments(dataloader, BatchSamplerShard(index_sampler, *sharing))}
-    if rng_types is not None and generator is None:
+        shard = BatchSamplerShard(index_sampler, num_processes, process_index, split_batches, even_batches)
+        arguments = loading_arguments(dataloader, shard)
+    if rng_types is not None and generator is None:  # There is none to take over from rank 0.
         rng_types = [kind for kind in rng_types if kind != "generator"]
     return DataLoaderShard(
+        dataset,
         device=device if put_on_device else None,
         rng_types=rng_types,
         synchronized_generator=generator,
@@ -127,21 +132,15 @@ def prepare_data_loader(
     )
 
 
-def _share_stream(dataloader: DataLoader, sharing: tuple[int, int, bool, bool]) -> dict[str, Any]:
-    """The arguments for a loader of one process's share of a stream; `sharing` is what a BatchSamplerShard takes."""
-    arguments = loading_arguments(dataloader, None)
-    dataset: Any = dataloader.dataset
-    batches = BatchSampler(dataset, arguments["batch_size"], arguments["drop_last"])
-    stream = StreamShard(dataset, BatchSamplerShard(batches, *sharing))
-    return arguments | {"dataset": stream, "batch_size": stream.samples_per_step}
-
-
 def _check_sharing(dataloader: DataLoader, num_processes: int, dispatch_batches: bool) -> None:
+    """Raise ValueError for a loader that several processes cannot share, and warn if it may be shared already."""
     if num_processes == 1:
         return
-    if isinstance(innermost_sampler(index_sampler_of(dataloader)), (DistributedSampler, DistributedEvalSampler)):
+    index_sampler = index_sampler_of(dataloader)
+    if isinstance(innermost_sampler(index_sampler), (DistributedSampler, DistributedEvalSampler)):
         raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
-    if not dispatch_batches and not _makes_batches(dataloader):
+    makes_batches = dataloader.batch_sampler is not None or isinstance(index_sampler, BatchSampler)
+    if not dispatch_batches and not makes_batches:
         raise ValueError("on several processes a loader needs batches to share: batch_size=None makes none")
     stream = dataloader.dataset
     if seems_sharded_by_rank(stream, num_processes):
@@ -152,32 +151,26 @@ def _check_sharing(dataloader: DataLoader, num_processes: int, dispatch_batches:
         )
 
 
-def _makes_batches(dataloader: DataLoader) -> bool:
-    """True where the loader reads batches of sample numbers; with `batch_size=None` it may read single ones."""
-    index_sampler = index_sampler_of(dataloader)
-    while isinstance(index_sampler, SkipBatchSampler):  # what it skips may be single numbers too
-        index_sampler = index_sampler.batch_sampler
-    return dataloader.batch_sampler is not None or isinstance(index_sampler, BatchSampler)
-
-
 def _make_seedable(index_sampler: Any, data_seed: int | None) -> Any:
-    """Put a SeedableRandomSampler in the place of a RandomSampler: `index_sampler` itself, or the one within."""
-    sampler = index_sampler if isinstance(index_sampler, RandomSampler) else getattr(index_sampler, "sampler", None)
-    if not isinstance(sampler, RandomSampler):
-        return index_sampler
+    """`index_sampler` with a SeedableRandomSampler in the place of a RandomSampler: of itself, or of the one within."""
+    if isinstance(index_sampler, RandomSampler):
+        return _seedable(index_sampler, data_seed)
+    sampler = getattr(index_sampler, "sampler", None)
+    if isinstance(sampler, RandomSampler):
+        index_sampler.sampler = _seedable(sampler, data_seed)
+    return index_sampler
+
+
+def _seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRandomSampler:
     if data_seed is None:
         data_seed = broadcast_object_list([torch.initial_seed()])[0]
-    seedable = SeedableRandomSampler(
+    return SeedableRandomSampler(
         data_source=sampler.data_source,
         replacement=sampler.replacement,
         num_samples=sampler._num_samples,
         generator=sampler.generator,
         data_seed=data_seed,
     )
-    if sampler is index_sampler:
-        return seedable
-    index_sampler.sampler = seedable
-    return index_sampler
 
 
 def _give_generator(batch_sampler: Any) -> torch.Generator | None:

@@ -1,4 +1,4 @@
-"""Where a loader stands in an epoch, and how the next pass, a `for` over the loader, goes on from there.
+"""The position of a loader in an epoch, and how the next pass, a `for` over the loader, goes on from there.
 
 By default a script says where it goes on: `loader.set_epoch(e)` and `skip_first_batches(loader, n)`. With
 `DataLoaderConfiguration(use_stateful_dataloader=True)` checkpoints hold the position, and the next pass continues with
@@ -12,7 +12,7 @@ batches, with a checkpoint after the third, when the generators are in the state
     the resumed    S  a b c are drawn and left out    C  d e f
 
 The resumed pass remembers C, to which `load_state` has put the generators (`restored_generators`). It puts them to S,
-draws the order again, leaves out a, b and c (`DrawnBatches`), and goes back to C.
+draws the order again, leaves out a, b and c (`PassSampler`), and goes back to C.
 
 At C batch d has been read already, and its data set or its collator may have drawn random numbers for it. So its
 tensors, numbers and texts are saved too (`content_of`). The resumed pass reads d again, for its structure and for what
@@ -21,9 +21,9 @@ cannot be saved, and puts the saved content in the place of the new one (`put_ba
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -31,174 +31,185 @@ import torch
 
 from common.nested import leaves, map_nested
 
-from .sampler import BatchSamplerShard, ShortStep, Step, generator_of, innermost_sampler, set_state, state_of
+from .sampler import ShortStep, Step, generator_of, innermost_sampler, steps_of
 from .utils.random import get_random_states, set_random_states
 
 logger = logging.getLogger(__name__)
 
-
-class LastYielded(NamedTuple):
-    """What is known of the batch that a loader has yielded last: see the properties of these names in the loader."""
-
-    end_of_dataloader: bool = False
-    remainder: int = -1
-    short_step: ShortStep | None = None
+# The states of torch's generator and of the sampler's own, which may have none. A checkpoint holds them as they are.
+GeneratorStates = tuple[torch.Tensor, torch.Tensor | None]
 
 
-class SavedContent(NamedTuple):
-    """What a checkpoint holds of a pass's `read_ahead` and `first_rows`: for each the list of `content_of`, or None."""
+class Position(NamedTuple):
+    """A place in an epoch, as checkpoints hold it.
 
-    read_ahead: list | None
-    first_rows: list | None
+    Attributes:
+        epoch, step: so many steps of the epoch were yielded, or left out at its beginning.
+        is_over: the last of these steps was the last of the epoch.
+        drawn_from: the states from which a stateful loader has drawn the order; None for streams, and before that.
+        read_ahead: `content_of` the batch that was read and not yielded.
+        first_rows: `content_of` the rows that fill up a dispatched last step.
+    """
+
+    epoch: int
+    step: int = 0
+    is_over: bool = False
+    drawn_from: GeneratorStates | None = None
+    read_ahead: list | None = None
+    first_rows: list | None = None
 
 
 @dataclass(eq=False)
 class Pass:
     """One `for` over a loader, from its beginning to its end.
 
-    Attributes:
-        epoch, step: so many steps of the epoch were yielded, or left out at its beginning.
-        was_interrupted: the pass is the first after loading, and begins within the epoch.
-        saved: where the pass goes on from a position in a checkpoint, what that holds of the batches. None in other
-            passes, and as soon as the first step is read again.
-        drawn_from: the states of torch's generator and of the sampler's own, which may be None, right before the order
-            was drawn; None for streams, and before that.
-        short_steps: the ShortSteps of the batches whose numbers torch's loader has drawn, and which are not read yet.
-            The example at the head of `sampler.py` shows their way.
+    The loop notes these:
+        start: where it began.
+        step: so many steps of the epoch were yielded, or left out at its beginning.
+        end_of_dataloader, short_step: what is known of the batch that was yielded last.
         read_ahead: the batch that was read and not yielded.
-        first_rows: what a dispatched last step is filled up with.
-        last_yielded: what the loader's properties say. It is set right before a batch is yielded.
+    PassSampler notes these:
+        drawn_from: see Position.
+        drawn_short_steps: those of the batches whose numbers torch's loader has drawn, and which it has not returned.
+            The example at the head of `sampler.py` shows their way.
+    DataLoaderDispatcher notes this:
+        first_rows: the rows that fill up a last step.
     """
 
-    epoch: int
-    step: int = 0
-    was_interrupted: bool = False
-    saved: SavedContent | None = None
-    drawn_from: tuple[torch.Tensor, torch.Tensor | None] | None = None
-    short_steps: deque[ShortStep | None] = field(default_factory=deque)
+    start: Position
+    step: int
+    end_of_dataloader: bool = False
+    short_step: ShortStep | None = None
     read_ahead: Any = None
+    drawn_from: GeneratorStates | None = None
+    drawn_short_steps: deque[ShortStep | None] = field(default_factory=deque)
     first_rows: Any = None
-    last_yielded: LastYielded = field(default_factory=LastYielded)
 
-    def content_to_save(self) -> SavedContent:
-        """What a checkpoint that is made now holds of the batches."""
-        if self.saved is not None:
-            return self.saved
-        return SavedContent(content_of(self.read_ahead), content_of(self.first_rows))
+    def position(self) -> Position:
+        """The position after the batch that was yielded last."""
+        return Position(
+            epoch=self.start.epoch,
+            step=self.step,
+            is_over=self.end_of_dataloader,
+            drawn_from=self.drawn_from,
+            read_ahead=content_of(self.read_ahead),
+            first_rows=content_of(self.first_rows),
+        )
 
 
 @dataclass(eq=False)
 class Progress:
-    """Where the loops over a loader stand. It and what `skip_first_batches` makes of it share one Progress.
+    """The epoch of a loader and the loops over it. What `skip_first_batches` makes of a loader shares its Progress.
 
     Attributes:
         epoch: the one that the next pass visits.
-        passes: those that have begun and not ended. A script may begin one within another; the one that yielded a batch
-            last stands last.
-        is_loaded: a checkpoint was loaded, and no pass has begun since.
-        resumed: the pass that goes on from that checkpoint, if the checkpoint holds a position. The next pass is this
-            one, unless that visits another epoch.
+        passes: those that have begun and not ended. A script may begin one within another. The one that began or
+            yielded a batch last stands last.
+        loaded: None, unless a checkpoint was loaded and no pass has begun since: then the position that it holds, or
+            the beginning of the epoch, if it holds none.
     """
 
     epoch: int = 0
     passes: list[Pass] = field(default_factory=list)
-    is_loaded: bool = False
-    resumed: Pass | None = None
+    loaded: Position | None = None
 
     @property
-    def current(self) -> Pass:
-        """The pass that yielded a batch last; outside of a loop the next one, as it is if it skips nothing."""
-        if self.passes:
-            return self.passes[-1]
-        return self._next_pass()
+    def current(self) -> Pass | None:
+        """The pass that yielded a batch last; None outside of a loop."""
+        return self.passes[-1] if self.passes else None
+
+    def next_position(self, num_to_skip: int = 0) -> Position:
+        """The position at which the next pass begins."""
+        position = Position(self.epoch)
+        if self.loaded is not None and self.loaded.epoch == self.epoch:
+            position = self.loaded
+        if num_to_skip in (0, position.step):
+            return position
+        # A script that skips after loading knows better where to go on. There the batch that was read ahead is no use.
+        return position._replace(step=num_to_skip, read_ahead=None)
 
     def begin_pass(self, num_to_skip: int) -> Pass:
-        """A pass over the epoch without the steps to skip or, after loading, from the loaded position on."""
-        this_pass = self._next_pass()
-        if num_to_skip not in (0, this_pass.step):  # a script that skips after loading knows better where to go on
-            this_pass = replace(this_pass, step=num_to_skip)
-            if this_pass.saved is not None:
-                this_pass.saved = this_pass.saved._replace(read_ahead=None)
-        this_pass.was_interrupted = self.is_loaded and this_pass.step > 0
-        self.is_loaded = False
-        self.resumed = None
+        """The pass that begins now. The checkpoint is followed then, and `loaded` forgotten."""
+        start = self.next_position(num_to_skip)
+        this_pass = Pass(start, start.step)
         self.passes.append(this_pass)
+        self.loaded = None
         return this_pass
 
     def make_current(self, yielding: Pass) -> None:
         """Put the pass that is about to yield a batch in the last place."""
-        if self.passes[-1] is not yielding:
-            self.passes.remove(yielding)
-            self.passes.append(yielding)
-
-    def _next_pass(self) -> Pass:
-        if self.resumed is not None and self.resumed.epoch == self.epoch:
-            return self.resumed
-        return Pass(self.epoch)
+        self.passes.remove(yielding)
+        self.passes.append(yielding)
 
 
-@dataclass
-class DrawnBatches:
-    """The batch sampler of torch's loader: the batches of a pass, in an order that can be drawn again.
+class PassSampler:
+    """The batch sampler of torch's loader: the batches of the pass that begins, from where it begins.
 
-    torch returns batches in the order in which it has drawn their numbers, so the first of the pass's `short_steps`
-    belongs to the next batch. torch calls `iter` without an argument, so `read_next` is called before.
+    torch calls `iter` when a pass begins, which then is the last one of `progress`; with new workers it calls it twice.
+    It returns batches in the order in which it has drawn their numbers, so the first of the pass's `drawn_short_steps`
+    belongs to the next batch.
 
     It does not know the loader. A loader whose workers stay alive keeps torch's iterator, which keeps this object. In a
     circle only the garbage collector would end the workers, and then torch waits five seconds for each.
 
-    Attributes:
+    Args:
         batches: a BatchSamplerShard, or what the script reads by: batches of sample numbers, or single numbers.
         batches_per_step: how many of them make a step.
-        is_stateful: checkpoints hold the position, so nothing may be drawn before `drawn_from` is noted.
-        next_pass: the pass that reads next.
+        progress: the loader's.
+        is_stateful: checkpoints hold the position, so the order must be drawn from states that are known.
     """
 
-    batches: Any
-    batches_per_step: int
-    is_stateful: bool
-    next_pass: Pass | None = None
-
-    def read_next(self, next_pass: Pass) -> None:
-        """Let torch read this pass when it calls `iter` next; with new workers it calls that twice."""
-        self.next_pass = next_pass
+    def __init__(self, batches: Any, batches_per_step: int, progress: Progress, is_stateful: bool) -> None:
+        self.batches = batches
+        self.batches_per_step = batches_per_step
+        self.progress = progress
+        self.is_stateful = is_stateful
 
     def __iter__(self) -> Iterator[Any]:
-        this_pass = self.next_pass
-        if this_pass is None:
-            raise RuntimeError("DrawnBatches needs read_next before iter")
-        if isinstance(self.batches, BatchSamplerShard):
-            return self._draw(self.batches.steps(), this_pass)
-        batches = self.batches
-        if this_pass.step == 0 and not self.is_stateful:
-            # Some batch samplers draw when their iterator is made. In the original that is before torch draws a seed,
-            # so `iter` is called here, early, to draw in the same order.
-            batches = iter(batches)
-        return self._draw(self._steps_of_one_process(batches), this_pass)
-
-    def _draw(self, steps: Iterator[Step], this_pass: Pass) -> Iterator[Any]:
-        sampler = innermost_sampler(self.batches)
-        if this_pass.drawn_from is None:
-            this_pass.drawn_from = torch.get_rng_state(), state_of(generator_of(sampler))
+        this_pass = self.progress.passes[-1]
+        if self.is_stateful or this_pass.start.step > 0:
+            steps = self._draw_when_asked(this_pass)
         else:
-            state, state_of_sampler = this_pass.drawn_from
-            torch.set_rng_state(state)
-            set_state(generator_of(sampler), state_of_sampler)
-            if state_of_sampler is None and generator_of(sampler) is not None:
-                sampler.generator = None  # as it was on the one process that drew the order first
-        for batch, short_step in islice(steps, this_pass.step * self.batches_per_step, None):
-            this_pass.short_steps.append(short_step)
+            # Some batch samplers draw when their iterator is made: as in the original now, before torch draws a seed.
+            steps = steps_of(self.batches)
+        return self._hand_out(steps, this_pass)
+
+    def _draw_when_asked(self, this_pass: Pass) -> Iterator[Step]:
+        """The steps of an order that is drawn when the first one is asked for."""
+        if self.is_stateful:
+            self._draw_from_known_states(this_pass)
+        yield from steps_of(self.batches)
+
+    def _draw_from_known_states(self, this_pass: Pass) -> None:
+        """Note the generators' states or, in a pass that goes on in an order drawn before, put them back."""
+        sampler = innermost_sampler(self.batches)
+        generator = generator_of(sampler)
+        if this_pass.start.drawn_from is None:
+            this_pass.drawn_from = torch.get_rng_state(), state_of(generator)
+            return
+        this_pass.drawn_from = this_pass.start.drawn_from
+        torch_state, sampler_state = this_pass.drawn_from
+        torch.set_rng_state(torch_state)
+        set_state(generator, sampler_state)
+        if sampler_state is None and generator is not None:
+            sampler.generator = None  # as it was on the one process that drew the order first
+
+    def _hand_out(self, steps: Iterator[Step], this_pass: Pass) -> Iterator[Any]:
+        """The batches of the pass for torch's loader. Their ShortSteps stay in the pass."""
+        for batch, short_step in islice(steps, this_pass.start.step * self.batches_per_step, None):
+            this_pass.drawn_short_steps.append(short_step)
             yield batch
 
-    def _steps_of_one_process(self, batches: Iterable[Any]) -> Iterator[Step]:
-        """Each batch as a step; a short one if it has another size than the batch sampler says, where that says one."""
-        full_size = getattr(self.batches, "batch_size", None)
-        for batch in batches:
-            short_step = None
-            if full_size is not None and len(batch) != full_size:
-                rows = (len(batch),)
-                short_step = ShortStep(rank=0, rows=rows, real=rows)
-            yield Step(batch, short_step)
+
+def state_of(generator: torch.Generator | None) -> torch.Tensor | None:
+    """The state of the generator, if there is one."""
+    return None if generator is None else generator.get_state()
+
+
+def set_state(generator: torch.Generator | None, state: torch.Tensor | None) -> None:
+    """Put the generator into that state, if there are both."""
+    if generator is not None and state is not None:
+        generator.set_state(state)
 
 
 @contextmanager

@@ -9,13 +9,13 @@ sample 4 is left, and with samples from the beginning it becomes `[4 0]` and `[1
 process 0:
 
     BatchSamplerShard   makes Step([4, 0], ShortStep(rank=0, rows=(2, 2), real=(1, 0)))
-    DrawnBatches        gives [4, 0] to torch's loader, which handles nothing but samples, and keeps the ShortStep
+    PassSampler         gives [4, 0] to torch's loader, which handles nothing but samples, and keeps the ShortStep
     torch's loader      reads the two samples and collates them to tensor([4, 0])
     DataLoaderShard     joins the two again to Step(tensor([4, 0]), …), yields the tensor, and has the other as
                         `loader.short_step`
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, cycle, islice
 from typing import Any, NamedTuple
 
@@ -63,7 +63,7 @@ class ShortStep(NamedTuple):
 
     @property
     def num_ranks_present(self) -> int:
-        """How many processes have a batch in this step."""
+        """Processes that have a batch in this step."""
         return len(self.rows)
 
     @property
@@ -73,27 +73,10 @@ class ShortStep(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What this process has in a step, sample numbers or a batch, and the ShortStep; None in a step of full batches."""
+    """One process's part of a step: sample numbers or a batch, and the ShortStep, None in a step of full batches."""
 
     content: Any
     short_step: ShortStep | None
-
-
-def generator_of(sampler: Any) -> torch.Generator | None:
-    """The generator of torch that `sampler` draws from, if any. Generators of NumPy and of `random` do not count."""
-    generator = getattr(sampler, "generator", None)
-    return generator if isinstance(generator, torch.Generator) else None
-
-
-def state_of(generator: torch.Generator | None) -> torch.Tensor | None:
-    """The state of the generator, if there is one."""
-    return None if generator is None else generator.get_state()
-
-
-def set_state(generator: torch.Generator | None, state: torch.Tensor | None) -> None:
-    """Put the generator into that state, if there are both."""
-    if generator is not None and state is not None:
-        generator.set_state(state)
 
 
 class SeedableRandomSampler(RandomSampler):
@@ -170,75 +153,64 @@ class BatchSamplerShard(BatchSampler):
             check_split(self.batch_size, num_processes)
 
     @property
-    def batch_size(self) -> Any:  # type: ignore[override]  # of BatchSampler an attribute
+    def batch_size(self) -> Any:  # type: ignore[override]  # BatchSampler has an attribute
         """That of the batch sampler, which the script may change between two passes; None if it has none."""
         return getattr(self.batch_sampler, "batch_size", None)
+
+    @property
+    def samples_per_process(self) -> Any:
+        """Samples of each process in a full step; None if the batch sampler has no `batch_size`."""
+        return self.batch_size // self.num_processes if self.split_batches else self.batch_size
+
+    @property
+    def _fills_up_samples(self) -> bool:
+        """True if single samples are repeated. Without a `batch_size` it is not known how many are missing."""
+        return self.even_batches and self.batch_size is not None
 
     def __iter__(self) -> Iterator[list]:
         for step in self.steps():
             yield step.content
 
     def steps(self) -> Iterator[Step]:
-        """The batches, each with what is known of its step."""
-        return self._parts_of_batches() if self.split_batches else self._whole_batches()
-
-    def _parts_of_batches(self) -> Iterator[Step]:
-        """Step k is batch k. Process r takes the r-th of its equal parts."""
-        size = self.batch_size // self.num_processes
-        own_part = slice(self.process_index * size, (self.process_index + 1) * size)
-        first_batch = None
-        for batch in self._batches():
-            if first_batch is None:
-                first_batch = batch
-            if len(batch) == self.batch_size:
-                yield Step(batch[own_part], None)
-            elif self.drop_last:
+        """The batches of this process, each with what is known of its step."""
+        size = self.samples_per_process
+        must_be_full = self.split_batches or self._fills_up_samples  # In other modes batches may have any size.
+        first_step: list = []
+        steps = self._parts_of_batches() if self.split_batches else self._whole_batches()
+        for batches in steps:
+            if not first_step:
+                first_step = batches
+            is_complete = len(batches) == self.num_processes
+            if is_complete and all(len(batch) == size for batch in batches):
+                yield Step(batches[self.process_index], None)
+            elif self.drop_last and (must_be_full or not is_complete):
                 return
+            elif self._fills_up_samples:
+                yield self._filled_with_samples(batches, first_step)
             elif self.even_batches:
-                yield self._filled_step(batch, first_batch, size)
-            else:
-                parts = [batch[at : at + size] for at in range(0, len(batch), size)]
-                if self.process_index < len(parts):
-                    yield self._step_of(parts)
+                yield self._filled_with_batches(batches, first_step)
+            elif self.process_index < len(batches):
+                yield self._left_uneven(batches)
 
-    def _whole_batches(self) -> Iterator[Step]:
-        """Step k is the batches from k·num_processes on. Process r takes the r-th of them.
+    def _parts_of_batches(self) -> Iterator[list]:
+        """For each step one batch, in equal parts for the processes. Two of them share `[0 1 2 3] [4 5 6]` like this:
 
-        Without a batch size nobody knows how many samples are missing: then whole batches are repeated.
+        step 0    `[0 1] [2 3]`
+        step 1    `[4 5] [6]`
         """
-        first_group: list = []
-        fills_up_samples = self.even_batches and self.batch_size is not None
+        size = self.samples_per_process
+        for batch in self._batches():
+            yield [batch[begin : begin + size] for begin in range(0, len(batch), size)]
+
+    def _whole_batches(self) -> Iterator[list]:
+        """For each step as many batches as there are processes. Two of them share `[0 1] [2 3] [4 5]` like this:
+
+        step 0    `[0 1] [2 3]`
+        step 1    `[4 5]`
+        """
         batches = self._batches()
         while group := list(islice(batches, self.num_processes)):
-            if not first_group:
-                first_group = group
-            missing = self.num_processes - len(group)
-            if not missing and all(len(batch) == self.batch_size for batch in group):
-                yield Step(group[self.process_index], None)
-            elif self.drop_last and (missing or fills_up_samples):
-                return
-            elif fills_up_samples:
-                yield self._filled_step(chain(*group), chain(*first_group), self.batch_size)
-            else:
-                repeated = list(islice(cycle(first_group), missing)) if self.even_batches else []
-                if self.process_index < len(group) + len(repeated):
-                    yield self._step_of(group, repeated)
-
-    def _step_of(self, group: list[list], repeated: Sequence[list] = ()) -> Step:
-        """The step in which the first processes get the batches of `group` and those after them the `repeated` ones."""
-        batches = [*group, *repeated]
-        rows = tuple(map(len, batches))
-        real = rows[: len(group)] + (0,) * len(repeated)
-        return Step(batches[self.process_index], ShortStep(self.process_index, rows, real))
-
-    def _filled_step(self, samples: Iterable[Any], first: Iterable[Any], size: int) -> Step:
-        """The step that has only `samples` and is filled up from `first`, so that each process has `size` of them."""
-        real = list(samples)
-        missing = self.num_processes * size - len(real)
-        filled = [*real, *islice(cycle(first), missing)]
-        begin = self.process_index * size
-        short_step = ShortStep.filled(len(real), size, self.process_index, self.num_processes)
-        return Step(filled[begin : begin + size], short_step)
+            yield group
 
     def _batches(self) -> Iterator[list]:
         """All batches. With `even_batches`, raise a ValueError if any but the last has another size."""
@@ -246,8 +218,39 @@ class BatchSamplerShard(BatchSampler):
         for batch in self.batch_sampler:
             if must_be_last:
                 raise ValueError("batches of different sizes need even_batches=False")
-            must_be_last = self.even_batches and self.batch_size is not None and len(batch) != self.batch_size
+            must_be_last = self._fills_up_samples and len(batch) != self.batch_size
             yield batch
+
+    def _filled_with_samples(self, batches: list, first_step: list) -> Step:
+        """A last step with samples of the first one after its own, so that each process has a full batch.
+
+        After a first step `[0 1] [2 3]`, the last step `[4]` becomes `[4 0] [1 2]`: one of its samples is real.
+        """
+        size = self.samples_per_process
+        samples = list(chain(*batches))
+        num_real = len(samples)
+        missing = self.num_processes * size - num_real
+        first_samples = chain(*first_step)
+        samples += islice(cycle(first_samples), missing)
+        begin = self.process_index * size
+        short_step = ShortStep.filled(num_real, size, self.process_index, self.num_processes)
+        return Step(samples[begin : begin + size], short_step)
+
+    def _filled_with_batches(self, batches: list, first_step: list) -> Step:
+        """A last step with whole batches of the first one after its own, so that each process has a batch.
+
+        After a first step `[0 1 2] [3]`, the last step `[4 5]` becomes `[4 5] [0 1 2]`: two of its samples are real.
+        """
+        missing = self.num_processes - len(batches)
+        filled = [*batches, *islice(cycle(first_step), missing)]
+        rows = tuple(map(len, filled))
+        real = rows[: len(batches)] + (0,) * missing
+        return Step(filled[self.process_index], ShortStep(self.process_index, rows, real))
+
+    def _left_uneven(self, batches: list) -> Step:
+        """A step as it is: `[4 5] [6]` gives process 0 two samples, and process 1 one; `[4 5]` gives process 1 none."""
+        rows = tuple(map(len, batches))
+        return Step(batches[self.process_index], ShortStep(self.process_index, rows, real=rows))
 
     def __len__(self) -> int:
         total = len(self.batch_sampler)
@@ -267,14 +270,51 @@ class BatchSamplerShard(BatchSampler):
             return total  # as in the original: only the batch sampler knows how many samples its last batch has
         sampler: Any = self.batch_sampler.sampler
         in_last_batch = len(sampler) - (total - 1) * self.batch_size
-        before_this_process = self.process_index * (self.batch_size // self.num_processes)
+        before_this_process = self.process_index * self.samples_per_process
         return total - (in_last_batch <= before_this_process)
+
+
+class SkipBatchSampler(BatchSampler):
+    """The batches of `batch_sampler` without the first `skip_batches`."""
+
+    def __init__(self, batch_sampler: Any, skip_batches: int = 0) -> None:
+        self.batch_sampler = batch_sampler
+        self.skip_batches = skip_batches
+        # A batch sampler of the script's own may have neither.
+        self.batch_size = getattr(batch_sampler, "batch_size", None)  # type: ignore[assignment]
+        self.drop_last = getattr(batch_sampler, "drop_last", False)
+
+    def __iter__(self) -> Iterator[list]:
+        yield from islice(self.batch_sampler, self.skip_batches, None)
+
+    def __len__(self) -> int:
+        return max(0, len(self.batch_sampler) - self.skip_batches)
 
 
 def check_split(batch_size: int | None, num_processes: int) -> None:
     """Raise ValueError if a batch of that size cannot be divided by so many processes."""
     if batch_size is None or batch_size % num_processes:
         raise ValueError(f"split_batches needs a batch size that {num_processes} processes can split, not {batch_size}")
+
+
+def steps_of(batches: Any) -> Iterator[Step]:
+    """The steps of a process that reads by `batches`: a BatchSamplerShard, or what a loader on one process reads by.
+
+    `iter` of a sampler of the script's own is called at once, because it may draw random numbers.
+    """
+    if isinstance(batches, BatchSamplerShard):
+        return batches.steps()
+    return _steps_of_one_process(iter(batches), getattr(batches, "batch_size", None))
+
+
+def _steps_of_one_process(batches: Iterator[Any], full_size: int | None) -> Iterator[Step]:
+    """Each batch as a step: a short one if it has not the full size. Without a size each may be a single number."""
+    for batch in batches:
+        short_step = None
+        if full_size is not None and len(batch) != full_size:
+            rows = (len(batch),)
+            short_step = ShortStep(rank=0, rows=rows, real=rows)
+        yield Step(batch, short_step)
 
 
 def sampler_chain(sampler: Any) -> Iterator[Any]:
@@ -292,6 +332,12 @@ def innermost_sampler(sampler: Any) -> Any:
     return list(sampler_chain(sampler))[-1]
 
 
+def generator_of(sampler: Any) -> torch.Generator | None:
+    """The generator of torch that `sampler` draws from, if any. Generators of NumPy and of `random` do not count."""
+    generator = getattr(sampler, "generator", None)
+    return generator if isinstance(generator, torch.Generator) else None
+
+
 def follows_from_epoch(batches: Any) -> bool:
     """True where the order of `batches` is sequential, or a function of a seed and the epoch, as far as is known."""
     *wrappers, sampler = sampler_chain(batches)
@@ -299,20 +345,3 @@ def follows_from_epoch(batches: Any) -> bool:
     # These make batches of what they are given, and draw nothing by themselves; a script's own may draw.
     group_in_order = all(type(wrapper) in (BatchSampler, BatchSamplerShard, SkipBatchSampler) for wrapper in wrappers)
     return group_in_order and isinstance(sampler, known)
-
-
-class SkipBatchSampler(BatchSampler):
-    """The batches of `batch_sampler` without the first `skip_batches`."""
-
-    def __init__(self, batch_sampler: Any, skip_batches: int = 0) -> None:
-        self.batch_sampler = batch_sampler
-        self.skip_batches = skip_batches
-        # A batch sampler of the script's own need not say it.
-        self.batch_size = getattr(batch_sampler, "batch_size", None)  # type: ignore[assignment]
-        self.drop_last = getattr(batch_sampler, "drop_last", False)
-
-    def __iter__(self) -> Iterator[list]:
-        yield from islice(self.batch_sampler, self.skip_batches, None)
-
-    def __len__(self) -> int:
-        return max(0, len(self.batch_sampler) - self.skip_batches)

@@ -1,8 +1,8 @@
 """The loader of one process: its share of the batches, on its device, and what is known of each of them."""
 
 import copy
+from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from .logging import get_logger
 from .operations import send_to_device
-from .position import DrawnBatches, LastYielded, Pass, Progress, SavedContent, put_back, restored_generators
+from .position import Pass, PassSampler, Position, Progress, put_back, restored_generators, set_state, state_of
 from .sampler import (
     BatchSamplerShard,
     SeedableRandomSampler,
@@ -22,8 +22,6 @@ from .sampler import (
     generator_of,
     innermost_sampler,
     sampler_chain,
-    set_state,
-    state_of,
 )
 from .state import GradientState, PartialState
 from .streams import StreamShard, collate_step
@@ -68,7 +66,8 @@ class DataLoaderShard(DataLoader):
         use_stateful_dataloader: checkpoints hold the position, see `position.py`.
     """
 
-    batches_per_step = 1  # of the script's loader
+    # So many batches of the script's loader make a step of this one.
+    batches_per_step = 1
 
     def __init__(
         self,
@@ -91,20 +90,30 @@ class DataLoaderShard(DataLoader):
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
         self._progress = Progress()
-        self._reader: DataLoader | None = None  # where workers stay alive from pass to pass
+        # Torch's loader, which is kept only if its workers stay alive from pass to pass.
+        self._reader: DataLoader | None = None
 
     # A pass
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
         progress = self._progress
+        follows_checkpoint = progress.loaded is not None
         this_pass = progress.begin_pass(self.skip_batches)
+        is_resumed = follows_checkpoint and this_pass.start.step > 0
         self.gradient_state._add_dataloader(self)
         try:
-            reading = self._begin_reading(this_pass)
-            for batch, last_yielded in self._steps(reading, this_pass):
-                progress.make_current(this_pass)
+            reading = self._resume_reading(this_pass) if is_resumed else self._begin_reading(this_pass)
+            following = next(reading, None)
+            while following is not None:
+                batch, short_step = following
+                if self.device is not None:
+                    batch = send_to_device(batch, self.device, self._non_blocking)
+                following = next(reading, None)
                 this_pass.step += 1
-                this_pass.last_yielded = last_yielded
+                this_pass.short_step = short_step
+                this_pass.end_of_dataloader = following is None
+                this_pass.read_ahead = None if following is None else following.content
+                progress.make_current(this_pass)
                 yield batch
         finally:
             progress.passes.remove(this_pass)
@@ -113,85 +122,61 @@ class DataLoaderShard(DataLoader):
             progress.epoch += 1
 
     def _begin_reading(self, this_pass: Pass) -> Iterator[Step]:
-        """The steps from where the pass begins, each read when it is asked for."""
-        with self._generators_to_restore(this_pass):
-            if self.rng_types:
-                synchronize_rng_states(self.rng_types, self.synchronized_generator)
-            self.set_epoch(this_pass.epoch)
-            reading = self._read(this_pass)
-            if isinstance(self.dataset, IterableDataset):
-                # A stream is always read from its first batch.
-                reading = islice(reading, this_pass.step, None)
-            if this_pass.saved is not None:
-                # Most samplers draw the order when the first batch is asked for, so it is asked for here.
-                reading = _read_first_again(reading, this_pass.saved.read_ahead)
-                this_pass.saved = None
-        return reading
+        """The steps of the pass, each read when it is asked for."""
+        if self.rng_types:
+            synchronize_rng_states(self.rng_types, self.synchronized_generator)
+        self.set_epoch(this_pass.start.epoch)
+        return self._read(this_pass)
 
-    def _generators_to_restore(self, this_pass: Pass) -> AbstractContextManager:
-        """The context to begin reading in. It restores the generators where this draws what was drawn before.
+    def _resume_reading(self, this_pass: Pass) -> Iterator[Step]:
+        """The steps of the first pass after a checkpoint was loaded, where it begins within an epoch.
 
-        When torch begins to read, it draws a seed, and some samplers draw the order:
+        Torch draws a seed again, and a sampler the order. The run has drawn both before the checkpoint, so the
+        generators come back to where the checkpoint has them:
 
-            a pass that follows no checkpoint, or begins an epoch    draws anew: nothing is restored
-            goes on from a position in the checkpoint                draws the same again: restored
-            skips after loading, a stream or an order of the epoch   draws the same again: restored
-            skips after loading, another order                       draws another epoch, as in the original
+            the loader is stateful             it draws the same order from the states that it has noted
+            the order follows from the epoch   the sampler draws the same order
+            the data are a stream              it is read again up to here
+            in other cases                     another order is drawn, and nothing comes back, as in the original
         """
-        if not this_pass.was_interrupted:
-            return nullcontext()
-        is_stream = isinstance(self.dataset, IterableDataset)
-        if this_pass.saved is not None or is_stream or follows_from_epoch(index_sampler_of(self)):
-            return restored_generators(self.device, self._order_sampler, self.generator)
-        logger.warning(ORDER_IS_LOST)
-        return nullcontext()
+        is_known_order = self._reads_stream or follows_from_epoch(index_sampler_of(self))
+        if not self.use_stateful_dataloader and not is_known_order:
+            logger.warning(ORDER_IS_LOST)
+            return self._begin_reading(this_pass)
+        with restored_generators(self.device, self._order_sampler, self.generator):
+            reading = self._begin_reading(this_pass)
+            if not self.use_stateful_dataloader:
+                return reading
+            # Most samplers draw the order when the first batch is asked for, so it is asked for here.
+            first = next(reading, None)
+        if first is None:
+            return reading
+        return chain([Step(put_back(this_pass.start.read_ahead, first.content), first.short_step)], reading)
 
     def _read(self, this_pass: Pass) -> Iterator[Step]:
-        """The steps that this process reads, from where the pass begins; of a stream all steps."""
+        """The steps that this process reads, from where the pass begins."""
         # Torch's iterator draws a seed when it is made: that is before the first batch is asked for.
-        return _join_short_steps(self._iterator_of_torch(this_pass), this_pass)
+        batches: Iterator[Any] = iter(self._get_reader())
+        if self._reads_stream:
+            # A stream is always read from its first batch.
+            batches = islice(batches, this_pass.start.step * self.batches_per_step, None)
+        return _join_short_steps(batches, this_pass.drawn_short_steps)
 
-    def _iterator_of_torch(self, this_pass: Pass) -> Iterator[Any]:
-        reader = self._reader
-        if reader is None:
-            reader = self._make_reader()
+    def _get_reader(self) -> DataLoader:
+        """Torch's own loader, which reads for this one: a new one for each pass, unless its workers stay alive."""
+        if self._reader is not None:
+            return self._reader
+        index_sampler = None
+        if not self._reads_stream:
+            batches = index_sampler_of(self)
+            index_sampler = PassSampler(batches, self.batches_per_step, self._progress, self.use_stateful_dataloader)
+        arguments = loading_arguments(self, index_sampler)
+        if isinstance(self.dataset, StreamShard):  # It makes the batches by itself.
+            arguments |= {"batch_size": None, "drop_last": False, "collate_fn": partial(collate_step, self.collate_fn)}
+        reader = DataLoader(self.dataset, **arguments)
         if self.persistent_workers:
             self._reader = reader
-        index_sampler = index_sampler_of(reader)
-        if isinstance(index_sampler, DrawnBatches):
-            index_sampler.read_next(this_pass)
-        return iter(reader)
-
-    def _make_reader(self) -> DataLoader:
-        """Torch's own loader, which reads for this one."""
-        index_sampler = None
-        if not isinstance(self.dataset, IterableDataset):
-            batches = index_sampler_of(self)
-            index_sampler = DrawnBatches(batches, self.batches_per_step, self.use_stateful_dataloader)
-        arguments = loading_arguments(self, index_sampler)
-        if isinstance(self.dataset, StreamShard):  # makes the batches itself
-            arguments |= {"batch_size": None, "drop_last": False, "collate_fn": partial(collate_step, self.collate_fn)}
-        return DataLoader(self.dataset, **arguments)
-
-    def _steps(self, reading: Iterator[Step], this_pass: Pass) -> Iterator[tuple[Any, LastYielded]]:
-        """The batches of a pass on the device, each with what is known of it."""
-        remainder = self._count_remainder()
-        following = next(reading, None)
-        while following is not None:
-            batch, short_step = following
-            if self.device is not None:
-                batch = send_to_device(batch, self.device, self._non_blocking)
-            following = next(reading, None)
-            this_pass.read_ahead = None if following is None else following.content
-            yield batch, LastYielded(following is None, remainder, short_step)
-
-    def _count_remainder(self) -> int:
-        if self._drop_last:
-            return -1
-        try:
-            return self.total_dataset_length % self.total_batch_size
-        except Exception:  # as in the original: a data set without a length may raise anything
-            return -1
+        return reader
 
     # What is known of the batch that was yielded last
 
@@ -203,21 +188,27 @@ class DataLoaderShard(DataLoader):
     @property
     def end_of_dataloader(self) -> bool:
         """True if the batch just yielded is the last."""
-        return self._progress.current.last_yielded.end_of_dataloader
-
-    @property
-    def remainder(self) -> int:
-        """Samples of all processes in the last step, -1 where it is not known. For a full one it is 0.
-
-        If the loader is dispatched and has yielded a full last step, it is the number of all samples in that step.
-        It is there for scripts that read it. `gather_for_metrics` goes by `short_step`.
-        """
-        return self._progress.current.last_yielded.remainder
+        current = self._progress.current
+        return current is not None and current.end_of_dataloader
 
     @property
     def short_step(self) -> ShortStep | None:
         """A ShortStep where some process lacks samples of its own in this step, else None."""
-        return self._progress.current.last_yielded.short_step
+        current = self._progress.current
+        return None if current is None else current.short_step
+
+    @property
+    def remainder(self) -> int:
+        """Samples of all processes in the last step; 0 for a full one, -1 where it is not known and outside of a loop.
+
+        It is there for scripts that read it. `gather_for_metrics` goes by `short_step`.
+        """
+        if self._drop_last or self._progress.current is None:
+            return -1
+        try:
+            return self.total_dataset_length % self.total_batch_size
+        except (TypeError, NotImplementedError):  # it has no length, or says that it does not know it
+            return -1
 
     # Where the next pass goes on
 
@@ -234,7 +225,7 @@ class DataLoaderShard(DataLoader):
         """Make the next pass visit `epoch`; where a loaded checkpoint stopped in that epoch, it continues there."""
         self.iteration = epoch
         parts: list[Any] = [self.dataset]
-        if not isinstance(self.dataset, IterableDataset):
+        if not self._reads_stream:
             parts += sampler_chain(index_sampler_of(self))
         for part in parts:
             if hasattr(part, "set_epoch"):
@@ -248,7 +239,7 @@ class DataLoaderShard(DataLoader):
         return rest
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of this loader: by default seed and epoch of a SeedableRandomSampler, if it has one.
+        """The state for a checkpoint: by default seed and epoch of a SeedableRandomSampler, or nothing without one.
 
         With `use_stateful_dataloader` it holds the position, the batch that this process has read ahead, and the states
         of the generators. Outside of a loop, also after a `break`, the position is the beginning of the epoch.
@@ -256,22 +247,19 @@ class DataLoaderShard(DataLoader):
         sampler = self._order_sampler
         current = self._progress.current
         seed = sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
-        if not self.use_stateful_dataloader:
-            return {} if seed is None else {"epoch": current.epoch + self.end_of_dataloader, "sampler_seed": seed}
-        content = current.content_to_save()
-        return {
-            "epoch": current.epoch,
-            "step": current.step,
-            "is_over": self.end_of_dataloader,
-            "drawn_from": current.drawn_from,
-            "first_rows": content.first_rows,
-            "read_ahead": content.read_ahead,
-            "process": self._own_process,
-            "step_size": self.total_batch_size,
-            "sampler_seed": seed,
-            "sampler_generator": state_of(generator_of(sampler)),
-            "loader_generator": state_of(self.generator),
-        }
+        if self.use_stateful_dataloader:
+            position = self._progress.next_position() if current is None else current.position()
+            return position._asdict() | {
+                "process": self._own_process,
+                "step_size": self.total_batch_size,
+                "sampler_seed": seed,
+                "sampler_generator": state_of(generator_of(sampler)),
+                "loader_generator": state_of(self.generator),
+            }
+        if seed is None:
+            return {}
+        epoch = self.iteration if current is None else current.start.epoch
+        return {"epoch": epoch + self.end_of_dataloader, "sampler_seed": seed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next pass follow a checkpoint. A loader of which the checkpoint holds nothing gets `{}`.
@@ -283,7 +271,7 @@ class DataLoaderShard(DataLoader):
         Raises:
             ValueError: if the samples yielded before are no whole number of this loader's steps.
         """
-        self._progress.is_loaded = True
+        self._progress.loaded = Position(self.iteration)
         if not state_dict:
             return
         sampler = self._order_sampler
@@ -302,12 +290,12 @@ class DataLoaderShard(DataLoader):
         step, rest = divmod(samples, step_size)
         if rest:
             raise ValueError(f"{samples} samples of epoch {epoch} are no whole number of steps of {step_size}")
-        has_own_batch = (state["process"], state["step_size"]) == (self._own_process, step_size)
-        saved = SavedContent(state["read_ahead"] if has_own_batch else None, state["first_rows"])
-        last_yielded = LastYielded(end_of_dataloader=state["is_over"])
-        resumed = Pass(epoch, step, saved=saved, drawn_from=state["drawn_from"], last_yielded=last_yielded)
-        self._progress.epoch = epoch + state["is_over"]
-        self._progress.resumed = resumed if step > 0 else None
+        position = Position(**{name: state[name] for name in Position._fields})._replace(step=step)
+        if (state["process"], state["step_size"]) != (self._own_process, step_size):
+            # What was read ahead is a batch of another process, or of another size.
+            position = position._replace(read_ahead=None)
+        self._progress.loaded = position
+        self.iteration = epoch + position.is_over
 
     def _load_generators(self, state: dict[str, Any]) -> None:
         sampler = self._order_sampler
@@ -335,6 +323,10 @@ class DataLoaderShard(DataLoader):
         return get_sampler(self)
 
     @property
+    def _reads_stream(self) -> bool:
+        return isinstance(self.dataset, IterableDataset)
+
+    @property
     def _order_sampler(self) -> Any:
         """The sampler that draws the order; for a stream one of torch's, which draws nothing."""
         return innermost_sampler(index_sampler_of(self))
@@ -345,7 +337,7 @@ class DataLoaderShard(DataLoader):
 
     @property
     def _shard(self) -> BatchSamplerShard | None:
-        """What deals out the data among processes; None where a loader reads all of them."""
+        """The sampler that deals out the data among processes; None where a loader reads all of them."""
         source = self.dataset.shard if isinstance(self.dataset, StreamShard) else index_sampler_of(self)
         return source if isinstance(source, BatchSamplerShard) else None
 
@@ -353,11 +345,9 @@ class DataLoaderShard(DataLoader):
     def total_batch_size(self) -> int:
         """Samples of a full step over all processes; batches, where the data come without a batch size."""
         shard = self._shard
-        source = index_sampler_of(self) if shard is None else shard
-        size = getattr(source, "batch_size", None) or self.batch_size or 1
-        if shard is None or shard.split_batches:
-            return size
-        return size * shard.num_processes
+        if shard is None:
+            return getattr(index_sampler_of(self), "batch_size", None) or 1
+        return (shard.samples_per_process or 1) * shard.num_processes
 
     @property
     def total_dataset_length(self) -> int:
@@ -368,22 +358,13 @@ class DataLoaderShard(DataLoader):
         return dataset.total_length if hasattr(dataset, "total_length") else len(dataset)
 
 
-def _read_first_again(reading: Iterator[Step], content: list | None) -> Iterator[Step]:
-    """`reading`, of which the first step is read now, with the content that a checkpoint has of it."""
-    first = next(reading, None)
-    if first is None:
-        return reading
-    return chain([Step(put_back(content, first.content), first.short_step)], reading)
-
-
-def _join_short_steps(batches: Iterator[Any], this_pass: Pass) -> Iterator[Step]:
+def _join_short_steps(batches: Iterator[Any], short_steps: deque[ShortStep | None]) -> Iterator[Step]:
     """The `batches` of torch's loader, each with its ShortStep. Those of a StreamShard come with theirs."""
     for batch in batches:
         if isinstance(batch, Step):
             yield batch
         else:
-            short_step = this_pass.short_steps.popleft() if this_pass.short_steps else None
-            yield Step(batch, short_step)
+            yield Step(batch, short_steps.popleft() if short_steps else None)
 
 
 def loading_arguments(dataloader: DataLoader, index_sampler: Any) -> dict[str, Any]:

@@ -5,15 +5,12 @@ as plain torch reads it: each worker has a copy, and yields all of it unless the
 `get_worker_info` or by its `worker_init_fn`.
 """
 
-import inspect
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch.utils.data import IterableDataset
 
-from .sampler import BatchSamplerShard, Step
+from .sampler import BatchSamplerShard, Step, generator_of
 
 
 class StreamShard(IterableDataset):
@@ -31,12 +28,6 @@ class StreamShard(IterableDataset):
         self.shard = shard
         self.epoch = 0
 
-    @property
-    def samples_per_step(self) -> int:
-        """Samples of this process in a whole step."""
-        shard = self.shard
-        return shard.batch_size // shard.num_processes if shard.split_batches else shard.batch_size
-
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, of the data set too."""
         self.epoch = epoch
@@ -45,11 +36,11 @@ class StreamShard(IterableDataset):
 
     def __len__(self) -> int:
         """Samples of this process, its last batch taken as full."""
-        return len(self.shard) * self.samples_per_step
+        return len(self.shard) * self.shard.samples_per_process
 
     def __iter__(self) -> Iterator[Step]:
-        generator = getattr(self.dataset, "generator", None)
-        if isinstance(generator, torch.Generator) and not hasattr(self.dataset, "set_epoch"):
+        generator = generator_of(self.dataset)
+        if generator is not None and not hasattr(self.dataset, "set_epoch"):
             generator.manual_seed(self.epoch)
         yield from self.shard.steps()
 
@@ -60,22 +51,15 @@ def collate_step(collate_fn: Callable[[list], Any], step: Step) -> Step:
 
 
 def seems_sharded_by_rank(stream: Any, world_size: int) -> bool:
-    """True if `stream` has a rank and the world size as attributes, or its `__iter__` asks for the rank.
+    """True if `stream`, or the one that it wraps in the attribute `dataset`, has a rank and the world size.
 
-    The same holds for the stream that it wraps in the attribute `dataset`. Only a look at the samples of all ranks
-    could show for certain that they differ.
+    These are attributes of its own or, after `datasets.distributed.split_dataset_by_node`, in `_distributed`. Only a
+    look at the samples of all ranks could show for certain that they differ.
     """
     if not isinstance(stream, IterableDataset):
         return False
-    # `datasets.distributed.split_dataset_by_node` leaves rank and world size in the attribute `_distributed`.
     for holder in (stream, getattr(stream, "_distributed", None)):
         sizes = [getattr(holder, name, None) for name in ("world_size", "num_replicas", "num_processes")]
         if world_size in sizes and (hasattr(holder, "rank") or hasattr(holder, "process_index")):
             return True
-    try:
-        source = inspect.getsource(type(stream).__iter__)
-    except (OSError, TypeError):  # written in C, or made at run time
-        source = ""
-    # `torch.distributed.get_rank()`, an Accelerator, or what torchrun has set in the environment
-    asks_for_rank = re.search(r"get_rank\(|process_index|\bRANK\b|LOCAL_RANK", source)
-    return asks_for_rank is not None or seems_sharded_by_rank(getattr(stream, "dataset", None), world_size)
+    return seems_sharded_by_rank(getattr(stream, "dataset", None), world_size)

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from common.accelerator import Accelerator, skip_first_batches, utils
 from common.accelerator.data_loader import DataLoaderShard, index_sampler_of
-from common.accelerator.dispatcher import count_rows
+from common.accelerator.rows import count_rows
 from common.accelerator.sampler import innermost_sampler
 from common.accelerator.utils.random import set_random_states
 from common.eval_sampler import DistributedEvalSampler

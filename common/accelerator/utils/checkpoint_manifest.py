@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 # A checkpoint of another version is refused: increase it when older code could not resume from newer files.
-FORMAT_VERSION = 11
+FORMAT_VERSION = 12
 MANIFEST_NAME = "manifest.json"
 RANK_MANIFEST_NAME = "manifest_{}.json"
 _BYTES_IN_PAGE = 2**12  # disks and file systems lose, or mix up, whole pages

@@ -71,7 +71,7 @@ def test_a_damaged_file_is_refused_by_name_and_nothing_is_loaded(name, damage, a
     assert not (model.weight == 7).any()
 
 
-@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b'{"format_version": 11, "files": ["a"]}'])
+@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b'{"format_version": 12, "files": ["a"]}'])
 def test_a_damaged_manifest_is_refused_by_name_and_can_be_saved_over(content, accelerator, tmp_path):
     accelerator.save_state(tmp_path / "c")
     (tmp_path / "c/manifest.json").write_bytes(content)
@@ -84,8 +84,8 @@ def test_a_damaged_manifest_is_refused_by_name_and_can_be_saved_over(content, ac
 def test_another_format_is_refused_in_a_line_that_names_folder_and_versions(accelerator, tmp_path):
     folder = accelerator.save_state(tmp_path / "c")
     manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps(manifest | {"format_version": 10}))
-    line = f"{folder} is a checkpoint in format 10; this code reads 11$"
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"format_version": 11}))
+    line = f"{folder} is a checkpoint in format 11; this code reads 12$"
     with pytest.raises(CheckpointError, match=line):
         accelerator.load_state(folder)
 

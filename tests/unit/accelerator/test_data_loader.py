@@ -138,6 +138,31 @@ def test_epochs_reach_samplers_and_datasets_that_ask_for_them(how):
     assert gathered([rest]) == [7000 + number for number in seeded_order(4, 6, 7)[1:]]
 
 
+class OfUnknownLength(Numbers):
+    def __len__(self):
+        raise NotImplementedError
+
+
+REMAINDERS = {
+    "one sample is left": (lambda: DataLoader(Numbers(5), 2), {}, [1, 1, 1]),
+    "full": (lambda: DataLoader(Numbers(4), 2), {}, [0, 0]),
+    "dropped": (lambda: DataLoader(Numbers(5), 2, drop_last=True), {}, [-1, -1]),
+    "a stream": (lambda: DataLoader(Stream(range(3)), 2), {}, [-1, -1]),
+    "of unknown length": (lambda: DataLoader(OfUnknownLength(3), batch_sampler=[[0], [1]]), {}, [-1, -1]),
+    "dispatched": (lambda: DataLoader(Numbers(5), 2), DISPATCHING, [-1, -1, 1]),
+    "dispatched, full": (lambda: DataLoader(Numbers(4), 2), DISPATCHING, [-1, 2]),
+    "a dispatched stream": (lambda: DataLoader(Stream(range(3)), 2), DISPATCHING, [-1, 1]),
+}
+
+
+@pytest.mark.parametrize("kind", REMAINDERS)
+def test_within_a_loop_the_remainder_is_the_originals(kind):
+    make, how, expected = REMAINDERS[kind]
+    loader = prepare_data_loader(make(), **how)
+    assert [loader.remainder for _ in loader] == expected
+    assert loader.remainder == -1
+
+
 # Workers
 
 

@@ -111,20 +111,32 @@ def test_the_main_process_reads_a_shuffled_stream_and_each_sample_is_gathered_on
 
 
 def read_by_workers(accelerator, kind, workers):
+    """The rows and numbers of two epochs, and what torch's generator draws after them."""
     multiprocessing.current_process()._config["daemon"] = False  # as a rank that torchrun starts
-    context = "fork" if workers else None
+    how = {"multiprocessing_context": "fork", "persistent_workers": True} if workers else {}
+    torch.manual_seed(7)
     data = kind(13, accelerator.process_index)
-    plain = DataLoader(data, batch_size=2, num_workers=workers, multiprocessing_context=context)
-    return epoch_of(accelerator, accelerator.prepare(plain))
+    loader = accelerator.prepare(DataLoader(data, batch_size=2, num_workers=workers, **how))
+    return [epoch_of(accelerator, loader) for _ in range(2)], torch.rand(()).item()
 
 
 @pytest.mark.parametrize(("kind", "workers"), [(Rows, 2), (shuffled_rows, 1)])
 def test_workers_of_the_main_process_change_nothing(kind, workers):
     """Two workers would both read a stream that does not ask which worker it is in, as in plain torch."""
     plain, loaded = (on_dispatching_ranks(2, read_by_workers, kind, number) for number in (0, workers))
-    assert plain == loaded
-    rows, numbers = plain[0]
-    assert len(rows) == 4 and sorted(numbers) == list(range(13))
+    assert [epochs for epochs, _ in plain] == [epochs for epochs, _ in loaded]
+    for (first_epoch, _), _ in plain:
+        rows, numbers = first_epoch
+        assert len(rows) == 4 and sorted(numbers) == list(range(13))
+    for one, two in (plain, loaded):
+        assert one[1] == two[1], "the generators of the ranks differ"
+
+
+class NoisyRows(Rows):
+    """Rows, each with a random number that is drawn when it is read."""
+
+    def __getitem__(self, index):
+        return {**super().__getitem__(index), "noise": torch.rand(()).item()}
 
 
 def resumed(accelerator):
@@ -132,31 +144,32 @@ def resumed(accelerator):
 
     def prepared():
         torch.manual_seed(1)
-        return accelerator.prepare(DataLoader(Rows(25, accelerator.process_index), batch_size=2, shuffle=True))
+        return accelerator.prepare(DataLoader(NoisyRows(25, accelerator.process_index), batch_size=2, shuffle=True))
 
-    def numbers(loader):
-        torch.manual_seed(1)
-        return [batch["number"].tolist() for batch in loader]
+    def content(batch):
+        return batch["number"].tolist(), batch["noise"].tolist()
 
-    whole = numbers(prepared())
     loader = prepared()
-    torch.manual_seed(1)
-    for step, _ in enumerate(loader, 1):
+    whole = []
+    for step, batch in enumerate(loader, 1):
+        whole.append(content(batch))
         if step == 3:
             state = loader.state_dict()
-            break
+            generator = torch.get_rng_state()
     later = prepared()
     later.load_state_dict(state)
+    torch.set_rng_state(generator)
+    after_load = [content(batch) for batch in later]
     skipping = skip_first_batches(prepared(), 3)
     assert len(skipping) == len(whole) - 3
-    return whole[3:], numbers(later), numbers(skipping)
+    return whole[3:], after_load, [batch["number"].tolist() for batch in skipping]
 
 
 def test_it_continues_where_a_checkpoint_was_made_and_skips_whole_steps():
     for rest, after_load, after_skip in on_dispatching_ranks(2, resumed, use_stateful_dataloader=True):
         assert len(rest) == 4 and rest == after_load
         # As in the original, the last step is now filled up with rows of the first step that is left.
-        assert rest[:3] == after_skip[:3]
+        assert [numbers for numbers, _ in rest[:3]] == after_skip[:3]
 
 
 def sliced(accelerator):
@@ -193,7 +206,7 @@ def broken(accelerator):
 def test_what_the_main_process_raises_is_raised_on_all():
     one, two = on_dispatching_ranks(2, broken)
     assert one == ([0], "LookupError", "sample 5 is gone")
-    assert two == ([1], "RuntimeError", "rank 0: LookupError: sample 5 is gone")
+    assert two == ([1], "RemoteError", "rank 0: LookupError: sample 5 is gone")
 
 
 def texts(accelerator):

@@ -1,0 +1,133 @@
+"""The rows of a batch: to count, join and slice what has a row for each sample, and to leave the rest as it is.
+
+Tensors and arrays have rows, and so do lists and tuples without tensors that have as many entries.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+
+from common.nested import honor_type, is_namedtuple, map_together, named_leaves
+
+from .operations import is_list_of_entries
+
+# What to do where the main process cannot read for all.
+READ_EVERYWHERE = "dispatch_batches=False lets every process read its own batches"
+
+
+def _is_array(leaf: Any) -> bool:
+    """True for a tensor or an array of at least one dimension."""
+    return getattr(leaf, "ndim", 0) > 0
+
+
+def _is_list(data: Any) -> bool:
+    """True for a list or tuple that is no structure: it has an entry for each sample, or none."""
+    return is_list_of_entries(data) and not is_namedtuple(data)
+
+
+def _is_column(leaf: Any, rows: int) -> bool:
+    """True for a leaf with a row for each sample of a batch of so many rows."""
+    return _is_array(leaf) or (_is_list(leaf) and len(leaf) == rows)
+
+
+def _rows_by_name(batch: Any) -> dict[str, int]:
+    """The rows of a batch's tensors and arrays or, where it has none, the entries of its lists."""
+    arrays = {}
+    lists = {}
+    for name, leaf in named_leaves(batch, _is_list):
+        if _is_array(leaf):
+            arrays[name] = len(leaf)
+        elif _is_list(leaf) and leaf:
+            lists[name] = len(leaf)
+    return arrays or lists
+
+
+def count_rows(batch: Any) -> int:
+    """Samples in a batch: the rows of its first tensor or array or, where it has none, the entries of its first list.
+
+    Raises:
+        ValueError: for a batch without any.
+    """
+    rows = next(iter(_rows_by_name(batch).values()), None)
+    if rows is None:
+        raise ValueError(f"nothing in the batch has a row for each sample: {READ_EVERYWHERE}")
+    return rows
+
+
+def check_rows(batch: Any) -> None:
+    """Raise ValueError if it is open which rows of a batch belong together."""
+    rows_by_name = _rows_by_name(batch)
+    if len(set(rows_by_name.values())) > 1:
+        numbers = ", ".join(f"{name}: {number}" for name, number in rows_by_name.items())
+        raise ValueError(f"the entries of a batch have different numbers of rows ({numbers}): {READ_EVERYWHERE}")
+
+
+def join_batches(batches: Sequence[Any]) -> Any:
+    """One batch with the rows of all `batches` of a step, and with what has no rows, which is the same in all.
+
+    Raises:
+        ValueError: if rows cannot be joined, or keys or what has no rows differ between the batches.
+    """
+    leaves_of_batches = [dict(named_leaves(batch, _is_list)) for batch in batches]
+    rows_of_batches = [count_rows(batch) for batch in batches]
+    more = set().union(*leaves_of_batches) - set(leaves_of_batches[0])
+    if more:
+        raise ValueError(f"only some of the batches of a step have {', '.join(sorted(more))}: {READ_EVERYWHERE}")
+    joined = {}
+    for name, first in leaves_of_batches[0].items():
+        leaves = [leaves.get(name) for leaves in leaves_of_batches]
+        are_columns = list(map(_is_column, leaves, rows_of_batches))
+        if all(are_columns):
+            joined[name] = _join_columns(name, leaves)
+        elif not any(are_columns) and all(leaf == first for leaf in leaves):
+            joined[name] = first
+        else:
+            raise ValueError(f"{name} differs between the batches of a step: {READ_EVERYWHERE}")
+    return _with_leaves(batches[0], joined)
+
+
+def fill_up(batch: Any, first_rows: Any) -> Any:
+    """`batch` with `first_rows` after its own rows. What has no rows stays as it is."""
+    rows = count_rows(batch)
+    num_first_rows = count_rows(first_rows)
+    first_leaves = dict(named_leaves(first_rows, _is_list))
+    filled = {}
+    for name, leaf in named_leaves(batch, _is_list):
+        first = first_leaves.get(name)
+        if not _is_column(leaf, rows):
+            filled[name] = leaf
+        elif _is_column(first, num_first_rows):
+            filled[name] = _join_columns(name, [leaf, first])
+        else:
+            raise ValueError(f"{name} differs between the first step and the last: {READ_EVERYWHERE}")
+    return _with_leaves(batch, filled)
+
+
+def slice_rows(batch: Any, rows: slice, process_index: int | None = None, num_processes: int | None = None) -> Any:
+    """`rows` of everything in `batch` that has a row for each sample. The rest stays as it is."""
+    number = count_rows(batch)
+    sliced = {}
+    for name, leaf in named_leaves(batch, _is_list):
+        sliced[name] = leaf[rows] if _is_column(leaf, number) else leaf
+    return _with_leaves(batch, sliced)
+
+
+def _with_leaves(batch: Any, leaves: dict[str, Any]) -> Any:
+    """`batch` with `leaves` in the places of these names."""
+    return map_together(lambda named: [leaves[name] for name, _ in named], batch, _is_list)
+
+
+def _join_columns(name: str, columns: list[Any]) -> Any:
+    if _is_list(columns[0]):
+        return honor_type(columns[0], chain.from_iterable(columns))
+    try:
+        if isinstance(columns[0], torch.Tensor):
+            return torch.cat(columns)
+        import numpy
+
+        return numpy.concatenate(columns)
+    except (RuntimeError, TypeError, ValueError) as error:
+        shapes = " and ".join(str(list(column.shape)) for column in columns)
+        raise ValueError(f"{name} of the shapes {shapes} cannot be joined to a step: {READ_EVERYWHERE}") from error
