@@ -26,7 +26,7 @@ from .dataclasses import FullyShardedDataParallelPlugin
 
 def is_part(tensor: Any) -> bool:
     """True for a DTensor: what this rank has of a tensor that is shared out."""
-    # Importing it takes a second. Whoever has made one has imported it.
+    # Not imported here, because that takes a second. Whoever has made a DTensor has imported it.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
@@ -48,17 +48,17 @@ def shard_model(model: nn.Module, plugin: FullyShardedDataParallelPlugin, device
     layers = _layers_to_wrap(model, plugin)
     whole: dict[str, Any] = dict(model.named_parameters())
     for tensor in [*whole.values(), *model.buffers()]:
-        on_device = tensor.detach().to(device)  # one at a time: the whole model may not fit
+        on_device = tensor.detach().to(device)  # each tensor alone, because the whole model may not fit
         tensor.detach().copy_(broadcast(on_device))
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for layer in layers:
         if plugin.activation_checkpointing:
             layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
         fully_shard(layer, mesh=mesh, reshard_after_forward=plugin.reshard_after_forward)
-    # What is in none of these layers. Torch's own default keeps it gathered until the backward.
+    # The model takes what is in none of these layers. By default torch keeps that gathered until the backward.
     fully_shard(model, mesh=mesh, reshard_after_forward=plugin.reshard_after_forward)
     for name, parameter in model.named_parameters():
-        whole[name]._part = parameter  # where `give_parts` looks, for an optimizer made before
+        whole[name]._part = parameter  # `give_parts` finds it here for an optimizer that was made before
     for module in model.modules():
         module.register_load_state_dict_pre_hook(_take_parts)
     model.register_forward_hook(_free_after_evaluation)
@@ -74,7 +74,7 @@ def _layers_to_wrap(model: nn.Module, plugin: FullyShardedDataParallelPlugin) ->
     missing = set(names) - {type(layer).__name__ for layer in candidates}
     if by_class and missing:
         raise ValueError(f"Could not find the transformer layer class {', '.join(sorted(missing))} in the model.")
-    # Tied parameters belong to several layers, and so to the model.
+    # A parameter that several layers own is tied. It belongs to none of them, but to the model.
     owners: Counter[Tensor] = Counter()
     for module in model.modules():
         owners.update(module.parameters(recurse=False))
@@ -124,7 +124,7 @@ def _part_like(parameter: Any, whole: Any) -> Any:
         return whole
     from torch.distributed.tensor import distribute_tensor
 
-    # Without a source rank nothing is sent: each rank cuts its own copy.
+    # Without a source rank nothing is sent, and each rank cuts its own copy.
     return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
@@ -172,7 +172,7 @@ def load_whole_optimizer_state(optimizer: torch.optim.Optimizer, state_dict: dic
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
     states = dict(state_dict["state"])
-    for number, parameter in zip(numbers, parameters, strict=False):  # torch says where groups differ
+    for number, parameter in zip(numbers, parameters, strict=False):  # `load_state_dict` says where groups differ
         if number in states:
             states[number] = _parts_of_state(states[number], parameter)
     optimizer.load_state_dict({**state_dict, "state": states})
