@@ -55,6 +55,7 @@ from .utils.checkpoint_manifest import CheckpointError, Manifest, read_manifest,
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.dataclasses import ProjectConfiguration
 from .utils.fsdp_utils import whole_parameters
+from .utils.modeling import load_state_dict
 from .utils.other import innermost_model
 from .utils.random import get_random_states, set_random_states
 from .utils.serialization import load_safely, save_loadable
@@ -170,7 +171,7 @@ def save_state(
 
 
 def _save_alone(run: RunState, output_dir: str | os.PathLike | None, weights_name: str) -> Path:
-    """Write the part of this process, whatever the other processes do."""
+    """Write the part of this process, and wait for no other process."""
     folder = _folder_to_save(run.project, output_dir)
     part = Part(folder, save_ids.next_id(folder), is_main=_writes_main_part(run.project))
     try:
@@ -187,9 +188,9 @@ def _save_alone(run: RunState, output_dir: str | os.PathLike | None, weights_nam
 
 
 def _save_together(run: RunState, output_dir: str | os.PathLike | None, weights_name: str) -> Path:
-    """Write the parts of all processes. If one fails, all of them raise, and the checkpoint does not appear."""
+    """Write the parts of all processes, each step on all of them before the next one begins."""
     project = run.project
-    # From the main process, which may have saved alone before.
+    # All take these from the main process, which may have saved alone before.
     project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])
     folder = _folder_to_save(project, output_dir)
     part = Part(folder, save_id, is_main=_writes_main_part(project))
@@ -197,6 +198,7 @@ def _save_together(run: RunState, output_dir: str | os.PathLike | None, weights_
         weights = run_on_all_ranks(lambda: _stage(run, part, weights_name))
         run_on_all_ranks(lambda: _write(run, part, weights))
         run_on_all_ranks(part.publish, runs_here=not part.is_main)
+        # The main part comes last, because with it the checkpoint appears.
         run_on_all_ranks(part.publish, runs_here=part.is_main)
     except BaseException:
         remove(part.staging)
@@ -234,9 +236,8 @@ def _writes_main_part(project: ProjectConfiguration) -> bool:
 def _stage(run: RunState, part: Part, weights_name: str) -> dict[str, Any]:
     """Make the staging folder, and return the weights of each model by the names of their files.
 
-    Hooks may change the weights, or write files of their own.
-
-    Under FSDP the weights are a collective. They come first, so that no rank waits in it for another that has failed.
+    Hooks may change the weights, or write files of their own. Under FSDP a collective puts the weights together. It
+    comes first, so that no rank waits in it for another that has failed.
     """
     models = run.prepared.models
     weights = [run.get_state_dict(model) for model in models]
@@ -252,7 +253,7 @@ def _stage(run: RunState, part: Part, weights_name: str) -> dict[str, Any]:
 def _write(run: RunState, part: Part, weights: dict[str, Any]) -> None:
     """Write the files of `part`: the state of this rank; in the main part `weights` and the states of all objects too.
 
-    Each rank collects all of them, because under FSDP collectives put gradients and optimizers together. These come
+    Each rank asks for all states, because under FSDP collectives put gradients and optimizers together. These come
     first, so that no rank waits in one for another that has failed.
     """
     gradients = _gradients_of_window(run)
@@ -265,11 +266,12 @@ def _write(run: RunState, part: Part, weights: dict[str, Any]) -> None:
     rank_state = {"step": run.step, **get_random_states(PartialState().device)}
     if gradients is not None:
         rank_state["gradients"] = gradients
-    contents = {RANDOM_STATES_FILE.format(part.rank): rank_state}
     if part.is_main:
-        contents |= states | loader_states | weights
-    else:  # a stateful loader has read another batch ahead on each rank
-        rank_state["loaders"] = loader_states
+        contents = weights | states | loader_states
+    else:
+        contents = {}
+        rank_state["loaders"] = loader_states  # each rank has read another batch ahead
+    contents[RANDOM_STATES_FILE.format(part.rank)] = rank_state
     for name, content in contents.items():
         if name.endswith(".safetensors"):
             write_safetensors(content, part.staging / name)
@@ -389,12 +391,9 @@ def _verify_and_read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -
     with ThreadPoolExecutor() as threads:
         verification = threads.submit(verify, folder)
         try:
-            saved = _read(run, folder, load_kwargs)  # here: in a new thread it takes twice as long
-        except Exception:
+            return _read(run, folder, load_kwargs)  # not on the new thread, where it takes twice as long
+        finally:
             verification.result()
-            raise
-        verification.result()
-    return saved
 
 
 def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
@@ -428,9 +427,7 @@ def _read_file(manifest: Manifest, name: str, **load_kwargs: Any) -> Any:
     path = manifest.require_file(name)
     try:
         if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
+            return load_state_dict(path)
         return load_safely(path, **load_kwargs)
     except CheckpointError:
         raise

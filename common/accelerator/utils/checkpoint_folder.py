@@ -219,20 +219,16 @@ def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
             damaged.append(folder)
         else:
             logger.info("resuming from %s", folder)
-            _rename_damaged(damaged)
-            _remove_left_overs(parent, prefix)
+            _clear_away(parent, prefix, damaged)
             return folder
     raise CheckpointError(f"there is no whole checkpoint in {parent}")
 
 
-def _rename_damaged(folders: list[Path]) -> None:
-    for folder in folders:
-        with contextlib.suppress(OSError):  # from a folder that nobody may write to a run can go on all the same
+def _clear_away(parent: Path, prefix: str, damaged: list[Path]) -> None:
+    """Rename damaged checkpoints, and remove what a killed process has left of a save or of `remove_folder`."""
+    for folder in damaged:
+        with contextlib.suppress(OSError):  # the run can also go on from where nobody may write
             folder.rename(f"{folder}.damaged-{uuid.uuid4().hex[:8]}")
-
-
-def _remove_left_overs(parent: Path, prefix: str) -> None:
-    """Remove what killed processes have left unfinished of a save, or of `remove_folder`."""
     hidden = f".{glob.escape(prefix)}*"
     for left_over in [*parent.glob(f"{hidden}.staging*"), *parent.glob(f"{hidden}.removed")]:
         remove(left_over)

@@ -30,12 +30,9 @@ class CheckpointError(ValueError):
     """A checkpoint is not there, incomplete, damaged, forged, of another format, or was not written by `save_state`."""
 
 
-# The manifest of a part
-
-
 @dataclass(frozen=True)
 class PartManifest:
-    """The manifest of one part: the id of its save, who wrote it, and a description of each file by its name."""
+    """The manifest of one part; `files` has the description of each file by its name in the folder."""
 
     save: str
     rank: int
@@ -69,9 +66,6 @@ def read_part_manifest(path: Path) -> PartManifest:
         if not isinstance(content.get(key), expected_type):
             raise CheckpointError(f"{path} is damaged: {key!r} is no {expected_type.__name__}")
     return PartManifest(content["save"], content["rank"], content["world_size"], content["files"])
-
-
-# The manifest of a checkpoint
 
 
 @dataclass(frozen=True)
@@ -134,9 +128,6 @@ def verify(folder: Path) -> None:
             raise CheckpointError(f"{folder}/{name} is missing")
         if describe(files[name]) != description:
             raise CheckpointError(f"{folder}/{name} is not what was saved: it was cut short or changed")
-
-
-# Files
 
 
 def describe_files(folder: Path) -> dict[str, Description]:
