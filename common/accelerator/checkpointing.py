@@ -21,9 +21,9 @@ appears on disk in this order:
     3  c                            rank 0 renames its staging folder: at this moment the checkpoint begins to exist
     4  c/random_states_1.pkl, …     the files of .c.part_1 are moved here, and the manifest last
 
-If a process is killed before step 3, the checkpoints of before are as they were, and nobody reads what is left over.
-If it is killed in step 4, the next save or load finishes the step. If rank 1 is killed before step 2 and rank 0 goes
-on, the checkpoint has no part of rank 1, which loading says; with `all_ranks=True` rank 0 does not go on.
+If a process is killed before step 3, the checkpoints of before are as they were, and nobody loads what is left over.
+If it is killed later, the next save or load finishes step 4. If rank 1 is killed before step 2 and rank 0 goes on, the
+checkpoint has no part of rank 1, and loading it says so. With `all_ranks=True` rank 0 does not go on.
 
 `load_state` loads the folder that the script names. Under automatic naming the main process takes the newest checkpoint
 that is whole and undamaged, and tells the others.

@@ -143,7 +143,7 @@ def _merge_pending_parts(folder: Path) -> None:
     except CheckpointError:
         return
     for part in _pending_parts(folder, main.save):
-        with contextlib.suppress(FileNotFoundError):  # the other rank of step 4 was faster
+        with contextlib.suppress(FileNotFoundError):  # the other rank was faster, see step 4
             _move_files(part, folder, unless_in=main.files)
 
 
@@ -153,7 +153,7 @@ def _pending_parts(folder: Path, save_id: str) -> list[Path]:
     found = []
     for path in pattern.parent.glob(f"{glob.escape(pattern.name)}*"):
         name = RANK_MANIFEST_NAME.format(path.name.rpartition("_")[2])
-        with contextlib.suppress(CheckpointError, OSError):  # no part, or the other rank of step 4 was faster
+        with contextlib.suppress(CheckpointError, FileNotFoundError):  # no part, or the other rank was faster
             part = read_part_manifest(path / name)
             if part.save == save_id and not path.is_symlink():
                 found.append(path)

@@ -66,29 +66,29 @@ def shard_model(model: nn.Module, plugin: FullyShardedDataParallelPlugin, device
 
 def _layers_to_wrap(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> list[nn.Module]:
     """The layers that are gathered apart from the others, the inner ones first."""
-    if plugin.auto_wrap_policy == "NO_WRAP":
-        return []
-    by_class = plugin.auto_wrap_policy == "TRANSFORMER_BASED_WRAP"
-    names = plugin.transformer_cls_names_to_wrap or getattr(model, "_no_split_modules", None) or []
-    candidates = list(model.modules())[1:]
-    missing = set(names) - {type(layer).__name__ for layer in candidates}
-    if by_class and missing:
-        raise ValueError(f"Could not find the transformer layer class {', '.join(sorted(missing))} in the model.")
+    layers = list(model.modules())[1:]
+    if plugin.auto_wrap_policy == "TRANSFORMER_BASED_WRAP":
+        names = plugin.transformer_cls_names_to_wrap or getattr(model, "_no_split_modules", None) or []
+        wanted = [layer for layer in layers if type(layer).__name__ in names]
+        missing = set(names) - {type(layer).__name__ for layer in wanted}
+        if missing:
+            raise ValueError(f"Could not find the transformer layer class {', '.join(sorted(missing))} in the model.")
+    elif plugin.auto_wrap_policy == "SIZE_BASED_WRAP":
+        wanted = [layer for layer in layers if _has_more_parameters(layer, plugin.min_num_params)]
+    else:
+        wanted = []
     # A parameter that several layers own is tied. It belongs to none of them, but to the model.
     owners: Counter[Tensor] = Counter()
     for module in model.modules():
         owners.update(module.parameters(recurse=False))
-    layers = []
-    for layer in reversed(candidates):
-        if by_class:
-            is_wanted = type(layer).__name__ in names
-        else:
-            size = sum(parameter.numel() for parameter in layer.parameters())
-            is_wanted = size > plugin.min_num_params > 0 and not isinstance(layer, nn.ModuleList | nn.ModuleDict)
-        is_tied = any(owners[parameter] > 1 for parameter in layer.parameters())
-        if is_wanted and not is_tied:
-            layers.append(layer)
-    return layers
+    tied = {parameter for parameter, num_owners in owners.items() if num_owners > 1}
+    return [layer for layer in reversed(wanted) if tied.isdisjoint(layer.parameters())]
+
+
+def _has_more_parameters(layer: nn.Module, limit: int) -> bool:
+    """True for a layer with more than `limit` parameters, unless `limit` is 0 or the layer is a mere list of others."""
+    size = sum(parameter.numel() for parameter in layer.parameters())
+    return size > limit > 0 and not isinstance(layer, nn.ModuleList | nn.ModuleDict)
 
 
 def _free_after_evaluation(model: nn.Module, *_: Any) -> None:

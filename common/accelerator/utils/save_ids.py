@@ -21,15 +21,15 @@ from typing import Any
 
 import torch.distributed as dist
 
-# Not counted for each Accelerator, because two of them may save into one folder.
+# By moment and folder. It is not kept in an Accelerator, because two of them may save into one folder.
 _num_saves: Counter[tuple[str, Path]] = Counter()
 
 
 def next_id(folder: Path) -> str:
     """The id of the save into `folder` that begins now."""
-    since_when = f"{name_of_run()}-{num_collectives()}"
-    _num_saves[since_when, folder] += 1
-    return f"{since_when}-{_num_saves[since_when, folder]}"
+    moment = f"{name_of_run()}-{num_collectives()}"
+    _num_saves[moment, folder] += 1
+    return f"{moment}-{_num_saves[moment, folder]}"
 
 
 def name_of_run() -> str:
