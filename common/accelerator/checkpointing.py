@@ -368,7 +368,7 @@ class SavedRun:
     Attributes:
         states: of all objects but models, by the names of their files.
         rank_states: the content of random_states_R.pkl by rank R. It is this rank's alone if the checkpoint has it and
-            was saved by as many processes as there are now; else that of every rank.
+            was saved by as many processes as there are now; else that of every rank, for the mean of their gradients.
     """
 
     manifest: Manifest

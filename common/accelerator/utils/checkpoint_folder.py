@@ -149,10 +149,10 @@ def _merge_pending_parts(folder: Path) -> None:
 
 def _pending_parts(folder: Path, save_id: str) -> list[Path]:
     """The finished rank parts of a save that are not in its folder yet."""
-    pattern = _beside(folder, "part_")
+    without_rank = _beside(folder, "part_")
     found = []
-    for path in pattern.parent.glob(f"{glob.escape(pattern.name)}*"):
-        name = RANK_MANIFEST_NAME.format(path.name.rpartition("_")[2])
+    for path in without_rank.parent.glob(f"{glob.escape(without_rank.name)}*"):
+        name = RANK_MANIFEST_NAME.format(path.name.removeprefix(without_rank.name))
         with contextlib.suppress(CheckpointError, FileNotFoundError):  # no part, or the other rank was faster
             part = read_part_manifest(path / name)
             if part.save == save_id and not path.is_symlink():
