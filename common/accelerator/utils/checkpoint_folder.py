@@ -9,7 +9,6 @@ checkpointing.py shows the four steps of a save to the folder `c`. They are safe
   instead. At this moment the new checkpoint begins to exist. Then the files of `c/.new` are moved to their places.
 - Step 4 is done by the rank that comes last, whichever it is. If two ranks come at once, they move the same files. Each
   file is renamed once, and the rank that finds a file gone leaves the rest of the part to the other.
-- What a killed process has left of steps 3 and 4 is finished by the next save or load (`finish_interrupted_save`).
 
 With `save_on_each_node` the first process of each machine writes a main part, to its own disk. Nobody waits for the
 disk: after a power failure the newest checkpoint may be damaged. Loading finds this out, and without a name it takes
@@ -161,14 +160,10 @@ def _pending_parts(folder: Path, save_id: str) -> list[Path]:
 
 
 def _move_files(source: Path, folder: Path, unless_in: Collection[str] = ()) -> None:
-    """Move the files of `source` to their places in `folder`, but those named in `unless_in`, and remove `source`.
-
-    Raises:
-        CheckpointError: if something is in the way; then nothing is moved.
-    """
+    """Move the files of `source` to their places in `folder`, but those named in `unless_in`, and remove `source`."""
     files = files_in(source)
     _require_places_for(files, folder)
-    for name in sorted(files, key=_is_manifest):  # so it comes last
+    for name in sorted(files, key=_is_manifest):  # so the manifest comes last
         if name not in unless_in:
             place = folder / name
             place.parent.mkdir(parents=True, exist_ok=True)

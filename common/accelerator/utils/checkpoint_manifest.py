@@ -85,11 +85,7 @@ class Manifest:
     files: dict[str, Description]
 
     def require_file(self, name: str) -> Path:
-        """The path of a file of the checkpoint.
-
-        Raises:
-            CheckpointError: if there is no such file.
-        """
+        """The path of a file of the checkpoint. Without such a file, a CheckpointError."""
         path = self.folder / name
         if name not in self.files or path.is_symlink() or not path.is_file():
             raise CheckpointError(f"{name} is not among the files of the checkpoint in {self.folder}")
