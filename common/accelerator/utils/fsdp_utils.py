@@ -92,7 +92,7 @@ def _has_more_parameters(layer: nn.Module, limit: int) -> bool:
 
 
 def _free_after_evaluation(model: nn.Module, *_: Any) -> None:
-    """Free what is gathered after a forward that no backward follows, which would free it."""
+    """Free what a forward without a backward has gathered. Otherwise the backward frees it."""
     if not torch.is_grad_enabled():
         for module in _sharded_modules(model):
             module.reshard()
@@ -103,7 +103,7 @@ def _sharded_modules(model: nn.Module) -> list[Any]:
 
 
 def give_parts(optimizer: torch.optim.Optimizer) -> None:
-    """Let `optimizer` step its parameters' parts, where it was made before the model was sharded."""
+    """Replace the parameters of `optimizer` by their parts, if it was made before the model was sharded."""
     for group in optimizer.param_groups:
         for index, whole in enumerate(group["params"]):
             part = getattr(whole, "_part", None)
