@@ -623,20 +623,21 @@ class Accelerator:
         self.step = checkpointing.load_state(self._run_state(), input_dir, load_kwargs, **load_model_func_kwargs)
 
     def _run_state(self) -> checkpointing.RunState:
-        return checkpointing.RunState(
-            project=self.project_configuration,
-            save_hooks=list(self._save_model_state_pre_hook.values()),
-            load_hooks=list(self._load_model_state_pre_hook.values()),
+        prepared = checkpointing.Prepared(
             models=self._models,
             optimizers=self._optimizers,
             schedulers=self._schedulers,
             scaler=self.scaler,
             loaders=self._dataloaders,
             has_forgotten_loaders=self._has_forgotten_loaders,
+        )
+        return checkpointing.RunState(
+            project=self.project_configuration,
+            save_hooks=list(self._save_model_state_pre_hook.values()),
+            load_hooks=list(self._load_model_state_pre_hook.values()),
             custom_objects=self._custom_objects,
+            prepared=prepared,
             step=self.step,
-            num_steps=self.gradient_accumulation_steps,
-            device=self.device,
             get_state_dict=self.get_state_dict,
         )
 

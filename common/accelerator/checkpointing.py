@@ -2,23 +2,39 @@
 
 The files bear the names that Accelerate gives them. The second model is in model_1.safetensors, and so on.
 
-    main part    model.safetensors or pytorch_model.bin    the weights of a model
-                 optimizer.bin, scheduler.bin, scaler.pt   optimizers, schedulers, the scale of the loss under fp16
-                 sampler.bin                               seed and epoch of a seedable sampler
-                 dl_state_dict.bin                         the position of a stateful loader
-                 custom_checkpoint_0.pkl                   an object of `register_for_checkpointing`
-                 manifest.json                             the list of these files
-    part of R    random_states_R.pkl                       the random generators of rank R, its loaders' states, its
-                                                           gradients of an unfinished accumulation window
-                 manifest_R.json                           the list of these files
+    main part   model.safetensors or pytorch_model.bin    the weights of a model
+                optimizer.bin, scheduler.bin, scaler.pt   optimizers, schedulers, the scale of the loss under fp16
+                sampler.bin                               seed and epoch of a seedable sampler
+                dl_state_dict.bin                         the position of a stateful loader
+                custom_checkpoint_0.pkl                   an object of `register_for_checkpointing`
+                random_states_0.pkl                       as in a rank part, for the process that writes the main part
+                manifest.json                             the list of these files
+    rank part   random_states_R.pkl                       the random generators of rank R, its loaders' states, its
+                                                          gradients of an unfinished accumulation window
+                manifest_R.json                           the list of this file
 
-The main process writes the main part, with its own random states in it. In `utils/`, checkpoint_folder.py says how a
-save gets to its folder, checkpoint_manifest.py how damage is found, save_ids.py how ranks find the id of a save, and
-serialization.py how files are kept free of code.
+The main process writes the main part, every other process a rank part. A save of ranks 0 and 1 to the folder `c`
+appears on disk in this order:
+
+    1  .c.staging_0, .c.staging_1   each rank writes its files here, and the manifest last
+    2  .c.part_1                    rank 1 renames its staging folder
+    3  c                            rank 0 renames its staging folder: at this moment the checkpoint begins to exist
+    4  c/random_states_1.pkl, …     the files of .c.part_1 are moved here, and the manifest last
+
+If a process is killed before step 3, the checkpoints of before are as they were, and nobody loads what is left over.
+If it is killed later, the next save or load finishes step 4. If rank 1 is killed before step 2 and rank 0 goes on, the
+checkpoint has no part of rank 1, and loading it says so. With `all_ranks=True` rank 0 does not go on.
+
+`load_state` loads the folder that the script names. Under automatic naming the main process takes the newest checkpoint
+that is whole and undamaged, and tells the others.
+
+In `utils/`, checkpoint_folder.py takes these steps, checkpoint_manifest.py finds damage, save_ids.py says which parts
+belong to one save, and serialization.py keeps files free of code.
 """
 
 import os
 import re
+import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,13 +48,14 @@ from .loss_scaler import LossScaler
 from .operations import broadcast_object_list, gather_object, run_on_all_ranks
 from .optimizer import AcceleratedOptimizer
 from .scheduler import AcceleratedScheduler
-from .state import PartialState
+from .state import GradientState, PartialState
 from .utils import save_ids
-from .utils.checkpoint_folder import Part, choose_newest, finish_interrupted_save, remove, remove_old_checkpoints
+from .utils.checkpoint_folder import Part, finish_interrupted_save, recover_newest, remove, remove_old_checkpoints
 from .utils.checkpoint_manifest import CheckpointError, Manifest, read_manifest, verify
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.dataclasses import ProjectConfiguration
 from .utils.fsdp_utils import whole_parameters
+from .utils.modeling import load_state_dict
 from .utils.other import innermost_model
 from .utils.random import get_random_states, set_random_states
 from .utils.serialization import load_safely, save_loadable
@@ -55,75 +72,62 @@ RANDOM_STATES_FILE = "random_states_{}.pkl"
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """The objects that an Accelerator has prepared, in the order of the numbers of their files.
+
+    Attributes:
+        scaler: None unless the run is in fp16.
+        has_forgotten_loaders: some loader was left out of checkpoints on purpose.
+    """
+
+    models: list[torch.nn.Module]
+    optimizers: list[AcceleratedOptimizer]
+    schedulers: list[AcceleratedScheduler]
+    scaler: LossScaler | None
+    loaders: list[Any]
+    has_forgotten_loaders: bool
+
+
+@dataclass(frozen=True)
 class RunState:
-    """What checkpoints read of an Accelerator. The lists are its own, in the order of the numbers of their files.
+    """A run, as far as its checkpoints hold it or depend on it.
 
     Attributes:
         project: where checkpoints are, and how many of them are kept.
         save_hooks, load_hooks: functions that the script has registered.
-        has_forgotten_loaders: some loader was left out of checkpoints on purpose.
-        step: calls of `accumulate`; at a multiple of `num_steps` no window is unfinished.
-        get_state_dict: the weights of a model; under FSDP a collective.
+        custom_objects: other objects that it has registered.
+        step: calls of `accumulate`; at a multiple of the window's steps no window is unfinished.
+        get_state_dict: returns the weights of a model; under FSDP a collective.
     """
 
-    # What the script has configured and registered
     project: ProjectConfiguration
     save_hooks: list[Callable]
     load_hooks: list[Callable]
     custom_objects: list[Any]
-
-    # What it has prepared
-    models: list[torch.nn.Module]
-    optimizers: list[AcceleratedOptimizer]
-    schedulers: list[AcceleratedScheduler]
-    loaders: list[Any]
-    has_forgotten_loaders: bool
-    scaler: LossScaler | None
+    prepared: Prepared
+    step: int
     get_state_dict: Callable[[torch.nn.Module], dict[str, Any]]
 
-    # The place in the accumulation window
-    step: int
-    num_steps: int
-
-    # The device whose random states are kept
-    device: torch.device
-
-    def objects(self) -> dict[str, Any]:
+    def objects_by_file(self) -> dict[str, Any]:
         """All objects with a `state_dict` but models and loaders, by the names of their files."""
-        scalers = [] if self.scaler is None else [self.scaler]
+        scaler = self.prepared.scaler
         return {
-            **_numbered(OPTIMIZER_FILE, self.optimizers),
-            **_numbered(SCHEDULER_FILE, self.schedulers),
-            **_numbered(SCALER_NAME, scalers),
+            **_by_file(OPTIMIZER_FILE, self.prepared.optimizers),
+            **_by_file(SCHEDULER_FILE, self.prepared.schedulers),
+            **_by_file(SCALER_NAME, [] if scaler is None else [scaler]),
             **{CUSTOM_FILE.format(index): each for index, each in enumerate(self.custom_objects)},
         }
 
     def loaders_by_file(self) -> dict[str, Any]:
-        """All loaders by the names of their files. Those whose state is empty have none."""
-        found: dict[str, Any] = {}
-        for index, loader in enumerate(self.loaders):
+        """All loaders by the names that their files have. A loader without a state has no file."""
+        loaders: dict[str, Any] = {}
+        for index, loader in enumerate(self.prepared.loaders):
             file_name = LOADER_FILE if loader.use_stateful_dataloader else SAMPLER_FILE
-            found[_numbered_name(file_name, index)] = loader
-        return found
-
-    def loader_states(self) -> dict[str, Any]:
-        """The states of loaders that have one: their position or, by default, seed and epoch of a seedable sampler."""
-        states = {name: loader.state_dict() for name, loader in self.loaders_by_file().items()}
-        return {name: state for name, state in states.items() if state}
-
-    def gradients_of_window(self) -> list[dict[str, torch.Tensor]] | None:
-        """The gradients of each model in the middle of an accumulation window, else None. Under FSDP a collective."""
-        if self.step % self.num_steps == 0:
-            return None
-        gradients = []
-        for model in self.models:
-            with whole_parameters(model):
-                parameters = innermost_model(model).named_parameters()
-                gradients.append({name: p.grad.cpu() for name, p in parameters if p.grad is not None})
-        return gradients
+            loaders[_numbered_name(file_name, index)] = loader
+        return loaders
 
 
-def _numbered(file_name: str, objects: list[Any]) -> dict[str, Any]:
+def _by_file(file_name: str, objects: list[Any]) -> dict[str, Any]:
     return {_numbered_name(file_name, index): each for index, each in enumerate(objects)}
 
 
@@ -160,49 +164,63 @@ def save_state(
         Exception: what this process met (OSError, …). In each case what was there before is untouched. If old
             checkpoints cannot be removed, the new one is there.
     """
-    project = run.project
-    state = PartialState()
-    if all_ranks:
-        state.wait_for_everyone()  # Ranks that have just met find the same id, whoever has saved alone before.
-        project.iteration = broadcast_object_list([project.iteration])[0]  # and write to the same folder
-    folder = _folder_to_save(project, output_dir)
-    is_main = _writes_main_part(project)
-    part = Part(folder, save_ids.next_id(folder), state.process_index, state.num_processes, is_main)
     weights_name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
+    if all_ranks:
+        return _save_together(run, output_dir, weights_name)
+    return _save_alone(run, output_dir, weights_name)
+
+
+def _save_alone(run: RunState, output_dir: str | os.PathLike | None, weights_name: str) -> Path:
+    """Write the part of this process, and wait for no other process."""
+    folder = _folder_to_save(run.project, output_dir)
+    part = Part(folder, save_ids.next_id(folder), is_main=_writes_main_part(run.project))
     try:
-        if all_ranks:
-            weights = run_on_all_ranks(lambda: _stage(run, part, weights_name))
-            run_on_all_ranks(lambda: _write(run, part, weights))
-            # The main part comes last: all parts are there when the checkpoint appears.
-            run_on_all_ranks(part.publish, runs_here=not is_main)
-            run_on_all_ranks(part.publish, runs_here=is_main)
-        else:
-            weights = _stage(run, part, weights_name)
-            _write(run, part, weights)
-            part.publish()
+        weights = _stage(run, part, weights_name)
+        _write(run, part, weights)
+        part.publish()
     except BaseException:
-        # What is published stays: the main part may be there already, although this process met an error.
+        remove(part.staging)
+        raise
+    run.project.iteration += 1
+    if part.is_main:
+        _remove_surplus(run.project, folder)
+    return folder
+
+
+def _save_together(run: RunState, output_dir: str | os.PathLike | None, weights_name: str) -> Path:
+    """Write the parts of all processes, each step on all of them before the next one begins."""
+    project = run.project
+    # All take these from the main process, which may have saved alone before.
+    project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])
+    folder = _folder_to_save(project, output_dir)
+    part = Part(folder, save_id, is_main=_writes_main_part(project))
+    try:
+        weights = run_on_all_ranks(lambda: _stage(run, part, weights_name))
+        run_on_all_ranks(lambda: _write(run, part, weights))
+        run_on_all_ranks(part.publish, runs_here=not part.is_main)
+        # The main part comes last, because with it the checkpoint appears.
+        run_on_all_ranks(part.publish, runs_here=part.is_main)
+    except BaseException:
         remove(part.staging)
         raise
     project.iteration += 1
-    limit = project.total_limit
-    if project.automatic_checkpoint_naming and limit is not None:
-        if all_ranks:
-            run_on_all_ranks(lambda: remove_old_checkpoints(folder, limit), runs_here=is_main)
-        elif is_main:
-            remove_old_checkpoints(folder, limit)
+    run_on_all_ranks(lambda: _remove_surplus(project, folder), runs_here=part.is_main)
     return folder
 
 
 def _folder_to_save(project: ProjectConfiguration, output_dir: str | os.PathLike | None) -> Path:
     if project.automatic_checkpoint_naming:
-        return _numbered_checkpoints(project) / f"checkpoint_{project.iteration}"
+        return _folder_of_all(project) / f"checkpoint_{project.iteration}"
     if output_dir is None:
         raise ValueError("save_state needs a folder unless automatic_checkpoint_naming is on")
-    return Path(os.path.abspath(os.path.expanduser(output_dir)))
+    return _absolute(output_dir)
 
 
-def _numbered_checkpoints(project: ProjectConfiguration) -> Path:
+def _absolute(folder: str | os.PathLike) -> Path:
+    return Path(os.path.abspath(os.path.expanduser(folder)))
+
+
+def _folder_of_all(project: ProjectConfiguration) -> Path:
     """The folder that holds all checkpoints under automatic naming."""
     if project.project_dir is None:
         raise ValueError("automatic_checkpoint_naming needs a project_dir")
@@ -216,45 +234,66 @@ def _writes_main_part(project: ProjectConfiguration) -> bool:
 
 
 def _stage(run: RunState, part: Part, weights_name: str) -> dict[str, Any]:
-    """Make the folder to write to, and return the weights of each model by the names of their files.
+    """Make the staging folder, and return the weights of each model by the names of their files.
 
-    Hooks may change the weights, or write files of their own.
-
-    Under FSDP the weights are a collective. They come first, so that no rank waits in it for another that has failed.
+    Hooks may change the weights, or write files of their own. Under FSDP a collective puts the weights together. It
+    comes first, so that no rank waits in it for another that has failed.
     """
-    weights = [run.get_state_dict(model) for model in run.models]
-    project = run.project
-    if part.is_main and project.automatic_checkpoint_naming and os.path.lexists(part.folder):
+    models = run.prepared.models
+    weights = [run.get_state_dict(model) for model in models]
+    if part.is_main and run.project.automatic_checkpoint_naming and os.path.lexists(part.folder):
         how = "`load_state` first, or set `project_configuration.iteration`"
-        raise ValueError(f"Checkpoint directory {part.folder} ({project.iteration}) already exists: {how}")
+        raise ValueError(f"Checkpoint directory {part.folder} ({run.project.iteration}) already exists: {how}")
     part.stage()
     for hook in run.save_hooks:
-        hook(run.models, weights, str(part.staging))
-    return _numbered(weights_name, weights)
+        hook(models, weights, str(part.staging))
+    return _by_file(weights_name, weights)
 
 
 def _write(run: RunState, part: Part, weights: dict[str, Any]) -> None:
     """Write the files of `part`: the state of this rank; in the main part `weights` and the states of all objects too.
 
-    Each rank collects all of them, because under FSDP collectives put gradients and optimizers together. These come
+    Each rank asks for all states, because under FSDP collectives put gradients and optimizers together. These come
     first, so that no rank waits in one for another that has failed.
     """
-    gradients = run.gradients_of_window()
-    states = {name: each.state_dict() for name, each in run.objects().items()}
-    loader_states = run.loader_states()
-    rank_state = {"step": run.step, **get_random_states(run.device)}
+    gradients = _gradients_of_window(run)
+    states = {name: each.state_dict() for name, each in run.objects_by_file().items()}
+    loader_states = {}
+    for name, loader in run.loaders_by_file().items():
+        state = loader.state_dict()
+        if state:
+            loader_states[name] = state
+    rank_state = {"step": run.step, **get_random_states(PartialState().device)}
     if gradients is not None:
         rank_state["gradients"] = gradients
-    contents = {RANDOM_STATES_FILE.format(part.rank): rank_state}
     if part.is_main:
-        contents |= states | loader_states | weights
-    else:  # a stateful loader has read another batch ahead on each rank
-        rank_state["loaders"] = loader_states
+        contents = weights | states | loader_states
+    else:
+        contents = {}
+        rank_state["loaders"] = loader_states  # each rank has read another batch ahead
+    contents[RANDOM_STATES_FILE.format(part.rank)] = rank_state
     for name, content in contents.items():
         if name.endswith(".safetensors"):
             write_safetensors(content, part.staging / name)
         else:
             save_loadable(content, part.staging / name)
+
+
+def _gradients_of_window(run: RunState) -> list[dict[str, torch.Tensor]] | None:
+    """The gradients of each model in the middle of an accumulation window, else None. Under FSDP a collective."""
+    if run.step % GradientState().num_steps == 0:
+        return None
+    gradients = []
+    for model in run.prepared.models:
+        with whole_parameters(model):
+            parameters = innermost_model(model).named_parameters()
+            gradients.append({name: p.grad.cpu() for name, p in parameters if p.grad is not None})
+    return gradients
+
+
+def _remove_surplus(project: ProjectConfiguration, just_written: Path) -> None:
+    if project.automatic_checkpoint_naming and project.total_limit is not None:
+        remove_old_checkpoints(just_written, project.total_limit)
 
 
 # Loading
@@ -293,43 +332,43 @@ def load_state(
     """
     if load_model_func_kwargs.pop("map_location", None) is not None:
         logger.info("map_location changes nothing: files are read to the CPU, and each state goes to its object")
-    project = run.project
-    is_main = _writes_main_part(project)
+    is_main = _writes_main_part(run.project)
     PartialState().wait_for_everyone()  # Now no process is saving, so what this run has saved is finished.
-    folder = _folder_to_load(project, input_dir)
+    folder = _folder_to_load(run.project, input_dir)
     run_on_all_ranks(lambda: finish_interrupted_save(folder), runs_here=is_main)
     read = _verify_and_read if is_main else _read
     saved = run_on_all_ranks(lambda: read(run, folder, load_kwargs or {}))
     run_on_all_ranks(lambda: _restore(run, saved, load_model_func_kwargs))
-    _warn_of_what_is_missing(run, saved)
+    _warn_of_ranks_without_part(saved)
+    _warn_of_files_without_object(run, saved)
     number = re.fullmatch(r"checkpoint_([0-9]+)", folder.name)
-    if project.automatic_checkpoint_naming and number is not None:
+    if run.project.automatic_checkpoint_naming and number is not None:
         following = int(number[1]) + 1
         # The script may name an older checkpoint. Those that this run saved later stay, and numbers go on after them.
-        project.iteration = following if input_dir is None else max(following, project.iteration)
+        run.project.iteration = following if input_dir is None else max(following, run.project.iteration)
     return saved.step
 
 
 def _folder_to_load(project: ProjectConfiguration, input_dir: str | os.PathLike | None) -> Path:
-    """The folder to load from. A collective. Damaged checkpoints that are newer than the chosen one are renamed."""
+    """The folder that the script names, or under automatic naming the newest checkpoint. A collective."""
     if input_dir is not None:
-        return Path(os.path.abspath(os.path.expanduser(input_dir)))
+        return _absolute(input_dir)
     if not project.automatic_checkpoint_naming:
         raise ValueError("No input_dir provided and automatic checkpoint naming is disabled.")
-    parent = _numbered_checkpoints(project)
+    parent = _folder_of_all(project)
     is_main = PartialState().is_main_process
-    chosen = run_on_all_ranks(lambda: choose_newest(parent).name, runs_here=is_main)
-    return parent / broadcast_object_list([chosen])[0]
+    newest = run_on_all_ranks(lambda: recover_newest(parent).name, runs_here=is_main)
+    return parent / broadcast_object_list([newest])[0]
 
 
-@dataclass
+@dataclass(frozen=True)
 class SavedRun:
     """A checkpoint that is being loaded. Only files that its manifest names are ever opened.
 
     Attributes:
         states: of all objects but models, by the names of their files.
         rank_states: the content of random_states_R.pkl by rank R. It is this rank's alone if the checkpoint has it and
-            was saved by as many processes as there are now; else that of every rank.
+            was saved by as many processes as there are now; else that of every rank, for the mean of their gradients.
     """
 
     manifest: Manifest
@@ -341,32 +380,10 @@ class SavedRun:
         """The calls of `accumulate` that the saved run had made, on each rank."""
         return next(iter(self.rank_states.values()))["step"]
 
-
-def _path_of(manifest: Manifest, name: str) -> Path:
-    """The path of a file that the checkpoint has; without it a CheckpointError is raised."""
-    path = manifest.folder / name
-    if name not in manifest.files or path.is_symlink() or not path.is_file():
-        raise CheckpointError(f"{name} is not among the files of the checkpoint in {manifest.folder}")
-    return path
-
-
-def _read_file(manifest: Manifest, name: str, **load_kwargs: Any) -> Any:
-    """The content of a file that the checkpoint has, with its tensors on the CPU.
-
-    Random generators accept their states from the CPU only. Models and optimizers move the other tensors to their
-    device. AdamW's number of steps stays on the CPU, because an unfused AdamW reads it at every step.
-    """
-    path = _path_of(manifest, name)
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        return load_safely(path, **load_kwargs)
-    except CheckpointError:
-        raise
-    except Exception as error:  # Also of a verified file: a forged manifest can match a forged file.
-        raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+    @property
+    def weights_name(self) -> str:
+        """The name of the file of the first model."""
+        return SAFE_WEIGHTS_NAME if SAFE_WEIGHTS_NAME in self.manifest.files else WEIGHTS_NAME
 
 
 def _verify_and_read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
@@ -374,12 +391,9 @@ def _verify_and_read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -
     with ThreadPoolExecutor() as threads:
         verification = threads.submit(verify, folder)
         try:
-            saved = _read(run, folder, load_kwargs)  # here: in a new thread it takes twice as long
-        except Exception:
+            return _read(run, folder, load_kwargs)  # not on the new thread, where it takes twice as long
+        finally:
             verification.result()
-            raise
-        verification.result()
-    return saved
 
 
 def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
@@ -392,7 +406,7 @@ def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
         raise RuntimeError(
             f"{where} does not match the number of registered objects: {num_saved}, not {num_registered}"
         )
-    names = list(run.objects())
+    names = list(run.objects_by_file())
     # A loader that was prepared after the checkpoint has no file, and starts at its beginning.
     names += [name for name in run.loaders_by_file() if name in manifest.files]
     states = {name: _read_file(manifest, name, **load_kwargs) for name in names}
@@ -404,34 +418,51 @@ def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
     return SavedRun(manifest, states, rank_states)
 
 
+def _read_file(manifest: Manifest, name: str, **load_kwargs: Any) -> Any:
+    """The content of a file that the checkpoint has, with its tensors on the CPU.
+
+    Random generators accept their states from the CPU only. Models and optimizers move the other tensors to their
+    device. AdamW's number of steps stays on the CPU, because an unfused AdamW reads it at every step.
+    """
+    path = manifest.require_file(name)
+    try:
+        if path.suffix == ".safetensors":
+            return load_state_dict(path)
+        return load_safely(path, **load_kwargs)
+    except CheckpointError:
+        raise
+    except Exception as error:  # Also of a verified file: a forged manifest can match a forged file.
+        raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+
+
 def _restore(run: RunState, saved: SavedRun, load_model_func_kwargs: dict[str, Any]) -> None:
-    models = list(run.models)
+    """Give every object its state. What may raise without changing a weight comes first."""
+    models = list(run.prepared.models)
     for hook in run.load_hooks:
         hook(models, str(saved.manifest.folder))
-    file_name = SAFE_WEIGHTS_NAME if SAFE_WEIGHTS_NAME in saved.manifest.files else WEIGHTS_NAME
-    models_by_file = _numbered(file_name, models)
+    models_by_file = _by_file(saved.weights_name, models)
     for name in models_by_file:
-        _path_of(saved.manifest, name)  # raises if it is not there
+        saved.manifest.require_file(name)
     own = saved.rank_states.get(PartialState().process_index, {})
     loader_states = saved.states | own.get("loaders", {})
-    for name, loader in run.loaders_by_file().items():  # first, because this may raise and changes no weight
+    for name, loader in run.loaders_by_file().items():
         loader.load_state_dict(loader_states.get(name, {}))
     for name, model in models_by_file.items():
         bare = innermost_model(model)
         weights = under_names_of(bare, _read_file(saved.manifest, name))
         bare.load_state_dict(weights, **load_model_func_kwargs)
-    for optimizer in run.optimizers:
+    for optimizer in run.prepared.optimizers:
         optimizer.forget_unscaling()  # its gradients are replaced
-    for name, each in run.objects().items():
+    for name, each in run.objects_by_file().items():
         each.load_state_dict(saved.states[name])
     if own:
-        set_random_states(run.device, own)
-    _restore_gradients(run, list(saved.rank_states.values()))
+        set_random_states(PartialState().device, own)
+    _restore_gradients(run.prepared.models, list(saved.rank_states.values()))
 
 
-def _restore_gradients(run: RunState, rank_states: list[dict[str, Any]]) -> None:
+def _restore_gradients(models: list[torch.nn.Module], rank_states: list[dict[str, Any]]) -> None:
     """Give each parameter the mean of the gradients that ranks had in an unfinished window, or none."""
-    for index, model in enumerate(run.models):
+    for index, model in enumerate(models):
         gradients_of_ranks = [state["gradients"][index] for state in rank_states if "gradients" in state]
         with whole_parameters(model):
             for name, parameter in innermost_model(model).named_parameters():
@@ -442,21 +473,23 @@ def _restore_gradients(run: RunState, rank_states: list[dict[str, Any]]) -> None
                     parameter.grad = total.div(len(gradients_of_ranks)).to(parameter.device)
 
 
-def _warn_of_what_is_missing(run: RunState, saved: SavedRun) -> None:
-    """Log which ranks found no random states, and which states found nothing prepared. A collective."""
+def _warn_of_ranks_without_part(saved: SavedRun) -> None:
+    """Log the ranks that keep their random states, because the checkpoint has none for them. A collective."""
     rank = PartialState().process_index
-    folder = saved.manifest.folder
     is_missing = rank < saved.manifest.world_size and rank not in saved.rank_states
     ranks = gather_object([rank] if is_missing else [])
     if ranks:
-        logger.warning("%s holds no random states of ranks %s: they keep their own", folder, ranks)
-    prepared = run.objects() | run.loader_states()
-    prepared |= _numbered(SAFE_WEIGHTS_NAME, run.models) | _numbered(WEIGHTS_NAME, run.models)
+        logger.warning("%s holds no random states of ranks %s: they keep their own", saved.manifest.folder, ranks)
+
+
+def _warn_of_files_without_object(run: RunState, saved: SavedRun) -> None:
+    """Log the files of objects that this run has not prepared."""
     kinds = "model|pytorch_model|optimizer|scheduler"
-    if not run.has_forgotten_loaders:
+    if not run.prepared.has_forgotten_loaders:
         kinds += "|sampler|dl_state_dict"
     names = re.compile(rf"({kinds})(_[0-9]+)?\.(safetensors|bin)")
-    left = [name for name in saved.manifest.files if names.fullmatch(name) and name not in prepared]
+    taken = saved.states | _by_file(saved.weights_name, run.prepared.models)
+    left = [name for name in saved.manifest.files if names.fullmatch(name) and name not in taken]
     if left:
         what = "nothing is prepared that takes it: call `prepare` before `load_state`"
-        logger.warning("%s holds %s, and %s", folder, ", ".join(left), what)
+        logger.warning("%s holds %s, and %s", saved.manifest.folder, ", ".join(left), what)

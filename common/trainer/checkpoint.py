@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from common.accelerator import Accelerator
 from common.accelerator.operations import run_on_all_ranks
 from common.accelerator.utils import broadcast, broadcast_object_list, load_state_dict
-from common.accelerator.utils.checkpoint_folder import choose_newest, finish_and_verify, numbered, remove_folder
+from common.accelerator.utils.checkpoint_folder import finish_and_verify, numbered, recover_newest, remove_folder
 from common.accelerator.utils.weights import under_names_of
 from common.trainer.state import TrainerState
 
@@ -70,7 +70,7 @@ def find_checkpoint(accelerator: Accelerator, output_dir: str, wanted: str | boo
     if not wanted:
         return None
     if wanted is True:
-        found = run_on_all_ranks(lambda: str(choose_newest(Path(output_dir), PREFIX)), accelerator.is_main_process)
+        found = run_on_all_ranks(lambda: str(recover_newest(Path(output_dir), PREFIX)), accelerator.is_main_process)
         return broadcast_object_list([found])[0]
     run_on_all_ranks(lambda: finish_and_verify(Path(wanted)), accelerator.is_main_process)
     return wanted

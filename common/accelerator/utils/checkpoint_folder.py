@@ -1,32 +1,18 @@
-"""The files of a checkpoint: saved, found, loaded and rotated so that a kill at any moment loses no whole checkpoint.
+"""The folders of checkpoints: written, found and removed so that a kill at any moment loses no whole checkpoint.
 
-No process waits for another. Each one that saves writes a **part**. The main process writes the *main part*, which has
-what all ranks share: weights, optimizers and so on. Every other rank writes a *rank part*, with its random states and
-gradients. With `save_on_each_node`, the first process of each machine writes a main part. Each part has a **manifest**,
-the list of its files, which is written last: a part with its manifest is **finished**. A checkpoint is **whole** if its
-main part is finished. The rank parts are added when they come, or are never there if the main process saves alone.
+checkpointing.py shows the four steps of a save to the folder `c`. They are safe for these reasons:
 
-The life of a save to the folder `c` on ranks 0 and 1, as file operations:
+- A rename is atomic. So `.c.part_1` and `c` have all of their files or do not exist.
+- A part is *finished* when its manifest, the list of its files, is in its place. The manifest is always written and
+  moved last. A checkpoint is *whole* when its main part is finished. Rank parts may come later, or never.
+- If `c` exists already, with an older checkpoint or files of the user, step 3 renames `.c.staging_0` to `c/.new`
+  instead. At this moment the new checkpoint begins to exist. Then the files of `c/.new` are moved to their places.
+- Step 4 is done by the rank that comes last, whichever it is. If two ranks come at once, they move the same files. Each
+  file is renamed once, and the rank that finds a file gone leaves the rest of the part to the other.
 
-1. Stage. Each rank makes an empty staging folder beside `c`, `.c.staging_0` or `.c.staging_1`, and writes its files
-   and then its manifest there.
-2. Publish a rank part. Rank 1 renames `.c.staging_1` to `.c.part_1`. The part waits there for the main part.
-3. Publish the main part. Rank 0 renames `.c.staging_0` to `c`. At this moment the checkpoint begins to exist.
-   If `c` exists already, with an older checkpoint or files of the user, there are two steps instead:
-   a. Rename `.c.staging_0` to `c/.new`. At this moment the new checkpoint begins to exist.
-   b. Move the files of `c/.new` to their places in `c`, the manifest last.
-4. Merge. Rank 0 or rank 1, whichever comes last, moves the files of `.c.part_1` into `c`, the manifest last. If both
-   come at once, they move the same files. Each file is renamed once, so the rank that finds a file gone leaves the rest
-   of the part to the other.
-
-By default the ranks go through these steps each at its own pace. So if rank 1 is killed before step 2 and rank 0 comes
-to step 3, the checkpoint has no part of rank 1, and loading it says so. With `all_ranks=True` step 3 begins when all
-ranks have done step 2, so the checkpoint has all parts or does not exist.
-
-A rename is atomic, so each of these folders has all of its files or does not exist. A process that is killed in steps 1
-or 2 leaves a staging folder, which is never read. One that is killed in steps 3 or 4 leaves finished parts, and the
-next save or load moves them to their places (`finish_interrupted_save`). Nobody waits for the disk: after a power
-failure the newest checkpoint may be damaged. Loading finds this out. Without a name it takes the one before.
+With `save_on_each_node` the first process of each machine writes a main part, to its own disk. Nobody waits for the
+disk: after a power failure the newest checkpoint may be damaged. Loading finds this out, and without a name it takes
+the one before.
 
 A folder may come from a stranger. So files are opened or moved only if they were found by walking through the folder,
 which follows no symbolic link. A manifest only says which of these files belong to the checkpoint.
@@ -39,17 +25,20 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from ..state import PartialState
 from .checkpoint_manifest import (
     MANIFEST_NAME,
     RANK_MANIFEST_NAME,
     CheckpointError,
+    PartManifest,
+    describe_files,
     files_in,
     read_part_manifest,
     verify,
-    write_manifest,
+    write_part_manifest,
 )
 
 logger = logging.getLogger(__name__)
@@ -61,7 +50,7 @@ NEW_NAME = ".new"
 
 
 class Part:
-    """The part that one process writes in one save.
+    """The part of a checkpoint that this process writes.
 
     Args:
         folder: the folder of the checkpoint.
@@ -73,14 +62,15 @@ class Part:
         pending: the folder in which a finished rank part waits for the main part.
     """
 
-    def __init__(self, folder: Path, save_id: str, rank: int, world_size: int, is_main: bool) -> None:
+    def __init__(self, folder: Path, save_id: str, is_main: bool) -> None:
+        state = PartialState()
         self.folder = folder
         self.save_id = save_id
-        self.rank = rank
-        self.world_size = world_size
         self.is_main = is_main
-        self.staging = _beside(folder, f"staging_{rank}")
-        self.pending = _beside(folder, f"part_{rank}")
+        self.rank = state.process_index
+        self.world_size = state.num_processes
+        self.staging = _beside(folder, f"staging_{self.rank}")
+        self.pending = _beside(folder, f"part_{self.rank}")
 
     def stage(self) -> None:
         """Make an empty staging folder, after finishing an earlier save that was interrupted."""
@@ -94,17 +84,19 @@ class Part:
         """Finish this part, and merge what belongs together. Files in the folder that are no part of it stay.
 
         Raises:
-            CheckpointError: if a folder or a link is where a file of the main part is to be. Then nothing is changed.
+            CheckpointError: if the staging folder holds a symbolic link, or a folder or a link is where a file of the
+                main part is to be. Then nothing is changed.
         """
         name = MANIFEST_NAME if self.is_main else RANK_MANIFEST_NAME.format(self.rank)
-        write_manifest(self.staging, name, self.save_id, self.rank, self.world_size)
+        manifest = PartManifest(self.save_id, self.rank, self.world_size, describe_files(self.staging))
+        write_part_manifest(manifest, self.staging / name)
         if not self.is_main:
             self.staging.rename(self.pending)
         elif not self.folder.exists():
             self.staging.rename(self.folder)
         else:
+            _require_places_for(files_in(self.staging), self.folder)
             new = self.folder / NEW_NAME
-            _files_and_places(self.staging, self.folder)  # raises if something is in the way
             self.staging.rename(new)
             _move_files(new, self.folder)
         _merge_pending_parts(self.folder)
@@ -126,7 +118,7 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-# Finish: steps 3b and 4
+# Finish: the rest of step 3, and step 4
 
 
 def finish_interrupted_save(folder: Path) -> None:
@@ -149,43 +141,42 @@ def _merge_pending_parts(folder: Path) -> None:
         main = read_part_manifest(folder / MANIFEST_NAME)
     except CheckpointError:
         return
-    for part in _pending_parts(folder, main["save"]):
-        with contextlib.suppress(FileNotFoundError):  # the other rank of step 4 was faster
-            _move_files(part, folder, unless_in=main["files"])
+    for part in _pending_parts(folder, main.save):
+        with contextlib.suppress(FileNotFoundError):  # the other rank was faster, see step 4
+            _move_files(part, folder, unless_in=main.files)
 
 
 def _pending_parts(folder: Path, save_id: str) -> list[Path]:
     """The finished rank parts of a save that are not in its folder yet."""
-    pattern = _beside(folder, "part_")
+    without_rank = _beside(folder, "part_")
     found = []
-    for path in pattern.parent.glob(f"{glob.escape(pattern.name)}*"):
-        name = RANK_MANIFEST_NAME.format(path.name.rpartition("_")[2])
-        with contextlib.suppress(CheckpointError, OSError):  # no part, or the other rank of step 4 was faster
+    for path in without_rank.parent.glob(f"{glob.escape(without_rank.name)}*"):
+        name = RANK_MANIFEST_NAME.format(path.name.removeprefix(without_rank.name))
+        with contextlib.suppress(CheckpointError, FileNotFoundError):  # no part, or the other rank was faster
             part = read_part_manifest(path / name)
-            if part["save"] == save_id and not path.is_symlink():
+            if part.save == save_id and not path.is_symlink():
                 found.append(path)
     return found
 
 
 def _move_files(source: Path, folder: Path, unless_in: Collection[str] = ()) -> None:
     """Move the files of `source` to their places in `folder`, but those named in `unless_in`, and remove `source`."""
-    for file, place in _files_and_places(source, folder):
-        if file.relative_to(source).as_posix() not in unless_in:
+    files = files_in(source)
+    _require_places_for(files, folder)
+    for name in sorted(files, key=_is_manifest):  # so the manifest comes last
+        if name not in unless_in:
+            place = folder / name
             place.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(file, place)
+            os.replace(files[name], place)
     shutil.rmtree(source)
 
 
-def _files_and_places(source: Path, folder: Path) -> list[tuple[Path, Path]]:
-    """Each file in `source` with its place in `folder`, the manifest last. An obstacle there is a CheckpointError."""
-    files_and_places = []
-    files = files_in(source)
-    for name in sorted(files, key=_is_manifest):
+def _require_places_for(names: Iterable[str], folder: Path) -> None:
+    """Raise a CheckpointError if there is a folder or a link where one of these files is to be in `folder`."""
+    for name in names:
         place = folder / name
         if place.is_dir() or place.parent.resolve() != folder.resolve() / Path(name).parent:
             raise CheckpointError(f"{place} is a folder or behind a link, where a file is to be")
-        files_and_places.append((files[name], place))
-    return files_and_places
 
 
 def _is_manifest(name: str) -> bool:
@@ -205,13 +196,14 @@ def numbered(parent: Path, prefix: str = "checkpoint_") -> list[Path]:
     return sorted(folders, key=lambda path: int(path.name.removeprefix(prefix)), reverse=True)
 
 
-def choose_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
-    """The newest checkpoint that is whole and undamaged. Newer ones are renamed: the run will need their numbers again.
+def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
+    """Make the newest checkpoint in `parent` that is whole and undamaged the newest of all, and return it.
 
-    Interrupted saves are finished first. What is skipped is logged.
+    Interrupted saves are finished first. Each damaged checkpoint that is newer is logged and renamed, because the run
+    will need its number again. What a killed process has left unfinished is removed.
 
     Raises:
-        CheckpointError: if there is none; then all stay as they are.
+        CheckpointError: if no checkpoint is whole and undamaged; then all stay as they are.
     """
     damaged = []
     for folder in numbered(parent, prefix):
@@ -228,11 +220,12 @@ def choose_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
 
 
 def _clear_away(parent: Path, prefix: str, damaged: list[Path]) -> None:
-    """Rename damaged checkpoints, and remove what a killed run has left unfinished."""
+    """Rename damaged checkpoints, and remove what a killed process has left of a save or of `remove_folder`."""
     for folder in damaged:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the run can also go on from where nobody may write
             folder.rename(f"{folder}.damaged-{uuid.uuid4().hex[:8]}")
-    for left_over in parent.glob(f".{glob.escape(prefix)}*.staging*"):
+    hidden = f".{glob.escape(prefix)}*"
+    for left_over in [*parent.glob(f"{hidden}.staging*"), *parent.glob(f"{hidden}.removed")]:
         remove(left_over)
 
 
@@ -267,7 +260,7 @@ def remove_folder(folder: Path) -> None:
     Raises:
         OSError: if it cannot be renamed or removed.
     """
-    doomed = folder.with_name(f".{folder.name}.staging")
-    remove(doomed)
-    folder.rename(doomed)
-    remove(doomed)
+    removed = folder.with_name(f".{folder.name}.removed")
+    remove(removed)
+    folder.rename(removed)
+    remove(removed)

@@ -84,7 +84,7 @@ class KwargsHandler:
 
 @dataclass
 class AutocastKwargs(KwargsHandler):
-    """For `torch.autocast`."""
+    """Arguments of `torch.autocast`."""
 
     enabled: bool = True
     cache_enabled: bool | None = None
@@ -92,7 +92,7 @@ class AutocastKwargs(KwargsHandler):
 
 @dataclass
 class DistributedDataParallelKwargs(KwargsHandler):
-    """For `torch.nn.parallel.DistributedDataParallel`, and the communication hook of the prepared model.
+    """Arguments of `DistributedDataParallel`, and the communication hook of the prepared model.
 
     Args:
         comm_hook: how gradients are compressed while they travel: to fp16, to bf16, or by PowerSGD to matrices of low
@@ -124,7 +124,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
         kind = DDPCommunicationHookType
         if self.comm_hook == kind.NO:
             return
-        # It imports numpy, which a run without a hook does not need.
+        # Here, because it imports numpy, which a run without a hook does not need.
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
         hooks = {
@@ -146,7 +146,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
 
 @dataclass
 class GradScalerKwargs(KwargsHandler):
-    """For `torch.amp.GradScaler`, which fp16 needs."""
+    """Arguments of `torch.amp.GradScaler`, which fp16 needs."""
 
     init_scale: float = 65536.0
     growth_factor: float = 2.0
@@ -157,7 +157,7 @@ class GradScalerKwargs(KwargsHandler):
 
 @dataclass
 class InitProcessGroupKwargs(KwargsHandler):
-    """For `init_process_group`. The default backend stands for the one that fits the device.
+    """Arguments of `init_process_group`. The default backend stands for the one that fits the device.
 
     `timeout` is how long a collective waits for a missing rank: by default 10 minutes on nccl, 30 on gloo.
     """
@@ -169,11 +169,11 @@ class InitProcessGroupKwargs(KwargsHandler):
 
 @dataclass
 class ProfileKwargs(KwargsHandler):
-    """For `torch.profiler.profile`; see `Accelerator.profile`.
+    """Arguments of `torch.profiler.profile`; see `Accelerator.profile`.
 
     Args:
-        activities: what to record: "cpu", "cuda". By default all that torch supports here.
-        schedule_option: of `torch.profiler.schedule`: "wait", "warmup", "active", "repeat", "skip_first".
+        activities: the devices to record: "cpu", "cuda". By default all that torch supports here.
+        schedule_option: arguments of `torch.profiler.schedule`: "wait", "warmup", "active", "repeat", "skip_first".
         on_trace_ready: called with the profiler whenever a cycle of the schedule is complete.
         record_shapes: keep the shapes of operators' inputs.
         profile_memory: keep allocations.
@@ -232,7 +232,7 @@ class DataLoaderConfiguration:
         use_seedable_sampler: epoch e of a shuffled loader visits `torch.randperm(n)` seeded with `data_seed + e`.
             Otherwise it visits what the generators of sampler and torch draw.
         data_seed: the seed of a seedable sampler; by default `torch.initial_seed()` of rank 0.
-        non_blocking: copy to the device without waiting; pays with `pin_memory`.
+        non_blocking: copy to the device without waiting. It has an effect only with `pin_memory`.
         use_stateful_dataloader: checkpoints hold the positions of loaders, and after `load_state` the next `for`
             continues there. Otherwise the script says where to go on: see `skip_first_batches`.
     """
@@ -252,7 +252,7 @@ class ProjectConfiguration:
 
     Args:
         project_dir: the folder of the project.
-        logging_dir: of the trackers that write files; `project_dir` by default.
+        logging_dir: where trackers write their files; `project_dir` by default.
         automatic_checkpoint_naming: save to `project_dir/checkpoints/checkpoint_{iteration}`.
         total_limit: complete checkpoints to keep under automatic naming; older ones go after a new one is complete.
         iteration: the number of the next checkpoint.
@@ -301,14 +301,25 @@ class GradientAccumulationPlugin(KwargsHandler):
 
 
 _FSDP_WRAP_POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
+# The variable of the launcher that replaces a setting which is not given, and its default.
+_FSDP_VARIABLES: dict[str, tuple[str, Any]] = {
+    "fsdp_version": ("FSDP_VERSION", 1),
+    "reshard_after_forward": ("FSDP_RESHARD_AFTER_FORWARD", True),
+    "auto_wrap_policy": ("FSDP_AUTO_WRAP_POLICY", "NO_WRAP"),
+    "cpu_offload": ("FSDP_OFFLOAD_PARAMS", False),
+    "state_dict_type": ("FSDP_STATE_DICT_TYPE", "FULL_STATE_DICT"),
+    "activation_checkpointing": ("FSDP_ACTIVATION_CHECKPOINTING", False),
+    "transformer_cls_names_to_wrap": ("FSDP_TRANSFORMER_CLS_TO_WRAP", None),
+    "min_num_params": ("FSDP_MIN_NUM_PARAMS", 0),
+}
 
 
 @dataclass(kw_only=True)
 class FullyShardedDataParallelPlugin:
     """How models are sharded, by version 2 of torch's FSDP; see `utils/fsdp_utils.py`.
 
-    What is not given here is what the launcher says, in the variables FSDP_…. Flags and numbers may be texts, as they
-    are there; afterwards they are bools and ints.
+    A setting that is not given here is read from the launcher's variable FSDP_…, else it has the default. Flags and
+    numbers may be texts, as they are there; afterwards they are bools and ints.
 
     Args:
         fsdp_version: 2. The default is 1, as in the original, and out of scope.
@@ -340,65 +351,52 @@ class FullyShardedDataParallelPlugin:
     cpu_ram_efficient_loading: bool | None = None
 
     def __post_init__(self) -> None:
-        version = _or_variable(self.fsdp_version, "FSDP_VERSION", 1)
-        if str(version) != "2":
-            raise NotImplementedError(f"FSDP of version {version} is out of scope: fsdp_version must be 2")
+        for name, (variable, default) in _FSDP_VARIABLES.items():
+            if getattr(self, name) is None:
+                setattr(self, name, os.environ.get(variable, default))
+
+        if str(self.fsdp_version) != "2":
+            raise NotImplementedError(f"FSDP of version {self.fsdp_version} is out of scope: fsdp_version must be 2")
         self.fsdp_version = 2
 
-        self.reshard_after_forward = _read_flag(
-            "reshard_after_forward", self.reshard_after_forward, "FSDP_RESHARD_AFTER_FORWARD", default=True
-        )
-
-        policy = str(_or_variable(self.auto_wrap_policy, "FSDP_AUTO_WRAP_POLICY", "NO_WRAP")).upper()
-        if policy not in _FSDP_WRAP_POLICIES:
-            raise ValueError(f"auto_wrap_policy {policy!r} is none of {', '.join(_FSDP_WRAP_POLICIES)}")
-        self.auto_wrap_policy = policy
-
-        self.cpu_offload = _read_flag("cpu_offload", self.cpu_offload, "FSDP_OFFLOAD_PARAMS")
+        for name in ("reshard_after_forward", "cpu_offload", "activation_checkpointing"):
+            setattr(self, name, _read_flag(name, getattr(self, name)))
         if self.cpu_offload:
             raise NotImplementedError("FSDP with cpu_offload=True is out of scope")
 
-        state_dict_type = _or_variable(self.state_dict_type, "FSDP_STATE_DICT_TYPE", "FULL_STATE_DICT")
-        kind = str(getattr(state_dict_type, "name", state_dict_type)).upper()
+        kind = str(getattr(self.state_dict_type, "name", self.state_dict_type)).upper()
         if kind != "FULL_STATE_DICT":
             raise NotImplementedError(f"FSDP with state_dict_type={kind} is out of scope: choose FULL_STATE_DICT")
         self.state_dict_type = kind
 
-        self.activation_checkpointing = _read_flag(
-            "activation_checkpointing", self.activation_checkpointing, "FSDP_ACTIVATION_CHECKPOINTING"
-        )
-        if self.activation_checkpointing and policy == "NO_WRAP":
+        self.auto_wrap_policy = str(self.auto_wrap_policy).upper()
+        if self.auto_wrap_policy not in _FSDP_WRAP_POLICIES:
+            raise ValueError(f"auto_wrap_policy {self.auto_wrap_policy!r} is none of {', '.join(_FSDP_WRAP_POLICIES)}")
+        if self.activation_checkpointing and self.auto_wrap_policy == "NO_WRAP":
             raise ValueError("activation_checkpointing needs an auto_wrap_policy, which says for which layers")
 
-        names = _or_variable(self.transformer_cls_names_to_wrap, "FSDP_TRANSFORMER_CLS_TO_WRAP", None)
-        self.transformer_cls_names_to_wrap = names.split(",") if isinstance(names, str) else names
-
-        self.min_num_params = int(_or_variable(self.min_num_params, "FSDP_MIN_NUM_PARAMS", 0))
-
-
-def _or_variable(value: Any, variable: str, default: Any) -> Any:
-    """`value` or, where it is not given, what the launcher says, or `default`."""
-    return os.environ.get(variable, default) if value is None else value
+        if isinstance(self.transformer_cls_names_to_wrap, str):
+            self.transformer_cls_names_to_wrap = self.transformer_cls_names_to_wrap.split(",")
+        self.min_num_params = int(self.min_num_params)
 
 
-def _read_flag(name: str, value: bool | str | None, variable: str, default: bool = False) -> bool:
-    given = _or_variable(value, variable, default)
+def _read_flag(name: str, value: Any) -> bool:
     try:
-        return str_to_bool(str(given)) == 1
+        return str_to_bool(str(value)) == 1
     except ValueError:
-        raise ValueError(f"{name} must be true or false, not {given!r}") from None
+        raise ValueError(f"{name} must be true or false, not {value!r}") from None
 
 
 @dataclass
 class TorchDynamoPlugin(KwargsHandler):
-    """For `torch.compile`.
+    """Arguments of `torch.compile`.
 
     Args:
         backend: a DynamoBackend, in either case; "no" does not compile.
         mode: "default", "reduce-overhead" or "max-autotune".
         fullgraph: raise where the model cannot be one graph.
         dynamic: trace with dynamic shapes.
-        options: for the backend.
+        options: arguments of the backend.
         disable: let `torch.compile` do nothing.
 
     Raises:

@@ -29,7 +29,7 @@ logger = get_logger(__name__)
 
 def is_part(tensor: Any) -> bool:
     """True for a DTensor: what this rank has of a tensor that is shared out."""
-    # Importing it takes a second. Whoever has made one has imported it.
+    # Not imported here, because that takes a second. Whoever has made a DTensor has imported it.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
@@ -57,17 +57,17 @@ def shard_model(model: nn.Module, plugin: FullyShardedDataParallelPlugin, device
         )
     whole: dict[str, Any] = dict(model.named_parameters())
     for tensor in [*whole.values(), *model.buffers()]:
-        on_device = tensor.detach().to(device)  # one at a time: the whole model may not fit
+        on_device = tensor.detach().to(device)  # each tensor alone, because the whole model may not fit
         tensor.detach().copy_(broadcast(on_device))
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for layer in layers:
         if plugin.activation_checkpointing:
             layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
         fully_shard(layer, mesh=mesh, reshard_after_forward=plugin.reshard_after_forward)
-    # What is in none of these layers. Torch's own default keeps it gathered until the backward.
+    # The model takes what is in none of these layers. By default torch keeps that gathered until the backward.
     fully_shard(model, mesh=mesh, reshard_after_forward=plugin.reshard_after_forward)
     for name, parameter in model.named_parameters():
-        whole[name]._part = parameter  # where `give_parts` looks, for an optimizer made before
+        whole[name]._part = parameter  # `give_parts` finds it here for an optimizer that was made before
     for module in model.modules():
         module.register_load_state_dict_pre_hook(_take_parts)
     model.register_forward_hook(_free_after_evaluation)
@@ -75,33 +75,33 @@ def shard_model(model: nn.Module, plugin: FullyShardedDataParallelPlugin, device
 
 def _layers_to_wrap(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> list[nn.Module]:
     """The layers that are gathered apart from the others, the inner ones first."""
-    if plugin.auto_wrap_policy == "NO_WRAP":
-        return []
-    by_class = plugin.auto_wrap_policy == "TRANSFORMER_BASED_WRAP"
-    names = plugin.transformer_cls_names_to_wrap or getattr(model, "_no_split_modules", None) or []
-    candidates = list(model.modules())[1:]
-    missing = set(names) - {type(layer).__name__ for layer in candidates}
-    if by_class and missing:
-        raise ValueError(f"Could not find the transformer layer class {', '.join(sorted(missing))} in the model.")
-    # Tied parameters belong to several layers, and so to the model.
+    layers = list(model.modules())[1:]
+    if plugin.auto_wrap_policy == "TRANSFORMER_BASED_WRAP":
+        names = plugin.transformer_cls_names_to_wrap or getattr(model, "_no_split_modules", None) or []
+        wanted = [layer for layer in layers if type(layer).__name__ in names]
+        missing = set(names) - {type(layer).__name__ for layer in wanted}
+        if missing:
+            raise ValueError(f"Could not find the transformer layer class {', '.join(sorted(missing))} in the model.")
+    elif plugin.auto_wrap_policy == "SIZE_BASED_WRAP":
+        wanted = [layer for layer in layers if _has_more_parameters(layer, plugin.min_num_params)]
+    else:
+        wanted = []
+    # A parameter that several layers own is tied. It belongs to none of them, but to the model.
     owners: Counter[Tensor] = Counter()
     for module in model.modules():
         owners.update(module.parameters(recurse=False))
-    layers = []
-    for layer in reversed(candidates):
-        if by_class:
-            is_wanted = type(layer).__name__ in names
-        else:
-            size = sum(parameter.numel() for parameter in layer.parameters())
-            is_wanted = size > plugin.min_num_params > 0 and not isinstance(layer, nn.ModuleList | nn.ModuleDict)
-        is_tied = any(owners[parameter] > 1 for parameter in layer.parameters())
-        if is_wanted and not is_tied:
-            layers.append(layer)
-    return layers
+    tied = {parameter for parameter, num_owners in owners.items() if num_owners > 1}
+    return [layer for layer in reversed(wanted) if tied.isdisjoint(layer.parameters())]
+
+
+def _has_more_parameters(layer: nn.Module, limit: int) -> bool:
+    """True for a layer with more than `limit` parameters, unless `limit` is 0 or the layer is a mere list of others."""
+    size = sum(parameter.numel() for parameter in layer.parameters())
+    return size > limit > 0 and not isinstance(layer, nn.ModuleList | nn.ModuleDict)
 
 
 def _free_after_evaluation(model: nn.Module, *_: Any) -> None:
-    """Free what is gathered after a forward that no backward follows, which would free it."""
+    """Free what a forward without a backward has gathered. Otherwise the backward frees it."""
     if not torch.is_grad_enabled():
         for module in _sharded_modules(model):
             module.reshard()
@@ -112,7 +112,7 @@ def _sharded_modules(model: nn.Module) -> list[Any]:
 
 
 def give_parts(optimizer: torch.optim.Optimizer) -> None:
-    """Let `optimizer` step its parameters' parts, where it was made before the model was sharded."""
+    """Replace the parameters of `optimizer` by their parts, if it was made before the model was sharded."""
     for group in optimizer.param_groups:
         for index, whole in enumerate(group["params"]):
             part = getattr(whole, "_part", None)
@@ -133,7 +133,7 @@ def _part_like(parameter: Any, whole: Any) -> Any:
         return whole
     from torch.distributed.tensor import distribute_tensor
 
-    # Without a source rank nothing is sent: each rank cuts its own copy.
+    # Without a source rank nothing is sent, and each rank cuts its own copy.
     return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
@@ -181,7 +181,7 @@ def load_whole_optimizer_state(optimizer: torch.optim.Optimizer, state_dict: dic
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
     states = dict(state_dict["state"])
-    for number, parameter in zip(numbers, parameters, strict=False):  # torch says where groups differ
+    for number, parameter in zip(numbers, parameters, strict=False):  # `load_state_dict` says where groups differ
         if number in states:
             states[number] = _parts_of_state(states[number], parameter)
     optimizer.load_state_dict({**state_dict, "state": states})

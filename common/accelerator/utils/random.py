@@ -1,4 +1,4 @@
-"""Seeds, and making the generators of all processes agree."""
+"""Seeds and states of random generators, and the same state on all processes."""
 
 import random
 import sys

@@ -1,4 +1,4 @@
-"""Files of `torch.save` that can be loaded without executing code. Each is tried when it is written."""
+"""Files of `torch.save` that are loaded without executing code. Each is read once when it is written, as a check."""
 
 import codecs
 import pickle
@@ -54,7 +54,7 @@ def load_safely(path: Path, **load_kwargs: Any) -> Any:
         with torch.serialization.safe_globals(types_of_numpy()):
             return torch.load(path, **settings)
     except pickle.UnpicklingError as error:
-        # The line of torch's long message that names what was refused.
+        # torch's message is long. Only this line of it names what was refused.
         found = re.search(r"Unpickler error:\s*(.*?)(\. Please use|\n|$)", str(error))
         reason = found[1] if found else error
         raise CheckpointError(f"{path.name} is refused, for it could execute code: {reason}") from error

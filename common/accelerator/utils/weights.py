@@ -1,4 +1,4 @@
-"""State dicts for safetensors files: tied weights once, each tensor contiguous and with memory of its own."""
+"""State dicts in files: tied weights once, tensors that share no memory, and names with and without `torch.compile`."""
 
 import logging
 from collections.abc import Mapping

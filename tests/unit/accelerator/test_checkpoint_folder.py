@@ -191,7 +191,8 @@ def test_the_newest_complete_checkpoint_is_picked_and_the_others_are_set_aside(t
     (folder / "checkpoint_2/model.safetensors").write_bytes(b"")
     (folder / "checkpoint_9").mkdir()
     (folder / "checkpoint_text").mkdir()
-    (folder / ".checkpoint_4.staging").mkdir()  # of a run that was killed
+    (folder / ".checkpoint_4.staging_0").mkdir()  # of a run that was killed
+    (folder / ".checkpoint_0.removed").mkdir()
     accelerator.load_state()
     assert thing.bias.item() == 2.0 and accelerator.project_configuration.iteration == 2
     assert "checkpoint_3 holds no manifest" in caplog.text and "checkpoint_2/model.safetensors" in caplog.text
