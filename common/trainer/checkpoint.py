@@ -2,7 +2,7 @@
 
 The accelerator saves and loads weights, optimizer, scheduler, gradient scaler, each rank's random state and the
 loader's position, and verifies them all. The Trainer adds `trainer_state.json`, which is that of `transformers`, and
-`progress.json`, what else it needs to go on exactly.
+`progress.json`, with all else that it needs to go on exactly.
 """
 
 import json
@@ -17,7 +17,7 @@ from common.accelerator.operations import run_on_all_ranks
 from common.accelerator.utils import broadcast, broadcast_object_list, load_state_dict
 from common.accelerator.utils.checkpoint_folder import choose_newest, finish_and_verify, numbered, remove_folder
 from common.accelerator.utils.weights import under_names_of
-from common.trainer.state import TrainerState
+from common.trainer.trainer_callback import TrainerState
 
 TRAINER_STATE_NAME = "trainer_state.json"
 PROGRESS_NAME = "progress.json"

@@ -1,4 +1,4 @@
-"""How a Trainer reads loaders: those that it makes, and those that an override of its methods returns."""
+"""The reading of loaders: those that a Trainer makes, and those that an override of its methods returns."""
 
 from collections.abc import Generator, Iterable, Iterator
 from itertools import islice
@@ -13,6 +13,7 @@ from common.accelerator.dispatcher import count_rows
 from common.accelerator.sampler import innermost_sampler
 from common.accelerator.utils.random import set_random_states
 from common.eval_sampler import DistributedEvalSampler
+from common.trainer.batches import first_samples
 
 
 def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
@@ -49,7 +50,88 @@ def samples_per_batch(loader: Any, num_processes: int) -> int:
     return (getattr(loader, "batch_size", None) or 1) * num_processes
 
 
-def count_samples(loader: Any, batch: Any, num_processes: int) -> int | None:
+def read_batches(loader: Any, accelerator: Accelerator) -> Iterator[Any]:
+    """The batches of any loader, on the device."""
+    # On several CPU ranks `transformers` copies each batch, because a rank's device is "cpu:0" there. The copy begins
+    # at an aligned address, and a product over it may be rounded in another way: for its bits, batches are copied here.
+    is_copied = accelerator.num_processes > 1 and accelerator.device.type == "cpu"
+    for batch in loader:
+        if not is_prepared(loader):
+            batch = utils.send_to_device(batch, accelerator.device)
+        yield utils.recursively_apply(torch.clone, batch) if is_copied else batch
+
+
+class SkippedBatches(NamedTuple):
+    """The batches that a resumed run leaves out of its first epoch, and the random states to go on with after that."""
+
+    number: int
+    random_states_after: dict[str, Any]
+
+
+def read_windows(
+    loader: Any, epoch: int, sizes: Iterable[int], skipped: SkippedBatches | None, accelerator: Accelerator
+) -> Generator[list[Any], None, None]:
+    """The micro-batches of an epoch on the device, in windows of the given sizes; the last one may be smaller.
+
+    A whole window is read at once, because the loss of each of its micro-batches may depend on the labels of all.
+    """
+    left_to_skip = 0 if skipped is None else skipped.number
+    if is_prepared(loader) and left_to_skip > 0:
+        loader = skip_first_batches(loader, left_to_skip)
+        left_to_skip = 0
+    if hasattr(loader, "set_epoch"):
+        loader.set_epoch(epoch)
+    micro_batches = islice(read_batches(loader, accelerator), left_to_skip, None)
+    for size in sizes:
+        window = list(islice(micro_batches, size))
+        if skipped is not None:
+            # The first window has been read behind them.
+            set_random_states(accelerator.device, skipped.random_states_after)
+            skipped = None
+        if not window:
+            # A stream has no length, so its end is not planned.
+            return
+        yield window
+
+
+class BatchRows(NamedTuple):
+    """The samples in a rank's batch of an evaluation.
+
+    Attributes:
+        given: the samples that the model is given.
+        num_real: those that are no repetitions: the first ones. 0 in a rank that has only repetitions.
+        is_padded: True if ranks repeat samples in this step, which evens them out. This rank may be none of them.
+    """
+
+    given: int
+    num_real: int
+    is_padded: bool
+
+    def real_part(self, part: Any) -> Any:
+        """Outputs or labels of the batch, without those of repetitions.
+
+        As in the original, an output of a padded step that has no row for each sample is cut too.
+        """
+        return part[: self.num_real] if self.is_padded else part
+
+
+def read_eval_batches(loader: Any, batch_size: int, accelerator: Accelerator) -> Iterator[tuple[Any, BatchRows]]:
+    """The batches of an evaluation, without repeated samples, so that these do not count in a batch's mean loss.
+
+    A rank that has nothing else keeps them, because ranks that share a model compute together. `batch_size` is the
+    number of samples where neither the loader nor the batch says it.
+    """
+    for batch in read_batches(loader, accelerator):
+        rows = _count_samples(loader, batch, accelerator.num_processes) or batch_size
+        short_step = loader.short_step if is_prepared(loader) else None
+        num_real = rows if short_step is None else min(rows, short_step.num_real)
+        if 0 < num_real < rows:
+            batch = first_samples(batch, rows, num_real)
+            rows = num_real
+        yield batch, BatchRows(rows, num_real, is_padded=short_step is not None)
+
+
+def _count_samples(loader: Any, batch: Any, num_processes: int) -> int | None:
     """Samples in the batch just read; None where neither the loader nor the batch says it.
 
     The loader is asked first, because a collator may have joined the samples to one row.
@@ -70,46 +152,3 @@ def count_samples(loader: Any, batch: Any, num_processes: int) -> int | None:
 def all_ranks_have_batch(loader: Any) -> bool:
     """True if the batch just read is one of a step in which every rank has a full batch of its own."""
     return is_prepared(loader) and loader.short_step is None
-
-
-def read_batches(loader: Any, accelerator: Accelerator) -> Iterator[Any]:
-    """The batches of any loader, on the device."""
-    # On several CPU ranks `transformers` copies each batch, because a rank's device is "cpu:0" there. The copy begins
-    # at an aligned address, and a product over it may be rounded in another way: for its bits, batches are copied here.
-    is_copied = accelerator.num_processes > 1 and accelerator.device.type == "cpu"
-    for batch in loader:
-        if not is_prepared(loader):
-            batch = utils.send_to_device(batch, accelerator.device)
-        yield utils.recursively_apply(torch.clone, batch) if is_copied else batch
-
-
-class SkippedBatches(NamedTuple):
-    """What a resumed run leaves out of its first epoch, and the random states to go on with after that."""
-
-    batches: int
-    random_states_after: dict[str, Any]
-
-
-def read_windows(
-    loader: Any, epoch: int, sizes: Iterable[int], skipped: SkippedBatches | None, accelerator: Accelerator
-) -> Generator[list[Any], None, None]:
-    """The micro-batches of an epoch on the device, in windows of the given sizes; the last one may be smaller.
-
-    A whole window is read at once, because the loss of each of its micro-batches may depend on the labels of all.
-    """
-    left_to_skip = 0 if skipped is None else skipped.batches
-    if is_prepared(loader) and left_to_skip > 0:
-        loader = skip_first_batches(loader, left_to_skip)
-        left_to_skip = 0
-    if hasattr(loader, "set_epoch"):
-        loader.set_epoch(epoch)
-    micro_batches = islice(read_batches(loader, accelerator), left_to_skip, None)
-    for size in sizes:
-        window = list(islice(micro_batches, size))
-        if skipped is not None:
-            set_random_states(accelerator.device, skipped.random_states_after)
-            skipped = None
-        if not window:
-            # A stream has no length, so its end is not planned.
-            return
-        yield window
