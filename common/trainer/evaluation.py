@@ -1,7 +1,7 @@
-"""From the batches of an evaluation, which each rank has worked through by itself, to one result.
+"""The result of an evaluation, which is put together from the batches that each rank has worked through by itself.
 
-The results of the ranks are gathered at the end and put into the order of the data set. Those of samples that were
-repeated to even the ranks out are left out.
+The results of the ranks are gathered at the end and put into the order of the data set. Samples that were repeated to
+even the ranks out are left out.
 """
 
 import time

@@ -85,7 +85,7 @@ def read_windows(
     for size in sizes:
         window = list(islice(micro_batches, size))
         if skipped is not None:
-            # The first window has been read behind them.
+            # The skipped batches have been drawn together with the first window.
             set_random_states(accelerator.device, skipped.random_states_after)
             skipped = None
         if not window:
@@ -122,9 +122,13 @@ def read_eval_batches(loader: Any, batch_size: int, accelerator: Accelerator) ->
     number of samples where neither the loader nor the batch says it.
     """
     for batch in read_batches(loader, accelerator):
-        rows = _count_samples(loader, batch, accelerator.num_processes) or batch_size
         short_step = loader.short_step if is_prepared(loader) else None
-        num_real = rows if short_step is None else min(rows, short_step.num_real)
+        if short_step is None:
+            rows = _count_samples(loader, batch, accelerator.num_processes) or batch_size
+            num_real = rows
+        else:
+            rows = short_step.own_rows
+            num_real = short_step.num_real
         if 0 < num_real < rows:
             batch = first_samples(batch, rows, num_real)
             rows = num_real
@@ -132,13 +136,11 @@ def read_eval_batches(loader: Any, batch_size: int, accelerator: Accelerator) ->
 
 
 def _count_samples(loader: Any, batch: Any, num_processes: int) -> int | None:
-    """Samples in the batch just read; None where neither the loader nor the batch says it.
+    """Samples in the batch just read of a step that is not short; None where neither loader nor batch says it.
 
     The loader is asked first, because a collator may have joined the samples to one row.
     """
     if is_prepared(loader):
-        if loader.short_step is not None:
-            return loader.short_step.own_rows
         # The last batch of a stream may be smaller, which on a single process makes no short step.
         is_full = num_processes > 1 or not isinstance(loader.dataset, IterableDataset)
         if is_full and getattr(index_sampler_of(loader), "batch_size", None):

@@ -117,7 +117,8 @@ class LossLog:
 
     Attributes:
         since_log: the sum of the shares since the last log. It is a float32 tensor on the device, as in `transformers`.
-        of_whole_steps: the same for a checkpoint: a resumed run trains again on the batches of an incomplete step.
+        of_whole_steps: this sum after the last whole step. A checkpoint holds it, because a resumed run trains again on
+            the batches of an incomplete step.
         total: the sum of all logged losses, which are means over the ranks.
         logged_step: the step at which losses were last logged.
         learning_rate, grad_norm: of the last step. The norm is a tensor on the device.

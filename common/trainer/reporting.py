@@ -16,7 +16,7 @@ from common.trainer.training_args import TrainingArguments
 
 def print_above_bar(text: str) -> None:
     tqdm.write(text)
-    sys.stdout.flush()  # a run that is killed later has said it
+    sys.stdout.flush()  # the line is there even if the run is killed
 
 
 def training_summary(args: TrainingArguments, state: TrainerState, train_dataloader: Any) -> str:

@@ -193,6 +193,7 @@ class Trainer:
             undo_preparation(accelerator, self.model)
 
         loader = self.get_train_dataloader()
+        # An override may return a plain loader, or a prepared one of the last training, which has been forgotten above.
         if loading.is_prepared(loader) or loading.every_rank_reads_all(loader, accelerator.num_processes):
             loader = accelerator.prepare_data_loader(loader)
         self.train_dataloader = loader
@@ -252,6 +253,7 @@ class Trainer:
                 if self._is_stopped():
                     break
             batches_of_first_step = min(self.plan.accumulation, self.plan.batches_per_epoch)
+            # A stream as short as this would be read again and again, for ever.
             if position.batches < batches_of_first_step and not self._is_stopped():
                 logger.warning(
                     f"epoch {position.epoch} has {position.batches} batches, too few for a step: training stops after "
@@ -261,13 +263,13 @@ class Trainer:
             self._end_epoch()
 
     def _train_window(self, window: list[Any]) -> None:
-        """A pass over each micro-batch of a window, then an optimizer step; less where a callback stops it."""
+        """Train on each micro-batch of a window, then make an optimizer step, unless a callback stops it before."""
         accelerator = self.accelerator
         num_items = self._count_items(window)
         # `training_step` divides by it: every micro-batch weighs the same, however many samples it has.
         self.current_gradient_accumulation_steps = len(window)
-        # A stream may end within a window. No optimizer step follows then, and the next epoch's first step takes the
-        # gradients in.
+        # A stream may end within a window. As in `transformers`, no optimizer step follows then, and the next epoch's
+        # first step takes the gradients in.
         ends_in_step = self.plan.ends_step(self.position.batches + len(window))
         self.call_event("on_step_begin")
 
@@ -276,8 +278,8 @@ class Trainer:
             step_follows = is_last and ends_in_step
             accelerator.sync_gradients = step_follows
             # The ranks average their gradients once in a window, in its last micro-batch.
-            local_gradients = nullcontext() if is_last else accelerator.no_sync(self.model_wrapped)
-            with local_gradients:
+            averaging = nullcontext() if is_last else accelerator.no_sync(self.model_wrapped)
+            with averaging:
                 loss = self.training_step(self.model_wrapped, inputs, num_items)
             self.position.batches += 1
             self.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
@@ -311,9 +313,8 @@ class Trainer:
         self._set_optimizer_mode("train")
         inputs = self._prepare_inputs(inputs)
         loss = self._call_compute_loss(model, inputs, num_items_in_batch)
-        if self.loss_is_scaled_for_ga is not None:
-            is_share = self.loss_is_scaled_for_ga
-        else:
+        is_share = self.loss_is_scaled_for_ga
+        if is_share is None:
             is_divided_by_model = self.model_accepts_loss_kwargs and num_items_in_batch is not None
             is_share = is_divided_by_model or self.compute_loss_func is not None
         micro_batches = self.current_gradient_accumulation_steps
@@ -540,10 +541,9 @@ class Trainer:
             run_on_all_ranks(delete_oldest, self.is_world_process_zero())
 
     def _write_own_files(self, progress: dict[str, Any], models: list, weights: list[dict], draft: str) -> None:
-        """Write the Trainer's own files of a checkpoint into its folder `draft`, before the accelerator writes its own.
+        """Write the files of a checkpoint that are not the accelerator's into the folder `draft`.
 
-        An override of `save_model` or `_save` writes there too. The weights that a run goes on from are the
-        accelerator's, in `model.safetensors`.
+        Overrides of `save_model` and `_save` write there too. Afterwards the accelerator writes `model.safetensors`.
         """
         kind = type(self)
         if kind.save_model is not Trainer.save_model or kind._save is not Trainer._save:

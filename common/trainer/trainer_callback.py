@@ -140,7 +140,7 @@ class TrainerCallback:
 # The keywords that callbacks get at every event.
 GIVEN = ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
 
-# The switches that an event puts off when it begins: their work is done, or belonged to a step that is over.
+# The switches that are off again when an event begins: their work is done, or it belonged to a step that is over.
 SWITCHED_OFF = {
     "on_train_begin": ("should_training_stop", "should_epoch_stop", "should_log", "should_evaluate", "should_save"),
     "on_epoch_begin": ("should_epoch_stop",),
