@@ -103,7 +103,7 @@ class Trainer:
         # The model. `train` puts DDP, or whatever else the accelerator makes of it, into `model_wrapped`.
         self.model = model
         self.model_wrapped: Any = model
-        if not self.accelerator.is_fsdp2:  # whole, a model that is to be shared out may not fit on the device
+        if not self.accelerator.is_fsdp2:  # a model that is to be shared out may not fit on the device as a whole
             model.to(self.accelerator.device)
         config: Any = getattr(model, "config", None)
         if config is not None and not isinstance(config, dict):
@@ -356,7 +356,7 @@ class Trainer:
         return self.compute_loss(model, inputs, **options)
 
     def _call_model_with_count(self, model: nn.Module, inputs: Any, num_items: Tensor) -> Any:
-        """The outputs of a model that takes the count. A warning in the first step if the model does not use it."""
+        """The outputs of a model that takes the count, with a warning in the first step if it does not use it."""
         is_watched = model.training and self.state.global_step == 0 and self.compute_loss_func is None
         if not is_watched or any(map(utils.is_compiled_module, model.modules())):
             return batches.call_model(model, inputs, num_items_in_batch=num_items)
@@ -373,7 +373,7 @@ class Trainer:
     def _count_items(self, window: list[Any], is_collective: bool = True) -> Tensor | None:
         """Labels other than -100 in these batches of all ranks; None if nobody needs them, or a batch has no labels.
 
-        Without `is_collective`, as another rank may have no batch, the others are taken to have as many.
+        Unless `is_collective`, the other ranks are taken to have as many, because one of them may have no batch.
         """
         if self.compute_loss_func is None and not self.model_accepts_loss_kwargs:
             return None
@@ -398,7 +398,7 @@ class Trainer:
             enter_mode()
 
     def _optimizer_step(self) -> None:
-        """One optimizer step with the gradients of a window. Only in fp16 does it wait for the device."""
+        """One optimizer step with the gradients of a window. It waits for the device in fp16 only."""
         # Without a limit this measures the norm and leaves finite gradients alone.
         limit = self.args.max_grad_norm if self.args.max_grad_norm > 0 else float("inf")
         grad_norm = self.accelerator.clip_grad_norm_(self.model_wrapped.parameters(), limit)
@@ -496,7 +496,7 @@ class Trainer:
         metrics["train_loss"] = train_loss
         self.log(metrics)
         if self.args.disable_tqdm:
-            metrics.pop("total_flos", None)  # as in the original, whose plain lines take it out of what `train` returns
+            metrics.pop("total_flos", None)  # as in the original, where the callback that prints a log removes it
         if state.best_global_step is not None and state.best_global_step not in self.saved_steps:
             logger.warning(
                 f"the best evaluation was at step {state.best_global_step}, where no checkpoint was saved: "
@@ -523,7 +523,7 @@ class Trainer:
 
         position = self.position
         if self.control.should_epoch_stop and not position.epoch_ended:
-            # A callback cuts it short: nothing of it is left to train on.
+            # A callback cuts the epoch short: nothing of it is left to train on.
             position = replace(position, batches=self.plan.batches_per_epoch)
         progress = {
             "position": asdict(position),
@@ -676,7 +676,7 @@ class Trainer:
             accelerator.forget_loader(dataloader)  # checkpoints hold the position in the training set alone
         self.callback_handler.eval_dataloader = dataloader
         if self.train_dataloader is None:  # not trained yet
-            undo_preparation(accelerator, self.model)  # of another Trainer, whose precision may be another
+            undo_preparation(accelerator, self.model)  # another Trainer may have prepared it in another precision
             accelerator.prepare_model(self.model, evaluation_mode=True)
         self.model.eval()
         self._set_optimizer_mode("eval")
@@ -689,7 +689,7 @@ class Trainer:
     ) -> Iterator[evaluation.BatchResult]:
         """The results of the loader's batches, each of which is computed when it is asked for."""
         for inputs, rows in loading.read_eval_batches(loader, self.args.per_device_eval_batch_size, self.accelerator):
-            # The bare model: the forward of DDP may be a collective, and an override's loader uneven.
+            # It gets the bare model: the forward of DDP may be a collective, and the loader of an override uneven.
             loss, logits, labels = self.prediction_step(self.model, inputs, loss_only, ignore_keys=ignore_keys)
             if logits is not None and self.preprocess_logits_for_metrics is not None:
                 logits = self.preprocess_logits_for_metrics(logits, labels)

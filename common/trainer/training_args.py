@@ -56,11 +56,7 @@ def is_count(value: Any) -> bool:
 
 
 def is_steps(value: Any) -> bool:
-    return 0 <= value < 1 or is_count(value)
-
-
-def is_positive(value: Any) -> bool:
-    return value > 0
+    return 0 < value < 1 or is_count(value)
 
 
 def is_not_negative(value: Any) -> bool:
@@ -289,10 +285,11 @@ class TrainingArguments:
         per_step = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
         for name in (*per_step, "save_total_limit"):
             self._check_number(name, is_count, "whole, above 0")
-        for name in ("logging_steps", "save_steps", "eval_steps", "warmup_steps"):
-            self._check_number(name, is_steps, "whole, or a share below 1")
         for name in ("logging_steps", "save_steps"):
-            self._check_number(name, is_positive, "above 0")
+            self._check_number(name, is_steps, "whole and above 0, or a share below 1")
+        for name in ("eval_steps", "warmup_steps"):
+            if getattr(self, name) != 0:
+                self._check_number(name, is_steps, "whole, or a share below 1")
         for name in ("learning_rate", "weight_decay", "max_grad_norm", "eval_delay"):
             self._check_number(name, is_not_negative, "0 or more")
         if self.max_steps == -1:
