@@ -43,13 +43,6 @@ def length_of(data: Any) -> int | None:
         return None
 
 
-def samples_per_batch(loader: Any, num_processes: int) -> int:
-    """Samples of all ranks in a micro-batch, as far as the loader says it."""
-    if is_prepared(loader):
-        return loader.total_batch_size
-    return (getattr(loader, "batch_size", None) or 1) * num_processes
-
-
 def read_batches(loader: Any, accelerator: Accelerator) -> Iterator[Any]:
     """The batches of any loader, on the device."""
     # On several CPU ranks `transformers` copies each batch, because a rank's device is "cpu:0" there. The copy begins
@@ -149,8 +142,3 @@ def _count_samples(loader: Any, batch: Any, num_processes: int) -> int | None:
         return count_rows(batch)
     except ValueError:  # it is an object of the script's own
         return None
-
-
-def all_ranks_have_batch(loader: Any) -> bool:
-    """True if the batch just read is one of a step in which every rank has a full batch of its own."""
-    return is_prepared(loader) and loader.short_step is None

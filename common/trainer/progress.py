@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from common.accelerator import Accelerator
-from common.trainer.loading import length_of, samples_per_batch
+from common.trainer.loading import is_prepared, length_of
 from common.trainer.training_args import TrainingArguments
 
 
@@ -93,7 +93,10 @@ def make_plan(args: TrainingArguments, loader: Any, num_processes: int) -> Plan:
     else:
         max_steps = math.ceil(args.num_train_epochs * steps_per_epoch)
         num_epochs = math.ceil(args.num_train_epochs)
-    samples = samples_per_batch(loader, num_processes)
+    if is_prepared(loader):
+        samples = loader.total_batch_size
+    else:  # as far as the loader of an override says it
+        samples = (getattr(loader, "batch_size", None) or 1) * num_processes
     order = {
         "batches_per_epoch": batches_per_epoch,
         "samples_per_batch": samples,

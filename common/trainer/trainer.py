@@ -721,7 +721,9 @@ class Trainer:
         loss = None
         with torch.no_grad():
             if has_loss:
-                is_collective = loading.all_ranks_have_batch(self.callback_handler.eval_dataloader)
+                loader = self.callback_handler.eval_dataloader
+                # In a short step another rank may have no batch.
+                is_collective = loading.is_prepared(loader) and loader.short_step is None
                 num_items = self._count_items([inputs], is_collective)
                 loss, outputs = self._call_compute_loss(model, inputs, num_items, return_outputs=True)
                 loss = loss.detach().mean()
