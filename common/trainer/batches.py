@@ -1,17 +1,17 @@
 """From samples to batches, and from batches to a model: collating, unused columns, labels, outputs."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.accelerator.sampler import ShortStep
-from common.nested import leaves, map_nested
+from common.nested import honor_type, leaves, map_nested
 from common.trainer.signatures import model_inside, parameters
 
-# What the default collator calls a sample's label, and what a batch's labels are called.
+# The keys of a sample's label, for the default collator, and of a batch's labels.
 LABEL = "label"
 LABELS = "labels"
 
@@ -110,29 +110,20 @@ def count_labels(batch: Any, shifted: bool = False) -> Tensor | None:
 
 def first_samples(batch: Any, rows: int, count: int) -> Any:
     """The first `count` samples of a batch of `rows`. A tensor or list of another length stays as it is."""
-
-    def is_column(part: Any) -> bool:
-        is_list = isinstance(part, tuple | list) and part is not batch  # which are the arguments of a model
-        is_array = isinstance(part, Tensor | np.ndarray) and part.ndim > 0
-        return (is_list or is_array) and len(part) == rows
-
-    def first(part: Any) -> Any:
-        return part[:count] if is_column(part) else part
-
-    return map_nested(first, batch, is_leaf=is_column)
+    cut = partial(_first_rows, rows=rows, count=count)
+    is_column = partial(_has_rows, rows=rows)
+    if isinstance(batch, tuple | list):  # the arguments of a model, and no column, even if there are `rows` of them
+        return honor_type(batch, [map_nested(cut, part, is_leaf=is_column) for part in batch])
+    return map_nested(cut, batch, is_leaf=is_column)
 
 
-def real_part(batch: Any, rows: int, short_step: ShortStep | None) -> tuple[Any, int, int]:
-    """What a rank evaluates of a batch of `rows` samples: the batch, its rows, and how many of them are real.
+def _first_rows(part: Any, rows: int, count: int) -> Any:
+    return part[:count] if _has_rows(part, rows) else part
 
-    Samples that are repeated to even the ranks out are cut off, so that they do not count in the batch's mean loss. A
-    rank that has no others keeps them, because ranks that share a model compute together: it has rows, none of them
-    real.
-    """
-    num_real = rows if short_step is None else min(rows, short_step.num_real)
-    if 0 < num_real < rows:
-        return first_samples(batch, rows, num_real), num_real, num_real
-    return batch, rows, num_real
+
+def _has_rows(part: Any, rows: int) -> bool:
+    is_array = isinstance(part, Tensor | np.ndarray) and part.ndim > 0
+    return (is_array or isinstance(part, tuple | list)) and len(part) == rows
 
 
 def call_model(model: nn.Module, batch: Any, **more: Any) -> Any:

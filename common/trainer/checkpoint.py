@@ -2,7 +2,7 @@
 
 The accelerator saves and loads weights, optimizer, scheduler, gradient scaler, each rank's random state and the
 loader's position, and verifies them all. The Trainer adds `trainer_state.json`, which is that of `transformers`, and
-`progress.json`, what else it needs to go on exactly.
+`progress.json`, with all else that it needs to go on exactly.
 """
 
 import json
@@ -17,7 +17,7 @@ from common.accelerator.operations import run_on_all_ranks
 from common.accelerator.utils import broadcast, broadcast_object_list, load_state_dict
 from common.accelerator.utils.checkpoint_folder import finish_and_verify, numbered, recover_newest, remove_folder
 from common.accelerator.utils.weights import under_names_of
-from common.trainer.state import TrainerState
+from common.trainer.trainer_callback import TrainerState
 
 TRAINER_STATE_NAME = "trainer_state.json"
 PROGRESS_NAME = "progress.json"
@@ -36,12 +36,9 @@ def write_progress(folder: str, state: TrainerState, progress: dict[str, Any]) -
 
 def read_progress(folder: str) -> tuple[TrainerState, dict[str, Any]]:
     """State and progress in a checkpoint that `find_checkpoint` has found. All ranks must call this."""
-
-    def read() -> tuple[TrainerState, dict[str, Any]]:
-        progress = json.loads(Path(folder, PROGRESS_NAME).read_text(encoding="utf-8"))
-        return TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}"), progress
-
-    return run_on_all_ranks(read)
+    state = run_on_all_ranks(lambda: TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}"))
+    text = run_on_all_ranks(lambda: Path(folder, PROGRESS_NAME).read_text(encoding="utf-8"))
+    return state, json.loads(text)
 
 
 def delete_oldest(output_dir: str, saved_steps: list[int], kept: list[Path], limit: int) -> None:
@@ -85,12 +82,13 @@ def load_best_model(accelerator: Accelerator, model: nn.Module, folder: str) -> 
     for name, state in model.state_dict().items():
         if isinstance(state, Tensor):  # whole, where this rank has a part of it
             weights[name] = torch.empty(state.shape, dtype=state.dtype, device=accelerator.device)
-
-    def read() -> None:
-        finish_and_verify(Path(folder))
-        saved = under_names_of(model, load_state_dict(f"{folder}/model.safetensors"))
-        for name, weight in weights.items():
-            weight.copy_(saved[name])
-
-    run_on_all_ranks(read, accelerator.is_main_process)
+    run_on_all_ranks(lambda: _read_weights(model, folder, weights), accelerator.is_main_process)
     model.load_state_dict(broadcast(weights), strict=False)
+
+
+def _read_weights(model: nn.Module, folder: str, weights: dict[str, Tensor]) -> None:
+    """Fill `weights`, which have the names of the model's parameters, from a checkpoint."""
+    finish_and_verify(Path(folder))
+    saved = under_names_of(model, load_state_dict(f"{folder}/model.safetensors"))
+    for name, weight in weights.items():
+        weight.copy_(saved[name])

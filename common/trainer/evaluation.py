@@ -1,7 +1,7 @@
-"""From the batches of an evaluation, which each rank has worked through by itself, to one result.
+"""The result of an evaluation, which is put together from the batches that each rank has worked through by itself.
 
-The results of the ranks are gathered at the end and put into the order of the data set. Those of samples that were
-repeated to even the ranks out are left out.
+The results of the ranks are gathered at the end and put into the order of the data set. Samples that were repeated to
+even the ranks out are left out.
 """
 
 import time
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from common.accelerator.utils import gather_object, send_to_device
 from common.nested import honor_type, map_nested
+from common.trainer.loading import BatchRows
 
 # Predictions of batches with different dimensions, such as lengths of texts, are filled up with this value.
 PADDING = -100
@@ -55,26 +56,28 @@ class EvalLoopOutput(NamedTuple):
 
 
 class BatchResult(NamedTuple):
-    """What an evaluation has of one batch: nested tensors or, on the CPU, NumPy arrays; None for what there is not.
+    """The result of a batch of an evaluation: nested tensors or, on the CPU, NumPy arrays; None where there is none.
 
-    Attributes:
-        rows: the samples that the model was given.
-        is_padded: whether ranks repeat samples in this step, which evens them out. This rank may be none of them.
-        num_real: the rows that are no repetitions: the first ones. 0 in a rank that has only repetitions.
-        loss: the mean over the rows.
-        logits, labels: the model's output and the labels, with a row for each sample.
+    `loss` is the mean over the rows; `logits` and `labels` are the model's output and the labels.
     """
 
-    rows: int
-    is_padded: bool
-    num_real: int
+    rows: BatchRows
     loss: Any
     logits: Any
     labels: Any
 
-    def real_rows(self, part: Any) -> Any:
-        """`part`, which is of `logits` or `labels`, without the rows of repetitions."""
-        return part[: self.num_real] if self.is_padded else part
+
+class CopyToHost:
+    """A result of a batch on its way from the GPU to the CPU."""
+
+    def __init__(self, result: BatchResult, device: torch.device) -> None:
+        self.copy = send_to_device(result, "cpu", non_blocking=True)
+        self.is_complete = torch.cuda.current_stream(device).record_event()
+
+    def read(self) -> BatchResult:
+        """The result as NumPy arrays, once it has arrived."""
+        self.is_complete.synchronize()
+        return as_arrays(self.copy)
 
 
 def to_host(results: Iterable[BatchResult], device: torch.device) -> list[BatchResult]:
@@ -82,16 +85,28 @@ def to_host(results: Iterable[BatchResult], device: torch.device) -> list[BatchR
     if device.type != "cuda":
         return [as_arrays(send_to_device(result, "cpu")) for result in results]
     arrived: list[BatchResult] = []
-    copy = None
-    copied: Any = None
-    for result in chain(results, [None]):
+    copy: CopyToHost | None = None
+    for result in results:  # the GPU has begun to compute this one, and the one before is on its way
         if copy is not None:
-            copied.synchronize()
-            arrived.append(as_arrays(copy))
-        if result is not None:
-            copy = send_to_device(result, "cpu", non_blocking=True)
-            copied = torch.cuda.current_stream(device).record_event()
+            arrived.append(copy.read())
+        copy = CopyToHost(result, device)
+    if copy is not None:
+        arrived.append(copy.read())
     return arrived
+
+
+def as_arrays(data: Any) -> Any:
+    """Nested tensors on the CPU as NumPy arrays; bfloat16, which NumPy lacks, as float32."""
+    return map_nested(_as_array, data)
+
+
+def _as_array(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    if leaf.dtype == torch.bfloat16:
+        leaf = leaf.float()
+    # A copy: torch copies into pinned memory where it does not wait, and a whole evaluation does not belong there.
+    return np.array(leaf.numpy())
 
 
 def gather_batches(own: list[BatchResult]) -> list[BatchResult]:
@@ -101,7 +116,7 @@ def gather_batches(own: list[BatchResult]) -> list[BatchResult]:
     for start in range(0, num_steps, STEPS_AT_ONCE):
         of_ranks = gather_object([own[start : start + STEPS_AT_ONCE]])
         for of_step in zip_longest(*of_ranks):  # a rank may have fewer steps than the others
-            gathered += [batch for batch in of_step if batch is not None and batch.num_real > 0]
+            gathered += [batch for batch in of_step if batch is not None and batch.rows.num_real > 0]
     return gathered
 
 
@@ -110,31 +125,17 @@ def mean_loss(batches: list[BatchResult], batch_size: int, filter_not_finite: bo
     batches = [batch for batch in batches if batch.loss is not None]
     if not batches:
         return None
-    is_padded = any(batch.is_padded for batch in batches)
-    counts: Any = [batch.num_real for batch in batches]
+    counts = [batch.rows.num_real for batch in batches]
+    is_padded = any(batch.rows.is_padded for batch in batches)
     if not is_padded and len(set(counts)) == 1:
-        # The original repeats each loss `batch_size` times, also if all batches are smaller. To round as it does, so is
-        # done here.
-        counts = batch_size
+        # The original repeats each loss `batch_size` times, also if all batches are smaller. The mean is the same, and
+        # is rounded in the same way only if it is taken over as many numbers.
+        counts = [batch_size] * len(batches)
     losses = np.repeat([batch.loss.mean() for batch in batches], counts)
     finite = np.isfinite(losses)
     if filter_not_finite and finite.any():
         losses = losses[finite]
     return losses.mean().item()
-
-
-def as_arrays(data: Any) -> Any:
-    """Nested tensors on the CPU as NumPy arrays; bfloat16, which NumPy lacks, as float32."""
-
-    def as_array(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        if leaf.dtype == torch.bfloat16:
-            leaf = leaf.float()
-        # A copy: torch copies into pinned memory where it does not wait, and a whole evaluation does not belong there.
-        return np.array(leaf.numpy())
-
-    return map_nested(as_array, data)
 
 
 def concatenate(parts: list, batches: list[BatchResult]) -> Any:
@@ -151,9 +152,9 @@ def concatenate(parts: list, batches: list[BatchResult]) -> Any:
         joined = [concatenate(list(outputs), batches) for outputs in zip(*parts, strict=True)]
         return honor_type(first, joined)
     if isinstance(first, list):
-        parts = [batch.real_rows(part) for part, batch in zip(parts, batches, strict=True)]
+        parts = [batch.rows.real_part(part) for part, batch in zip(parts, batches, strict=True)]
         return list(chain(*parts))
-    arrays = [batch.real_rows(np.atleast_1d(part)) for part, batch in zip(parts, batches, strict=True)]
+    arrays = [batch.rows.real_part(np.atleast_1d(part)) for part, batch in zip(parts, batches, strict=True)]
     longest = np.max([array.shape for array in arrays], axis=0)[1:]
     return np.concatenate([_filled_up(array, (len(array), *longest)) for array in arrays])
 
@@ -166,14 +167,14 @@ def _are_entries(parts: list, batches: list[BatchResult]) -> bool:
         [(5, 4), (3, 4)], [(2, 4), (2, 4)]      entries: 5, 3, 2 and 2 boxes in an image
         [(2, 10), (2, 7)], [(2, 10), (2, 7)]    two outputs
     """
-    has_only_rows = True
+    has_entry = False
     for part, batch in zip(parts, batches, strict=True):
-        if isinstance(part, tuple) or len(part) != batch.rows:
+        if isinstance(part, tuple) or len(part) != batch.rows.given:
             return False
         for item in part:
-            is_rows = isinstance(item, np.ndarray) and item.shape[:1] == (batch.rows,)
-            has_only_rows = has_only_rows and is_rows
-    return not has_only_rows
+            is_rows = isinstance(item, np.ndarray) and item.shape[:1] == (batch.rows.given,)
+            has_entry = has_entry or not is_rows
+    return has_entry
 
 
 def _filled_up(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -187,12 +188,12 @@ def _filled_up(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 def as_numbers(metrics: Any) -> Any:
     """Nested metrics with NumPy's numbers and tensors of one element as Python's numbers; arrays stay what they are."""
+    return map_nested(_as_number, metrics)
 
-    def as_number(value: Any) -> Any:
-        is_number = isinstance(value, np.generic) or (isinstance(value, Tensor) and value.numel() == 1)
-        return value.item() if is_number else value
 
-    return map_nested(as_number, metrics)
+def _as_number(value: Any) -> Any:
+    is_number = isinstance(value, np.generic) or (isinstance(value, Tensor) and value.numel() == 1)
+    return value.item() if is_number else value
 
 
 def with_prefix(metrics: dict[str, Any], prefix: str) -> dict[str, Any]:

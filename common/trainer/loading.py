@@ -1,4 +1,4 @@
-"""How a Trainer reads loaders: those that it makes, and those that an override of its methods returns."""
+"""The reading of loaders: those that a Trainer makes, and those that an override of its methods returns."""
 
 from collections.abc import Generator, Iterable, Iterator
 from itertools import islice
@@ -13,6 +13,7 @@ from common.accelerator.rows import count_rows
 from common.accelerator.sampler import innermost_sampler
 from common.accelerator.utils.random import set_random_states
 from common.eval_sampler import DistributedEvalSampler
+from common.trainer.batches import first_samples
 
 
 def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
@@ -42,36 +43,6 @@ def length_of(data: Any) -> int | None:
         return None
 
 
-def samples_per_batch(loader: Any, num_processes: int) -> int:
-    """Samples of all ranks in a micro-batch, as far as the loader says it."""
-    if is_prepared(loader):
-        return loader.total_batch_size
-    return (getattr(loader, "batch_size", None) or 1) * num_processes
-
-
-def count_samples(loader: Any, batch: Any, num_processes: int) -> int | None:
-    """Samples in the batch just read; None where neither the loader nor the batch says it.
-
-    The loader is asked first, because a collator may have joined the samples to one row.
-    """
-    if is_prepared(loader):
-        if loader.short_step is not None:
-            return loader.short_step.own_rows
-        # The last batch of a stream may be smaller, which on a single process makes no short step.
-        is_full = num_processes > 1 or not isinstance(loader.dataset, IterableDataset)
-        if is_full and getattr(index_sampler_of(loader), "batch_size", None):
-            return loader.total_batch_size // num_processes
-    try:
-        return count_rows(batch)
-    except ValueError:  # it is an object of the script's own
-        return None
-
-
-def all_ranks_have_batch(loader: Any) -> bool:
-    """True if the batch just read is one of a step in which every rank has a full batch of its own."""
-    return is_prepared(loader) and loader.short_step is None
-
-
 def read_batches(loader: Any, accelerator: Accelerator) -> Iterator[Any]:
     """The batches of any loader, on the device."""
     # On several CPU ranks `transformers` copies each batch, because a rank's device is "cpu:0" there. The copy begins
@@ -84,9 +55,9 @@ def read_batches(loader: Any, accelerator: Accelerator) -> Iterator[Any]:
 
 
 class SkippedBatches(NamedTuple):
-    """What a resumed run leaves out of its first epoch, and the random states to go on with after that."""
+    """The batches that a resumed run leaves out of its first epoch, and the random states to go on with after that."""
 
-    batches: int
+    number: int
     random_states_after: dict[str, Any]
 
 
@@ -97,7 +68,7 @@ def read_windows(
 
     A whole window is read at once, because the loss of each of its micro-batches may depend on the labels of all.
     """
-    left_to_skip = 0 if skipped is None else skipped.batches
+    left_to_skip = 0 if skipped is None else skipped.number
     if is_prepared(loader) and left_to_skip > 0:
         loader = skip_first_batches(loader, left_to_skip)
         left_to_skip = 0
@@ -107,9 +78,67 @@ def read_windows(
     for size in sizes:
         window = list(islice(micro_batches, size))
         if skipped is not None:
+            # The skipped batches have been drawn together with the first window.
             set_random_states(accelerator.device, skipped.random_states_after)
             skipped = None
         if not window:
             # A stream has no length, so its end is not planned.
             return
         yield window
+
+
+class BatchRows(NamedTuple):
+    """The samples in a rank's batch of an evaluation.
+
+    Attributes:
+        given: the samples that the model is given.
+        num_real: those that are no repetitions: the first ones. 0 in a rank that has only repetitions.
+        is_padded: True if ranks repeat samples in this step, which evens them out. This rank may be none of them.
+    """
+
+    given: int
+    num_real: int
+    is_padded: bool
+
+    def real_part(self, part: Any) -> Any:
+        """Outputs or labels of the batch, without those of repetitions.
+
+        As in the original, an output of a padded step that has no row for each sample is cut too.
+        """
+        return part[: self.num_real] if self.is_padded else part
+
+
+def read_eval_batches(loader: Any, batch_size: int, accelerator: Accelerator) -> Iterator[tuple[Any, BatchRows]]:
+    """The batches of an evaluation, without repeated samples, so that these do not count in a batch's mean loss.
+
+    A rank that has nothing else keeps them, because ranks that share a model compute together. `batch_size` is the
+    number of samples where neither the loader nor the batch says it.
+    """
+    for batch in read_batches(loader, accelerator):
+        short_step = loader.short_step if is_prepared(loader) else None
+        if short_step is None:
+            rows = _count_samples(loader, batch, accelerator.num_processes) or batch_size
+            num_real = rows
+        else:
+            rows = short_step.own_rows
+            num_real = short_step.num_real
+        if 0 < num_real < rows:
+            batch = first_samples(batch, rows, num_real)
+            rows = num_real
+        yield batch, BatchRows(rows, num_real, is_padded=short_step is not None)
+
+
+def _count_samples(loader: Any, batch: Any, num_processes: int) -> int | None:
+    """Samples in the batch just read of a step that is not short; None where neither loader nor batch says it.
+
+    The loader is asked first, because a collator may have joined the samples to one row.
+    """
+    if is_prepared(loader):
+        # The last batch of a stream may be smaller, which on a single process makes no short step.
+        is_full = num_processes > 1 or not isinstance(loader.dataset, IterableDataset)
+        if is_full and getattr(index_sampler_of(loader), "batch_size", None):
+            return loader.total_batch_size // num_processes
+    try:
+        return count_rows(batch)
+    except ValueError:  # it is an object of the script's own
+        return None

@@ -157,7 +157,7 @@ def warmup_stable_decay(
     return max(0.0, factor * (1.0 - min_lr_ratio) + min_lr_ratio)
 
 
-# Each is a function of the step, its `ScheduleLength`, and what `lr_scheduler_kwargs` may say.
+# Each is a function of the step, its `ScheduleLength`, and the options in `lr_scheduler_kwargs`.
 _SCHEDULES: dict[str, Callable[..., float]] = {
     "constant": constant,
     "constant_with_warmup": constant,
@@ -172,10 +172,10 @@ _SCHEDULES: dict[str, Callable[..., float]] = {
 SCHEDULES = (*_SCHEDULES, "reduce_lr_on_plateau")
 
 
-def after_climb(after: Callable[..., float], step: int, length: ScheduleLength, **options: Any) -> float:
-    """A climb along a line during the warm-up, then the schedule `after`."""
+def with_warmup(schedule: Callable[..., float], step: int, length: ScheduleLength, **options: Any) -> float:
+    """A climb along a line during the warm-up, then the `schedule`."""
     # It is computed in the climb too, so that a wrong option is an error at once.
-    factor = after(max(step, length.warmup), length, **options)
+    factor = schedule(max(step, length.warmup), length, **options)
     return step / length.warmup if step < length.warmup else factor
 
 
@@ -193,5 +193,5 @@ def make_scheduler(optimizer: Optimizer, args: Any, num_training_steps: int) -> 
     length = ScheduleLength(args.get_warmup_steps(num_training_steps), num_training_steps, optimizer.defaults["lr"])
     schedule = _SCHEDULES[name]
     if name not in ("constant", "warmup_stable_decay"):  # which have no climb, or one of their own
-        schedule = partial(after_climb, schedule)
+        schedule = partial(with_warmup, schedule)
     return LambdaLR(optimizer, partial(schedule, length=length, **options))

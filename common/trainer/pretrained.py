@@ -1,4 +1,4 @@
-"""What the Trainer does for the models and tokenizers of `transformers`. It is imported only where there is one."""
+"""Work for the models and tokenizers of `transformers`, which is imported only where there is one."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def is_pretrained(model: Any) -> bool:
 
 
 def save(model: Any, processing_class: Any, folder: str, weights: dict[str, Any]) -> None:
-    """Write what `from_pretrained` needs of a model and a tokenizer into `folder`; without `weights`, only the rest."""
+    """Write model and tokenizer into `folder` as `from_pretrained` reads them; with empty `weights`, all but these."""
     if is_pretrained(model):
         model.save_pretrained(folder, state_dict=weights)
     if processing_class is not None:

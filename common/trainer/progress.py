@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from common.accelerator import Accelerator
-from common.trainer.arguments import TrainingArguments
-from common.trainer.loading import length_of, samples_per_batch
+from common.trainer.loading import is_prepared, length_of
+from common.trainer.training_args import TrainingArguments
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Position:
     Attributes:
         epoch: the epoch to go on with, counted from 0.
         batches: how many of its batches are done.
-        epoch_ended: whether what follows an epoch has begun.
+        epoch_ended: True once the events and the evaluation at the end of an epoch have begun.
     """
 
     epoch: int = 0
@@ -40,7 +40,7 @@ class Plan:
         batches_per_epoch: batches of a whole epoch.
         accumulation: batches of a step, but for the last step of an epoch, which may have fewer.
         samples_per_step: samples of all ranks in a whole step, for the speed that is logged.
-        order: what decides which samples a step has, as JSON. Where two runs have the same, so are their samples.
+        order: the settings that decide which samples a step has, as JSON. Two runs with the same have the same samples.
     """
 
     num_epochs: int
@@ -93,7 +93,10 @@ def make_plan(args: TrainingArguments, loader: Any, num_processes: int) -> Plan:
     else:
         max_steps = math.ceil(args.num_train_epochs * steps_per_epoch)
         num_epochs = math.ceil(args.num_train_epochs)
-    samples = samples_per_batch(loader, num_processes)
+    if is_prepared(loader):
+        samples = loader.total_batch_size
+    else:  # as far as the loader of an override says it
+        samples = (getattr(loader, "batch_size", None) or 1) * num_processes
     order = {
         "batches_per_epoch": batches_per_epoch,
         "samples_per_batch": samples,
@@ -104,7 +107,7 @@ def make_plan(args: TrainingArguments, loader: Any, num_processes: int) -> Plan:
 
 
 class LossLog:
-    """The losses of this rank until they are logged, and what is logged beside them.
+    """The losses of this rank until they are logged, and the other values of a log.
 
     Every micro-batch brings its share of its step's loss. Here each of two steps has two micro-batches, with the shares
     1.0 and 1.5, 2.0 and 0.5, and is logged:
@@ -117,8 +120,9 @@ class LossLog:
 
     Attributes:
         since_log: the sum of the shares since the last log. It is a float32 tensor on the device, as in `transformers`.
-        of_whole_steps: the same for a checkpoint: a resumed run trains again on the batches of an incomplete step.
-        total: the sum of what has been logged, which is the mean over the ranks.
+        of_whole_steps: this sum after the last whole step. A checkpoint holds it, because a resumed run trains again on
+            the batches of an incomplete step.
+        total: the sum of all logged losses, which are means over the ranks.
         logged_step: the step at which losses were last logged.
         learning_rate, grad_norm: of the last step. The norm is a tensor on the device.
     """
@@ -162,7 +166,7 @@ class LossLog:
         return loss / num_steps
 
     def state_dict(self, accelerator: Accelerator) -> dict[str, Any]:
-        """What a checkpoint holds, as JSON. All ranks must call this; it waits for the device."""
+        """The content for a checkpoint, as JSON. All ranks must call this; it waits for the device."""
         return {
             "of_ranks": accelerator.gather(self.of_whole_steps).reshape(-1).tolist(),
             "total": self.total,

@@ -9,15 +9,14 @@ import torch
 from tqdm import tqdm
 
 from common.accelerator import Accelerator, PartialState
-from common.trainer.arguments import TrainingArguments
-from common.trainer.callbacks import TrainerCallback
 from common.trainer.loading import length_of
-from common.trainer.state import TrainerState
+from common.trainer.trainer_callback import TrainerCallback, TrainerState
+from common.trainer.training_args import TrainingArguments
 
 
 def print_above_bar(text: str) -> None:
     tqdm.write(text)
-    sys.stdout.flush()  # a run that is killed later has said it
+    sys.stdout.flush()  # the line is there even if the run is killed
 
 
 def training_summary(args: TrainingArguments, state: TrainerState, train_dataloader: Any) -> str:
@@ -67,7 +66,7 @@ def model_card(state: TrainerState, description: dict[str, Any]) -> str:
 
 
 class PrinterCallback(TrainerCallback):
-    """Plain lines: a summary, and what is logged."""
+    """Plain lines: a summary, and each log."""
 
     def on_train_begin(self, args, state, control, **kwargs):
         if state.is_world_process_zero:
@@ -95,7 +94,7 @@ class ProgressCallback(PrinterCallback):
 
     def on_log(self, args, state, control, logs, **kwargs):
         if self.bar is not None and "loss" in logs:
-            # What a script logs itself has no learning rate.
+            # The logs of a script itself have no learning rate.
             shown = {name: _shortened(logs[name]) for name in ("loss", "learning_rate") if name in logs}
             self.bar.set_postfix(shown, refresh=False)
         else:
@@ -107,7 +106,7 @@ class ProgressCallback(PrinterCallback):
 
 
 class TrackerCallback(TrainerCallback):
-    """Hands what is logged to the accelerator's trackers, as `train/…`, `eval/…` and `test/…`, and the arguments."""
+    """Hands logs, as `train/…`, `eval/…` and `test/…`, and the arguments to the trackers of the accelerator."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator

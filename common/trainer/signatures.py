@@ -1,6 +1,6 @@
-"""What a model is asked to do: what its `forward` takes, what it calls labels, what it does with the count of them.
+"""The signature of a model: the parameters of its `forward`, its labels, and its use of their number.
 
-Models from elsewhere come in wrappers. What counts is the signature of the model inside.
+Models from elsewhere come in wrappers. The signature of the model inside counts.
 """
 
 import inspect
@@ -17,7 +17,7 @@ CAUSAL_LOSS_TYPES = ("ForCausalLM", "ForConditionalGeneration", "CsmForCondition
 
 
 def parameters(function: Callable) -> list[str]:
-    """The names of what a function takes."""
+    """The names of a function's parameters."""
     return list(inspect.signature(function).parameters)
 
 
@@ -37,7 +37,7 @@ def model_inside(model: nn.Module) -> nn.Module:
 
 
 def find_labels(model: nn.Module) -> list[str]:
-    """The parameters of the model's `forward` that have "label" in their name, or say where an answer stands."""
+    """The parameters of the model's `forward` that have "label" in their name, and the positions of an answer."""
     inside = model_inside(model)
     others = ("start_positions", "end_positions") if "QuestionAnswering" in type(inside).__name__ else ()
     return [name for name in parameters(inside.forward) if "label" in name or name in others]
@@ -65,8 +65,8 @@ def takes_loss_keywords(model: nn.Module) -> bool:
 class UseOf(TorchFunctionMode):
     """Notes, while it is entered, whether anything is computed with a tensor, or read of it.
 
-    A `forward(**kwargs)` takes `num_items_in_batch`, whether it divides its loss by it or not: its signature does not
-    tell.
+    The signature `forward(**kwargs)` does not tell whether a model divides its loss by `num_items_in_batch`. A compiled
+    model must not be watched: torch would compile it once for the watched call and again for all others.
     """
 
     def __init__(self, tensor: Tensor) -> None:

@@ -1,7 +1,7 @@
 """Trainer: the training loop that is otherwise written by hand, with logging, evaluation and checkpoints in it.
 
-Read it from the top: what a Trainer holds; `train` with what it prepares, its epochs, windows of micro-batches, the
-micro-batch and the optimizer step; what follows a step, an epoch and a training; checkpoints; evaluation; loaders,
+Read it from the top: the state of a Trainer; `train` with its preparations, its epochs, windows of micro-batches, the
+micro-batch and the optimizer step; the work after a step, an epoch and a training; checkpoints; evaluation; loaders,
 optimizer and scheduler; callbacks and files. Sums, draws and events come in the order that they have in `transformers`,
 so that a training ends with the same bits.
 """
@@ -27,11 +27,11 @@ from common.accelerator.logging import get_logger
 from common.accelerator.operations import run_on_all_ranks
 from common.accelerator.state import AcceleratorState
 from common.accelerator.utils.random import get_random_states, set_random_states
+from common.files import write_atomically
 from common.trainer import batches, checkpoint, evaluation, loading, optimization, pretrained, reporting, signatures
-from common.trainer.arguments import TrainingArguments, steps_of
-from common.trainer.callbacks import CallbackHandler, DefaultFlowCallback
 from common.trainer.progress import LossLog, Plan, Position, make_plan
-from common.trainer.state import TrainerControl, TrainerState, as_json
+from common.trainer.trainer_callback import CallbackHandler, DefaultFlowCallback, TrainerControl, TrainerState, as_json
+from common.trainer.training_args import TrainingArguments, steps_of
 
 logger = get_logger(__name__)
 
@@ -57,11 +57,11 @@ class Trainer:
         compute_metrics: (EvalPrediction) -> dict of metrics.
         callbacks: instances or classes, called after the one that says when to log, evaluate and save.
         optimizers: an optimizer and a scheduler, of which either may be None.
-        preprocess_logits_for_metrics: (logits, labels) -> what an evaluation keeps of a batch's predictions.
+        preprocess_logits_for_metrics: (logits, labels) -> the predictions of a batch that an evaluation keeps.
 
     Attributes:
         loss_is_scaled_for_ga: for subclasses whose `compute_loss` returns its share of the step's loss (True) or the
-            mean over its micro-batch (False); `_is_share_of_step` says what holds by default.
+            mean over its micro-batch (False); `training_step` says which by default.
     """
 
     loss_is_scaled_for_ga: bool | None = None
@@ -69,14 +69,14 @@ class Trainer:
     deepspeed = None
     is_deepspeed_enabled = False
 
-    # A training, made anew by each call of `train`, besides what callbacks see of it in `state`.
+    # The training under way. Each call of `train` makes these anew, as it does `state`, which callbacks see.
     plan: Plan
     position: Position
     loss_log: LossLog
     # The steps of which this run has saved a checkpoint. Others in the folder are another run's.
     saved_steps: list[int]
-    # The micro-batches of the step under way. `training_step` divides by it, and overrides read it.
-    current_gradient_accumulation_steps: int
+    # The micro-batches of the present step. `training_step` divides by their number, and overrides read it.
+    current_gradient_accumulation_steps: int = 1
 
     def __init__(
         self,
@@ -96,58 +96,57 @@ class Trainer:
         self.args = TrainingArguments("tmp_trainer") if args is None else args
         if self.args.eval_strategy != "no" and eval_dataset is None:
             raise ValueError(f"eval_strategy is {str(self.args.eval_strategy)!r}, but there is no eval_dataset")
-        utils.set_seed(self.args.seed)
+        configure_process(self.args)
         self.accelerator = make_accelerator(self.args, model)
         self.is_fsdp_enabled = self.accelerator.state.fsdp_plugin is not None
-        if self.args.log_level != "passive":
-            for library in ("transformers", "common.trainer"):
-                logging.getLogger(library).setLevel(self.args.get_process_log_level())
 
+        # The model. `train` puts DDP, or whatever else the accelerator makes of it, into `model_wrapped`.
         self.model = model
-        if not self.accelerator.is_fsdp2:  # whole, a model that is to be shared out may not fit on the device
+        self.model_wrapped: Any = model
+        if not self.accelerator.is_fsdp2:  # a model that is to be shared out may not fit on the device as a whole
             model.to(self.accelerator.device)
-        # `train` replaces this, the optimizer and the loader by the prepared ones.
-        self.model_wrapped: Any = self.model
-        label_names = self.args.label_names
-        self.label_names = signatures.find_labels(self.model) if label_names is None else label_names
-        config: Any = getattr(self.model, "config", None)
+        config: Any = getattr(model, "config", None)
         if config is not None and not isinstance(config, dict):
             config.use_cache = self.args.use_cache
 
-        self.processing_class = processing_class
-        default_collator = pretrained.padding_collator(processing_class) or batches.default_data_collator
-        self.data_collator = data_collator or default_collator
+        # The data. `train` makes the loader.
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
         self.train_dataloader: Any = None
+        self.processing_class = processing_class
+        default_collator = pretrained.padding_collator(processing_class) or batches.default_data_collator
+        self.data_collator = data_collator or default_collator
+        label_names = self.args.label_names
+        self.label_names = signatures.find_labels(model) if label_names is None else label_names
 
-        # These two and `loss_is_scaled_for_ga` say who divides the loss: see the table of `_is_share_of_step`, which
-        # reads them each time, because scripts change them after the Trainer is made.
+        # The loss. Scripts change the first two after the Trainer is made.
         self.compute_loss_func = compute_loss_func
-        self.model_accepts_loss_kwargs = signatures.takes_loss_keywords(self.model)
+        self.model_accepts_loss_kwargs = signatures.takes_loss_keywords(model)
+        self._loss_shifts_labels = signatures.shifts_labels(model)
         # Overrides in the style of older tutorials do not have the argument `num_items_in_batch`.
         self._compute_loss_takes_count = signatures.takes_keyword(self.compute_loss, "num_items_in_batch")
-        self._loss_shifts_labels = signatures.shifts_labels(self.model)
+
+        # The metrics.
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
 
+        # The optimizer and its schedule. `train` makes those that are missing, and replaces the optimizer by the
+        # prepared one. A schedule that a Trainer has created is made anew for each training, and the script's is kept.
         self.optimizer: Any = optimizers[0]
         self.lr_scheduler: Any = optimizers[1]
-        # Whether the scheduler is the Trainer's own, and not the script's.
         self._created_lr_scheduler = False
 
+        # The position and the switches of the run, and the callbacks, which get them.
         self.state = TrainerState(
             is_local_process_zero=self.accelerator.is_local_main_process,
             is_world_process_zero=self.accelerator.is_main_process,
         )
         self.control = TrainerControl()
         trackers = [reporting.TrackerCallback(self.accelerator)] if self.args.report_to else []
-        # The reporter is the last to be called, to show what the others did.
+        # The reporter is called last, so that it shows the work of the others.
         reporter = reporting.default_reporter(self.args.disable_tqdm)
         in_order = [DefaultFlowCallback, *trackers, *(callbacks or []), reporter]
-        self.callback_handler = CallbackHandler(
-            in_order, self.model, self.processing_class, self.optimizer, self.lr_scheduler
-        )
+        self.callback_handler = CallbackHandler(in_order, model, processing_class, self.optimizer, self.lr_scheduler)
         if self.is_world_process_zero():
             Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
         self.call_event("on_init_end")
@@ -163,23 +162,23 @@ class Trainer:
         """
         folder = checkpoint.find_checkpoint(self.accelerator, self.args.output_dir, resume_from_checkpoint)
         self._prepare_training()
-        to_skip = None if folder is None else self._load_checkpoint(folder)
+        skipped = None if folder is None else self._load_checkpoint(folder)
         start_time = time.time()
         first_step = self.state.global_step
 
         self.model_wrapped.zero_grad()
         self.call_event("on_train_begin")
+        # A run that is resumed at its end makes no further step. A new run makes at least one, as in `transformers`.
         is_over = self.control.should_training_stop or first_step >= self.state.max_steps
-        if first_step > 0 and is_over:  # a resumed run makes no further step, where a new one makes at least one
+        has_ended = is_over and first_step > 0
+        if has_ended:
             self.control.should_training_stop = True
             if not self.position.epoch_ended:
                 self._end_epoch()
-        else:
-            while self.position.epoch < self.plan.num_epochs:
-                self._train_epoch(to_skip)
-                to_skip = None
-                if self.control.should_training_stop:
-                    break
+        while not has_ended and self.position.epoch < self.plan.num_epochs:
+            self._train_epoch(skipped)
+            skipped = None
+            has_ended = self.control.should_training_stop
         return self._finish(start_time, first_step)
 
     def _prepare_training(self) -> None:
@@ -192,10 +191,13 @@ class Trainer:
         if self.model_wrapped is self.model:
             # An evaluation may have prepared it without DDP, and another Trainer in another precision.
             undo_preparation(accelerator, self.model)
+
         loader = self.get_train_dataloader()
+        # An override may return a plain loader, or a prepared one of the last training, which has been forgotten above.
         if loading.is_prepared(loader) or loading.every_rank_reads_all(loader, accelerator.num_processes):
             loader = accelerator.prepare_data_loader(loader)
         self.train_dataloader = loader
+
         self.plan = make_plan(self.args, loader, accelerator.num_processes)
         self.position = Position()
         self.loss_log = LossLog(accelerator.device)
@@ -203,7 +205,6 @@ class Trainer:
         self.state = self._new_state()
 
         if self._created_lr_scheduler:
-            # The schedule of this training may have another length. A scheduler that the script made is kept.
             self.lr_scheduler = None
             self._created_lr_scheduler = False
         self.create_optimizer_and_scheduler(self.plan.max_steps)
@@ -238,13 +239,13 @@ class Trainer:
             )
         return state
 
-    def _train_epoch(self, to_skip: loading.SkippedBatches | None) -> None:
-        """The windows of an epoch from `position` on, and what follows its end."""
+    def _train_epoch(self, skipped: loading.SkippedBatches | None) -> None:
+        """Train on the windows of an epoch from `position` on, and end it."""
         position = self.position
         position.epoch_ended = False
         self.call_event("on_epoch_begin")
         sizes = self.plan.window_sizes(position.batches)
-        windows = loading.read_windows(self.train_dataloader, position.epoch, sizes, to_skip, self.accelerator)
+        windows = loading.read_windows(self.train_dataloader, position.epoch, sizes, skipped, self.accelerator)
         # Open until the end of the epoch is saved, because a checkpoint holds the loader's position.
         with closing(windows):
             for window in windows:
@@ -252,6 +253,7 @@ class Trainer:
                 if self._is_stopped():
                     break
             batches_of_first_step = min(self.plan.accumulation, self.plan.batches_per_epoch)
+            # A stream as short as this would be read again and again, for ever.
             if position.batches < batches_of_first_step and not self._is_stopped():
                 logger.warning(
                     f"epoch {position.epoch} has {position.batches} batches, too few for a step: training stops after "
@@ -261,13 +263,13 @@ class Trainer:
             self._end_epoch()
 
     def _train_window(self, window: list[Any]) -> None:
-        """A pass over each micro-batch of a window, then an optimizer step; less where a callback stops it."""
+        """Train on each micro-batch of a window, then make an optimizer step, unless a callback stops it before."""
         accelerator = self.accelerator
         num_items = self._count_items(window)
         # `training_step` divides by it: every micro-batch weighs the same, however many samples it has.
         self.current_gradient_accumulation_steps = len(window)
-        # A stream may end within a window. No optimizer step follows then, and the next epoch's first step takes the
-        # gradients in.
+        # A stream may end within a window. As in `transformers`, no optimizer step follows then, and the next epoch's
+        # first step takes the gradients in.
         ends_in_step = self.plan.ends_step(self.position.batches + len(window))
         self.call_event("on_step_begin")
 
@@ -276,8 +278,8 @@ class Trainer:
             step_follows = is_last and ends_in_step
             accelerator.sync_gradients = step_follows
             # The ranks average their gradients once in a window, in its last micro-batch.
-            local_gradients = nullcontext() if is_last else accelerator.no_sync(self.model_wrapped)
-            with local_gradients:
+            averaging = nullcontext() if is_last else accelerator.no_sync(self.model_wrapped)
+            with averaging:
                 loss = self.training_step(self.model_wrapped, inputs, num_items)
             self.position.batches += 1
             self.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
@@ -292,13 +294,31 @@ class Trainer:
             self._log_evaluate_save()
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
-        """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
+        """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar.
+
+        The shares of all micro-batches add up to the loss of the step. `compute_loss` returns this share, or the mean
+        over the micro-batch, which is divided here:
+
+        | origin of the loss: the first that holds | `compute_loss` returns | divided here by |
+        |---|---|---|
+        | `loss_is_scaled_for_ga` is set | a share (True) or a mean (False) | 1 or the number of micro-batches |
+        | `compute_loss_func` | a sum / `num_items_in_batch`: a share | 1 |
+        | a model with a `**kwargs`, and the batches have labels | the same | 1 |
+        | any other model, or an override of `compute_loss` around it | a mean | the number of micro-batches |
+
+        `num_items_in_batch` counts the items of all ranks, and DDP averages gradients over the ranks. So `compute_loss`
+        multiplies a loss that was divided by it by the number of ranks.
+        """
         model.train()
         self._set_optimizer_mode("train")
         inputs = self._prepare_inputs(inputs)
         loss = self._call_compute_loss(model, inputs, num_items_in_batch)
+        is_share = self.loss_is_scaled_for_ga
+        if is_share is None:
+            is_divided_by_model = self.model_accepts_loss_kwargs and num_items_in_batch is not None
+            is_share = is_divided_by_model or self.compute_loss_func is not None
         micro_batches = self.current_gradient_accumulation_steps
-        if micro_batches > 1 and not self._is_share_of_step(num_items_in_batch):
+        if micro_batches > 1 and not is_share:
             loss = loss / micro_batches
         self.accelerator.backward(loss)
         return loss.detach()
@@ -313,7 +333,7 @@ class Trainer:
         """The scalar loss of a batch, or (loss, outputs). Override it, and return a mean over the batch's samples.
 
         `num_items_in_batch` is for `compute_loss_func`, and for a model whose forward has a `**kwargs`; else it is
-        None. An override may leave it out of its signature. `_is_share_of_step` says who divides by what.
+        None. An override may leave it out of its signature. `training_step` says who divides by what.
         """
         labels = None
         if self.compute_loss_func is not None:
@@ -336,9 +356,9 @@ class Trainer:
         return self.compute_loss(model, inputs, **options)
 
     def _call_model_with_count(self, model: nn.Module, inputs: Any, num_items: Tensor) -> Any:
-        """The outputs of a model that takes the count. A warning at an epoch's first batch if it makes no use of it."""
-        is_first = model.training and self.position.batches == 0
-        if not is_first or self.compute_loss_func is not None:
+        """The outputs of a model that takes the count, with a warning in the first step if it does not use it."""
+        is_watched = model.training and self.state.global_step == 0 and self.compute_loss_func is None
+        if not is_watched or any(map(utils.is_compiled_module, model.modules())):
             return batches.call_model(model, inputs, num_items_in_batch=num_items)
         with signatures.UseOf(num_items) as count:
             outputs = batches.call_model(model, inputs, num_items_in_batch=num_items)
@@ -350,29 +370,10 @@ class Trainer:
             )
         return outputs
 
-    def _is_share_of_step(self, num_items: Tensor | None) -> bool:
-        """True if the loss is this micro-batch's share of the step's loss, and not the mean over the micro-batch.
-
-        | where the loss comes from, the first that holds | the loss | `training_step` divides it by |
-        |---|---|---|
-        | `loss_is_scaled_for_ga` is set | a share (True) or a mean (False) | 1 or the micro-batches |
-        | `compute_loss_func` | a sum / `num_items_in_batch`: a share | 1 |
-        | a model with a `**kwargs`, and the batches have labels | the same | 1 |
-        | any other model, or an override of `compute_loss` around it | a mean | the number of micro-batches |
-
-        `num_items_in_batch` counts the items of all ranks, and DDP averages gradients over the ranks. So `compute_loss`
-        multiplies a loss that was divided by it by the number of ranks.
-        """
-        if self.loss_is_scaled_for_ga is not None:
-            return self.loss_is_scaled_for_ga
-        if self.compute_loss_func is not None:
-            return True
-        return self.model_accepts_loss_kwargs and num_items is not None
-
     def _count_items(self, window: list[Any], is_collective: bool = True) -> Tensor | None:
         """Labels other than -100 in these batches of all ranks; None if nobody needs them, or a batch has no labels.
 
-        Without `is_collective`, as another rank may have no batch, the others are taken to have as many.
+        Unless `is_collective`, the other ranks are taken to have as many, because one of them may have no batch.
         """
         if self.compute_loss_func is None and not self.model_accepts_loss_kwargs:
             return None
@@ -397,7 +398,7 @@ class Trainer:
             enter_mode()
 
     def _optimizer_step(self) -> None:
-        """One optimizer step with the gradients of a window. Only in fp16 does it wait for the device."""
+        """One optimizer step with the gradients of a window. It waits for the device in fp16 only."""
         # Without a limit this measures the norm and leaves finite gradients alone.
         limit = self.args.max_grad_norm if self.args.max_grad_norm > 0 else float("inf")
         grad_norm = self.accelerator.clip_grad_norm_(self.model_wrapped.parameters(), limit)
@@ -418,10 +419,10 @@ class Trainer:
     def _is_stopped(self) -> bool:
         return self.control.should_epoch_stop or self.control.should_training_stop
 
-    # What follows a step, an epoch and the training.
+    # After a step, an epoch and the training.
 
     def _log_evaluate_save(self) -> None:
-        """Do what the callbacks asked for after a step or an epoch."""
+        """Log, evaluate and save, as far as the callbacks have asked for it after a step or an epoch."""
         loss_log = self.loss_log
         if self.control.should_log and self.state.global_step > loss_log.logged_step:
             logs = {"loss": loss_log.take_mean(self.accelerator, self.state.global_step)}  # it waits for the device
@@ -471,7 +472,7 @@ class Trainer:
         return isinstance(self.lr_scheduler, ReduceLROnPlateau)
 
     def _end_epoch(self) -> None:
-        """What follows an epoch, whether all of its batches are done or a callback has stopped it before."""
+        """End an epoch, of which all batches are done, or which a callback has stopped before."""
         position = self.position
         # A stream may have fewer batches than planned: it is at its end if nobody has stopped it.
         is_whole = position.batches == self.plan.batches_per_epoch or not self._is_stopped()
@@ -484,7 +485,7 @@ class Trainer:
         self._log_evaluate_save()
 
     def _finish(self, start_time: float, first_step: int) -> evaluation.TrainOutput:
-        """Log what the run came to since it began at `start_time` and `first_step`, and load the best model."""
+        """Log the results of a run that began at `start_time` and `first_step`, and load the best model."""
         state = self.state
         # The steps since the last log count with this rank's loss alone, so `training_loss` may differ between ranks.
         self.loss_log.total += self.loss_log.since_log.item()
@@ -495,7 +496,7 @@ class Trainer:
         metrics["train_loss"] = train_loss
         self.log(metrics)
         if self.args.disable_tqdm:
-            metrics.pop("total_flos", None)  # as in the original, whose plain lines take it out of what `train` returns
+            metrics.pop("total_flos", None)  # as in the original, where the callback that prints a log removes it
         if state.best_global_step is not None and state.best_global_step not in self.saved_steps:
             logger.warning(
                 f"the best evaluation was at step {state.best_global_step}, where no checkpoint was saved: "
@@ -522,7 +523,7 @@ class Trainer:
 
         position = self.position
         if self.control.should_epoch_stop and not position.epoch_ended:
-            # A callback cuts it short: nothing of it is left to train on.
+            # A callback cuts the epoch short: nothing of it is left to train on.
             position = replace(position, batches=self.plan.batches_per_epoch)
         progress = {
             "position": asdict(position),
@@ -540,22 +541,22 @@ class Trainer:
             run_on_all_ranks(delete_oldest, self.is_world_process_zero())
 
     def _write_own_files(self, progress: dict[str, Any], models: list, weights: list[dict], draft: str) -> None:
-        """Write the Trainer's own files of a checkpoint into its folder `draft`."""
+        """Write the files of a checkpoint that are not the accelerator's into the folder `draft`.
+
+        Overrides of `save_model` and `_save` write there too. Afterwards the accelerator writes `model.safetensors`.
+        """
+        kind = type(self)
+        if kind.save_model is not Trainer.save_model or kind._save is not Trainer._save:
+            self.save_model(draft, _internal_call=True)
+        elif self.is_world_process_zero():
+            # Adapters have a file of their own besides, for `from_pretrained`.
+            has_adapters = hasattr(self.model, "peft_config")
+            self._save_pretrained(self.model, draft, weights[0] if has_adapters else {})
         if self.is_world_process_zero():
             checkpoint.write_progress(draft, self.state, progress)
-        # The weights have a file of their own. Adapters are in one besides, for `from_pretrained`.
-        has_adapters = hasattr(self.model, "peft_config")
-        self._save_pretrained(self.model, draft, weights[0] if has_adapters else {})
 
     def _load_checkpoint(self, folder: str) -> loading.SkippedBatches | None:
-        """Put everything back as it was; returns the batches that are to be skipped in the first epoch, or None.
-
-        1. The run goes on where it was saved, with the same order of samples: the loader takes its position from the
-           checkpoint, and nothing is skipped.
-        2. It goes on elsewhere (a step that was stopped is trained again), the order is another one, or the loader has
-           no position in checkpoints. Between two epochs there is nothing to skip.
-        3. The same within an epoch: the loader begins it anew, and the batches up to `position` are skipped.
-        """
+        """Put everything back as it was; returns the batches that are to be skipped in the first epoch, or None."""
         saved, progress = checkpoint.read_progress(folder)
         self.state.go_on_from(saved)
         self.callback_handler.restore(saved.stateful_callbacks)
@@ -565,22 +566,31 @@ class Trainer:
         saved_position = Position(**progress["position"])
         self.position = self.plan.resume(saved_position, progress["order"], saved.global_step)
         is_same_place = self.position == saved_position and progress["order"] == self.plan.order
-        if is_same_place and loading.is_prepared(self.train_dataloader):  # case 1
-            self.accelerator.load_state(folder)
+        if is_same_place and loading.is_prepared(self.train_dataloader):
+            self.accelerator.load_state(folder)  # the loader's position too
             return None
+        # The run goes on elsewhere (a step that was stopped is trained again), in another order, or with a loader whose
+        # position is in no checkpoint.
+        if 0 < self.position.batches < self.plan.batches_per_epoch:
+            return self._load_within_epoch(folder)
+        self._load_all_but_loader(folder)
+        return None
 
+    def _load_within_epoch(self, folder: str) -> loading.SkippedBatches:
+        """Load a checkpoint, and skip the batches up to `position`, which are drawn as at the start of a training."""
         device = self.accelerator.device
-        random_states_of_start = get_random_states(device)
-        self.accelerator.forget_loader(self.train_dataloader)  # it does not take the saved position
+        states_of_start = get_random_states(device)
+        self._load_all_but_loader(folder)
+        skipped = loading.SkippedBatches(self.position.batches, random_states_after=get_random_states(device))
+        set_random_states(device, states_of_start)
+        return skipped
+
+    def _load_all_but_loader(self, folder: str) -> None:
+        """Load a checkpoint without the position of the loader, whose next pass begins with the first batch."""
+        self.accelerator.forget_loader(self.train_dataloader)
         self.accelerator.load_state(folder)
         if loading.is_prepared(self.train_dataloader):
             self.accelerator.prepare_data_loader(self.train_dataloader)  # the next checkpoints hold it again
-        if not 0 < self.position.batches < self.plan.batches_per_epoch:  # case 2
-            return None
-        # Case 3. The skipped batches are drawn as at the start of a training.
-        skipped = loading.SkippedBatches(self.position.batches, random_states_after=get_random_states(device))
-        set_random_states(device, random_states_of_start)
-        return skipped
 
     # Evaluation.
 
@@ -655,7 +665,7 @@ class Trainer:
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> evaluation.EvalLoopOutput:
-        """One pass over a loader, for `evaluate` and `predict`: what all ranks predicted, and the metrics.
+        """One pass over a loader, for `evaluate` and `predict`: the predictions of all ranks, and the metrics.
 
         `description` is "Evaluation" or "Prediction", for overrides; `prediction_loss_only` by default as `args` say.
         """
@@ -666,13 +676,28 @@ class Trainer:
             accelerator.forget_loader(dataloader)  # checkpoints hold the position in the training set alone
         self.callback_handler.eval_dataloader = dataloader
         if self.train_dataloader is None:  # not trained yet
-            undo_preparation(accelerator, self.model)  # of another Trainer, whose precision may be another
+            undo_preparation(accelerator, self.model)  # another Trainer may have prepared it in another precision
             accelerator.prepare_model(self.model, evaluation_mode=True)
         self.model.eval()
         self._set_optimizer_mode("eval")
-
         results = self._predict_batches(dataloader, prediction_loss_only, ignore_keys)
-        gathered = evaluation.gather_batches(evaluation.to_host(results, accelerator.device))
+        own = evaluation.to_host(results, accelerator.device)
+        return self._summarize(evaluation.gather_batches(own), f"{metric_key_prefix}_")
+
+    def _predict_batches(
+        self, loader: Any, loss_only: bool, ignore_keys: list[str] | None
+    ) -> Iterator[evaluation.BatchResult]:
+        """The results of the loader's batches, each of which is computed when it is asked for."""
+        for inputs, rows in loading.read_eval_batches(loader, self.args.per_device_eval_batch_size, self.accelerator):
+            # It gets the bare model: the forward of DDP may be a collective, and the loader of an override uneven.
+            loss, logits, labels = self.prediction_step(self.model, inputs, loss_only, ignore_keys=ignore_keys)
+            if logits is not None and self.preprocess_logits_for_metrics is not None:
+                logits = self.preprocess_logits_for_metrics(logits, labels)
+            yield evaluation.BatchResult(rows, loss, logits, labels)
+            self.call_event("on_prediction_step")
+
+    def _summarize(self, gathered: list[evaluation.BatchResult], prefix: str) -> evaluation.EvalLoopOutput:
+        """Predictions, labels and metrics of all samples, of the batches of all ranks."""
         predictions = evaluation.concatenate([batch.logits for batch in gathered], gathered)
         label_ids = evaluation.concatenate([batch.labels for batch in gathered], gathered)
         metrics: dict[str, Any] = {}
@@ -682,26 +707,9 @@ class Trainer:
         batch_size = self.args.per_device_eval_batch_size
         mean_loss = evaluation.mean_loss(gathered, batch_size, self.args.logging_nan_inf_filter)
         if mean_loss is not None:
-            metrics[f"{metric_key_prefix}_loss"] = mean_loss
-        metrics = evaluation.with_prefix(metrics, f"{metric_key_prefix}_")
-        num_samples = sum(batch.num_real for batch in gathered)
-        return evaluation.EvalLoopOutput(predictions, label_ids, metrics, num_samples)
-
-    def _predict_batches(
-        self, loader: Any, loss_only: bool, ignore_keys: list[str] | None
-    ) -> Iterator[evaluation.BatchResult]:
-        """The results of each batch of the loader."""
-        for inputs in loading.read_batches(loader, self.accelerator):
-            rows = loading.count_samples(loader, inputs, self.accelerator.num_processes)
-            rows = rows or self.args.per_device_eval_batch_size
-            short_step = loader.short_step if loading.is_prepared(loader) else None
-            inputs, rows, num_real = batches.real_part(inputs, rows, short_step)
-            # The bare model: the forward of DDP may be a collective, and an override's loader uneven.
-            loss, logits, labels = self.prediction_step(self.model, inputs, loss_only, ignore_keys=ignore_keys)
-            if logits is not None and self.preprocess_logits_for_metrics is not None:
-                logits = self.preprocess_logits_for_metrics(logits, labels)
-            yield evaluation.BatchResult(rows, short_step is not None, num_real, loss, logits, labels)
-            self.call_event("on_prediction_step")
+            metrics[f"{prefix}loss"] = mean_loss
+        num_samples = sum(batch.rows.num_real for batch in gathered)
+        return evaluation.EvalLoopOutput(predictions, label_ids, evaluation.with_prefix(metrics, prefix), num_samples)
 
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -713,7 +721,9 @@ class Trainer:
         loss = None
         with torch.no_grad():
             if has_loss:
-                is_collective = loading.all_ranks_have_batch(self.callback_handler.eval_dataloader)
+                loader = self.callback_handler.eval_dataloader
+                # In a short step another rank may have no batch.
+                is_collective = loading.is_prepared(loader) and loader.short_step is None
                 num_items = self._count_items([inputs], is_collective)
                 loss, outputs = self._call_compute_loss(model, inputs, num_items, return_outputs=True)
                 loss = loss.detach().mean()
@@ -726,7 +736,7 @@ class Trainer:
             ignore_keys = getattr(model.config, "keys_to_ignore_at_inference", ["cache"])
         return loss, batches.get_logits(outputs, ignore_keys or [], holds_loss=has_loss), labels
 
-    # Loaders, optimizer and scheduler: what a subclass may make in its own way.
+    # Loaders, optimizer and scheduler: a subclass may make its own.
 
     def get_train_dataloader(self) -> DataLoader:
         """The prepared loader of the training set, shuffled; an override may return one that is not prepared.
@@ -734,15 +744,8 @@ class Trainer:
         Any object that can be iterated over will do: a resumed run reads it again up to the batch where it stopped. On
         several processes, the batches of a `DataLoader` are dealt out to the ranks, unless its sampler does that.
         """
-        seed = partial(
-            loading.seed_worker, num_workers=self.args.dataloader_num_workers, rank=self.accelerator.process_index
-        )
         loader = self._make_loader(
-            self.train_dataset,
-            self.args.per_device_train_batch_size,
-            self._get_train_sampler,
-            drop_last=self.args.dataloader_drop_last,
-            worker_init_fn=seed,
+            self.train_dataset, self.args.per_device_train_batch_size, self._get_train_sampler, is_training=True
         )
         return self.accelerator.prepare(loader)
 
@@ -775,19 +778,23 @@ class Trainer:
         return None
 
     def _make_loader(
-        self, dataset: Dataset | None, batch_size: int, get_sampler: Callable, **settings: Any
+        self, dataset: Dataset | None, batch_size: int, get_sampler: Callable, is_training: bool = False
     ) -> DataLoader:
-        """A loader that is not prepared. A stream has its own order, and no sampler nor `settings`."""
+        """A loader that is not prepared."""
         if dataset is None:
             raise ValueError("the Trainer has been given no dataset for this: pass train_dataset, eval_dataset or both")
         args = self.args
         collator = self.data_collator
         if args.remove_unused_columns:
             collator = batches.ColumnFilter(collator, self.model, self.label_names)
-        if isinstance(dataset, IterableDataset):
-            settings = {}
-        else:
+        settings: dict[str, Any] = {}
+        if not isinstance(dataset, IterableDataset):  # which has its own order and, as in `transformers`, its own end
             settings["sampler"] = get_sampler(dataset)
+            if is_training:
+                workers = args.dataloader_num_workers
+                rank = self.accelerator.process_index
+                settings["drop_last"] = args.dataloader_drop_last
+                settings["worker_init_fn"] = partial(loading.seed_worker, num_workers=workers, rank=rank)
         return DataLoader(
             dataset,
             batch_size,
@@ -824,7 +831,7 @@ class Trainer:
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
-    # Callbacks, and what is written.
+    # Callbacks and files.
 
     def call_event(self, event: str, **kwargs: Any) -> None:
         """Tell the callbacks that listen; they may steer the run through `self.control`."""
@@ -846,27 +853,30 @@ class Trainer:
         """Write the model into `output_dir`, by default `args.output_dir`, on the main process, and the tokenizer.
 
         The weights are in `model.safetensors`; a model of `transformers` is saved as `from_pretrained` reads it. A
-        script may call this on the main process alone. `_internal_call` is for overrides, and without effect.
+        script may call this on the main process alone. `_internal_call` is True in a checkpoint, for overrides.
         """
-        # The parts of a model that is shared out are gathered by all ranks, before an override may return on some.
-        self._save(output_dir, self.accelerator.get_state_dict(self.model) if self.is_fsdp_enabled else None)
+        # All ranks gather the parts of a model that is shared out, and one of them writes.
+        weights = self.accelerator.get_state_dict(self.model) if self.is_fsdp_enabled else None
+        if self.is_world_process_zero():
+            self._save(output_dir or self.args.output_dir, weights)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        """What `save_model` does, with other weights if `state_dict` has them. Scripts call and override it."""
+        """Write as `save_model` does, with other weights if `state_dict` has them. Scripts call and override it."""
         folder = output_dir or self.args.output_dir
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         weights = self.accelerator.get_state_dict(model) if state_dict is None else state_dict
-        if not pretrained.is_pretrained(model) and self.is_world_process_zero():
+        if not self.is_world_process_zero():
+            return
+        if not pretrained.is_pretrained(model):
             Path(folder).mkdir(parents=True, exist_ok=True)
             self.accelerator.save(weights, f"{folder}/model.safetensors", safe_serialization=True)
         self._save_pretrained(model, folder, weights)
 
     def _save_pretrained(self, model: nn.Module, folder: str, weights: dict[str, Tensor]) -> None:
-        if self.is_world_process_zero():
-            processing_class = self.processing_class
-            if processing_class is None:
-                processing_class = getattr(self.data_collator, "tokenizer", None)
-            pretrained.save(model, processing_class, folder, weights)
+        processing_class = self.processing_class
+        if processing_class is None:
+            processing_class = getattr(self.data_collator, "tokenizer", None)
+        pretrained.save(model, processing_class, folder, weights)
 
     def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
         """Print metrics in lines, in the main process; `split` names them: "train", "eval", "test"."""
@@ -877,14 +887,14 @@ class Trainer:
         """Write metrics to `<split>_results.json` and, if `combined`, add them to `all_results.json`."""
         if not self.is_world_process_zero():
             return
-        names = [split, "all"] if combined else [split]
-        for name in names:
-            path = Path(self.args.output_dir, f"{name}_results.json")
-            before = {}
-            if name == "all" and path.exists():
-                before = json.loads(path.read_text(encoding="utf-8"))
-            text = json.dumps(before | metrics, indent=4, sort_keys=True, default=as_json)
-            path.write_text(text, encoding="utf-8")
+        folder = Path(self.args.output_dir)
+        contents = {f"{split}_results.json": metrics}
+        if combined:
+            all_results = folder / "all_results.json"
+            before = json.loads(all_results.read_text(encoding="utf-8")) if all_results.exists() else {}
+            contents[all_results.name] = before | metrics
+        for name, content in contents.items():
+            write_atomically(folder / name, json.dumps(content, indent=4, sort_keys=True, default=as_json))
 
     def save_state(self) -> None:
         """Write `trainer_state.json` into `args.output_dir`, in the main process."""
@@ -894,8 +904,7 @@ class Trainer:
     def create_model_card(self, **description: Any) -> None:
         """Write `README.md` into `args.output_dir`, in the main process: `description` (tags, …) and the results."""
         if self.is_world_process_zero():
-            card = reporting.model_card(self.state, description)
-            Path(self.args.output_dir, "README.md").write_text(card, encoding="utf-8")
+            write_atomically(Path(self.args.output_dir, "README.md"), reporting.model_card(self.state, description))
 
     def is_world_process_zero(self) -> bool:
         """True in the main process of all machines."""
@@ -915,14 +924,22 @@ def undo_preparation(accelerator: Accelerator, model: nn.Module) -> None:
     accelerator.forget_model(model)
 
 
-def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:
-    """The accelerator of a run with `args`."""
+def configure_process(args: TrainingArguments) -> None:
+    """Make the changes to the process with which a Trainer begins, as in `transformers`: seeds, precisions, loggers."""
+    utils.set_seed(args.seed)
     if args.tf32 is not None and torch.cuda.is_available():
         torch.backends.fp32_precision = "tf32" if args.tf32 else "ieee"  # type: ignore[attr-defined]
     elif args.tf32:
         raise ValueError("tf32 needs a GPU")
-    # A notebook may make several Trainers: each of them chooses its own precision.
+    # A notebook may make several Trainers: each of them chooses its own mixed precision.
     AcceleratorState._reset_state()
+    if args.log_level != "passive":
+        for library in ("transformers", "common.trainer"):
+            logging.getLogger(library).setLevel(args.get_process_log_level())
+
+
+def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:
+    """The accelerator of a run with `args`."""
     mixed_precision = None
     if args.fp16:
         mixed_precision = "fp16"
@@ -936,7 +953,7 @@ def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:
     )
     finds_unused = args.ddp_find_unused_parameters
     if finds_unused is None:
-        # What DDP walks through has gaps where activations are computed again.
+        # The graph that DDP walks through has gaps where activations are computed again.
         finds_unused = not pretrained.checkpoints_activations(model, args)
     return Accelerator(
         cpu=args.use_cpu,

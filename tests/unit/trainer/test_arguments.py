@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 
 from common import ladder
 from common.trainer import AcceleratorConfig, Trainer, TrainingArguments
-from common.trainer.arguments import NOT_OFFERED
+from common.trainer.training_args import NOT_OFFERED
 from tests.toys import Net, Points
 from tests.unit.trainer.both import LIBRARIES, end, make, on_both, same_on_both
 from tests.unit.trainer.toy import accuracy, make_trainer, trained_weights, weights

@@ -3,7 +3,7 @@
 import pytest
 
 from common.trainer import EarlyStoppingCallback, TrainerCallback
-from common.trainer.callbacks import GIVEN
+from common.trainer.trainer_callback import GIVEN
 from tests.toys import Points
 from tests.unit.trainer.toy import EVENTS, At, make_trainer, stop
 

@@ -1,11 +1,18 @@
 """The names that scripts and overrides read from transformers' Trainer: there, and with the same values."""
 
+import os
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from tests.bits import digest
+from tests.states import forget_states
 from tests.unit.trainer.both import end, make, same_on_both
+from tests.unit.trainer.toy import make_trainer
 
 pytestmark = pytest.mark.usefixtures("transformers")
 
@@ -37,6 +44,38 @@ def test_a_script_asks_what_is_on_and_saves_the_weights_that_it_has_copied(tmp_p
 
     _, saved = same_on_both(script, tmp_path)
     assert saved[0] != saved[1]
+
+
+def test_an_override_of_save_writes_into_checkpoints_too(tmp_path):
+    def script(library, folder):
+        class Own(library.Trainer):
+            def _save(self, output_dir=None, state_dict=None):
+                super()._save(output_dir, state_dict)
+                Path(output_dir, "head").mkdir()
+                torch.save(self.model.linear.bias, f"{output_dir}/head/bias.pt")
+
+        saving = {"save_strategy": "steps", "save_steps": 2}
+        make(library, folder, Own, max_steps=4, **saving).train()
+        forget_states(library.__name__)
+        resumed = make(library, folder, Own, max_steps=6, **saving)
+        resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-4")
+        return sorted(path.parts[-3] for path in Path(folder).rglob("bias.pt")), end(resumed)["weights"]
+
+    folders, _ = same_on_both(script, tmp_path)
+    assert folders == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+
+
+def test_a_file_of_results_is_replaced_or_left_alone(tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path)
+    trainer.save_state()
+    trainer.save_metrics("eval", {"loss": 1})
+    before = {path: path.read_text() for path in tmp_path.iterdir()}
+    monkeypatch.setattr(os, "replace", mock.Mock(side_effect=OSError("the disk is full")))
+    trainer.state.global_step = 1
+    for write in (trainer.save_state, partial(trainer.save_metrics, "eval", {"loss": 2})):
+        with pytest.raises(OSError, match="the disk is full"):
+            write()
+    assert {path: path.read_text() for path in tmp_path.iterdir()} == before
 
 
 def test_overrides_of_evaluate_and_log_tell_the_callbacks_themselves(tmp_path):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 
 from common.processes import ranks
-from common.trainer import get_last_checkpoint
+from common.trainer import Trainer, get_last_checkpoint
 from tests.states import on_a_rank
 from tests.toys import Points, seeded_net
 from tests.unit.trainer.toy import At, accuracy, make_trainer, save_and_stop, stop, weights, without_timings
@@ -196,6 +196,26 @@ def save_on_the_main_process(folder) -> None:
 def test_the_main_process_may_save_the_model_alone(tmp_path):
     ranks(2).run(save_on_the_main_process, tmp_path, timeout=60)
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+class NotesSaves(Trainer):
+    saves = 0
+
+    def _save(self, output_dir=None, state_dict=None):
+        self.saves += 1
+
+
+@on_a_rank
+def count_saves(folder) -> int:
+    trainer = make_trainer(folder, train=16, trainer_class=NotesSaves, save_strategy="epoch")
+    trainer.train()
+    trainer.save_model()
+    return trainer.saves
+
+
+def test_an_override_of_save_is_called_on_the_main_process(tmp_path):
+    """As it writes files, and seldom asks on which process it is."""
+    assert ranks(2).run(count_saves, tmp_path) == [2, 0]
 
 
 @on_a_rank

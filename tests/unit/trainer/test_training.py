@@ -161,6 +161,18 @@ def test_a_count_of_items_that_a_model_ignores_is_pointed_out(tmp_path, caplog):
     assert "its loss is 7 times too large" in caplog.text
 
 
+def test_a_compiled_model_that_is_given_the_count_is_compiled_once(tmp_path):
+    compiled = []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    model = torch.compile(Ignoring(), backend=backend)
+    make_trainer(tmp_path, model=model, train=32).train()
+    assert len(compiled) == 1
+
+
 def test_outputs_may_be_dicts_tuples_objects_or_the_loss(tmp_path):
     @dataclass
     class Output:

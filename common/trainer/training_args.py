@@ -39,6 +39,31 @@ class AcceleratorConfig:
     non_blocking: bool = False
 
 
+class ParallelMode(Enum):
+    """The ways of running that scripts ask `TrainingArguments.parallel_mode` for."""
+
+    NOT_PARALLEL = "not_parallel"
+    DISTRIBUTED = "distributed"
+
+
+def steps_of(setting: float, num_training_steps: int) -> int:
+    """A setting in steps; below 1 it is a share of all steps."""
+    return int(setting) if setting >= 1 else math.ceil(num_training_steps * setting)
+
+
+def is_count(value: Any) -> bool:
+    return value >= 1 and value == int(value)
+
+
+def is_steps(value: Any) -> bool:
+    return 0 < value < 1 or is_count(value)
+
+
+def is_not_negative(value: Any) -> bool:
+    return value >= 0
+
+
+# The names that settings may have.
 CHOICES = {
     "optim": OPTIMIZERS,
     "lr_scheduler_type": SCHEDULES,
@@ -47,6 +72,15 @@ CHOICES = {
     "save_strategy": ("no", "steps", "epoch", "best"),
     "log_level": ("passive", "debug", "info", "warning", "error", "critical"),
 }
+# This Trainer does none of these. A script may ask whether they are on; to switch one on is an error.
+NOT_OFFERED = {
+    "push_to_hub": False,
+    "deepspeed": None,
+    "debug": [],
+    "label_smoothing_factor": 0.0,
+    "eval_do_concat_batches": True,
+}
+
 # A command line gives these as JSON, or as the name of a file with it.
 DICTS = (
     "accelerator_config",
@@ -55,24 +89,8 @@ DICTS = (
     "gradient_checkpointing_kwargs",
     "fsdp_config",
 )
-# What this Trainer does not do. A script may ask whether it is on; to switch it on is an error.
-NOT_OFFERED = {
-    "push_to_hub": False,
-    "deepspeed": None,
-    "debug": [],
-    "label_smoothing_factor": 0.0,
-    "eval_do_concat_batches": True,
-}
 # Lets `HfArgumentParser` take a flag without a value.
 FLAG = {"nargs": "?", "const": True}
-
-
-class ParallelMode(Enum):
-    """The ways of running that scripts ask `TrainingArguments.parallel_mode` for."""
-
-    NOT_PARALLEL = "not_parallel"
-    DISTRIBUTED = "distributed"
-
 
 # Words of `fsdp`, as older scripts write it.
 FSDP_OPTIONS: dict[str, dict[str, Any]] = {
@@ -82,22 +100,6 @@ FSDP_OPTIONS: dict[str, dict[str, Any]] = {
 }
 # Names of `fsdp_config` that the plugin has in other words.
 FSDP_NAMES = {"version": "fsdp_version", "transformer_layer_cls_to_wrap": "transformer_cls_names_to_wrap"}
-
-
-def _is_count(value: Any) -> bool:
-    return value >= 1 and value == int(value)
-
-
-def steps_of(setting: float, num_training_steps: int) -> int:
-    """A setting in steps; below 1 it is a share of all steps."""
-    return int(setting) if setting >= 1 else math.ceil(num_training_steps * setting)
-
-
-def _read_dict(value: Any) -> Any:
-    if isinstance(value, str):
-        text = value if value.startswith("{") else Path(value).read_text(encoding="utf-8")
-        return json.loads(text)
-    return value
 
 
 @dataclass
@@ -114,49 +116,53 @@ class TrainingArguments:
             without a length. -1: not set.
         optim: one of `OPTIMIZERS`. Weight decay spares biases and normalisation layers.
         lr_scheduler_type: one of `SCHEDULES`.
-        lr_scheduler_kwargs: what the schedule can be told besides, for example {"num_cycles": 1.5}.
+        lr_scheduler_kwargs: further options of the schedule, for example {"num_cycles": 1.5}.
         warmup_steps: steps of warm-up, or below 1 the share of all steps.
         max_grad_norm: clip the total norm of the gradients to this; 0 leaves them alone.
-        logging_steps, eval_steps, save_steps: below 1, the share of all steps. With `eval_strategy="steps"`,
-            `eval_steps` defaults to `logging_steps`.
-        logging_nan_inf_filter: where the loss of a micro-batch is not finite, log the mean of those since the last log
-            in its place; leave such losses out of an evaluation's loss too.
         logging_strategy, eval_strategy, save_strategy: "no", "steps" or "epoch"; `save_strategy` also "best": after
             each evaluation that improves `metric_for_best_model`.
+        logging_steps, eval_steps, save_steps: below 1, the share of all steps. With `eval_strategy="steps"`,
+            `eval_steps` defaults to `logging_steps`.
         eval_delay: steps, or with `eval_strategy="epoch"` epochs, before the first evaluation.
+        prediction_loss_only: gather no predictions, so that `compute_metrics` is not called.
+        label_names: keys of a batch that hold labels; by default `forward`'s parameters with "label" in their name.
+        logging_nan_inf_filter: where the loss of a micro-batch is not finite, log the mean of those since the last log
+            in its place; leave such losses out of an evaluation's loss too.
+        log_level: of the first process of each machine; "passive" leaves it as it is. The others log warnings.
+        report_to: "none", "all", or names of trackers that the accelerator knows.
+        run_name: the run's name for the trackers; by default the last part of `output_dir`.
+        disable_tqdm: print plain lines in place of a progress bar; by default where stderr is no terminal.
         save_total_limit: keep so many checkpoints; the newest and the best are never deleted.
         metric_for_best_model: a key of the evaluation's metrics, with or without `eval_`; "loss" when one is needed.
         greater_is_better: by default True unless the metric's name ends in "loss".
         seed: of everything random in training; the same on all ranks.
         data_seed: of the order: epoch e visits `torch.randperm(n)` seeded with data_seed + e. By default it is
             `torch.initial_seed()` when training begins, which is `seed` unless the script has seeded again.
-        accelerator_config: an AcceleratorConfig, or its settings as a dict.
-        dataloader_drop_last: drop each epoch's last batch if it is smaller. Evaluation never drops a sample.
         remove_unused_columns: from samples that are dicts, drop keys that are neither parameters of the model's
             `forward` nor labels.
-        prediction_loss_only: gather no predictions, so that `compute_metrics` is not called.
-        log_level: of the first process of each machine; "passive" leaves it as it is. The others log warnings.
-        report_to: "none", "all", or names of trackers that the accelerator knows.
-        run_name: what the trackers call the run; by default the last part of `output_dir`.
-        disable_tqdm: print plain lines in place of a progress bar; by default where stderr is no terminal.
-        label_names: keys of a batch that hold labels; by default `forward`'s parameters with "label" in their name.
+        dataloader_drop_last: drop each epoch's last batch if it is smaller. Evaluation never drops a sample.
+        accelerator_config: an AcceleratorConfig, or its settings as a dict.
+        tf32: multiply float32 matrices on GPUs in TensorFloat-32 (True) or not (False); by default as torch is set.
+        activation_checkpointing, gradient_checkpointing: by either name, let the model compute activations again in
+            the backward pass, by its method `activation_checkpointing_enable` or `gradient_checkpointing_enable`.
         fsdp: share the model out to the processes: True, or words of `FSDP_OPTIONS`.
         fsdp_config: settings of FullyShardedDataParallelPlugin; transformer_based_wrap by default.
         ddp_find_unused_parameters: let DDP look for parameters that a step does not use, which takes time in every
             step; on by default, unless a model of `transformers` checkpoints activations. Another network that does so
             in the reentrant way needs False.
         ddp_timeout: seconds that a collective waits for a missing rank before it raises.
-        activation_checkpointing, gradient_checkpointing: by either name, let the model compute activations again in
-            the backward pass, by its method `activation_checkpointing_enable` or `gradient_checkpointing_enable`.
-        tf32: multiply float32 matrices on GPUs in TensorFloat-32 (True) or not (False); by default as torch is set.
     """
 
     output_dir: str = "trainer_output"
+
+    # The samples of a step, and the number of steps.
     per_device_train_batch_size: int = 8
     per_device_eval_batch_size: int = 8
     gradient_accumulation_steps: int = 1
     num_train_epochs: float = 3.0
     max_steps: int = -1
+
+    # The optimizer and its learning rate.
     learning_rate: float = 5e-5
     weight_decay: float = 0.0
     adam_beta1: float = 0.9
@@ -167,48 +173,60 @@ class TrainingArguments:
     lr_scheduler_type: str = "linear"
     lr_scheduler_kwargs: dict[str, Any] | str | None = None
     warmup_steps: float = 0
+
+    # Evaluations.
     eval_strategy: str = "no"
     eval_steps: float | None = None
     eval_delay: float = 0
+    prediction_loss_only: bool = False
+    label_names: list[str] | None = None
+
+    # Logs, and who shows them.
     logging_strategy: str = "steps"
     logging_steps: float = 500
     logging_first_step: bool = False
     logging_nan_inf_filter: bool = True
+    log_level: str = "passive"
+    report_to: None | str | list[str] = "none"  # noqa: RUF036  HfArgumentParser reads a union from its second member on
+    run_name: str | None = None
+    disable_tqdm: bool | None = None
+
+    # Checkpoints, and which of them is the best.
     save_strategy: str = "steps"
     save_steps: float = 500
     save_total_limit: int | None = None
     load_best_model_at_end: bool = False
     metric_for_best_model: str | None = None
     greater_is_better: bool | None = None
+
+    # Random numbers, and the loading of data.
     seed: int = 42
     data_seed: int | None = None
-    bf16: bool = False
-    fp16: bool = False
-    accelerator_config: dict[str, Any] | str | AcceleratorConfig | None = None
+    remove_unused_columns: bool = True
     dataloader_num_workers: int = 0
     dataloader_drop_last: bool = False
     dataloader_persistent_workers: bool = False
     dataloader_prefetch_factor: int | None = None
     dataloader_pin_memory: bool = True
-    remove_unused_columns: bool = True
-    prediction_loss_only: bool = False
-    log_level: str = "passive"
-    report_to: None | str | list[str] = "none"  # noqa: RUF036  HfArgumentParser reads a union from its second member on
-    run_name: str | None = None
-    disable_tqdm: bool | None = None
-    label_names: list[str] | None = None
-    torch_compile: bool = False
+    accelerator_config: dict[str, Any] | str | AcceleratorConfig | None = None
+
+    # The computation on a device: its precision, compiler and memory.
     use_cpu: bool = False
-    fsdp: str | None = field(default=None, metadata=FLAG)
-    fsdp_config: dict[str, Any] | str | None = None
-    ddp_find_unused_parameters: bool | None = None
-    ddp_timeout: int = 1800
+    bf16: bool = False
+    fp16: bool = False
+    tf32: bool | None = None
+    torch_compile: bool = False
+    use_cache: bool = False
     activation_checkpointing: bool | None = field(default=None, metadata=FLAG)
     activation_checkpointing_kwargs: dict[str, Any] | str | None = None
     gradient_checkpointing: bool | None = field(default=None, metadata=FLAG)
     gradient_checkpointing_kwargs: dict[str, Any] | str | None = None
-    use_cache: bool = False
-    tf32: bool | None = None
+
+    # The work of several processes.
+    fsdp: str | None = field(default=None, metadata=FLAG)
+    fsdp_config: dict[str, Any] | str | None = None
+    ddp_find_unused_parameters: bool | None = None
+    ddp_timeout: int = 1800
 
     # Only for scripts that ask. The Trainer looks at none of these, and sets `do_eval` if there is an `eval_strategy`.
     do_train: bool = False
@@ -238,16 +256,20 @@ class TrainingArguments:
         trackers = [self.report_to] if isinstance(self.report_to, str) else self.report_to
         self.report_to = [] if trackers is None or list(trackers) == ["none"] else trackers
         for name in DICTS:
-            setattr(self, name, _read_dict(getattr(self, name)))
+            value = getattr(self, name)
+            if isinstance(value, str):
+                text = value if value.startswith("{") else Path(value).read_text(encoding="utf-8")
+                setattr(self, name, json.loads(text))
         if not isinstance(self.accelerator_config, AcceleratorConfig):
             settings: Any = self.accelerator_config or {}
             self.accelerator_config = AcceleratorConfig(**settings)
         self._complete_activation_checkpointing()
         self._check_values()
         self._complete_evaluation()
-        self.make_fsdp_plugin()  # which refuses what it does not know
+        self.make_fsdp_plugin()  # refuses settings that it does not know
 
     def _complete_activation_checkpointing(self) -> None:
+        """Give both names the same value."""
         if self.activation_checkpointing is None:
             self.activation_checkpointing = bool(self.gradient_checkpointing)
         if self.activation_checkpointing_kwargs is None:
@@ -257,34 +279,39 @@ class TrainingArguments:
 
     def _check_values(self) -> None:
         for name, choices in CHOICES.items():
-            self._check(name, choices.__contains__, f"one of {', '.join(choices)}")
-        batch_sizes = ("per_device_train_batch_size", "per_device_eval_batch_size")
-        for name in (*batch_sizes, "gradient_accumulation_steps", "save_total_limit"):
-            self._check(name, _is_count, "whole, above 0")
-        self._check("max_steps", lambda value: value == -1 or _is_count(value), "whole and above 0, or -1 for no limit")
+            value = getattr(self, name)
+            if value not in choices:
+                raise ValueError(f"{name} is {value!r} but must be one of {', '.join(choices)}")
+        per_step = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
+        for name in (*per_step, "save_total_limit"):
+            self._check_number(name, is_count, "whole, above 0")
         for name in ("logging_steps", "save_steps"):
-            self._check(name, lambda value: value > 0, "above 0")
-        for name in ("logging_steps", "save_steps", "eval_steps", "warmup_steps"):
-            self._check(name, lambda value: 0 <= value < 1 or _is_count(value), "whole, or a share below 1")
+            self._check_number(name, is_steps, "whole and above 0, or a share below 1")
+        for name in ("eval_steps", "warmup_steps"):
+            if getattr(self, name) != 0:
+                self._check_number(name, is_steps, "whole, or a share below 1")
         for name in ("learning_rate", "weight_decay", "max_grad_norm", "eval_delay"):
-            self._check(name, lambda value: value >= 0, "0 or more")
-        if self.max_steps == -1:  # else they override the epochs, also a number of epochs that is none
-            self._check("num_train_epochs", lambda value: value >= 0, "0 or more")
+            self._check_number(name, is_not_negative, "0 or more")
+        if self.max_steps == -1:
+            self._check_number("num_train_epochs", is_not_negative, "0 or more")
+        else:  # this overrides the epochs, whatever they are
+            self._check_number("max_steps", is_count, "whole and above 0, or -1 for no limit")
         if self.fp16 and self.bf16:
             raise ValueError("fp16 and bf16 are both set: choose one")
 
-    def _check(self, name: str, holds: Callable[[Any], bool], description: str) -> None:
+    def _check_number(self, name: str, is_allowed: Callable[[Any], bool], description: str) -> None:
         value = getattr(self, name)
-        if value is None:
+        if value is None:  # some settings may be left out
             return
         try:
-            is_right = holds(value)
-        except (TypeError, ValueError):  # a text is no number
+            is_right = is_allowed(value)
+        except (TypeError, ValueError):  # it is a text
             raise ValueError(f"{name} is {value!r} but must be a number: {description}") from None
         if not is_right:
             raise ValueError(f"{name} is {value!r} but must be {description}")
 
     def _complete_evaluation(self) -> None:
+        """Complete the settings of evaluations, and refuse those that exclude each other."""
         if self.eval_strategy != "no":
             self.do_eval = True
         if self.eval_strategy == "steps":
@@ -324,7 +351,7 @@ class TrainingArguments:
 
     @property
     def world_size(self) -> int:
-        """Processes of the run: those of the group or, before there is one, what the launcher says."""
+        """Processes of the run: those of the group or, before there is one, those of the launcher."""
         if dist.is_initialized():
             return dist.get_world_size()
         return int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,11 +1,82 @@
-"""Callbacks: the events of a run, who listens to them, and two standard callbacks."""
+"""Callbacks: the events of a run, the state that callbacks see, the switches that they set, and two of them."""
 
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from common.trainer.arguments import TrainingArguments
-from common.trainer.state import TrainerControl, TrainerState
+from common.files import write_atomically
+from common.trainer.training_args import TrainingArguments
+
+
+def as_json(value: Any) -> Any:
+    """A value that JSON can hold in place of `value`: metrics may be arrays, tensors or numbers of NumPy."""
+    if isinstance(value, np.ndarray | np.generic | torch.Tensor):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} {value!r} cannot be written as JSON")
+
+
+@dataclass
+class TrainerState:
+    """The position and the history of a run; `trainer_state.json` in a checkpoint holds exactly this.
+
+    `epoch` has a fraction within an epoch. The fields that this Trainer never changes (tokens, flos, trials) are there
+    for whatever reads the file of `transformers.Trainer`.
+    """
+
+    epoch: float = 0
+    global_step: int = 0
+    max_steps: int = 0
+    logging_steps: int = 500
+    eval_steps: int = 500
+    save_steps: int = 500
+    train_batch_size: int | None = None
+    num_train_epochs: int = 0
+    num_input_tokens_seen: int = 0
+    total_flos: float = 0.0
+    log_history: list[dict[str, Any]] = field(default_factory=list)
+    best_metric: float | None = None
+    best_global_step: int | None = None
+    best_model_checkpoint: str | None = None
+    is_local_process_zero: bool = True
+    is_world_process_zero: bool = True
+    is_hyper_param_search: bool = False
+    trial_name: str | None = None
+    trial_params: dict[str, Any] | None = None
+    stateful_callbacks: dict[str, Any] = field(default_factory=dict)
+
+    def go_on_from(self, saved: "TrainerState") -> None:
+        """Take over the position and the history of a run. The other fields are settings, which may be new."""
+        self.epoch = saved.epoch
+        self.global_step = saved.global_step
+        self.log_history = saved.log_history
+        self.best_metric = saved.best_metric
+        self.best_global_step = saved.best_global_step
+        self.best_model_checkpoint = saved.best_model_checkpoint
+
+    def save_to_json(self, json_path: str) -> None:
+        """Write all fields to a file; arrays and tensors among the logged values become lists."""
+        text = json.dumps(asdict(self), indent=2, sort_keys=True, default=as_json)
+        write_atomically(json_path, text + "\n")
+
+    @classmethod
+    def load_from_json(cls, json_path: str) -> "TrainerState":
+        """Read a state that `save_to_json` wrote."""
+        return cls(**json.loads(Path(json_path).read_text(encoding="utf-8")))
+
+
+@dataclass
+class TrainerControl:
+    """The switches of a run. A callback sets them; the Trainer obeys after each step and each epoch."""
+
+    should_training_stop: bool = False
+    should_epoch_stop: bool = False
+    should_save: bool = False
+    should_evaluate: bool = False
+    should_log: bool = False
 
 
 class TrainerCallback:
@@ -17,7 +88,7 @@ class TrainerCallback:
     get `metrics`, which are dicts. A callback changes the run through `control`, and may return it. All ranks call it.
 
     A callback that must survive a restart has a method `state`, which returns {"args": {…}, "attributes": {…}}, of JSON
-    values: what `__init__` takes, and what has changed since, which is set again when training resumes.
+    values: the arguments of `__init__`, and attributes that have changed since and are set again when training resumes.
     """
 
     def on_init_end(self, args, state, control, **kwargs):
@@ -66,10 +137,10 @@ class TrainerCallback:
         """Values have been logged."""
 
 
-# What callbacks get by keyword at every event.
+# The keywords that callbacks get at every event.
 GIVEN = ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
 
-# The switches that are off again when an event begins: what was asked for has been done, or belongs to what is over.
+# The switches that are off again when an event begins: their work is done, or it belonged to a step that is over.
 SWITCHED_OFF = {
     "on_train_begin": ("should_training_stop", "should_epoch_stop", "should_log", "should_evaluate", "should_save"),
     "on_epoch_begin": ("should_epoch_stop",),
@@ -81,7 +152,7 @@ SWITCHED_OFF = {
 
 
 class CallbackHandler:
-    """The callbacks, in the order in which they are called, and what they get."""
+    """The callbacks, in the order in which they are called, and the objects that they get."""
 
     def __init__(
         self, callbacks: list[Any], model: Any, processing_class: Any, optimizer: Any, lr_scheduler: Any
