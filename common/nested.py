@@ -126,10 +126,3 @@ def with_leaves(data: Any, new_leaves: Sequence[Any], is_leaf: Callable[[Any], b
     in_place = dict(zip(places_by_name, new_leaves, strict=True))
     places = itertools.count()
     return map_nested(lambda _: in_place[next(places)], data, is_leaf=is_leaf)
-
-
-def map_together(
-    function: Callable[[list[NamedLeaf]], list[Any]], data: Any, is_leaf: Callable[[Any], bool] | None = None
-) -> Any:
-    """The structure of `data` with the results of one call of `function` for its sorted leaves in place of these."""
-    return with_leaves(data, function(sorted_leaves(data, is_leaf)), is_leaf)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from common.nested import honor_type, is_namedtuple, map_together, named_leaves
+from common.nested import honor_type, is_namedtuple, map_nested, named_leaves
 
 from .operations import is_list_of_entries
 
@@ -115,8 +115,9 @@ def slice_rows(batch: Any, rows: slice, process_index: int | None = None, num_pr
 
 
 def _with_leaves(batch: Any, leaves: dict[str, Any]) -> Any:
-    """`batch` with `leaves` in the places of these names."""
-    return map_together(lambda named: [leaves[name] for name, _ in named], batch, _is_list)
+    """`batch` with the values of `leaves`, which has its names in the order of `named_leaves`, in place of its own."""
+    values = iter(leaves.values())
+    return map_nested(lambda _: next(values), batch, is_leaf=_is_list)
 
 
 def _join_columns(name: str, columns: list[Any]) -> Any:

@@ -190,7 +190,7 @@ class Trainer:
         accelerator.free_memory()
         if self.model_wrapped is self.model:
             # An evaluation may have prepared it without DDP, and another Trainer in another precision.
-            undo_preparation(accelerator, self.model)
+            accelerator.forget_model(self.model)
 
         loader = self.get_train_dataloader()
         # An override may return a plain loader, or a prepared one of the last training, which has been forgotten above.
@@ -676,7 +676,7 @@ class Trainer:
             accelerator.forget_loader(dataloader)  # checkpoints hold the position in the training set alone
         self.callback_handler.eval_dataloader = dataloader
         if self.train_dataloader is None:  # not trained yet
-            undo_preparation(accelerator, self.model)  # another Trainer may have prepared it in another precision
+            accelerator.forget_model(self.model)  # another Trainer may have prepared it in another precision
             accelerator.prepare_model(self.model, evaluation_mode=True)
         self.model.eval()
         self._set_optimizer_mode("eval")
@@ -917,11 +917,6 @@ class Trainer:
     def end(self) -> None:
         """Finish the trackers and leave the process group: the last call in a script."""
         self.accelerator.end_training()
-
-
-def undo_preparation(accelerator: Accelerator, model: nn.Module) -> None:
-    """Give `model` its own forward back, whichever Accelerator prepared it, so that it can be prepared anew."""
-    accelerator.forget_model(model)
 
 
 def configure_process(args: TrainingArguments) -> None:
