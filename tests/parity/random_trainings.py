@@ -7,7 +7,6 @@ read, and whether the training is stopped after a checkpoint and resumed by a sc
 import contextlib
 import copy
 import importlib
-import multiprocessing
 import random
 from collections import defaultdict
 from types import SimpleNamespace
@@ -19,7 +18,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from tests.parity.random_scripts import Kind, draw_from
-from tests.states import OURS, THEIRS
+from tests.states import OURS, THEIRS, allow_loader_workers
 
 WIDTH = 4
 SCHEDULES = {
@@ -41,32 +40,32 @@ SCHEDULES = {
         optimizer, 0.01, 0.1, step_size_up=2, cycle_momentum=False
     ),
 }
-# What a training script asks for. The first value of each is the plainest one.
+# The settings of a training script. The first value of each is the plainest one.
 CHOICES = {
     "samples": range(2, 26),
-    "batch_size": [2, 4],  # of one process
+    "batch_size": [2, 4],  # Samples of one process.
     "epochs": [1, 2, 3],
-    "order": ["sequential", "seedable", "shuffled", "shuffled"],
+    "order": {"sequential": 1, "seedable": 1, "shuffled": 2},
     "drop_last": [False, True],
     "split_batches": [False, True],
     "accumulation": [1, 2, 3, 4],
-    "window": ["accumulate"] * 4 + ["no_sync"],
-    "sync_with_dataloader": [True, True, False],
+    "window": {"accumulate": 4, "no_sync": 1},
+    "sync_with_dataloader": {True: 2, False: 1},
     "sync_each_batch": [False, True],
     "adjust_scheduler": [True, False],
-    "models": [1, 1, 2],
+    "models": {1: 2, 2: 1},
     "optimizer": ["sgd", "adamw", "fused"],
     "schedule": list(SCHEDULES),
-    "step_scheduler_with_optimizer": [True, True, False],
+    "step_scheduler_with_optimizer": {True: 2, False: 1},
     "clip": ["none", "norm where it syncs", "norm", "value"],
     "dropout": [0.0, 0.5],
-    "precision": ["no", "no", "bf16"],
-    "skipped": [0, 0, 1, 2],
-    "evaluates": [False, True],  # after each batch
-    "stopped_after": [None] * 4 + [1, 2, 4, 7],  # the first window that ends at this micro-batch or later
-    "passes_over": [False, False, True],  # instead of calling `skip_first_batches`
-    "draws": ["nobody"] * 4 + ["data set"] * 4 + ["collator"] * 4 + ["workers"],  # while data are read
-    "stateful": [False],  # a resumed loader goes on by itself: not on the original
+    "precision": {"no": 2, "bf16": 1},
+    "skipped": {0: 2, 1: 1, 2: 1},  # Micro-batches that the first epoch leaves out.
+    "evaluates": [False, True],  # After each micro-batch.
+    "stopped_after": {None: 4, 1: 1, 2: 1, 4: 1, 7: 1},  # Micro-batches, until the end of their window.
+    "passes_over": {False: 2, True: 1},  # Resumed, it reads and drops batches.
+    "draws": {"nobody": 4, "data set": 4, "collator": 4, "workers": 1},  # Who draws random numbers while data are read.
+    "stateful": [False],  # A test of our library alone sets it: a resumed loader goes on by itself.
 }
 
 
@@ -85,7 +84,7 @@ def without_known_differences(script: SimpleNamespace) -> SimpleNamespace:
 
 def plainest(**others: Any) -> SimpleNamespace:
     """A script that asks for nothing but `others`."""
-    return SimpleNamespace(**{name: values[0] for name, values in CHOICES.items()} | others)
+    return SimpleNamespace(**{name: next(iter(values)) for name, values in CHOICES.items()} | others)
 
 
 class Augmented(TensorDataset):
@@ -127,7 +126,7 @@ def new_optimizer(script, model):
 
 
 def new_scheduler(script, optimizer):
-    # More than a script makes on up to three processes: "one cycle" raises after its last step.
+    # More steps than a script makes on up to three processes: "one cycle" raises after its last step.
     steps = script.epochs * (script.samples + 3)
     return SCHEDULES[script.schedule](optimizer, steps)
 
@@ -165,7 +164,7 @@ def new_accelerator(library, script, **settings):
         cpu=True,
         **settings,
     )
-    torch.set_num_threads(1)  # ours has taken those of this rank's cores
+    torch.set_num_threads(1)  # Our library has taken the threads of this rank's cores
     return accelerator
 
 
@@ -174,11 +173,12 @@ class Stopped(Exception):
 
 
 class Training:
-    """One run of a script, and what it saw.
+    """One run of a script.
 
     Attributes:
         batches_done: micro-batches of this epoch, skipped and trained ones.
         micro_batches: those that all epochs have been trained on.
+        epochs: the values that were seen in each epoch, by their names.
     """
 
     def __init__(self, accelerator, script, folder):
@@ -189,7 +189,7 @@ class Training:
         self.batches_done = script.skipped
         self.micro_batches = 0
         self.stops_after = script.stopped_after
-        self.epochs: list[dict[str, list]] = []  # what was seen in each
+        self.epochs: list[dict[str, list]] = []
         torch.manual_seed(3)
         random.seed(3)
         numpy.random.seed(3)
@@ -197,9 +197,9 @@ class Training:
         models = [new_model(script) for _ in range(script.models)]
         optimizers = [new_optimizer(script, model) for model in models]
         schedulers = [new_scheduler(script, optimizer) for optimizer in optimizers]
-        parts = accelerator.num_processes if script.split_batches else 1  # of a batch
-        loader = new_loader(script, rows, script.batch_size * parts)
-        evaluation = DataLoader(TensorDataset(*rows), batch_size=2 * parts)
+        parts_of_a_batch = accelerator.num_processes if script.split_batches else 1
+        loader = new_loader(script, rows, script.batch_size * parts_of_a_batch)
+        evaluation = DataLoader(TensorDataset(*rows), batch_size=2 * parts_of_a_batch)
         prepared = iter(accelerator.prepare(*schedulers, loader, *models, evaluation, *optimizers))
         self.schedulers = [next(prepared) for _ in schedulers]
         self.loader = next(prepared)
@@ -216,7 +216,7 @@ class Training:
             if self.batches_done > passed_over and not self.script.stateful:
                 loader = self.accelerator.skip_first_batches(loader, self.batches_done)
             for number, (x, y) in enumerate(loader):
-                if number < passed_over:  # as the training scripts of diffusers go on
+                if number < passed_over:  # The training scripts of diffusers go on like this.
                     continue
                 with self.window(number):
                     self.micro_batch(x, y, number)
@@ -285,7 +285,7 @@ class Training:
 
 def run(library: str, script: SimpleNamespace, folder: str, seen: dict[str, Any], **settings: Any) -> None:
     """Note what a training sees in each epoch, its weights and its optimizers' states."""
-    multiprocessing.current_process()._config["daemon"] = False  # a rank that torchrun starts may have workers
+    allow_loader_workers()
     accelerator = new_accelerator(library, script, **settings)
     training = Training(accelerator, script, folder)
     seen["epochs"] = training.epochs
