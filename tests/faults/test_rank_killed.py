@@ -11,8 +11,9 @@ import torch
 
 from common import ladder
 from common.processes import free_port
+from common.weights import farthest
 from tests.faults.jobs import ON_LINUX, job, launcher, newest_checkpoint, run_to_end, script, torchrun
-from tests.levels import farthest, run_on_ranks
+from tests.levels import run_on_ranks
 
 pytestmark = ON_LINUX
 

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from common import ladder
 from common.processes import ranks
-from tests.levels import farthest
+from common.weights import farthest
 from tests.states import forget_states
 
 LEVELS = ["00_single_gpu", "02_ddp_raw", "03_accelerate", "04_trainer"]

@@ -10,7 +10,8 @@ from common import ladder
 from common.args import parse_args
 from common.instruments.start import fit_to_machine
 from common.processes import ranks
-from tests.levels import EXACT, farthest, run_level
+from common.weights import farthest
+from tests.levels import EXACT, run_level
 from tests.states import OURS, THEIRS, forget_states
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("transformers")]
