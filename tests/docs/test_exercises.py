@@ -15,8 +15,8 @@ from tests.docs.pages import section
 
 IMAGES = 60_000
 WEIGHTS = sum(parameter.numel() for parameter in BasicNet().parameters())
-BYTES = 4  # of a float32
-STATES = 4  # the weights, their gradients, and two moments of AdamW
+BYTES = 4  # A float32 has so many.
+STATES = 4  # The weights, their gradients, and two moments of AdamW.
 
 
 def first_image(epoch: int) -> int:
@@ -71,7 +71,7 @@ def answers_02() -> dict[str, list[str]]:
     gradient = (2 - y).mean().item()
     positions = [str(position) for position in positions_of_rank_1()]
     ranks = 4
-    sent_in_a_step = 2 * (ranks - 1) / ranks * WEIGHTS * BYTES  # by a rank in a ring
+    sent_in_a_step = 2 * (ranks - 1) / ranks * WEIGHTS * BYTES  # A rank of a ring sends this.
     sent = IMAGES // 64 * sent_in_a_step
     return {
         "mean gradient and new weight": [f"{gradient:g}", f"{2 - 0.1 * gradient:g}"],
