@@ -7,7 +7,6 @@ otherwise than without the argument. The others have a test of their own.
 import importlib
 import json
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -18,7 +17,6 @@ import torch
 from torch.utils.data import TensorDataset
 
 from common.trainer import AcceleratorConfig, Trainer, TrainingArguments
-from common.trainer.arguments import NOT_OFFERED
 from tests.toys import Net, Points
 from tests.unit.trainer.both import LIBRARIES, end, make, on_both, same_on_both
 from tests.unit.trainer.toy import accuracy, make_trainer, trained_weights, weights
@@ -226,12 +224,6 @@ def test_argument_use_cache(tmp_path):
         assert model.config.use_cache is use_cache
 
 
-# What the Trainer itself does not look at.
-FOR_SCRIPTS = {"do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank"}
-FOR_SCRIPTS |= set(NOT_OFFERED)
-FOR_SCRIPTS |= {"hub_model_id", "hub_strategy", "hub_token", "hub_private_repo"}
-
-
 def test_arguments_for_scripts(tmp_path):
     args = TrainingArguments(str(tmp_path), do_train=True, hub_token="a secret", eval_strategy="epoch")
     assert args.do_train and args.do_eval and not args.do_predict
@@ -271,42 +263,6 @@ def test_argument_fsdp():
         TrainingArguments(fsdp="full_shard offload")
     with pytest.raises((NotImplementedError, ValueError), match="FSDP with cpu_offload=True is out of scope"):
         TrainingArguments(fsdp=True, fsdp_config={"fsdp_cpu_offload": True})
-
-
-# Most of these tests are in this file, under the name of the argument.
-SHOWN_BY_OTHER_TESTS = {
-    "activation_checkpointing",
-    "activation_checkpointing_kwargs",
-    "dataloader_num_workers",
-    "dataloader_persistent_workers",
-    "dataloader_pin_memory",
-    "dataloader_prefetch_factor",
-    "ddp_find_unused_parameters",
-    "ddp_timeout",
-    "disable_tqdm",
-    "fp16",
-    "fsdp",
-    "fsdp_config",
-    "gradient_checkpointing",
-    "gradient_checkpointing_kwargs",
-    "label_names",
-    "log_level",
-    "logging_nan_inf_filter",
-    "output_dir",
-    "remove_unused_columns",
-    "report_to",
-    "run_name",
-    "tf32",
-    "torch_compile",
-    "use_cache",
-    "use_cpu",
-}
-
-
-def test_no_argument_is_left_out():
-    """Who adds an argument also adds its test, and its name here or to CHANGES."""
-    names = {field.name for field in fields(TrainingArguments)}
-    assert names == {change.name for change in CHANGES} | SHOWN_BY_OTHER_TESTS | FOR_SCRIPTS
 
 
 def test_a_schedule_and_a_metric_are_refused_by_name_where_they_are_used(tmp_path):
