@@ -5,18 +5,18 @@
     machine.watch.waits
 
 Real are the level, the core and the Trainer; torch's modules, optimizers and data loaders; the collectives of tensors,
-up to the call of the library; and the order of all operations. Imitated are
+up to the call of the library; and the order of all operations. The rest is imitated:
 
-    of the machine               because                            by
+    imitated                     because                            by
     ---------------------------  ---------------------------------  ---------------------------------------------------
-    tensors                      a GPU has their memory             FakeTensors: device, dtype and shape, and no values
+    tensors                      no GPU has memory for them         FakeTensors: device, dtype and shape, and no values
     values read from a GPU       FakeTensors have none              one for each file that reads: `VALUES_ON_GPU`
     torch.cuda                   it asks the driver                 `cuda_of`: a call for another rank's GPU raises
     the process group            it waits for the other ranks       `process_group_of`: all ranks send our objects
     backward, DataParallel, DDP  their C++ needs driver and values  `operations_of`: empty gradients, bare modules
 
-Not imitated are FSDP and meshes, which need more of torch.cuda: they train on the CPU only. The README has the rest of
-what this cannot see.
+FSDP and meshes are not imitated, because they need more of torch.cuda: the tests train them on the CPU only. The README
+says what else this cannot see.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ from tests.gpu.watch import ARRIVED, Misplaced, Watch
 from tests.states import forget_states
 
 GPUS = 8
-_init_process_group = dist.init_process_group
+_init_process_group = dist.init_process_group  # The real one. `Machine` stands in its place, and calls it.
 
 
 class Machine:
