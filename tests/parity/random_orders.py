@@ -109,7 +109,7 @@ def without_known_differences(script: SimpleNamespace) -> SimpleNamespace:
     if script.sampler == "lists" and script.world > 1 and not reads_stream(script):
         changed.dispatch_batches = False
     if dispatches(changed):
-        # The original crashes where there are fewer samples than processes: so many fill two steps of any sampler.
+        # The original crashes where there are fewer samples than processes. With so many more, a loop has two steps.
         changed.n += 2 * script.batch * script.world
         # On several processes the original skips the main process's batches in place of steps.
         if script.world > 1:

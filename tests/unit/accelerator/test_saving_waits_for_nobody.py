@@ -112,8 +112,8 @@ INTERRUPTIONS = [
 ]
 
 
-def is_saved_within(operations: int, accelerator: Accelerator, place: Path | None, all_ranks: bool) -> bool:
-    """Save, and be killed if that takes more file operations. Returns whether it came through."""
+def save_unless_killed(operations: int, accelerator: Accelerator, place: Path | None, all_ranks: bool) -> bool:
+    """Save, and be killed if that takes more file operations. Returns whether the save came to its end."""
     left = itertools.count(operations, -1)
 
     def interruptible(function):
@@ -137,7 +137,7 @@ def is_saved_within(operations: int, accelerator: Accelerator, place: Path | Non
 def saved_and_killed(_, root: Path, case: Interruption) -> int:
     """Two saves of all ranks, in the second of which the victim is killed, and then a new run that loads.
 
-    This is repeated with one file operation more before the kill, until the save ends before it. Returns how many
+    Each time one more file operation comes before the kill, until the save comes to its end. Returns how many
     operations that takes.
     """
     for operations in itertools.count():
@@ -151,7 +151,7 @@ def saved_and_killed(_, root: Path, case: Interruption) -> int:
             run.accelerator.wait_for_everyone()
             run.step(2)
             allowed = operations if run.rank == case.victim else sys.maxsize
-            is_saved = is_saved_within(allowed, run.accelerator, place, case.all_ranks)
+            is_saved = save_unless_killed(allowed, run.accelerator, place, case.all_ranks)
             are_saved = gather_object([is_saved])
         with run_named(f"{folder}, the second"):
             run = Run(folder, **naming)
