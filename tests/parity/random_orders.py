@@ -109,11 +109,11 @@ def without_known_differences(script: SimpleNamespace) -> SimpleNamespace:
     if script.sampler == "lists" and script.world > 1 and not reads_stream(script):
         changed.dispatch_batches = False
     if dispatches(changed):
-        # The original crashes where there are fewer samples than processes. With so many more, a loop has two steps.
-        changed.n += 2 * script.batch * script.world
         # On several processes the original skips the main process's batches in place of steps.
-        if script.world > 1:
+        if script.world > 1 or script.sampler == "lists":
             changed.skip = 0
+        # The original crashes where no whole step is left. Each sampler draws at least half of the samples.
+        changed.n += 2 * (1 + changed.skip) * script.batch * script.world
     # Where each process reads a stream, the original fills up the last step in any case.
     elif script.world > 1 and reads_stream(script):
         changed.even_batches = True
