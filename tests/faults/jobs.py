@@ -1,4 +1,4 @@
-"""Jobs for tests: what a user starts in a terminal, here to be watched, disturbed, and cleaned up in any case."""
+"""Jobs for tests: commands as in a user's terminal, which are watched, disturbed, and cleaned up in any case."""
 
 import contextlib
 import glob
@@ -35,8 +35,8 @@ class Job:
     """Commands, each the agent of a node if there are several, and all the processes that come of them.
 
     Attributes:
-        processes: of the commands, in their order.
-        folder: has a file for what each command and its processes write to stdout and to stderr.
+        processes: the process of each command, in the order of the commands.
+        folder: has files with what each command and its processes write to stdout and to stderr.
     """
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
