@@ -76,7 +76,7 @@ class AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def _is_in_core(fullname: str) -> bool:
         try:
             return importlib.util.find_spec(_name_in_core(fullname)) is not None
-        except ModuleNotFoundError:  # nor is the package that it would be in
+        except ModuleNotFoundError:  # The package that it would be in is not there either.
             return False
 
     def _source(self, fullname: str) -> Path | None:
@@ -98,7 +98,7 @@ def _name_in_core(fullname: str) -> str:
 
 @functools.cache
 def stand_in(module: str, source: Path, name: str) -> Any:
-    """What the original's `module` defines as `name` in `source`, by its kind.
+    """A stand-in for what the original's `module` defines as `name` in `source`, by its kind.
 
     Raises:
         AttributeError: if it defines no such thing.

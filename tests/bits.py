@@ -1,4 +1,4 @@
-"""What two runs came to, compared bit for bit."""
+"""The outcomes of two runs, compared bit for bit."""
 
 import hashlib
 from collections.abc import Iterator
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ABSENT = "ABSENT"  # in place of what one of the two does not have
-# What takes another time in each run.
+ABSENT = "ABSENT"  # Stands for what one of the two does not have.
+# Endings of the names of times, which differ from run to run.
 TIMINGS = ("_runtime", "_per_second", "_preparation_time")
 
 
@@ -51,7 +51,7 @@ def exact(value: Any) -> Any:
 
 
 def comparable(logs: dict[str, Any]) -> dict[str, Any]:
-    """What a Trainer logged but times."""
+    """The log of a Trainer without times."""
     return {name: exact(value) for name, value in sorted(logs.items()) if not name.endswith(TIMINGS)}
 
 

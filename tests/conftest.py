@@ -79,10 +79,10 @@ def fresh_processes():
     """Let no file find what another one has left: which files run before it in its worker changes from run to run."""
     forget_states()
     for pool in started_pools():
-        if available_gib() < LEAST_GIB:  # ranks keep what their jobs have needed; new ones begin small
+        if available_gib() < LEAST_GIB:  # Ranks keep the memory of their jobs; new ones begin small.
             pool.stop()
             continue
-        with contextlib.suppress(RankFailed):  # its ranks are thrown away then, and the next ones are new
+        with contextlib.suppress(RankFailed):  # Its ranks are thrown away then, and the next ones are new.
             pool.run(forget_states)
 
 

@@ -6,6 +6,7 @@ import signal
 import tempfile
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -14,14 +15,12 @@ from common import ladder
 from common.args import parse_args
 from common.instruments import prepare_process
 from common.instruments.start import fit_to_machine
-from common.ladder.small import load_small
 from common.processes import ranks
-from common.weights import farthest as farthest
 
 # An epoch is two steps and a tail that is dropped: 62 = 2 × 24 + 14. 24 divides by 1, 2, 3 and 4 processes, 25 by none.
 SHORT = ["--dataset", "synthetic", "--train-samples", "62", "--eval-samples", "25", "--batch-size", "24"]
 EXACT = [*SHORT, "--epochs", "2", "--dtype", "float64", "--no-dropout"]
-# As the launcher sets it: levels 03 and 04 share out the model.
+# The launcher's variables with which levels 03 and 04 share out the model.
 FSDP = {
     "ACCELERATE_USE_FSDP": "true",
     "FSDP_VERSION": "2",
@@ -30,18 +29,36 @@ FSDP = {
 }
 
 
-def run_level(level: str, argv: list[str], path: Path | None = None, small: bool = False) -> tuple[dict, dict]:
+def run_level(level: str, argv: list[str], path: Path | None = None) -> tuple[dict, dict]:
     """Train in this process. Returns the result, and on rank 0 the final weights (elsewhere an empty dict).
 
-    `path` is of another version of the level, in a folder of the level's name. `small` trains on `common.small`.
+    `path` is of another version of the level, in a folder of the level's name.
     """
-    module = load_small(level) if small else ladder.load(level, path)
+    return run_module(ladder.load(level, path), argv)
+
+
+def run_module(level: ModuleType, argv: list[str]) -> tuple[dict, dict]:
+    """`run_level` for a level that has been loaded."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "weights.pt"
-        args = parse_args(module.__file__, [*argv, "--save", str(path)])
+        saved = Path(folder) / "weights.pt"
+        args = parse_args(level.__file__, [*argv, "--save", str(saved)])
         prepare = prepare_process if args.cores_per_device else fit_to_machine
-        result = module.train(prepare(args))
-        return result, torch.load(path, weights_only=True) if path.exists() else {}
+        result = level.train(prepare(args))
+        return result, torch.load(saved, weights_only=True) if saved.exists() else {}
+
+
+def run_on_ranks(
+    level: str, world_size: int, argv: list[str], path: Path | None = None, environment: dict[str, str] | None = None
+) -> tuple[list[dict], dict]:
+    """`run_level` on `world_size` processes. Returns every rank's result, and the final weights."""
+    outcomes = ranks(world_size).run(run_level, level, argv, path, environment=environment)
+    return [result for result, _ in outcomes], outcomes[0][1]
+
+
+@cache
+def level_00() -> tuple[dict, dict]:
+    """Result and weights of level 00's exact training, with which those of other levels are compared."""
+    return run_level("00_single_gpu", EXACT)
 
 
 def changed(level: str, folder: Path, old: str, new: str) -> Path:
@@ -64,22 +81,3 @@ def killed_at_step(step: int, level: str, argv: list[str], path: Path | None = N
 
     register_optimizer_step_pre_hook(kill)
     run_level(level, argv, path)
-
-
-@cache
-def level_00() -> tuple[dict, dict]:
-    """Result and weights of level 00's exact training, with which those of other levels are compared."""
-    return run_level("00_single_gpu", EXACT)
-
-
-def run_on_ranks(
-    level: str,
-    world_size: int,
-    argv: list[str],
-    path: Path | None = None,
-    small: bool = False,
-    environment: dict[str, str] | None = None,
-) -> tuple[list[dict], dict]:
-    """Train on `world_size` processes. Returns every rank's result, and the final weights."""
-    outcomes = ranks(world_size).run(run_level, level, argv, path, small, environment=environment)
-    return [result for result, _ in outcomes], outcomes[0][1]

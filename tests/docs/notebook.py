@@ -30,7 +30,7 @@ def executed() -> dict:
     import nbformat
 
     environment = os.environ | {"PYTHONPATH": str(ladder.ROOT)}
-    environment.pop("MPLBACKEND", None)  # the kernel's own draws inline
+    environment.pop("MPLBACKEND", None)  # The kernel's own backend draws inline.
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     place = {"metadata": {"path": str(NOTEBOOK.parent)}}
     client = nbclient.NotebookClient(notebook, timeout=900, kernel_name="python3", resources=place, record_timing=False)

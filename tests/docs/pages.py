@@ -37,7 +37,7 @@ def commands(path: Path) -> list[list[str]]:
     text = path.read_text()
     if path.suffix == ".py":
         text = ast.get_docstring(ast.parse(text)) or ""
-    text = re.sub(r"\\\n\s*", "", text)  # a long command goes on on the next line
+    text = re.sub(r"\\\n\s*", "", text)  # A long command goes on on the next line.
     unfolded = " ".join(text.split())
     found = [*ON_A_LINE.findall(text), *IN_BACKTICKS.findall(unfolded)]
     return [shlex.split(command, comments=True) for command in found if not PLACEHOLDER.search(command)]

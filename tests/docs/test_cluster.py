@@ -17,12 +17,12 @@ SLURM = {
     "SLURM_CPUS_PER_TASK": "16",
     "SLURM_GPUS_ON_NODE": "2",
 }
-# So many nodes that who stops reading after the first line ends scontrol by a signal.
+# There are so many nodes that a reader who stops after the first line ends scontrol by a signal.
 PROGRAMS = {"scontrol": "printf 'node%s\\n' {7..20000}", "srun": 'printf "%s\\n" "$@"'}
 
 
 def started_by_srun(folder, *flags: str) -> list[str]:
-    """What the job gives to srun, in a folder with a virtual environment and with programs in place of Slurm's."""
+    """The words that the job gives to srun, in a folder with a virtual environment and programs in place of Slurm's."""
     (folder / ".venv" / "bin").mkdir(parents=True)
     (folder / ".venv" / "bin" / "activate").write_text("activated=yes\n")
     for name, body in PROGRAMS.items():

@@ -50,7 +50,7 @@ class Calls(TorchDispatchMode):
         if function.namespace == "c10d":
             name = NAMES[function._opname]
             given = args[0]
-            if name == "all-gather":  # which has its outputs before its inputs
+            if name == "all-gather":  # It has its outputs before its inputs.
                 given = args[1]
             given = given if isinstance(given, list) else [given]
             line = [frame.line for frame in traceback.extract_stack() if frame.filename.endswith("train.py")][-1]
@@ -59,7 +59,7 @@ class Calls(TorchDispatchMode):
 
 
 def calls(level):
-    forget_states(OURS)  # of a level that ran in this process before
+    forget_states(OURS)  # A level has run in this process before.
     with Calls() as counted:
         run_level(level, FLAGS)
     return counted.seen
@@ -97,7 +97,7 @@ def row_for(call: Call, rows: list[Row]) -> Row | None:
 @pytest.mark.parametrize("level", ladder.DISTRIBUTED)
 def test_the_table_has_every_collective_and_its_bytes(level):
     rows = rows_of(level[:2])
-    sent = Counter()  # bytes in the whole training, by row
+    sent = Counter()  # Bytes in the whole training, by row.
     others = set()
     for call in ranks(2).run(calls, level)[1]:
         row = row_for(call, rows)

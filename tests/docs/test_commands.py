@@ -36,7 +36,7 @@ def without_launcher(words: list[str]) -> list[str]:
         return ["python", options.training_script, *options.training_script_args]
     if words[1:3] == ["-m", "common.doctor"] and words[3:]:
         doctor_options(words[3:])
-        return ["python", "-m", "common.doctor"]  # the script is its reader's
+        return ["python", "-m", "common.doctor"]  # The script is the reader's own.
     return words
 
 
@@ -50,7 +50,7 @@ def check_program(words: list[str]) -> None:
     folder = str(Path(argv[0]).parent)
     with (
         patch.object(sys, "argv", [*argv, "--help"]),
-        patch.object(sys, "path", [folder, *sys.path]),  # as Python does for a script
+        patch.object(sys, "path", [folder, *sys.path]),  # Python does so for a script.
         redirect_stdout(io.StringIO()) as printed,
         pytest.raises(SystemExit) as ended,
     ):
@@ -75,7 +75,7 @@ def check(words: list[str]) -> None:
         check_pytest(words)
         return
     words = without_launcher(words)
-    if words != ["python", "02_ddp_raw/minimal.py"]:  # which takes no flags, and would train
+    if words != ["python", "02_ddp_raw/minimal.py"]:  # It takes no flags, and would train.
         check_program(words)
 
 
@@ -135,4 +135,4 @@ def test_a_command_runs_as_it_stands(command):
     done = run([*command.split(), *RUN[command].split()])
     assert done.returncode == 0, done.stderr
     if RUN[command]:
-        assert "of 101 |" in done.stdout  # evaluated
+        assert "of 101 |" in done.stdout  # This many samples were evaluated.

@@ -15,8 +15,8 @@ from tests.docs.pages import section
 
 IMAGES = 60_000
 WEIGHTS = sum(parameter.numel() for parameter in BasicNet().parameters())
-BYTES = 4  # of a float32
-STATES = 4  # the weights, their gradients, and two moments of AdamW
+FLOAT32_BYTES = 4
+STATES = 4  # The weights, their gradients, and two moments of AdamW.
 
 
 def first_image(epoch: int) -> int:
@@ -52,7 +52,7 @@ def answers_00() -> dict[str, list[str]]:
             str(IMAGES // 64),
             str(IMAGES % 64),
         ],
-        "memory of the training state": [f"{STATES * WEIGHTS * BYTES / 2**20:.1f} MiB"],
+        "memory of the training state": [f"{STATES * WEIGHTS * FLOAT32_BYTES / 2**20:.1f} MiB"],
         "first images of epochs 0 and 1": [str(first_image(0)), str(first_image(1))],
     }
 
@@ -61,7 +61,7 @@ def answers_01() -> dict[str, list[str]]:
     return {
         "shards of a batch for 3 and for 7 replicas": [shard_sizes(64, 3), shard_sizes(64, 7)],
         "replicas that get a part of 2 images": [str(len(torch.empty(2).chunk(4)))],
-        "weights that a step copies": [f"{3 * WEIGHTS * BYTES / 1e6:.1f} MB"],
+        "weights that a step copies": [f"{3 * WEIGHTS * FLOAT32_BYTES / 1e6:.1f} MB"],
     }
 
 
@@ -71,7 +71,7 @@ def answers_02() -> dict[str, list[str]]:
     gradient = (2 - y).mean().item()
     positions = [str(position) for position in positions_of_rank_1()]
     ranks = 4
-    sent_in_a_step = 2 * (ranks - 1) / ranks * WEIGHTS * BYTES  # by a rank in a ring
+    sent_in_a_step = 2 * (ranks - 1) / ranks * WEIGHTS * FLOAT32_BYTES  # A rank of a ring sends this.
     sent = IMAGES // 64 * sent_in_a_step
     return {
         "mean gradient and new weight": [f"{gradient:g}", f"{2 - 0.1 * gradient:g}"],

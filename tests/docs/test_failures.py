@@ -22,7 +22,7 @@ def shown() -> dict[str, str]:
 
 
 def parts(output: str) -> list[str]:
-    """What is between the cuts of a shown output, without indentation.
+    """The pieces of a shown output between its cuts, without indentation.
 
     Without lines of a follow-on error: torchrun may end a rank before it has noticed that its neighbour has gone.
     """
@@ -38,7 +38,7 @@ def recorded(tmp_path_factory):
 
 
 def run_until_reported(commands: dict[str, list[str]]) -> dict:
-    """How each command ended, with torchrun's report.
+    """The ending of each command, with torchrun's report.
 
     torchrun ends without one when it reads the file of an error while a rank still writes it. It is started again then.
     """
@@ -49,7 +49,7 @@ def run_until_reported(commands: dict[str, list[str]]) -> dict:
 
 @pytest.fixture(scope="module")
 def endings(recorded) -> dict:
-    """How each command ended. They mostly wait, so they run at the same time, and one with flight recorders too."""
+    """The ending of each command. They mostly wait, so they run at the same time, and one has flight recorders."""
     torchrun = f"{sys.executable} -m torch.distributed.run"
     commands = {}
     for command in shown():
@@ -72,7 +72,7 @@ def test_the_output_shown_is_that_of_the_command(command, endings):
 
 
 def reported_errors(printed: str) -> dict[str, str]:
-    """What torchrun's report says of each rank."""
+    """The part of torchrun's report about each rank."""
     report = printed.partition(f"{SCRIPT} FAILED")[2]
     return dict(re.findall(r"^  rank      : (\d)(.*?)(?=^\[\d\]:|^---|^===)", report, re.MULTILINE | re.DOTALL))
 

@@ -44,7 +44,7 @@ def test_its_outputs_are_small_and_name_no_folder_of_a_machine():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # a minute and a half where nothing else runs
+@pytest.mark.timeout(1200)  # It takes a minute and a half where nothing else runs.
 def test_it_runs_and_shows_what_it_says():
     for package in ("nbformat", "nbclient", "ipykernel"):
         pytest.importorskip(package, reason="the notebook is executed with nbclient and ipykernel, of the extra dev")

@@ -42,7 +42,7 @@ def test_another_number_of_ranks_is_refused_with_the_command(monkeypatch):
 
 
 def numbers_after_collectives() -> dict[str, list[float]]:
-    """What this rank has after each collective of the table, by its name there."""
+    """The numbers of this rank after each collective of the table, by its name there."""
     with process_group():
         rank = dist.get_rank()
         own = torch.tensor([1.0 + rank])

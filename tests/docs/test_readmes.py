@@ -1,5 +1,6 @@
 """The pages against what is there: links, files, tests, diffs, and recorded numbers."""
 
+import ast
 import re
 import sys
 from itertools import pairwise
@@ -9,7 +10,7 @@ import pytest
 from benchmarks.report import page_tables, readmes
 from common import ladder
 from common.eval_sampler import DistributedEvalSampler
-from tests.docs.pages import PAGES, name
+from tests.docs.pages import MODULES, PAGES, name
 
 GENERATED = readmes.readmes()
 DEFINITION = re.compile(r"^\[([^\]]+)\]: (\S+)$", re.MULTILINE)
@@ -67,6 +68,30 @@ def test_the_tests_that_are_named_exist(path, all_tests):
     assert set(re.findall(r"`(test_\w+)`", path.read_text())) <= all_tests
 
 
+DIFFERENCES = sorted(ladder.ROOT.glob("common/*/DIFFERENCES.md"))
+
+
+@pytest.mark.parametrize("path", DIFFERENCES, ids=name)
+def test_every_deliberate_difference_names_its_kind_and_a_test(path):
+    rows = re.findall(r"^\| (?!A script …).*$", path.read_text(), re.MULTILINE)
+    assert len(rows) > 25
+    for row in rows:
+        assert "**" in row, f"of which kind is it? {row}"
+        assert re.search(r"`test_\w+`", row), row
+
+
+@pytest.mark.parametrize("path", DIFFERENCES, ids=name)
+def test_the_files_that_the_differences_are_grouped_by_are_there(path):
+    for heading in re.findall(r"^## (`.*)$", path.read_text(), re.MULTILINE):
+        files = re.findall(r"`([\w/]+\.py|\w+/)`", heading)
+        assert files and all((path.parent / file).exists() for file in files), heading
+
+
+def test_every_module_says_its_idea_in_its_first_line():
+    sources = {name(path): path.read_text() for path in MODULES}
+    assert [file for file, text in sources.items() if text and not ast.get_docstring(ast.parse(text))] == []
+
+
 @pytest.mark.parametrize("path", GENERATED, ids=name)
 def test_the_generated_parts_are_fresh(path):
     assert path.read_text() == readmes.renewed(path.read_text())
@@ -87,7 +112,7 @@ def test_a_part_that_has_drifted_is_written_again(tmp_path, monkeypatch, capsys)
 @pytest.mark.parametrize("before, level", list(pairwise(ladder.LEVELS)))
 def test_a_page_shows_a_diff_with_all_new_lines_but_imports(before, level):
     if level == "02_ddp_raw":
-        before = "00_single_gpu"  # whose loop it has
+        before = "00_single_gpu"  # Level 02 has the loop of level 00.
     page = ladder.ROOT / level / "README.md"
     assert page in GENERATED
     assert re.search(rf"^<!-- (diff|added) {before[:2]} {level[:2]} -->$", page.read_text(), re.MULTILINE)

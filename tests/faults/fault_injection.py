@@ -15,26 +15,26 @@ from common.args import parse_args
 from common.instruments import prepare_process
 
 
-def is_killed(module: ModuleType, step: int) -> None:
-    call_before_loss(module, step, lambda: os.kill(os.getpid(), signal.SIGKILL))
+def kill(level: ModuleType, step: int) -> None:
+    call_before_loss(level, step, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
-def hangs(module: ModuleType, step: int) -> None:
-    call_before_loss(module, step, lambda: time.sleep(3600))
+def hang(level: ModuleType, step: int) -> None:
+    call_before_loss(level, step, lambda: time.sleep(3600))
 
 
-def has_fewer_batches(module: ModuleType, step: int) -> None:
-    """Uneven inputs: this rank's loaders end before the others'."""
+def end_loaders(level: ModuleType, step: int) -> None:
+    """Uneven inputs: this rank's loaders end before this step, and the others' go on."""
     all_batches = DataLoader.__iter__
     DataLoader.__iter__ = lambda loader: itertools.islice(all_batches(loader), step - 1)
 
 
-FAULTS = {"is_killed": is_killed, "hangs": hangs, "has_fewer_batches": has_fewer_batches}
+FAULTS = {"kill": kill, "hang": hang, "end_loaders": end_loaders}
 
 
-def call_before_loss(module: ModuleType, step: int, action: Callable[[], object]) -> None:
+def call_before_loss(level: ModuleType, step: int, action: Callable[[], object]) -> None:
     """Call `action` where the level computes the loss of step number `step`."""
-    functional = module.F
+    functional = level.F
     calls = itertools.count(1)
 
     def nll_loss(*args, **kwargs):
@@ -42,7 +42,7 @@ def call_before_loss(module: ModuleType, step: int, action: Callable[[], object]
             action()
         return functional.nll_loss(*args, **kwargs)
 
-    module.F = SimpleNamespace(nll_loss=nll_loss)
+    level.F = SimpleNamespace(nll_loss=nll_loss)
 
 
 def train(fault: str, step: int, level: str, flags: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Jobs for tests: what a user starts in a terminal, here to be watched, disturbed, and cleaned up in any case."""
+"""Jobs for tests: commands as in a user's terminal, which are watched, disturbed, and cleaned up in any case."""
 
 import contextlib
 import glob
@@ -21,7 +21,7 @@ import pytest
 from common import ladder
 from common.accelerator.commands.launch import RANKS
 
-# Minutes, where seconds should do: the machine may be slow, and only a hang takes this long.
+# Seconds. The machine may be slow, and only a hang takes this long.
 PATIENCE = 240
 
 # Processes are found and told apart by their environment, which Linux shows.
@@ -35,8 +35,8 @@ class Job:
     """Commands, each the agent of a node if there are several, and all the processes that come of them.
 
     Attributes:
-        processes: of the commands, in their order.
-        folder: has a file for what each command and its processes write to stdout and to stderr.
+        processes: the process of each command, in the order of the commands.
+        folder: has files with what each command and its processes write to stdout and to stderr.
     """
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
@@ -84,7 +84,7 @@ class Job:
         """The environment of each living process of the job, by its pid."""
         found = {}
         for path in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+            with contextlib.suppress(OSError):  # It has ended meanwhile, or is another user's.
                 content = path.read_bytes()
                 if f"{_MARK}={self._mark}".encode() in content:
                     words = (word.partition(b"=") for word in content.split(b"\0"))
@@ -126,7 +126,7 @@ class Job:
             assert time.monotonic() < deadline, f"cannot be killed: {alive.keys()}"
             time.sleep(0.02)
         for process in self.processes:
-            process.kill()  # where there is no /proc
+            process.kill()  # Needed where there is no /proc.
             process.wait()
 
 
@@ -176,7 +176,7 @@ def complete_checkpoints(folder: Path) -> dict[int, Path]:
     for manifest in glob.glob(f"{folder}/**/manifest.json", recursive=True):
         checkpoint = Path(manifest).parent
         name = re.fullmatch(r"checkpoint[-_](\d+)", checkpoint.name)
-        if name:  # and not one that is being written, or has been put aside
+        if name:  # Others are being written, or have been put aside.
             found[int(name[1])] = checkpoint
     return found
 

@@ -12,6 +12,7 @@ import torch
 
 from common import ladder
 from common.accelerator.utils.checkpoint_folder import CheckpointError, finish_and_verify
+from common.weights import farthest
 from tests.faults.jobs import (
     MOUNTED,
     ON_LINUX,
@@ -22,7 +23,7 @@ from tests.faults.jobs import (
     on_tmpfs,
     run_to_end,
 )
-from tests.levels import SHORT, farthest, run_level
+from tests.levels import SHORT, run_level
 
 LEVEL_03, LEVEL_04 = ladder.WITH_CHECKPOINTS
 SLOW_03 = pytest.param(LEVEL_03, marks=pytest.mark.slow)
@@ -52,7 +53,7 @@ def is_saving(folder: Path, files: int, number: int) -> bool:
 def test_killed_while_it_saves_a_run_ends_with_the_same_bits(level, tmp_path):
     training = [*SMALL, "--epochs", "30", "--seed", "7"]
     command = level_command(level, *training, *saving(tmp_path / "c"), "--save", str(tmp_path / "w.pt"))
-    complete = -1  # the number of the newest checkpoint that the run before has left
+    complete = -1  # The number of the newest checkpoint that the run before has left.
     for moment, files in MOMENTS.items():
         with job(command) as run:
             next_but_one = complete + 2
@@ -77,7 +78,7 @@ def flip_a_bit(path: Path) -> None:
 
 @pytest.mark.parametrize("level", [LEVEL_03, SLOW_04])
 def test_a_damaged_checkpoint_is_passed_over(level, tmp_path, caplog, capsys):
-    training = [*SHORT, "--epochs", "3"]  # six steps
+    training = [*SHORT, "--epochs", "3"]  # These are six steps.
     _, expected = run_level(level, training)
     run_level(level, [*SHORT, "--epochs", "2", *saving(tmp_path)])
     damaged = complete_checkpoints(tmp_path)[newest_checkpoint(tmp_path)] / "optimizer.bin"

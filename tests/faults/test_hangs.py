@@ -10,7 +10,7 @@ from tests.faults.jobs import FAULT_INJECTION, ON_LINUX, launcher, run_all_to_en
 
 pytestmark = ON_LINUX
 
-TIMEOUT = 12  # seconds; the slowest rank may come that late to the first collective
+TIMEOUT = 12  # Seconds. The slowest rank may come that late to the first collective.
 # 90 epochs take longer than `run_to_end` waits.
 TRAINING = ["--dataset", "synthetic", "--train-samples", "3200", "--eval-samples", "320", "--batch-size", "32"]
 TRAINING += ["--epochs", "90", "--timeout", str(TIMEOUT)]
@@ -26,7 +26,7 @@ TIMED_OUT = rf"{OPERATION}Timed out waiting {TIMEOUT}000ms"
 
 
 class Case(NamedTuple):
-    """A job, what its last rank does, and what stderr shows in the end."""
+    """A job, the fault of its last rank, and a pattern that stderr must have in the end."""
 
     level: str
     start: Callable[..., list[str]]
@@ -35,10 +35,10 @@ class Case(NamedTuple):
 
 
 CASES = [
-    Case("04_trainer/train_full", launcher, "is_killed", KILLED),
-    Case("02_ddp_raw", torchrun, "hangs", TIMED_OUT),
-    Case("04_trainer", torchrun, "hangs", TIMED_OUT),
-    Case("02_ddp_raw", torchrun, "has_fewer_batches", LOST_OR_ABORTED),
+    Case("04_trainer/train_full", launcher, "kill", KILLED),
+    Case("02_ddp_raw", torchrun, "hang", TIMED_OUT),
+    Case("04_trainer", torchrun, "hang", TIMED_OUT),
+    Case("02_ddp_raw", torchrun, "end_loaders", LOST_OR_ABORTED),
 ]
 
 

@@ -34,13 +34,13 @@ def test_launch_after_launch_ends_well_and_leaves_nothing_behind(tmp_path):
         done = run_to_end(torchrun(script(level), *SHORT, "--max-steps", "1"), TMPDIR=str(tmp_path))
         assert done.returncode == 0, f"launch {number}: {done.stderr}"
     left = os.listdir(tmp_path)
-    assert [name for name in left if not name.startswith("torch")] == []  # torchrun and torch leave empty folders
+    assert [name for name in left if not name.startswith("torch")] == []  # torchrun and torch leave empty folders.
     new = set(os.listdir("/dev/shm")) - before
-    assert [name for name in new if not _is_in_use(name)] == []
+    assert [name for name in new if not is_in_use(name)] == []
 
 
-def _is_in_use(name: str) -> bool:
-    """Whether this is shared memory of torch (`torch_PID_…`) whose process runs: that of a test in another worker."""
+def is_in_use(name: str) -> bool:
+    """True for shared memory of torch (`torch_PID_…`) whose process runs: that of a test in another worker."""
     maker = re.match(r"torch_(\d+)_", name)
     return maker is not None and Path(f"/proc/{maker[1]}").exists()
 
@@ -55,7 +55,7 @@ def threads_of(level: str) -> tuple[int, int]:
     after_step = register_optimizer_step_post_hook(lambda *_: during.append(gloo_threads()))
     run_level(level, [*SHORT, "--max-steps", "1"])
     after_step.remove()
-    process_group.free_left_group()  # levels 03 and 04 keep their group here
+    process_group.free_left_group()  # Levels 03 and 04 keep their group in this process.
     return during[0], gloo_threads()
 
 
@@ -67,7 +67,7 @@ def test_nothing_else_keeps_the_group_of_a_level_that_has_ended(level):
 
 
 def used(level: str, argv: list[str]) -> list[tuple[int, int]]:
-    """For each evaluation, of one batch, the resident memory in bytes and the number of open files."""
+    """The resident memory in bytes and the number of open files at each evaluation, which has one batch."""
     samples = []
 
     def sample(*_, **__):

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from common import ladder
+from common.weights import farthest
 from tests.faults.jobs import ON_LINUX, job, level_command
-from tests.levels import farthest, run_on_ranks
+from tests.levels import run_on_ranks
 
 pytestmark = ON_LINUX
 
 SETTINGS = ["--dataset", "synthetic", "--train-samples", "320", "--eval-samples", "100", "--batch-size", "16"]
-SETTINGS += ["--checkpoint-every", "5", "--epochs"]  # 20 steps each
+SETTINGS += ["--checkpoint-every", "5", "--epochs"]  # An epoch has 20 steps.
 TRAINER = "04_trainer/train_full"
 
 
@@ -25,12 +26,12 @@ def start(level: str, processes: int, *flags: str):
     return job(command, OMP_NUM_THREADS=str(max(1, torch.get_num_threads() // processes)))
 
 
-def continues(level: str, processes: int, folder: Path, step: int) -> bool:
-    """Continued for some steps it has the weights of a run of as many steps that nobody stopped, bit for bit."""
+def continued(level: str, processes: int, folder: Path, step: int) -> tuple[dict, dict]:
+    """The weights of the stopped run after some more steps, and those of a run that nobody stopped."""
     flags = [*SETTINGS, str(step // 20 + 2), "--checkpoint-dir"]
     _, weights = run_on_ranks(level, processes, [*flags, str(folder / "c")])
     _, expected = run_on_ranks(level, processes, [*flags, str(folder / "undisturbed")])
-    return farthest(weights, expected) == 0
+    return weights, expected
 
 
 SEND_SIGNAL = {
@@ -57,17 +58,17 @@ def test_after_a_signal_all_ranks_save_at_one_step(level, processes, receiver, c
         run.wait_for(lambda: [*tmp_path.rglob("manifest.json")])
         SEND_SIGNAL[receiver](run)
         (ended,) = run.end()
-        assert ended != 0 and code in (ended, None), run.err  # torchrun's own code is 1, or of the signal that it got
+        assert ended != 0 and code in (ended, None), run.err  # torchrun's own is 1, or that of its signal.
         (step,) = re.findall(r"^stopped at step (\d+): run it again to continue$", run.out, re.MULTILINE)
         evaluations = re.findall(r"^.*eval_loss .*$", run.out, re.MULTILINE)
-    if level == TRAINER:  # it prints a line for each whole epoch, and none for the one in which the signal came
+    if level == TRAINER:  # It prints a line for each whole epoch, and none for the one in which the signal came.
         assert len(evaluations) == (int(step) - 1) // 20
-    assert continues(level, processes, tmp_path, int(step))
+    assert farthest(*continued(level, processes, tmp_path, int(step))) == 0
 
 
 @pytest.mark.slow
 def test_without_checkpoints_a_signal_ends_the_run_as_ever():
     with start(ladder.FULL, 1, "1000") as run:
-        run.wait_for(lambda: run.out)  # the plan: it is about to train
+        run.wait_for(lambda: run.out)  # It has printed the plan, and is about to train.
         run.processes[0].terminate()
         assert run.end() == [-signal.SIGTERM] and "stopped at" not in run.out

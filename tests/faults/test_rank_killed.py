@@ -11,8 +11,9 @@ import torch
 
 from common import ladder
 from common.processes import free_port
+from common.weights import farthest
 from tests.faults.jobs import ON_LINUX, job, launcher, newest_checkpoint, run_to_end, script, torchrun
-from tests.levels import farthest, run_on_ranks
+from tests.levels import run_on_ranks
 
 pytestmark = ON_LINUX
 
@@ -52,18 +53,23 @@ def test_a_job_with_a_killed_rank_restarts_and_ends_with_the_same_bits(level, st
     assert farthest(torch.load(weights, weights_only=True), undisturbed(level)) == 0
 
 
-@pytest.mark.parametrize(
-    "level",
-    [pytest.param("02_ddp_raw", marks=pytest.mark.slow), pytest.param(ladder.FULL, marks=pytest.mark.long)],
-)
-def test_ranks_end_with_a_torchrun_that_is_killed(level, tmp_path):
-    """It cannot tell them to end. With a folder for checkpoints they save first, as at any SIGTERM."""
-    saving = checkpointing(tmp_path) if level == ladder.FULL else []
-    with job(torchrun(script(level), *TRAINING, "--epochs", "1000", *saving)) as run:
-        run.wait_for(lambda: newest_checkpoint(tmp_path) >= 10 if saving else "2 × gloo" in run.out)
+@pytest.mark.slow
+def test_ranks_end_with_a_torchrun_that_is_killed():
+    """It cannot tell them to end."""
+    with job(torchrun(script("02_ddp_raw"), *TRAINING, "--epochs", "1000")) as run:
+        run.wait_for(lambda: "2 × gloo" in run.out)
         run.processes[0].kill()
         assert run.end(60) == [-signal.SIGKILL]
-        assert ("stopped at step" in run.out) == bool(saving)
+
+
+@pytest.mark.long
+def test_ranks_with_checkpoints_save_before_they_end_with_a_torchrun_that_is_killed(tmp_path):
+    """They do so at any SIGTERM."""
+    with job(torchrun(script(ladder.FULL), *TRAINING, "--epochs", "1000", *checkpointing(tmp_path))) as run:
+        run.wait_for(lambda: newest_checkpoint(tmp_path) >= 10)
+        run.processes[0].kill()
+        assert run.end(60) == [-signal.SIGKILL]
+        assert "stopped at step" in run.out, run.err
 
 
 @pytest.mark.long

@@ -11,7 +11,8 @@ import pytest
 
 from common import ladder
 from common.processes import RankFailed, ranks
-from tests.levels import EXACT, FSDP, SHORT, farthest, killed_at_step, run_level, run_on_ranks
+from common.weights import farthest
+from tests.levels import EXACT, FSDP, SHORT, killed_at_step, run_level, run_on_ranks
 
 CHECKPOINTING = ladder.WITH_CHECKPOINTS
 SLOW = pytest.mark.slow
@@ -31,17 +32,17 @@ def run(level: str, processes: int, argv: list[str]) -> tuple[str, dict]:
 @pytest.mark.parametrize("level", [ladder.FULL, pytest.param("04_trainer/train_full", marks=SLOW)])
 @pytest.mark.parametrize("processes", [pytest.param(1, marks=SLOW), 2])
 def test_a_run_that_saves_ends_with_the_bits_of_one_that_does_not(level, processes, tmp_path):
-    training = [*SHORT, "--epochs", "2"]  # with dropout: an extra draw would be seen
+    training = [*SHORT, "--epochs", "2"]  # Dropout is on: an extra draw would be seen.
     saving = ["--checkpoint-dir", str(tmp_path), "--checkpoint-every", "1"]
     _, expected = run(level, processes, training)
     _, weights = run(level, processes, [*training, *saving])
     assert farthest(weights, expected) == 0
-    assert len(list(tmp_path.glob("**/manifest.json"))) == 2  # of four, the two newest
+    assert len(list(tmp_path.glob("**/manifest.json"))) == 2  # The two newest of four stay.
 
 
 @pytest.mark.parametrize("level", CHECKPOINTING)
 @pytest.mark.parametrize(
-    "before, step",  # of 10, in two epochs
+    "before, step",  # Two epochs have 10 steps.
     [
         pytest.param(FSDP, 7, marks=SLOW),
         *(pytest.param(FSDP, step, marks=pytest.mark.long) for step in (4, 6, 10)),
@@ -62,7 +63,7 @@ def test_killed_on_two_processes_it_goes_on_with_any_number(level, before, step,
 
 
 def train_in_own_folder(level: str, argv: list[str], folders: list[Path]) -> str:
-    """What one rank prints in the folder of its own, as on several machines without a shared disk."""
+    """The output of one rank in a folder of its own, as on several machines without a shared disk."""
     with contextlib.chdir(folders[int(os.environ["RANK"])]):
         printed, _ = captured(level, argv)
         return printed

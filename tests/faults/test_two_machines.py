@@ -21,8 +21,9 @@ import torch
 
 from benchmarks.harness.two_nodes import ADDRESSES, INTERFACE, RENDEZVOUS, Nodes, two_nodes, why_not
 from common import ladder
+from common.weights import farthest
 from tests.faults.jobs import Job, job, launcher, newest_checkpoint, script, torchrun
-from tests.levels import farthest, run_level
+from tests.levels import run_level
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -31,7 +32,7 @@ pytestmark = [
 
 TOLERANCE = 1e-9
 STEPS = 12
-TIMEOUT = 20  # seconds: the slowest rank may come that late to any collective, the first one included
+TIMEOUT = 20  # Seconds. The slowest rank may come that late to any collective, the first one included.
 EXACT = ["--dataset", "synthetic", "--train-samples", "2000", "--batch-size", "96", "--max-steps", str(STEPS)]
 EXACT += ["--dtype", "float64", "--no-dropout"]
 # A rank's, by gloo's time-out or TCP's own; or its agent's, which may hear of it first and then ends its ranks.
@@ -59,7 +60,7 @@ def set_cable(nodes: Nodes, state: str) -> None:
 
 
 def give_up_after(nodes: Nodes, retries: int) -> None:
-    """Let TCP repeat so often what nobody acknowledges: 5 times take some 13 s, Linux's 15 a quarter of an hour."""
+    """Let TCP send so many times what nobody acknowledges. 5 take some 13 s, and Linux's 15 a quarter of an hour."""
     for node in (0, 1):
         setting = f"echo {retries} > /proc/sys/net/ipv4/tcp_retries2"
         assert nodes.start(node, ["sh", "-c", setting]).wait(30) == 0
@@ -89,7 +90,7 @@ def start(nodes: Nodes, folder: Path, level: str, *flags: str, restarts: int = 0
 def start_slowly(nodes: Nodes, folder: Path, restarts: int, command=by_torchrun) -> Iterator[Job]:
     """Level 03 after its first checkpoint, over a cable slow enough to be hurt in time."""
     flags = ["--eval-samples", "96", "--checkpoint-dir", str(folder / "saved"), "--checkpoint-every", "3"]
-    nodes.limit(200e6)  # 9.6 MB of gradients, 1.5 times from node to node in a ring of four: 0.6 s a step
+    nodes.limit(200e6)  # 9.6 MB of gradients pass 1.5 times from node to node in a ring of four: 0.6 s a step.
     with start(nodes, folder, ladder.FULL, *flags, restarts=restarts, command=command) as run:
         run.wait_for(lambda: newest_checkpoint(folder / "saved") >= 0)
         assert not (folder / "weights.pt").exists(), "the job was over before anything could happen to it"
@@ -125,7 +126,7 @@ def test_two_machines_train_the_weights_of_one_process(level, nodes, tmp_path):
 
 @pytest.mark.long
 def test_a_cut_cable_is_an_error_on_both_sides_within_the_time_out(nodes, tmp_path):
-    give_up_after(nodes, 5)  # 13 s
+    give_up_after(nodes, 5)  # This takes 13 s.
     with start_slowly(nodes, tmp_path, restarts=0) as run:
         set_cable(nodes, "down")
         assert 0 not in run.end(TIMEOUT + 100)

@@ -4,15 +4,19 @@
         module.train(args)
     machine.watch.waits
 
-    real                                          imitated
-    --------------------------------------------  ----------------------------------------------------------------
-    the level, the core, the Trainer              tensors: FakeTensors, which have a device and a shape, no values
-    torch's modules, optimizers, data loaders     torch.cuda and the process group: `Machine` here
-    the collectives of tensors, up to c10d        collectives of objects: each rank has what this one sends
-    the order of all operations                   backward: gives every parameter that made the loss a gradient
-                                                  DataParallel and DDP: call the module
+Real are the level, the core and the Trainer; torch's modules, optimizers and data loaders; the collectives of tensors,
+up to the call of the library; and the order of all operations. The rest is imitated:
 
-A rank that touches a GPU of another one raises Misplaced. What this cannot see is in the README.
+    imitated                     because                            by
+    ---------------------------  ---------------------------------  ---------------------------------------------------
+    tensors                      no GPU has memory for them         FakeTensors: device, dtype and shape, and no values
+    values read from a GPU       FakeTensors have none              one for each file that reads: `VALUES_ON_GPU`
+    torch.cuda                   it asks the driver                 `cuda_of`: a call for another rank's GPU raises
+    the process group            it waits for the other ranks       `process_group_of`: all ranks send our objects
+    backward, DataParallel, DDP  their C++ needs driver and values  `operations_of`: empty gradients, bare modules
+
+FSDP and meshes are not imitated, because they need more of torch.cuda: the tests train them on the CPU only. The README
+says what else this cannot see.
 """
 
 import contextlib
@@ -32,17 +36,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.torch_version import TorchVersion
 
 from common.accelerator.state import PartialState
-from tests.gpu.watch import Misplaced, Watch
+from tests.gpu.watch import ARRIVED, Misplaced, Watch
 from tests.states import forget_states
 
 GPUS = 8
-_init_process_group = dist.init_process_group
+_init_process_group = dist.init_process_group  # The real one. `Machine` stands in its place, and calls it.
 
 
 class Machine:
-    """The stand-in for torch.cuda and for the process group, which notes what a rank asks of them.
+    """The answers to what a rank asks of torch.cuda and of the process group, and a note of each question.
 
     Args:
         rank, world_size: of the process group.
@@ -51,9 +56,8 @@ class Machine:
     Attributes:
         watch: sees each operation.
         calls: for each function that concerns one GPU the indices with which it was called, in order.
-        backend: for which `init_process_group` was asked.
+        backend: the one for which `init_process_group` was asked.
         current: the index of the GPU that `set_device` has chosen.
-        result: what the training returned.
     """
 
     def __init__(self, rank: int, world_size: int, own_gpus: range) -> None:
@@ -64,10 +68,13 @@ class Machine:
         self.calls: defaultdict[str, list[int]] = defaultdict(list)
         self.backend: str | None = None
         self.current = 0
-        self.result: dict[str, Any] = {}
 
-    def note(self, function: str, device: Any) -> int:
-        """The index of `device`, which must be one of this process's own; None is the current one."""
+    def note_call(self, function: str, device: Any) -> int:
+        """Note a call of a function of torch.cuda. Returns the index of its GPU: for None that of the current one.
+
+        Raises:
+            Misplaced: if it is the GPU of another process.
+        """
         index = device if isinstance(device, int) else torch.device(device or "cuda").index
         if index is None:
             index = self.current
@@ -77,24 +84,30 @@ class Machine:
         return index
 
     def set_device(self, device: Any) -> None:
-        self.current = self.note("set_device", device)
+        self.current = self.note_call("set_device", device)
 
     def synchronize(self, device: Any = None) -> None:
-        self.note("synchronize", device)
+        self.note_call("synchronize", device)
         self.watch.note_wait("synchronize")
 
+    def current_stream(self, device: Any = None) -> mock.Mock:
+        """A stream whose events can be waited for."""
+        stream = mock.Mock()
+        stream.record_event().synchronize = lambda: self.watch.note_wait(ARRIVED)
+        return stream
+
     def reset_peak_memory_stats(self, device: Any = None) -> None:
-        self.note("reset_peak_memory_stats", device)
+        self.note_call("reset_peak_memory_stats", device)
 
     def max_memory_allocated(self, device: Any = None) -> int:
-        return peak_of(self.note("max_memory_allocated", device))
+        return peak_of(self.note_call("max_memory_allocated", device))
 
     def get_rng_state(self, device: Any = None) -> Tensor:
-        self.note("get_rng_state", device)
+        self.note_call("get_rng_state", device)
         return torch.zeros(16, dtype=torch.uint8)
 
     def set_rng_state(self, state: Tensor, device: Any = None) -> None:
-        self.note("set_rng_state", device)
+        self.note_call("set_rng_state", device)
 
     def init_process_group(self, backend: str, *args: Any, **kwargs: Any) -> None:
         if backend == "nccl" and not self.calls["set_device"]:
@@ -113,19 +126,64 @@ def peak_of(index: int) -> int:
     return 2**20 * (index + 1)
 
 
+def cuda_of(machine: Machine) -> list:
+    """In place of torch.cuda, which would ask the driver."""
+    properties = SimpleNamespace(major=9, minor=0, total_memory=2**36, multi_processor_count=100)
+    answers = {
+        "is_available": lambda: True,
+        "device_count": lambda: GPUS,
+        "get_device_properties": lambda device=None: properties,  # DataParallel looks for unequal GPUs.
+        "default_generators": [mock.Mock()] * GPUS,  # The replicas of DataParallel draw dropout from them.
+        "current_device": lambda: machine.current,
+        "current_stream": machine.current_stream,  # An evaluation waits for the end of a copy to the CPU.
+        "set_device": machine.set_device,
+        "reset_peak_memory_stats": machine.reset_peak_memory_stats,
+        "max_memory_allocated": machine.max_memory_allocated,
+        "get_rng_state": machine.get_rng_state,
+        "set_rng_state": machine.set_rng_state,
+    }
+    return [
+        mock.patch.multiple(torch.cuda, **answers),
+        mock.patch.object(torch.accelerator, "synchronize", machine.synchronize),
+    ]
+
+
+def process_group_of(machine: Machine) -> list:
+    """In place of nccl, which would wait for the other ranks."""
+    functions = {
+        "init_process_group": machine.init_process_group,
+        "get_backend": lambda group=None: machine.backend,  # It is "fake", and a level looks for nccl.
+        "barrier": machine.barrier,
+        "all_gather_object": gather_own_object,  # Bytes without values cannot be unpickled.
+    }
+    return [
+        mock.patch.multiple(dist, **functions),
+        # The core meets the other ranks in a store before it makes the group.
+        mock.patch.object(PartialState, "_join", lambda state, backend, *args: machine.init_process_group(backend)),
+    ]
+
+
 def gather_own_object(values: list, value: Any, group: Any = None) -> None:
     values[:] = [value] * len(values)
 
 
-def wrap(ddp: nn.Module, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-    """In place of DDP's constructor, whose C++ would read the values of the weights."""
-    nn.Module.__init__(ddp)
-    ddp.module = module
-    ddp.require_backward_grad_sync = True
-
-
-def call_module(wrapper: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return wrapper.module(*args, **kwargs)
+def operations_of(machine: Machine) -> list:
+    """In place of what torch does in C++, where a FakeTensor has no memory to read and the driver is asked."""
+    methods = {
+        "backward": give_gradients,
+        "pin_memory": lambda tensor, *args: machine.watch.pinned_copy(tensor),
+        "numpy": lambda tensor: numpy.zeros(tensor.shape),
+    }
+    return [
+        mock.patch.multiple(Tensor, **methods),
+        mock.patch.object(nn.DataParallel, "forward", call_module),
+        mock.patch.multiple(DistributedDataParallel, __init__=init_ddp, forward=call_module),
+        # A network that moves to a GPU keeps its Parameters, which the optimizer knows: torch swaps their contents. It
+        # refuses to where somebody refers to a Parameter weakly, as the fake mode's own memory does.
+        mock.patch.object(torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda tensor: [])),
+        # The fake mode then asks no driver, although `torch.cuda.is_available` says that there is one.
+        mock.patch.object(FakeTensorMode, "avoid_device_init", True),
+    ]
 
 
 def give_gradients(loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -144,84 +202,20 @@ def give_gradients(loss: Tensor, *args: Any, **kwargs: Any) -> None:
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
-def cuda_of(machine: Machine) -> list:
-    """In place of torch.cuda, which would ask the driver."""
-    properties = SimpleNamespace(major=9, minor=0, total_memory=2**36, multi_processor_count=100)
-    answers = {
-        "is_available": lambda: True,
-        "is_bf16_supported": lambda including_emulation=True: True,  # autocast asks
-        "device_count": lambda: GPUS,
-        "get_device_properties": lambda device=None: properties,  # DataParallel looks for unequal GPUs
-        "default_generators": [mock.Mock()] * GPUS,  # the replicas of DataParallel draw their dropout from them
-        "current_stream": lambda device=None: mock.Mock(),  # for the end of a copy to the CPU
-        "current_device": lambda: machine.current,
-        "set_device": machine.set_device,
-        "reset_peak_memory_stats": machine.reset_peak_memory_stats,
-        "max_memory_allocated": machine.max_memory_allocated,
-        "get_rng_state": machine.get_rng_state,
-        "set_rng_state": machine.set_rng_state,
-    }
-    return [
-        mock.patch.multiple(torch.cuda, **answers),
-        mock.patch.object(torch.accelerator, "synchronize", machine.synchronize),
-    ]
+def init_ddp(ddp: nn.Module, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    """In place of DDP's constructor, whose C++ would read the values of the weights."""
+    nn.Module.__init__(ddp)
+    ddp.module = module
+    ddp.require_backward_grad_sync = True
 
 
-def process_group_of(machine: Machine) -> list:
-    """In place of nccl, which would wait for the other ranks."""
-    functions = {
-        "init_process_group": machine.init_process_group,
-        "get_backend": lambda group=None: machine.backend,  # it is "fake", and a level looks for nccl
-        "barrier": machine.barrier,
-        "all_gather_object": gather_own_object,  # bytes without values cannot be unpickled
-    }
-    return [
-        mock.patch.multiple(dist, **functions),
-        mock.patch.object(PartialState, "_join", lambda state, backend, *args: machine.init_process_group(backend)),
-    ]
+def call_module(wrapper: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return wrapper.module(*args, **kwargs)
 
 
-def operations_of(machine: Machine) -> list:
-    """In place of what torch does in C++, where a FakeTensor has no memory to read and the driver is asked."""
-    methods = {
-        "backward": give_gradients,
-        "pin_memory": lambda tensor, *args: machine.watch.pinned_copy(tensor),
-        "numpy": lambda tensor: numpy.zeros(tensor.shape),
-    }
-    return [
-        mock.patch.multiple(Tensor, **methods),
-        mock.patch.object(nn.DataParallel, "forward", call_module),
-        mock.patch.multiple(DistributedDataParallel, __init__=wrap, forward=call_module),
-        # A network that moves to a GPU keeps its Parameters, which the optimizer knows. torch swaps the contents of
-        # FakeTensors only if nobody refers to them weakly, as the fake mode's own memory does.
-        mock.patch.object(torch.__future__, "_swap_module_params_on_conversion", True),
-        mock.patch.object(torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda tensor: [])),
-        # The fake mode then asks no driver, although `torch.cuda.is_available` says that there is one.
-        mock.patch.object(FakeTensorMode, "avoid_device_init", True),
-    ]
-
-
-@contextlib.contextmanager
-def imitated(machine: Machine) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for replacement in [*cuda_of(machine), *process_group_of(machine), *operations_of(machine)]:
-            stack.enter_context(replacement)
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        yield
-
-
-def error_of_imitating() -> str:
-    """The error of a FakeTensor on the last GPU, or "": some torch asks the driver even for it, as 2.11 does."""
-    with imitated(Machine(0, 1, range(GPUS))):
-        try:
-            torch.empty(1).to(f"cuda:{GPUS - 1}")
-        except RuntimeError as error:
-            return f"torch {torch.__version__} cannot imitate a GPU that is not there: {error}"
-    return ""
-
-
-ERROR_OF_IMITATING = error_of_imitating()
-IMITATING = pytest.mark.skipif(bool(ERROR_OF_IMITATING), reason=ERROR_OF_IMITATING)
+IMITATING = pytest.mark.skipif(
+    torch.__version__ < TorchVersion("2.15"), reason="an older torch asks the driver even for a FakeTensor"
+)
 
 
 @contextlib.contextmanager
@@ -246,10 +240,12 @@ def imitated_rank(rank: int = 0, world_size: int = 1, nodes: int = 1) -> Iterato
         own_gpus = range(local_rank, local_rank + 1)
     machine = Machine(rank, world_size, own_gpus)
     forget_states()
-    hook = register_optimizer_step_post_hook(machine.watch.count_step)
-    try:
-        with mock.patch.dict(os.environ, environment), imitated(machine), machine.watch:
-            yield machine
-    finally:
-        hook.remove()
-        forget_states()
+    with contextlib.ExitStack() as stack:
+        stack.callback(forget_states)
+        stack.callback(register_optimizer_step_post_hook(machine.watch.count_step).remove)
+        stack.enter_context(mock.patch.dict(os.environ, environment))
+        for replacement in [*cuda_of(machine), *process_group_of(machine), *operations_of(machine)]:
+            stack.enter_context(replacement)
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(machine.watch)
+        yield machine

@@ -12,7 +12,7 @@ from common.data import loading
 from common.data.synthetic import draw_cache, read_synthetic
 from common.instruments.start import fit_to_machine
 from tests.gpu.machine import GPUS, IMITATING, Machine, imitated_rank, peak_of
-from tests.gpu.watch import READ, Misplaced
+from tests.gpu.watch import ARRIVED, READ, Misplaced
 from tests.levels import changed
 
 pytestmark = IMITATING
@@ -30,10 +30,10 @@ def is_distributed(level: str) -> bool:
     return ladder.level_of(level) in ladder.DISTRIBUTED
 
 
-def train(level: str, *flags: str, rank: int = 3, nodes: int = 1, path: Path | None = None) -> Machine:
+def train(level: str, *flags: str, rank: int = 3, nodes: int = 1, path: Path | None = None) -> tuple[Machine, dict]:
     """Train a level from its first line to its last on a rank of eight, or as one process where it is one.
 
-    `path` is of another version of the level.
+    Returns the machine and the training's result. `path` is of another version of the level.
     """
     world_size = GPUS
     if not is_distributed(level):
@@ -42,18 +42,19 @@ def train(level: str, *flags: str, rank: int = 3, nodes: int = 1, path: Path | N
     module = ladder.load(level, path)
     args = parse_args(module.__file__, [*FLAGS, *flags])
     draw_cache()
-    sets = read_synthetic()  # before the imitation begins, in which no tensor has values
+    sets = read_synthetic()  # Before the imitation begins: in it no tensor has values.
     with (
         mock.patch.object(loading, "read_synthetic", lambda: sets),
         imitated_rank(rank, world_size, nodes) as machine,
     ):
-        machine.result = module.train(fit_to_machine(args))
-        assert not torch.distributed.is_initialized()  # a rank leaves its group at the end
-    return machine
+        result = module.train(fit_to_machine(args))
+        assert not torch.distributed.is_initialized(), "a rank leaves its group at the end"
+    return machine, result
 
 
-def waits_of_steps(machine: Machine) -> list[list[str]]:
+def waits_of_steps(level: str, *flags: str, path: Path | None = None) -> list[list[str]]:
     """The waits of each step after the first, but for the clock's."""
+    machine, _ = train(level, *flags, path=path)
     waits = machine.watch.waits
     # At the end of the warm-up the clock stops and starts again. Each time it waits until the GPU has done its work.
     assert waits[WARM_UP_STEPS].count("synchronize") == 2
@@ -65,34 +66,31 @@ def slow_but(*quick: str) -> list:
     return [pytest.param(level, marks=[] if level in quick else SLOW) for level in IMITATED]
 
 
+@pytest.mark.parametrize("data", [[], pytest.param(["--data", "device"], marks=SLOW)], ids=["host", "device"])
 @pytest.mark.parametrize("level", slow_but("00_single_gpu", "02_ddp_raw"))
-def test_a_step_waits_for_nothing(level):
-    machine = train(level)
-    assert waits_of_steps(machine) == [[]] * (STEPS - 1)
-    if is_distributed(level):
-        assert machine.backend == "nccl"
-        assert machine.watch.collectives
-        assert machine.calls["reset_peak_memory_stats"] == [3]
-        assert machine.result["peak_memory_bytes"] == [peak_of(3)] * GPUS
+def test_a_step_waits_for_nothing(level, data):
+    assert waits_of_steps(level, *data) == [[]] * (STEPS - 1)
 
 
-@SLOW
-@pytest.mark.parametrize("level", IMITATED)
-def test_with_the_data_on_the_gpu_a_step_waits_for_nothing(level):
-    assert waits_of_steps(train(level, "--data", "device")) == [[]] * (STEPS - 1)
+def test_a_rank_of_level_02_uses_nccl_and_measures_its_own_gpu():
+    machine, result = train("02_ddp_raw", "--max-steps", "2")
+    assert machine.backend == "nccl"
+    assert machine.watch.collectives
+    assert machine.calls["reset_peak_memory_stats"] == [3]
+    assert result["peak_memory_bytes"] == [peak_of(3)] * GPUS
 
 
 @SLOW
 @pytest.mark.parametrize("level", [*ladder.DISTRIBUTED, *ladder.WITH_CHECKPOINTS])
 def test_the_local_rank_names_the_gpu(level):
-    machine = train(level, "--data", "device", rank=5, nodes=2)  # the second one of four on the second node
+    machine, _ = train(level, "--data", "device", rank=5, nodes=2)  # It is the second of four ranks on the second node.
     assert machine.calls["set_device"] == [1]
     assert machine.calls["max_memory_allocated"] == [1]
 
 
 def test_each_gpu_of_data_parallel_has_a_peak_of_its_own():
-    machine = train("01_data_parallel", "--max-steps", "2")
-    assert machine.result["peak_memory_bytes"] == [peak_of(gpu) for gpu in range(GPUS)]
+    machine, result = train("01_data_parallel", "--max-steps", "2")
+    assert result["peak_memory_bytes"] == [peak_of(gpu) for gpu in range(GPUS)]
     assert machine.calls["reset_peak_memory_stats"] == list(range(GPUS))
 
 
@@ -100,8 +98,8 @@ def test_each_gpu_of_data_parallel_has_a_peak_of_its_own():
 def test_a_longer_evaluation_waits_for_its_batches_only(level):
     counts = []
     for batches in (2, 4):
-        machine = train(level, "--max-steps", "2", "--data", "device", "--eval-samples", str(batches * BATCH))
-        counts.append(len(machine.watch.waits[-1]))
+        machine, _ = train(level, "--max-steps", "2", "--data", "device", "--eval-samples", str(batches * BATCH))
+        counts.append(len([wait for wait in machine.watch.waits[-1] if wait != ARRIVED]))
     few, many = counts
     assert few == many
 
@@ -124,13 +122,14 @@ def test_a_bug_of_level_02_on_gpus_is_found(old, new, error, tmp_path):
         train("02_ddp_raw", path=path)
 
 
-def test_a_loss_that_is_read_in_the_loop_is_found(tmp_path):
-    path = changed("00_single_gpu", tmp_path, "train_loss += loss.detach()", "train_loss += loss.item()")
-    waits = waits_of_steps(train("00_single_gpu", "--data", "device", path=path))
-    assert waits == [[READ]] * (STEPS - 1)
-
-
-def test_a_batch_for_which_a_step_waits_is_found(tmp_path):
-    path = changed("00_single_gpu", tmp_path, "train_set.device.type != device.type", "False")
-    waits = waits_of_steps(train("00_single_gpu", path=path))
-    assert waits == [["copy from cpu to cuda, not pinned"] * 2] * (STEPS - 1)
+@pytest.mark.parametrize(
+    "old, new, data, waits",
+    [
+        ("train_loss += loss.detach()", "train_loss += loss.item()", "device", [READ]),
+        ("train_set.device.type != device.type", "False", "host", ["copy from cpu to cuda, not pinned"] * 2),
+    ],
+    ids=["a loss that is read", "a batch that is not pinned"],
+)
+def test_a_wait_in_the_loop_is_found(old, new, data, waits, tmp_path):
+    path = changed("00_single_gpu", tmp_path, old, new)
+    assert waits_of_steps("00_single_gpu", "--data", data, path=path) == [waits] * (STEPS - 1)

@@ -1,5 +1,7 @@
 """Waits of the CPU for a GPU, and tensors on a wrong device: seen in each operation on a FakeTensor."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,20 +12,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 _aten = torch.ops.aten
-READ = "aten._local_scalar_dense.default"  # .item(), .tolist(), float(), if
+READ = "aten._local_scalar_dense.default"  # `item`, `tolist`, `float` and `if` of a tensor do it.
+ARRIVED = "a copy to the CPU has arrived"
 INDEXINGS = (_aten.index.Tensor, _aten.index_put_.default, _aten._index_put_impl_.default)
-# FakeTensors have no values, and a training asks for some. Each kind has a dtype of its own.
-WEIGHTS_ARE_FINITE = True
-SIGNALS_TO_STOP = 0
-INFINITE_GRADIENTS = 0.0
-SUM_IN_AN_EVALUATION = 1.0  # one of them divides the others
+# FakeTensors have no values. In these files one is read from a GPU; each read gets what lets the training go on.
 VALUES_ON_GPU = {
-    torch.bool: WEIGHTS_ARE_FINITE,
-    torch.int64: SIGNALS_TO_STOP,
-    torch.float32: INFINITE_GRADIENTS,
-    torch.float64: SUM_IN_AN_EVALUATION,
+    "train.py": 1.0,  # Sums over the samples, one of which divides the others.
+    "train_full.py": 1.0,  # As in train.py.
+    "trainer.py": 0.0,  # The loss, and the norm of the gradients.
+    "progress.py": 0.0,  # The Trainer's loss since the last log.
+    "loss_scaler.py": 0.0,  # The number of gradients that are not finite.
 }
-STEPS_OF_ADAMW = 1  # which it counts on the CPU
+STEPS_OF_ADAMW = 1  # AdamW counts them on the CPU.
+TORCH = str(Path(torch.__file__).parent)
 
 
 class Misplaced(AssertionError):
@@ -89,9 +90,10 @@ class Watch(TorchDispatchMode):
         if not tensor.is_cuda:
             return STEPS_OF_ADAMW
         self.note_wait(READ)
-        if tensor.dtype not in VALUES_ON_GPU:
-            raise NotImplementedError(f"{READ} of a {tensor.dtype} on a GPU: give it a value in VALUES_ON_GPU")
-        return VALUES_ON_GPU[tensor.dtype]
+        reader = reading_file()
+        if reader not in VALUES_ON_GPU:
+            raise NotImplementedError(f"in {reader} a value is read from a GPU: give it one in VALUES_ON_GPU")
+        return VALUES_ON_GPU[reader]
 
     def _note_indexing(self, function: Any, tensor: Tensor, indices: list[Tensor | None]) -> None:
         if tensor.is_cuda and any(index is not None and not index.is_cuda for index in indices):
@@ -105,6 +107,14 @@ class Watch(TorchDispatchMode):
             self.note_wait(way)
         elif target.is_cuda and memory_of(source) not in self._pinned:
             self.note_wait(f"{way}, not pinned")
+
+
+def reading_file() -> str:
+    """The name of the file, outside of torch, whose code calls the operation that this process is in."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename == __file__ or frame.f_code.co_filename.startswith(TORCH):
+        frame = frame.f_back
+    return Path(frame.f_code.co_filename).name
 
 
 def memory_of(tensor: Tensor) -> StorageWeakRef:

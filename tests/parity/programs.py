@@ -1,4 +1,4 @@
-"""Published programs on tiny models and made data; each notes every step that it makes.
+"""Published programs on tiny models and made data, of which every step is recorded.
 
 Each function is one program, as its own documentation starts it. `python -m tests.parity.programs NAME LIBRARY FOLDER`
 runs it on accelerate (`theirs`) or, through the alias, on the core (`ours`), alone or under torchrun, and writes what
@@ -25,16 +25,16 @@ STEPS = 3
 WORDS = [f"w{number}" for number in range(60)]
 
 
-class Diary:
-    """The losses of this rank and, after each optimizer step, weights, the optimizer's state and learning rates."""
+class Recorder:
+    """The losses of this rank and, after each optimizer step, the weights, the optimizer's state and learning rates."""
 
     def __init__(self) -> None:
         self.losses: list[str] = []
         self.steps: list[dict[str, Any]] = []
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Note all losses and optimizer steps of the block."""
+    def recording(self) -> Iterator[None]:
+        """A block whose losses and optimizer steps are recorded."""
         hook = register_optimizer_step_post_hook(self.note_step)
         with mock.patch.object(Tensor, "backward", self.note_loss(Tensor.backward)):
             yield
@@ -56,7 +56,7 @@ class Diary:
         return noted
 
 
-# What the programs train on.
+# Data and models of the programs.
 
 
 def sentences(number: int) -> list[str]:
@@ -103,7 +103,7 @@ def language_model() -> Any:
     return LlamaForCausalLM(LlamaConfig(vocab_size=64, max_position_embeddings=64, **sizes, **special))
 
 
-# The programs. Each returns what it comes to, as JSON can keep it.
+# The programs. Each returns its results in a form that JSON can keep.
 
 
 def diffusion(folder: Path) -> dict:
@@ -283,13 +283,13 @@ def main(name: str, library: str, folder: Path) -> None:
     if library == "ours":
         alias.install()
     torch.set_num_threads(1)
-    diary = Diary()
-    with diary.kept():
+    recorder = Recorder()
+    with recorder.recording():
         outcome = PROGRAMS[name](folder)
     rank = os.environ.get("RANK", "0")
     import accelerate
 
-    written = {"library": accelerate.__name__, "losses": diary.losses, "steps": diary.steps, "outcome": outcome}
+    written = {"library": accelerate.__name__, "losses": recorder.losses, "steps": recorder.steps, "outcome": outcome}
     (folder / f"rank-{rank}.json").write_text(json.dumps(written))
 
 

@@ -39,7 +39,7 @@ STREAMS = {
     "shuffled stream": lambda n: ShuffledStream(range(n), seed=1),
     "stream of its epoch": lambda n: StreamOfEpoch(range(n), seed=1),
 }
-# Of n samples.
+# Each makes a sampler of n samples, which draws from a generator.
 SAMPLERS = {
     "sequential": lambda n, generator: SequentialSampler(range(n)),
     "random": lambda n, generator: RandomSampler(range(n), generator=generator),
@@ -52,25 +52,25 @@ DRAWS_ALL = ["sequential", "random", "weighted"]
 CHOICES = {
     "n": range(1, 61),
     "batch": range(1, 6),
-    "data": ["plain"] * 9 + ["augmented"] * 3 + list(STREAMS),
-    "sampler": list(SAMPLERS) + ["sequential"] * 2 + ["random"] * 5 + ["batches", "lists"],
+    "data": {"plain": 9, "augmented": 3} | dict.fromkeys(STREAMS, 1),
+    "sampler": dict.fromkeys(SAMPLERS, 1) | {"sequential": 3, "random": 6, "batches": 1, "lists": 1},
     "sampler_generator": [None, "own", "the loader's"],
     "loader_generator": [False, True],
     "drop_last": [False, True],
     "split_batches": [False, True],
-    "even_batches": [True, True, False],
+    "even_batches": {True: 2, False: 1},
     "use_seedable_sampler": [False, True],
-    "data_seed": [None] * 10 + list(range(10)),
+    "data_seed": {None: 10} | dict.fromkeys(range(10), 1),
     "seed": range(100),
     "put_on_device": [False, True],
-    "dispatch_batches": [None, None, False, True],
-    "skip": [0] * 7 + [1, 3],  # in the last loop
+    "dispatch_batches": {None: 2, False: 1, True: 1},
+    "skip": {0: 7, 1: 1, 3: 1},  # Steps that the last loop leaves out.
 }
 LOOP_CHOICES = {
-    "set_epoch": [None] * 5 + [0, 1, 2, 3, 4],
-    "stop_after": [None] * 8 + [1, 2, 3, 4],
+    "set_epoch": {None: 5} | dict.fromkeys(range(5), 1),
+    "stop_after": {None: 8} | dict.fromkeys(range(1, 5), 1),
 }
-HOW = ["split_batches", "even_batches", "use_seedable_sampler", "data_seed", "put_on_device", "dispatch_batches"]
+LOADING = ["split_batches", "even_batches", "use_seedable_sampler", "data_seed", "put_on_device", "dispatch_batches"]
 
 
 def reads_stream(script: SimpleNamespace) -> bool:
@@ -109,12 +109,12 @@ def without_known_differences(script: SimpleNamespace) -> SimpleNamespace:
     if script.sampler == "lists" and script.world > 1 and not reads_stream(script):
         changed.dispatch_batches = False
     if dispatches(changed):
-        # The original crashes where there are fewer samples than processes: so many fill two steps of any sampler.
-        changed.n += 2 * script.batch * script.world
-        # On several processes it skips the main process's batches in place of steps.
-        if script.world > 1:
+        # On several processes the original skips the main process's batches in place of steps.
+        if script.world > 1 or script.sampler == "lists":
             changed.skip = 0
-    # Of a stream that every process reads, the original fills up the last step in any case.
+        # The original crashes where no whole step is left. Each sampler draws at least half of the samples.
+        changed.n += 2 * (1 + changed.skip) * script.batch * script.world
+    # Where each process reads a stream, the original fills up the last step in any case.
     elif script.world > 1 and reads_stream(script):
         changed.even_batches = True
     return changed
@@ -144,12 +144,12 @@ def run(library: str, script: SimpleNamespace, folder: str, seen: dict[str, Any]
     data_loader = importlib.import_module(f"{library}.data_loader")
     patience = root.utils.InitProcessGroupKwargs(timeout=datetime.timedelta(seconds=20))
     accelerator = root.Accelerator(cpu=True, kwargs_handlers=[patience])
-    # Processes have generators that differ, but where the original then has a seed for each.
+    # The generators of the processes differ, except where the original would then draw a seed for each.
     needs_one_seed = script.use_seedable_sampler and script.data_seed is None
     torch.manual_seed(script.seed if needs_one_seed else script.seed + accelerator.process_index)
-    how = {name: getattr(script, name) for name in HOW}
+    loading = {name: getattr(script, name) for name in LOADING}
     plain = make_loader(script)
-    loader = data_loader.prepare_data_loader(plain, torch.device("cpu"), rng_types=["generator"], **how)
+    loader = data_loader.prepare_data_loader(plain, torch.device("cpu"), rng_types=["generator"], **loading)
     seen["prepared"] = generator_states(plain)
     seen["loops"] = []
     for number, loop in enumerate(script.loops, 1):

@@ -1,12 +1,13 @@
 """Random scripts on the original and on ours: drawn from a seed, run on both, compared bit for bit.
 
-A kind of script (`random_orders`, `random_trainings`, `random_trainers`) says how a script is drawn, and what it comes
-to on one rank of either library: a nest of dicts and lists. Only such scripts are drawn as run to their end on both
-libraries, and end alike. Where the libraries differ on purpose, each difference has a test of its own. An error or a
-number that differs ends the comparison with an error that shows the script.
+A kind of script (`random_orders`, `random_trainings`, `random_trainers`) says how a script is drawn and run. On each
+rank its outcome is a nest of dicts and lists. Only scripts are drawn that run to their end on both libraries, and end
+alike: where the libraries differ on purpose, each difference has a test of its own. An error, or a number that differs,
+ends the comparison with an error that shows the script.
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,9 +39,14 @@ class Kind:
     run: Callable[[str, Any, str, dict[str, Any]], None]
 
 
-def draw_from(choices: dict[str, Sequence], generator: random.Random) -> dict[str, Any]:
-    """One value of each name. A value is drawn the more often, the more often it stands there."""
-    return {name: generator.choice(values) for name, values in choices.items()}
+def draw_from(choices: dict[str, Sequence | dict], generator: random.Random) -> dict[str, Any]:
+    """One value of each name. The values of a sequence are equally likely, and a dict has a weight for each value."""
+    drawn = {}
+    for name, values in choices.items():
+        if isinstance(values, dict):
+            values = list(Counter(values).elements())  # each as often as its weight says
+        drawn[name] = generator.choice(values)
+    return drawn
 
 
 def outcomes_of(kind: Kind, library: str, scripts: list, folder: str) -> list[dict[str, Any]]:
@@ -71,7 +77,7 @@ def chunks(seeds: range) -> Iterator[range]:
 
 
 def assert_same(kind: Kind, seeds: range, processes: int, folder: str) -> None:
-    """Run the scripts of `seeds` on both libraries; each comes to the same on every rank."""
+    """Run the scripts of `seeds` on both libraries; on every rank the outcomes of each are the same."""
     for chunk in chunks(seeds):
         scripts = [kind.draw(seed, processes) for seed in chunk]
         ours = run_on(kind, kind.ours, scripts, processes, f"{folder}/ours-{chunk.start}")

@@ -53,7 +53,7 @@ class Net(nn.Module):
             return {"logits": logits}
         loss = F.cross_entropy(logits, labels)
         if self.nan_below is not None and x[0, 0] < self.nan_below:
-            # Of the number that is logged alone: the gradients stay finite.
+            # Only the number that is logged is NaN: the gradients stay finite.
             loss = loss + (torch.tensor(float("nan")) - loss).detach()
         return {"loss": loss, "logits": logits}
 
@@ -78,24 +78,24 @@ def metrics_of(prediction):
 
 LOSSES = ["model", "function", "keywords", "override", "sometimes_nan"]
 ARGUMENTS = {
-    "gradient_accumulation_steps": [1, 1, 2, 3],
+    "gradient_accumulation_steps": {1: 2, 2: 1, 3: 1},
     "learning_rate": [0.05, 0.01],
     "lr_scheduler_type": list(SCHEDULES),
     "optim": ["adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"],
     "weight_decay": [0.0, 0.1],
     "max_grad_norm": [0.0, 0.5, 1.0],
-    "warmup_steps": [0, 0, 2, 0.3],
+    "warmup_steps": {0: 2, 2: 1, 0.3: 1},
     "seed": [1, 42],
-    "data_seed": [None, None, 7],
-    "dataloader_drop_last": [False] * 4 + [True],
-    "logging_nan_inf_filter": [True] * 4 + [False],
+    "data_seed": {None: 2, 7: 1},
+    "dataloader_drop_last": {False: 4, True: 1},
+    "logging_nan_inf_filter": {True: 4, False: 1},
     "logging_strategy": ["steps", "epoch", "no"],
     "logging_steps": [1, 2, 3, 0.4],
-    "logging_first_step": [False, False, True],
+    "logging_first_step": {False: 2, True: 1},
     "eval_strategy": ["steps", "epoch", "no"],
     "eval_steps": [1, 2, 3],
-    "eval_delay": [0, 0, 2],
-    "save_strategy": ["no", "no", "steps", "epoch"],
+    "eval_delay": {0: 2, 2: 1},
+    "save_strategy": {"no": 2, "steps": 1, "epoch": 1},
     "save_steps": [1, 2, 4],
     "save_total_limit": [None, 2],
     "metric_for_best_model": [None, "loss", "accuracy", "eval_spread"],
@@ -109,20 +109,20 @@ LENGTHS = [
     *({"max_steps": steps} for steps in (1, 5, 9)),
 ]
 LOADING = {
-    "split_batches": [False] * 5 + [True],
-    "use_seedable_sampler": [True] * 4 + [False],
-    "dispatch_batches": [None, None, None, True, False],
+    "split_batches": {False: 5, True: 1},
+    "use_seedable_sampler": {True: 4, False: 1},
+    "dispatch_batches": {None: 3, True: 1, False: 1},
 }
 OTHERS = {
-    "steps": [1, 2, 3.5, 4.2],  # of an epoch
-    "evaluate": [5, 12, 24, 31],  # samples
-    "stream": [False] * 6 + [True],
+    "steps": [1, 2, 3.5, 4.2],  # Optimizer steps of an epoch.
+    "evaluate": [5, 12, 24, 31],  # Samples.
+    "stream": {False: 6, True: 1},
     "loss": LOSSES,
     "dropout": [0.0, 0.3],
-    "best": ["watched", "saved", "loaded"],  # the model that is best by a metric
-    "early_stopping": [False, False, True],
+    "best": ["watched", "saved", "loaded"],  # The model that is best by a metric.
+    "early_stopping": {False: 2, True: 1},
     "evaluate_afterwards": [False, True],
-    "train_twice": [False] * 6 + [True],
+    "train_twice": {False: 6, True: 1},
 }
 
 
@@ -169,18 +169,18 @@ def without_known_differences(config: dict[str, Any], world_size: int) -> dict[s
     config = copy.deepcopy(config)
     arguments = config["arguments"]
     loading = arguments["accelerator_config"]
-    # Where all steps are a warm-up, it divides by zero.
+    # The original divides by zero where all steps are a warm-up.
     if arguments["lr_scheduler_type"] == "polynomial":
         arguments["warmup_steps"] = 0
-    # Of a last step that the main process splits, its evaluation counts the first rank's loss alone.
+    # Where the main process splits the last step, the original evaluates the first rank's loss alone.
     if loading["split_batches"] and loading["dispatch_batches"]:
         loading["dispatch_batches"] = False
-    # In unequal steps it counts repeated samples in the loss, and drops a last step with the tail.
+    # In unequal steps the original counts repeated samples in the loss, and drops a last step with the tail.
     if world_size > 1 or arguments["dataloader_drop_last"]:
         parts = 1 if loading["split_batches"] else world_size
         steps = 1 if config["evaluate"] < 20 else 3
         config["evaluate"] = steps * arguments["per_device_eval_batch_size"] * parts
-    # Over a stream without a whole step it never ends.
+    # Over a stream without a whole step the original never ends.
     if config["stream"]:
         config["train"] *= world_size
     return config

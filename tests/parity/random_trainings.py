@@ -7,11 +7,11 @@ read, and whether the training is stopped after a checkpoint and resumed by a sc
 import contextlib
 import copy
 import importlib
-import multiprocessing
+import itertools
 import random
 from collections import defaultdict
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -19,7 +19,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from tests.parity.random_scripts import Kind, draw_from
-from tests.states import OURS, THEIRS
+from tests.states import OURS, THEIRS, allow_loader_workers
 
 WIDTH = 4
 SCHEDULES = {
@@ -41,32 +41,32 @@ SCHEDULES = {
         optimizer, 0.01, 0.1, step_size_up=2, cycle_momentum=False
     ),
 }
-# What a training script asks for. The first value of each is the plainest one.
+# The settings of a training script. The first value of each is the plainest one.
 CHOICES = {
     "samples": range(2, 26),
-    "batch_size": [2, 4],  # of one process
+    "batch_size": [2, 4],  # Samples of one process.
     "epochs": [1, 2, 3],
-    "order": ["sequential", "seedable", "shuffled", "shuffled"],
+    "order": {"sequential": 1, "seedable": 1, "shuffled": 2},
     "drop_last": [False, True],
     "split_batches": [False, True],
     "accumulation": [1, 2, 3, 4],
-    "window": ["accumulate"] * 4 + ["no_sync"],
-    "sync_with_dataloader": [True, True, False],
+    "window": {"accumulate": 4, "no_sync": 1},
+    "sync_with_dataloader": {True: 2, False: 1},
     "sync_each_batch": [False, True],
     "adjust_scheduler": [True, False],
-    "models": [1, 1, 2],
+    "models": {1: 2, 2: 1},
     "optimizer": ["sgd", "adamw", "fused"],
     "schedule": list(SCHEDULES),
-    "step_scheduler_with_optimizer": [True, True, False],
+    "step_scheduler_with_optimizer": {True: 2, False: 1},
     "clip": ["none", "norm where it syncs", "norm", "value"],
     "dropout": [0.0, 0.5],
-    "precision": ["no", "no", "bf16"],
-    "skipped": [0, 0, 1, 2],
-    "evaluates": [False, True],  # after each batch
-    "stopped_after": [None] * 4 + [1, 2, 4, 7],  # the first window that ends at this micro-batch or later
-    "passes_over": [False, False, True],  # instead of calling `skip_first_batches`
-    "draws": ["nobody"] * 4 + ["data set"] * 4 + ["collator"] * 4 + ["workers"],  # while data are read
-    "stateful": [False],  # a resumed loader goes on by itself: not on the original
+    "precision": {"no": 2, "bf16": 1},
+    "skipped": {0: 2, 1: 1, 2: 1},  # Micro-batches that the first epoch leaves out.
+    "evaluates": [False, True],  # After each micro-batch.
+    "stopped_after": {None: 4, 1: 1, 2: 1, 4: 1, 7: 1},  # Micro-batches, until the end of their window.
+    "passes_over": {False: 2, True: 1},  # Resumed, it reads and drops batches.
+    "draws": {"nobody": 4, "data set": 4, "collator": 4, "workers": 1},  # Who draws random numbers while data are read.
+    "stateful": [False],  # A test of our library alone sets it: a resumed loader goes on by itself.
 }
 
 
@@ -85,7 +85,7 @@ def without_known_differences(script: SimpleNamespace) -> SimpleNamespace:
 
 def plainest(**others: Any) -> SimpleNamespace:
     """A script that asks for nothing but `others`."""
-    return SimpleNamespace(**{name: values[0] for name, values in CHOICES.items()} | others)
+    return SimpleNamespace(**{name: next(iter(values)) for name, values in CHOICES.items()} | others)
 
 
 class Augmented(TensorDataset):
@@ -127,7 +127,7 @@ def new_optimizer(script, model):
 
 
 def new_scheduler(script, optimizer):
-    # More than a script makes on up to three processes: "one cycle" raises after its last step.
+    # More steps than a script makes on up to three processes: "one cycle" raises after its last step.
     steps = script.epochs * (script.samples + 3)
     return SCHEDULES[script.schedule](optimizer, steps)
 
@@ -165,31 +165,32 @@ def new_accelerator(library, script, **settings):
         cpu=True,
         **settings,
     )
-    torch.set_num_threads(1)  # ours has taken those of this rank's cores
+    torch.set_num_threads(1)  # Our library has taken the threads of this rank's cores
     return accelerator
 
 
-class Stopped(Exception):
-    """Ends a run after its checkpoint."""
+class Place(NamedTuple):
+    """A place in a training; `batches_done` counts the micro-batches of its epoch, those that were skipped too."""
+
+    epoch: int
+    batches_done: int
 
 
 class Training:
-    """One run of a script, and what it saw.
+    """One run of a script.
+
+    Args:
+        folder: of its checkpoint.
 
     Attributes:
-        batches_done: micro-batches of this epoch, skipped and trained ones.
-        micro_batches: those that all epochs have been trained on.
+        epochs: the values that were seen in each epoch, by their names.
     """
 
     def __init__(self, accelerator, script, folder):
         self.accelerator = accelerator
         self.script = script
         self.folder = folder
-        self.epoch = 0
-        self.batches_done = script.skipped
-        self.micro_batches = 0
-        self.stops_after = script.stopped_after
-        self.epochs: list[dict[str, list]] = []  # what was seen in each
+        self.epochs: list[dict[str, list]] = []
         torch.manual_seed(3)
         random.seed(3)
         numpy.random.seed(3)
@@ -197,9 +198,9 @@ class Training:
         models = [new_model(script) for _ in range(script.models)]
         optimizers = [new_optimizer(script, model) for model in models]
         schedulers = [new_scheduler(script, optimizer) for optimizer in optimizers]
-        parts = accelerator.num_processes if script.split_batches else 1  # of a batch
-        loader = new_loader(script, rows, script.batch_size * parts)
-        evaluation = DataLoader(TensorDataset(*rows), batch_size=2 * parts)
+        parts_of_a_batch = accelerator.num_processes if script.split_batches else 1
+        loader = new_loader(script, rows, script.batch_size * parts_of_a_batch)
+        evaluation = DataLoader(TensorDataset(*rows), batch_size=2 * parts_of_a_batch)
         prepared = iter(accelerator.prepare(*schedulers, loader, *models, evaluation, *optimizers))
         self.schedulers = [next(prepared) for _ in schedulers]
         self.loader = next(prepared)
@@ -207,96 +208,94 @@ class Training:
         self.evaluation = next(prepared)
         self.optimizers = [next(prepared) for _ in optimizers]
 
-    def run(self):
-        while self.epoch < self.script.epochs:
-            self.epochs.append(defaultdict(list))
-            self.loader.set_epoch(self.epoch)
-            loader = self.loader
-            passed_over = self.batches_done if self.script.passes_over else 0
-            if self.batches_done > passed_over and not self.script.stateful:
-                loader = self.accelerator.skip_first_batches(loader, self.batches_done)
-            for number, (x, y) in enumerate(loader):
-                if number < passed_over:  # as the training scripts of diffusers go on
-                    continue
-                with self.window(number):
-                    self.micro_batch(x, y, number)
-                self.evaluate()
-                self.batches_done += 1
-                self.micro_batches += 1
-                self.stop_if_due(number)
-            self.epoch += 1
-            self.batches_done = 0
+    def run(self, start: Place, stop_after: int | None = None) -> Place | None:
+        """Train from `start` to the end, or save and stop at the end of a window after at least so many micro-batches.
 
-    def stop_if_due(self, number):
-        is_due = self.stops_after is not None and self.micro_batches >= self.stops_after
-        if is_due and self.accelerator.sync_gradients and self.ends_window(number):
-            self.accelerator.save_state(self.folder)
-            self.accelerator.wait_for_everyone()
-            raise Stopped
+        Returns the place of the stop, or None.
+        """
+        micro_batches = 0
+        for epoch in range(start.epoch, self.script.epochs):
+            done = start.batches_done if epoch == start.epoch else 0
+            seen = defaultdict(list)
+            self.epochs.append(seen)
+            self.loader.set_epoch(epoch)
+            for number, (x, y) in self.rest_of_epoch(done):
+                ends_window = self.script.window == "accumulate" or (number + 1) % self.script.accumulation == 0
+                with self.window(ends_window):
+                    self.micro_batch(x, y, ends_window, seen)
+                self.evaluate(seen)
+                done += 1
+                micro_batches += 1
+                is_due = stop_after is not None and micro_batches >= stop_after
+                if is_due and ends_window and self.accelerator.sync_gradients:
+                    self.accelerator.save_state(self.folder)
+                    self.accelerator.wait_for_everyone()
+                    return Place(epoch, done)
+        return None
 
-    def resume(self, stopped):
-        """Go on where the run `stopped` was, as scripts do that remember how far they were."""
-        self.stops_after = None
-        self.epoch = stopped.epoch
-        self.batches_done = stopped.batches_done
-        torch.rand(7)
-        self.accelerator.load_state(self.folder)
-        self.run()
+    def rest_of_epoch(self, done):
+        """The micro-batches that are left of an epoch, with the numbers that the script counts."""
+        if self.script.passes_over:  # The training scripts of diffusers go on like this.
+            yield from itertools.islice(enumerate(self.loader), done, None)
+        elif done > 0 and not self.script.stateful:
+            yield from enumerate(self.accelerator.skip_first_batches(self.loader, done))
+        else:
+            yield from enumerate(self.loader)
 
-    def window(self, number):
+    def window(self, ends_window):
         if self.script.window == "accumulate":
             return self.accelerator.accumulate(*self.models)
         unsynced = contextlib.ExitStack()
-        if not self.ends_window(number):
+        if not ends_window:
             for model in self.models:
                 unsynced.enter_context(self.accelerator.no_sync(model))
         return unsynced
 
-    def ends_window(self, number):
-        return self.script.window == "accumulate" or (number + 1) % self.script.accumulation == 0
-
-    def micro_batch(self, x, y, number):
+    def micro_batch(self, x, y, ends_window, seen):
         prediction = sum(model(x) for model in self.models)
         loss = torch.nn.functional.mse_loss(prediction, y)
         self.accelerator.backward(loss)
-        self.epochs[-1]["loss"].append(loss.detach())
-        if self.ends_window(number):
-            self.epochs[-1]["norm"] += clip(self.script, self.accelerator, self.models)
-            for optimizer in self.optimizers:
-                optimizer.step()
-            for scheduler in self.schedulers:
-                if scheduler is not None:
-                    # Ranks that follow a loss of their own drift apart, and a checkpoint holds rank 0's schedule alone.
-                    follows_loss = self.script.schedule == "plateau"
-                    metric = [self.accelerator.reduce(loss.detach(), "mean")] if follows_loss else []
-                    scheduler.step(*metric)
-            for optimizer in self.optimizers:
-                optimizer.zero_grad()
-        self.epochs[-1]["sync"].append(self.accelerator.sync_gradients)
-        self.epochs[-1]["skipped"].append(self.accelerator.optimizer_step_was_skipped)
-        self.epochs[-1]["rate"].append([optimizer.param_groups[0]["lr"] for optimizer in self.optimizers])
+        seen["loss"].append(loss.detach())
+        if ends_window:
+            seen["norm"] += clip(self.script, self.accelerator, self.models)
+            self.step(loss.detach())
+        seen["sync"].append(self.accelerator.sync_gradients)
+        seen["skipped"].append(self.accelerator.optimizer_step_was_skipped)
+        seen["rate"].append([optimizer.param_groups[0]["lr"] for optimizer in self.optimizers])
 
-    def evaluate(self):
+    def step(self, loss):
+        for optimizer in self.optimizers:
+            optimizer.step()
+        for scheduler in self.schedulers:
+            if self.script.schedule == "plateau":
+                # Ranks that follow a loss of their own drift apart, and a checkpoint holds rank 0's schedule alone.
+                scheduler.step(self.accelerator.reduce(loss, "mean"))
+            elif scheduler is not None:
+                scheduler.step()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+    def evaluate(self, seen):
         if self.script.evaluates:
             with torch.no_grad():
                 for x, _ in self.evaluation:
-                    self.epochs[-1]["evaluated"].append(self.models[0](x).sum())
+                    seen["evaluated"].append(self.models[0](x).sum())
 
 
 def run(library: str, script: SimpleNamespace, folder: str, seen: dict[str, Any], **settings: Any) -> None:
     """Note what a training sees in each epoch, its weights and its optimizers' states."""
-    multiprocessing.current_process()._config["daemon"] = False  # a rank that torchrun starts may have workers
+    allow_loader_workers()
     accelerator = new_accelerator(library, script, **settings)
     training = Training(accelerator, script, folder)
     seen["epochs"] = training.epochs
-    try:
-        training.run()
-    except Stopped:
-        stopped = training
+    stop = training.run(Place(0, script.skipped), script.stopped_after)
+    if stop is not None:
         accelerator.free_memory()
         training = Training(accelerator, script, folder)
         seen["resumed"] = training.epochs
-        training.resume(stopped)
+        torch.rand(7)  # Another process would have drawn other numbers.
+        accelerator.load_state(folder)
+        training.run(stop)
     weights = [accelerator.unwrap_model(model).state_dict() for model in training.models]
     states = [optimizer.state_dict()["state"] for optimizer in training.optimizers]
     seen |= copy.deepcopy({"weights": weights, "states": states})

@@ -1,4 +1,4 @@
-"""What is written for accelerate runs on the core: the wheel's own test scripts, and transformers' Trainer.
+"""Programs written for accelerate run on the core: the wheel's own test scripts, and transformers' Trainer.
 
 `tests.alias` gives the core the name of the original, on ranks that have not imported the original. So this file, which
 they import, does not import it either.
@@ -71,7 +71,7 @@ def train_with_transformers(seeds: list[int], world_size: int, folder: str) -> t
         config["arguments"] |= {"save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
         config["arguments"] |= {"load_best_model_at_end": False}
         config |= {"train_twice": False, "early_stopping": False}
-        if world_size > 1:  # where the main process reads for all, the original skips other batches
+        if world_size > 1:  # Where the main process reads for all, the original skips other batches.
             config["arguments"]["accelerator_config"]["dispatch_batches"] = False
         straight = {}
         random_trainers.run("transformers", config, f"{folder}/{seed}", straight)

@@ -12,7 +12,8 @@ from common import ladder
 from common.data.mnist import MNIST_FILES, raw_folder
 from common.data.synthetic import read_synthetic
 from common.model import BasicNet
-from tests.levels import farthest, run_on_ranks
+from common.weights import farthest
+from tests.levels import run_on_ranks
 
 SAMPLES = 640
 LEVEL = ladder.ROOT / "02_ddp_raw"

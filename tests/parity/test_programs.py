@@ -1,7 +1,7 @@
 """Published programs end on the core, under the original's name, with the bits that they have on accelerate.
 
-What each program does is in `programs.py`. Compared are the loss of every backward, the weights, the optimizer's state
-and the learning rates after every optimizer step, and what comes out: predictions, logs, the names of files.
+The programs are in `programs.py`. Both runs must agree in the loss of every backward, in the weights, the state of the
+optimizer and the learning rates after every optimizer step, and in the results: predictions, logs, names of files.
 """
 
 import importlib.util
@@ -32,7 +32,7 @@ ENVIRONMENT = {
 
 
 def run(name: str, library: str, processes: int, folder: Path) -> list[dict]:
-    """What each rank noted."""
+    """The notes of each rank."""
     programs.make_images(folder / "images")
     program = ["-m", "tests.parity.programs", name, library, str(folder)]
     command = torchrun(*program, processes=processes) if processes > 1 else [sys.executable, *program]

@@ -9,7 +9,8 @@ import pytest
 
 from common import ladder
 from common.processes import RankFailed, ranks
-from tests.levels import EXACT, changed, farthest, killed_at_step, run_on_ranks
+from common.weights import farthest
+from tests.levels import EXACT, changed, killed_at_step, run_on_ranks
 from tests.peers import import_or_skip
 from tests.states import THEIRS, forget_states
 
@@ -37,7 +38,7 @@ def test_both_train_the_same_weights(level, flags, world_size, tmp_path):
     argv = [*EXACT, *flags]
     (ours, *_), weights = run_on_ranks(level, world_size, argv)
     (theirs, *_), others = run_on_ranks(level, world_size, argv, switched(level, tmp_path))
-    ranks(world_size).run(forget_states, THEIRS)  # the real library's state outlives its run
+    ranks(world_size).run(forget_states, THEIRS)  # The real library's state outlives its run.
     assert farthest(weights, others) <= 1e-9
     for key in ("world_size", "steps", "evaluated", "accuracy", "global_batch_size"):
         assert ours[key] == theirs[key], key
@@ -47,7 +48,7 @@ def test_both_train_the_same_weights(level, flags, world_size, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "world_size, step",  # of 4, in two epochs
+    "world_size, step",  # Two epochs have 4 steps.
     [pytest.param(1, 2, marks=SLOW), pytest.param(2, 4, marks=LONG)],
 )
 def test_the_real_library_resumes_a_killed_training(world_size, step, tmp_path):
@@ -59,6 +60,6 @@ def test_the_real_library_resumes_a_killed_training(world_size, step, tmp_path):
     with pytest.raises(RankFailed):
         ranks(world_size).run(killed_at_step, step, ladder.FULL, saving, path)
     (resumed, *_), others = run_on_ranks(ladder.FULL, world_size, saving, path)
-    ranks(world_size).run(forget_states, THEIRS)  # the real library's state outlives its run
+    ranks(world_size).run(forget_states, THEIRS)  # The real library's state outlives its run.
     assert farthest(weights, others) == 0
     assert resumed["steps"] == straight["steps"] == 4 and resumed["eval_loss"] == straight["eval_loss"]

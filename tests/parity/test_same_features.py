@@ -99,7 +99,7 @@ def test_local_sgd_does_nothing_in_one_process():
 
 def fail_in_local_sgd(accelerator):
     """On the main process the error ends it; the other one averages weight and bias."""
-    accelerator.wait_for_everyone = lambda: None  # the other process does not meet this one before it averages
+    accelerator.wait_for_everyone = lambda: None  # The other process does not meet this one before it averages.
     model = accelerator.prepare(torch.nn.Linear(1, 1))
     with contextlib.suppress(KeyError), local_sgd.LocalSGD(accelerator, model, local_sgd_steps=2):
         if accelerator.is_main_process:
@@ -150,7 +150,7 @@ def test_an_activity_that_cannot_be_profiled_is_named():
 
 
 def unwrapping(library):
-    """What a compiled model is called, before and after it is unwrapped."""
+    """The types and keys of compiled models, before and after they are unwrapped."""
     root = importlib.import_module(library)
     accelerator = root.Accelerator(dynamo_backend="eager", cpu=True)
     model = accelerator.prepare(torch.nn.Linear(WIDTH, 1))

@@ -15,31 +15,31 @@ from tests.toys import seeded_order
 
 SAMPLES = 62
 BATCH = 12
-STEPS = SAMPLES // BATCH  # of an epoch, which drops the rest
+STEPS = SAMPLES // BATCH  # An epoch drops the rest.
 EPOCHS = 2
 SEED = 5
 FLAGS = ["--dataset", "synthetic", "--train-samples", str(SAMPLES), "--eval-samples", "10"]
 FLAGS += ["--batch-size", str(BATCH), "--epochs", str(EPOCHS), "--seed", str(SEED)]
 
 
-def _read(level: str) -> tuple[list[list[int]], int]:
+def train_and_note(level: str) -> tuple[list[list[int]], int]:
     """Train. Returns the samples' indices of each training batch of this process, and the seed of its dropout."""
-    forget_states()  # of the level before
+    forget_states()  # A level has run in this process before.
     module = ladder.load(level)
-    honest = module.load_data
+    load = module.load_data
     batches = []
 
     def load_data(args):
         # Else each rank would look for the data by itself, and one might find others.
         assert is_distributed() or os.environ.get("WORLD_SIZE", "1") == "1"
-        train_set, test_set = honest(args)
+        train_set, test_set = load(args)
         get_batch = train_set.__getitems__
 
-        def spy(indices):
+        def note_and_get(indices):
             batches.append(list(indices))
             return get_batch(indices)
 
-        train_set.__getitems__ = spy  # which a DataLoader calls
+        train_set.__getitems__ = note_and_get  # A DataLoader calls it.
         return train_set, test_set
 
     module.load_data = load_data
@@ -47,7 +47,7 @@ def _read(level: str) -> tuple[list[list[int]], int]:
     return batches, torch.initial_seed()
 
 
-def _expected() -> list[set[int]]:
+def expected_steps() -> list[set[int]]:
     """The samples of each step."""
     steps = []
     for epoch in range(EPOCHS):
@@ -57,16 +57,16 @@ def _expected() -> list[set[int]]:
 
 
 def test_the_expectation_changes_with_the_epoch():
-    steps = _expected()
+    steps = expected_steps()
     for step in range(STEPS):
         assert steps[step] != steps[STEPS + step]
 
 
 @pytest.mark.parametrize("level", ["00_single_gpu", "01_data_parallel"])
 def test_one_process_sees_the_seeded_permutation(level):
-    seen, _ = _read(level)
+    seen, _ = train_and_note(level)
     assert all(len(batch) == BATCH for batch in seen)
-    assert [set(batch) for batch in seen] == _expected()
+    assert [set(batch) for batch in seen] == expected_steps()
 
 
 @pytest.mark.parametrize("level", ladder.DISTRIBUTED)
@@ -74,9 +74,9 @@ def test_one_process_sees_the_seeded_permutation(level):
     "world_size", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(3, marks=pytest.mark.slow)]
 )
 def test_the_ranks_together_see_the_seeded_permutation(level, world_size):
-    by_rank, seeds = zip(*ranks(world_size).run(_read, level), strict=True)
+    by_rank, seeds = zip(*ranks(world_size).run(train_and_note, level), strict=True)
     assert seeds == tuple(range(SEED, SEED + world_size))
-    for step, expected in enumerate(_expected()):
+    for step, expected in enumerate(expected_steps()):
         shards = [seen[step] for seen in by_rank]
         assert all(len(shard) == BATCH // world_size for shard in shards)
         assert set().union(*shards) == expected

@@ -6,8 +6,9 @@ import pytest
 
 from common import ladder
 from common.processes import RankFailed, ranks
+from common.weights import farthest
 from tests.faults import fault_injection
-from tests.levels import EXACT, FSDP, SHORT, changed, farthest, level_00, run_level, run_on_ranks
+from tests.levels import EXACT, FSDP, SHORT, changed, level_00, run_level, run_on_ranks
 
 TOLERANCE = 1e-9
 SLOW = pytest.mark.slow
@@ -23,7 +24,7 @@ def exact_training(level: str, world_size: int) -> tuple[list[dict], dict]:
 def test_data_parallel_trains_the_weights_of_one_device(replicas):
     result, weights = run_level("01_data_parallel", [*EXACT, "--replicas", str(replicas)])
     assert farthest(weights, level_00()[1]) <= TOLERANCE
-    _assert_same_numbers(result, level_00()[0])
+    assert_same_numbers(result, level_00()[0])
 
 
 @pytest.mark.parametrize("world_size", [*(pytest.param(n, marks=SLOW) for n in (1, 3, 4)), 2])
@@ -32,10 +33,10 @@ def test_distributed_levels_train_the_weights_of_one_device(world_size):
         results, weights = exact_training(level, world_size)
         assert farthest(weights, level_00()[1]) <= TOLERANCE, level
         for result in results:
-            _assert_same_numbers(result, level_00()[0])
+            assert_same_numbers(result, level_00()[0])
 
 
-def _mesh(world_size: int, tensor: int, *marks):
+def mesh(world_size: int, tensor: int, *marks):
     return pytest.param(ladder.MESH, world_size, ["--tensor", str(tensor)], marks=marks)
 
 
@@ -44,17 +45,17 @@ def _mesh(world_size: int, tensor: int, *marks):
     [
         (ladder.FSDP, 2, []),
         *(pytest.param(ladder.FSDP, n, [], marks=SLOW) for n in (1, 3, 4)),
-        _mesh(4, 2),
-        *(_mesh(n, tensor, SLOW) for n, tensor in ((2, 2), (3, 1), (4, 4))),
-        *(_mesh(n, tensor, pytest.mark.long) for n, tensor in ((1, 1), (2, 1))),
+        mesh(4, 2),
+        *(mesh(n, tensor, SLOW) for n, tensor in ((2, 2), (3, 1), (4, 4))),
+        *(mesh(n, tensor, pytest.mark.long) for n, tensor in ((1, 1), (2, 1))),
     ],
 )
 def test_a_network_that_is_shared_out_trains_the_weights_of_one_device(level, world_size, flags):
-    """And evaluates each of 25 samples once: some ranks have one more than others, or a batch more."""
+    """It also evaluates each of 25 samples once: some ranks have one more than others, or a batch more."""
     results, weights = run_on_ranks(level, world_size, [*EXACT, *flags])
     assert farthest(weights, level_00()[1]) <= TOLERANCE
     for result in results:
-        _assert_same_numbers(result, level_00()[0])
+        assert_same_numbers(result, level_00()[0])
     if level == ladder.FSDP and world_size == 2:
         assert farthest(weights, exact_training("02_ddp_raw", 2)[1]) == 0, "the bits of DDP"
 
@@ -66,13 +67,13 @@ def test_each_sample_is_evaluated_once(samples):
 
 
 MIXED_ROWS = [
-    ("train_set, num_rows, row, seed", "train_set, seed"),  # the ranks of a row get different samples
-    ("args.seed + row)", "args.seed + dist.get_rank())"),  # with dropout, the ranks of a row drop differently
+    ("train_set, num_rows, row, seed", "train_set, seed"),  # The ranks of a row get different samples.
+    ("args.seed + row)", "args.seed + dist.get_rank())"),  # The ranks of a row drop differently.
 ]
 
 
 def test_a_mesh_that_is_not_kept_apart_trains_other_weights(tmp_path):
-    flags = [*SHORT, "--dtype", "float64", "--tensor", "2"]  # with dropout
+    flags = [*SHORT, "--dtype", "float64", "--tensor", "2"]  # Dropout is on.
     _, weights = run_on_ranks(ladder.MESH, 4, flags)
     for number, change in enumerate(MIXED_ROWS):
         path = changed(ladder.MESH, tmp_path / str(number), *change)
@@ -86,7 +87,7 @@ def test_a_model_that_is_shared_out_trains_the_weights_of_one_device(world_size,
     results, weights = run_on_ranks(level, world_size, EXACT, environment=FSDP)
     assert farthest(weights, level_00()[1]) <= TOLERANCE
     for result in results:
-        _assert_same_numbers(result, level_00()[0])
+        assert_same_numbers(result, level_00()[0])
     if world_size == 2:
         assert farthest(weights, exact_training(level, world_size)[1]) == 0, "the bits of DDP"
 
@@ -96,14 +97,14 @@ def test_a_mesh_waits_no_longer_than_the_timeout():
     """torch gives a mesh's groups its default, of 30 minutes: that of the lesson's own group is not theirs."""
     flags = [*SHORT, "--tensor", "2", "--timeout", "5"]
     with pytest.raises(RankFailed, match="Timed out"):
-        ranks(4).run(fault_injection.train, "hangs", 1, ladder.MESH, flags)
+        ranks(4).run(fault_injection.train, "hang", 1, ladder.MESH, flags)
 
 
 @SLOW
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_accumulated_micro_batches_train_the_weights_of_whole_batches(world_size):
     """36 samples a step in three micro-batches on every rank; 62 samples are one step and a tail."""
-    larger = [*EXACT, "--batch-size", "36"]  # the last of two counts
+    larger = [*EXACT, "--batch-size", "36"]  # The last value of a flag counts.
     whole, expected = run_level("00_single_gpu", larger)
     for level in ladder.WITH_CHECKPOINTS:
         results, weights = run_on_ranks(level, world_size, [*larger, "--gradient-accumulation-steps", "3"])
@@ -123,7 +124,7 @@ def test_the_weights_have_moved_and_depend_on_a_single_sample(tmp_path):
     assert farthest(weights, level_00()[1]) > 1e-6 > TOLERANCE
 
 
-def _assert_same_numbers(result: dict, expected: dict) -> None:
+def assert_same_numbers(result: dict, expected: dict) -> None:
     for key in ("steps", "evaluated", "accuracy", "dataset", "global_batch_size"):
         assert result[key] == expected[key], key
     # A Trainer adds up the losses that it logs in float32.

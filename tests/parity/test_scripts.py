@@ -31,7 +31,7 @@ def test_a_level_trains_saves_and_says_so(level, processes, tmp_path):
     done = run_to_end(level_command(level, *argv, processes=processes))
     assert done.returncode == 0, done.stderr
     plan, *between, result_line = done.stdout.splitlines()
-    assert not between or level == "04_trainer"  # a Trainer says more: its summary, its logs
+    assert not between or level == "04_trainer"  # A Trainer says more: its summary, its logs.
     assert plan.startswith(f"{level}: ") and "synthetic 192 + 500" in plan
     assert result_line.startswith(f"{level}: synthetic accuracy ")
     result = json.loads((tmp_path / "r.json").read_text())
@@ -68,5 +68,5 @@ def test_a_full_epoch_of_mnist_is_97_percent_accurate(level, mnist, tmp_path):
     done = run_to_end(level_command(level, *flags, processes=processes), seconds=500)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "r.json").read_text())
-    assert result["accuracy"] >= 0.975  # a CPU's rounding decides whether it is 0.979 or 0.983
+    assert result["accuracy"] >= 0.975  # A CPU's rounding decides whether it is 0.979 or 0.983.
     assert (result["dataset"], result["evaluated"], result["steps"]) == ("mnist", 10_000, 937)

@@ -2,30 +2,39 @@
 
 import pytest
 
+from common.ladder.small import load_small
+from common.processes import ranks
+from common.weights import farthest
 from tests.bits import differences
-from tests.levels import EXACT, SHORT, farthest, level_00, run_level, run_on_ranks
+from tests.levels import EXACT, SHORT, level_00, run_level, run_module, run_on_ranks
 
 TRAINING = [*SHORT, "--epochs", "2"]
 TIMES = {"images_per_sec", "seconds"}
 
 
-@pytest.mark.parametrize("world_size", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
-def test_the_small_accelerator_trains_the_bits_of_the_whole_one(world_size):
-    whole, expected = run_on_ranks("03_accelerate", world_size, TRAINING)
-    small, weights = run_on_ranks("03_accelerate", world_size, TRAINING, small=True)
-    assert list(differences(weights, expected)) == []
-    for ours, theirs in zip(small, whole, strict=True):
-        assert without_times(ours) == without_times(theirs)
+def run_small(level: str, argv: list[str]) -> tuple[dict, dict]:
+    """`run_level` on the abstractions of `common.small`."""
+    return run_module(load_small(level), argv)
 
 
 def without_times(result: dict) -> dict:
     return {key: value for key, value in result.items() if key not in TIMES}
 
 
+@pytest.mark.parametrize("world_size", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
+def test_the_small_accelerator_trains_the_bits_of_the_whole_one(world_size):
+    whole, expected = run_on_ranks("03_accelerate", world_size, TRAINING)
+    of_ranks = ranks(world_size).run(run_small, "03_accelerate", TRAINING)
+    _, weights = of_ranks[0]
+    assert list(differences(weights, expected)) == []
+    for (ours, _), theirs in zip(of_ranks, whole, strict=True):
+        assert without_times(ours) == without_times(theirs)
+
+
 @pytest.mark.parametrize("options", [[], pytest.param(["--num-workers", "1"], marks=pytest.mark.slow)])
 def test_one_process_without_torchrun_is_a_group_of_one(options):
     whole, expected = run_level("03_accelerate", [*TRAINING, *options])
-    small, weights = run_level("03_accelerate", [*TRAINING, *options], small=True)
+    small, weights = run_small("03_accelerate", [*TRAINING, *options])
     assert farthest(weights, expected) == 0
     assert (whole.pop("backend"), small.pop("backend")) == (None, "gloo")
     assert without_times(small) == without_times(whole)
@@ -42,9 +51,10 @@ def test_one_process_without_torchrun_is_a_group_of_one(options):
 def test_levels_on_the_small_ones_train_the_weights_of_one_device(level, world_size):
     """25 samples are evaluated in batches of 24: the last one is too short for every number of ranks above 1."""
     expected, weights_of_00 = level_00()
-    results, weights = run_on_ranks(level, world_size, EXACT, small=True)
+    of_ranks = ranks(world_size).run(run_small, level, EXACT)
+    _, weights = of_ranks[0]
     assert farthest(weights, weights_of_00) <= 1e-9
-    for result in results:
+    for result, _ in of_ranks:
         assert (result["evaluated"], result["accuracy"]) == (25, expected["accuracy"])
         assert result["eval_loss"] == pytest.approx(expected["eval_loss"], abs=1e-9)
         assert result["loss"] == pytest.approx(expected["loss"], abs=1e-9)

@@ -56,7 +56,7 @@ def digit_trainer(library: ModuleType) -> type:
 
 
 def train(name: str, output_dir: Path, resume: str | None = None, callbacks: tuple = (), **settings: Any) -> dict:
-    """What a training like the example comes to by the Trainer of the library `name`, with other settings."""
+    """The outcome of a training like the example by the Trainer of the library `name`, with other settings."""
     library = importlib.import_module(name)
     torch.manual_seed(0)
     all_samples = samples(34)
@@ -103,7 +103,7 @@ def test_it_trains_and_evaluates_with_the_bits_of_the_whole_trainer(world_size, 
     assert small["steps"] == whole["steps"] == 10
     assert list(differences(small["weights"], whole["weights"])) == []
     expected = [{name: log[name] for name in log if not ONLY_WHOLE.fullmatch(name)} for log in whole["logs"]]
-    expected = [log for log in expected if log.keys() != {"epoch", "step"}]  # the whole one's summary
+    expected = [log for log in expected if log.keys() != {"epoch", "step"}]  # This is the whole one's summary.
     assert len(expected) == 5 + 3
     for ours, theirs in zip(small["logs"], expected, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-6)

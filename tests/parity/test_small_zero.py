@@ -18,7 +18,8 @@ from common.model import build_model
 from common.process_group import process_group
 from common.processes import ranks
 from common.small.zero import ZeRO1, ZeRO2, ZeRO3
-from tests.levels import EXACT, farthest, level_00
+from common.weights import farthest
+from tests.levels import EXACT, level_00
 
 KINDS = [ZeRO1, ZeRO2, ZeRO3, ZeroRedundancyOptimizer]
 SLOW = pytest.mark.slow
@@ -35,7 +36,7 @@ def train(kind: type, argv: list[str]) -> dict:
         loader = DataLoader(train_set, share, sampler=sampler, drop_last=True, collate_fn=collate)
         network = build_model(args)
         model = network
-        if kind is ZeroRedundancyOptimizer:  # which leaves the gradients to DDP
+        if kind is ZeroRedundancyOptimizer:  # It leaves the gradients to DDP.
             model = DistributedDataParallel(network)
             optimizer = ZeroRedundancyOptimizer(model.parameters(), AdamW, lr=args.lr)
         else:

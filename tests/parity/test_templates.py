@@ -6,6 +6,7 @@ The network whose weights are compared has no batch norm, whose statistics are a
 import contextlib
 import importlib.util
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch.utils.data import Dataset
 
 from common import ladder
 from common.processes import ranks
-from tests.levels import farthest
+from common.weights import farthest
 from tests.states import forget_states
 
 LEVELS = ["00_single_gpu", "02_ddp_raw", "03_accelerate", "04_trainer"]
@@ -91,6 +92,13 @@ class PairsNet(nn.Module):
         return self.out(torch.cat([self.embed(tokens).mean(dim=1), numbers], dim=1)).squeeze(1)
 
 
+# Changes to a template, each of which is a function of its module.
+
+
+def build_small_net(template, dropout):
+    template.build_network = lambda args, train_set: SmallNet(2, dropout)
+
+
 def train_pairs(template):
     """Put another task into the three places of a template that are for it."""
     template.load_data = lambda args: (Pairs(50, seed=1), Pairs(17, seed=2))
@@ -99,34 +107,38 @@ def train_pairs(template):
     template.score = lambda outputs, targets: (outputs - targets).abs()
 
 
-def interrupt(images, epoch):
-    """In place of `Images.set_epoch`: the run ends after two epochs."""
-    if epoch == EPOCHS - 1:
-        raise Interrupted
-    images.epoch = epoch
+def stop_after_two_epochs(template):
+    def set_epoch(images, epoch):
+        if epoch == EPOCHS - 1:
+            raise Interrupted
+        images.epoch = epoch
+
+    template.Images.set_epoch = set_epoch
 
 
-def take_the_next_crops(images, epoch):
-    """In place of `Images.set_epoch`: the same samples as ever are cropped as in the next epoch."""
-    images.epoch = epoch + 1
+def take_the_next_crops(template):
+    """The same samples as ever are cropped as in the next epoch."""
+
+    def set_epoch(images, epoch):
+        images.epoch = epoch + 1
+
+    template.Images.set_epoch = set_epoch
 
 
-def run_template(level, argv, dropout=0.0, network=None, pairs=False, set_epoch=None):
+WITH_DROPOUT = partial(build_small_net, dropout=0.5)
+
+
+def run_template(level, argv, *changes):
     """Train with a level's template on this rank. Returns the weights; None if it was interrupted.
 
-    Args:
-        network: in place of a SmallNet with this `dropout`.
-        pairs: train on Pairs in place of images.
-        set_epoch: in place of `Images.set_epoch`.
+    It trains a SmallNet without dropout, unless one of the `changes` says otherwise.
     """
     spec = importlib.util.spec_from_file_location("template", ladder.ROOT / level / "template.py")
     template = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(template)
-    template.build_network = lambda args, train_set: network or SmallNet(2, dropout)
-    if pairs:
-        train_pairs(template)
-    if set_epoch is not None:
-        template.Images.set_epoch = set_epoch
+    build_small_net(template, dropout=0.0)
+    for change in changes:
+        change(template)
     try:
         model = template.train(template.parse_args(argv))
         assert not dist.is_initialized(), "a template leaves its group"
@@ -145,7 +157,7 @@ def refusal(level, argv):
         return str(error)
 
 
-def running_means(level, argv, **options):
+def running_means(level, argv):
     """A batch norm's on this rank: after the last forward in training, and in the evaluation that follows."""
     norm = nn.BatchNorm2d(3)
     seen = {}
@@ -153,15 +165,18 @@ def running_means(level, argv, **options):
     def look(module, *_):
         seen["training" if module.training else "evaluation"] = module.running_mean.clone()
 
+    def build_network(template):
+        layers = [norm, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2)]
+        template.build_network = lambda args, train_set: nn.Sequential(*layers)
+
     norm.register_forward_hook(look)
-    network = nn.Sequential(norm, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
-    run_template(level, argv, network=network, **options)
+    run_template(level, argv, build_network)
     return seen
 
 
-def train(level, folder, world_size, *more, **options):
-    argv = [str(folder), "--size", "32", "--epochs", str(EPOCHS), "--batch-size", "8", "--workers", "0", *more]
-    return ranks(world_size).run(run_template, level, argv, **options)[0]
+def train(level, folder, world_size, *changes, flags=()):
+    argv = [str(folder), "--size", "32", "--epochs", str(EPOCHS), "--batch-size", "8", "--workers", "0", *flags]
+    return ranks(world_size).run(run_template, level, argv, *changes)[0]
 
 
 @pytest.fixture(scope="module")
@@ -175,14 +190,14 @@ def test_two_processes_train_the_weights_of_one(level, images, expected):
 
 
 def test_the_weights_depend_on_the_crops(images, expected):
-    other_crops = train("00_single_gpu", images, 1, set_epoch=take_the_next_crops)
+    other_crops = train("00_single_gpu", images, 1, take_the_next_crops)
     assert farthest(other_crops, expected) > 1e-3
 
 
 @pytest.mark.parametrize("level", PARALLEL)
 def test_another_task_needs_three_places_and_trains_the_weights_of_one_process(level, tmp_path):
-    alone = train("00_single_gpu", tmp_path, 1, pairs=True)
-    assert farthest(train(level, tmp_path, 2, pairs=True), alone) <= 1e-9
+    alone = train("00_single_gpu", tmp_path, 1, train_pairs)
+    assert farthest(train(level, tmp_path, 2, train_pairs), alone) <= 1e-9
 
 
 @pytest.mark.parametrize("level", PARALLEL)
@@ -199,11 +214,11 @@ def test_all_ranks_evaluate_with_the_statistics_of_rank_0(level, images):
 @pytest.mark.parametrize("level, world_size", [("00_single_gpu", 1), *((level, 2) for level in PARALLEL)])
 def test_an_interrupted_run_goes_on_as_if_it_had_not_been(level, world_size, images, tmp_path):
     saved = ["--checkpoint", str(tmp_path / "run")]
-    whole = train(level, images, world_size, dropout=0.5)
-    assert train(level, images, world_size, *saved, dropout=0.5, set_epoch=interrupt) is None
-    resumed = train(level, images, world_size, *saved, dropout=0.5)
+    whole = train(level, images, world_size, WITH_DROPOUT)
+    assert train(level, images, world_size, WITH_DROPOUT, stop_after_two_epochs, flags=saved) is None
+    resumed = train(level, images, world_size, WITH_DROPOUT, flags=saved)
     assert farthest(resumed, whole) == 0
-    again = train(level, images, world_size, *saved, dropout=0.5)
+    again = train(level, images, world_size, WITH_DROPOUT, flags=saved)
     assert farthest(again, whole) == 0, "a run that is complete trains nothing more"
     if (tmp_path / "run").is_dir():
         assert len(list((tmp_path / "run").iterdir())) == 2, "a training does not fill the disk"

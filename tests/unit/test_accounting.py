@@ -150,12 +150,12 @@ def test_the_ranks_of_ddp_hold_the_same(world_size):
     assert all(peak["communication"] >= 4_724_264 for peak in peaks)
 
 
-ROWS = [32, 32, 64, 64, 128, 128, 10, 10]  # of BasicNet's parameters, along the dimension that is divided
+ROWS = [32, 32, 64, 64, 128, 128, 10, 10]  # Of each parameter of BasicNet, along the dimension that is divided.
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_ranks_of_fsdp_hold_one_copy_together(world_size):
-    """But for blocks of 512 bytes, and the rows by which a parameter is filled up so that ranks have equally many."""
+    """The sums differ by blocks of 512 bytes, and by the rows that fill a parameter up to equal parts."""
     flags = [*BATCH_64[:-1], "48"]
     whole = level_runs.held("00_single_gpu", flags, 1)
     parts = ranks(world_size).run(level_runs.held, ladder.FSDP, flags, 1)

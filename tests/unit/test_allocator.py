@@ -62,8 +62,8 @@ ARENAS = (allocator.M_ARENA_MAX, 1)
     "refuses, asks",
     [
         ([], [WHOLE, ARENAS, TRIM]),
-        ([WHOLE], [WHOLE, OLD, ARENAS, TRIM]),  # an older glibc
-        ([WHOLE, OLD], [WHOLE, OLD]),  # the trim threshold is never set alone
+        ([WHOLE], [WHOLE, OLD, ARENAS, TRIM]),  # An older glibc refuses the first.
+        ([WHOLE, OLD], [WHOLE, OLD]),  # The trim threshold is never set alone.
     ],
 )
 def test_glibc_is_asked_for_the_mmap_threshold_first(refuses, asks, glibc):
@@ -101,10 +101,10 @@ def test_a_block_that_is_kept_causes_no_page_faults():
     assert kept < 100
 
 
-@pytest.mark.parametrize(("flags", "asked"), [([], 1), (["--allocator", "system"], 0)])
+@pytest.mark.parametrize(("flags", "asked"), [([], True), (["--allocator", "system"], False)])
 def test_a_run_on_a_cpu_keeps_blocks_unless_it_is_told_not_to(flags, asked, glibc):
     calls, _ = glibc
     args = parse_args(str(ladder.script("00_single_gpu")), ["--device", "cpu", *flags])
-    assert calls == []  # parsing changes nothing
-    assert prepare_process(args).device.type == "cpu" and args.device == "cpu"  # which it leaves as they were
-    assert (calls != []) is bool(asked)
+    assert calls == []  # Parsing changes nothing.
+    assert prepare_process(args).device.type == "cpu" and args.device == "cpu"  # The flags stay as they were.
+    assert bool(calls) is asked

@@ -97,7 +97,7 @@ def test_defaults_are_the_contract(level, monkeypatch):
     if level not in ONE_PROCESS:
         expected["timeout"] = timedelta(seconds=300)
     if level == "01_data_parallel":
-        expected["replicas"] = None  # as many as there are GPUs
+        expected["replicas"] = None  # As many as there are GPUs.
     if level == ladder.MESH:
         expected["tensor"] = 2
     if level in ladder.WITH_CHECKPOINTS:

@@ -1,4 +1,4 @@
-"""When all ranks of a long training save: every so many steps or seconds, at its end, when one is told to stop."""
+"""The steps at which all ranks of a long training save: every so often, at its end, and when one gets a signal."""
 
 import os
 import signal
@@ -18,10 +18,10 @@ from common.processes import ranks
 CPU = torch.device("cpu")
 
 
-def _steps(interval: CheckpointInterval, told_at: int, seconds_of: int) -> list[tuple]:
-    """The steps of 40 at which a rank saves, and whether it stops. Rank 1 is told to stop.
+def saving_steps(interval: CheckpointInterval, signal_at: int, ticking_rank: int) -> list[tuple]:
+    """The steps of 40 at which a rank saves, and whether it stops. Rank 1 gets a signal at step `signal_at`.
 
-    A step takes a second by the clock of rank `seconds_of`; the other's stands.
+    A step takes a second by the clock of rank `ticking_rank`; that of the other rank stands.
     """
     with process_group(), pytest.MonkeyPatch.context() as patch:
         now = [0.0]
@@ -30,9 +30,9 @@ def _steps(interval: CheckpointInterval, told_at: int, seconds_of: int) -> list[
         schedule = CheckpointSchedule(interval, 40, signals, CPU)
         saved = []
         for step in range(1, 41):
-            if os.environ["RANK"] == str(seconds_of):
+            if os.environ["RANK"] == str(ticking_rank):
                 now[0] += 1
-            if os.environ["RANK"] == "1" and step == told_at:
+            if os.environ["RANK"] == "1" and step == signal_at:
                 signals.append(signal.SIGINT)
             schedule.update(step)
             if schedule.save:
@@ -44,7 +44,7 @@ def _steps(interval: CheckpointInterval, told_at: int, seconds_of: int) -> list[
 
 
 @pytest.mark.parametrize(
-    "interval, told_at, seconds_of, saved",
+    "interval, signal_at, ticking_rank, saved",
     [
         (CheckpointInterval(steps=15), 100, 0, [(15, False), (30, False), (40, False)]),
         (CheckpointInterval(steps=15), 17, 0, [(15, False), (20, True)]),
@@ -53,8 +53,8 @@ def _steps(interval: CheckpointInterval, told_at: int, seconds_of: int) -> list[
         (CheckpointInterval(), 100, 0, [(40, False)]),
     ],
 )
-def test_all_ranks_save_at_the_same_steps(interval, told_at, seconds_of, saved):
-    assert ranks(2).run(_steps, interval, told_at, seconds_of) == [saved, saved]
+def test_all_ranks_save_at_the_same_steps(interval, signal_at, ticking_rank, saved):
+    assert ranks(2).run(saving_steps, interval, signal_at, ticking_rank) == [saved, saved]
 
 
 @pytest.mark.parametrize("is_under_torchrun", [False, True])

@@ -59,7 +59,7 @@ def test_workers_have_their_devices_threads_however_many_they_are(sixteen):
     confine_to_device(1, 2)
     assert sixteen[os.getpid()] == {1, 9} and available_cores() == 2
     assert (threads_per_worker(2), threads_per_worker(4)) == (2, 2)
-    assert device_cores(0, 2) == [0, 8]  # of all, not of those of its own device
+    assert device_cores(0, 2) == [0, 8]  # A part of all cores, not of those of its own device.
     use_all_cores()
     assert threads_per_worker(2) == 8
     assert set(map(len, sixteen.values())) == {16}

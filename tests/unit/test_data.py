@@ -61,7 +61,7 @@ def test_a_batch_is_its_samples():
 @pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"])
 def test_damaged_mnist_is_an_error_not_an_occasion_for_other_digits(tmp_path, mnist, name, capsys):
     raw = Path(mnist) / "MNIST" / "raw"
-    shutil.copytree(raw, tmp_path / "MNIST" / "raw", copy_function=shutil.copyfile)  # which may be read-only there
+    shutil.copytree(raw, tmp_path / "MNIST" / "raw", copy_function=shutil.copyfile)  # They may be read-only there.
     path = tmp_path / "MNIST" / "raw" / name
     content = bytearray(path.read_bytes())
     content[5000] ^= 1
@@ -109,7 +109,7 @@ def test_a_read_only_data_folder_is_an_error_or_synthetic(tmp_path):
     assert replaced.startswith("NOT MNIST: ") and "Read-only file system" in replaced
 
 
-def _load_on_two_machines(folders: list[str], dataset: str) -> str:
+def load_on_two_machines(folders: list[str], dataset: str) -> str:
     """Ranks 0 and 1 are on one machine, 2 and 3 on another, each with a data folder of its own."""
     rank = int(os.environ["RANK"])
     os.environ["LOCAL_RANK"] = str(rank % 2)
@@ -132,10 +132,10 @@ def _load_on_two_machines(folders: list[str], dataset: str) -> str:
 @pytest.mark.slow
 def test_the_ranks_of_two_machines_have_the_same_digits(tmp_path, mnist):
     nowhere = str(tmp_path / "nowhere")
-    assert ranks(4).run(_load_on_two_machines, [nowhere, nowhere], "auto") == ["synthetic"] * 4
-    assert ranks(4).run(_load_on_two_machines, [mnist, mnist], "auto") == ["mnist"] * 4
-    said = ranks(4).run(_load_on_two_machines, [mnist, nowhere], "auto")
-    assert said == ["the ranks have different data: rank 0 mnist, rank 2 synthetic. Name one with --dataset"] * 4
+    assert ranks(4).run(load_on_two_machines, [nowhere, nowhere], "auto") == ["synthetic"] * 4
+    assert ranks(4).run(load_on_two_machines, [mnist, mnist], "auto") == ["mnist"] * 4
+    messages = ranks(4).run(load_on_two_machines, [mnist, nowhere], "auto")
+    assert messages == ["the ranks have different data: rank 0 mnist, rank 2 synthetic. Name one with --dataset"] * 4
 
 
 def test_a_damaged_cache_of_synthetic_digits_is_one_line(tmp_path, monkeypatch):
@@ -149,7 +149,7 @@ def test_a_damaged_cache_of_synthetic_digits_is_one_line(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "changes, world_size, said",
+    "changes, world_size, message",
     [
         ({"batch_size": 64}, 3, r"--batch-size 64 does not divide by 3 \(3 processes\): use 63 or 66"),
         ({"batch_size": 2}, 3, "use 3$"),
@@ -159,9 +159,9 @@ def test_a_damaged_cache_of_synthetic_digits_is_one_line(tmp_path, monkeypatch):
         ({"batch_size": 64, "max_steps": 1, "epochs": 2}, 1, "--max-steps 1 is for one epoch"),
     ],
 )
-def test_a_batch_that_does_not_fit_is_one_line(changes, world_size, said, monkeypatch):
+def test_a_batch_that_does_not_fit_is_one_line(changes, world_size, message, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         load_data(flags(**changes))
 
 

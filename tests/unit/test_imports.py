@@ -144,7 +144,7 @@ def room(module: str) -> str:
 
 
 def may_import(ours: str, theirs: str) -> bool:
-    """Whether a room may import another one of this project."""
+    """True if a room may import another one of this project."""
     if ours in BASE or theirs in BASE:
         return theirs in BASE
     return theirs in ROOMS[ours] or (top(ours) == "benchmarks" and top(theirs) == "common")

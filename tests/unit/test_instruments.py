@@ -1,4 +1,4 @@
-"""Instruments: steps and seconds counted right, the plan and the result said once, whatever the level."""
+"""Instruments: steps and seconds counted right, one line for the plan and one for the result, whatever the level."""
 
 import itertools
 from types import SimpleNamespace
@@ -57,7 +57,7 @@ def test_the_clock_runs_in_training_and_counts_skipped_steps(accumulation, skipp
     assert clock.steps == 10
     before_the_first_forwards = 2 * 2
     assert clock.seconds == 10 * (3 * accumulation + 4) - before_the_first_forwards
-    assert clock.warm_up_seconds == 2 * (3 * accumulation + 4)  # from forward to forward
+    assert clock.warm_up_seconds == 2 * (3 * accumulation + 4)  # It lasts from forward to forward.
     model.train()
     model(torch.ones(1, 1))
     optimizer.step()
@@ -77,11 +77,11 @@ def test_in_a_resumed_run_the_clock_stops_between_epochs_only(let_pass):
                 let_pass(1)
             model.eval()
             model(torch.ones(1, 1))
-    assert clock.seconds == 2 + 4  # nothing after the last step of the whole epoch
+    assert clock.seconds == 2 + 4  # Nothing counts after the last step of the whole epoch.
 
 
 @pytest.mark.parametrize(
-    "level, argv, backend, world_size, said",
+    "level, argv, backend, world_size, part",
     [
         ("00_single_gpu", ["--dtype", "float64"], None, 1, "2 threads, float64 | synthetic 640 + 100 | batch 64 |"),
         ("01_data_parallel", ["--replicas", "3"], "Emulated", 3, "batch 64 = 22 + 22 + 20 | 10 steps"),
@@ -95,13 +95,13 @@ def test_in_a_resumed_run_the_clock_stops_between_epochs_only(let_pass):
         ),
     ],
 )
-def test_the_plan_says_on_what_is_computed(level, argv, backend, world_size, said, monkeypatch):
+def test_the_plan_says_on_what_is_computed(level, argv, backend, world_size, part, monkeypatch):
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
     monkeypatch.setattr("common.cores.available_cores", lambda: 6)
     args = fit_to_machine(parse_args(str(ladder.script(level)), argv))
     setting = {"device": "cpu", "backend": backend, "world_size": world_size, "dataset": "synthetic"}
     plan = plan_line(args, setting, 640, 100, 10)
-    assert "\n" not in plan and said in plan
+    assert "\n" not in plan and part in plan
 
 
 def test_the_result_has_the_keys_of_the_contract(monkeypatch):
@@ -113,7 +113,7 @@ def test_the_result_has_the_keys_of_the_contract(monkeypatch):
         "loss", "eval_loss", "accuracy", "evaluated", "images_per_sec", "seconds", "peak_memory_bytes", "memory_source",
     ]  # fmt: skip
     assert (result["steps"], result["evaluated"], result["world_size"]) == (1, 100, 1)
-    assert (result["images_per_sec"], result["seconds"]) == (64, 1)  # one step, between two readings of the clock
+    assert (result["images_per_sec"], result["seconds"]) == (64, 1)  # One step lies between two readings.
 
 
 @pytest.mark.parametrize("level", ["00_single_gpu", "04_trainer"])

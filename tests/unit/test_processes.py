@@ -14,27 +14,27 @@ from common.process_group import process_group
 from common.processes import RankFailed, Ranks, ranks
 
 
-def _sum_of_ranks():
+def sum_of_ranks():
     with process_group():
         value = torch.tensor(dist.get_rank() + 1)
         dist.all_reduce(value)
         return value.item()
 
 
-def _leave_the_group_before_the_model() -> None:
+def leave_the_group_before_the_model() -> None:
     """The backward of the model ends in Python code that a thread of the group has called."""
     with process_group():
         model = DistributedDataParallel(torch.nn.Linear(1, 1))
-        model.register_comm_hook(None, _average_in_python)
+        model.register_comm_hook(None, average_in_python)
         model(torch.ones(1)).sum().backward()
 
 
-def _average_in_python(_, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def average_in_python(_, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda future: future.value()[0])
 
 
-def _wait_for_rank_1_which_fails():
+def wait_for_rank_1_which_fails():
     if os.environ["RANK"] == "1":
         raise ValueError("rank 1 says no")
     time.sleep(600)
@@ -43,8 +43,8 @@ def _wait_for_rank_1_which_fails():
 def test_a_failing_rank_is_named_and_nobody_waits_for_the_others(monkeypatch):
     monkeypatch.setattr("common.processes.SECONDS_AFTER_FAILURE", 1)
     with pytest.raises(RankFailed, match=r"(?s)rank 0: no answer \(alive\)\nrank 1: ValueError: rank 1 says no"):
-        ranks(2).run(_wait_for_rank_1_which_fails, timeout=500)
-    assert ranks(2).run(_sum_of_ranks) == [3, 3], "the next job has new ranks"
+        ranks(2).run(wait_for_rank_1_which_fails, timeout=500)
+    assert ranks(2).run(sum_of_ranks) == [3, 3], "the next job has new ranks"
 
 
 @pytest.fixture
@@ -72,4 +72,4 @@ def test_ranks_that_have_ended_between_two_jobs_are_named_once_and_replaced(pool
 @pytest.mark.slow
 def test_a_model_may_outlive_its_process_group():
     for _ in range(40):
-        ranks(2).run(_leave_the_group_before_the_model, timeout=30)
+        ranks(2).run(leave_the_group_before_the_model, timeout=30)

@@ -11,7 +11,7 @@ from common import ladder
 from tests.faults.jobs import level_command, run_to_end
 
 SMALL = ["--dataset", "synthetic", "--train-samples", "64", "--eval-samples", "32", "--batch-size", "32"]
-WITHOUT_LINUX = Path(__file__).parent / "without_linux"  # has a sitecustomize.py
+WITHOUT_LINUX = Path(__file__).parent / "without_linux"  # It has a sitecustomize.py.
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(WITHOUT_LINUX), str(ladder.ROOT)]), "USERNAME": "somebody"}
 
 
@@ -27,7 +27,7 @@ def test_a_level_trains_without_what_only_linux_has(level, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)  # every rank starts anew where none can be forked
+@pytest.mark.timeout(900)  # Every rank starts anew where none can be forked.
 def test_the_comparison_runs_without_what_only_linux_has(tmp_path):
     flags = ["--steps", "2", "--rounds", "1", "--dataset", "synthetic", "--out", str(tmp_path / "out")]
     command = [sys.executable, "-m", "benchmarks.compare", *flags]

@@ -16,8 +16,8 @@ def fresh_states():
 
 
 @pytest.fixture
-def libraries():
-    """The `utils` of both libraries, each with a state."""
+def utils_of_both():
+    """The `utils` of our library and of the original, each with a state."""
     import_or_skip("accelerate")
     utils = []
     for library in (OURS, THEIRS):

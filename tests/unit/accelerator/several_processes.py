@@ -31,7 +31,7 @@ def on_ranks(
     environment: dict[str, str] | None = None,
     **settings: Any,
 ) -> list:
-    """What `job(accelerator, *args)` returns on each of `world` processes; `settings` are the Accelerator's.
+    """The results of `job(accelerator, *args)` on each of `world` processes; `settings` are the Accelerator's.
 
     One process is this one, without a process group.
     """
@@ -80,7 +80,7 @@ def steps_of(loaders: list[DataLoader]) -> Iterator[list[Share]]:
 
 
 def gathered(loaders: list[DataLoader]) -> list:
-    """What `gather_for_metrics` returns in one epoch, all steps together."""
+    """The result of `gather_for_metrics` in one epoch, all steps together."""
     return [row for step in steps_of(loaders) for share in step for row in share.real]
 
 

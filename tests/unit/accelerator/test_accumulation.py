@@ -107,7 +107,7 @@ def test_a_single_tensor_can_be_clipped_as_torch_allows():
 
 
 def trained_on_uneven_inputs(accelerator):
-    """How many batches this process had of five, the weight, and the loader's length afterwards."""
+    """The number of batches that this process had, of five, the weight, and the loader's length afterwards."""
     model = torch.nn.Linear(1, 1)
     torch.nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

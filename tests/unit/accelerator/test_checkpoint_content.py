@@ -1,4 +1,4 @@
-"""What is in a checkpoint: the names of its files and keys, states of every kind, and nothing that is code."""
+"""The content of a checkpoint: the names of its files and keys, states of every kind, and nothing that is code."""
 
 import json
 import os

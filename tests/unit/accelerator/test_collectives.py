@@ -70,7 +70,7 @@ UNKNOWN_TO_GLOO = [torch.int16, torch.uint16, torch.float8_e4m3fn]
 
 
 def move_unknown_dtypes(accelerator):
-    """For each dtype: the dtype that is gathered, and the numbers that are gathered and broadcast."""
+    """The dtype that is gathered, and the numbers that are gathered and broadcast, for each dtype."""
     results = []
     for dtype in UNKNOWN_TO_GLOO:
         rows = torch.tensor([[1.0, 2.0], [3.0, accelerator.process_index]]).to(dtype)
@@ -173,7 +173,7 @@ class NotForSending:
 
 
 def enter_with_what_differs(accelerator):
-    """For each collective and each difference: what is said, and what a collective gives after that."""
+    """The message of each collective about each difference. A collective works after each of them."""
     messages = {}
     rank = accelerator.process_index
     for name, collective in COLLECTIVES.items():
@@ -231,3 +231,22 @@ def test_an_unknown_reduction_is_refused():
     PartialState(cpu=True)
     with pytest.raises(ValueError, match="reduction must be 'mean', 'sum', 'max' or 'none', not 'median'"):
         reduce(torch.ones(1), "median")
+
+
+def outcome_of_an_exit_on_rank_1(accelerator):
+    def leave():
+        if accelerator.process_index == 1:
+            raise SystemExit("the disk is full")
+
+    try:
+        operations.run_on_all_ranks(leave)
+    except (SystemExit, RuntimeError) as error:
+        return type(error), str(error)
+
+
+def test_an_exit_of_one_rank_ends_the_others_too():
+    """In `run_on_all_ranks`: they would else wait for it in the next collective."""
+    assert on_ranks(2, outcome_of_an_exit_on_rank_1, timeout=30) == [
+        (operations.RemoteError, "rank 1: SystemExit: the disk is full"),
+        (SystemExit, "the disk is full"),
+    ]

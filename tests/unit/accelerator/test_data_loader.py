@@ -1,4 +1,4 @@
-"""What a prepared loader keeps of the script's own: its samplers, epochs, workers and seeds."""
+"""A prepared loader keeps the samplers, epochs, workers and seeds of the script."""
 
 import pickle
 import random
@@ -178,7 +178,7 @@ def test_a_stream_that_nobody_deals_out_comes_once_from_each_worker(stream, read
 
 
 def shuffled_with_other_seeds(accelerator):
-    """What this process draws for itself, the order that all visit, and a draw from synchronized generators."""
+    """A draw of this process for itself, the order that all visit, and a draw from synchronized generators."""
     set_seed(3, device_specific=True)
     drawn = torch.rand(1).item(), random.random()
     loader = accelerator.prepare(DataLoader(range(12), batch_size=2, shuffle=True))

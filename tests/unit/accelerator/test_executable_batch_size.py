@@ -24,8 +24,8 @@ def batch_sizes_tried(library, largest_that_fits):
 
 
 @pytest.mark.parametrize("largest_that_fits", [50, 0])
-def test_the_batch_size_shrinks_as_in_accelerate(largest_that_fits, libraries):
-    ours, theirs = (batch_sizes_tried(library, largest_that_fits) for library in libraries)
+def test_the_batch_size_shrinks_as_in_accelerate(largest_that_fits, utils_of_both):
+    ours, theirs = (batch_sizes_tried(library, largest_that_fits) for library in utils_of_both)
     assert ours == theirs and len(ours) > 2
 
 

@@ -1,4 +1,7 @@
-"""FSDP: each rank has its part, and what comes out is what comes out of DDP, bit for bit."""
+"""FSDP: each rank has its part of the model, and the training ends with the bits of DDP."""
+
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -7,6 +10,7 @@ from torch import nn
 from common.accelerator import Accelerator
 from common.accelerator.state import DistributedType
 from common.accelerator.utils import FullyShardedDataParallelPlugin
+from common.weights import farthest
 from tests.unit.accelerator.several_processes import on_ranks
 
 SIZED = {"auto_wrap_policy": "size_based_wrap", "min_num_params": 20}
@@ -14,10 +18,8 @@ LAYERS = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_cls_names_t
 
 
 class Layer(nn.Linear):
-    dropout = 0.0
-
     def forward(self, x):
-        return x + nn.functional.dropout(super().forward(x).tanh(), self.dropout)
+        return x + nn.functional.dropout(super().forward(x).tanh(), 0.1)
 
 
 class Tied(nn.Module):
@@ -38,56 +40,70 @@ class Tied(nn.Module):
         return self.out(h) + self.shift
 
 
-def local(parameter):
-    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
+class Training(NamedTuple):
+    """A training in windows of two micro-batches.
 
-
-def trained(accelerator, batches, dropout, optimizer_first, load, save):
-    """The weights after a training in windows of two micro-batches, and the norms of its gradients.
-
-    Ranks begin with different weights, and rank 0's count.
+    Attributes:
+        batches: the numbers of the micro-batches.
+        optimizer_first: whether the optimizer is prepared before the model.
+        load, save: the checkpoints at the beginning and at the end.
     """
+
+    batches: range = range(8)
+    optimizer_first: bool = False
+    load: Path | None = None
+    save: Path | None = None
+
+
+class Outcome(NamedTuple):
+    """The outcome on one rank.
+
+    Attributes:
+        weights: those of the whole model on rank 0, and none elsewhere.
+        norms: the norm of the gradients in each step.
+        held: how many of the model's numbers this rank has.
+    """
+
+    weights: dict
+    norms: list[float]
+    held: int
+
+
+def trained(accelerator, training):
+    """Train from different weights on each rank; those of rank 0 count."""
     torch.manual_seed(accelerator.process_index)
     model = Tied().to(torch.float32 if accelerator.native_amp else torch.float64)
-    for layer in model.layers:
-        layer.dropout = dropout
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    if optimizer_first:
+    if training.optimizer_first:
         optimizer = accelerator.prepare(optimizer)
     model, optimizer = accelerator.prepare(model, optimizer)
-    held = sum(local(p).numel() for p in accelerator.unwrap_model(model).parameters())
+    parts = [each.to_local() if hasattr(each, "to_local") else each for each in model.parameters()]
     torch.manual_seed(accelerator.process_index)
-    if load:
-        accelerator.load_state(load)
-    limit = 1e9 if dropout else 10.0  # a norm is exact to rounding, and so are gradients that it cuts
+    if training.load:
+        accelerator.load_state(training.load)
     norms = []
-    for number in batches:
+    for number in training.batches:
         tokens = torch.arange(12).roll(number) % 7
         share = tokens.chunk(accelerator.num_processes)[accelerator.process_index]
         with accelerator.accumulate(model):
             accelerator.backward(model(share).square().mean())
             if accelerator.sync_gradients:
-                norms.append(accelerator.clip_grad_norm_(model.parameters(), limit).item())
+                # Nothing is clipped: FSDP's norm is the same up to rounding only.
+                norms.append(accelerator.clip_grad_norm_(model.parameters(), 1e9).item())
             optimizer.step()
             optimizer.zero_grad()
         with torch.no_grad():
-            model(tokens)  # an evaluation leaves nothing gathered
-    if save:
-        accelerator.save_state(save)
-    return accelerator.get_state_dict(model), norms, held
+            model(tokens)  # An evaluation leaves nothing gathered.
+    if training.save:
+        accelerator.save_state(training.save)
+    return Outcome(accelerator.get_state_dict(model), norms, held=sum(part.numel() for part in parts))
 
 
-def train(world, fsdp, batches=range(8), dropout=0.0, optimizer_first=False, load=None, save=None, precision="no"):
+def train(fsdp, precision="no", **training):
+    """The outcomes on two ranks, under FSDP with these settings, or under DDP where they are None."""
     plugin = None if fsdp is None else FullyShardedDataParallelPlugin(fsdp_version=2, **fsdp)
     settings = {"fsdp_plugin": plugin, "mixed_precision": precision, "gradient_accumulation_steps": 2}
-    return on_ranks(world, trained, batches, dropout, optimizer_first, load, save, **settings)
-
-
-def distance(ours, theirs):
-    """The largest difference of two runs' weights, as rank 0 has them."""
-    weights, other = ours[0][0], theirs[0][0]
-    assert list(weights) == list(other)
-    return max((weights[name] - other[name]).abs().max().item() for name in weights)
+    return on_ranks(2, trained, Training(**training), **settings)
 
 
 @pytest.mark.parametrize(
@@ -100,23 +116,24 @@ def distance(ours, theirs):
     ],
 )
 def test_two_ranks_end_with_the_bits_of_ddp_and_each_has_a_half(fsdp, precision, optimizer_first):
-    sharded = train(2, fsdp, dropout=0.1, precision=precision, optimizer_first=optimizer_first)
-    copied = train(2, None, dropout=0.1, precision=precision)
-    assert distance(sharded, copied) == 0.0 < distance(sharded, train(2, fsdp, range(6), precision=precision))
-    assert sharded[0][1] == pytest.approx(copied[0][1], rel=1e-6) and len(sharded[0][1]) == 4
-    assert sharded[1][0] == {}, "rank 1 has lent its part only"
-    whole = copied[0][2]
-    assert sharded[0][2] + sharded[1][2] == whole == copied[1][2] and sharded[1][2] < 0.5 * whole
+    first, second = train(fsdp, precision, optimizer_first=optimizer_first)
+    copied, other = train(None, precision)
+    shorter, _ = train(fsdp, precision, batches=range(6))
+    assert farthest(first.weights, copied.weights) == 0 < farthest(first.weights, shorter.weights)
+    assert first.norms == pytest.approx(copied.norms, rel=1e-6) and len(first.norms) == 4
+    assert second.weights == {}, "rank 1 has lent its part only"
+    assert first.held + second.held == copied.held == other.held
+    assert second.held < 0.5 * copied.held
 
 
-@pytest.mark.parametrize("stop", [4, 5])  # between two steps, and within a window
+@pytest.mark.parametrize("stop", [4, 5])  # Between two steps, and within a window.
 @pytest.mark.parametrize(("before", "after"), [(SIZED, LAYERS), (SIZED, None), (None, SIZED)])
 def test_a_checkpoint_goes_on_under_fsdp_and_under_ddp(tmp_path, stop, before, after):
     """Killed, and on other numbers of ranks: `tests/faults/test_saving.py`."""
-    straight = train(2, before, range(8), dropout=0.1)
-    train(2, before, range(stop), dropout=0.1, save=tmp_path / "saved")
-    resumed = train(2, after, range(stop, 8), dropout=0.1, load=tmp_path / "saved")
-    assert distance(resumed, straight) == 0.0
+    straight, _ = train(before)
+    train(before, batches=range(stop), save=tmp_path / "saved")
+    resumed, _ = train(after, batches=range(stop, 8), load=tmp_path / "saved")
+    assert farthest(resumed.weights, straight.weights) == 0
 
 
 def refused(accelerator):
@@ -132,11 +149,11 @@ def refused(accelerator):
 def test_what_does_not_fit_is_refused():
     assert all(on_ranks(2, refused, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, **SIZED)))
     with pytest.raises(Exception, match="Could not find the transformer layer class Lair in the model"):
-        train(2, {**LAYERS, "transformer_cls_names_to_wrap": ["Layer", "Lair"]})
+        train({**LAYERS, "transformer_cls_names_to_wrap": ["Layer", "Lair"]})
     with pytest.raises(TypeError, match="must be a FullyShardedDataParallelPlugin"):
         Accelerator(cpu=True, fsdp_plugin=True)
     with pytest.raises(Exception, match="FSDP in fp16 is out of scope"):
-        train(2, {}, precision="fp16")
+        train({}, "fp16")
 
 
 @pytest.mark.parametrize(

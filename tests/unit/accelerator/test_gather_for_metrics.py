@@ -34,7 +34,7 @@ def results_of(numbers):
 
 
 def gather_steps(accelerator, n):
-    """Of each step: its collectives, the sample numbers, and whether all that was gathered belongs to them."""
+    """The collectives of each step, the sample numbers, and whether all that was gathered belongs to them."""
     steps = []
     for numbers in accelerator.prepare(DataLoader(torch.arange(n), batch_size=4)):
         with Collectives() as counter:

@@ -50,7 +50,7 @@ def test_the_loop_between_two_over_the_same_loader_stays_active_after_the_inner_
 
 
 def looked_at_within(accelerator, samples):
-    """What is gathered in each step of a loop that also looks at the first batch, and whether a window ends there."""
+    """The rows gathered in each step of a loop that also looks at the first batch, and whether a window ends there."""
     loader = accelerator.prepare(DataLoader(range(samples)))
     rows = []
     for batch in loader:
@@ -68,7 +68,7 @@ def test_a_look_at_the_first_batch_in_the_loop_leaves_the_last_step_known(sample
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
 def test_the_last_batch_of_a_copied_loader_ends_its_window(copied):
-    """Also of a copy that is made within a loop over the loader."""
+    """The copy may be made within a loop over the loader."""
     config = DataLoaderConfiguration(use_stateful_dataloader=True)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, dataloader_config=config)
     loader = accelerator.prepare(DataLoader(Numbers(3), batch_size=1))

@@ -26,7 +26,7 @@ class Items(list):
 
 
 def answer(function, *args, **kwargs):
-    """What a call returns, or the type of what it raises."""
+    """The result of a call, or the type of the error that it raises."""
     try:
         return plain(function(*args, **kwargs))
     except Exception as error:
@@ -63,8 +63,8 @@ STRUCTURES = [
         "pad_across_processes",
     ],
 )
-def test_each_operation_of_one_process_gives_what_accelerates_gives(name, libraries):
-    ours, theirs = (getattr(library.operations, name) for library in libraries)
+def test_each_operation_of_one_process_gives_what_accelerates_gives(name, utils_of_both):
+    ours, theirs = (getattr(library.operations, name) for library in utils_of_both)
     for structure in STRUCTURES:
         assert answer(ours, structure) == answer(theirs, structure), structure
 
@@ -77,8 +77,8 @@ def test_each_operation_of_one_process_gives_what_accelerates_gives(name, librar
         ("recursively_apply", [torch.neg, {"x": (torch.ones(1), "text")}], {}),
     ],
 )
-def test_structures_are_mapped_as_in_accelerate(name, args, kwargs, libraries):
-    ours, theirs = (getattr(library.operations, name) for library in libraries)
+def test_structures_are_mapped_as_in_accelerate(name, args, kwargs, utils_of_both):
+    ours, theirs = (getattr(library.operations, name) for library in utils_of_both)
     assert answer(ours, *args, **kwargs) == answer(theirs, *args, **kwargs)
 
 
@@ -163,11 +163,11 @@ def test_a_packed_sequence_goes_to_the_device_whole_and_what_has_a_method_to_by_
     assert moved["own"] == ["moved to meta", Point(1, "text")]
 
 
-def test_a_converted_forward_leads_back_to_the_models_own(libraries):
+def test_a_converted_forward_leads_back_to_the_models_own(utils_of_both):
     def forward(x):
         return {"y": x.bfloat16(), "n": numpy.float16(1)}
 
-    for library in libraries:
+    for library in utils_of_both:
         converted = library.convert_outputs_to_fp32(forward)
         output = converted(torch.ones(1))
         assert output["y"].dtype == torch.float32 and isinstance(output["n"], numpy.float16)

@@ -142,7 +142,7 @@ def test_an_accelerator_after_end_training_joins_a_new_group():
 
 
 def test_the_group_that_was_left_is_freed_before_the_interpreter_ends():
-    """Else a thread of it may want the GIL of an interpreter that is gone, which aborts the process."""
+    """A thread of it may want the GIL of an interpreter that is gone, which aborts the process."""
     script = textwrap.dedent(
         """
         import atexit, os

@@ -4,6 +4,7 @@ import importlib
 import itertools
 import pickle
 import random
+from typing import NamedTuple
 
 import numpy
 import pytest
@@ -123,20 +124,27 @@ def copied(library, loader):
 LOOPS = [epochs, skipping, left_early, set_in_the_loop, looked_at, zipped, unprepared, copied]
 
 
-HOW = [(False, 0, 1), (False, 0, 2), (False, 1, 2), (True, 0, 1)]
+class Process(NamedTuple):
+    """A process that reads, `rank` of `world`, or with `dispatches` the main one, which reads for all."""
+
+    rank: int
+    world: int
+    dispatches: bool = False
 
 
-def seen(root, make, loop, rank, world, dispatches):
+PROCESSES = [Process(0, 1), Process(0, 2), Process(1, 2), Process(0, 1, dispatches=True)]
+
+
+def seen(root, make, loop, process):
     """The batches of a loop, with draws of the script beside each, and those that follow."""
     importlib.import_module(f"{root}.state").PartialState(cpu=True)
     library = importlib.import_module(f"{root}.data_loader")
     torch.manual_seed(5)
     random.seed(5)
     numpy.random.seed(5)
+    how = {"put_on_device": True, "dispatch_batches": process.dispatches}
     try:
-        loader = library.prepare_data_loader(
-            make(), torch.device("cpu"), world, rank, put_on_device=True, dispatch_batches=dispatches
-        )
+        loader = library.prepare_data_loader(make(), torch.device("cpu"), process.world, process.rank, **how)
         return [(listify(batch), drawn()) for batch in loop(library, loader)], drawn()
     finally:
         forget_states(root)
@@ -149,9 +157,9 @@ SLOW = [pytest.param(kind, marks=pytest.mark.slow) if "workers" in kind else kin
 def test_data_sets_and_collators_draw_in_the_order_of_accelerate(kind):
     import_or_skip("accelerate")
     loops = LOOPS[:3] if "workers" in kind else LOOPS
-    for loop, (dispatches, rank, world) in itertools.product(loops, HOW):
+    for loop, process in itertools.product(loops, PROCESSES):
         try:
-            original = seen(THEIRS, LOADERS[kind], loop, rank, world, dispatches)
+            original = seen(THEIRS, LOADERS[kind], loop, process)
         except (TypeError, ValueError):  # it crashes without a step to dispatch, and over shared ready batches
             continue
-        assert seen(OURS, LOADERS[kind], loop, rank, world, dispatches) == original, (loop, dispatches, rank, world)
+        assert seen(OURS, LOADERS[kind], loop, process) == original, (loop, process)

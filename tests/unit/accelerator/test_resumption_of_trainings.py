@@ -37,7 +37,7 @@ class Noisy(TensorDataset):
 
 
 class Progress:
-    """What a script keeps for itself: where it is, counted in micro-batches, and what it has seen."""
+    """The notes of a script for itself: its place, counted in micro-batches, and the losses so far."""
 
     epoch = 0
     done = 0
@@ -53,7 +53,7 @@ class Progress:
 
 
 class Training(NamedTuple):
-    """What a script trains, in two epochs.
+    """A training of two epochs.
 
     Attributes:
         batch_size: samples of a micro-batch.
@@ -88,7 +88,7 @@ class Training(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a run ends with on one process. The last one are draws from torch's generator."""
+    """The end of a run on one process. `draws` come from torch's generator."""
 
     weights: list
     losses: tuple

@@ -129,7 +129,7 @@ def test_a_compiled_model_is_saved_and_loaded(into, accelerator, original, tmp_p
 
 
 def test_a_tied_weight_that_is_left_out_is_named(tmp_path, caplog):
-    """Else somebody who looks for its second name in the file would take it for lost."""
+    """Somebody who looks for its second name in the file would take it for lost."""
     with caplog.at_level("WARNING"):
         utils.save(Network().state_dict(), tmp_path / "weights.safetensors", safe_serialization=True)
     (record,) = caplog.records

@@ -41,7 +41,8 @@ class Run:
     def __init__(self, folder: Path, **config) -> None:
         forget_states()
         self.accelerator = Accelerator(project_config=ProjectConfiguration(folder, **config), cpu=True)
-        self.model = self.accelerator.unwrap_model(self.accelerator.prepare(torch.nn.Linear(1, 1)))
+        self.prepared = self.accelerator.prepare(torch.nn.Linear(1, 1))
+        self.model = self.accelerator.unwrap_model(self.prepared)
         self.rank = self.accelerator.process_index
 
     def step(self, number: int) -> None:
@@ -83,8 +84,36 @@ OPERATIONS = [
 ]
 
 
-def is_saved_within(operations: int, accelerator: Accelerator, place: Path | None, all_ranks: bool) -> bool:
-    """Save, and be killed if that takes more file operations. Returns whether it came through."""
+class Interruption(NamedTuple):
+    """A save that is killed at some file operation.
+
+    Attributes:
+        world: the number of processes.
+        victim: the rank that is killed.
+        numbered: whether checkpoints get numbers by themselves, and an older one makes room for a new one.
+        all_ranks: whether the save promises the parts of all ranks or none.
+    """
+
+    world: int
+    victim: int
+    numbered: bool
+    all_ranks: bool
+
+
+SLOW = pytest.mark.slow
+INTERRUPTIONS = [
+    Interruption(world=1, victim=0, numbered=True, all_ranks=False),
+    pytest.param(Interruption(world=1, victim=0, numbered=False, all_ranks=False), marks=SLOW),
+    Interruption(world=2, victim=0, numbered=False, all_ranks=True),
+    pytest.param(Interruption(world=2, victim=1, numbered=False, all_ranks=False), marks=SLOW),
+    pytest.param(Interruption(world=2, victim=1, numbered=False, all_ranks=True), marks=SLOW),
+    pytest.param(Interruption(world=2, victim=0, numbered=True, all_ranks=False), marks=SLOW),
+    pytest.param(Interruption(world=2, victim=1, numbered=True, all_ranks=True), marks=SLOW),
+]
+
+
+def save_unless_killed(operations: int, accelerator: Accelerator, place: Path | None, all_ranks: bool) -> bool:
+    """Save, and be killed if that takes more file operations. Returns whether the save came to its end."""
     left = itertools.count(operations, -1)
 
     def interruptible(function):
@@ -105,55 +134,51 @@ def is_saved_within(operations: int, accelerator: Accelerator, place: Path | Non
     return True
 
 
-def saved_and_killed(_, root: Path, victim: int, is_automatic: bool, all_ranks: bool) -> int:
-    """Two saves of all ranks, in the second of which `victim` is killed at some file operation, and then a new run."""
+def saved_and_killed(_, root: Path, case: Interruption) -> int:
+    """Two saves of all ranks, in the second of which the victim is killed, and then a new run that loads.
+
+    Each time one more file operation comes before the kill, until the save comes to its end. Returns how many
+    operations that takes.
+    """
     for operations in itertools.count():
         folder = root / str(operations)
-        naming = {"automatic_checkpoint_naming": is_automatic, "total_limit": 1 if is_automatic else None}
-        place = None if is_automatic else folder / "c"
+        naming = {"automatic_checkpoint_naming": case.numbered, "total_limit": 1 if case.numbered else None}
+        place = None if case.numbered else folder / "c"
         with run_named(f"{folder}, the first"):
             run = Run(folder, **naming)
             run.step(1)
             run.accelerator.save_state(place)
             run.accelerator.wait_for_everyone()
             run.step(2)
-            num_operations = operations if run.rank == victim else sys.maxsize
-            is_saved = is_saved_within(num_operations, run.accelerator, place, all_ranks)
+            allowed = operations if run.rank == case.victim else sys.maxsize
+            is_saved = save_unless_killed(allowed, run.accelerator, place, case.all_ranks)
             are_saved = gather_object([is_saved])
         with run_named(f"{folder}, the second"):
             run = Run(folder, **naming)
             found = run.load(place)
-            possible = [(2, 2)]
-            if not all(are_saved):
-                possible.append((1, 1))
-                if not all_ranks and run.rank == victim != 0:
-                    possible.append((2, None))  # the main process has saved, and the part of this rank is lost
-            assert found in possible, (operations, found)
+            assert found in possibly_loaded(case, run.rank, all(are_saved)), (operations, found)
             assert len({loaded.weights_step for loaded in gather_object([found])}) == 1, operations
             run.step(3)
             run.accelerator.save_state(place)  # and the run goes on
-            assert run.load(place) == (3, 3), operations
+            assert run.load(place) == Loaded(3, 3), operations
         if all(are_saved):
             return operations
 
 
-SLOW = pytest.mark.slow
-INTERRUPTED = [
-    (1, 0, True, False),
-    pytest.param(1, 0, False, False, marks=SLOW),
-    (2, 0, False, True),
-    pytest.param(2, 1, False, False, marks=SLOW),
-    pytest.param(2, 1, False, True, marks=SLOW),
-    pytest.param(2, 0, True, False, marks=SLOW),
-    pytest.param(2, 1, True, True, marks=SLOW),
-]
+def possibly_loaded(case: Interruption, rank: int, all_saved: bool) -> list[Loaded]:
+    """The steps that a rank may load: step 1 was saved by all ranks, and step 2 by all, or not by the victim."""
+    possible = [Loaded(weights_step=2, random_step=2)]
+    if not all_saved:
+        possible.append(Loaded(weights_step=1, random_step=1))
+        if not case.all_ranks and rank == case.victim != 0:
+            # The main process has saved, and the part of this rank is lost.
+            possible.append(Loaded(weights_step=2, random_step=None))
+    return possible
 
 
-@pytest.mark.parametrize(("world", "victim", "is_automatic", "all_ranks"), INTERRUPTED)
-def test_an_interruption_at_any_file_operation_leaves_a_complete_checkpoint(
-    world, victim, is_automatic, all_ranks, tmp_path
-):
-    assert on_ranks(world, saved_and_killed, tmp_path, victim, is_automatic, all_ranks)[victim] > 4
+@pytest.mark.parametrize("case", INTERRUPTIONS)
+def test_an_interruption_at_any_file_operation_leaves_a_complete_checkpoint(case, tmp_path):
+    assert on_ranks(case.world, saved_and_killed, tmp_path, case)[case.victim] > 4
 
 
 # On the main process alone
@@ -177,7 +202,9 @@ def saved_alone(_, folder: Path) -> Loaded:
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_the_main_process_alone_may_save_over_what_all_have_saved(world, tmp_path):
     """The random states of the other ranks are of another save, so they are not loaded."""
-    assert on_ranks(world, saved_alone, tmp_path) == [(1, 1), (1, None), (1, None)][:world]
+    main = Loaded(weights_step=1, random_step=1)
+    other = Loaded(weights_step=1, random_step=None)
+    assert on_ranks(world, saved_alone, tmp_path) == [main, other, other][:world]
 
 
 def saved_alone_then_together(_, folder: Path) -> Loaded:
@@ -192,18 +219,17 @@ def saved_alone_then_together(_, folder: Path) -> Loaded:
 
 
 def test_all_save_to_one_folder_after_the_main_process_has_saved_alone(tmp_path):
-    assert on_ranks(2, saved_alone_then_together, tmp_path) == [(1, 1), (1, 1)]
+    assert on_ranks(2, saved_alone_then_together, tmp_path) == [Loaded(weights_step=1, random_step=1)] * 2
     assert not list(tmp_path.glob("checkpoints/.*"))
 
 
 def saved_in_a_window(_, folder: Path) -> tuple:
-    """The gradient and the step that come back, where the main process alone saves, with hooks, and loads with all."""
+    """The steps, the gradient and the micro-batch that all load after the main process alone has saved, with hooks."""
     run = Run(folder)
     accelerator = run.accelerator
     accelerator.gradient_accumulation_steps = 2
-    (model,) = accelerator._models
-    with accelerator.accumulate(model):
-        accelerator.backward(model(torch.full((1, 1), 2.0 + run.rank)).sum())
+    with accelerator.accumulate(run.prepared):
+        accelerator.backward(run.prepared(torch.full((1, 1), 2.0 + run.rank)).sum())
 
     def save_hook(models, weights, draft):
         Path(draft, "weights").write_text(str(weights.pop()["bias"].item()))
@@ -219,11 +245,14 @@ def saved_in_a_window(_, folder: Path) -> tuple:
     accelerator.wait_for_everyone()
     run.step(2)
     accelerator.step = 0
-    return *run.load(folder / "c"), run.model.weight.grad.item(), accelerator.step
+    loaded = run.load(folder / "c")
+    return loaded, run.model.weight.grad.item(), accelerator.step
 
 
 def test_in_the_middle_of_a_window_the_others_go_on_with_the_gradients_of_the_main_process(tmp_path):
-    assert on_ranks(2, saved_in_a_window, tmp_path) == [(1, 1, 1.0, 1), (1, None, 1.0, 1)]
+    main, other = on_ranks(2, saved_in_a_window, tmp_path)
+    assert main == (Loaded(weights_step=1, random_step=1), 1.0, 1)
+    assert other == (Loaded(weights_step=1, random_step=None), 1.0, 1)
 
 
 def saved_late(_, folder: Path) -> tuple:
@@ -241,11 +270,11 @@ def saved_late(_, folder: Path) -> tuple:
         run.accelerator.wait_for_everyone()
     with run_named(f"{folder}, the second"):
         run = Run(folder, **naming)
-        return *run.load(), [path.name for path in (folder / "checkpoints").glob("checkpoint_*")]
+        return run.load(), [path.name for path in (folder / "checkpoints").glob("checkpoint_*")]
 
 
 def test_a_rank_that_comes_late_completes_the_checkpoint_that_is_still_there(tmp_path):
-    assert on_ranks(2, saved_late, tmp_path) == [(3, 3, ["checkpoint_3"])] * 2
+    assert on_ranks(2, saved_late, tmp_path) == [(Loaded(3, 3), ["checkpoint_3"])] * 2
 
 
 def test_saves_of_two_accelerators_into_one_folder_have_different_ids(tmp_path):

@@ -51,6 +51,20 @@ def test_settings_of_the_launcher_are_read_from_the_environment(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("ACCELERATE_MIXED_PRECISION", "Unknown mixed_precision mode: none"),
+        ("ACCELERATE_USE_CPU", "invalid truth value 'none'"),
+    ],
+)
+def test_a_variable_with_the_value_none_is_refused(variable, message, monkeypatch):
+    """The original trains in float32 where it does not know the precision."""
+    monkeypatch.setenv(variable, "none")
+    with pytest.raises(ValueError, match=message):
+        Accelerator()
+
+
+@pytest.mark.parametrize(
     ("name", "kwargs"),
     [
         ("GradScalerKwargs", {"growth_interval": 5}),

@@ -27,7 +27,7 @@ from tests.unit.accelerator.several_processes import gathered, played_loaders
 
 
 class Shape(NamedTuple):
-    """How many samples there are, and how processes share them. `batch_size` is that of one process."""
+    """A number of samples, and how processes share them. `batch_size` is that of one process."""
 
     samples: int
     batch_size: int

@@ -7,7 +7,7 @@ from tests.unit.accelerator.several_processes import played_states
 
 
 class Rows:
-    """What is asked of a datasets.Dataset."""
+    """Has of a datasets.Dataset what is asked for."""
 
     with_format = None
 

@@ -1,4 +1,4 @@
-"""Who a process is, on which device and with which backend: as accelerate says, and where it says too little."""
+"""The state of a process, its device and its backend are those of accelerate; more is said where it says too little."""
 
 import importlib
 import io
@@ -92,7 +92,7 @@ def test_world_size_in_the_environment_means_one_distributed_run_on_cpu_too():
 
 
 def group_of_one(library):
-    """How the state shows itself, and a tensor that is loaded onto its device."""
+    """The description of the state, and a tensor that is loaded onto its device."""
     state = importlib.import_module(f"{library}.state").PartialState(cpu=True)
     saved = io.BytesIO()
     torch.save(torch.ones(1), saved)
@@ -131,7 +131,7 @@ def test_cores_are_shared_out_unless_the_launcher_says_how_many_threads():
 
 @pytest.fixture
 def two_gpus(monkeypatch):
-    """What PartialState asks of CUDA and of torch.distributed, answered as with two GPUs; calls are kept."""
+    """Answers to what PartialState asks of CUDA and of torch.distributed, as with two GPUs. The calls are kept."""
     calls = mock.Mock()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

@@ -135,7 +135,7 @@ def test_gathered_outputs_hurt_the_first_device():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: compares with CUDA's allocator")
 @pytest.mark.parametrize("network", ["big_output", "basic_net"])
 def test_the_accounting_agrees_with_the_allocator_of_a_gpu(network):
-    """But for what the libraries take beside: cuBLAS keeps a workspace, cuDNN takes one during a convolution."""
+    """Workspaces of the libraries are left out: cuBLAS keeps one, cuDNN takes one during a convolution."""
     train = partial(memory.train, NETWORKS[network], torch.device("cuda"), DATA_PARALLEL, 1)
     with torch.backends.cudnn.flags(enabled=False):
         train()  # libraries take what they keep

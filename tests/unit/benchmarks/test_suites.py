@@ -1,4 +1,4 @@
-"""What `python -m benchmarks` shows and records, and what suites do where something is missing.
+"""Suites show and record what they measure, and say what is missing.
 
 `.ci/run bench` measures, records and draws all of them.
 """

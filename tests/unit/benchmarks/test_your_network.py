@@ -1,4 +1,4 @@
-"""What a network of somebody else's needs: the same as where it is really trained, without its memory."""
+"""The needs of somebody else's network are those of a real training, and finding them takes no such memory."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ ALONE = Setting(strategies.ONE_DEVICE_STRATEGY, 1)
 
 
 def on_ranks(path: str, number: int, devices: int, samples: int, shape: tuple[int, ...]) -> dict[str, int]:
-    """What this rank, one of several that are really there, needs for steps that are really computed."""
+    """The need of this rank, one of several that are really there, for steps that are really computed."""
     setting = Setting(strategies.ON_SEVERAL[number], devices)
     with process_group("gloo"), track_memory() as tracker:
         run = memory.Training(spec.load(path, shape), setting, init_device_mesh("cpu", (devices,)), tracker)

@@ -97,7 +97,7 @@ def test_parameters_and_multiply_adds_are_those_that_torchvision_publishes(name)
 
 @pytest.mark.parametrize("milliseconds", [250, 0.1])
 def test_a_step_that_was_measured_is_the_step_on_one_gpu(milliseconds, texts_file):
-    """Also where it is shorter than its launches are assumed to be."""
+    """It may be shorter than its launches are assumed to be."""
     one, two, *_ = program.main(["predict", texts_file, "--measured-ms", str(milliseconds)])
     assert one.seconds == pytest.approx(milliseconds / 1000)
     assert two.seconds > one.seconds

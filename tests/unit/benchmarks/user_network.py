@@ -4,7 +4,7 @@ from benchmarks.your_network import memory, spec
 
 
 def need(network: spec.UserNetwork, setting: memory.Setting, samples: int) -> memory.DeviceBytes:
-    """What a step of so many samples on each device needs."""
+    """The need of each device for a step of so many samples."""
     with memory.lone_training(network, setting) as run:
         return run.need(samples)
 

@@ -7,7 +7,8 @@ from torch import nn
 from common.model import BasicNet
 from common.processes import Ranks
 from common.small.data_parallel import EmulatedDataParallel, gather, replica_devices, replicate, scatter, seed_replicas
-from tests.levels import SHORT, farthest, run_level
+from common.weights import farthest
+from tests.levels import SHORT, run_level
 
 
 def _pair(replicas: int):

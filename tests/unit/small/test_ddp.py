@@ -14,7 +14,7 @@ from common.model import BasicNet
 from common.process_group import process_group
 from common.processes import ranks
 from common.small.ddp import BucketedDDP, NaiveDDP, OverlappedDDP
-from tests.levels import farthest
+from common.weights import farthest
 
 
 def in_one_bucket(module: nn.Module) -> BucketedDDP:

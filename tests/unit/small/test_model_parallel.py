@@ -22,7 +22,8 @@ from common.processes import ranks
 from common.small.pipeline import Stage, layers_of
 from common.small.schedules import all_forward_first, one_forward_one_backward, timeline
 from common.small.tensor_parallel import cut_linear_layers
-from tests.levels import EXACT, farthest, level_00
+from common.weights import farthest
+from tests.levels import EXACT, level_00
 
 SCHEDULES = [all_forward_first, one_forward_one_backward]
 BATCH = 96
@@ -91,7 +92,7 @@ def test_stages_train_the_weights_of_level_00(world_size, micro_batches, schedul
 
 
 def gradients_of_frozen_layers(cut) -> list[torch.Tensor | None]:
-    """Of this rank's parts of BasicNet, whose first three layers are frozen."""
+    """The gradients of this rank's parts of BasicNet, whose first three layers are frozen."""
     torch.manual_seed(0)
     model = BasicNet(dropout=False)
     for layer in (model.conv1, model.conv2, model.fc1):
@@ -144,7 +145,7 @@ def counted_messages():
 
 
 def messages_and_bytes(cut) -> tuple[dict, dict]:
-    """What a rank sends in the second step, and the bytes of its parameters, optimizer's state and activations."""
+    """The messages of a rank in the second step, and the bytes of its parameters, optimizer's state and activations."""
     images = torch.randn(BATCH, 1, 28, 28)
     targets = torch.zeros(BATCH, dtype=torch.long)
     with process_group(), track_memory() as tracker:

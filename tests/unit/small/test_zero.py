@@ -1,4 +1,4 @@
-"""What ZeRO leaves in the memory of each rank, and how the parts behave."""
+"""ZeRO: the memory that it needs on each rank, and how the parts behave."""
 
 import contextlib
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from common.process_group import process_group
 from common.processes import ranks
 from common.small.zero import ZeRO1, ZeRO2, ZeRO3
 from common.small.zero.shard import Shard
-from tests.levels import farthest
+from common.weights import farthest
 
 OURS = [ZeRO1, ZeRO2, ZeRO3]
 WIDTH = 256
@@ -164,7 +164,7 @@ def average_gradients(module: nn.Module) -> None:
 
 
 def step_without_a_gradient(kind: Callable) -> tuple[bool, bool]:
-    """Of two layers, of which the forward uses the first: whether each has the weights that it had."""
+    """A step after a forward that uses only the first of two layers: whether each has the weights that it had."""
     with process_group():
         torch.manual_seed(0)
         network = nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2)])

@@ -1,4 +1,4 @@
-"""A script that is run with the Trainer of either library, and what it came to, bit for bit."""
+"""A script that is run with the Trainer of either library, and its outcome, bit for bit."""
 
 import importlib
 
@@ -13,7 +13,7 @@ LIBRARIES = ("common.trainer", "transformers")
 
 
 def on_both(script, folder, *args) -> tuple:
-    """What `script` returns for our library and for theirs, each as in a new process."""
+    """The results of `script` for our library and for theirs, each as in a new process."""
     outcomes = []
     for name in LIBRARIES:
         torch.manual_seed(11)
@@ -23,7 +23,7 @@ def on_both(script, folder, *args) -> tuple:
 
 
 def same_on_both(script, folder, *args):
-    """What `script` returns for our library, which is what it returns for theirs."""
+    """The result of `script` for our library, which must equal that for theirs."""
     ours, theirs = on_both(script, folder, *args)
     assert ours == theirs
     return ours
@@ -36,7 +36,7 @@ def make(library, folder, trainer_class=None, extra=None, **arguments):
 
 
 def end(trainer) -> dict:
-    """All that a training came to."""
+    """The outcome of a training."""
     return {
         "weights": {name: digest(tensor) for name, tensor in trainer.model.state_dict().items()},
         "logs": comparable_logs(trainer.state.log_history),
@@ -46,7 +46,7 @@ def end(trainer) -> dict:
 
 
 def train(*args, **arguments) -> dict:
-    """What a training came to by a Trainer that is made like this."""
+    """The outcome of a training by a Trainer that is made like this."""
     trainer = make(*args, **arguments)
     trainer.train()
     return end(trainer)

@@ -1,4 +1,4 @@
-"""What makes hundreds of tiny trainings quick."""
+"""Fixtures that make hundreds of tiny trainings quick."""
 
 import gc
 

@@ -6,9 +6,7 @@ otherwise than without the argument. The others have a test of their own.
 
 import importlib
 import json
-import re
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -18,9 +16,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from common import ladder
 from common.trainer import AcceleratorConfig, Trainer, TrainingArguments
-from common.trainer.training_args import NOT_OFFERED
 from tests.toys import Net, Points
 from tests.unit.trainer.both import LIBRARIES, end, make, on_both, same_on_both
 from tests.unit.trainer.toy import accuracy, make_trainer, trained_weights, weights
@@ -198,7 +194,7 @@ def test_argument_torch_compile(tmp_path, monkeypatch):
 
 
 def test_argument_activation_checkpointing(tmp_path):
-    """By either name; the method of the model that does it gets the options, and DDP hears of it."""
+    """It has two names. The method of the model that does it gets the options, and DDP hears of it."""
 
     class Says(Net):
         is_activation_checkpointing = False
@@ -226,12 +222,6 @@ def test_argument_use_cache(tmp_path):
         model.config = SimpleNamespace()
         make_trainer(tmp_path, model=model, use_cache=use_cache)
         assert model.config.use_cache is use_cache
-
-
-# What the Trainer itself does not look at.
-FOR_SCRIPTS = {"do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank"}
-FOR_SCRIPTS |= set(NOT_OFFERED)
-FOR_SCRIPTS |= {"hub_model_id", "hub_strategy", "hub_token", "hub_private_repo"}
 
 
 def test_arguments_for_scripts(tmp_path):
@@ -273,13 +263,6 @@ def test_argument_fsdp():
         TrainingArguments(fsdp="full_shard offload")
     with pytest.raises((NotImplementedError, ValueError), match="FSDP with cpu_offload=True is out of scope"):
         TrainingArguments(fsdp=True, fsdp_config={"fsdp_cpu_offload": True})
-
-
-def test_no_argument_is_left_out():
-    """Each is named in a test."""
-    tests = "".join(path.read_text() for path in (ladder.ROOT / "tests").rglob("*.py"))
-    left_out = [field.name for field in fields(TrainingArguments) if not re.search(rf"\b{field.name}\b", tests)]
-    assert set(left_out) <= FOR_SCRIPTS
 
 
 def test_a_schedule_and_a_metric_are_refused_by_name_where_they_are_used(tmp_path):

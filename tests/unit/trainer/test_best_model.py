@@ -1,4 +1,4 @@
-"""Which model is the best one, where it is saved, and that it is the one loaded at the end."""
+"""The best model: how it is found, where it is saved, and that it is loaded at the end."""
 
 import os
 

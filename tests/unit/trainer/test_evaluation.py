@@ -38,7 +38,7 @@ def plain_loader(trainer: Trainer, points: Points, batch: int) -> DataLoader:
 
 
 def prepared_loader(trainer: Trainer, points: Points, batch: int) -> DataLoader:
-    """With another batch size than the Trainer's."""
+    """A loader with another batch size than the Trainer's."""
     return trainer.accelerator.prepare(DataLoader(points, batch_size=batch // 2 + 3))
 
 
@@ -293,7 +293,7 @@ class Detector(nn.Module):
 
 
 class DetectingTrainer(Trainer):
-    """For a detector that returns its list of dicts alone."""
+    """A Trainer for a detector that returns its list of dicts alone."""
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         outputs = model(*inputs)

@@ -1,4 +1,7 @@
-"""The names that scripts and overrides read from transformers' Trainer: there, and with the same values."""
+"""The names that scripts and overrides read from transformers' Trainer: there with the same values, or on the page."""
+
+import re
+from dataclasses import fields
 
 import os
 from functools import partial
@@ -9,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from common import ladder, trainer
 from tests.bits import digest
 from tests.states import forget_states
 from tests.unit.trainer.both import end, make, same_on_both
@@ -138,3 +142,17 @@ def test_a_callback_with_a_state_is_in_checkpoints(tmp_path):
         return trainer.state.stateful_callbacks["Counter"]
 
     assert same_on_both(script, tmp_path) == {"args": {}, "attributes": {"steps": 6}}
+
+
+def test_every_missing_argument_and_method_is_named(transformers):
+    page = (ladder.ROOT / "common" / "trainer" / "DIFFERENCES.md").read_text()
+    _, _, section = page.partition("## What a program may not expect")
+    points = [set(re.findall(r"`(\w+)`", point)) for point in section.split("\n- ")]
+
+    def missing(names_of):
+        return names_of(transformers) - names_of(trainer)
+
+    methods = missing(lambda library: {name for name in dir(library.Trainer) if name[0] != "_"})
+    arguments = missing(lambda library: {field.name for field in fields(library.TrainingArguments)})
+    assert methods and any(methods <= point for point in points)
+    assert arguments and any(arguments <= point for point in points)

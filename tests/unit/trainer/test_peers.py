@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from common import ladder
-from common.args import parse_args
-from common.instruments.start import fit_to_machine
 from common.processes import ranks
-from tests.levels import EXACT, farthest, run_level
+from common.weights import farthest
+from tests.levels import EXACT, changed, run_level, run_module
 from tests.states import OURS, THEIRS, forget_states
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("transformers")]
@@ -18,12 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("transformers")]
 
 def switched_script(folder: Path, level: str = "04_trainer") -> Path:
     """A file of level 04 with the import switched."""
-    text = ladder.script(level).read_text()
-    assert text.count("common.trainer import") == 1
-    path = folder / "04_trainer" / ladder.script(level).name
-    path.parent.mkdir(parents=True)
-    path.write_text(text.replace("common.trainer import", "transformers import"))
-    return path
+    return changed(level, folder, "common.trainer import", "transformers import")
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
@@ -34,10 +28,9 @@ def test_level_04_runs_on_it_with_the_import_switched(accumulation, tmp_path, mo
     level = "04_trainer/train_full"
     modules = {"ours": ladder.load(level), "theirs": ladder.load(level, switched_script(tmp_path, level))}
     for name, module in modules.items():
-        flags = ["--save", str(tmp_path / f"{name}.pt"), "--checkpoint-dir", str(tmp_path / name)]
-        result = module.train(fit_to_machine(parse_args(module.__file__, [*argv, *flags])))
+        result, weights = run_module(module, [*argv, "--checkpoint-dir", str(tmp_path / name)])
         state = json.loads((tmp_path / name / f"checkpoint-{result['steps']}" / "trainer_state.json").read_text())
-        ends.append((result, torch.load(tmp_path / f"{name}.pt", weights_only=True), state))
+        ends.append((result, weights, state))
     (result, weights, state), (their_result, their_weights, their_state) = ends
     assert farthest(weights, their_weights) <= 1e-9
     for key in ("steps", "evaluated", "accuracy", "world_size"):
@@ -48,7 +41,7 @@ def test_level_04_runs_on_it_with_the_import_switched(accumulation, tmp_path, mo
     assert [entry.keys() for entry in state["log_history"]] == [entry.keys() for entry in their_state["log_history"]]
 
 
-def _train_and_forget(library, argv, path=None):
+def train_and_forget(library, argv, path=None):
     """On a rank: level 04's result and weights, or those of another version of its file."""
     try:
         return run_level("04_trainer", argv, path)
@@ -58,9 +51,9 @@ def _train_and_forget(library, argv, path=None):
 
 def test_level_04_on_two_processes_ends_with_its_bits(tmp_path):
     argv = [*EXACT, "--eval-samples", "24"]
-    outcomes = ranks(2).run(_train_and_forget, OURS, argv)
+    outcomes = ranks(2).run(train_and_forget, OURS, argv)
     offline = {"HF_HUB_OFFLINE": "1"}
-    theirs = ranks(2).run(_train_and_forget, THEIRS, argv, switched_script(tmp_path), environment=offline)
+    theirs = ranks(2).run(train_and_forget, THEIRS, argv, switched_script(tmp_path), environment=offline)
     for (result, _), (their_result, _) in zip(outcomes, theirs, strict=True):
         for key in ("steps", "evaluated", "accuracy", "world_size"):
             assert result[key] == their_result[key]

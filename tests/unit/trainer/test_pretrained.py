@@ -136,7 +136,7 @@ class Repeating(Net):
 
 @on_a_rank
 def predict_lengths(folder):
-    """How many positions of each row there were when its logits were preprocessed."""
+    """The number of positions that each row had when its logits were preprocessed."""
 
     def lengths(logits, labels):
         return torch.full(logits.shape[:1], logits.shape[1])

@@ -24,7 +24,7 @@ GLOBAL_BATCH = 12
 
 
 class Outcome(NamedTuple):
-    """What a training came to on a rank."""
+    """The end of a training on one rank."""
 
     weights: torch.Tensor
     log_history: list[dict]
@@ -239,7 +239,7 @@ RETURNED = {
 
 @on_a_rank
 def samples_seen(folder, name) -> list[torch.Tensor]:
-    """What this rank sees of each of two epochs, as the first number of each sample."""
+    """The samples that this rank sees in each of two epochs, by their first numbers."""
     trainer = make_trainer(folder, num_train_epochs=2)
     trainer.get_train_dataloader = lambda: RETURNED[name](trainer.accelerator.process_index)
     seen = []

@@ -1,4 +1,4 @@
-"""What a run shows: lines, a bar, trackers."""
+"""The output of a run: lines, a bar, trackers."""
 
 import sys
 
@@ -10,7 +10,7 @@ from tests.unit.trainer.toy import accuracy, make_trainer
 
 
 def shown(tmp_path, capsys, reporter) -> str:
-    """What a reporter writes of a training with an evaluation in each of two epochs."""
+    """The output of a reporter in a training with an evaluation in each of two epochs."""
     evaluated = {"evaluate": 8, "eval_strategy": "epoch", "num_train_epochs": 2, "logging_steps": 3}
     trainer = make_trainer(tmp_path, extra={"compute_metrics": accuracy}, **evaluated)
     trainer.pop_callback(PrinterCallback)

@@ -136,7 +136,7 @@ def test_an_incomplete_save_is_never_taken_for_a_checkpoint(tmp_path):
 
 @pytest.mark.parametrize("time_of", [int, lambda number: 0, lambda number: 2**31 - number])
 def test_rotation_spares_the_best_and_the_newest_whatever_lies_around(time_of, tmp_path):
-    """Of any age, as far as the disk says it: all times are equal, or a clock goes backwards."""
+    """The times on the disk do not matter: all are equal, or a clock goes backwards."""
     stale = tmp_path / "checkpoint-900"
     stale.mkdir()
     (tmp_path / "checkpoint-notes").mkdir()

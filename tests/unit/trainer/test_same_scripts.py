@@ -1,6 +1,6 @@
-"""What scripts do with transformers' Trainer beyond its arguments ends the same on ours: overrides, callbacks, loaders.
+"""Scripts for transformers' Trainer with overrides, callbacks and loaders of their own end the same on ours.
 
-Each script is written once, for whichever library it is given, and what it comes to is compared bit for bit.
+Each script is written once, for whichever library it is given, and both outcomes are compared bit for bit.
 """
 
 import json
@@ -372,7 +372,7 @@ def test_with_a_limit_of_one_the_best_and_the_newest_stay(loads_best, tmp_path):
 
 
 def end_of_resumed(trainer, output) -> tuple:
-    """What a resumed training came to, but for the logs of what came before the checkpoint."""
+    """The outcome of a resumed training, without the logs from before the checkpoint."""
     losses = [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
     return output.global_step, losses, end(trainer)["weights"], torch.rand(()).item()
 
@@ -410,7 +410,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_training_resumed_with_other_settings_ends_the_same(name, tmp_path, caplog):
-    """With dropout, and from the middle of an epoch: what is passed over draws random numbers too."""
+    """It has dropout, and stops within an epoch: the batches that are passed over draw random numbers too."""
     first, changed = CHANGES[name]
     common = {"per_device_train_batch_size": 4, "lr_scheduler_type": "constant", "save_steps": 3, **first}
     points = {"train_dataset": Points(25)}

@@ -32,6 +32,6 @@ os.scandir = without_proc(os.scandir)
 ctypes.CDLL = Library
 sys.platform = "freebsd14"
 sys.modules["fcntl"] = None
-sys.modules["triton"] = None  # which knows Linux only
+sys.modules["triton"] = None  # It knows Linux only.
 platform.libc_ver = lambda *_: ("", "")
 multiprocessing.get_all_start_methods = lambda: ["spawn"]
