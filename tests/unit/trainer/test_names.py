@@ -1,9 +1,8 @@
 """The names that scripts and overrides read from transformers' Trainer: there with the same values, or on the page."""
 
+import os
 import re
 from dataclasses import fields
-
-import os
 from functools import partial
 from pathlib import Path
 from unittest import mock
