@@ -14,7 +14,7 @@ from common.files import atomic_write
 
 SEED = 1
 SIZES = {"train": 60_000, "t10k": 10_000}
-VERSION = 2  # of the drawing and of the file: another version is another cache
+VERSION = 2  # Raise it with each change of the drawing or of the file: another version has another cache.
 
 _GLYPH = 64  # side of a glyph, in pixels, before it is distorted and reduced to 28
 # The font files of matplotlib: each family's name with the endings of its styles.
