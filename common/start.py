@@ -1,23 +1,24 @@
-"""The start of a run: what its flags ask for is fitted to the machine, checked against the launch, and set up."""
+"""The start of a run: its flags are fitted to the machine and checked against the launch; the process is set up."""
 
 import ctypes
 import os
 import signal
 import sys
 from argparse import Namespace
+from pathlib import Path
 
 import torch
 
 from common.allocator import keep_large_blocks
+from common.args import LAUNCHER_ACCUMULATION, WITH_CHECKPOINTS
 from common.cores import available_cores, confine_to_device, threads_per_worker, use_all_cores
 from common.errors import fail
+from common.files import nearest_existing
 from common.machine import find_device
 from common.model import HIDDEN
 
 ONE_PROCESS = ("00_single_gpu", "01_data_parallel")  # the levels without collectives
-# A launcher sets these from its file.
-LAUNCHER_ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
-LAUNCHER_THREADS = "ACCELERATE_CPU_THREADS"
+LAUNCHER_THREADS = "ACCELERATE_CPU_THREADS"  # A launcher sets this variable from its file.
 PR_SET_PDEATHSIG = 1  # in Linux's prctl.h
 
 
@@ -29,16 +30,18 @@ def prepare_process(args: Namespace) -> Namespace:
     ends when its launcher does.
 
     Raises:
-        UserError: if the script was launched in a way that it cannot use, or if the cores are too few for the devices
-            that the flags ask for.
+        UserError: if the script was launched in a way that it cannot use, if its files cannot be written, or if the
+            cores are too few for the devices that the flags ask for.
     """
     settings = fit_to_machine(args)
     check_launch(settings)
+    check_output_paths(settings)
+    warn_of_slow_precision(settings)
     end_with_launcher()
     if settings.device.type == "cpu":
-        _prepare_cpu(settings)
-    elif settings.cores_per_device:
-        fail("--cores-per-device: this run computes on a GPU, and only a CPU can be divided into devices")
+        if settings.allocator == "keep":
+            keep_large_blocks()
+        share_out_cores(settings)
     return settings
 
 
@@ -52,15 +55,8 @@ def fit_to_machine(args: Namespace) -> Namespace:
     """
     settings = Namespace(**vars(args))
     settings.device = find_device(args.device, one_process=args.level in ONE_PROCESS)
-    if "replicas" in args:
+    if args.level == "01_data_parallel":
         settings.replicas = _choose_replicas(args.replicas, settings.device)
-    if "mixed_precision" in args:
-        is_first = os.environ.get("RANK", "0") == "0"
-        if args.mixed_precision == "fp16" and settings.device.type == "cpu" and is_first:
-            slow = "fp16 on a CPU works, but its convolutions are some 90 times slower than float32's"
-            print(f"warning: {slow}", file=sys.stderr, flush=True)
-        steps = args.gradient_accumulation_steps
-        _check_launcher("--gradient-accumulation-steps", steps, "--gradient_accumulation_steps", LAUNCHER_ACCUMULATION)
     return settings
 
 
@@ -77,7 +73,8 @@ def _choose_replicas(replicas: int | None, device: torch.device) -> int:
 def check_launch(settings: Namespace) -> None:
     """Refuse a launch that the script cannot use: several processes of level 00 or 01, or level 02 without torchrun.
 
-    Level 02 also needs a GPU for each process, or none: nccl cannot share one.
+    Level 02 also needs a GPU for each process, or none: nccl cannot share one. A launcher's file must not contradict
+    the flags, because levels 03 and 04 would obey the file.
 
     Raises:
         UserError: after one line that says what to do.
@@ -94,16 +91,52 @@ def check_launch(settings: Namespace) -> None:
         gpus = torch.cuda.device_count()
         if settings.device.type == "cuda" and ranks > gpus:
             fail(f"{ranks} processes need as many GPUs, {gpus} are visible: start fewer, or add --device cpu")
-    if "tensor" in settings:
-        _check_mesh(settings.tensor, world_size)
+    if world_size % settings.tensor:
+        fail(f"--tensor {settings.tensor} does not divide the number of processes, {world_size}")
+    if HIDDEN % settings.tensor:
+        fail(f"--tensor {settings.tensor} does not divide fc1's outputs, {HIDDEN}: it must be a power of 2")
+    if settings.script in WITH_CHECKPOINTS:
+        steps = settings.gradient_accumulation_steps
+        _check_launcher("--gradient-accumulation-steps", steps, "--gradient_accumulation_steps", LAUNCHER_ACCUMULATION)
+    if settings.cores_per_device:
+        if settings.device.type != "cpu":
+            fail("--cores-per-device: this run computes on a GPU, and only a CPU can be divided into devices")
+        threads = settings.cores_per_device
+        _check_launcher("--cores-per-device", threads, "--num_cpu_threads_per_process", LAUNCHER_THREADS)
 
 
-def _check_mesh(tensor: int, world_size: int) -> None:
-    """A mesh needs whole rows of `tensor` ranks, and equally many of fc1's outputs for each rank of a row."""
-    if world_size % tensor:
-        fail(f"--tensor {tensor} does not divide the number of processes, {world_size}")
-    if HIDDEN % tensor:
-        fail(f"--tensor {tensor} does not divide fc1's outputs, {HIDDEN}: it must be a power of 2")
+def _check_launcher(flag: str, value: int, launchers_flag: str, variable: str) -> None:
+    """Refuse a flag for which a launcher has set another value in `variable`."""
+    launchers = os.environ.get(variable, str(value))
+    if launchers != str(value):
+        fail(f"{flag} {value} contradicts the launcher's {launchers_flag} {launchers} ({variable}): give one of them")
+
+
+def check_output_paths(settings: Namespace) -> None:
+    """Refuse files and folders that cannot be written: it is better to learn that before the training than after it.
+
+    Only rank 0 looks. It writes them, and the machines of the other ranks need not have the folders.
+
+    Raises:
+        UserError: after one line that names the flag.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        return
+    for flag, path in (("--save", settings.save), ("--json", settings.json)):
+        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+            fail(f"argument {flag}: '{path}' cannot be written: it must be a file in a folder that exists")
+    if settings.checkpoint_dir is not None:
+        nearest = nearest_existing(Path(settings.checkpoint_dir))
+        if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+            fail(f"argument --checkpoint-dir: nothing can be written to '{settings.checkpoint_dir}'")
+
+
+def warn_of_slow_precision(settings: Namespace) -> None:
+    """Print a warning, on rank 0, for fp16 on a CPU."""
+    is_slow = settings.mixed_precision == "fp16" and settings.device.type == "cpu"
+    if is_slow and os.environ.get("RANK", "0") == "0":
+        slow = "fp16 on a CPU works, but its convolutions are some 90 times slower than float32's"
+        print(f"warning: {slow}", file=sys.stderr, flush=True)
 
 
 def end_with_launcher() -> None:
@@ -116,25 +149,20 @@ def end_with_launcher() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _prepare_cpu(settings: Namespace) -> None:
-    if settings.allocator == "keep":
-        keep_large_blocks()
+def share_out_cores(settings: Namespace) -> None:
+    """Give this process the cores of its device, or the threads of its share of this machine's cores.
+
+    Raises:
+        UserError: if the cores are too few for the devices.
+    """
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    use_all_cores()  # an earlier run in this process may have confined it
+    use_all_cores()  # An earlier run in this process may have confined it.
     each = settings.cores_per_device
     if each:
-        _check_launcher("--cores-per-device", each, "--num_cpu_threads_per_process", LAUNCHER_THREADS)
-        devices = getattr(settings, "replicas", processes)
+        devices = settings.replicas or processes
         cores = available_cores()
         if each * devices > cores:
             fail(f"--cores-per-device {each}: {devices} × {each} cores are needed, there are {cores}")
         confine_to_device(int(os.environ.get("LOCAL_RANK", 0)), each)
     if LAUNCHER_THREADS not in os.environ:
         torch.set_num_threads(threads_per_worker(processes))
-
-
-def _check_launcher(flag: str, value: int, launchers_flag: str, variable: str) -> None:
-    """Refuse a flag for which a launcher has set another value in `variable`: levels 03 and 04 would obey that one."""
-    launchers = os.environ.get(variable, str(value))
-    if launchers != str(value):
-        fail(f"{flag} {value} contradicts the launcher's {launchers_flag} {launchers} ({variable}): give one of them")

@@ -12,10 +12,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from common import ladder
 from common.args import parse_args
-from common.instruments import prepare_process
-from common.instruments.start import fit_to_machine
 from common.ladder.small import load_small
 from common.processes import ranks
+from common.start import fit_to_machine, prepare_process
 from common.weights import farthest as farthest
 
 # An epoch is two steps and a tail that is dropped: 62 = 2 × 24 + 14. 24 divides by 1, 2, 3 and 4 processes, 25 by none.

@@ -8,8 +8,8 @@ import torch
 
 from common import ladder
 from common.args import parse_args
-from common.instruments.start import fit_to_machine
 from common.processes import ranks
+from common.start import fit_to_machine
 from tests.levels import EXACT, farthest, run_level
 from tests.states import OURS, THEIRS, forget_states
 
