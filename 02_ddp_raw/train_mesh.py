@@ -76,8 +76,8 @@ def train(args):
         fully_shard(layer, mesh=data_mesh)
     fully_shard(model, mesh=data_mesh)  # tells the layers of each other: a GPU gathers the next one while one computes
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)  # after sharding: it steps this rank's parts
-    # For dropout. The ranks of a row compute parts of one network, so they must drop the same inputs of fc1. The price:
-    # after fc1 each of them drops the same places of its own part.
+    # For dropout: the ranks of a row compute parts of one network, so they must drop the same inputs of fc1. Therefore
+    # they also drop the same places of their own parts after fc1, which one device would not do.
     torch.manual_seed(args.seed + row)
 
     with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints the result once

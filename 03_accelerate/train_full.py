@@ -16,12 +16,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 from common.accelerator import Accelerator
-from common.accelerator.utils import (
-    DataLoaderConfiguration,
-    InitProcessGroupKwargs,
-    ProjectConfiguration,
-    set_seed,
-)
+from common.accelerator.utils import DataLoaderConfiguration, InitProcessGroupKwargs, ProjectConfiguration, set_seed
 from common.args import parse_args
 from common.checkpoint_schedule import (
     CheckpointSchedule,
@@ -128,12 +123,9 @@ def train(args):
         ),
         kwargs_handlers=[InitProcessGroupKwargs(timeout=args.timeout)],
     )
+    device = accelerator.device
     train_set, test_set = load_data(args)
-    loading = dict(
-        collate_fn=collate,
-        num_workers=args.num_workers,
-        pin_memory=train_set.device.type != accelerator.device.type,
-    )
+    loading = dict(collate_fn=collate, num_workers=args.num_workers, pin_memory=train_set.device.type != device.type)
     micro_batch = args.batch_size // args.gradient_accumulation_steps
     train_loader = DataLoader(train_set, micro_batch, shuffle=True, drop_last=True, **loading)
     test_loader = DataLoader(test_set, micro_batch, **loading)  # prepare gives all ranks equal parts of a batch
@@ -144,14 +136,14 @@ def train(args):
     set_seed(args.seed, device_specific=True)  # for dropout: each rank draws its own random numbers
 
     saves = bool(args.checkpoint_dir)
-    progress = Progress(len(train_set) // args.batch_size, accelerator.device)
+    progress = Progress(len(train_set) // args.batch_size, device)
     accelerator.register_for_checkpointing(progress, SameTraining(args.batch_size, train_set))
     if saves and has_checkpoint(args.checkpoint_dir, "checkpoints/checkpoint_*"):
         resume(accelerator, args, progress)
 
     with caught_signals(enabled=saves) as signals, measured(args, model, train_set, test_set) as report:
         total_steps = progress.steps_per_epoch * args.epochs
-        schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, accelerator.device)
+        schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, device)
         for epoch in range(progress.epoch, args.epochs):
             train_loader.set_epoch(epoch)  # another order for each epoch
             model.train()

@@ -32,7 +32,7 @@ from common.trainer import Trainer, TrainerCallback, TrainingArguments
 
 class DigitTrainer(Trainer):
     def _get_train_sampler(self, train_dataset=None):
-        # Whole steps only: dataloader_drop_last keeps whole micro-batches at the end that are too few for a step.
+        # An epoch is whole steps. dataloader_drop_last would keep micro-batches at its end that are too few for a step.
         args = self.args
         step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         return RandomSampler(self.train_dataset, num_samples=len(self.train_dataset) // step * step)

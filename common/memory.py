@@ -33,12 +33,9 @@ COPY = torch.ops.aten._to_copy.default
 
 @dataclass(eq=False)
 class _Allocation:
-    """A storage, and what it is. That may become known only after it has been freed.
+    """A storage of `size` bytes. Its category may become known only after it has been freed.
 
-    Attributes:
-        device: the number of the device; None for the host.
-        size: in bytes.
-        is_left_out: True if it is never charged to a device.
+    `device` is None on the host. A storage that is left out is never charged to a device.
     """
 
     device: int | None
@@ -277,11 +274,7 @@ _active: MemoryTracker | None = None  # None: no memory is tracked in this proce
 
 @contextmanager
 def track_memory() -> Iterator[MemoryTracker]:
-    """Charge everything that this thread does. A process has one tracker at a time.
-
-    Raises:
-        RuntimeError: if another tracker is active.
-    """
+    """Charge everything that this thread does. A process can have one tracker at a time."""
     global _active
     if _active is not None:
         raise RuntimeError("track_memory() is active already")

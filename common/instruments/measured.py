@@ -64,13 +64,7 @@ def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -
 
 @dataclass
 class _Measurement:
-    """The result of a training, which grows with each report.
-
-    Attributes:
-        result: at first the setting, which is known before the training.
-        clock: of the training.
-        gpus: those that this process computes on.
-    """
+    """The result of a training. It begins as the setting, which is known before, and grows with each report."""
 
     result: dict[str, Any]
     clock: Clock
