@@ -44,10 +44,7 @@ class DigitTrainer(Trainer):
 
 
 class SaveOnTime(TrainerCallback):
-    """Makes all ranks save when the time is up, and save and stop when a signal has come.
-
-    The Trainer itself saves every N steps.
-    """
+    """Makes all ranks save when the time is up, and stop when a signal has come. The Trainer saves every N steps."""
 
     def __init__(self, schedule):
         self.schedule = schedule

@@ -24,9 +24,8 @@ from common.errors import fail
 from common.numbers import number, positive
 from common.process_group import all_gather_object
 
-# Optimizer steps between two votes. In a vote a GPU's CPU waits for it and for all other ranks, so not every step has
-# one. Ten steps and a checkpoint have to fit into the half minute between SIGTERM and the kill: if steps take
-# seconds, lower it.
+# Optimizer steps. At a vote each rank waits for its GPU and for all other ranks, so not every step has one. Ten steps and
+# a checkpoint have to fit into the half minute between SIGTERM and the kill: lower it if steps take seconds.
 STEPS_BETWEEN_VOTES = 10
 
 
@@ -76,12 +75,12 @@ class CheckpointSchedule:
         save = step == self._total_steps or step % self._interval.steps == 0
         stop = False
         if step % STEPS_BETWEEN_VOTES == 0:
-            is_time = time.monotonic() - self._saved_at > self._interval.seconds
-            votes = torch.tensor([is_time, bool(self._signals)], dtype=torch.int32, device=self._device)
+            is_due = time.monotonic() - self._saved_at > self._interval.seconds
+            votes = torch.tensor([is_due, bool(self._signals)], dtype=torch.int32, device=self._device)
             if dist.is_initialized():
                 dist.all_reduce(votes, dist.ReduceOp.MAX)
-            is_time, stop = votes.bool().tolist()
-            save = save or is_time or stop
+            is_due_somewhere, stop = votes.bool().tolist()
+            save = save or is_due_somewhere or stop
         if save:
             self._saved_at = time.monotonic()
         return Decision(save, stop)
@@ -117,19 +116,19 @@ def caught_signals(enabled: bool = True) -> Iterator[list[int]]:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         sigints_of_one_ctrl_c = 2  # The terminal sends one to torchrun and to its ranks, and torchrun one to its ranks.
 
-    def note(number: int, frame: FrameType | None) -> None:
-        received.append(number)
+    def receive(signal_number: int, frame: FrameType | None) -> None:
+        received.append(signal_number)
         if received.count(signal.SIGINT) >= sigints_of_one_ctrl_c:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # This ends also a process that waits in a collective.
 
     before = {}
-    for caught in (signal.SIGTERM, signal.SIGINT):
-        before[caught] = signal.signal(caught, note)
+    for each in (signal.SIGTERM, signal.SIGINT):
+        before[each] = signal.signal(each, receive)
     try:
         yield received
     finally:
-        for caught, handler in before.items():
-            signal.signal(caught, handler)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def stop_training(accelerator: Any, step: int, signals: list[int]) -> NoReturn:
@@ -140,5 +139,5 @@ def stop_training(accelerator: Any, step: int, signals: list[int]) -> NoReturn:
     """
     accelerator.print(f"stopped at step {step}: run it again to continue")
     accelerator.end_training()
-    number = signals[0] if signals else signal.SIGTERM
-    raise SystemExit(128 + number)
+    signal_number = signals[0] if signals else signal.SIGTERM
+    raise SystemExit(128 + signal_number)

@@ -96,12 +96,15 @@ class Ranks:
 
     Args:
         on_cpu: the processes see no GPU. Torch would start CUDA on the first one, also for jobs of the CPU.
+
+    Attributes:
+        workers: the processes; none before the first job.
     """
 
     def __init__(self, world_size: int, on_cpu: bool = False) -> None:
         self.world_size = world_size
         self.on_cpu = on_cpu
-        self._workers: list[Worker] = []
+        self.workers: list[Worker] = []
 
     def run(
         self,
@@ -119,10 +122,10 @@ class Ranks:
         Raises:
             RankFailed: if a rank raises, ends or is silent. The processes are then thrown away.
         """
-        if not self._workers:
-            self._workers = [_start_worker(rank, self.on_cpu) for rank in range(self.world_size)]
+        if not self.workers:
+            self.workers = [_start_worker(rank, self.on_cpu) for rank in range(self.world_size)]
         port = free_port()
-        for worker in self._workers:
+        for worker in self.workers:
             job_environment = _rank_variables(worker.rank, self.world_size, port) | (environment or {})
             try:
                 worker.pipe.send(Job(function, args, kwargs, job_environment))
@@ -140,23 +143,18 @@ class Ranks:
             raise RankFailed(failures)
         return [answers[rank].result for rank in range(self.world_size)]
 
-    @property
-    def is_started(self) -> bool:
-        """True if the processes are running."""
-        return bool(self._workers)
-
     def stop(self) -> None:
         """End the processes; the next job starts new ones."""
-        for worker in self._workers:
+        for worker in self.workers:
             worker.process.kill()
             worker.process.join()
             worker.pipe.close()
-        self._workers = []
+        self.workers = []
 
     def _receive_answers(self, timeout: float) -> dict[int, Answer]:
         """The outcome of the job on each rank, in the order in which they came."""
         answers: dict[int, Answer] = {}
-        waiting: dict[Any, Worker] = {worker.pipe: worker for worker in self._workers}
+        waiting: dict[Any, Worker] = {worker.pipe: worker for worker in self.workers}
         deadline = time.monotonic() + timeout
         while waiting:
             seconds = max(0, deadline - time.monotonic())
@@ -206,7 +204,7 @@ def _without_interrupts() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    resource_tracker.ensure_running()  # Else the first start of a process would start it, and it unblocks the signal.
+    resource_tracker.ensure_running()  # Otherwise the first process would start it, and it unblocks SIGINT.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -231,7 +229,7 @@ def _serve(pipe: Connection, on_cpu: bool) -> None:
         hide_gpus()
     from tqdm import tqdm
 
-    # For the levels' bars: by default a semaphore, which a killed process leaves behind.
+    # The lock of the levels' bars would be a semaphore, which a killed process leaves behind.
     tqdm.set_lock(threading.RLock())
     while True:
         torch.set_num_threads(1)  # A job before this one may have set more.
@@ -278,7 +276,7 @@ def ranks(world_size: int, on_cpu: bool = False) -> Ranks:
 
 def started_pools() -> list[Ranks]:
     """The pools of this program whose processes are running."""
-    return [pool for pool in _pools.values() if pool.is_started]
+    return [pool for pool in _pools.values() if pool.workers]
 
 
 @atexit.register

@@ -48,7 +48,7 @@ def prepare_process(args: Namespace) -> Namespace:
 def fit_to_machine(args: Namespace) -> Namespace:
     """A copy of the flags in which values that depend on the machine are filled in.
 
-    `device` becomes a torch.device, and level 01's `replicas` a number.
+    `device` becomes a torch.device, and level 01's `replicas` a number: by default the visible GPUs, and at least 2.
 
     Raises:
         UserError: after one line that says what to do.
@@ -56,18 +56,11 @@ def fit_to_machine(args: Namespace) -> Namespace:
     settings = Namespace(**vars(args))
     settings.device = find_device(args.device, one_process=args.level in ONE_PROCESS)
     if args.level == "01_data_parallel":
-        settings.replicas = _choose_replicas(args.replicas, settings.device)
+        gpus = torch.cuda.device_count() if settings.device.type == "cuda" else 0
+        settings.replicas = args.replicas or max(2, gpus)
+        if 2 <= gpus < settings.replicas:
+            fail(f"argument --replicas: {settings.replicas} replicas need as many GPUs, {gpus} are visible")
     return settings
-
-
-def _choose_replicas(replicas: int | None, device: torch.device) -> int:
-    """The number of DataParallel's replicas: what the flag says, else the visible GPUs, at least 2."""
-    gpus = torch.cuda.device_count() if device.type == "cuda" else 0
-    if replicas is None:
-        return max(2, gpus)
-    if 2 <= gpus < replicas:
-        fail(f"argument --replicas: {replicas} replicas need as many GPUs, {gpus} are visible")
-    return replicas
 
 
 def check_launch(settings: Namespace) -> None:
