@@ -18,13 +18,7 @@ from torch.utils.data import DataLoader
 from common.accelerator import Accelerator
 from common.accelerator.utils import DataLoaderConfiguration, InitProcessGroupKwargs, ProjectConfiguration, set_seed
 from common.args import parse_args
-from common.checkpoint_schedule import (
-    CheckpointSchedule,
-    caught_signals,
-    has_checkpoint,
-    refuse_not_finite,
-    stop_training,
-)
+from common.checkpoint_schedule import CheckpointSchedule, caught_signals, has_checkpoint, refuse_not_finite, stop_run
 from common.data import collate, load_data
 from common.errors import fail
 from common.instruments import measured
@@ -54,7 +48,7 @@ class Progress:
         return self.steps_per_epoch * self.epoch + self.steps_done
 
     def average_loss(self, accelerator):
-        """Replace the sum of each rank by the mean of all ranks, as it is in a run that resumes. A collective."""
+        """Replace each rank's sum by the mean of all ranks. A collective."""
         self.loss_sum = accelerator.reduce(self.loss_sum, reduction="mean")
 
     def begin_next_epoch(self):
@@ -97,7 +91,6 @@ def rest_of_epoch(accelerator, loader, progress):
 
 @torch.no_grad()
 def evaluate(accelerator, model, loader):
-    """The mean loss, the accuracy, and the number of samples, over all ranks."""
     # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
     loss_sum, correct, evaluated = torch.zeros(3, dtype=torch.float64, device=accelerator.device)
     model.eval()
@@ -162,7 +155,7 @@ def train(args):
                             progress.average_loss(accelerator)  # a checkpoint holds one sum for all ranks
                             save(accelerator, model, progress)
                         if decision.stop:
-                            stop_training(accelerator, progress.global_step, signals)
+                            stop_run(accelerator, progress.global_step, signals)
 
             progress.average_loss(accelerator)
             train_loss = progress.loss_sum.item() / progress.steps_per_epoch

@@ -15,13 +15,7 @@ from torch.utils.data import RandomSampler
 
 from common.accelerator import PartialState
 from common.args import parse_args
-from common.checkpoint_schedule import (
-    CheckpointSchedule,
-    caught_signals,
-    has_checkpoint,
-    refuse_not_finite,
-    stop_training,
-)
+from common.checkpoint_schedule import CheckpointSchedule, caught_signals, has_checkpoint, refuse_not_finite, stop_run
 from common.data import collate, load_data
 from common.instruments import measured
 from common.model import build_model
@@ -125,7 +119,7 @@ def train(args):
         trainer.train(resume_from_checkpoint=saves and has_checkpoint(args.checkpoint_dir, "checkpoint-*"))
         steps = trainer.state.global_step
         if save_on_time.stops:
-            stop_training(trainer.accelerator, steps, signals)
+            stop_run(trainer.accelerator, steps, signals)
         last = {}
         for entry in trainer.state.log_history:  # later values replace earlier ones
             last.update(entry)

@@ -24,8 +24,8 @@ from common.errors import fail
 from common.numbers import number, positive
 from common.process_group import all_gather_object
 
-# Optimizer steps. At a vote each rank waits for its GPU and for all other ranks, so not every step has one. Ten steps and
-# a checkpoint have to fit into the half minute between SIGTERM and the kill: lower it if steps take seconds.
+# Optimizer steps. At a vote each rank waits for its GPU and for all other ranks, so not every step has one. Ten steps
+# and a checkpoint have to fit into the half minute between SIGTERM and the kill: lower it if steps take seconds.
 STEPS_BETWEEN_VOTES = 10
 
 
@@ -131,8 +131,8 @@ def caught_signals(enabled: bool = True) -> Iterator[list[int]]:
             signal.signal(each, handler)
 
 
-def stop_training(accelerator: Any, step: int, signals: list[int]) -> NoReturn:
-    """Leave the process group and end the process, after a decision to stop.
+def stop_run(accelerator: Any, step: int, signals: list[int]) -> NoReturn:
+    """Leave the process group and end the process. All ranks call this after a decision to stop.
 
     The exit code is 128 + the number of the signal, which shells and schedulers take for a process that the signal has
     ended. Where another rank has got the signal it is SIGTERM's.

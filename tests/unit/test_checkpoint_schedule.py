@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from common import ladder
 from common.args import parse_args
-from common.checkpoint_schedule import CheckpointInterval, CheckpointSchedule, caught_signals, stop_training
+from common.checkpoint_schedule import CheckpointInterval, CheckpointSchedule, caught_signals, stop_run
 from common.errors import UserError
 from common.process_group import process_group
 from common.processes import ranks
@@ -82,7 +82,7 @@ def test_the_second_ctrl_c_ends_the_process(is_under_torchrun, monkeypatch):
 def test_the_exit_code_is_that_of_the_signal_or_of_another_ranks_sigterm(signals, code):
     accelerator = mock.Mock()
     with pytest.raises(SystemExit) as ended:
-        stop_training(accelerator, 7, signals)
+        stop_run(accelerator, 7, signals)
     assert ended.value.code == code
     accelerator.end_training.assert_called_once()
 
