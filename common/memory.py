@@ -58,7 +58,7 @@ class MemoryTracker:
     """The bytes that are held now, by device and category, and each device's at its peak."""
 
     def __init__(self) -> None:
-        # Reentrant: while an entry is being made, this thread may free a storage too.
+        # It is reentrant because this thread may free a storage while it makes an entry.
         self._lock = threading.RLock()
         # The keys are the addresses of the storages that are alive.
         self._allocations: dict[int, _Allocation] = {}

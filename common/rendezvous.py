@@ -72,7 +72,7 @@ def _reply_to_all(store: dist.Store, attempt: str, world_size: int, timeout: tim
             if store.check([f"rendezvous/{attempt}/{other}"]):
                 absent.remove(other)
             elif store.check([f"rendezvous/request/{other}"]):
-                # If the request is a dead rank's nobody reads this reply, and the new rank's request comes later.
+                # If the request is a dead rank's, nobody reads this reply, and the new rank's request comes later.
                 request = store.get(f"rendezvous/request/{other}").decode()
                 store.set(f"rendezvous/reply/{request}", attempt)
         if absent and time.monotonic() > deadline:
