@@ -39,7 +39,7 @@ def load_data(args: Namespace) -> tuple[DigitImages, DigitImages]:
     if args.data == "device":
         device = args.device
         if device.type == "cuda" and device.index is None:
-            # The rank's own. It may not be the current one yet: a Trainer chooses it when it is made.
+            # This is the rank's own GPU. It may not be the current one yet: a Trainer chooses it when it is made.
             local_rank = int(os.environ.get("LOCAL_RANK", 0))
             device = torch.device("cuda", local_rank % torch.cuda.device_count())
         train_set.move_to(device)
