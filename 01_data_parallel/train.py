@@ -13,9 +13,10 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from common.args import parse_args
 from common.data import collate, load_data
-from common.instruments import measured, prepare_process
+from common.instruments import measured
 from common.model import build_model
 from common.small.data_parallel import EmulatedDataParallel, replica_devices, seed_replicas
+from common.start import prepare_process
 
 
 @torch.no_grad()

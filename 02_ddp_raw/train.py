@@ -18,8 +18,9 @@ from torch.utils.data import DataLoader, DistributedSampler
 from common.args import parse_args
 from common.data import collate, load_data
 from common.eval_sampler import DistributedEvalSampler
-from common.instruments import measured, prepare_process
+from common.instruments import measured
 from common.model import build_model
+from common.start import prepare_process
 
 
 @torch.no_grad()

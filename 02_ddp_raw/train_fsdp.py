@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader, DistributedSampler
 from common.args import parse_args
 from common.data import collate, load_data
 from common.eval_sampler import DistributedEvalSampler
-from common.instruments import measured, prepare_process
+from common.instruments import measured
 from common.model import build_model
+from common.start import prepare_process
 
 
 @torch.no_grad()
@@ -64,7 +65,7 @@ def train(args):
     for layer in model.children():
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)  # tells the layers of each other: a GPU gathers the next one while one computes
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)  # after sharding: of this rank's parts
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)  # after sharding: it steps this rank's parts
     torch.manual_seed(args.seed + dist.get_rank())  # for dropout: each process draws its own random numbers
 
     with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints the result once

@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, DistributedSampler
 from common.args import parse_args
 from common.data import collate, load_data
 from common.eval_sampler import DistributedEvalSampler
-from common.instruments import measured, prepare_process
+from common.instruments import measured
 from common.model import build_model
+from common.start import prepare_process
 
 
 @torch.no_grad()
@@ -69,12 +70,14 @@ def train(args):
     # In a row, each rank computes some outputs of fc1. From these it computes a summand of every output of fc2, and an
     # all-reduce over the row adds the summands up.
     parallelize_module(model, mesh["tensor"], {"fc1": ColwiseParallel(), "fc2": RowwiseParallel()})
-    # fully_shard cuts each parameter once more, among the ranks of the column: a rank keeps 1/(num_rows × tensor) of
-    # fc1 and of fc2's weight. Called for each layer first, as in train_fsdp.py, it would gather one layer at a time.
-    fully_shard(model, mesh=data_mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)  # after sharding: of this rank's parts
-    # For dropout. The ranks of a row compute parts of one network, so they must drop the same inputs of fc1. The price:
-    # after fc1 each of them drops the same places of its own part.
+    # In a column, fully_shard cuts each parameter once more: a rank keeps 1/(num_rows × tensor) of fc1 and of fc2's
+    # weight. A layer's parts are gathered over the column before it computes, and freed afterwards.
+    for layer in model.children():
+        fully_shard(layer, mesh=data_mesh)
+    fully_shard(model, mesh=data_mesh)  # tells the layers of each other: a GPU gathers the next one while one computes
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)  # after sharding: it steps this rank's parts
+    # For dropout: the ranks of a row compute parts of one network, so they must drop the same inputs of fc1. Therefore
+    # they also drop the same places of their own parts after fc1, which one device would not do.
     torch.manual_seed(args.seed + row)
 
     with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints the result once

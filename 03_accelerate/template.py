@@ -163,7 +163,8 @@ def train(args):
             accelerator.save_state(folder + ".new")
             accelerator.wait_for_everyone()  # each process writes a file of its own
             if accelerator.is_main_process:
-                os.replace(folder + ".new", folder)  # at once: a crash leaves no half of a checkpoint under its name
+                # Hugging Face's save_state writes in place: a crash would leave half of a checkpoint under its name.
+                os.replace(folder + ".new", folder)
                 shutil.rmtree(f"{args.checkpoint}/epoch_{epoch - 2:05}", ignore_errors=True)  # the last two stay
     accelerator.end_training()
     return accelerator.unwrap_model(model)

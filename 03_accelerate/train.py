@@ -18,8 +18,9 @@ from common.accelerator import Accelerator
 from common.accelerator.utils import DataLoaderConfiguration, InitProcessGroupKwargs, set_seed
 from common.args import parse_args
 from common.data import collate, load_data
-from common.instruments import measured, prepare_process
+from common.instruments import measured
 from common.model import build_model
+from common.start import prepare_process
 
 
 @torch.no_grad()

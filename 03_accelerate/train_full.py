@@ -16,37 +16,45 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 from common.accelerator import Accelerator
-from common.accelerator.utils import (
-    DataLoaderConfiguration,
-    InitProcessGroupKwargs,
-    ProjectConfiguration,
-    set_seed,
-)
+from common.accelerator.utils import DataLoaderConfiguration, InitProcessGroupKwargs, ProjectConfiguration, set_seed
 from common.args import parse_args
-from common.checkpoint_schedule import CheckpointSchedule, has_checkpoint, noted_signals, refuse_not_finite
+from common.checkpoint_schedule import CheckpointSchedule, caught_signals, has_checkpoint, refuse_not_finite, stop_run
 from common.data import collate, load_data
 from common.errors import fail
-from common.instruments import measured, prepare_process
+from common.instruments import measured
 from common.model import build_model
 from common.same_training import SameTraining
+from common.start import prepare_process
 
 
 class Progress:
-    """The place that the training has come to. Checkpoints hold it beside weights, optimizer and random numbers."""
+    """The place that the training has come to. Checkpoints hold it beside weights, optimizer and random numbers.
+
+    Attributes:
+        steps_per_epoch: optimizer steps of a whole epoch.
+        epoch: the number of the epoch under way, counted from 0.
+        steps_done: optimizer steps of this epoch.
+        loss_sum: the losses of these steps, added up on the device.
+    """
 
     def __init__(self, steps_per_epoch, device):
         self.steps_per_epoch = steps_per_epoch
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)  # of the steps of this epoch
-        self.begin_epoch(0)
-
-    def begin_epoch(self, epoch):
-        self.epoch = epoch
-        self.steps_done = 0  # optimizer steps of this epoch
-        self.loss_sum.zero_()
+        self.epoch = 0
+        self.steps_done = 0
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
 
     @property
     def global_step(self):
         return self.steps_per_epoch * self.epoch + self.steps_done
+
+    def average_loss(self, accelerator):
+        """Replace each rank's sum by the mean of all ranks. A collective."""
+        self.loss_sum = accelerator.reduce(self.loss_sum, reduction="mean")
+
+    def begin_next_epoch(self):
+        self.epoch += 1
+        self.steps_done = 0
+        self.loss_sum.zero_()
 
     def state_dict(self):
         return {"epoch": self.epoch, "steps_done": self.steps_done, "loss_sum": self.loss_sum.item()}
@@ -58,7 +66,7 @@ class Progress:
 
 
 def resume(accelerator, args, progress):
-    accelerator.load_state()  # from the newest that is whole
+    accelerator.load_state()  # takes the newest checkpoint that is whole
     if progress.epoch >= args.epochs:
         fail(f"--epochs {args.epochs}: the checkpoint is of a longer training, in its epoch {progress.epoch + 1}")
     accelerator.print(f"{args.level}: resumed at step {progress.global_step}")
@@ -66,18 +74,10 @@ def resume(accelerator, args, progress):
 
 def save(accelerator, model, progress):
     refuse_not_finite(model, progress.global_step)
-    # A checkpoint holds one sum. From here on each rank goes on with the mean of all sums, as after resuming.
-    progress.loss_sum = accelerator.reduce(progress.loss_sum, reduction="mean")
     # The number in the checkpoint's name. Accelerate takes it from nowhere else.
     accelerator.project_configuration.iteration = progress.global_step
     accelerator.save_state(all_ranks=True)  # by default it waits for nobody: rank 0 alone may call it
     accelerator.print(f"saved at step {progress.global_step}")
-
-
-def stop(accelerator, progress, exit_code):
-    accelerator.print(f"stopped at step {progress.global_step}: run it again to continue")
-    accelerator.end_training()
-    raise SystemExit(exit_code)
 
 
 def rest_of_epoch(accelerator, loader, progress):
@@ -91,7 +91,6 @@ def rest_of_epoch(accelerator, loader, progress):
 
 @torch.no_grad()
 def evaluate(accelerator, model, loader):
-    """The mean loss, the accuracy, and the number of samples, over all ranks."""
     # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
     loss_sum, correct, evaluated = torch.zeros(3, dtype=torch.float64, device=accelerator.device)
     model.eval()
@@ -117,12 +116,9 @@ def train(args):
         ),
         kwargs_handlers=[InitProcessGroupKwargs(timeout=args.timeout)],
     )
+    device = accelerator.device
     train_set, test_set = load_data(args)
-    loading = dict(
-        collate_fn=collate,
-        num_workers=args.num_workers,
-        pin_memory=train_set.device.type != accelerator.device.type,
-    )
+    loading = dict(collate_fn=collate, num_workers=args.num_workers, pin_memory=train_set.device.type != device.type)
     micro_batch = args.batch_size // args.gradient_accumulation_steps
     train_loader = DataLoader(train_set, micro_batch, shuffle=True, drop_last=True, **loading)
     test_loader = DataLoader(test_set, micro_batch, **loading)  # prepare gives all ranks equal parts of a batch
@@ -132,15 +128,15 @@ def train(args):
     model, optimizer, train_loader, test_loader = accelerator.prepare(model, optimizer, train_loader, test_loader)
     set_seed(args.seed, device_specific=True)  # for dropout: each rank draws its own random numbers
 
-    progress = Progress(len(train_set) // args.batch_size, accelerator.device)
+    saves = bool(args.checkpoint_dir)
+    progress = Progress(len(train_set) // args.batch_size, device)
     accelerator.register_for_checkpointing(progress, SameTraining(args.batch_size, train_set))
-    if args.checkpoint_dir and has_checkpoint(args.checkpoint_dir, "checkpoints/checkpoint_*"):
+    if saves and has_checkpoint(args.checkpoint_dir, "checkpoints/checkpoint_*"):
         resume(accelerator, args, progress)
 
-    saves = bool(args.checkpoint_dir)
-    with noted_signals(enabled=saves) as signals, measured(args, model, train_set, test_set) as report:
+    with caught_signals(enabled=saves) as signals, measured(args, model, train_set, test_set) as report:
         total_steps = progress.steps_per_epoch * args.epochs
-        schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, accelerator.device)
+        schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, device)
         for epoch in range(progress.epoch, args.epochs):
             train_loader.set_epoch(epoch)  # another order for each epoch
             model.train()
@@ -153,16 +149,18 @@ def train(args):
                 progress.loss_sum += loss.detach() / args.gradient_accumulation_steps
                 if accelerator.sync_gradients:  # the step is complete
                     progress.steps_done += 1
-                    if args.checkpoint_dir:
-                        schedule.update(progress.global_step)
-                        if schedule.save:
+                    if saves:
+                        decision = schedule.decide(progress.global_step)
+                        if decision.save:
+                            progress.average_loss(accelerator)  # a checkpoint holds one sum for all ranks
                             save(accelerator, model, progress)
-                        if schedule.stop:
-                            stop(accelerator, progress, schedule.exit_code())
-            train_loss = accelerator.reduce(progress.loss_sum, reduction="mean") / progress.steps_per_epoch
+                        if decision.stop:
+                            stop_run(accelerator, progress.global_step, signals)
 
-            result = report(train_loss.item(), *evaluate(accelerator, model, test_loader), steps=progress.global_step)
-            progress.begin_epoch(epoch + 1)
+            progress.average_loss(accelerator)
+            train_loss = progress.loss_sum.item() / progress.steps_per_epoch
+            result = report(train_loss, *evaluate(accelerator, model, test_loader), steps=progress.global_step)
+            progress.begin_next_epoch()
     accelerator.end_training()
     return result
 

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from common.accelerator import PartialState
 from common.args import parse_args
 from common.data import collate, load_data
-from common.instruments import measured, prepare_process
+from common.instruments import measured
 from common.model import build_model
+from common.start import prepare_process
 from common.trainer import Trainer, TrainingArguments
 
 

@@ -15,17 +15,18 @@ from torch.utils.data import RandomSampler
 
 from common.accelerator import PartialState
 from common.args import parse_args
-from common.checkpoint_schedule import CheckpointSchedule, has_checkpoint, noted_signals, refuse_not_finite
+from common.checkpoint_schedule import CheckpointSchedule, caught_signals, has_checkpoint, refuse_not_finite, stop_run
 from common.data import collate, load_data
-from common.instruments import measured, prepare_process
+from common.instruments import measured
 from common.model import build_model
 from common.same_training import SameTraining
+from common.start import prepare_process
 from common.trainer import Trainer, TrainerCallback, TrainingArguments
 
 
 class DigitTrainer(Trainer):
     def _get_train_sampler(self, train_dataset=None):
-        # Whole steps only: dataloader_drop_last keeps whole micro-batches at the end that are too few for a step.
+        # An epoch is whole steps. dataloader_drop_last would keep micro-batches at its end that are too few for a step.
         args = self.args
         step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         return RandomSampler(self.train_dataset, num_samples=len(self.train_dataset) // step * step)
@@ -37,23 +38,27 @@ class DigitTrainer(Trainer):
 
 
 class SaveOnTime(TrainerCallback):
-    """Makes all ranks save when the time is up or a signal has come. The Trainer itself saves every N steps."""
+    """Makes all ranks save when the time is up, and stop when a signal has come. The Trainer saves every N steps."""
 
-    def __init__(self, schedule, accelerator):
+    def __init__(self, schedule):
         self.schedule = schedule
-        self.accelerator = accelerator
+        self.stops = False  # True once a signal has come
 
     def on_step_end(self, args, state, control, model, **kwargs):
-        self.schedule.update(state.global_step)
-        control.should_save = control.should_save or self.schedule.save
+        decision = self.schedule.decide(state.global_step)
+        control.should_save = control.should_save or decision.save
+        self.stops = decision.stop
         if control.should_save:
             refuse_not_finite(model, state.global_step)
 
     def on_save(self, args, state, control, **kwargs):
-        if self.schedule.stop:
-            self.accelerator.print(f"stopped at step {state.global_step}: run it again to continue")
-            self.accelerator.end_training()
-            raise SystemExit(self.schedule.exit_code())
+        if self.stops:
+            control.should_training_stop = True
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        if self.stops:  # the Trainer would log and evaluate a part of an epoch as if it were the whole
+            control.should_log = False
+            control.should_evaluate = False
 
 
 def to_dict(batch):
@@ -105,14 +110,16 @@ def train(args):
     torch.manual_seed(args.seed + process.process_index)  # by default all processes drop the same units out
 
     saves = bool(args.checkpoint_dir)
-    with noted_signals(enabled=saves) as signals, measured(args, model, train_set, test_set) as report:
+    with caught_signals(enabled=saves) as signals, measured(args, model, train_set, test_set) as report:
         total_steps = len(train_set) // args.batch_size * args.epochs
         schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, trainer.accelerator.device)
-        if args.checkpoint_dir:
-            trainer.add_callback(SaveOnTime(schedule, trainer.accelerator))
-        resumes = args.checkpoint_dir and has_checkpoint(args.checkpoint_dir, "checkpoint-*")
-        trainer.train(resume_from_checkpoint=resumes)
+        save_on_time = SaveOnTime(schedule)
+        if saves:
+            trainer.add_callback(save_on_time)
+        trainer.train(resume_from_checkpoint=saves and has_checkpoint(args.checkpoint_dir, "checkpoint-*"))
         steps = trainer.state.global_step
+        if save_on_time.stops:
+            stop_run(trainer.accelerator, steps, signals)
         last = {}
         for entry in trainer.state.log_history:  # later values replace earlier ones
             last.update(entry)

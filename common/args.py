@@ -10,24 +10,32 @@ import torch
 
 from common.checkpoint_schedule import checkpoint_interval
 from common.errors import fail
-from common.files import nearest_existing
 from common.instruments.flags import add_instrument_flags
-from common.instruments.start import LAUNCHER_ACCUMULATION
 from common.numbers import natural, number, positive, positive_float
 
-# The flags that not all scripts have. Each belongs to all scripts of a level, or to one script.
-_FULL = ("03_accelerate/train_full", "04_trainer/train_full")
+WITH_CHECKPOINTS = ("03_accelerate/train_full", "04_trainer/train_full")
+# The flags that not all scripts have. Each belongs to all scripts of a level, or to single scripts.
 _OWNERS = {
     "--replicas": ("01_data_parallel",),
     "--timeout": ("02_ddp_raw", "03_accelerate", "04_trainer"),
     "--tensor": ("02_ddp_raw/train_mesh",),
-    "--mixed-precision": _FULL,
-    "--gradient-accumulation-steps": _FULL,
-    "--checkpoint-dir": _FULL,
-    "--checkpoint-every": _FULL,
+    "--mixed-precision": WITH_CHECKPOINTS,
+    "--gradient-accumulation-steps": WITH_CHECKPOINTS,
+    "--checkpoint-dir": WITH_CHECKPOINTS,
+    "--checkpoint-every": WITH_CHECKPOINTS,
+}
+# The settings of a script that has no flag for them.
+_WITHOUT_FLAG = {
+    "replicas": None,
+    "tensor": 1,
+    "mixed_precision": "no",
+    "gradient_accumulation_steps": 1,
+    "checkpoint_dir": None,
 }
 PRECISIONS = ("no", "fp16", "bf16")
-_LAUNCHER_PRECISION = "ACCELERATE_MIXED_PRECISION"  # set by a launcher from its configuration file
+# A launcher sets these variables from its configuration file.
+LAUNCHER_PRECISION = "ACCELERATE_MIXED_PRECISION"
+LAUNCHER_ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -39,7 +47,8 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     """The flags of the script at the path `script`, checked against each other.
 
     `args.level` is the level's name, `args.script` that of the script, such as 03_accelerate/train_full, `args.dtype` a
-    torch.dtype, `args.checkpoint_every` a CheckpointInterval. `args.device` stays a text: see `fit_to_machine`.
+    torch.dtype, `args.checkpoint_every` a CheckpointInterval. The machine is not looked at: `common.start` finds the
+    device that `args.device` names, and refuses files that cannot be written.
 
     Raises:
         UserError: after one line on stderr.
@@ -60,6 +69,7 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
 
 def _make_parser(level: str, name: str, prog: str) -> _Parser:
     parser = _Parser(prog=prog, allow_abbrev=False)
+    parser.set_defaults(**_WITHOUT_FLAG)
     flag = parser.add_argument
     flag("--epochs", type=positive, default=1, metavar="N", help="passes over the training set")
     flag("--batch-size", type=positive, default=64, metavar="N", help="global batch: samples per optimizer step")
@@ -78,7 +88,7 @@ def _make_parser(level: str, name: str, prog: str) -> _Parser:
     own_flag("--replicas", type=positive, metavar="N", help="copies of the model (default: visible GPUs, at least 2)")
     own_flag("--timeout", type=_seconds, default="300", metavar="SECONDS", help="of a collective")
     own_flag("--tensor", type=positive, default=2, metavar="N", help="ranks that share a layer (a power of 2, to 128)")
-    precision = os.environ.get(_LAUNCHER_PRECISION, "no")
+    precision = os.environ.get(LAUNCHER_PRECISION, "no")
     own_flag("--mixed-precision", choices=PRECISIONS, default=precision, help="default: the launcher's, or no")
     own_flag(
         "--gradient-accumulation-steps",
@@ -118,12 +128,7 @@ def _seconds(text: str) -> timedelta:
 
 
 def _folder(text: str) -> str:
-    """The absolute path of a folder that exists or can be made."""
+    """The absolute path of a folder, whose name may begin with `~`."""
     if not text:
         raise argparse.ArgumentTypeError("must name a folder")
-    path = Path(os.path.abspath(os.path.expanduser(text)))
-    nearest = nearest_existing(path)
-    is_writer = os.environ.get("RANK", "0") == "0"  # the others' machines need not have it
-    if is_writer and not (nearest.is_dir() and os.access(nearest, os.W_OK)):
-        raise argparse.ArgumentTypeError(f"nothing can be written to {text!r}")
-    return str(path)
+    return os.path.abspath(os.path.expanduser(text))

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,9 @@ from common.errors import fail
 from common.numbers import number, positive
 from common.process_group import all_gather_object
 
-STEPS_BETWEEN_VOTES = 10  # optimizer steps
+# Optimizer steps. At a vote each rank waits for its GPU and for all other ranks, so not every step has one. Ten steps
+# and a checkpoint have to fit into the half minute between SIGTERM and the kill: lower it if steps take seconds.
+STEPS_BETWEEN_VOTES = 10
 
 
 class CheckpointInterval(NamedTuple):
@@ -32,6 +34,13 @@ class CheckpointInterval(NamedTuple):
 
     steps: int = sys.maxsize
     seconds: float = math.inf
+
+
+class Decision(NamedTuple):
+    """The same on all ranks: do they save a checkpoint after this step, and do they stop after that?"""
+
+    save: bool
+    stop: bool
 
 
 def checkpoint_interval(text: str) -> CheckpointInterval:
@@ -42,10 +51,46 @@ def checkpoint_interval(text: str) -> CheckpointInterval:
     return CheckpointInterval(seconds=number(text.removesuffix("s"), int, 1, description, 10**9))
 
 
+class CheckpointSchedule:
+    """When all ranks save, and when they stop.
+
+    Args:
+        interval: how often to save.
+        total_steps: the last step, which is saved too.
+        signals: of `caught_signals`; if a rank has got one, all save and stop.
+        device: of this process.
+    """
+
+    def __init__(
+        self, interval: CheckpointInterval, total_steps: int, signals: list[int], device: torch.device
+    ) -> None:
+        self._interval = interval
+        self._total_steps = total_steps
+        self._signals = signals
+        self._device = device
+        self._saved_at = time.monotonic()
+
+    def decide(self, step: int) -> Decision:
+        """The decision after optimizer step `step`. A collective: all processes must call it at every step."""
+        save = step == self._total_steps or step % self._interval.steps == 0
+        stop = False
+        if step % STEPS_BETWEEN_VOTES == 0:
+            is_due = time.monotonic() - self._saved_at > self._interval.seconds
+            votes = torch.tensor([is_due, bool(self._signals)], dtype=torch.int32, device=self._device)
+            if dist.is_initialized():
+                dist.all_reduce(votes, dist.ReduceOp.MAX)
+            is_due_somewhere, stop = votes.bool().tolist()
+            save = save or is_due_somewhere or stop
+        if save:
+            self._saved_at = time.monotonic()
+        return Decision(save, stop)
+
+
 def has_checkpoint(folder: str, pattern: str) -> bool:
     """True if a path in `folder` matches. Rank 0 looks, so that all ranks resume or none does: all must call this."""
     saved = Path(folder).glob(pattern)
-    found = any(not path.suffix for path in saved)  # one that was set aside has ".damaged" behind its number
+    # A damaged checkpoint that was set aside has a suffix: checkpoint_7.damaged-….
+    found = any(not path.suffix for path in saved)
     return all_gather_object(found)[0]
 
 
@@ -57,7 +102,7 @@ def refuse_not_finite(model: nn.Module, step: int) -> None:
 
 
 @contextlib.contextmanager
-def noted_signals(enabled: bool = True) -> Iterator[list[int]]:
+def caught_signals(enabled: bool = True) -> Iterator[list[int]]:
     """A block in which SIGTERM and the first Ctrl-C do not end the process: their numbers are added to the list.
 
     The second Ctrl-C ends the process at once. A second SIGTERM does not, because Slurm and torchrun may both send one.
@@ -67,63 +112,32 @@ def noted_signals(enabled: bool = True) -> Iterator[list[int]]:
     if not enabled:
         yield received
         return
-    sent_by_one_key_press = 1
+    sigints_of_one_ctrl_c = 1
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        sent_by_one_key_press = 2  # one by the terminal, to torchrun and to its ranks, and one by torchrun
+        sigints_of_one_ctrl_c = 2  # The terminal sends one to torchrun and to its ranks, and torchrun one to its ranks.
 
-    def note(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        if received.count(signal.SIGINT) >= sent_by_one_key_press:
+    def receive(signal_number: int, frame: FrameType | None) -> None:
+        received.append(signal_number)
+        if received.count(signal.SIGINT) >= sigints_of_one_ctrl_c:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # This ends also a process that waits in a collective.
 
     before = {}
-    for caught in (signal.SIGTERM, signal.SIGINT):
-        before[caught] = signal.signal(caught, note)
+    for each in (signal.SIGTERM, signal.SIGINT):
+        before[each] = signal.signal(each, receive)
     try:
         yield received
     finally:
-        for caught, handler in before.items():
-            signal.signal(caught, handler)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
-class CheckpointSchedule:
-    """The decision after each optimizer step: do all ranks save now, and do they stop after that?
+def stop_run(accelerator: Any, step: int, signals: list[int]) -> NoReturn:
+    """Leave the process group and end the process. All ranks call this after a decision to stop.
 
-    Args:
-        interval: how often to save.
-        total_steps: the last step, which is saved too.
-        signals: of `noted_signals`; if a rank has got one, all save and stop.
-        device: of this process.
-
-    Attributes:
-        save, stop: True on all ranks or on none.
+    The exit code is 128 + the number of the signal, which shells and schedulers take for a process that the signal has
+    ended. Where another rank has got the signal it is SIGTERM's.
     """
-
-    def __init__(
-        self, interval: CheckpointInterval, total_steps: int, signals: list[int], device: torch.device
-    ) -> None:
-        self.save = False
-        self.stop = False
-        self._interval = interval
-        self._total_steps = total_steps
-        self._signals = signals
-        self._device = device
-        self._saved_at = time.monotonic()
-
-    def update(self, step: int) -> None:
-        """Decide after optimizer step `step`. A collective: all processes must call it at every step."""
-        self.save = step == self._total_steps or step % self._interval.steps == 0
-        if step % STEPS_BETWEEN_VOTES == 0:
-            is_time = time.monotonic() - self._saved_at > self._interval.seconds
-            votes = torch.tensor([is_time, bool(self._signals)], dtype=torch.int32, device=self._device)
-            if dist.is_initialized():
-                dist.all_reduce(votes, dist.ReduceOp.MAX)
-            is_time, has_signal = votes.bool().tolist()
-            self.stop = has_signal
-            self.save = self.save or is_time or has_signal
-        if self.save:
-            self._saved_at = time.monotonic()
-
-    def exit_code(self) -> int:
-        """128 + the number of the signal, which shells and schedulers take for a process that the signal has ended."""
-        return 128 + (self._signals[0] if self._signals else signal.SIGTERM)
+    accelerator.print(f"stopped at step {step}: run it again to continue")
+    accelerator.end_training()
+    signal_number = signals[0] if signals else signal.SIGTERM
+    raise SystemExit(128 + signal_number)

@@ -15,14 +15,14 @@ _THREADS = Path("/proc/self/task")
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
-class _Division(NamedTuple):
-    """The cores that this process could use before it was confined to a part of them."""
+class _Devices(NamedTuple):
+    """The devices of which this process has one: `cores` in their order, `cores_per_device` of them for each device."""
 
     cores: list[int]
     cores_per_device: int
 
 
-_division: _Division | None = None
+_devices: _Devices | None = None  # None: this process is not confined to a device
 
 
 def available_cores() -> int:
@@ -34,8 +34,8 @@ def available_cores() -> int:
 
 def threads_per_worker(workers: int) -> int:
     """The number of threads of each of `workers` on this machine: its device's cores, else an equal share of all."""
-    if _division is not None:
-        return _division.cores_per_device
+    if _devices is not None:
+        return _devices.cores_per_device
     return max(1, available_cores() // workers)
 
 
@@ -46,7 +46,7 @@ def device_cores(index: int, cores_per_device: int) -> list[int]:
     threads of one physical core stand side by side in this order, so that two devices share none if they need not.
     """
     start = index * cores_per_device
-    return _undivided_cores()[start : start + cores_per_device]
+    return _cores_of_all_devices()[start : start + cores_per_device]
 
 
 def confine_to_device(index: int, cores_per_device: int) -> None:
@@ -55,29 +55,29 @@ def confine_to_device(index: int, cores_per_device: int) -> None:
     The caller sets the number of torch's threads: see `threads_per_worker`. macOS and Windows cannot confine threads to
     cores, so there that number is all that makes a device.
     """
-    global _division
-    _division = _Division(_undivided_cores(), cores_per_device)
+    global _devices
+    _devices = _Devices(_cores_of_all_devices(), cores_per_device)
     _pin_all_threads(device_cores(index, cores_per_device))
 
 
 def confine_thread_to_device(index: int) -> None:
-    """Move the calling thread to another device than the process's, if the cores are divided into devices."""
-    if _division is not None:
-        _pin(0, device_cores(index, _division.cores_per_device))
+    """Move the calling thread to another device than the process's, if the process is confined to a device."""
+    if _devices is not None:
+        _pin(0, device_cores(index, _devices.cores_per_device))
 
 
 def use_all_cores() -> None:
     """Undo `confine_to_device`, for all threads of this process."""
-    global _division
-    if _division is not None:
-        _pin_all_threads(_division.cores)
-        _division = None
+    global _devices
+    if _devices is not None:
+        _pin_all_threads(_devices.cores)
+        _devices = None
 
 
-def _undivided_cores() -> list[int]:
-    """The cores that this process may use, or could before it was confined to a device."""
-    if _division is not None:
-        return _division.cores
+def _cores_of_all_devices() -> list[int]:
+    """The cores that this process may use, or could use before it was confined to one device."""
+    if _devices is not None:
+        return _devices.cores
     if not hasattr(os, "sched_setaffinity"):
         return []
     return sorted(os.sched_getaffinity(0), key=lambda core: (_first_sibling(core), core))
@@ -97,7 +97,7 @@ def _pin_all_threads(cores: Iterable[int]) -> None:
     if _THREADS.exists():
         threads = [int(path.name) for path in _THREADS.iterdir()]
     for thread in threads:
-        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+        with contextlib.suppress(ProcessLookupError):  # The thread has ended meanwhile.
             _pin(thread, cores)
 
 

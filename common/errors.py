@@ -20,13 +20,13 @@ class UserError(SystemExit):
 def fail(message: str) -> NoReturn:
     """Print `message` on stderr, if no other rank of this machine has printed an error, and raise UserError."""
     message = " ".join(message.split("\n"))
-    if _is_first_to_fail():
+    if _acquire_print_lock():
         print(f"error: {message}", file=sys.stderr, flush=True)
     raise UserError(message)
 
 
-def _is_first_to_fail() -> bool:
-    """True for one process of those that torchrun has started here; without torchrun for every process.
+def _acquire_print_lock() -> bool:
+    """Return True to one process of those that torchrun has started here; without torchrun to every process.
 
     All ranks may meet the same error, and torchrun ends the others as soon as one has ended, so rank 0 may never come
     to print it. torchrun has made one folder for the errors of all ranks. The first rank that can make a file in it
@@ -39,6 +39,6 @@ def _is_first_to_fail() -> bool:
         (Path(own_error_file).parents[1] / "printed").touch(exist_ok=False)
     except FileExistsError:
         return False
-    except OSError:  # the folder is gone, or the variable is another launcher's
+    except OSError:  # The folder is gone, or the variable is another launcher's.
         return True
     return True

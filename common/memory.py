@@ -1,9 +1,10 @@
 """Count the tensor bytes that each of N GPUs would hold, on a machine that has none.
 
-Within `track_memory()` every operation's result is charged to the device on which it would be on a machine with GPUs:
+The simulated devices are numbers; device 0 is the process's own. Within `track_memory()` every operation's result is
+charged to the device on which it would be on a machine with GPUs:
 
 - a tensor made without a device is on the host and not charged: datasets, batches, a model before `.to(device)`;
-- `.to(device)` moves it to the process's device, `copy_to` of the emulated DataParallel to a replica's;
+- `.to(device)` moves it to device 0, and `tracked_copy` to any device, such as that of a replica;
 - a result is where its inputs are; a host tensor in an operation with device tensors is moved to their device;
 - storage that FSDP resizes counts with its new size, and a copy that gloo alone needs is not counted.
 
@@ -21,23 +22,25 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 BLOCK = 512
 # Communication: the buckets and messages of collectives, scattered inputs, gathered outputs.
 CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "communication", "temporaries")
-UNNAMED = CATEGORIES[-1]
 COPY = torch.ops.aten._to_copy.default
 
 
 @dataclass(eq=False)
 class _Allocation:
-    """A storage. What it was may become known only after it has been freed."""
+    """A storage of `size` bytes. Its category may become known only after it has been freed.
 
-    device: int | None  # None: the host
+    `device` is None on the host. A storage that is left out is never charged to a device.
+    """
+
+    device: int | None
     size: int = 0
-    category: str = UNNAMED
+    category: str = "temporaries"
     is_left_out: bool = False
 
 
@@ -55,8 +58,10 @@ class MemoryTracker:
     """The bytes that are held now, by device and category, and each device's at its peak."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # storages may be freed, on this thread too, while an entry is being made
-        self._alive: dict[int, _Allocation] = {}  # by address of the storage
+        # It is reentrant because this thread may free a storage while it makes an entry.
+        self._lock = threading.RLock()
+        # The keys are the addresses of the storages that are alive.
+        self._allocations: dict[int, _Allocation] = {}
         self._devices: dict[int, _Device] = {}
 
     def peaks(self) -> dict[int, dict[str, int]]:
@@ -79,41 +84,55 @@ class MemoryTracker:
     def device_of(self, tensor: Tensor) -> int | None:
         """The device that `tensor` is charged to; None for the host."""
         with self._lock:
-            allocation = self._alive.get(tensor.untyped_storage()._cdata)
+            allocation = self._allocations.get(tensor.untyped_storage()._cdata)
             return allocation.device if allocation else None
 
     def charge(self, tensor: Tensor, device: int | None) -> None:
-        """Enter a new storage, a storage that has changed its size, or one that moves from the host to a device."""
+        """Enter the storage of a tensor with its present size.
+
+        It is on `device` if it is new or was on the host so far. Otherwise it stays where it is.
+        """
         storage = tensor.untyped_storage()
         with self._lock:
-            allocation = self._alive.get(storage._cdata)
+            allocation = self._allocations.get(storage._cdata)
             if allocation is None:
-                allocation = self._alive[storage._cdata] = _Allocation(device)
+                allocation = self._allocations[storage._cdata] = _Allocation(device)
                 weakref.finalize(storage, self._release, storage._cdata).atexit = False
             elif allocation.device is None and not allocation.is_left_out:
                 allocation.device = device
                 allocation.size = 0
             self._resize(allocation, _in_blocks(storage))
 
-    def leave_out_if_new(self, tensor: Tensor) -> None:
-        """Count the storage of `tensor` on no device, whatever it meets, unless it has been entered already."""
+    def leave_out_if_unknown(self, tensor: Tensor) -> None:
+        """Charge the storage of `tensor` to no device, whatever it meets, unless it has been entered already."""
         address = tensor.untyped_storage()._cdata
         with self._lock:
-            if address not in self._alive:
+            if address not in self._allocations:
                 self.charge(tensor, None)
-                self._alive[address].is_left_out = True
+                self._allocations[address].is_left_out = True
 
     def label(self, tensor: Tensor, category: str) -> None:
         """Give a storage a category. If it has several, the first in the order of CATEGORIES counts."""
         with self._lock:
-            allocation = self._alive.get(_plain(tensor).untyped_storage()._cdata)
+            allocation = self._allocations.get(_plain(tensor).untyped_storage()._cdata)
             if allocation is not None:
                 allocation.category = min(allocation.category, category, key=CATEGORIES.index)
 
-    def update_size(self, storage: torch.UntypedStorage) -> None:
-        """Enter the new size of a storage that was resized without an operation, as FSDP does with gathered weights."""
+    def label_trained(self, optimizer: Optimizer) -> None:
+        """Label the parameters of an optimizer, their gradients and their state."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self.label(parameter, "parameters")
+                if parameter.grad is not None:
+                    self.label(parameter.grad, "gradients")
+                for value in optimizer.state[parameter].values():
+                    if isinstance(value, Tensor):
+                        self.label(value, "optimizer state")
+
+    def enter_resized_parameters(self, storage: torch.UntypedStorage) -> None:
+        """Enter the new size of a storage of gathered parameters, which was resized without an operation."""
         with self._lock:
-            allocation = self._alive.get(storage._cdata)
+            allocation = self._allocations.get(storage._cdata)
             if allocation is not None:
                 allocation.category = "parameters"
                 self._resize(allocation, _in_blocks(storage))
@@ -132,7 +151,7 @@ class MemoryTracker:
 
     def _release(self, address: int) -> None:
         with self._lock:
-            allocation = self._alive.pop(address)
+            allocation = self._allocations.pop(address)
             device = self._devices.get(allocation.device)
             if device is not None:
                 device.total -= device.held.pop(allocation, 0)
@@ -162,17 +181,17 @@ class _Operations(TorchDispatchMode):
         kwargs = kwargs or {}
         inputs = _tensors((args, kwargs))
         if func is torch.ops.aten.split.Tensor:
-            # gloo has no reduce-scatter: it reduces a copy of the whole message, and splits that. nccl makes no copy,
-            # and when gloo frees it depends on its threads.
-            self.tracker.leave_out_if_new(inputs[0])
-        if func.namespace == "c10d":  # a collective sends its inputs
+            # A split of a storage that no operation has made is gloo's. It has no reduce-scatter: it reduces a copy of
+            # the whole message, and splits that. nccl makes no copy, and when gloo frees it depends on its threads.
+            self.tracker.leave_out_if_unknown(inputs[0])
+        if func.namespace == "c10d":  # A collective sends its inputs.
             for tensor in inputs:
                 self.tracker.label(tensor, "communication")
         device = self._common_device(inputs)
         if device is not None:
             self._move_inputs(inputs, device)
         target = kwargs.get("device") if func is COPY else None
-        if target is not None and target.index is not None:  # given by `_copied`
+        if target is not None and target.index is not None:  # It was given by `_copied`.
             device = target.index
             kwargs["device"] = torch.device("cpu")
         results = func(*args, **kwargs)
@@ -207,15 +226,15 @@ def _track_moves_and_sizes(tracker: MemoryTracker) -> Iterator[None]:
 
     def to(tensor: Tensor, *args, **kwargs) -> Tensor:
         result = torch_to(tensor, *args, **kwargs)
-        target = args[0] if args else kwargs.get("device")  # or a dtype or a tensor
+        target = args[0] if args else kwargs.get("device")  # The first argument may also be a dtype or a tensor.
         names_device = isinstance(target, str | torch.device | int)
         if names_device and result.device.type == "cpu" and tracker.device_of(result) is None:
-            return tracked_copy(result, None, 0, UNNAMED)
+            return tracked_copy(result, None, 0, "temporaries")
         return result
 
     def resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
         torch_resize(storage, size)
-        tracker.update_size(storage)
+        tracker.enter_resized_parameters(storage)
         return storage
 
     with patch.object(Tensor, "to", to), patch.object(torch.UntypedStorage, "resize_", resize):
@@ -250,28 +269,18 @@ def _tensors(nested) -> list[Tensor]:
     return found
 
 
-_active: MemoryTracker | None = None  # of the process: `name_category` may be called when no memory is tracked
+_active: MemoryTracker | None = None  # None: no memory is tracked in this process
 
 
 @contextmanager
 def track_memory() -> Iterator[MemoryTracker]:
-    """Charge everything that this thread does. One at a time a process."""
+    """Charge everything that this thread does. A process can have one tracker at a time."""
     global _active
     if _active is not None:
         raise RuntimeError("track_memory() is active already")
-    _active = tracker = MemoryTracker()
-
-    def label_trained(optimizer, *_) -> None:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                tracker.label(parameter, "parameters")
-                if parameter.grad is not None:
-                    tracker.label(parameter.grad, "gradients")
-                for value in optimizer.state[parameter].values():
-                    if isinstance(value, Tensor):
-                        tracker.label(value, "optimizer state")
-
-    hook = register_optimizer_step_post_hook(label_trained)
+    tracker = MemoryTracker()
+    hook = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: tracker.label_trained(optimizer))
+    _active = tracker
     try:
         with observed(tracker), _track_moves_and_sizes(tracker):
             yield tracker
@@ -325,7 +334,11 @@ class _Copy(torch.autograd.Function):
 
 
 def _copied(tensor: Tensor, device: int | None, category: str) -> Tensor:
-    """A copy for a device. torch gives a mode the arguments of an operation, so device 3 is passed on as cpu:3."""
+    """A copy of a tensor that `_Operations` charges to a device.
+
+    `_Operations` sees nothing but the arguments of an operation, and torch takes only devices of its own there. So
+    device 3 is passed as the CPU with the index 3. `_Operations` takes the index off before torch makes the copy.
+    """
     place = torch.device("cpu") if device is None else torch.device("cpu", device)
     result = COPY(tensor, device=place)
     name_category(result, category)

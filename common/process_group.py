@@ -31,7 +31,7 @@ COLLECTIVES = (
     "scatter",
     "scatter_object_list",
 )
-_left_group: Any = None  # which `leave_process_group` keeps
+_left_group: Any = None  # `leave_process_group` keeps the group here.
 
 
 def is_distributed() -> bool:

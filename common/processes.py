@@ -32,7 +32,8 @@ from common.cores import use_all_cores
 from common.errors import UserError
 from common.machine import hide_gpus
 
-SECONDS_AFTER_FAILURE = 5  # that ranks have to answer once another one has failed
+# Once a rank has failed, the others have this time to answer. They may wait for it, and would do so for ever.
+SECONDS_AFTER_FAILURE = 5
 # Windows can only spawn.
 _START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 _context: Any = multiprocessing.get_context(_START_METHOD)
@@ -63,7 +64,10 @@ class Job(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The outcome of a job on one rank: what the function returned, or why it did not."""
+    """The outcome of a job on one rank: what the function returned, or why it did not.
+
+    The failure is a text because an exception need not be picklable.
+    """
 
     result: Any = None
     failure: str | None = None
@@ -92,12 +96,15 @@ class Ranks:
 
     Args:
         on_cpu: the processes see no GPU. Torch would start CUDA on the first one, also for jobs of the CPU.
+
+    Attributes:
+        workers: the processes; none before the first job.
     """
 
     def __init__(self, world_size: int, on_cpu: bool = False) -> None:
         self.world_size = world_size
         self.on_cpu = on_cpu
-        self._workers: list[Worker] = []
+        self.workers: list[Worker] = []
 
     def run(
         self,
@@ -115,26 +122,19 @@ class Ranks:
         Raises:
             RankFailed: if a rank raises, ends or is silent. The processes are then thrown away.
         """
-        if not self._workers:
-            self._workers = [_started(rank, self.on_cpu) for rank in range(self.world_size)]
+        if not self.workers:
+            self.workers = [_start_worker(rank, self.on_cpu) for rank in range(self.world_size)]
         port = free_port()
-        for worker in self._workers:
-            of_torchrun = {
-                "RANK": str(worker.rank),
-                "LOCAL_RANK": str(worker.rank),
-                "WORLD_SIZE": str(self.world_size),
-                "LOCAL_WORLD_SIZE": str(self.world_size),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            }
+        for worker in self.workers:
+            job_environment = _rank_variables(worker.rank, self.world_size, port) | (environment or {})
             try:
-                worker.pipe.send(Job(function, args, kwargs, of_torchrun | (environment or {})))
-            except BrokenPipeError as error:  # for example killed, because the machine had no memory left
+                worker.pipe.send(Job(function, args, kwargs, job_environment))
+            except BrokenPipeError as error:  # It may have been killed because the machine had no memory left.
                 self.stop()
                 raise RankFailed({worker.rank: "its process has ended since the last job"}) from error
         try:
-            answers = self._answers(timeout)
-        except BaseException:  # Ctrl-C: their answers to this job must not be taken for those to the next one
+            answers = self._receive_answers(timeout)
+        except BaseException:  # After Ctrl-C their answers to this job must not be taken for those to the next one.
             self.stop()
             raise
         failures = {rank: answer.failure for rank, answer in answers.items() if answer.failure}
@@ -145,16 +145,16 @@ class Ranks:
 
     def stop(self) -> None:
         """End the processes; the next job starts new ones."""
-        for worker in self._workers:
+        for worker in self.workers:
             worker.process.kill()
             worker.process.join()
             worker.pipe.close()
-        self._workers = []
+        self.workers = []
 
-    def _answers(self, timeout: float) -> dict[int, Answer]:
+    def _receive_answers(self, timeout: float) -> dict[int, Answer]:
         """The outcome of the job on each rank, in the order in which they came."""
         answers: dict[int, Answer] = {}
-        waiting: dict[Any, Worker] = {worker.pipe: worker for worker in self._workers}
+        waiting: dict[Any, Worker] = {worker.pipe: worker for worker in self.workers}
         deadline = time.monotonic() + timeout
         while waiting:
             seconds = max(0, deadline - time.monotonic())
@@ -164,7 +164,7 @@ class Ranks:
             ready = wait(waiting, seconds)
             for pipe in ready:
                 worker = waiting.pop(pipe)
-                answers[worker.rank] = _answer(worker)
+                answers[worker.rank] = _receive(worker)
             if not ready:
                 for worker in waiting.values():
                     state = "alive" if worker.process.is_alive() else "dead"
@@ -173,7 +173,19 @@ class Ranks:
         return answers
 
 
-def _started(rank: int, on_cpu: bool) -> Worker:
+def _rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """The environment variables that torchrun would give to a rank on this machine."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def _start_worker(rank: int, on_cpu: bool) -> Worker:
     ours, theirs = _context.Pipe()
     process = _context.Process(target=_serve, args=(theirs, on_cpu), daemon=True)
     with _without_interrupts():
@@ -192,7 +204,7 @@ def _without_interrupts() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    resource_tracker.ensure_running()  # the first start of a process starts it too, and it unblocks the signal
+    resource_tracker.ensure_running()  # Otherwise the first process would start it, and it unblocks SIGINT.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -200,7 +212,7 @@ def _without_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _answer(worker: Worker) -> Answer:
+def _receive(worker: Worker) -> Answer:
     """The outcome that a rank has sent, or that it ended instead."""
     try:
         return worker.pipe.recv()
@@ -211,19 +223,19 @@ def _answer(worker: Worker) -> Answer:
 
 def _serve(pipe: Connection, on_cpu: bool) -> None:
     """The main loop of a rank: run one job after another, until it is killed or the parent has ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for Windows, which cannot block it, and for child processes
-    keep_large_blocks()  # as the levels do, but before the first tensor of the first job
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Windows cannot block it, and child processes inherit this.
+    keep_large_blocks()  # The levels call it too, but a job may have made tensors before.
     if on_cpu:
         hide_gpus()
     from tqdm import tqdm
 
-    # For the levels' bars: by default a semaphore, which a killed process leaves behind.
+    # The lock of the levels' bars would be a semaphore, which a killed process leaves behind.
     tqdm.set_lock(threading.RLock())
     while True:
-        torch.set_num_threads(1)  # a job before this one may have set more
+        torch.set_num_threads(1)  # A job before this one may have set more.
         try:
             job = pipe.recv()
-        except EOFError:  # the parent is gone
+        except EOFError:  # The parent has ended.
             return
         _run(job, pipe)
 
@@ -234,7 +246,7 @@ def _run(job: Job, pipe: Connection) -> None:
     try:
         pipe.send(Answer(result=job.function(*job.args, **job.kwargs)))
     except UserError as error:
-        pipe.send(Answer(failure=str(error)))  # one line that says what to correct
+        pipe.send(Answer(failure=str(error)))  # It is one line that says what to correct.
     except BaseException as error:
         failure = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
         pipe.send(Answer(failure=failure))
@@ -243,7 +255,7 @@ def _run(job: Job, pipe: Connection) -> None:
             # The next job may be measured on the same GPU, by this process or by another.
             gc.collect()
             torch.cuda.empty_cache()
-        use_all_cores()  # the job may have confined this process to a device
+        use_all_cores()  # The job may have confined this process to a device.
         os.environ.clear()
         os.environ.update(before)
 
@@ -264,7 +276,7 @@ def ranks(world_size: int, on_cpu: bool = False) -> Ranks:
 
 def started_pools() -> list[Ranks]:
     """The pools of this program whose processes are running."""
-    return [pool for pool in _pools.values() if pool._workers]
+    return [pool for pool in _pools.values() if pool.workers]
 
 
 @atexit.register

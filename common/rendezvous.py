@@ -1,14 +1,15 @@
-"""The meeting of all ranks before their process group exists: a new name for the group, and the check of its backend.
+"""The rendezvous of all ranks before their process group exists: the id of this attempt, and a check of the backends.
 
 torchrun keeps one store over restarts. A group that is set up a second time would find the addresses of dead ranks
 under the old keys, so each attempt needs keys of its own. The restart count does not tell attempts apart, because a
-change of membership leaves it as it was. So rank 0 draws a name, and gives it to each rank R that shows a new token:
+change of membership leaves it as it was. So rank 0 draws an id for the attempt, and the other ranks request it. Each
+request has an id of its own, because the one in the store may be that of a dead rank:
 
-    meet/token/R            rank R      its token
-    meet/name/TOKEN         rank 0      the name of this attempt
-    meet/NAME/R             rank R      the backend that its node has chosen, and the host
-    meet/NAME/choices       rank 0      what all ranks have chosen, a line for each
-    meet/NAME/leaving/R     rank R      it has read that they differ
+    rendezvous/request/R          rank R      the id of its request
+    rendezvous/reply/REQUEST      rank 0      the id of this attempt
+    rendezvous/ATTEMPT/R          rank R      the backend that its node has chosen, and the host
+    rendezvous/ATTEMPT/choices    rank 0      what all ranks have chosen, a line for each
+    rendezvous/ATTEMPT/read/R     rank R      nothing; the key says that it has read the choices, which differ
 """
 
 import contextlib
@@ -23,8 +24,8 @@ POLLING_SECONDS = 0.005
 TIME_TO_READ = timedelta(seconds=10)
 
 
-def meet(store: dist.Store, rank: int, world_size: int, timeout: timedelta, backend: str) -> str:
-    """A name for this attempt that all its ranks use and no earlier attempt has used.
+def join_attempt(store: dist.Store, rank: int, world_size: int, timeout: timedelta, backend: str) -> str:
+    """Wait for all ranks, and return the id of this attempt, which they share and no earlier attempt had.
 
     The backends are compared here because a group of nccl and gloo ranks would wait for ever.
 
@@ -34,54 +35,54 @@ def meet(store: dist.Store, rank: int, world_size: int, timeout: timedelta, back
     """
     choice = f"{backend} on {socket.gethostname()}"
     if rank == 0:
-        name = uuid.uuid4().hex
-        choices = [choice, *_admit_all(store, name, world_size, timeout)]
-        store.set(f"meet/{name}/choices", "\n".join(choices))
+        attempt = uuid.uuid4().hex
+        others = _reply_to_all(store, attempt, world_size, timeout)
+        choices = [choice, *others]
+        store.set(f"rendezvous/{attempt}/choices", "\n".join(choices))
     else:
-        name = _ask_for_name(store, rank, choice)
-        choices = store.get(f"meet/{name}/choices").decode().split("\n")
+        attempt = _request_attempt(store, rank)
+        store.set(f"rendezvous/{attempt}/{rank}", choice)
+        choices = store.get(f"rendezvous/{attempt}/choices").decode().split("\n")
     backends = {each.partition(" on ")[0] for each in choices}
     if len(backends) > 1:
-        _wait_for_readers(store, name, rank, world_size)
+        if rank == 0:
+            _wait_for_readers(store, attempt, world_size)
+        else:
+            store.set(f"rendezvous/{attempt}/read/{rank}", "")
         different = ", ".join(dict.fromkeys(choices))
         raise ValueError(
             f"the nodes chose different backends: {different}. nccl needs a GPU for every process of every node: start "
             "as many processes as the smallest node has GPUs, or let all compute on the CPU"
         )
-    return name
+    return attempt
 
 
-def _ask_for_name(store: dist.Store, rank: int, choice: str) -> str:
-    token = uuid.uuid4().hex
-    store.set(f"meet/token/{rank}", token)
-    name = store.get(f"meet/name/{token}").decode()
-    store.set(f"meet/{name}/{rank}", choice)
-    return name
+def _request_attempt(store: dist.Store, rank: int) -> str:
+    request = uuid.uuid4().hex
+    store.set(f"rendezvous/request/{rank}", request)
+    return store.get(f"rendezvous/reply/{request}").decode()
 
 
-def _admit_all(store: dist.Store, name: str, world_size: int, timeout: timedelta) -> list[str]:
-    """Give the name of this attempt to all other ranks. Returns their choices, in rank order."""
+def _reply_to_all(store: dist.Store, attempt: str, world_size: int, timeout: timedelta) -> list[str]:
+    """Reply to the requests of the other ranks until all have joined. Returns their choices, in rank order."""
     absent = set(range(1, world_size))
     deadline = time.monotonic() + timeout.total_seconds()
     while absent:
         for other in sorted(absent):
-            if store.check([f"meet/{name}/{other}"]):
+            if store.check([f"rendezvous/{attempt}/{other}"]):
                 absent.remove(other)
-            elif store.check([f"meet/token/{other}"]):
-                # The token may be a dead rank's. Then nobody reads this answer, and the new rank's token comes later.
-                token = store.get(f"meet/token/{other}").decode()
-                store.set(f"meet/name/{token}", name)
+            elif store.check([f"rendezvous/request/{other}"]):
+                # If the request is a dead rank's, nobody reads this reply, and the new rank's request comes later.
+                request = store.get(f"rendezvous/request/{other}").decode()
+                store.set(f"rendezvous/reply/{request}", attempt)
         if absent and time.monotonic() > deadline:
             raise TimeoutError(f"ranks {sorted(absent)} of {world_size} did not join within {timeout}")
         time.sleep(POLLING_SECONDS)
-    return [store.get(f"meet/{name}/{other}").decode() for other in range(1, world_size)]
+    return [store.get(f"rendezvous/{attempt}/{other}").decode() for other in range(1, world_size)]
 
 
-def _wait_for_readers(store: dist.Store, name: str, rank: int, world_size: int) -> None:
-    """Wait on rank 0, whose process may hold the store, until all others have read what was chosen."""
-    if rank > 0:
-        store.set(f"meet/{name}/leaving/{rank}", "")
-        return
-    others = [f"meet/{name}/leaving/{other}" for other in range(1, world_size)]
-    with contextlib.suppress(RuntimeError):  # a rank may have died
-        store.wait(others, TIME_TO_READ)
+def _wait_for_readers(store: dist.Store, attempt: str, world_size: int) -> None:
+    """Wait until all other ranks have read the choices: the process of rank 0 may hold the store."""
+    keys = [f"rendezvous/{attempt}/read/{other}" for other in range(1, world_size)]
+    with contextlib.suppress(RuntimeError):  # A rank may have died.
+        store.wait(keys, TIME_TO_READ)

@@ -11,8 +11,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from benchmarks.harness.replica_memory import track_replicas
 from common import ladder
 from common.args import parse_args
-from common.instruments import prepare_process
 from common.memory import track_memory
+from common.start import prepare_process
 
 ACCOUNTED_STEPS = 3  # DDP has its final buckets from the second step on
 EVALUATE_FEW = ["--eval-samples", "100"]

@@ -35,7 +35,7 @@ import torch
 import torch.distributed as dist
 
 from common.process_group import leave_process_group
-from common.rendezvous import meet
+from common.rendezvous import join_attempt
 
 from .environment import parse_choice_from_env, parse_flag_from_env
 from .process_environment import choose_backend, choose_device, default_timeout, read_processes, share_cores
@@ -147,7 +147,7 @@ class PartialState:
         world_size = self.num_processes
         meetings = dist.rendezvous(init_method, rank, world_size, timeout=timeout)
         store, _, _ = next(meetings)
-        attempt = meet(store, rank, world_size, timeout, backend)
+        attempt = join_attempt(store, rank, world_size, timeout, backend)
         dist.init_process_group(
             backend,
             store=dist.PrefixStore(attempt, store),

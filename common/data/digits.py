@@ -66,8 +66,8 @@ def collate(batch: tuple[Tensor, Tensor] | list) -> tuple[Tensor, Tensor]:
         batch = default_collate(batch)
     images, labels = batch
     if get_worker_info() is not None:
-        # In a loader worker, whose batches travel in shared memory. Where that is full, this raises in the training.
-        # Left to the worker's queue it would fail in a thread of the queue's, and the training would wait for ever.
+        # This is a loader worker, whose batches travel in shared memory. Where that is full, this raises in the
+        # training. Without these lines a thread of the worker's queue would fail, and the training wait for ever.
         images.share_memory_()
         labels.share_memory_()
     return images, labels

@@ -23,7 +23,7 @@ def load_data(args: Namespace) -> tuple[DigitImages, DigitImages]:
         UserError: where MNIST is damaged, or cannot be had although the flags say "mnist"; where two machines have
             found different sets; where the batch size does not fit the processes or the training set.
     """
-    name = _find_on_every_machine(args)
+    name = _provide_on_every_machine(args)
     if name == "mnist":
         train = read_mnist(args.data_dir, "train")
         test = read_mnist(args.data_dir, "t10k")
@@ -39,7 +39,7 @@ def load_data(args: Namespace) -> tuple[DigitImages, DigitImages]:
     if args.data == "device":
         device = args.device
         if device.type == "cuda" and device.index is None:
-            # The rank's own. It may not be the current one yet: a Trainer chooses it when it is made.
+            # This is the rank's own GPU. It may not be the current one yet: a Trainer chooses it when it is made.
             local_rank = int(os.environ.get("LOCAL_RANK", 0))
             device = torch.device("cuda", local_rank % torch.cuda.device_count())
         train_set.move_to(device)
@@ -47,19 +47,19 @@ def load_data(args: Namespace) -> tuple[DigitImages, DigitImages]:
     return train_set, test_set
 
 
-def _find_on_every_machine(args: Namespace) -> str:
+def _provide_on_every_machine(args: Namespace) -> str:
     """The name of the dataset whose files are on this machine when this returns; the same name on all ranks."""
     if not is_distributed():
-        return _find(args)
-    looks = os.environ.get("LOCAL_RANK", "0") == "0"
-    names = all_gather_object(_find(args) if looks else None)
+        return _provide(args)
+    is_first_of_machine = os.environ.get("LOCAL_RANK", "0") == "0"
+    names = all_gather_object(_provide(args) if is_first_of_machine else None)
     for rank, name in enumerate(names):
         if name not in (None, names[0]):
             fail(f"the ranks have different data: rank 0 {names[0]}, rank {rank} {name}. Name one with --dataset")
     return names[0]
 
 
-def _find(args: Namespace) -> str:
+def _provide(args: Namespace) -> str:
     if args.dataset == "synthetic":
         draw_cache()
         return "synthetic"
@@ -88,15 +88,15 @@ def check_batch_size(args: Namespace, samples: int) -> None:
         UserError: after one line, which names the nearest batches that divide.
     """
     world_size = int(os.environ.get("WORLD_SIZE", 1))
-    tensor = getattr(args, "tensor", 1)  # the ranks of a mesh's row, which have the same samples
-    accumulation = getattr(args, "gradient_accumulation_steps", 1)
-    parts = world_size // tensor * accumulation
+    num_shards = world_size // args.tensor  # The ranks of a row of a mesh have the same samples.
+    accumulation = args.gradient_accumulation_steps
+    parts = num_shards * accumulation
     if args.batch_size % parts:
         below = args.batch_size // parts * parts
         nearest = f"{below} or {below + parts}" if below else f"{parts}"
         processes = f"{world_size} processes" if world_size > 1 else "1 process"
-        if tensor > 1:
-            processes = f"{world_size // tensor} × {tensor} processes"
+        if args.tensor > 1:
+            processes = f"{num_shards} × {args.tensor} processes"
         micro = f" × {accumulation} accumulation steps" if accumulation > 1 else ""
         fail(f"--batch-size {args.batch_size} does not divide by {parts} ({processes}{micro}): use {nearest}")
     steps = samples // args.batch_size

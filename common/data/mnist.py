@@ -1,4 +1,4 @@
-"""MNIST on disk: where torchvision keeps it, whether it is there and whole, and how it is fetched."""
+"""MNIST on disk, in the folder where torchvision keeps it: it is found, verified and downloaded."""
 
 import contextlib
 import hashlib
@@ -32,7 +32,7 @@ def raw_folder(data_dir: str | Path) -> Path:
 
 
 def mnist_on_disk(data_dir: str | Path) -> bool:
-    """Are all four files in `data_dir`? Their content is for `read_mnist` to check."""
+    """True if all four files are in `data_dir`. `read_mnist` checks their content."""
     return all((raw_folder(data_dir) / name).exists() for name in MNIST_FILES)
 
 

@@ -14,9 +14,9 @@ from common.files import atomic_write
 
 SEED = 1
 SIZES = {"train": 60_000, "t10k": 10_000}
-VERSION = 2  # of the drawing and of the file: another version is another cache
+VERSION = 2  # Raise it with each change of the drawing or of the file: another version has another cache.
 
-_GLYPH = 64  # side of a glyph, in pixels, before it is distorted and reduced to 28
+_GLYPH = 64  # A glyph has so many pixels a side before it is distorted and reduced to 28.
 # The font files of matplotlib: each family's name with the endings of its styles.
 _STYLES = {
     "DejaVuSans": ["", "-Bold", "-Oblique", "-BoldOblique"],
@@ -55,9 +55,10 @@ def read_synthetic() -> list[tuple[Tensor, Tensor]]:
 def _cache_folder() -> Path:
     """A folder of the user's that can be written to, whatever becomes of `--data-dir`."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-    folders = [Path(tempfile.gettempdir()) / f"parallelism-ladder-{os.environ.get('USER', 'user')}"]
-    if base.is_absolute():  # "~/.cache" stays as it is for a user without a home
-        folders.insert(0, base / "parallelism-ladder")
+    folders = []
+    if base.is_absolute():  # For a user without a home it is still "~/.cache".
+        folders.append(base / "parallelism-ladder")
+    folders.append(Path(tempfile.gettempdir()) / f"parallelism-ladder-{os.environ.get('USER', 'user')}")
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)

@@ -43,12 +43,12 @@ class Clock:
         self.warm_up_seconds = 0.0
         self._model = model
         self._device = device
+        self._steps_per_epoch = steps_per_epoch
         self._accumulation = accumulation
-        self._micro_batches = 0
-        self._epoch_start = 0  # micro-batches before this epoch
-        self._micro_batches_per_epoch = steps_per_epoch * accumulation
         self._warm_up_steps = warm_up_steps
         self._bar = bar
+        self._micro_batches = 0
+        self._micro_batches_of_earlier_epochs = 0
         self._started_at: float | None = None
         self._hooks: list[Any] = []
 
@@ -70,7 +70,7 @@ class Clock:
         return self._micro_batches // self._accumulation
 
     def steps_per_second(self) -> float:
-        """The steps after the warm-up, or all of them where there are no more; 0.0 without any step."""
+        """The speed after the warm-up, or from the start if no step follows the warm-up; 0.0 without any step."""
         steps = self.steps - self._warm_up_steps
         seconds = self.seconds - self.warm_up_seconds
         if steps <= 0:
@@ -85,9 +85,9 @@ class Clock:
             self._started_at = None
 
     def _before_forward(self, model: nn.Module, inputs: Any) -> None:
-        if not model.training:
+        if not model.training:  # an evaluation follows each epoch
             self.stop()
-            self._epoch_start = self._micro_batches
+            self._micro_batches_of_earlier_epochs = self._micro_batches
             return
         if self._micro_batches == self._warm_up_steps * self._accumulation:
             self.stop()
@@ -99,7 +99,8 @@ class Clock:
             self._bar.update()
 
     def _after_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._micro_batches - self._epoch_start == self._micro_batches_per_epoch:
+        micro_batches_of_epoch = self._micro_batches - self._micro_batches_of_earlier_epochs
+        if micro_batches_of_epoch == self._steps_per_epoch * self._accumulation:
             self.stop()
 
     def _now(self) -> float:

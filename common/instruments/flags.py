@@ -1,7 +1,6 @@
 """Flags that serve comparing and measuring; a training alone needs none of them."""
 
 import argparse
-import os
 from pathlib import Path
 
 from common.numbers import natural, positive
@@ -16,8 +15,8 @@ def add_instrument_flags(parser: argparse.ArgumentParser) -> None:
     flag("--no-dropout", action="store_true", help="no random numbers but those of the weights and the order")
     flag("--dtype", choices=["float32", "float64"], default="float32", help="of weights and images")
     flag("--warm-up-steps", type=natural, default=10, metavar="N", help="steps before images/s are measured")
-    flag("--save", type=_writable, metavar="PATH", help="final weights, a state dict")
-    flag("--json", type=_writable, metavar="PATH", help="the result")
+    flag("--save", type=Path, metavar="PATH", help="final weights, a state dict")
+    flag("--json", type=Path, metavar="PATH", help="the result")
     flag(
         "--cores-per-device",
         type=positive,
@@ -30,13 +29,3 @@ def add_instrument_flags(parser: argparse.ArgumentParser) -> None:
         default="keep",
         help="keep: the C library keeps large blocks of the CPU's memory from step to step; system: it is left alone",
     )
-
-
-def _writable(text: str) -> Path:
-    """A path in a folder that can be written to: better to learn that before the training than after it."""
-    path = Path(text)
-    if os.environ.get("RANK", "0") != "0":  # rank 0 writes, and its machine may be another one
-        return path
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be written: it must be a file in a folder that exists")
-    return path

@@ -37,20 +37,20 @@ def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -
     network = getattr(model, "module", model)
     device = args.device
     if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())  # which this process has chosen among its ranks
+        device = torch.device("cuda", torch.cuda.current_device())  # Each rank has chosen its own by now.
     steps_per_epoch = len(train_set) // args.batch_size
     total_steps = steps_per_epoch * args.epochs
     setting = _setting(args, model, device, train_set.name)
     is_main = get_rank() == 0
     if is_main:
         print(plan_line(args, setting, len(train_set), len(test_set), total_steps), flush=True)
-    # The module whose forwards are counted. DDP calls its network once a micro-batch; DataParallel calls copies of it.
+    # The clock counts the forwards of a module that is called once for each micro-batch. Under DDP that is the network.
+    # DataParallel calls copies of its network.
     called = network if isinstance(model, DistributedDataParallel) else model
-    accumulation = getattr(args, "gradient_accumulation_steps", 1)
-    # None: no bar where stderr is not a terminal.
+    # With None there is no bar where stderr is not a terminal.
     bar = tqdm(total=total_steps, desc=args.script, leave=False, disable=None if is_main else True)
-    clock = Clock(called, device, steps_per_epoch, accumulation, args.warm_up_steps, bar)
-    gpus = _gpus(device, getattr(model, "device_ids", None))
+    clock = Clock(called, device, steps_per_epoch, args.gradient_accumulation_steps, args.warm_up_steps, bar)
+    gpus = _gpus(model, device)
     for gpu in gpus:
         torch.cuda.reset_peak_memory_stats(gpu)
     measurement = _Measurement(setting, clock, gpus)
@@ -64,11 +64,11 @@ def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -
 
 @dataclass
 class _Measurement:
-    """The result of a training, which grows with each report."""
+    """The result of a training. It begins as the setting, which is known before, and grows with each report."""
 
-    result: dict[str, Any]  # at first the setting, which is known before the training
+    result: dict[str, Any]
     clock: Clock
-    gpus: list[torch.device]  # that this process computes on
+    gpus: list[torch.device]
 
     def report(
         self, loss: float, eval_loss: float, accuracy: float, evaluated: float, steps: int | None = None
@@ -105,7 +105,7 @@ def _setting(args: Namespace, model: nn.Module, device: torch.device, dataset: s
     """The part of the result that is known before the training."""
     backend = dist.get_backend() if is_distributed() else None
     world_size = get_world_size()
-    if "replicas" in args:
+    if args.replicas:
         backend = type(model).__name__
         world_size = args.replicas
     return {
@@ -121,12 +121,12 @@ def _setting(args: Namespace, model: nn.Module, device: torch.device, dataset: s
     }
 
 
-def _gpus(device: torch.device, replicas: list[int] | None) -> list[torch.device]:
-    """The GPUs that this process computes on."""
+def _gpus(model: nn.Module, device: torch.device) -> list[torch.device]:
+    """The GPUs that this process computes on: several under DataParallel, else that of the process."""
     if device.type != "cuda":
         return []
-    if replicas:  # of DataParallel; DistributedDataParallel names its own GPU or none, the emulation none
-        return [torch.device("cuda", index) for index in replicas]
+    if isinstance(model, nn.DataParallel):
+        return [torch.device("cuda", index) for index in model.device_ids]
     return [device]
 
 

@@ -28,31 +28,29 @@ def plan_line(args: Namespace, setting: dict[str, Any], train_samples: int, test
     if setting["backend"]:
         where = f"{world_size} × {setting['backend']} on {device}"
     threads = torch.get_num_threads()
-    if world_size > get_world_size():
-        threads = threads_per_worker(world_size)  # emulated replicas share the cores of one process
+    if world_size > get_world_size():  # Emulated replicas share the cores of one process.
+        threads = threads_per_worker(world_size)
     unit = "core" if args.cores_per_device else "thread"
     each = " each" if world_size > 1 else ""
     precision = str(args.dtype).removeprefix("torch.")
-    mixed = getattr(args, "mixed_precision", "no")
-    if mixed != "no":
-        precision = f"{mixed} mixed precision"
+    if args.mixed_precision != "no":
+        precision = f"{args.mixed_precision} mixed precision"
+    shares = _shares(args.batch_size, world_size // args.tensor, args.gradient_accumulation_steps)
     return (
         f"{args.script}: {where}, {quantity(threads, unit)}{each}, {precision} | "
-        f"{setting['dataset']} {train_samples} + {test_samples} | "
-        f"batch {_shares(args, world_size // getattr(args, 'tensor', 1))} | {quantity(total_steps, 'step')}"
+        f"{setting['dataset']} {train_samples} + {test_samples} | batch {shares} | {quantity(total_steps, 'step')}"
     )
 
 
-def _shares(args: Namespace, world_size: int) -> str:
+def _shares(batch_size: int, parts: int, accumulation: int) -> str:
     """The global batch and its shares: '64 = 32 + 32', '64 = 22 + 22 + 20', '48 = 2 × 12 × 2 micro-batches'."""
-    size = args.batch_size
-    accumulation = getattr(args, "gradient_accumulation_steps", 1)
     if accumulation > 1:
-        return f"{size} = {world_size} × {size // world_size // accumulation} × {accumulation} micro-batches"
-    if world_size == 1:
-        return f"{size}"
-    sizes = [str(len(shard)) for shard in torch.empty(size).chunk(world_size)]  # as DataParallel cuts it
-    return f"{size} = {' + '.join(sizes)}"
+        return f"{batch_size} = {parts} × {batch_size // parts // accumulation} × {accumulation} micro-batches"
+    if parts == 1:
+        return f"{batch_size}"
+    shards = torch.empty(batch_size).chunk(parts)  # DataParallel cuts a batch by the same function.
+    sizes = [str(len(shard)) for shard in shards]
+    return f"{batch_size} = {' + '.join(sizes)}"
 
 
 def result_parts(result: dict[str, Any]) -> list[str]:
@@ -75,12 +73,15 @@ def quantity(number: int, noun: str) -> str:
 
 def whole_weights(network: nn.Module) -> dict[str, Tensor]:
     """The weights on the CPU. Weights that are sharded over the ranks are gathered, so all ranks call this."""
-    # Else torch warns on every rank of a weight that is cut twice along one dimension: it is gathered in two steps.
-    logging.getLogger("torch.distributed").setLevel(logging.ERROR)
+    # A weight that is cut twice along one dimension is gathered in two steps. torch would warn of that on every rank.
+    logger = logging.getLogger("torch.distributed")
+    level_before = logger.level
+    logger.setLevel(logging.ERROR)
     weights = {}
     for name, value in network.state_dict().items():
         whole = value.full_tensor() if hasattr(value, "full_tensor") else value
         weights[name] = whole.cpu()
+    logger.setLevel(level_before)
     return weights
 
 
@@ -92,7 +93,7 @@ def write_files(args: Namespace, result: dict[str, Any], weights: dict[str, Tens
     """
     files: dict[Path, str | bytes] = {}
     if args.save:
-        # Into memory first, because torch.save does not say why a file could not be written.
+        # torch.save writes into memory first: it does not say why a file could not be written.
         buffer = io.BytesIO()
         torch.save(weights, buffer)
         files[args.save] = buffer.getvalue()

@@ -22,7 +22,7 @@ FSDP = "02_ddp_raw/train_fsdp"
 MESH = "02_ddp_raw/train_mesh"
 SHARDED = (FSDP, MESH)  # each rank keeps a part of the network
 FULL = "03_accelerate/train_full"
-WITH_CHECKPOINTS = (FULL, "04_trainer/train_full")  # and with --mixed-precision and --gradient-accumulation-steps
+WITH_CHECKPOINTS = (FULL, "04_trainer/train_full")  # They have --mixed-precision and --gradient-accumulation-steps too.
 SCRIPTS = (*LEVELS, *SHARDED, *WITH_CHECKPOINTS)
 # They are copied for a network of one's own.
 TEMPLATES = ("00_single_gpu/template", "02_ddp_raw/template", "03_accelerate/template", "04_trainer/template")
@@ -64,7 +64,8 @@ def named(text: str) -> str:
         if name.startswith(beginning) and script(name).stem == stem:
             found.append(name)
     if len(found) != 1:
-        raise ValueError(f"{text!r} names no level: one of {', '.join(SCRIPTS)}, or the beginning of one")
+        every = ", ".join((*SCRIPTS, *TEMPLATES))
+        raise ValueError(f"{text!r} names no script, or several: use one of {every}, or the beginning of one")
     return found[0]
 
 

@@ -23,15 +23,13 @@ from common.exercises import stage
 from common.ladder import LEVELS, ROOT, diffs, named, ring, small
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser. `run` of its options is the function of the command."""
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m common.ladder", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
 
     diff_command = commands.add_parser("diff", help="what changes from one script to another")
     diff_command.add_argument("before", type=script_name, metavar="LEVEL", help="such as 01, fsdp, or 03/train_full")
     diff_command.add_argument("after", type=script_name, metavar="LEVEL", help="such as 02")
-    diff_command.set_defaults(run=show_diff)
 
     small_command = commands.add_parser(
         "small",
@@ -44,10 +42,8 @@ def parser() -> argparse.ArgumentParser:
     small_command.add_argument(
         "--processes", type=int, metavar="N", help="under torchrun, with N processes on this machine"
     )
-    small_command.set_defaults(run=train_on_small)
 
-    ring_command = commands.add_parser("ring", help="a ring all-reduce of four ranks, message by message")
-    ring_command.set_defaults(run=show_ring)
+    commands.add_parser("ring", help="a ring all-reduce of four ranks, message by message")
 
     check_command = commands.add_parser("check", help="what is wrong with your solution of an exercise")
     check_command.add_argument(
@@ -55,7 +51,6 @@ def parser() -> argparse.ArgumentParser:
     )
     check_command.add_argument("solution", nargs="?", type=Path, metavar="PATH", help="the file with your solution")
     check_command.add_argument("--list", action="store_true", help="the exercises, a line for each")
-    check_command.set_defaults(run=check)
     return parser
 
 
@@ -67,41 +62,26 @@ def script_name(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def show_diff(options: argparse.Namespace) -> None:
+def show_diff(before: str, after: str) -> None:
     """Print what changes from one script to another."""
-    changes = diffs.unified(options.before, options.after)
+    changes = diffs.unified(before, after)
     signs = [line[0] for line in changes.splitlines()[2:] if line[1:].strip()]
-    print(f"{options.before} → {options.after}: {signs.count('+')} lines added, {signs.count('-')} removed")
+    print(f"{before} → {after}: {signs.count('+')} lines added, {signs.count('-')} removed")
     print("without blank lines and the text on top of each file\n")
     print(changes, end="")
 
 
-def train_on_small(options: argparse.Namespace) -> None:
-    """Train as the level's own command does, on the small counterparts of what it imports."""
-    if options.processes:
+def train_on_small(level: str, processes: int | None, flags: list[str]) -> None:
+    """Train as the level's own command does with `flags`, on the small counterparts of what the level imports."""
+    if processes:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(options.processes)]
-        command += ["-m", "--", "common.ladder", "small", options.level, *options.flags]
+        command += ["--nproc-per-node", str(processes)]
+        command += ["-m", "--", "common.ladder", "small", level, *flags]
         sys.exit(subprocess.call(command))
-    module = small.load_small(options.level)
+    module = small.load_small(level)
     # These are the last two lines of every script.
-    args = module.prepare_process(module.parse_args(module.__file__, options.flags))
+    args = module.prepare_process(module.parse_args(module.__file__, flags))
     module.train(args)
-
-
-def show_ring(options: argparse.Namespace) -> None:
-    """Print a ring all-reduce."""
-    print(ring.text(ring.trace()), end="")
-
-
-def check(options: argparse.Namespace) -> None:
-    """Print the exercises, the task of one, or the verdict on a solution."""
-    if options.list or options.exercise is None:
-        list_exercises()
-    elif options.solution is None:
-        show_task(options.exercise)
-    else:
-        check_solution(options.exercise, options.solution)
 
 
 def list_exercises() -> None:
@@ -139,11 +119,22 @@ def check_solution(name: str, solution: Path) -> None:
 def main(argv: list[str] | None = None) -> None:
     if not (ROOT / LEVELS[0]).is_dir():
         sys.exit(f"error: no level lies in {ROOT}: clone the repository, and install it by `pip install -e .` there")
-    options, flags = parser().parse_known_args(argv)
-    options.flags = flags
-    if flags and options.command != "small":
-        parser().error(f"unrecognized arguments: {' '.join(flags)}")
-    options.run(options)
+    parser = make_parser()
+    options, level_flags = parser.parse_known_args(argv)
+    if level_flags and options.command != "small":
+        parser.error(f"unrecognized arguments: {' '.join(level_flags)}")
+    if options.command == "diff":
+        show_diff(options.before, options.after)
+    elif options.command == "small":
+        train_on_small(options.level, options.processes, level_flags)
+    elif options.command == "ring":
+        print(ring.text(ring.trace()), end="")
+    elif options.list or options.exercise is None:
+        list_exercises()
+    elif options.solution is None:
+        show_task(options.exercise)
+    else:
+        check_solution(options.exercise, options.solution)
 
 
 if __name__ == "__main__":

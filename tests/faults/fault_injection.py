@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from common import ladder
 from common.args import parse_args
-from common.instruments import prepare_process
+from common.start import prepare_process
 
 
 def kill(level: ModuleType, step: int) -> None:

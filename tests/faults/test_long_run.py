@@ -11,9 +11,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from common import ladder, process_group
 from common.args import parse_args
-from common.instruments.start import fit_to_machine
 from common.model import BasicNet
 from common.processes import ranks
+from common.start import fit_to_machine
 from tests.faults.jobs import ON_LINUX, run_to_end, script, torchrun
 from tests.levels import SHORT, run_level
 

@@ -10,7 +10,7 @@ from common import ladder
 from common.args import parse_args
 from common.data import loading
 from common.data.synthetic import draw_cache, read_synthetic
-from common.instruments.start import fit_to_machine
+from common.start import fit_to_machine
 from tests.gpu.machine import GPUS, IMITATING, Machine, imitated_rank, peak_of
 from tests.gpu.watch import ARRIVED, READ, Misplaced
 from tests.levels import changed

@@ -13,11 +13,11 @@ from torch.utils.data import DataLoader, DistributedSampler
 from common import ladder
 from common.args import parse_args
 from common.data import collate, load_data
-from common.instruments.start import fit_to_machine
 from common.model import build_model
 from common.process_group import process_group
 from common.processes import ranks
 from common.small.zero import ZeRO1, ZeRO2, ZeRO3
+from common.start import fit_to_machine
 from common.weights import farthest
 from tests.levels import EXACT, level_00
 

@@ -9,7 +9,7 @@ import pytest
 
 from common import allocator, ladder
 from common.args import parse_args
-from common.instruments import prepare_process
+from common.start import prepare_process
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 PROGRAM = """

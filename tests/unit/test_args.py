@@ -9,7 +9,7 @@ from common import ladder
 from common.args import parse_args
 from common.checkpoint_schedule import CheckpointInterval
 from common.errors import UserError
-from common.instruments.start import check_launch, fit_to_machine
+from common.start import check_launch, check_output_paths, fit_to_machine, warn_of_slow_precision
 
 FULL = "03_accelerate/train_full"
 ONE_PROCESS = ("00_single_gpu", "01_data_parallel")
@@ -31,14 +31,13 @@ DEFAULTS = {
     "dtype": torch.float32,
     "allocator": "keep",
     "cores_per_device": None,
-    "save": None,
-    "json": None,
-}
-DEFAULTS_OF_LONG_TRAINING = {
+    "replicas": None,  # as many as there are GPUs
+    "tensor": 1,
     "mixed_precision": "no",
     "gradient_accumulation_steps": 1,
     "checkpoint_dir": None,
-    "checkpoint_every": CheckpointInterval(steps=100),
+    "save": None,
+    "json": None,
 }
 
 
@@ -77,7 +76,9 @@ def parse(level: str, *argv: str):
 
 
 def fit(level: str, *argv: str):
-    return fit_to_machine(parse(level, *argv))
+    settings = fit_to_machine(parse(level, *argv))
+    check_output_paths(settings)
+    return settings
 
 
 def launch(level: str, *argv: str) -> None:
@@ -96,12 +97,10 @@ def test_defaults_are_the_contract(level, monkeypatch):
     expected = DEFAULTS | {"level": ladder.level_of(level), "script": level}
     if level not in ONE_PROCESS:
         expected["timeout"] = timedelta(seconds=300)
-    if level == "01_data_parallel":
-        expected["replicas"] = None  # As many as there are GPUs.
     if level == ladder.MESH:
         expected["tensor"] = 2
     if level in ladder.WITH_CHECKPOINTS:
-        expected |= DEFAULTS_OF_LONG_TRAINING
+        expected["checkpoint_every"] = CheckpointInterval(steps=100)
     assert vars(parse(level)) == expected
 
 
@@ -222,9 +221,9 @@ def test_looking_for_gpus_does_not_start_cuda(gpus, monkeypatch):
 def test_only_the_machine_of_rank_0_needs_the_folder_of_the_results(tmp_path, torchrun):
     path = tmp_path / "of_the_first_machine" / "w.pt"
     torchrun()
-    assert "must be a file in a folder that exists" in refusal(parse, "02_ddp_raw", "--save", str(path))
+    assert "must be a file in a folder that exists" in refusal(fit, "02_ddp_raw", "--save", str(path))
     torchrun(rank=1)
-    assert parse("02_ddp_raw", "--save", str(path)).save == path
+    assert fit("02_ddp_raw", "--save", str(path)).save == path
 
 
 def test_what_the_launcher_was_configured_with_is_the_default(monkeypatch):
@@ -234,12 +233,12 @@ def test_what_the_launcher_was_configured_with_is_the_default(monkeypatch):
     assert (args.mixed_precision, args.gradient_accumulation_steps) == ("bf16", 4)
     assert parse(FULL, "--mixed-precision", "no").mixed_precision == "no"
     contradiction = "--gradient-accumulation-steps 2 contradicts the launcher's --gradient_accumulation_steps 4"
-    assert contradiction in refusal(fit, FULL, "--gradient-accumulation-steps", "2")
+    assert contradiction in refusal(launch, FULL, "--gradient-accumulation-steps", "2")
 
 
 @pytest.mark.parametrize("precision, warnings", [("fp16", 1), ("bf16", 0), ("no", 0)])
 def test_a_slow_precision_on_a_cpu_is_warned_of_once(precision, warnings, capsys, torchrun):
     for rank in (0, 1):
         torchrun(rank=rank)
-        fit(FULL, "--mixed-precision", precision, "--device", "cpu")
+        warn_of_slow_precision(fit(FULL, "--mixed-precision", precision, "--device", "cpu"))
     assert capsys.readouterr().err.count("warning: ") == warnings

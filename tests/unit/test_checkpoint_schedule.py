@@ -1,19 +1,22 @@
 """The steps at which all ranks of a long training save: every so often, at its end, and when one gets a signal."""
 
+import itertools
 import os
 import signal
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from common import ladder
 from common.args import parse_args
-from common.checkpoint_schedule import CheckpointInterval, CheckpointSchedule, noted_signals
+from common.checkpoint_schedule import CheckpointInterval, CheckpointSchedule, caught_signals, stop_run
 from common.errors import UserError
-from common.instruments.start import fit_to_machine
 from common.process_group import process_group
 from common.processes import ranks
+from common.start import fit_to_machine
 
 CPU = torch.device("cpu")
 
@@ -34,11 +37,10 @@ def saving_steps(interval: CheckpointInterval, signal_at: int, ticking_rank: int
                 now[0] += 1
             if os.environ["RANK"] == "1" and step == signal_at:
                 signals.append(signal.SIGINT)
-            schedule.update(step)
-            if schedule.save:
-                saved.append((step, schedule.stop))
-            if schedule.stop:
-                assert schedule.exit_code() == 128 + (signals[0] if signals else signal.SIGTERM)
+            decision = schedule.decide(step)
+            if decision.save:
+                saved.append((step, decision.stop))
+            if decision.stop:
                 break
         return saved
 
@@ -67,13 +69,22 @@ def test_the_second_ctrl_c_ends_the_process(is_under_torchrun, monkeypatch):
     first = [signal.SIGTERM, signal.SIGTERM, signal.SIGINT]
     if is_under_torchrun:
         first.append(signal.SIGINT)
-    with noted_signals() as signals:
+    with caught_signals() as signals:
         for number in first:
             assert signal.getsignal(number) not in (signal.SIG_DFL, *before)
             signal.raise_signal(number)
         assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
     assert signals == first
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+@pytest.mark.parametrize("signals, code", [([signal.SIGINT], 130), ([], 143)])
+def test_the_exit_code_is_that_of_the_signal_or_of_another_ranks_sigterm(signals, code):
+    accelerator = mock.Mock()
+    with pytest.raises(SystemExit) as ended:
+        stop_run(accelerator, 7, signals)
+    assert ended.value.code == code
+    accelerator.end_training.assert_called_once()
 
 
 SMALL = ["--dataset", "synthetic", "--train-samples", "64", "--eval-samples", "32", "--batch-size", "32"]
@@ -109,3 +120,24 @@ def test_no_checkpoint_is_made_of_a_training_that_is_not_finite(level, tmp_path)
     with pytest.raises(UserError, match=r"not finite.* at step 3: no checkpoint is made"):
         train(level, "--train-samples", "96", "--lr", "1e30", "--checkpoint-dir", str(tmp_path))
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("level", ladder.WITH_CHECKPOINTS)
+def test_a_signal_ends_a_training_before_the_end_of_its_epoch_is_reported(level, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("common.checkpoint_schedule.STEPS_BETWEEN_VOTES", 1)
+    steps = itertools.count(1)
+
+    def interrupt(*_) -> None:
+        if next(steps) == 3:
+            signal.raise_signal(signal.SIGTERM)
+
+    hook = register_optimizer_step_pre_hook(interrupt)
+    flags = ["--train-samples", "128", "--epochs", "2", "--checkpoint-dir", str(tmp_path)]
+    with pytest.raises(SystemExit) as ended:
+        train(level, *flags)
+    hook.remove()
+    assert ended.value.code == 128 + signal.SIGTERM
+    printed = capsys.readouterr().out
+    assert "stopped at step 3: run it again to continue\n" in printed and "eval_loss" not in printed
+    assert len(list(tmp_path.rglob("manifest.json"))) == 1
+    assert train(level, *flags)["steps"] == 8

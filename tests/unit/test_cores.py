@@ -45,7 +45,7 @@ def sixteen(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", get, raising=False)
     monkeypatch.setattr(os, "sched_setaffinity", pin, raising=False)
     monkeypatch.setattr(cores, "_first_sibling", lambda core: core % 8)
-    monkeypatch.setattr(cores, "_division", None)
+    monkeypatch.setattr(cores, "_devices", None)
     return pinned
 
 

@@ -13,7 +13,7 @@ from common.args import parse_args
 from common.errors import UserError
 from common.instruments.clock import Clock
 from common.instruments.result import plan_line
-from common.instruments.start import fit_to_machine
+from common.start import fit_to_machine
 from tests.levels import run_level
 
 CPU = torch.device("cpu")

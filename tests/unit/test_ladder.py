@@ -39,7 +39,7 @@ def test_scripts_are_named_by_numbers_folders_and_paths():
     for text in ("03/train_full", "03_accelerate/train_full.py"):
         assert ladder.named(text) == ladder.FULL
     assert ladder.named("fsdp") == ladder.named("02/train_fsdp.py") == ladder.FSDP
-    with pytest.raises(ValueError, match="'02/train_full' names no level"):
+    with pytest.raises(ValueError, match="'02/train_full' names no script, or several"):
         ladder.named("02/train_full")
 
 
@@ -73,7 +73,7 @@ def test_the_command_line_names_levels_by_their_number(capsys):
     assert capsys.readouterr().out == printed
     with pytest.raises(SystemExit) as stopped:
         main(["diff", "0", "7"])
-    assert stopped.value.code == 2 and "'0' names no level" in capsys.readouterr().err
+    assert stopped.value.code == 2 and "'0' names no script, or several" in capsys.readouterr().err
 
 
 RUN_SMALL = ["small", "03", "--dataset", "synthetic", "--train-samples", "96", "--eval-samples", "30"]

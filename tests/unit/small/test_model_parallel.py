@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, RandomSampler
 from common import ladder
 from common.args import parse_args
 from common.data import collate, load_data
-from common.instruments.start import fit_to_machine
 from common.memory import track_memory
 from common.model import BasicNet, build_model
 from common.process_group import process_group
@@ -22,6 +21,7 @@ from common.processes import ranks
 from common.small.pipeline import Stage, layers_of
 from common.small.schedules import all_forward_first, one_forward_one_backward, timeline
 from common.small.tensor_parallel import cut_linear_layers
+from common.start import fit_to_machine
 from common.weights import farthest
 from tests.levels import EXACT, level_00
 

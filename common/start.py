@@ -1,0 +1,161 @@
+"""The start of a run: its flags are fitted to the machine and checked against the launch; the process is set up."""
+
+import ctypes
+import os
+import signal
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import torch
+
+from common.allocator import keep_large_blocks
+from common.args import LAUNCHER_ACCUMULATION, WITH_CHECKPOINTS
+from common.cores import available_cores, confine_to_device, threads_per_worker, use_all_cores
+from common.errors import fail
+from common.files import nearest_existing
+from common.machine import find_device
+from common.model import HIDDEN
+
+ONE_PROCESS = ("00_single_gpu", "01_data_parallel")  # the levels without collectives
+LAUNCHER_THREADS = "ACCELERATE_CPU_THREADS"  # A launcher sets this variable from its file.
+PR_SET_PDEATHSIG = 1  # in Linux's prctl.h
+
+
+def prepare_process(args: Namespace) -> Namespace:
+    """Set this process up for the run that the flags ask for. Returns its settings (see `fit_to_machine`).
+
+    On a CPU the C library keeps large blocks of memory (`--allocator`). Each process has the threads of its device
+    (`--cores-per-device`) or an equal share of this machine's cores, where torchrun would give it a single thread. It
+    ends when its launcher does.
+
+    Raises:
+        UserError: if the script was launched in a way that it cannot use, if its files cannot be written, or if the
+            cores are too few for the devices that the flags ask for.
+    """
+    settings = fit_to_machine(args)
+    check_launch(settings)
+    check_output_paths(settings)
+    warn_of_slow_precision(settings)
+    end_with_launcher()
+    if settings.device.type == "cpu":
+        if settings.allocator == "keep":
+            keep_large_blocks()
+        share_out_cores(settings)
+    return settings
+
+
+def fit_to_machine(args: Namespace) -> Namespace:
+    """A copy of the flags in which values that depend on the machine are filled in.
+
+    `device` becomes a torch.device, and level 01's `replicas` a number: by default the visible GPUs, and at least 2.
+
+    Raises:
+        UserError: after one line that says what to do.
+    """
+    settings = Namespace(**vars(args))
+    settings.device = find_device(args.device, one_process=args.level in ONE_PROCESS)
+    if args.level == "01_data_parallel":
+        gpus = torch.cuda.device_count() if settings.device.type == "cuda" else 0
+        settings.replicas = args.replicas or max(2, gpus)
+        if 2 <= gpus < settings.replicas:
+            fail(f"argument --replicas: {settings.replicas} replicas need as many GPUs, {gpus} are visible")
+    return settings
+
+
+def check_launch(settings: Namespace) -> None:
+    """Refuse a launch that the script cannot use: several processes of level 00 or 01, or level 02 without torchrun.
+
+    Level 02 also needs a GPU for each process, or none: nccl cannot share one. A launcher's file must not contradict
+    the flags, because levels 03 and 04 would obey the file.
+
+    Raises:
+        UserError: after one line that says what to do.
+    """
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    if settings.level in ONE_PROCESS and world_size > 1:
+        advice = "start it with python, not torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "unset it"
+        fail(f"{settings.script} is one process, but WORLD_SIZE is {world_size}: {advice}")
+    if settings.level == "02_ddp_raw":
+        if "RANK" not in os.environ:
+            file = settings.script.partition("/")[2] or "train"
+            fail(f"{settings.script} needs torchrun: torchrun --standalone --nproc-per-node 2 02_ddp_raw/{file}.py")
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        gpus = torch.cuda.device_count()
+        if settings.device.type == "cuda" and ranks > gpus:
+            fail(f"{ranks} processes need as many GPUs, {gpus} are visible: start fewer, or add --device cpu")
+    if world_size % settings.tensor:
+        fail(f"--tensor {settings.tensor} does not divide the number of processes, {world_size}")
+    if HIDDEN % settings.tensor:
+        fail(f"--tensor {settings.tensor} does not divide fc1's outputs, {HIDDEN}: it must be a power of 2")
+    if settings.script in WITH_CHECKPOINTS:
+        steps = settings.gradient_accumulation_steps
+        _check_launcher("--gradient-accumulation-steps", steps, "--gradient_accumulation_steps", LAUNCHER_ACCUMULATION)
+    if settings.cores_per_device:
+        if settings.device.type != "cpu":
+            fail("--cores-per-device: this run computes on a GPU, and only a CPU can be divided into devices")
+        threads = settings.cores_per_device
+        _check_launcher("--cores-per-device", threads, "--num_cpu_threads_per_process", LAUNCHER_THREADS)
+
+
+def _check_launcher(flag: str, value: int, launchers_flag: str, variable: str) -> None:
+    """Refuse a flag for which a launcher has set another value in `variable`."""
+    launchers = os.environ.get(variable, str(value))
+    if launchers != str(value):
+        fail(f"{flag} {value} contradicts the launcher's {launchers_flag} {launchers} ({variable}): give one of them")
+
+
+def check_output_paths(settings: Namespace) -> None:
+    """Refuse files and folders that cannot be written: it is better to learn that before the training than after it.
+
+    Only rank 0 looks. It writes them, and the machines of the other ranks need not have the folders.
+
+    Raises:
+        UserError: after one line that names the flag.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        return
+    for flag, path in (("--save", settings.save), ("--json", settings.json)):
+        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+            fail(f"argument {flag}: '{path}' cannot be written: it must be a file in a folder that exists")
+    if settings.checkpoint_dir is not None:
+        nearest = nearest_existing(Path(settings.checkpoint_dir))
+        if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+            fail(f"argument --checkpoint-dir: nothing can be written to '{settings.checkpoint_dir}'")
+
+
+def warn_of_slow_precision(settings: Namespace) -> None:
+    """Print a warning, on rank 0, for fp16 on a CPU."""
+    is_slow = settings.mixed_precision == "fp16" and settings.device.type == "cpu"
+    if is_slow and os.environ.get("RANK", "0") == "0":
+        slow = "fp16 on a CPU works, but its convolutions are some 90 times slower than float32's"
+        print(f"warning: {slow}", file=sys.stderr, flush=True)
+
+
+def end_with_launcher() -> None:
+    """Let Linux send SIGTERM to this rank when torchrun has ended, for any reason.
+
+    torchrun ends its ranks when it gets a signal. It cannot when it is killed, for example because memory ran out, and
+    its ranks would continue to train.
+    """
+    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def share_out_cores(settings: Namespace) -> None:
+    """Give this process the cores of its device, or the threads of its share of this machine's cores.
+
+    Raises:
+        UserError: if the cores are too few for the devices.
+    """
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    use_all_cores()  # An earlier run in this process may have confined it.
+    each = settings.cores_per_device
+    if each:
+        devices = settings.replicas or processes
+        cores = available_cores()
+        if each * devices > cores:
+            fail(f"--cores-per-device {each}: {devices} × {each} cores are needed, there are {cores}")
+        confine_to_device(int(os.environ.get("LOCAL_RANK", 0)), each)
+    if LAUNCHER_THREADS not in os.environ:
+        torch.set_num_threads(threads_per_worker(processes))
