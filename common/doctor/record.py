@@ -111,16 +111,10 @@ class Call:
 
 @dataclass
 class End:
-    """The end of the script on a rank.
+    """The end of the script on a rank, or the line where it stands still."""
 
-    reason   error          line
-    whole                          it came to its last line
-    steps                          the doctor ended it after as many steps as --steps asked for
-    crash    ValueError     t.py:9 it raised an error there, or was killed by a signal, whose name is the error
-    stopped                 t.py:9 the doctor stopped it there, because no rank made progress
-    None                           it runs
-    """
-
+    # "whole": it came to its last line; "steps": to as many steps as --steps asked for; "crash": an error or a signal
+    # ended it; "stopped": the doctor did, because no rank made progress; None: it runs.
     reason: Reason | None = None
     error: str = ""  # the name of the class, of a signal, or an exit code
     message: str = ""  # of the error

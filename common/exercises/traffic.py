@@ -22,21 +22,13 @@ POINT_TO_POINT = ("isend", "irecv")
 
 
 class Message:
-    """A call of torch.distributed by a solution, which gets it as its handle.
-
-    Attributes:
-        name: of the function.
-        arguments: by their names.
-        sent: a copy of the argument `tensor` from the time of the call.
-        was_changed: the tensor, between the call and the begin.
-        was_waited_for: by the solution.
-    """
+    """A call of torch.distributed by a solution, which gets it as its handle."""
 
     def __init__(self, traffic: "Traffic", function: Callable[..., Any], arguments: dict[str, Any]) -> None:
         self.name = function.__name__
         self.arguments = arguments
-        self.sent: Tensor | None = None
-        self.was_changed = False
+        self.sent: Tensor | None = None  # a copy of the argument `tensor` from the time of the call
+        self.was_changed = False  # the tensor, between the call and the begin
         self.was_waited_for = False
         self._traffic = traffic
         self._function = function

@@ -231,7 +231,8 @@ class Sharded(Engine):
     """It trains under FSDP, and is right."""
 
     def wrap(self):
-        fully_shard(self.net, mesh=init_device_mesh("cpu", (self.world,)))
+        # Else an evaluation would leave whole parameters, and saving, on one rank, would part them on this rank alone.
+        fully_shard(self.net, mesh=init_device_mesh("cpu", (self.world,)), reshard_after_forward=True)
         return self.net
 
 
