@@ -90,7 +90,10 @@ def _run_on_ranks(world_size: int, name: str, path: Path) -> list[Returned]:
 
 
 def _run_on_rank(name: str, path: Path, seconds: int) -> Returned | Stuck | Mistake:
-    """The outcome of the solution on this rank, in a process group of all ranks."""
+    """The outcome of the solution on this rank, in a process group of all ranks.
+
+    A Mistake is returned, because one that is raised would end the job before the other ranks have told their lines.
+    """
     dist.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE))
     # A group for the end. In the solution's a barrier would answer a collective that one rank has called too many.
     everyone: Any = dist.new_group()

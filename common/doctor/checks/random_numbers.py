@@ -9,12 +9,20 @@ from common.doctor.record import Record
 
 def check_draws(records: list[Record]) -> Answer:
     of_ranks = [_states(record) for record in records]
-    answers = []
+    answers: list[Answer] = []
     for source, generator in of_ranks[0]:
-        states = across_ranks(of_rank[source, generator] for of_rank in of_ranks)
-        same = sum(state in others for state, *others in states)
-        if states:
-            answers.append(_answer(source, generator, same, len(states)))
+        draws = across_ranks(states[source, generator] for states in of_ranks)
+        same = sum(state in others for state, *others in draws)
+        if draws and same == len(draws):
+            answers.append(
+                Finding(
+                    f"all {same} {source} drew the same numbers on rank 0 and another one ({generator})",
+                    "seed with seed + rank once the network is built",
+                    pitfall="same_random_numbers",
+                )
+            )
+        elif draws:
+            answers.append(Right())
     return overall(answers, "neither forwards in training nor the reading of batches drew any")
 
 
@@ -24,13 +32,3 @@ def _states(record: Record) -> dict[tuple[str, str], list[int]]:
     for draw in record.draws:
         states[draw.source, draw.generator].append(draw.state)
     return states
-
-
-def _answer(source: str, generator: str, same: int, count: int) -> Answer:
-    if same < count:
-        return Right()
-    return Finding(
-        f"all {count} {source} drew the same numbers on rank 0 and another one ({generator})",
-        "seed with seed + rank once the network is built",
-        pitfall="same_random_numbers",
-    )

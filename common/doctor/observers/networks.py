@@ -51,7 +51,7 @@ class NetworkObserver:
 
     def after_wrapping(self, _: None, ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         self._when_wrapped[ddp.module] = _identities(ddp.module)
-        self._network(ddp.module).needs_all_gradients = not ddp.find_unused_parameters
+        self._network(ddp.module).needs_all_gradients = not (ddp.find_unused_parameters or ddp.static_graph)
 
     def before_forward(self, module: nn.Module, inputs: Any) -> None:
         if self._forward is None:
