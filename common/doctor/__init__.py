@@ -11,7 +11,7 @@ What happens then, file by file:
     5. record.py      is what they note; each rank leaves its record in a file
     6. checks/        compare the records of all ranks, each for one kind of mistake
     7. answers.py     is what a check says: a finding, no mistake, or nothing to examine
-    8. report.py      prints the answers
+    8. report.py      turns the answers into the lines that are printed
 
 A mistake is examined by an observer that notes what shows it, and a check that compares it, with a record between them:
 the observers know nothing of the checks, and the checks nothing of torch's functions.

@@ -1,4 +1,4 @@
-"""Which mistakes of parallel training a script makes: `python -m common.doctor my_train.py …`.
+"""Find the mistakes of parallel training in a script: `python -m common.doctor my_train.py …`.
 
 It exits with 1 if there is a finding, and with 2 if nothing could be examined.
 """

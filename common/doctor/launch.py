@@ -14,8 +14,7 @@ from pathlib import Path
 
 import torch
 
-from common.doctor.observers.heartbeat import PROGRESS
-from common.doctor.record import FILE, Record, read
+from common.doctor.record import FILE, PROGRESS, Record, read
 from common.processes import free_port
 
 POLL = 0.2  # seconds

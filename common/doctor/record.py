@@ -11,7 +11,9 @@ from typing import Literal
 
 from torch import Tensor
 
-FILE = "record.pickle"  # in the folder of the rank
+# Two files in the folder of a rank: its record, and the number of observed events until now.
+FILE = "record.pickle"
+PROGRESS = "progress"
 Tensors = dict[str, Tensor]
 Reason = Literal["whole", "steps", "crash", "stopped"]
 
@@ -30,13 +32,13 @@ class Epoch:
     """
 
     loader: int  # the `id` of the DataLoader
-    size: int | None  # of its data set, without the restriction by a `Subset`; None if it is iterable
+    size: int | None  # the length of the whole data set, of which a `Subset` has a part; None if it is iterable
     by_torch: bool  # torch's own batch sampler deals out the samples, not one of a library that corrects them later
     samples: list[int] | None = field(default_factory=list)  # the numbers read, in order; None where they have none
-    batches: int = 0  # those that came
+    batches: int = 0  # the number of batches that came
     complete: bool = False  # the data came to their end
     last_batch: int = 0  # the number of samples in the last one
-    forwards: int = 0  # of a network in training, with its batches
+    forwards: int = 0  # the number of forwards in training with its batches
     shares: int = 0  # forwards whose input was one rank's share of the batch, as the script has cut it out
     contents: list[tuple[int, ...]] = field(default_factory=list)  # a fingerprint of each tensor of the first samples
 
@@ -52,7 +54,7 @@ class Network:
     wrapped: bool = False  # DistributedDataParallel holds it, or it holds one
     needs_all_gradients: bool = False  # DistributedDataParallel raises if a parameter gets no gradient
     forwards: int = 0  # calls in training mode with gradients
-    past_wrapper: int = 0  # those of them that did not come through the wrapper
+    past_wrapper: int = 0  # forwards that did not come through the wrapper
     changed: list[str] = field(default_factory=list)  # parameters that were exchanged, moved or converted once wrapped
     # After some numbers of steps a part of each parameter; after 0, as DDP first trains with it.
     weights: dict[int, Tensors] = field(default_factory=dict)
@@ -73,7 +75,7 @@ class Draw:
 class Step:
     """A step of an optimizer."""
 
-    learning_rates: list[float]  # of each parameter group
+    learning_rates: list[float]  # one for each parameter group
     micro_batches: int  # forwards in training, of all networks, since the step before
 
 
@@ -116,10 +118,10 @@ class End:
     # "whole": it came to its last line; "steps": to as many steps as --steps asked for; "crash": an error or a signal
     # ended it; "stopped": the doctor did, because no rank made progress; None: it runs.
     reason: Reason | None = None
-    error: str = ""  # the name of the class, of a signal, or an exit code
-    message: str = ""  # of the error
-    line: str = ""  # of the script, where it raised the error, or stands still
-    time: float | None = None  # in seconds, when the rank left its process group or ended; all ranks have one clock
+    error: str = ""  # the name of its class or of the signal, or the exit code
+    message: str = ""  # the text of the error
+    line: str = ""  # the line of the script that raised the error, or at which the script stands still
+    time: float | None = None  # the second when the rank left its process group or ended; all ranks have one clock
 
     def crash(self) -> str:
         """The error in one line."""
@@ -131,17 +133,17 @@ class Record:
     """The observations of a rank."""
 
     rank: int
-    backend: str | None = None  # of the process group, if there was one
-    last_printed: str = ""  # line
+    backend: str | None = None  # the process group's, if there was one
+    last_printed: str = ""  # the last line of its output
     end: End = field(default_factory=End)
-    epochs: list[Epoch] = field(default_factory=list)  # those of which a batch has come
+    epochs: list[Epoch] = field(default_factory=list)
     networks: list[Network] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     memberships: list[Membership] = field(default_factory=list)
     clippings: list[Clipping] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
-    collectives: list[Call] = field(default_factory=list)  # of the group of all ranks
+    collectives: list[Call] = field(default_factory=list)  # calls in the group of all ranks
     troubles: list[str] = field(default_factory=list)  # errors of the observers
 
 

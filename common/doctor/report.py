@@ -16,7 +16,7 @@ def findings(answers: dict[str, Answer]) -> dict[str, Finding]:
 
 
 def summary(script: str, records: list[Record], seconds: float) -> str:
-    """What ran, in a line."""
+    """A line about the run: the script, the processes and the steps."""
     first = records[0]
     processes = len(records)
     parts = [f"{len(first.steps)} optimizer steps"]

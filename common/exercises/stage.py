@@ -23,14 +23,14 @@ from common.process_group import leave_process_group
 from common.processes import RankFailed, ranks
 
 WORLD_SIZES = (3, 2)  # three first: in a ring of two the right neighbour is the left one too
-SECONDS = 8  # that a solution has on every rank, from the import of its file to its return
+SECONDS = 8  # the time of a solution on every rank, from the import of its file to its return
 PATIENCE = 60  # seconds for everything that is not the solution's, such as the start of the ranks
 # Each rank is as on a machine of its own, so that a solution cannot take the ranks of one machine for all of them.
 ONE_RANK_A_MACHINE = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
 class Returned(NamedTuple):
-    """What `attempt` and what `reference` returned on a rank."""
+    """The results of `attempt` and of `reference` on a rank."""
 
     made: Any
     expected: Any
@@ -62,7 +62,7 @@ def check(name: str, path: Path) -> None:
 
 
 def _run_on_ranks(world_size: int, name: str, path: Path) -> list[Returned]:
-    """What each rank has returned.
+    """The results of each rank.
 
     Raises:
         Mistake: if the solution does not return on every rank.

@@ -28,11 +28,12 @@ class Message:
         self.name = function.__name__
         self.arguments = arguments
         self.sent: Tensor | None = None  # a copy of the argument `tensor` from the time of the call
-        self.was_changed = False  # the tensor, between the call and the begin
+        self.was_changed = False  # the tensor changed between the call and the begin
         self.was_waited_for = False
         self._traffic = traffic
         self._function = function
-        self._work: dist.Work | None = None  # of a send or a receive that has begun, until somebody waits for it
+        # The work of a send or a receive that has begun, until somebody waits for it.
+        self._work: dist.Work | None = None
         tensor = arguments.get("tensor")
         if isinstance(tensor, Tensor):
             self.sent = tensor.detach().clone()

@@ -74,7 +74,7 @@ def place(name: str) -> str:
 
 
 def symptom(name: str) -> str:
-    """How the mistake shows without a detector: "error", "hang" or "silent"."""
+    """The sign of the mistake without a detector: "error", "hang", "silent"."""
     return PITFALLS[name].symptom
 
 

@@ -24,7 +24,7 @@ def evaluations(record: Record) -> list[Epoch]:
 
 
 def why_not_comparable(epochs: tuple[Epoch, ...]) -> str | None:
-    """Why the samples of the ranks cannot be compared by their numbers; None where they can."""
+    """The reason for which the ranks' samples cannot be compared by their numbers; None if they can."""
     if any(epoch.samples is None or epoch.size is None for epoch in epochs):
         return "the samples have no numbers"
     if len({epoch.size for epoch in epochs}) > 1:

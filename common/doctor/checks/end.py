@@ -7,7 +7,7 @@ from common.doctor.answers import Answer, Finding, NotExamined, Right
 from common.doctor.checks.by_rank import across_ranks, evaluations, training_epochs
 from common.doctor.record import Call, Epoch, Record
 
-MAX_ERROR = 300  # characters of an error's text that are shown
+MAX_ERROR = 300  # characters, after which the text of an error is cut
 # Errors of a rank whose partner has left or has called another collective. torch's threads abort the process (SIGABRT).
 OF_COMMUNICATION = ("SIGABRT", "DistBackendError", "DistNetworkError", "DistStoreError")
 

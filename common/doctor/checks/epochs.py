@@ -7,7 +7,7 @@ from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
 from common.doctor.checks.by_rank import across_ranks, evaluations, training_epochs, why_not_comparable
 from common.doctor.record import Epoch, Record
 
-MIN_SAMPLES = 16  # of an epoch; a shorter order may repeat by chance
+MIN_SAMPLES = 16  # a shorter epoch may repeat an order by chance
 
 
 def check_orders(records: list[Record]) -> Answer:

@@ -5,7 +5,9 @@ from common.doctor.checks.by_rank import steps_with_different_rates, trained_net
 from common.doctor.record import Network, Record, Tensors
 from common.weights import distance
 
-TOLERANCE = 1e-6  # of the largest finite number of a tensor; ranks that average have equal bits on CPUs
+# A difference counts if it is larger than this part of the tensor's largest finite number.
+# On CPUs ranks that average have equal bits.
+TOLERANCE = 1e-6
 NO_STATISTICS = "no BatchNorm was evaluated on several ranks"
 
 
@@ -97,7 +99,7 @@ def _statistics(networks: tuple[Network, ...]) -> Answer:
 
 
 def differences(of_ranks: list[dict[int, Tensors]]) -> dict[int, str | None]:
-    """After each number of steps at which all ranks have noted tensors, how these differ; None if they are the same."""
+    """The difference of the ranks' tensors by the number of steps, where all ranks have noted some."""
     found = {}
     for step in sorted(of_ranks[0]):
         by_rank = [tensors.get(step) for tensors in of_ranks]
@@ -107,7 +109,7 @@ def differences(of_ranks: list[dict[int, Tensors]]) -> dict[int, str | None]:
 
 
 def _difference(by_rank: list[Tensors]) -> str | None:
-    """How rank 0 and the first rank with other tensors differ; None if all ranks have the same."""
+    """The difference between rank 0 and the first rank with other tensors; None if all ranks have the same."""
     first = by_rank[0]
     for rank, tensors in enumerate(by_rank[1:], 1):
         distances = {}

@@ -11,8 +11,9 @@ from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
 from common.doctor.checks.by_rank import across_ranks, training_epochs, why_not_comparable
 from common.doctor.record import Epoch, Record
 
-MIN_SAMPLES = 16  # that have something in common; of fewer it may be chance
-SAME_FRACTION = 0.9  # of the samples that were read twice must have equal contents: some labels agree by chance
+MIN_SAMPLES = 16  # fewer samples may have something in common by chance
+# Two ranks read the same samples if this part of their contents is equal: some labels agree by chance.
+SAME_FRACTION = 0.9
 
 Content = tuple[int, ...]  # a fingerprint of each tensor of a sample
 

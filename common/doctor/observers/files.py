@@ -22,7 +22,7 @@ class FileObserver:
         self._recorder.wrap(torch, "save", before=self.before_save)
 
     def before_save(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        path = getattr(f, "name", f)  # of an open file, or itself
+        path = getattr(f, "name", f)  # `f` is an open file, or itself a path
         if isinstance(path, str | os.PathLike):
             keys = [str(key) for state in _state_dicts(obj) for key in state]
             self._recorder.record.saves.append(Save(str(Path(path).resolve()), keys))

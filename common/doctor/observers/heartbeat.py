@@ -9,9 +9,9 @@ from pathlib import Path
 from types import FrameType
 
 from common.doctor.observers.recorder import Recorder
+from common.doctor.record import PROGRESS
 
 INTERVAL = 0.2  # seconds
-PROGRESS = "progress"  # in the folder of the rank: the number of events until now
 _INSTALLED = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 _LIBRARIES = ("<", *_INSTALLED, str(Path(__file__).parents[2]))
 

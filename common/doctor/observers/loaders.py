@@ -20,11 +20,11 @@ from common.doctor.observers.generators import draws_since, states
 from common.doctor.observers.recorder import Recorder
 from common.doctor.record import Epoch
 
-CPU = torch.device("cpu")  # reads the batches
+CPU = torch.device("cpu")  # batches are read there
 MAX_EPOCHS = 64
-MAX_FINGERPRINTS = 4096  # samples of an epoch
-VALUES_PER_TENSOR = 1024  # of a sample, spread over it
-BATCHES_WITH_DRAWS = 16  # of an epoch, in which draws are looked for
+MAX_FINGERPRINTS = 4096  # per epoch
+VALUES_PER_TENSOR = 1024  # go into a fingerprint, spread over the tensor
+BATCHES_WITH_DRAWS = 16  # draws are looked for in the first batches of an epoch
 
 
 @dataclass

@@ -18,9 +18,9 @@ from common.doctor.observers.loaders import LoaderObserver
 from common.doctor.observers.recorder import Recorder
 from common.doctor.record import Network, Tensors
 
-VALUES_PER_PARAMETER = 512  # spread over it
+VALUES_PER_PARAMETER = 512  # are noted, spread over the parameter
 EACH_STEP_UNTIL = 16  # weights are noted after each step up to this one, then after every power of two
-FORWARDS_WITH_DRAWS = 64  # of a network, in which draws are looked for
+FORWARDS_WITH_DRAWS = 64  # draws are looked for in the first forwards of a network
 
 
 class Forward(NamedTuple):
@@ -41,7 +41,7 @@ class NetworkObserver:
         self._record = recorder.record
         self._loaders = loaders
         self._forward: Forward | None = None  # the one that runs
-        # What DistributedDataParallel relies on of each parameter, as it was when it was given the network.
+        # The identities of a network's parameters when DistributedDataParallel was given it.
         self._when_wrapped: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple]] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
@@ -134,7 +134,7 @@ def _unwrapped(module: nn.Module) -> list[nn.Module]:
 
 
 def _identities(module: nn.Module) -> dict[str, tuple]:
-    """What DDP relies on of each parameter that it averages."""
+    """The id, device and dtype of each parameter that DDP averages, which must not change."""
     found = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:

@@ -12,7 +12,7 @@ from common.doctor.observers.networks import NetworkObserver
 from common.doctor.observers.recorder import Recorder
 from common.doctor.record import Membership, Step
 
-STEPS_COMPARED = 16  # after which the optimizers' parameters are compared with the networks'
+STEPS_COMPARED = 16  # the parameters are compared after each of the first steps
 
 
 class OptimizerObserver:
@@ -23,15 +23,15 @@ class OptimizerObserver:
         self._record = recorder.record
         self._networks = networks.networks
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._inner: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # whose step is called by that of another one
-        self._forwards = 0  # in training, until the last step
+        self._inner: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # another one's step calls theirs
+        self._forwards_before = 0  # the number of forwards in training until the last step
 
     def install(self) -> None:
         register_optimizer_step_pre_hook(self._recorder.guarded(self.before_step))
         register_optimizer_step_post_hook(self._recorder.guarded(self.after_step))
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        inner = getattr(optimizer, "optim", None)  # of a ZeroRedundancyOptimizer
+        inner = getattr(optimizer, "optim", None)  # a ZeroRedundancyOptimizer has one
         if isinstance(inner, Optimizer):
             self._inner.add(inner)
 
@@ -46,8 +46,8 @@ class OptimizerObserver:
                 rate = math.nan
             rates.append(float(rate))
         forwards = sum(network.forwards for network in self._record.networks)
-        self._record.steps.append(Step(rates, forwards - self._forwards))
-        self._forwards = forwards
+        self._record.steps.append(Step(rates, forwards - self._forwards_before))
+        self._forwards_before = forwards
         if len(self._record.steps) <= STEPS_COMPARED:
             self._record.memberships.append(self._membership())
 
