@@ -2,31 +2,17 @@
 
     python -m common.doctor my_train.py --epochs 2
 
-`launch` starts `run_script` for each rank, as torchrun would start the script. `run_script` calls `watch` of the
-modules below, and then runs the script. The observers fill a `Record`, which the rank leaves in a file. When all ranks
-have ended, or hang, `report` asks the checks, each of which compares the records of all ranks and returns an `Answer`.
-Those of `steps` look at rank 0 alone.
+What happens then, file by file:
 
-    observer    of what                    by
-    data        samples and epochs         wrappers of a DataLoader's iterator
-    networks    forwards and weights       torch's hooks for all modules, a wrapper of DDP.__init__
-    optimizers  steps and their rates      torch's hooks for all optimizers
-    steps       loss scaling, clippings    wrappers of GradScaler and of clip_grad_…
-    files       saved files                a wrapper of torch.save
-    end         collectives                wrappers of torch.distributed
-    heartbeat   the script's line          a thread that looks every 0.2 s
+    1. __main__.py    reads the options, and calls what follows
+    2. launch.py      starts run_script.py for each rank, as torchrun would start the script, and waits for their end
+    3. run_script.py  installs the observers on its rank, and runs the script
+    4. observers/     wrap functions of torch, and note what the script does with them
+    5. record.py      is what they note; each rank leaves its record in a file
+    6. checks/        compare the records of all ranks, each for one kind of mistake
+    7. answers.py     is what a check says: a finding, no mistake, or nothing to examine
+    8. report.py      turns the answers into the lines that are printed
 
-    checks in       compare what was observed by   and ask for
-    data            data                           the order of each epoch, and the samples of an evaluation
-    shards          data                           the samples of a training
-    replicas        networks                       equal weights and BatchNorm statistics
-    random_numbers  networks, data                 different random numbers
-    optimizers      optimizers                     the networks' parameters, and equal learning rates
-    steps           optimizers, steps              schedule, clipping and accumulation
-    files           files                          one writer, and its keys
-    end             all of them                    the reason of a bad end
-
-A wrapper (`Recorder.watch`) calls the original and changes neither its arguments nor its result. torch has no hook for
-DataLoaders, so `data` wraps the methods of the private class `_BaseDataLoaderIter`; a torch that renames them makes the
-start fail at once, and not the findings wrong. The process ends with the script, so nothing is taken out of torch.
+A mistake is examined by an observer that notes what shows it, and a check that compares it, with a record between them:
+the observers know nothing of the checks, and the checks nothing of torch's functions.
 """

@@ -1,4 +1,4 @@
-"""Which mistakes of parallel training a script makes: `python -m common.doctor my_train.py …`.
+"""Find the mistakes of parallel training in a script: `python -m common.doctor my_train.py …`.
 
 It exits with 1 if there is a finding, and with 2 if nothing could be examined.
 """
@@ -9,9 +9,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from common.doctor import launch, report
+from common.doctor import checks, launch, report
 from common.errors import fail
 from common.numbers import number, positive
+
+RUN_SCRIPT = Path(__file__).with_name("run_script.py")
 
 
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
@@ -30,19 +32,19 @@ def several(text: str) -> int:
 
 
 def examine(options: argparse.Namespace) -> int:
-    """Run the script, and say what was found. Returns the exit code."""
+    """Run the script, and print what was found. Returns the exit code."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
-        records = launch.observe(
-            options.script, options.arguments, options.processes, Path(folder), options.steps, options.time_out
-        )
-    print(report.summary(options.script.name, records, time.monotonic() - started), end="\n\n")
-    answers = report.answers(records, options.time_out)
-    reason = report.not_examined(records, answers)
+        command = [str(RUN_SCRIPT), folder, str(options.steps or 0), str(options.script), *options.arguments]
+        records = launch.observe(command, options.processes, Path(folder), options.time_out)
+    seconds = time.monotonic() - started
+    answers = checks.ask_all(records, options.time_out)
+    reason = checks.why_nothing_was_examined(records, answers)
+    print(report.summary(options.script.name, records, seconds), end="\n\n")
     if reason:
         print(f"Nothing was examined: {reason}")
         return 2
-    print(*report.lines(records, answers), sep="\n")
+    print(*report.lines(answers, records), sep="\n")
     return 1 if report.findings(answers) else 0
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import torch
 
-from common.doctor.heartbeat import PROGRESS
-from common.doctor.record import RECORD, Record, read
+from common.doctor.record import FILE, PROGRESS, Record, read
 from common.processes import free_port
 
 POLL = 0.2  # seconds
@@ -24,24 +23,20 @@ START = 120.0  # seconds until all ranks run the script: on a busy machine impor
 LOG = "log"
 
 
-def observe(
-    script: Path, arguments: list[str], processes: int, folder: Path, last_step: int | None, patience: float
-) -> list[Record]:
-    """Run a script on several processes until it ends, or no rank has made progress for `patience` seconds.
+def observe(command: list[str], processes: int, folder: Path, patience: float) -> list[Record]:
+    """Run a command on several processes until it ends, or no rank has made progress for `patience` seconds.
 
-    Each rank has a folder in `folder`. `last_step` is the optimizer step after which the script is ended.
+    The command runs `run_script.py`. Each rank has a folder in `folder`, for what it prints and for its record.
     """
-    run_script = Path(__file__).with_name("run_script.py")
     port = free_port()
     folders = [folder / f"rank{rank}" for rank in range(processes)]
     started: list[subprocess.Popen] = []
     try:
         for rank, rank_folder in enumerate(folders):
             rank_folder.mkdir()
-            command: list = [sys.executable, "-u", run_script, rank_folder, str(last_step or 0), script, *arguments]
             with (rank_folder / LOG).open("wb") as output:
                 process = subprocess.Popen(
-                    command,
+                    [sys.executable, "-u", *command],
                     env=_environment(rank, processes, port),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -55,10 +50,14 @@ def observe(
     records = []
     for rank, process in enumerate(started):
         record = _record(rank, folders[rank])
+        end = record.end
         if rank in stopped:
-            record.ended = "stopped"
-        elif process.returncode != 0 and record.ended in (None, "crash"):  # None: killed, or left by os._exit
-            record.crash = record.crash or f"exit code {process.returncode}; last printed: {record.last_line}"
+            end.reason = "stopped"
+        elif process.returncode != 0 and end.reason is None:  # it was killed, or left by os._exit
+            end.reason = "crash"
+            end.error = _exit_name(process.returncode)
+        if end.reason == "crash" and not end.message:
+            end.message = f"last printed: {record.last_printed}"
         records.append(record)
     return records
 
@@ -78,19 +77,6 @@ def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
     if torch.cuda.device_count() < processes:
         environment["CUDA_VISIBLE_DEVICES"] = ""  # nccl wants a GPU for each
     return environment
-
-
-def _stop(started: list[subprocess.Popen]) -> list[int]:
-    """End all ranks, and return those that had not ended by themselves."""
-    running = [rank for rank, process in enumerate(started) if process.poll() is None]
-    # All are stopped before one is killed: a rank whose connections close would leave the line where it waits.
-    for signal_number in (signal.SIGSTOP, signal.SIGKILL):
-        for process in started:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal_number)  # what it has started, too
-    for process in started:  # after all are killed: a second Ctrl-C may interrupt this
-        process.wait()
-    return running
 
 
 def _wait(started: list[subprocess.Popen], folders: list[Path], patience: float) -> None:
@@ -116,11 +102,29 @@ def _wait(started: list[subprocess.Popen], folders: list[Path], patience: float)
         time.sleep(POLL)
 
 
+def _stop(started: list[subprocess.Popen]) -> list[int]:
+    """End all ranks, and return those that had not ended by themselves."""
+    running = [rank for rank, process in enumerate(started) if process.poll() is None]
+    # All are stopped before one is killed: a rank whose connections close would leave the line where it waits.
+    for signal_number in (signal.SIGSTOP, signal.SIGKILL):
+        for process in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal_number)  # what it has started, too
+    for process in started:  # after all are killed: a second Ctrl-C may interrupt this
+        process.wait()
+    return running
+
+
 def _record(rank: int, folder: Path) -> Record:
     """The record that a rank has left, or an empty one, with the last line that it has printed."""
     record = Record(rank)
-    if (folder / RECORD).exists():
-        record = read(folder / RECORD)
+    if (folder / FILE).exists():
+        record = read(folder / FILE)
     printed = (folder / LOG).read_text(errors="replace")
-    record.last_line = printed.strip().split("\n")[-1]
+    record.last_printed = printed.strip().split("\n")[-1]
     return record
+
+
+def _exit_name(code: int) -> str:
+    """The name of the signal that has killed a process, or its exit code."""
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"

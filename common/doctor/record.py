@@ -1,38 +1,21 @@
-"""The observations of one rank as plain values and tensors, which the checks compare with those of the other ranks."""
+"""The record of a rank: its observations as plain values and tensors, a list for each kind.
+
+The observers fill it, and the rank leaves it in a file. The doctor reads the records of all ranks, and compares them.
+"""
 
 import os
 import pickle
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from torch import Tensor
 
-T = TypeVar("T")
-RECORD = "record.pickle"  # in the folder of the rank
+# Two files in the folder of a rank: its record, and the number of observed events until now.
+FILE = "record.pickle"
+PROGRESS = "progress"
 Tensors = dict[str, Tensor]
-Draws = dict[str, list[int]]  # for each random generator fingerprints of its states before something drew from it
-
-
-@dataclass
-class Network:
-    """A network that the script has called."""
-
-    kind: str  # the name of its class
-    parameter_count: int = 0  # tensors
-    has_module: bool = False  # a part of it is itself called `module`
-    # What DistributedDataParallel relies on of each parameter: its id, device and dtype, when it was given the network.
-    when_wrapped: dict[str, tuple] = field(default_factory=dict)
-    wrapped: bool = False  # DistributedDataParallel holds it, or it holds one
-    forwards: int = 0  # calls in training mode with gradients
-    past_wrapper: int = 0  # those of them that did not come through the wrapper
-    changed: list[str] = field(default_factory=list)  # parameters that were exchanged, moved or converted once wrapped
-    without_gradient: list[str] = field(default_factory=list)  # parameters, after the last step that was compared
-    # After some numbers of steps a part of each parameter; after 0, as DDP first trains with it.
-    weights: dict[int, Tensors] = field(default_factory=dict)
-    # BatchNorm's statistics in evaluations, by the number of steps before them.
-    statistics: dict[int, Tensors] = field(default_factory=dict)
+Reason = Literal["whole", "steps", "crash", "stopped"]
 
 
 @dataclass
@@ -49,15 +32,67 @@ class Epoch:
     """
 
     loader: int  # the `id` of the DataLoader
-    size: int | None  # of its data set, without the restriction by a `Subset`; None if it is iterable
+    size: int | None  # the length of the whole data set, of which a `Subset` has a part; None if it is iterable
     by_torch: bool  # torch's own batch sampler deals out the samples, not one of a library that corrects them later
     samples: list[int] | None = field(default_factory=list)  # the numbers read, in order; None where they have none
-    batches: int = 0  # those that came
+    batches: int = 0  # the number of batches that came
     complete: bool = False  # the data came to their end
     last_batch: int = 0  # the number of samples in the last one
-    forwards: int = 0  # of a network in training, with its batches
+    forwards: int = 0  # the number of forwards in training with its batches
     shares: int = 0  # forwards whose input was one rank's share of the batch, as the script has cut it out
     contents: list[tuple[int, ...]] = field(default_factory=list)  # a fingerprint of each tensor of the first samples
+
+
+@dataclass
+class Network:
+    """A network that the script has called."""
+
+    kind: str  # the name of its class
+    parameter_count: int = 0  # tensors
+    is_sharded: bool = False  # a rank holds parts of its parameters, as under FSDP
+    has_module: bool = False  # a part of it is itself called `module`
+    wrapped: bool = False  # DistributedDataParallel holds it, or it holds one
+    needs_all_gradients: bool = False  # DistributedDataParallel raises if a parameter gets no gradient
+    forwards: int = 0  # calls in training mode with gradients
+    past_wrapper: int = 0  # forwards that did not come through the wrapper
+    changed: list[str] = field(default_factory=list)  # parameters that were exchanged, moved or converted once wrapped
+    # After some numbers of steps a part of each parameter; after 0, as DDP first trains with it.
+    weights: dict[int, Tensors] = field(default_factory=dict)
+    # BatchNorm's statistics in evaluations, by the number of steps before them.
+    statistics: dict[int, Tensors] = field(default_factory=dict)
+
+
+@dataclass
+class Draw:
+    """A forward or a batch that drew random numbers, and a fingerprint of the generator's state before."""
+
+    source: str  # "forwards in training" or "batches"
+    generator: str  # "torch", "NumPy", "Python" or "GPU"
+    state: int
+
+
+@dataclass
+class Step:
+    """A step of an optimizer."""
+
+    learning_rates: list[float]  # one for each parameter group
+    micro_batches: int  # forwards in training, of all networks, since the step before
+
+
+@dataclass
+class Membership:
+    """The parameters of the optimizers beside those of the networks, after one of the first steps."""
+
+    in_no_network: int  # parameters of an optimizer, without gradients
+    in_no_optimizer: list[str]  # parameters of a trained network that have gradients
+    without_gradient: list[str]  # parameters whose gradients DistributedDataParallel waits for
+
+
+@dataclass
+class Clipping:
+    """A call that clipped gradients."""
+
+    scaled: bool  # a loss scale had multiplied the gradients, and nobody had divided them
 
 
 @dataclass
@@ -77,52 +112,58 @@ class Call:
 
 
 @dataclass
+class End:
+    """The end of the script on a rank, or the line where it stands still."""
+
+    # "whole": it came to its last line; "steps": to as many steps as --steps asked for; "crash": an error or a signal
+    # ended it; "stopped": the doctor did, because no rank made progress; None: it runs.
+    reason: Reason | None = None
+    error: str = ""  # the name of its class or of the signal, or the exit code
+    message: str = ""  # the text of the error
+    line: str = ""  # the line of the script that raised the error, or at which the script stands still
+    time: float | None = None  # the second when the rank left its process group or ended; all ranks have one clock
+
+    def crash(self) -> str:
+        """The error in one line."""
+        return ": ".join(part for part in (self.line, self.error, self.message) if part)
+
+
+@dataclass
 class Record:
-    """The observations of a rank, by the module that makes them."""
+    """The observations of a rank."""
 
     rank: int
-    backend: str | None = None  # of the process group, if there was one
+    backend: str | None = None  # the process group's, if there was one
+    last_printed: str = ""  # the last line of its output
+    end: End = field(default_factory=End)
+    epochs: list[Epoch] = field(default_factory=list)
+    networks: list[Network] = field(default_factory=list)
+    draws: list[Draw] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    memberships: list[Membership] = field(default_factory=list)
+    clippings: list[Clipping] = field(default_factory=list)
+    saves: list[Save] = field(default_factory=list)
+    collectives: list[Call] = field(default_factory=list)  # calls in the group of all ranks
     troubles: list[str] = field(default_factory=list)  # errors of the observers
 
-    # launch and run_script
-    ended: Literal["whole", "steps", "crash", "stopped"] | None = None  # "steps": as --steps asked; None: it runs
-    crash: str | None = None  # the error in one line, or the exit code of a process that has not said one
-    last_line: str = ""  # that was printed
 
-    # heartbeat
-    line: str = ""  # of the script, where it last stood still
-    called: str = ""  # the function that was called from there
-
-    # optimizers
-    steps: int = 0
-    learning_rates: list[list[float]] = field(default_factory=list)  # at each step, of each parameter group
-    forwards_until_step: list[int] = field(default_factory=list)  # at each step, in training, of all networks
-    in_no_optimizer: list[str] = field(default_factory=list)  # parameters of a network that have gradients
-    in_no_network: int = 0  # parameters of an optimizer, without gradients
-
-    # steps
-    clippings: int = 0
-    clippings_of_scaled: int = 0  # of gradients that were still multiplied by a loss scale
-
-    # networks
-    networks: list[Network] = field(default_factory=list)
-    forward_draws: Draws = field(default_factory=dict)  # of forwards in training
-
-    # data, files and end
-    epochs: list[Epoch] = field(default_factory=list)
-    batch_draws: Draws = field(default_factory=dict)  # of reading a batch in this process
-    saves: list[Save] = field(default_factory=list)
-    collectives: list[Call] = field(default_factory=list)  # of the group of all ranks
-
-
-PARTS = {"networks": Network, "epochs": Epoch, "saves": Save, "collectives": Call}
+KINDS = {
+    "epochs": Epoch,
+    "networks": Network,
+    "draws": Draw,
+    "steps": Step,
+    "memberships": Membership,
+    "clippings": Clipping,
+    "saves": Save,
+    "collectives": Call,
+}
 
 
 def write(record: Record, path: Path) -> None:
     """Write a record as dicts: its classes are of a `common` that the script may have replaced by its own."""
-    values = dict(vars(record))
-    for name in PARTS:
-        values[name] = [vars(part) for part in values[name]]
+    values = dict(vars(record), end=vars(record.end))
+    for name in KINDS:
+        values[name] = [vars(observation) for observation in values[name]]
     new = path.with_suffix(".new")
     new.write_bytes(pickle.dumps(values))
     os.replace(new, path)
@@ -130,21 +171,7 @@ def write(record: Record, path: Path) -> None:
 
 def read(path: Path) -> Record:
     values = pickle.loads(path.read_bytes())
-    for name, kind in PARTS.items():
-        values[name] = [kind(**part) for part in values[name]]
+    values["end"] = End(**values["end"])
+    for name, kind in KINDS.items():
+        values[name] = [kind(**observation) for observation in values[name]]
     return Record(**values)
-
-
-def across_ranks(by_rank: Iterable[list[T]]) -> list[tuple[T, ...]]:
-    """The first of each rank, then the second of each, and so on, as far as all ranks have one."""
-    return list(zip(*by_rank, strict=False))
-
-
-def steps_with_different_rates(records: list[Record]) -> list[int]:
-    """The optimizer steps, from 0 on, at which not all ranks have the same learning rates."""
-    different = []
-    for step, by_rank in enumerate(across_ranks(record.learning_rates for record in records)):
-        texts = set(map(str, by_rank))  # a nan is not equal to another one, but its text is
-        if len(texts) > 1:
-            different.append(step)
-    return different

@@ -2,8 +2,8 @@
 
     python common/doctor/run_script.py FOLDER LAST_STEP SCRIPT [ARGUMENTS …]
 
-This file is run by its path, and removes this repository's modules from `sys.modules`, because the script may have a
-package `common` of its own. The process ends with the script, so the observers need not be taken out of torch.
+The record goes to the folder of the rank, FOLDER/rank0 and so on. This file is run by its path, and removes this
+repository's modules from `sys.modules`, because the script may have a package `common` of its own.
 """
 
 import os
@@ -16,21 +16,12 @@ from typing import Any
 import torch.multiprocessing
 
 
-def run(folder: Path, rank: int, last_step: int | None, script: Path, arguments: list[str]) -> None:
-    """Run `script` under observation. Its error is noted and raised."""
+def run(folder: Path, last_step: int | None, script: Path, arguments: list[str]) -> None:
+    """Run `script` under observation, up to an optimizer step or to its end. Its error is noted and raised."""
     imported_before = set(sys.modules)
-    from common.doctor import data, end, files, heartbeat, networks, optimizers, steps
-    from common.doctor.record import RECORD
-    from common.doctor.recorder import Recorder
+    from common.doctor import observers
 
-    recorder = Recorder(folder / RECORD, rank)
-    observed_data = data.watch(recorder)
-    observed_networks = networks.watch(recorder, observed_data)
-    optimizers.watch(recorder, observed_networks, last_step)
-    steps.watch(recorder)
-    files.watch(recorder)
-    end.watch(recorder, script)
-    heartbeat.start(recorder, folder, script)
+    recorder = observers.install(folder / f"rank{os.environ['RANK']}", script, last_step)
     for name in ("spawn", "start_processes"):
         setattr(torch.multiprocessing, name, refuse)
     for name in set(sys.modules) - imported_before:
@@ -42,16 +33,16 @@ def run(folder: Path, rank: int, last_step: int | None, script: Path, arguments:
     try:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as exit:
-        if exit.code not in (None, 0):
-            if not isinstance(exit.code, int):
-                recorder.record.crash = str(exit.code)
-            recorder.finish("crash")
+        if isinstance(exit.code, str):
+            recorder.finish("crash", message=exit.code)
+            raise
+        if exit.code:
+            recorder.finish("crash", f"exit code {exit.code}")
             raise
     except BaseException as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(script)]
-        where = f"{script.name}:{lines[-1]}: " if lines else ""
-        recorder.record.crash = f"{where}{type(error).__name__}: {' '.join(str(error).split())}"
-        recorder.finish("crash")
+        line = f"{script.name}:{lines[-1]}" if lines else ""
+        recorder.finish("crash", type(error).__name__, " ".join(str(error).split()), line)
         raise
     recorder.finish("whole")
 
@@ -67,7 +58,6 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[2])
     run(
         folder=Path(sys.argv[1]),
-        rank=int(os.environ["RANK"]),
         last_step=int(sys.argv[2]) or None,
         script=Path(sys.argv[3]),
         arguments=sys.argv[4:],

@@ -63,7 +63,7 @@ def train(batches: Iterable[Any], model: nn.Module, optimizer: SGD) -> list[list
 
 
 class Made(NamedTuple):
-    """What a rank's prepared objects have done."""
+    """The samples and the weight that a rank's prepared objects have read and trained."""
 
     samples: list  # of each step
     read: list  # samples, from the dataset

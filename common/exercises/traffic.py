@@ -8,7 +8,6 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -22,21 +21,36 @@ from common.process_group import COLLECTIVES
 POINT_TO_POINT = ("isend", "irecv")
 
 
-@dataclass(eq=False)
 class Message:
-    """A call of torch.distributed by a solution; the solution gets it as its handle."""
+    """A call of torch.distributed by a solution, which gets it as its handle."""
 
-    name: str  # of the function
-    arguments: dict[str, Any]
-    function: Callable[..., Any]
-    wait_for: Callable[["Message"], None]  # of the Traffic
-    sent: Tensor | None  # a copy of the argument `tensor` from the time of the call
-    was_changed: bool = False  # the tensor, between the call and the begin
-    was_waited_for: bool = False
-    work: dist.Work | None = None  # of a send or a receive that has begun, until somebody waits for it
+    def __init__(self, traffic: "Traffic", function: Callable[..., Any], arguments: dict[str, Any]) -> None:
+        self.name = function.__name__
+        self.arguments = arguments
+        self.sent: Tensor | None = None  # a copy of the argument `tensor` from the time of the call
+        self.was_changed = False  # the tensor changed between the call and the begin
+        self.was_waited_for = False
+        self._traffic = traffic
+        self._function = function
+        # The work of a send or a receive that has begun, until somebody waits for it.
+        self._work: dist.Work | None = None
+        tensor = arguments.get("tensor")
+        if isinstance(tensor, Tensor):
+            self.sent = tensor.detach().clone()
+
+    def begin(self) -> None:
+        if self.sent is not None:
+            now = self.arguments["tensor"].detach()
+            self.was_changed = not torch.allclose(now, self.sent, rtol=0, atol=0, equal_nan=True)
+        self._work = self._function(**self.arguments)
 
     def wait(self, *_: Any) -> bool:
-        self.wait_for(self)
+        self.was_waited_for = True
+        self._traffic.events.append("wait")
+        self._traffic.begin_up_to(self)
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
         return True
 
 
@@ -57,47 +71,45 @@ class Traffic:
         self.delayed.append(message)
         if message.arguments.pop("async_op", False):
             return message
-        self.wait_for(message)
+        message.wait()
         return None
 
     def send_or_receive(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Message:
         """A message that begins at once, because in a ring a rank sends and then receives."""
         message = self._message(function, args, kwargs)
-        self._begin(message)
+        message.begin()
         return message
 
-    def wait_for(self, message: Message) -> None:
-        self.events.append("wait")
-        message.was_waited_for = True
+    def begin_up_to(self, message: Message) -> None:
+        """Begin the delayed collectives up to this one; a message that is not delayed has begun already."""
         while message in self.delayed:
-            self._begin(self.delayed.pop(0))
-        if message.work is not None:
-            message.work.wait()
-            message.work = None
+            self.delayed.pop(0).begin()
+
+    def check(self) -> None:
+        """Raise a Mistake if a message was not waited for, or was changed on its way."""
+        for message in self.messages:
+            which = f"{message.name} of rank {dist.get_rank()}"
+            if not message.was_waited_for:
+                raise Mistake(
+                    f"{which}: wait() was not called on its handle. Before wait() returns, the numbers may not have "
+                    "arrived"
+                )
+            if message.was_changed:
+                raise Mistake(
+                    f"{which}: the tensor was changed while it was under way. The sum is there when the handle's "
+                    "wait() has returned: divide after it"
+                )
 
     def _message(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Message:
-        arguments = inspect.signature(function).bind(*args, **kwargs).arguments
-        tensor = arguments.get("tensor")
-        sent = tensor.detach().clone() if isinstance(tensor, Tensor) else None
-        message = Message(function.__name__, arguments, function, self.wait_for, sent)
+        message = Message(self, function, inspect.signature(function).bind(*args, **kwargs).arguments)
         self.messages.append(message)
         self.events.append(message.name)
         return message
 
-    def _begin(self, message: Message) -> None:
-        if message.sent is not None:
-            now = message.arguments["tensor"].detach()
-            message.was_changed = not torch.allclose(now, message.sent, rtol=0, atol=0, equal_nan=True)
-        message.work = message.function(**message.arguments)
-
 
 @contextmanager
-def observed() -> Iterator[Traffic]:
-    """A block in which the calls of torch.distributed's functions are messages of a solution.
-
-    Raises:
-        Mistake: at its end, if a message was not waited for, or was changed on its way.
-    """
+def simulated_network() -> Iterator[Traffic]:
+    """A block in which the calls of torch.distributed's functions are messages."""
     traffic = Traffic()
     with ExitStack() as patches:
         for name in COLLECTIVES:
@@ -109,14 +121,3 @@ def observed() -> Iterator[Traffic]:
             # send and recv call these, and batch_isend_irecv compares its operations with them.
             patches.enter_context(mock.patch.object(dist.distributed_c10d, name, call))
         yield traffic
-    for message in traffic.messages:
-        which = f"{message.name} of rank {dist.get_rank()}"
-        if not message.was_waited_for:
-            raise Mistake(
-                f"{which}: wait() was not called on its handle. Before wait() returns, the numbers may not have arrived"
-            )
-        if message.was_changed:
-            raise Mistake(
-                f"{which}: the tensor was changed while it was under way. The sum is there when the handle's wait() "
-                "has returned: divide after it"
-            )

@@ -44,7 +44,7 @@ def train(module: nn.Module, optimizer: Any, factor: float = 1.0) -> list:
 
 
 def state_size(optimizer: Optimizer) -> int:
-    """How many numbers it keeps; the number of the step, which has no dimension, is not counted."""
+    """The count of the numbers that it keeps, without the number of the step, which has no dimension."""
     numbers = 0
     for state in optimizer.state.values():
         numbers += sum(tensor.numel() for tensor in state.values() if tensor.dim())

@@ -20,6 +20,7 @@ from pathlib import Path
 from common import exercises
 from common.errors import fail
 from common.exercises import stage
+from common.exercises.mistake import Mistake
 from common.ladder import LEVELS, ROOT, diffs, named, ring, small
 
 
@@ -104,9 +105,10 @@ def check_solution(name: str, solution: Path) -> None:
     """Print the verdict on a solution; the exit code is 1 where something is wrong with it."""
     if not solution.is_file():
         fail(f"there is no file {solution}")
-    mistake = stage.check(name, solution)
-    if mistake:
-        print(f"NOT YET: {name}\n\n{textwrap.indent(mistake, '  ')}")
+    try:
+        stage.check(name, solution)
+    except Mistake as mistake:
+        print(f"NOT YET: {name}\n\n{textwrap.indent(str(mistake), '  ')}")
         sys.exit(1)
     print(f"PASSED: {name}\n\n  The same numbers as {exercises.EXERCISES[name].same_as}.")
     following = exercises.following(name)

@@ -4,52 +4,64 @@
 
 runs them all on real processes. A pitfall is a module of this package with
 
-    LEVELS              the levels of the ladder where one meets it; the first
-                        one's page names it
-    WORLD_SIZE          how many processes it runs on, if not on two
-    SYMPTOM             "error" or "hang"; most are silent: the training goes
-                        on, and something is wrong with it
-    TIMEOUT             where the mistake is a hang: seconds until it is ended
     wrong(), right()    the code with and without the mistake, run on every rank
                         inside a process group; returns what shows the mistake
     detect(outcome)     a sentence about the mistake, or None if there is none;
                         most of these checks can stand in one's own code
-    TAKES_STAGE         True if a `Stage` is the last argument of these three:
-                        a folder, and notes that can be read in a hang
 
-`outcome` is what `wrong` or `right` has returned, or the RuntimeError that has
-ended it after TIMEOUT.
+`outcome` is what `wrong` or `right` has returned, or the error of the time-out
+that has ended it.
 """
 
 import importlib
 from types import ModuleType
+from typing import NamedTuple
 
+
+class Pitfall(NamedTuple):
+    """The place of a pitfall on the ladder, and how it is run."""
+
+    level: str  # whose page names it
+    symptom: str = "silent"  # the training goes on; or "error", or "hang"
+    timeout: int | None = None  # seconds after which a hang is ended
+    takes_stage: bool = False  # the last argument of its functions is a `Stage`
+    world_size: int = 2  # processes
+
+
+LEVEL_00 = "00_single_gpu"
+LEVEL_01 = "01_data_parallel"
+LEVEL_02 = "02_ddp_raw"
+LEVEL_03 = "03_accelerate"
+LEVEL_04 = "04_trainer"
 # As a run meets them: data, gradients, schedule, collectives, files, clock.
-NAMES = (
-    "batch_size_per_process",
-    "set_epoch_forgotten",
-    "different_orders",
-    "same_random_numbers",
-    "forward_through_module",
-    "moved_after_wrapping",
-    "replaced_parameters",
-    "optimizer_made_first",
-    "unused_parameter",
-    "accumulation_off_by_one",
-    "forward_outside_no_sync",
-    "mean_of_means",
-    "schedule_on_rank_0",
-    "schedule_too_fast",
-    "uneven_inputs",
-    "uneven_evaluation",
-    "collective_on_rank_0",
-    "padded_evaluation",
-    "metrics_not_gathered",
-    "batchnorm_statistics",
-    "every_rank_saves",
-    "prefixed_keys",
-    "clock_without_wait",
-)
+PITFALLS = {
+    "batch_size_per_process": Pitfall(LEVEL_02),
+    "set_epoch_forgotten": Pitfall(LEVEL_02),
+    "different_orders": Pitfall(LEVEL_02),
+    "same_random_numbers": Pitfall(LEVEL_02),
+    "forward_through_module": Pitfall(LEVEL_02),
+    "moved_after_wrapping": Pitfall(LEVEL_02),
+    "replaced_parameters": Pitfall(LEVEL_00),
+    "optimizer_made_first": Pitfall(LEVEL_02),
+    "unused_parameter": Pitfall(LEVEL_02, "error"),
+    "accumulation_off_by_one": Pitfall(LEVEL_03),
+    "forward_outside_no_sync": Pitfall(LEVEL_03),
+    "mean_of_means": Pitfall(LEVEL_04),
+    "schedule_on_rank_0": Pitfall(LEVEL_02),
+    "schedule_too_fast": Pitfall(LEVEL_03),
+    "uneven_inputs": Pitfall(LEVEL_02, "hang", timeout=2, takes_stage=True),
+    "uneven_evaluation": Pitfall(LEVEL_02, "hang", timeout=5, takes_stage=True),
+    "collective_on_rank_0": Pitfall(
+        LEVEL_02, "hang", timeout=2, takes_stage=True
+    ),
+    "padded_evaluation": Pitfall(LEVEL_02, world_size=3),
+    "metrics_not_gathered": Pitfall(LEVEL_03),
+    "batchnorm_statistics": Pitfall(LEVEL_02),
+    "every_rank_saves": Pitfall(LEVEL_03, takes_stage=True),
+    "prefixed_keys": Pitfall(LEVEL_01),
+    "clock_without_wait": Pitfall(LEVEL_00),
+}
+NAMES = tuple(PITFALLS)
 
 
 def load(name: str) -> ModuleType:
@@ -58,16 +70,12 @@ def load(name: str) -> ModuleType:
 
 def place(name: str) -> str:
     """The level whose page names the pitfall."""
-    return load(name).LEVELS[0]
+    return PITFALLS[name].level
 
 
 def symptom(name: str) -> str:
-    """How the mistake shows without a detector: "error", "hang" or "silent"."""
-    return getattr(load(name), "SYMPTOM", "silent")
-
-
-def world_size(name: str) -> int:
-    return getattr(load(name), "WORLD_SIZE", 2)
+    """The sign of the mistake without a detector: "error", "hang", "silent"."""
+    return PITFALLS[name].symptom
 
 
 def title(name: str) -> str:

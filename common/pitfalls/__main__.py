@@ -11,11 +11,12 @@ the mistake and found nothing in the correction.
 """
 
 import argparse
+import ast
 import inspect
 import sys
 import textwrap
 
-from common.pitfalls import NAMES, load, symptom, title, world_size
+from common.pitfalls import NAMES, PITFALLS, load, symptom, title
 from common.pitfalls.stage import examine
 
 
@@ -38,12 +39,18 @@ def run_all() -> bool:
 
 
 def show_mistake(name: str) -> None:
-    """Print the code with the mistake, and nothing that explains it."""
+    """Print the code with the mistake, and nothing that explains it.
+
+    The imports are left out: some are of the correction alone.
+    """
     source = inspect.getsource(load(name))
-    _, _, code = source.partition("\nLEVELS = ")  # behind the explanation
-    _, _, code = code.partition("\n")
-    mistake, _, _ = code.partition("\ndef right")
-    print(f"On {world_size(name)} processes:\n\n{mistake.strip()}\n")
+    _, *statements = ast.parse(source).body
+    imports = (ast.Import, ast.ImportFrom)
+    code = [each for each in statements if not isinstance(each, imports)]
+    lines = source.splitlines()[code[0].lineno - 1 :]
+    mistake, _, _ = "\n".join(lines).partition("\ndef right")
+    processes = PITFALLS[name].world_size
+    print(f"On {processes} processes:\n\n{mistake.strip()}\n")
 
 
 def show_answer(name: str) -> bool:

@@ -9,7 +9,6 @@ Count from 1, and close the last window where the data end.
 import torch
 from torch import nn
 
-LEVELS = ("03_accelerate",)
 MICRO_BATCHES = torch.ones(8, 2, 4)
 PER_STEP = 4
 

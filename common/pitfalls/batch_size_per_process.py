@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from common.process_group import all_gather_object
 
-LEVELS = ("02_ddp_raw", "03_accelerate", "04_trainer")
 TRAIN_SET = range(6_400)
 BATCH_SIZE = 64  # samples per optimizer step
 

@@ -16,8 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.process_group import all_gather_object
 
-LEVELS = ("02_ddp_raw", "03_accelerate")
-
 
 def train():
     model = DistributedDataParallel(nn.BatchNorm1d(1))

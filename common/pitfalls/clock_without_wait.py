@@ -2,18 +2,18 @@
 
 A CUDA kernel is put into a queue, and the call returns. What the clock then
 shows is how long it took to ask. On a GPU, wait with `torch.cuda.synchronize()`
-before each reading. What runs here makes the same mistake without a GPU: an
-all-reduce in the background, with a handle like that of torch's
-`async_op=True`. It is held back until somebody waits for it, as on the
-slowest machine.
+before each reading.
+
+This pitfall needs work that goes on in the background, and a CPU's operations
+end before they return. An all-reduce with `async_op=True` may also have ended
+before anybody looks, and then the mistake would not show. So AllReduce imitates
+its handle, and begins the work when somebody waits for it.
 """
 
 import time
 
 import torch
 import torch.distributed as dist
-
-LEVELS = ("00_single_gpu", "01_data_parallel", "02_ddp_raw")
 
 
 class AllReduce:

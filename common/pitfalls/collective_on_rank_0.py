@@ -13,11 +13,6 @@ from itertools import zip_longest
 import torch
 import torch.distributed as dist
 
-LEVELS = ("02_ddp_raw", "03_accelerate")
-SYMPTOM = "hang"
-TAKES_STAGE = True
-TIMEOUT = 2
-
 
 def all_reduce(tensor, what, stage):
     stage.at(f"sums the {what}")

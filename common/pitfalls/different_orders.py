@@ -10,7 +10,6 @@ from torch.utils.data import DistributedSampler
 
 from common.process_group import all_gather_object
 
-LEVELS = ("02_ddp_raw",)
 TRAIN_SET = range(1_000)
 
 

@@ -17,9 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.process_group import all_gather_object
 
-LEVELS = ("03_accelerate", "02_ddp_raw")
-TAKES_STAGE = True
-
 
 def train():
     model = DistributedDataParallel(nn.BatchNorm1d(4))

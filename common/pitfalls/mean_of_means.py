@@ -13,8 +13,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector
 
-LEVELS = ("04_trainer", "03_accelerate")
-
 
 def samples():
     return torch.randn(20, 4, generator=torch.Generator().manual_seed(1))

@@ -10,8 +10,6 @@ import torch.distributed as dist
 
 from common.process_group import all_gather_object
 
-LEVELS = ("03_accelerate", "02_ddp_raw")
-
 
 def count_correct():
     """[correct, total] of a threshold on this rank's share of 401 points."""

@@ -13,8 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.pitfalls.stage import farthest_gradient, own_samples
 
-LEVELS = ("02_ddp_raw",)
-
 
 def wrong():
     model = DistributedDataParallel(nn.Linear(4, 1)).to(torch.float64)

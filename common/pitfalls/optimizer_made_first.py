@@ -12,8 +12,6 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-LEVELS = ("02_ddp_raw",)
-
 
 def shard(model):
     fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))

@@ -13,8 +13,6 @@ from torch.utils.data import DataLoader, DistributedSampler
 from common.eval_sampler import DistributedEvalSampler
 from common.process_group import all_gather_object
 
-LEVELS = ("02_ddp_raw", "03_accelerate")
-WORLD_SIZE = 3
 TEST_SET = range(10_000)
 
 

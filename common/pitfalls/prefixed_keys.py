@@ -9,8 +9,6 @@ every weight, and the network stays as it was drawn. Save
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-LEVELS = ("01_data_parallel", "02_ddp_raw", "03_accelerate")
-
 
 def network():
     return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))

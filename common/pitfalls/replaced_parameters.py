@@ -10,8 +10,6 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-LEVELS = ("00_single_gpu", "02_ddp_raw", "04_trainer")
-
 
 def train(model, optimizer):
     for _ in range(5):

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 
 from common.process_group import all_gather_object
 
-LEVELS = ("02_ddp_raw", "03_accelerate")
 SEED = 42
 
 

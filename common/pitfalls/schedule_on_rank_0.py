@@ -12,8 +12,6 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 from common.process_group import all_gather_object
 
-LEVELS = ("02_ddp_raw",)
-
 
 def wrong():
     optimizer = torch.optim.SGD(nn.Linear(4, 1).parameters(), lr=0.08)

@@ -14,7 +14,6 @@ from torch.optim.lr_scheduler import LinearLR
 from common.accelerator import Accelerator
 from common.accelerator.utils import DataLoaderConfiguration
 
-LEVELS = ("03_accelerate",)
 STEPS = 8
 
 

@@ -7,8 +7,6 @@ epoch from `set_epoch` only. A loader that `prepare` returns counts its epochs.
 
 from torch.utils.data import DistributedSampler
 
-LEVELS = ("02_ddp_raw",)
-
 
 def wrong():
     sampler = DistributedSampler(range(100), seed=42)

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from common.accelerator.state import AcceleratorState
-from common.pitfalls import load, world_size
+from common.pitfalls import PITFALLS, load
 from common.process_group import all_gather_object, process_group
 from common.processes import ranks
 from common.weights import distance
@@ -62,56 +63,61 @@ def examine(name: str) -> Verdict:
 
 def _run(name: str, version: str) -> tuple[str | None, bool]:
     """The first finding of a rank, and True if a rank hung."""
-    pool = ranks(world_size(name), on_cpu=True)
+    pool = ranks(PITFALLS[name].world_size, on_cpu=True)
     with tempfile.TemporaryDirectory(prefix="pitfall-") as folder:
-        of_ranks = pool.run(_run_on_rank, name, version, Path(folder))
+        of_ranks = pool.run(run_on_rank, name, version, Path(folder))
     findings, hung = zip(*of_ranks, strict=True)
     if any(hung):
         pool.stop()  # nobody knows what the collective has left behind
     return next(filter(None, findings), None), any(hung)
 
 
-def _run_on_rank(
+def run_on_rank(
     name: str, version: str, folder: Path
 ) -> tuple[str | None, bool]:
     """The detector's finding on a rank's `wrong` or `right`; True if it hung.
 
     `folder` is new and the same on all ranks. What the pitfall raises is
-    raised, except by a `wrong` that hangs until TIMEOUT.
+    raised, except by a `wrong` that hangs until its time is over.
     """
-    pitfall = load(name)
-    takes_stage = getattr(pitfall, "TAKES_STAGE", False)
-    arguments = [Stage(folder)] if takes_stage else []
+    module = load(name)
+    pitfall = PITFALLS[name]
+    arguments = [Stage(folder)] if pitfall.takes_stage else []
     # The correction has all the time it needs on a slow machine.
     timeout = PATIENCE
-    may_hang = version == "wrong" and hasattr(pitfall, "TIMEOUT")
+    may_hang = version == "wrong" and pitfall.timeout is not None
     if may_hang:
-        timeout = timedelta(seconds=pitfall.TIMEOUT)
-    store = dist.FileStore(str(folder / "meeting"), world_size(name))
+        timeout = timedelta(seconds=pitfall.timeout)
+    store = dist.FileStore(str(folder / "meeting"), pitfall.world_size)
     store.set_timeout(PATIENCE)
     torch.manual_seed(0)
     AcceleratorState._reset_state(reset_partial_state=True)
-    _wait_for_all("join", store, world_size(name))
+    _wait_for_all("join", store, pitfall.world_size)
     with process_group(
         store=dist.PrefixStore("group", store),
         rank=int(os.environ["RANK"]),
-        world_size=world_size(name),
+        world_size=pitfall.world_size,
         timeout=timeout,
     ):
+        started = time.monotonic()  # before any rank can begin to wait
         # Who has joined and fails at once would take down those who join.
-        _wait_for_all("start", store, world_size(name))
+        _wait_for_all("start", store, pitfall.world_size)
         try:
-            outcome = getattr(pitfall, version)(*arguments)
+            outcome = getattr(module, version)(*arguments)
+            hung = False
         except RuntimeError as error:
-            if not may_hang:
+            # gloo has no class of its own for a time-out, but none comes
+            # before its time.
+            hung = may_hang and time.monotonic() - started >= pitfall.timeout
+            if not hung:
                 raise
             outcome = error
-        finding = pitfall.detect(outcome, *arguments)
+        finding = module.detect(outcome, *arguments)
         # A rank that leaves closes its connections. Whoever still waits for it
         # would see that, and not a time-out.
-        _wait_for_all("end", store, world_size(name))
+        _wait_for_all("end", store, pitfall.world_size)
     AcceleratorState._reset_state(reset_partial_state=True)
-    return finding, isinstance(outcome, RuntimeError)
+    return finding, hung
 
 
 def _wait_for_all(what: str, store: dist.Store, count: int) -> None:

@@ -12,11 +12,6 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-LEVELS = ("02_ddp_raw",)
-SYMPTOM = "hang"
-TAKES_STAGE = True
-TIMEOUT = 5
-
 
 def own_batches():
     """Rank 0 has four, rank 1 three."""

@@ -13,11 +13,6 @@ from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
-LEVELS = ("02_ddp_raw", "03_accelerate")
-SYMPTOM = "hang"
-TAKES_STAGE = True
-TIMEOUT = 2
-
 
 def train(model, stage):
     # Rank 0 has four batches, rank 1 three.

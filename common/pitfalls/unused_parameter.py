@@ -11,9 +11,6 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-LEVELS = ("02_ddp_raw", "03_accelerate")
-SYMPTOM = "error"
-
 
 class TwoHeads(nn.Module):
     def __init__(self):

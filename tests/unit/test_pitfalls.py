@@ -11,7 +11,8 @@ import torch
 from common import ladder, pitfalls
 from common.pitfalls import accumulation_off_by_one
 from common.pitfalls.__main__ import main, show_mistake
-from common.pitfalls.stage import Verdict, examine
+from common.pitfalls.stage import Stage, Verdict, examine, run_on_rank
+from common.processes import RankFailed, ranks
 
 FOLDER = Path(pitfalls.__file__).parent
 COLUMNS = 80
@@ -27,6 +28,20 @@ def test_the_detector_fires_on_the_mistake_and_is_silent_without_it(name):
 def test_the_mistake_that_is_an_error_shows_it():
     assert [name for name in pitfalls.NAMES if pitfalls.symptom(name) == "error"] == ["unused_parameter"]
     assert "Expected to have finished reduction" in examine("unused_parameter").finding
+
+
+def raises_at_once(stage: Stage) -> None:
+    raise RuntimeError("no collective, but a wrong shape")
+
+
+def run_with_an_error(name: str, folder: Path) -> None:
+    pitfalls.load(name).wrong = raises_at_once
+    run_on_rank(name, "wrong", folder)
+
+
+def test_an_error_before_the_time_is_over_is_no_hang(tmp_path):
+    with pytest.raises(RankFailed, match="no collective, but a wrong shape"):
+        ranks(2, on_cpu=True).run(run_with_an_error, "uneven_inputs", tmp_path)
 
 
 @pytest.mark.parametrize(("number", "windows"), [(8, [4, 4]), (9, [4, 4, 1]), (10, [4, 4, 2]), (11, [4, 4, 3])])
@@ -61,6 +76,7 @@ def test_both_versions_differ_in_a_few_short_lines(name, capsys):
     show_mistake(name)
     shown = capsys.readouterr().out
     assert "def wrong(" in shown and "def right(" not in shown and pitfalls.title(name) not in shown
+    assert "import " not in shown and "hang" not in shown
     assert max(map(len, inspect.getsource(pitfall).splitlines())) <= COLUMNS
 
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,11 +15,16 @@ import pytest
 import torch
 from PIL import Image
 
+from common import pitfalls
 from common.doctor import __main__ as program
-from common.doctor import data, end, optimizers, record, replicas, report, run_script, shards, steps
+from common.doctor import checks, record, report, run_script
 from common.doctor.answers import Answer, Finding, NotExamined, Right
-from common.doctor.optimizers import OptimizerWatch
-from common.doctor.record import Epoch, Network, Record
+from common.doctor.checks import end, optimizers, replicas, samples, steps
+from common.doctor.observers import end_after
+from common.doctor.observers.clipping import ClippingObserver
+from common.doctor.observers.loaders import contents
+from common.doctor.observers.optimizers import OptimizerObserver
+from common.doctor.record import End, Epoch, Network, Record, Step
 from common.errors import UserError
 from common.processes import Ranks, ranks
 
@@ -35,6 +39,7 @@ MISTAKES = {
     "UnfrozenAfterWrapping": ("weights", "moved_after_wrapping", ""),
     "ConvertedAfterWrapping": ("weights", "moved_after_wrapping", ""),
     "HeadReplacedAfterTheOptimizer": ("parameters of the optimizer", "replaced_parameters", ""),
+    "OptimizerMadeBeforeSharding": ("parameters of the optimizer", "optimizer_made_first", ""),
     "ScheduleOnRank0": ("learning rates", "schedule_on_rank_0", ""),
     "ScheduleTooFast": ("schedule", "schedule_too_fast", "the learning rate is 0 in the last 7 of 16 steps"),
     "AccumulationOffByOne": ("accumulation", "accumulation_off_by_one", "the steps are of 1, 3, 3, 3, … micro-batches"),
@@ -57,14 +62,16 @@ QUICK, *SLOW = MISTAKES
 HARMLESS = {
     "StreamSharedOut": "the samples have no numbers",
     "BatchesCutByTheScript": "the script itself cuts each rank's share out of a batch",
+    "Sharded": "no rank has whole parameters",
 }
 # What ends badly, or never: the pitfall, and a part of the report.
 ENDS = {
     "CollectiveOnRank0": ("collective_on_rank_0", "all_reduce in ailing.py:"),
     "UnevenInputs": ("uneven_inputs", "of the batches of epoch 0 rank 0 has 9, rank 1 has 8"),
+    "UnevenEvaluation": ("uneven_evaluation", "of the batches of evaluation 0 rank 0 has 6, rank 1 has 5"),
     "UnusedParameter": (
         "unused_parameter",
-        "of parameters that the forward does not use; 2 have none (spare.weight, spare.bias)",
+        "of parameters that the forward does not use: 2 have none (spare.weight, spare.bias)",
     ),
     "RankThatLeavesItsLoop": (None, "rank 1 has ended"),
 }
@@ -77,17 +84,15 @@ def examined(script: Path, folder: Path, *flags: object) -> tuple[dict[str, Answ
         pool.run(run_watched, folder, script, flags or ("--out", folder), timeout=120)
     finally:
         pool.stop()
-    records = [record.read(folder / f"rank{rank}" / record.RECORD) for rank in range(2)]
+    records = [record.read(folder / f"rank{rank}" / record.FILE) for rank in range(2)]
     assert not any(one.troubles for one in records)
-    answers = report.answers(records, patience=60)
-    return answers, unwrapped("\n".join(report.lines(records, answers)))
+    answers = checks.ask_all(records, patience=60)
+    return answers, unwrapped("\n".join(report.lines(answers, records)))
 
 
 def run_watched(folder: Path, script: Path, flags: tuple) -> None:
-    rank = int(os.environ["RANK"])
-    of_rank = folder / f"rank{rank}"
-    of_rank.mkdir()
-    run_script.run(of_rank, rank, None, script, [str(flag) for flag in flags])
+    (folder / f"rank{os.environ['RANK']}").mkdir()
+    run_script.run(folder, None, script, [str(flag) for flag in flags])
 
 
 def unwrapped(text: str) -> str:
@@ -124,6 +129,13 @@ def test_a_planted_mistake_is_the_first_finding(name, tmp_path):
         assert "weights" not in found  # they differ because of that
 
 
+def test_each_pitfall_is_found_in_a_script_or_named_as_one_that_only_its_author_can_see():
+    found = {pitfall for _, pitfall, _ in MISTAKES.values()} | {pitfall for pitfall, _ in ENDS.values()}
+    found.discard(None)
+    assert found.isdisjoint(checks.ONLY_YOU_CAN_SEE)
+    assert found.union(checks.ONLY_YOU_CAN_SEE) == set(pitfalls.NAMES)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_looks_like_a_mistake_raises_no_alarm(name, tmp_path):
@@ -134,7 +146,7 @@ def test_what_looks_like_a_mistake_raises_no_alarm(name, tmp_path):
 
 def test_weights_that_are_averaged_now_and_then_are_no_finding():
     apart, equal = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 3.0])
-    records = [Record(rank, steps=4, networks=[Network("Net", wrapped=True, forwards=4)]) for rank in range(2)]
+    records = [Record(rank, networks=[Network("Net", wrapped=True, forwards=4)]) for rank in range(2)]
     for rank, one in enumerate(records):
         one.networks[0].weights = {step: {"w": apart + rank if step % 2 else equal} for step in range(1, 5)}
     assert replicas.check_same_weights(records) == Right()
@@ -163,7 +175,7 @@ INF = float("inf")
     ],
 )
 def test_ranks_differ_in_what_is_not_finite_too(of_ranks, kind):
-    records = [Record(rank, steps=1, networks=[Network("Net", wrapped=True, forwards=1)]) for rank in range(2)]
+    records = [Record(rank, networks=[Network("Net", wrapped=True, forwards=1)]) for rank in range(2)]
     for one, values in zip(records, of_ranks, strict=True):
         one.networks[0].weights = {1: {"w": torch.tensor(values)}}
         one.networks[0].statistics = {1: {"mean": torch.tensor(values)}}
@@ -173,7 +185,7 @@ def test_ranks_differ_in_what_is_not_finite_too(of_ranks, kind):
 
 @pytest.mark.parametrize("rates, kind", [((NAN, NAN), Right), ((0.1, NAN), Finding), ((NAN, 0.1), Finding)])
 def test_a_learning_rate_that_is_no_number_differs_from_one_that_is(rates, kind):
-    records = [Record(rank, steps=1, learning_rates=[[float(str(rate))]]) for rank, rate in enumerate(rates)]
+    records = [Record(rank, steps=[Step([float(str(rate))], 1)]) for rank, rate in enumerate(rates)]
     assert isinstance(optimizers.check_learning_rates(records), kind)
 
 
@@ -210,7 +222,7 @@ DRAWN[1][0] = DRAWN[0][0]
     ],
 )
 def test_training_samples(records, kind, pitfall):
-    answer = shards.check_training_samples(records)
+    answer = samples.check_training_samples(records)
     assert isinstance(answer, kind), answer
     assert getattr(answer, "pitfall", None) == pitfall
 
@@ -236,28 +248,50 @@ def test_numbers_that_are_dealt_out_are_one_sample_on_all_ranks(kind, expected):
             of_rank = Epoch(0, 100, True, samples=own, batches=12, last_batch=2, forwards=12)
             of_rank.contents = [drawn(one.rank, epoch, kind)[sample] for sample in own]
             one.epochs.append(of_rank)
-    answer = shards.check_data_sets(records)
+    answer = samples.check_data_sets(records)
     assert isinstance(answer, expected), answer
 
 
 def test_a_text_is_the_same_however_far_it_is_filled_up():
-    alone = data.contents(torch.tensor([[5, 6, 7, 8]]))
-    padded = data.contents({"words": torch.tensor([[5, 6, 7, 8, 0, 0], [3, 1, 4, 5, 9, 2]])})
+    alone = contents(torch.tensor([[5, 6, 7, 8]]))
+    padded = contents({"words": torch.tensor([[5, 6, 7, 8, 0, 0], [3, 1, 4, 5, 9, 2]])})
     assert alone[0] == padded[0]
     assert alone[0] != padded[1]
 
 
-def test_a_crash_is_the_end_of_the_rank_that_caused_it():
-    left = Record(0, ended="crash", crash="patient.py:9: RuntimeError: Connection closed by peer")
-    crashed = Record(1, ended="crash", crash="patient.py:9: ValueError: no disk", steps=8)
-    answer = end.check_end([left, crashed], patience=60)
-    assert answer.text == "rank 1 crashed after 8 optimizer steps: patient.py:9: ValueError: no disk"
+LOST = End("crash", "RuntimeError", "closed by peer", time=2)
 
 
-def test_an_error_that_reads_like_a_lost_connection_is_shown():
-    crashed = Record(0, ended="crash", crash="patient.py:9: ValueError: timeout must be positive")
-    answer = end.check_end([crashed, Record(1, ended="stopped", line="patient.py:12", called="barrier")], patience=60)
-    assert "patient.py:9: ValueError: timeout must be positive" in answer.text
+@pytest.mark.parametrize(
+    "of_rank_0, of_rank_1, found",
+    [
+        (
+            LOST,
+            End("crash", "ValueError", "no disk", "t.py:9", time=3),
+            "rank 1 crashed after 0 optimizer steps: t.py:9: ",
+        ),
+        (
+            LOST,
+            End("crash", "RuntimeError", "no disk", time=1),
+            "rank 1 crashed after 0 optimizer steps: RuntimeError: no",
+        ),
+        (LOST, End("whole", time=1), "rank 0 was left alone (RuntimeError: closed by peer), rank 1 has ended"),
+        (
+            LOST,
+            End("crash", "SIGABRT", "gloo"),
+            "rank 0 was left alone (RuntimeError: closed by peer), rank 1 was left",
+        ),
+        (End("stopped", line="t.py:7"), End("crash", "SIGKILL"), "rank 1 crashed after 0 optimizer steps: SIGKILL"),
+        (
+            End("stopped", line="t.py:7"),
+            End("stopped"),
+            "no rank made progress for 60 s: rank 0 is in t.py:7, rank 1 has",
+        ),
+    ],
+)
+def test_an_end_is_explained_by_the_rank_that_did_not_lose_another_one(of_rank_0, of_rank_1, found):
+    answer = end.check_end([Record(0, end=of_rank_0), Record(1, end=of_rank_1)], patience=60)
+    assert answer.text.startswith(found)
 
 
 def ask(*arguments: object) -> tuple[int, str]:
@@ -303,12 +337,13 @@ def test_an_optimizer_without_a_learning_rate_is_followed_to_the_last_step(monke
     ended = []
     monkeypatch.setattr(os, "_exit", ended.append)
     recorder = SimpleNamespace(record=Record(rank=0), finish=ended.append)
-    watch = OptimizerWatch(recorder, SimpleNamespace(networks={}), last_step=2)
+    observer = OptimizerObserver(recorder, SimpleNamespace(networks={}))
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     optimizer.param_groups[0]["lr"] = None
     for _ in range(2):
-        watch.before_step(optimizer, (), {})
-        watch.after_step(optimizer, (), {})
+        observer.before_step(optimizer, (), {})
+        observer.after_step(optimizer, (), {})
+        end_after(2, recorder, optimizer, (), {})
     assert ended == ["steps", 0]
     assert optimizers.check_learning_rates([recorder.record, recorder.record]) == Right()
 
@@ -324,17 +359,17 @@ def test_an_optimizer_without_a_learning_rate_is_followed_to_the_last_step(monke
     ],
 )
 def test_gradients_are_clipped_at_their_own_scale(arguments, calls, kind):
-    first = Record(rank=0)
-    watch = steps.ClippingWatch(first)
+    recorder = SimpleNamespace(record=Record(rank=0))
+    observer = ClippingObserver(recorder)
     scaler = torch.amp.GradScaler(*arguments)
-    watch.after_init(None, scaler, *arguments)
+    observer.after_init(None, scaler, *arguments)
     for call in calls:
         if call == "scale":
-            watch.after_scale(None, scaler, torch.ones(1))
+            observer.after_scale(None, scaler, torch.ones(1))
         else:
-            watch.before_division(scaler)
-    watch.before_clipping()
-    assert isinstance(steps.check_clipping([first]), kind)
+            observer.before_division(scaler)
+    observer.before_clipping()
+    assert isinstance(steps.check_clipping([recorder.record]), kind)
 
 
 @pytest.mark.parametrize(
@@ -342,8 +377,8 @@ def test_gradients_are_clipped_at_their_own_scale(arguments, calls, kind):
     [([1, 3, 3, 3], Finding), ([3, 3, 3, 2], Right), ([1, 1, 1, 1], Right), ([1, 3, 3], NotExamined)],
 )
 def test_the_first_window_of_accumulation_is_as_long_as_the_next(micro_batches, kind):
-    first = Record(0, steps=len(micro_batches), networks=[Network("Net", forwards=12)])
-    first.forwards_until_step = list(accumulate(micro_batches))
+    steps_of = [Step([0.1], count) for count in micro_batches]
+    first = Record(0, steps=steps_of, networks=[Network("Net", forwards=12)])
     assert isinstance(steps.check_accumulation([first]), kind)
 
 
@@ -351,13 +386,13 @@ def test_the_first_window_of_accumulation_is_as_long_as_the_next(micro_batches, 
     "rates, kind", [([0.3, 0.2, 0.1, 0.0], Right), ([0.1, 0.0, 0.0, 0.0], Finding), ([0.1, 0.1, 0.1], NotExamined)]
 )
 def test_a_schedule_lasts_as_long_as_the_training(rates, kind):
-    assert isinstance(steps.check_schedule([Record(0, learning_rates=[[rate] for rate in rates])]), kind)
+    assert isinstance(steps.check_schedule([Record(0, steps=[Step([rate], 1) for rate in rates])]), kind)
 
 
 def test_where_an_observer_failed_nothing_is_called_healthy():
     watched = Record(rank=0, troubles=["ValueError: a rate"])
-    assert "Healthy" not in "\n".join(report.lines([watched], {"weights": Right()}))
-    assert "Healthy" in "\n".join(report.lines([Record(rank=0)], {"weights": Right()}))
+    assert "Healthy" not in "\n".join(report.lines({"weights": Right()}, [watched]))
+    assert "Healthy" in "\n".join(report.lines({"weights": Right()}, [Record(rank=0)]))
 
 
 LEVEL = ["--dataset", "synthetic", "--train-samples", "250", "--eval-samples", "101", "--batch-size", "96"]
@@ -392,13 +427,14 @@ def test_the_templates_are_healthy(level, tmp_path):
 
 
 def test_without_a_process_group_only_a_hang_is_examined():
+    step = Step([0.1], 1)
     for expected, state in (
-        ("the script printed last: no training", {"ended": "whole", "last_line": "no training"}),
-        ("the script made no process group", {"ended": "whole", "steps": 5}),
-        ("None", {"ended": "stopped", "line": "train.py:3", "called": "sleep"}),
+        ("the script printed last: no training", {"end": End("whole"), "last_printed": "no training"}),
+        ("the script made no process group", {"end": End("whole"), "steps": [step]}),
+        ("None", {"end": End("stopped", line="train.py:3")}),
     ):
         records = [Record(rank, **state) for rank in range(2)]
-        reason = report.not_examined(records, report.answers(records, patience=60))
+        reason = checks.why_nothing_was_examined(records, checks.ask_all(records, patience=60))
         assert expected in str(reason)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from common import exercises
 from common.exercises import stage
+from common.exercises.mistake import Mistake
 from common.ladder.__main__ import main
 from tests.unit.exercises.patches import RIGHT, WRONG
 
@@ -22,15 +23,22 @@ def solution(name: str, folder: Path, old: str = "", new: str = "") -> Path:
     return path
 
 
+def mistake_of(name: str, path: Path) -> str:
+    """The text of the mistake that the check of a solution raises."""
+    with pytest.raises(Mistake) as raised:
+        stage.check(name, path)
+    return str(raised.value)
+
+
 @pytest.mark.parametrize("name", exercises.NAMES)
 def test_a_right_solution_passes(name, tmp_path):
-    assert stage.check(name, solution(name, tmp_path)) is None
+    stage.check(name, solution(name, tmp_path))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, old, new", [(name, *row) for name, rows in RIGHT.items() for row in rows])
 def test_an_unusual_right_solution_passes(name, old, new, tmp_path):
-    assert stage.check(name, solution(name, tmp_path, old, new)) is None
+    stage.check(name, solution(name, tmp_path, old, new))
 
 
 @pytest.mark.slow
@@ -38,8 +46,8 @@ def test_an_unusual_right_solution_passes(name, old, new, tmp_path):
 def test_the_mistake_of_a_wrong_solution_is_named(name, row, tmp_path, monkeypatch):
     old, new, *texts = row
     monkeypatch.setattr(stage, "SECONDS", 4)  # half of a learner's, because several of these wait for their end
-    found = stage.check(name, solution(name, tmp_path, old, new))
-    assert found and all(text in found for text in texts), found
+    found = mistake_of(name, solution(name, tmp_path, old, new))
+    assert all(text in found for text in texts), found
 
 
 @pytest.mark.parametrize(
@@ -48,7 +56,7 @@ def test_the_mistake_of_a_wrong_solution_is_named(name, row, tmp_path, monkeypat
 )
 def test_a_starter_has_the_task_and_the_command_and_its_gap_is_no_error(name):
     assert f"python -m common.ladder check {name} my_{name}.py" in exercises.task(name)
-    found = stage.check(name, exercises.starter(name))
+    found = mistake_of(name, exercises.starter(name))
     assert "this line is still a gap" in found
     assert f"of {name}.py: raise NotImplementedError(" in found
 

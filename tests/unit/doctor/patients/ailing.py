@@ -9,6 +9,8 @@ import healthy
 import torch
 from healthy import Circles, Engine, EveryNth, Net
 from torch import nn, optim
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -225,7 +227,29 @@ class RankThatLeavesItsLoop(Engine):
         return range(1) if self.rank else range(2)
 
 
+class Sharded(Engine):
+    """It trains under FSDP, and is right."""
+
+    def wrap(self):
+        # Else an evaluation would leave whole parameters, and saving, on one rank, would part them on this rank alone.
+        fully_shard(self.net, mesh=init_device_mesh("cpu", (self.world,)), reshard_after_forward=True)
+        return self.net
+
+
+class OptimizerMadeBeforeSharding(Sharded):
+    def make_net(self):
+        net = Net()
+        self.old = list(net.parameters())
+        return net
+
+    def make_optimizer(self):
+        return optim.Adam(self.old, lr=self.opts.lr)
+
+
+class UnevenEvaluation(Sharded):
+    def make_valid_loader(self):
+        return DataLoader(self.valid_set, 10, sampler=EveryNth(self.valid_set, self.rank, self.world))
+
+
 if __name__ == "__main__":
-    classes = [*Engine.__subclasses__(), *StreamReadWholeOnEachRank.__subclasses__()]
-    patients = {patient.__name__: patient for patient in classes}
-    healthy.main(patients[sys.argv.pop(1)])
+    healthy.main(globals()[sys.argv.pop(1)])

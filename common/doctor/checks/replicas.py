@@ -1,43 +1,35 @@
 """Replicas: after each step all ranks have the same weights, and in each evaluation the same BatchNorm statistics."""
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
-from common.doctor.record import Network, Record, Tensors, across_ranks, steps_with_different_rates
+from common.doctor.checks.by_rank import steps_with_different_rates, trained_networks
+from common.doctor.record import Network, Record, Tensors
 from common.weights import distance
 
-TOLERANCE = 1e-6  # of the largest finite number of a tensor; ranks that average have equal bits on CPUs
-
-
-def trained(records: list[Record]) -> list[tuple[Network, ...]]:
-    """The networks that all ranks have trained: for each the observations of all ranks."""
-    by_rank = [[network for network in record.networks if network.forwards] for record in records]
-    same = []
-    for networks in across_ranks(by_rank):
-        shapes = {(network.kind, network.parameter_count) for network in networks}
-        if len(shapes) == 1:
-            same.append(networks)
-    return same
+# A difference counts if it is larger than this part of the tensor's largest finite number.
+# On CPUs ranks that average have equal bits.
+TOLERANCE = 1e-6
+NO_STATISTICS = "no BatchNorm was evaluated on several ranks"
 
 
 def check_same_weights(records: list[Record]) -> Answer:
     same_rates = not steps_with_different_rates(records)
-    answers = [_weights_of(by_rank, same_rates) for by_rank in trained(records)]
+    answers = [_weights(networks, same_rates) for networks in trained_networks(records)]
     return overall(answers, "no network was trained on all ranks")
 
 
-def _weights_of(by_rank: tuple[Network, ...], same_rates: bool) -> Answer:
-    noted = differences([network.weights for network in by_rank])
-    before_training = noted.get(0)
-    by_step = {step: found for step, found in noted.items() if step > 0}
+def _weights(networks: tuple[Network, ...], same_rates: bool) -> Answer:
+    by_step = differences([network.weights for network in networks])
+    before_training = by_step.pop(0, None)
     if not by_step:
         return NotExamined("no optimizer step was seen on all ranks, or no rank has whole parameters")
-    steps_apart = [step for step, found in by_step.items() if found]
+    steps_apart = [step for step, difference in by_step.items() if difference]
     if not steps_apart:
         return Right()
     first = steps_apart[0]
-    if come_together_again(by_rank[0], by_step, first):
+    if come_together_again(networks[0], by_step, first):
         return Right()
     text = f"{by_step[first]} after step {first}"
-    finding = _cause_of(text, before_training, by_rank)
+    finding = _cause(text, before_training, networks)
     if finding:
         return finding
     if not same_rates:
@@ -50,29 +42,29 @@ def come_together_again(network: Network, by_step: dict[int, str | None], first:
 
     The weights of `network` must be finite: ranks that differ may all end in nans, which are equal and wrong.
     """
-    for step, found in by_step.items():
+    for step, difference in by_step.items():
         are_finite = all(tensor.isfinite().all() for tensor in network.weights[step].values())
-        if step > first and found is None and are_finite:
+        if step > first and difference is None and are_finite:
             return True
     return False
 
 
-def _cause_of(text: str, before_training: str | None, by_rank: tuple[Network, ...]) -> Finding | None:
+def _cause(text: str, before_training: str | None, networks: tuple[Network, ...]) -> Finding | None:
     """The finding with its cause, where one was observed."""
-    changed = max(len(network.changed) for network in by_rank)
+    changed = max(len(network.changed) for network in networks)
     if changed:
         return Finding(
             f"{text}: {changed} parameters are not those that DistributedDataParallel wrapped",
             "move, convert and unfreeze the network first, and wrap it last",
             pitfall="moved_after_wrapping",
         )
-    worst = max(by_rank, key=lambda network: network.past_wrapper)
+    worst = max(networks, key=lambda network: network.past_wrapper)
     if worst.past_wrapper:
         past = f"{worst.past_wrapper} of {worst.forwards} forwards in training went past DistributedDataParallel"
         return Finding(
             f"{text}: {past}", "call the wrapper in training, not its `.module`", pitfall="forward_through_module"
         )
-    if not any(network.wrapped for network in by_rank):
+    if not any(network.wrapped for network in networks):
         return Finding(
             f"{text}: no DistributedDataParallel holds the network",
             "wrap it, and train the wrapper: that copies rank 0's weights, and averages the gradients",
@@ -87,26 +79,37 @@ def _cause_of(text: str, before_training: str | None, by_rank: tuple[Network, ..
 
 
 def check_same_statistics(records: list[Record]) -> Answer:
-    return overall(map(_statistics_of, trained(records)), "no BatchNorm was evaluated on several ranks")
+    answers = [_statistics(networks) for networks in trained_networks(records)]
+    return overall(answers, NO_STATISTICS)
 
 
-def _statistics_of(by_rank: tuple[Network, ...]) -> Answer:
-    noted = differences([network.statistics for network in by_rank])
-    by_step = {step: found for step, found in noted.items() if step > 0}
+def _statistics(networks: tuple[Network, ...]) -> Answer:
+    by_step = differences([network.statistics for network in networks])
+    by_step.pop(0, None)  # nobody has trained
     if not by_step:
-        return NotExamined("no BatchNorm was evaluated on several ranks")
-    for step, found in by_step.items():
-        if found:
+        return NotExamined(NO_STATISTICS)
+    for step, difference in by_step.items():
+        if difference:
             return Finding(
-                f"{found} in the evaluation after step {step}",
+                f"{difference} in the evaluation after step {step}",
                 "broadcast the buffers of rank 0 before an evaluation, or use SyncBatchNorm",
                 pitfall="batchnorm_statistics",
             )
     return Right()
 
 
-def difference(by_rank: list[Tensors]) -> str | None:
-    """How rank 0 and the first rank with other tensors differ; None if all ranks have the same."""
+def differences(of_ranks: list[dict[int, Tensors]]) -> dict[int, str | None]:
+    """The difference of the ranks' tensors by the number of steps, where all ranks have noted some."""
+    found = {}
+    for step in sorted(of_ranks[0]):
+        by_rank = [tensors.get(step) for tensors in of_ranks]
+        if all(by_rank):
+            found[step] = _difference(by_rank)
+    return found
+
+
+def _difference(by_rank: list[Tensors]) -> str | None:
+    """The difference between rank 0 and the first rank with other tensors; None if all ranks have the same."""
     first = by_rank[0]
     for rank, tensors in enumerate(by_rank[1:], 1):
         distances = {}
@@ -121,13 +124,3 @@ def difference(by_rank: list[Tensors]) -> str | None:
             count = f"{len(distances)} of {len(first)} tensors by up to {max(distances.values()):.1e}"
             return f"rank 0 and {rank} differ in {count} ({', '.join(list(distances)[:3])})"
     return None
-
-
-def differences(noted: list[dict[int, Tensors]]) -> dict[int, str | None]:
-    """The difference after each number of steps after which all ranks have noted tensors."""
-    found = {}
-    for step in sorted(noted[0]):
-        by_rank = [tensors.get(step) for tensors in noted]
-        if all(by_rank):
-            found[step] = difference(by_rank)
-    return found

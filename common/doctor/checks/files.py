@@ -1,46 +1,20 @@
 """Files: one rank writes each, with the keys of the bare network."""
 
-import os
-from collections.abc import Iterator
+from collections import defaultdict
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
-from common.doctor.record import Record, Save
-from common.doctor.recorder import Recorder
-
-
-def watch(recorder: Recorder) -> None:
-    def note_save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        path = getattr(f, "name", f)  # of an open file, or itself
-        if isinstance(path, str | os.PathLike):
-            keys = [str(key) for state in _state_dicts(obj) for key in state]
-            recorder.record.saves.append(Save(str(Path(path).resolve()), keys))
-
-    recorder.watch(torch, "save", before=note_save)
-
-
-def _state_dicts(value: Any) -> Iterator[dict[str, Tensor]]:
-    if not isinstance(value, dict) or not value:
-        return
-    if all(isinstance(part, Tensor) for part in value.values()):
-        yield value
-        return
-    for part in value.values():
-        yield from _state_dicts(part)
+from common.doctor.record import Record
 
 
 def check_writers(records: list[Record]) -> Answer:
-    ranks_of: dict[str, list[int]] = {}
+    writers: dict[str, list[int]] = defaultdict(list)
     for record in records:
         for save in record.saves:
-            ranks_of.setdefault(save.path, []).append(record.rank)
-    if not ranks_of:
+            writers[save.path].append(record.rank)
+    if not writers:
         return NotExamined("no rank called torch.save with a path")
-    for path, ranks in sorted(ranks_of.items()):
+    for path, ranks in sorted(writers.items()):
         if len(set(ranks)) > 1:
             return Finding(
                 f"the file {Path(path).name} is written {len(ranks)} times, by {len(set(ranks))} ranks",

@@ -8,28 +8,37 @@ from collections.abc import Iterable
 from itertools import chain
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
-from common.doctor.data import MIN_SAMPLES, training_epochs, why_not_comparable
-from common.doctor.record import Epoch, Record, across_ranks
+from common.doctor.checks.by_rank import across_ranks, training_epochs, why_not_comparable
+from common.doctor.record import Epoch, Record
 
-SAME_FRACTION = 0.9  # of the samples that were read twice must have equal contents: some labels agree by chance
+MIN_SAMPLES = 16  # fewer samples may have something in common by chance
+# Two ranks read the same samples if this part of their contents is equal: some labels agree by chance.
+SAME_FRACTION = 0.9
 
 Content = tuple[int, ...]  # a fingerprint of each tensor of a sample
 
 
 def check_training_samples(records: list[Record]) -> Answer:
-    epochs = across_ranks(map(training_epochs, records))
-    answers = [_samples_of(number, by_rank) for number, by_rank in enumerate(epochs)]
+    answers: list[Answer] = []
+    for number, epochs in enumerate(across_ranks(map(training_epochs, records))):
+        reason = why_not_comparable(epochs)
+        if all(_was_cut_by_the_script(epoch) for epoch in epochs):
+            answers.append(NotExamined("the script itself cuts each rank's share out of a batch"))
+        elif reason:
+            answers.append(_answer_by_contents(number, epochs) or NotExamined(reason))
+        else:
+            answers.append(_answer_by_numbers(number, epochs))
     return overall(answers, "no pass over a DataLoader was seen in training on all ranks")
 
 
-def _samples_of(number: int, by_rank: tuple[Epoch, ...]) -> Answer:
-    if all(_was_cut_by_the_script(epoch) for epoch in by_rank):
-        return NotExamined("the script itself cuts each rank's share out of a batch")
-    reason = why_not_comparable(by_rank)
-    if reason:
-        return _without_numbers(number, by_rank) or NotExamined(reason)
+def _was_cut_by_the_script(epoch: Epoch) -> bool:
+    """True if each forward was of a share of its batch, and of no micro-batch: they are no more than the batches."""
+    return epoch.shares == epoch.forwards and epoch.forwards <= epoch.batches
+
+
+def _answer_by_numbers(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     # The last batch may be filled up with samples of the beginning.
-    shares = [epoch.samples[: -epoch.last_batch] for epoch in by_rank]
+    shares = [epoch.samples[: -epoch.last_batch] for epoch in epochs]
     if not all(shares):
         return NotExamined("fewer than two batches were read")
     if any(len(share) > len(set(share)) for share in shares):
@@ -38,12 +47,12 @@ def _samples_of(number: int, by_rank: tuple[Epoch, ...]) -> Answer:
     shared = sum(ranks > 1 for ranks in readers.values())
     if not shared:
         return Right()
-    contents = read_by_two([contents_by_number([epoch]) for epoch in by_rank])
+    contents = read_by_two([contents_by_number([epoch]) for epoch in epochs])
     if contents and not are_the_same(contents):
         return NotExamined("a number has other contents on another rank: its own data set, or new with each read")
     advice = "deal one order out among the ranks, with one seed on all of them, as DistributedSampler does"
-    samples = by_rank[0].samples
-    if all(epoch.samples == samples for epoch in by_rank):
+    samples = epochs[0].samples
+    if all(epoch.samples == samples for epoch in epochs):
         return Finding(f"each rank read the same {len(samples)} samples in the same order in epoch {number}", advice)
     if shared < MIN_SAMPLES:  # as with a sampler that starts anew before its end
         return NotExamined(f"{shared} samples were read by several ranks, which may be the sampler's chance")
@@ -51,15 +60,10 @@ def _samples_of(number: int, by_rank: tuple[Epoch, ...]) -> Answer:
     return Finding(text, advice, pitfall="different_orders")
 
 
-def _was_cut_by_the_script(epoch: Epoch) -> bool:
-    """True if each forward was of a share of its batch, and of no micro-batch: they are no more than the batches."""
-    return epoch.shares == epoch.forwards and epoch.forwards <= epoch.batches
-
-
-def _without_numbers(number: int, by_rank: tuple[Epoch, ...]) -> Finding | None:
+def _answer_by_contents(number: int, epochs: tuple[Epoch, ...]) -> Finding | None:
     """A finding if all ranks have read the same contents, as of an iterable data set."""
-    contents = by_rank[0].contents
-    all_equal = all(epoch.contents == contents for epoch in by_rank)
+    contents = epochs[0].contents
+    all_equal = all(epoch.contents == contents for epoch in epochs)
     if not all_equal or len(set(contents)) < MIN_SAMPLES:
         return None
     return Finding(

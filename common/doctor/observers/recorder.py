@@ -1,15 +1,17 @@
-"""The recorder of one rank: it installs wrappers, guards the observers, and keeps the record that they fill."""
+"""The recorder of one rank: it wraps functions, guards the observers, and keeps the record that they fill."""
 
 import functools
 import os
 import threading
+import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch.distributed as dist
 
-from common.doctor.record import Record, write
+from common.doctor.record import End, Reason, Record, write
 
 MAX_KEEPS = 256  # ranks that differ do so early
 
@@ -19,7 +21,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 class Recorder:
-    """The observations of this process, and the file in which they are kept."""
+    """The record of this process, and the file in which it is kept."""
 
     def __init__(self, path: Path, rank: int) -> None:
         self.record = Record(rank)
@@ -30,10 +32,10 @@ class Recorder:
         self._thread = threading.current_thread()
         self._kept = 0
 
-    def observer(self, function: Callable[..., None]) -> Callable[..., None]:
+    def guarded(self, observe: Callable[..., None]) -> Callable[..., None]:
         """An observer that runs in the script's own thread only, not in its loader workers, and never fails it."""
 
-        @functools.wraps(function)
+        @functools.wraps(observe)
         def guarded(*args: Any, **kwargs: Any) -> None:
             if os.getpid() != self._process or threading.current_thread() is not self._thread:
                 return
@@ -42,44 +44,45 @@ class Recorder:
                 try:
                     if self.record.backend is None and dist.is_initialized():
                         self.record.backend = dist.get_backend()
-                    function(*args, **kwargs)
+                    observe(*args, **kwargs)
                 except Exception as error:  # a fault of the doctor: the script goes on, and the report names it
-                    trouble = f"{function.__name__}: {type(error).__name__}: {error}"
+                    where = traceback.extract_tb(error.__traceback__)[-1].name
+                    trouble = f"{where}: {type(error).__name__}: {error}"
                     if trouble not in self.record.troubles:
                         self.record.troubles.append(trouble)
 
         return guarded
 
-    def watch(
+    def wrap(
         self,
         owner: Any,
         name: str,
         before: Callable[..., None] = _nothing,
         after: Callable[..., None] = _nothing,
-        at_end: Callable[..., None] = _nothing,
+        failed: Callable[..., None] = _nothing,
     ) -> None:
-        """Wrap the function `owner.name`.
+        """Replace the function `owner.name` by one that also calls observers.
 
-        Each call also calls `before(*arguments)`, and `after(result, *arguments)` when it has returned, or
-        `at_end(*arguments)` when it has raised StopIteration.
+        They are called as `before(*arguments)`, then `after(result, *arguments)` if the function has returned, or
+        `failed(error, *arguments)` if it has raised.
         """
-        call = getattr(owner, name)
-        note_before = self.observer(before)
-        note_after = self.observer(after)
-        note_end = self.observer(at_end)
+        original = getattr(owner, name)
+        before = self.guarded(before)
+        after = self.guarded(after)
+        failed = self.guarded(failed)
 
-        @functools.wraps(call)
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            note_before(*args, **kwargs)
+        @functools.wraps(original)
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            before(*args, **kwargs)
             try:
-                result = call(*args, **kwargs)
-            except StopIteration:
-                note_end(*args, **kwargs)
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                failed(error, *args, **kwargs)
                 raise
-            note_after(result, *args, **kwargs)
+            after(result, *args, **kwargs)
             return result
 
-        setattr(owner, name, noted)
+        setattr(owner, name, observed)
 
     def keep(self) -> None:
         """Write the record now, because the script's next line may abort the process; after many times no more."""
@@ -87,11 +90,11 @@ class Recorder:
             self._kept += 1
             self.write()
 
-    def finish(self, ended: Literal["whole", "steps", "crash"]) -> None:
+    def finish(self, reason: Reason, error: str = "", message: str = "", line: str = "") -> None:
         """Write the record for the last time."""
         with self.lock:
-            self.record.ended = ended
-            self.record.line = ""
+            moment = self.record.end.time or time.monotonic()  # the earlier one: it may have left its group
+            self.record.end = End(reason, error, message, line, moment)
             self.write()
 
     def write(self) -> None:

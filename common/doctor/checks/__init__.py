@@ -1,0 +1,57 @@
+"""The checks: each compares the records of all ranks in one respect, and gives an Answer.
+
+Those in `steps` look at rank 0 alone.
+"""
+
+from common.doctor.answers import Answer, Finding
+from common.doctor.checks import epochs, files, optimizers, random_numbers, replicas, samples, steps
+from common.doctor.checks.end import check_end
+from common.doctor.record import Record
+
+# In the order of the report: a cause comes before its consequences.
+CHECKS = {
+    "parameters of the optimizer": optimizers.check_parameters,
+    "learning rates": optimizers.check_learning_rates,
+    "weights": replicas.check_same_weights,
+    "training samples": samples.check_training_samples,
+    "data sets": samples.check_data_sets,
+    "order of the epochs": epochs.check_orders,
+    "random numbers": random_numbers.check_draws,
+    "schedule": steps.check_schedule,
+    "clipping": steps.check_clipping,
+    "accumulation": steps.check_accumulation,
+    "evaluation samples": epochs.check_evaluation_samples,
+    "BatchNorm's statistics": replicas.check_same_statistics,
+    "files": files.check_writers,
+    "saved keys": files.check_keys,
+}
+# The pitfalls that no check finds: from outside these mistakes look like what somebody may want.
+ONLY_YOU_CAN_SEE = (
+    "batch_size_per_process",
+    "forward_outside_no_sync",
+    "mean_of_means",
+    "metrics_not_gathered",
+    "clock_without_wait",
+)
+
+
+def ask_all(records: list[Record], patience: float) -> dict[str, Answer]:
+    """The answer to each topic."""
+    answers = {"end of the script": check_end(records, patience)}
+    for topic, check in CHECKS.items():
+        answers[topic] = check(records)
+    return answers
+
+
+def why_nothing_was_examined(records: list[Record], answers: dict[str, Answer]) -> str | None:
+    """The reason for which there was nothing to compare; None if there was something."""
+    if any(record.backend for record in records):
+        return None
+    trained = any(record.steps for record in records)
+    reasons = {record.end.reason for record in records}
+    hung = "stopped" in reasons and "crash" not in reasons
+    if (trained or hung) and isinstance(answers["end of the script"], Finding):
+        return None
+    if trained:
+        return "the script made no process group, and each process ran a training of its own"
+    return f"no process group and no optimizer step were seen; the script printed last: {records[0].last_printed}"

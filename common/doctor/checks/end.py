@@ -1,0 +1,113 @@
+"""The script's end: a rank has crashed, or ranks wait for each other, mostly in different collectives."""
+
+from collections.abc import Callable
+from itertools import zip_longest
+
+from common.doctor.answers import Answer, Finding, NotExamined, Right
+from common.doctor.checks.by_rank import across_ranks, evaluations, training_epochs
+from common.doctor.record import Call, Epoch, Record
+
+MAX_ERROR = 300  # characters, after which the text of an error is cut
+# Errors of a rank whose partner has left or has called another collective. torch's threads abort the process (SIGABRT).
+OF_COMMUNICATION = ("SIGABRT", "DistBackendError", "DistNetworkError", "DistStoreError")
+
+
+def check_end(records: list[Record], patience: float) -> Answer:
+    """The answer about the end, where ranks that made no progress for `patience` seconds were stopped."""
+    record = rank_with_own_error(records)
+    if record is not None:
+        return _crashed(record)
+    reasons = [record.end.reason for record in records]
+    if "crash" in reasons or "stopped" in reasons:
+        return _waiting(records, patience)
+    if "steps" in reasons:
+        return NotExamined(f"ended after {len(records[0].steps)} steps, as --steps asked")
+    return Right()
+
+
+def rank_with_own_error(records: list[Record]) -> Record | None:
+    """The rank whose own error has ended the script; None if no rank has crashed but by the loss of another one.
+
+        rank 0                 rank 1                     the own error
+        ValueError             RuntimeError               rank 0's
+        RuntimeError, earlier  RuntimeError, later        rank 0's
+        has ended, earlier     RuntimeError, later        none: rank 1 was left alone
+        SIGABRT                RuntimeError               none: they have called different collectives
+
+    With gloo the error of a rank that is left alone is a plain RuntimeError, as many errors of a script are. So the
+    order decides: the first rank to go was not left alone.
+    """
+    crashed = [record for record in records if record.end.reason == "crash"]
+    for record in crashed:
+        if record.end.error not in (*OF_COMMUNICATION, "RuntimeError"):
+            return record
+    if any(record.end.error in OF_COMMUNICATION for record in crashed) or _uneven_epoch(records, training_epochs):
+        return None
+    gone = [record for record in records if record.end.time is not None]
+    first = min(gone, key=lambda record: record.end.time, default=None)
+    return first if first in crashed else None
+
+
+def _crashed(record: Record) -> Finding:
+    text = f"rank {record.rank} crashed after {len(record.steps)} optimizer steps: {record.end.crash()[:MAX_ERROR]}"
+    unused = record.memberships[-1].without_gradient if record.memberships else []
+    if record.end.error != "RuntimeError" or not unused:
+        return Finding(text, "mend the error, and call the doctor again")
+    return Finding(
+        f"{text}; DistributedDataParallel waits for the gradients of parameters that the forward does not use: "
+        f"{len(unused)} have none ({', '.join(unused[:3])})",
+        "freeze or remove them before wrapping, or let DDP look for them with find_unused_parameters=True",
+        pitfall="unused_parameter",
+    )
+
+
+def _waiting(records: list[Record], patience: float) -> Finding:
+    text = ", ".join(map(_where, records))
+    if not any(record.end.reason == "crash" for record in records):
+        text = f"no rank made progress for {patience:g} s: {text}"
+    # Uneven epochs come first: they also make the collectives differ, and explain it.
+    uneven = _uneven_epoch(records, training_epochs)
+    if uneven:
+        advice = "give all ranks equally many batches, or use Join"
+        return Finding(f"{text}; of the batches of epoch {uneven}", advice, pitfall="uneven_inputs")
+    is_sharded = any(network.is_sharded for record in records for network in record.networks)
+    uneven = _uneven_epoch(records, evaluations)
+    if uneven and is_sharded:
+        advice = "give all ranks equally many batches: each forward gathers the sharded parameters"
+        return Finding(f"{text}; of the batches of evaluation {uneven}", advice, pitfall="uneven_evaluation")
+    calls = _first_different_calls(records)
+    if calls:
+        by_rank = []
+        for rank, call in enumerate(calls):
+            by_rank.append(f"rank {rank} {call.name} in {call.line}" if call else f"rank {rank} none")
+        text = f"{text}; the first collective that is not the same: {', '.join(by_rank)}"
+        if calls[0] is not None and calls[0] not in calls[1:]:
+            return Finding(text, "let all ranks call it, and rank 0 print", pitfall="collective_on_rank_0")
+    return Finding(text, "see what each of these lines waits for: all ranks must leave a loop at one step")
+
+
+def _where(record: Record) -> str:
+    end = record.end
+    if end.reason == "crash":
+        return f"rank {record.rank} was left alone ({end.crash()[:MAX_ERROR]})"
+    if end.line:
+        return f"rank {record.rank} is in {end.line}"
+    return f"rank {record.rank} has ended"
+
+
+def _uneven_epoch(records: list[Record], epochs_of: Callable[[Record], list[Epoch]]) -> str | None:
+    """The first epoch that has ended on one rank and goes on on another one: its number, and those of its batches."""
+    for number, epochs in enumerate(across_ranks(map(epochs_of, records))):
+        shortest = min(epochs, key=lambda epoch: epoch.batches)
+        if shortest.complete and any(epoch.batches > shortest.batches for epoch in epochs):
+            batches = [f"rank {rank} has {epoch.batches}" for rank, epoch in enumerate(epochs)]
+            return f"{number} {', '.join(batches)}"
+    return None
+
+
+def _first_different_calls(records: list[Record]) -> tuple[Call | None, ...]:
+    """The first collective that is not the same on all ranks; None for a rank that has called no more."""
+    for calls in zip_longest(*[record.collectives for record in records]):
+        if len(set(calls)) > 1:
+            return calls
+    return ()

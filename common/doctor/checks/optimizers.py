@@ -1,0 +1,52 @@
+"""Optimizers: they have the networks' parameters, and step alike on all ranks."""
+
+from common.doctor.answers import Answer, Finding, NotExamined, Right
+from common.doctor.checks.by_rank import across_ranks, steps_with_different_rates, trained_networks
+from common.doctor.record import Record
+
+
+def check_parameters(records: list[Record]) -> Answer:
+    networks = trained_networks(records)
+    memberships = [record.memberships[-1] for record in records if record.memberships]
+    if not memberships or not networks:
+        return NotExamined("no optimizer step was seen")
+    # Either alone may be meant: a part that is frozen by leaving it out, or a parameter that no network holds. Both
+    # together are a part that was replaced: the optimizer has the old parameters, and the network the new ones.
+    for membership in memberships:
+        missing = membership.in_no_optimizer
+        if missing and membership.in_no_network:
+            is_sharded = any(network.is_sharded for of_ranks in networks for network in of_ranks)
+            return Finding(
+                f"{membership.in_no_network} parameters of the optimizers are of no network, and {len(missing)} "
+                f"parameters of the networks have gradients and are in no optimizer ({', '.join(missing[:3])})",
+                "make the optimizer last, from the parameters that are trained",
+                pitfall="optimizer_made_first" if is_sharded else "replaced_parameters",
+            )
+    return Right()
+
+
+def check_learning_rates(records: list[Record]) -> Answer:
+    steps = across_ranks(record.steps for record in records)
+    if not steps:
+        return NotExamined("no optimizer step was seen on all ranks")
+    different = steps_with_different_rates(records)
+    if not different:
+        return Right()
+    first = different[0]
+    rates_by_rank = []
+    for rank, step in enumerate(steps[first]):
+        distinct = " and ".join(f"{rate:.3g}" for rate in dict.fromkeys(step.learning_rates))
+        rates_by_rank.append(f"rank {rank} has {distinct}")
+    counted = f"the ranks' learning rates differ at {len(different)} of {len(steps)} steps"
+    text = f"{counted}; at step {first + 1} {', '.join(rates_by_rank)}"
+    changes = [_changes(record) for record in records]
+    if changes[0] and not any(changes[1:]):
+        text += "; it never changes on another rank than rank 0"
+        return Finding(text, "let all ranks step the scheduler", pitfall="schedule_on_rank_0")
+    return Finding(text, "give all ranks the same learning rate, and let them step the scheduler equally often")
+
+
+def _changes(record: Record) -> bool:
+    """True if the learning rates are not the same in all steps."""
+    first = record.steps[0]
+    return any(step.learning_rates != first.learning_rates for step in record.steps)

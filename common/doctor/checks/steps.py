@@ -1,0 +1,60 @@
+"""Steps: what each rank must do right by itself from one step of its optimizer to the next.
+
+    check         right                                          wrong
+    clipping      scale, backward, unscale_, clip, step          scale, backward, clip, step
+    accumulation  steps of 3, 3, 3, 3, … micro-batches           steps of 1, 3, 3, 3, … micro-batches
+    schedule      learning rates …, 0.3, 0.2, 0.1, 0             learning rates …, 0.2, 0, 0, 0, 0, 0
+
+All ranks run one script and make such a mistake alike. So the checks look at rank 0, and compare it with no other.
+"""
+
+from common.doctor.answers import Answer, Finding, NotExamined, Right
+from common.doctor.record import Record
+
+TRAILING_ZEROS = 3  # steps at the end without a learning rate; a schedule may end in one
+
+
+def check_clipping(records: list[Record]) -> Answer:
+    clippings = records[0].clippings
+    if not clippings:
+        return NotExamined("no gradients were clipped")
+    scaled = sum(clipping.scaled for clipping in clippings)
+    if not scaled:
+        return Right()
+    return Finding(
+        f"{scaled} of {len(clippings)} times gradients were clipped that the scale had multiplied",
+        "call `scaler.unscale_(optimizer)` between backward and clipping",
+    )
+
+
+def check_accumulation(records: list[Record]) -> Answer:
+    first = records[0]
+    trained = [network for network in first.networks if network.forwards]
+    if len(trained) != 1 or len(first.steps) < 4:
+        return NotExamined("fewer than four steps of one network were seen")
+    micro_batches = [step.micro_batches for step in first.steps[:4]]
+    if micro_batches[0] < micro_batches[1] == micro_batches[2]:
+        return Finding(
+            f"the steps are of {', '.join(map(str, micro_batches))}, … micro-batches",
+            "count micro-batches from 1, and close the last window where the data end",
+            pitfall="accumulation_off_by_one",
+        )
+    return Right()
+
+
+def check_schedule(records: list[Record]) -> Answer:
+    rates = [step.learning_rates for step in records[0].steps]
+    if all(of_step == rates[0] for of_step in rates):
+        return NotExamined("the learning rate did not change")
+    zeros = 0
+    for of_step in reversed(rates):
+        if any(of_step):
+            break
+        zeros += 1
+    if zeros < TRAILING_ZEROS:
+        return Right()
+    return Finding(
+        f"the learning rate is 0 in the last {zeros} of {len(rates)} steps",
+        "write the schedule for as many calls of its `step` as there are",
+        pitfall="schedule_too_fast",
+    )

@@ -1,0 +1,47 @@
+"""Clipping: whether a GradScaler's scale had multiplied the gradients that are clipped."""
+
+import inspect
+import weakref
+from typing import Any
+
+import torch
+from torch.amp import GradScaler
+
+from common.doctor.observers.recorder import Recorder
+from common.doctor.record import Clipping
+
+SCALER_PARAMETERS = inspect.signature(GradScaler.__init__)
+
+
+class ClippingObserver:
+    """The clippings of a script."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        # For each scaler that the script has enabled: True from `scale` to `unscale_` or `step`.
+        self._has_scaled: weakref.WeakKeyDictionary[GradScaler, bool] = weakref.WeakKeyDictionary()
+
+    def install(self) -> None:
+        self._recorder.wrap(GradScaler, "__init__", after=self.after_init)
+        self._recorder.wrap(GradScaler, "scale", after=self.after_scale)
+        self._recorder.wrap(GradScaler, "unscale_", before=self.before_division)
+        self._recorder.wrap(GradScaler, "step", before=self.before_division)
+        self._recorder.wrap(torch.nn.utils, "clip_grad_norm_", before=self.before_clipping)
+        self._recorder.wrap(torch.nn.utils, "clip_grad_value_", before=self.before_clipping)
+
+    def after_init(self, _: None, scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
+        given = SCALER_PARAMETERS.bind(scaler, *args, **kwargs).arguments
+        # Without a GPU torch disables a scaler for CUDA, but the mistake is the same: so what the script asked counts.
+        if given.get("enabled", True):
+            self._has_scaled[scaler] = False
+
+    def after_scale(self, _: Any, scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
+        if scaler in self._has_scaled:
+            self._has_scaled[scaler] = True
+
+    def before_division(self, scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
+        if scaler in self._has_scaled:
+            self._has_scaled[scaler] = False
+
+    def before_clipping(self, *args: Any, **kwargs: Any) -> None:
+        self._recorder.record.clippings.append(Clipping(any(self._has_scaled.values())))

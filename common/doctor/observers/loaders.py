@@ -1,0 +1,163 @@
+"""DataLoaders: the samples of each epoch.
+
+The observer wraps methods of the private class of a DataLoader's iterators, because torch has no hook for them.
+"""
+
+import os
+import weakref
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, Subset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from common.doctor.observers.generators import draws_since, states
+from common.doctor.observers.recorder import Recorder
+from common.doctor.record import Epoch
+
+CPU = torch.device("cpu")  # batches are read there
+MAX_EPOCHS = 64
+MAX_FINGERPRINTS = 4096  # per epoch
+VALUES_PER_TENSOR = 1024  # go into a fingerprint, spread over the tensor
+BATCHES_WITH_DRAWS = 16  # draws are looked for in the first batches of an epoch
+
+
+@dataclass
+class Reading:
+    """An epoch that is being read.
+
+    A loader asks for the numbers of a batch before it reads it, with workers several batches before. So the numbers
+    wait in `asked` until their batch is handed out.
+    """
+
+    epoch: Epoch
+    asked: deque = field(default_factory=deque)
+    generators: dict[str, int] = field(default_factory=dict)  # states before the batch that is read now, if looked at
+
+
+class LoaderObserver:
+    """The epochs of a script over its DataLoaders."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._record = recorder.record
+        self._readings: weakref.WeakKeyDictionary[Any, Reading] = weakref.WeakKeyDictionary()  # by iterator
+        self._newest: Epoch | None = None  # the one whose batch was handed out last
+
+    def install(self) -> None:
+        self._recorder.wrap(_BaseDataLoaderIter, "__init__", after=self.after_start)
+        # An iterator that keeps its workers is reset for another epoch.
+        self._recorder.wrap(_BaseDataLoaderIter, "_reset", after=self.after_start)
+        self._recorder.wrap(_BaseDataLoaderIter, "_next_index", after=self.after_indices)
+        self._recorder.wrap(_BaseDataLoaderIter, "__next__", self.before_batch, self.after_batch, self.after_error)
+
+    def note_forward(self, inputs: Any) -> None:
+        """Note a forward in training: of the batch that was handed out last, as far as can be seen, or of a part."""
+        epoch = self._newest
+        if epoch is None:
+            return
+        epoch.forwards += 1
+        if _is_own_share(inputs, epoch.last_batch):
+            epoch.shares += 1
+
+    def after_start(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
+        by_torch = type(loader.batch_sampler) in (BatchSampler, type(None))
+        self._readings[iterator] = Reading(Epoch(id(loader), _size(loader.dataset), by_torch))
+
+    def after_indices(self, numbers: Any, iterator: Any) -> None:
+        self._readings[iterator].asked.append(numbers)
+
+    def before_batch(self, iterator: Any) -> None:
+        reading = self._readings[iterator]
+        reading.generators = {}
+        # The first batch may bring the draws of the sampler, which are wanted to be equal.
+        if iterator._num_workers == 0 and 0 < reading.epoch.batches <= BATCHES_WITH_DRAWS:
+            reading.generators = states(CPU)
+
+    def after_batch(self, batch: Any, iterator: Any) -> None:
+        reading = self._readings[iterator]
+        epoch = reading.epoch
+        if epoch.batches == 0 and len(self._record.epochs) < MAX_EPOCHS:
+            self._record.epochs.append(epoch)
+        self._newest = epoch
+        epoch.batches += 1
+        self._record.draws += draws_since(reading.generators, "batches", CPU)
+        samples = _samples(reading.asked.popleft(), iterator._dataset)
+        if samples is None:
+            epoch.samples = None
+        elif epoch.samples is not None:
+            epoch.samples += samples
+            epoch.last_batch = len(samples)
+        if len(epoch.contents) < MAX_FINGERPRINTS:
+            epoch.contents += contents(batch)
+
+    def after_error(self, error: BaseException, iterator: Any) -> None:
+        if isinstance(error, StopIteration):
+            self._readings[iterator].epoch.complete = True
+
+
+def _is_own_share(inputs: Any, batch: int) -> bool:
+    """True if the network was given one rank's share of a batch: of 8 samples, 4 on two ranks."""
+    rows = next((len(tensor) for tensor in _tensors(inputs)), 0)
+    return 0 < rows * int(os.environ["WORLD_SIZE"]) == batch
+
+
+def _size(dataset: Any) -> int | None:
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    try:
+        return len(dataset)
+    except TypeError:  # an iterable data set
+        return None
+
+
+def _samples(numbers: Any, dataset: Any) -> list[int] | None:
+    """The numbers of a batch in the whole data set; None where a data set has none."""
+    if not isinstance(numbers, list | tuple):
+        numbers = [numbers]
+    try:
+        samples = [int(number) for number in numbers]
+    except (TypeError, ValueError):
+        return None
+    while isinstance(dataset, Subset):
+        samples = [int(dataset.indices[sample]) for sample in samples]
+        dataset = dataset.dataset
+    return samples
+
+
+def contents(batch: Any) -> list[tuple[int, ...]]:
+    """For each sample a fingerprint of each of its tensors: labels stay where images are augmented."""
+    columns: list[list[int]] = []
+    for tensor in _tensors(batch):
+        if columns and len(tensor) != len(columns[0]):
+            continue  # it is of the batch, and not of its samples
+        rows = tensor.detach().reshape(len(tensor), -1)
+        stride = max(1, rows.shape[1] // VALUES_PER_TENSOR)
+        spread = rows[:, ::stride].cpu()
+        columns.append([_fingerprint(row) for row in spread])
+    return list(zip(*columns, strict=True))
+
+
+def _fingerprint(row: Tensor) -> int:
+    values = row
+    if len(row) > 1 and not row.is_floating_point():
+        values = row[row > 0]  # without the 0 or -100 that fill up a text in a batch of longer ones
+    raw_bytes = values.contiguous().view(torch.uint8)
+    return zlib.crc32(raw_bytes.numpy().tobytes())
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    """The tensors of a batch that have rows."""
+    if isinstance(batch, Tensor) and batch.dim():
+        yield batch
+    elif hasattr(batch, "items"):  # a dict, or what a tokenizer returns
+        for _, part in batch.items():
+            yield from _tensors(part)
+    elif isinstance(batch, list | tuple):
+        for part in batch:
+            yield from _tensors(part)

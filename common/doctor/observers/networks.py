@@ -1,0 +1,173 @@
+"""Networks: their forwards in training, their weights after steps, and their statistics in evaluations.
+
+A network is what the script calls, itself or through a wrapper. The modules that a network calls are a part of it.
+"""
+
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from common.doctor.observers.generators import draws_since, states
+from common.doctor.observers.loaders import LoaderObserver
+from common.doctor.observers.recorder import Recorder
+from common.doctor.record import Network, Tensors
+
+VALUES_PER_PARAMETER = 512  # are noted, spread over the parameter
+EACH_STEP_UNTIL = 16  # weights are noted after each step up to this one, then after every power of two
+FORWARDS_WITH_DRAWS = 64  # draws are looked for in the first forwards of a network
+
+
+class Forward(NamedTuple):
+    """A forward that the script has started, and that has not returned."""
+
+    called: nn.Module  # the network, or a wrapper of it
+    module: nn.Module  # the network itself
+    network: Network
+    generators: dict[str, int]  # the states of the random generators at its start, if looked at
+
+
+class NetworkObserver:
+    """The networks of a script, and the record of each."""
+
+    def __init__(self, recorder: Recorder, loaders: LoaderObserver) -> None:
+        self.networks: weakref.WeakKeyDictionary[nn.Module, Network] = weakref.WeakKeyDictionary()
+        self._recorder = recorder
+        self._record = recorder.record
+        self._loaders = loaders
+        self._forward: Forward | None = None  # the one that runs
+        # The identities of a network's parameters when DistributedDataParallel was given it.
+        self._when_wrapped: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple]] = weakref.WeakKeyDictionary()
+
+    def install(self) -> None:
+        register_module_forward_pre_hook(self._recorder.guarded(self.before_forward))
+        register_module_forward_hook(self._recorder.guarded(self.after_forward), always_call=True)
+        self._recorder.wrap(DistributedDataParallel, "__init__", after=self.after_wrapping)
+
+    def after_wrapping(self, _: None, ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        self._when_wrapped[ddp.module] = _identities(ddp.module)
+        self._network(ddp.module).needs_all_gradients = not (ddp.find_unused_parameters or ddp.static_graph)
+
+    def before_forward(self, module: nn.Module, inputs: Any) -> None:
+        if self._forward is None:
+            if next(module.parameters(), None) is None:
+                return  # no network, but for example a loss
+            self._forward = self._start(module, inputs)
+        forward = self._forward
+        # If DDP copies rank 0's buffers, it has done so before it calls the network.
+        if module is forward.module and not module.training:
+            forward.network.statistics.setdefault(len(self._record.steps), _statistics(module))
+
+    def after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        forward = self._forward
+        if forward is not None and module is forward.called:
+            self._forward = None
+            self._record.draws += draws_since(forward.generators, "forwards in training", _device(module))
+
+    def _start(self, called: nn.Module, inputs: Any) -> Forward:
+        """Note that the script has called a network, by itself or in its wrappers."""
+        *wrappers, module = _unwrapped(called)
+        network = self._network(module)
+        generators = {}
+        is_training = module.training and torch.is_grad_enabled()
+        if is_training:
+            network.forwards += 1
+            self._loaders.note_forward(inputs)
+            self._compare_with_wrapping(module, network, wrappers)
+            if network.forwards <= FORWARDS_WITH_DRAWS:
+                generators = states(_device(module))
+        # Without a wrapper, or in an evaluation before it is wrapped, the ranks' first weights may differ.
+        if self._record.steps or (is_training and network.wrapped):
+            self._note_weights(module, network)
+        return Forward(called, module, network, generators)
+
+    def _network(self, module: nn.Module) -> Network:
+        """The record of a network, which may be new."""
+        if module not in self.networks:
+            parameters = dict(module.named_parameters())
+            network = Network(type(module).__name__, len(parameters))
+            network.is_sharded = any(_is_part(*item) for item in parameters.items())
+            network.has_module = "module" in dict(module.named_children())
+            self.networks[module] = network
+            self._record.networks.append(network)
+        return self.networks[module]
+
+    def _compare_with_wrapping(self, module: nn.Module, network: Network, wrappers: list[nn.Module]) -> None:
+        """Compare a forward in training with what DistributedDataParallel was given."""
+        before = self._when_wrapped.get(module)
+        if before is None:
+            network.wrapped = any(isinstance(part, DistributedDataParallel) for part in module.modules())
+            return
+        network.wrapped = True
+        if not any(isinstance(wrapper, DistributedDataParallel) for wrapper in wrappers):
+            network.past_wrapper += 1
+        now = _identities(module)
+        network.changed = [name for name in now if before.get(name) != now[name]]
+
+    def _note_weights(self, module: nn.Module, network: Network) -> None:
+        steps = len(self._record.steps)
+        is_power_of_two = steps & (steps - 1) == 0
+        if (steps <= EACH_STEP_UNTIL or is_power_of_two) and steps not in network.weights:
+            network.weights[steps] = _parameters(module)
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device
+
+
+def _unwrapped(module: nn.Module) -> list[nn.Module]:
+    """The module, what it wraps, and so on; the last one is the network."""
+    chain = []
+    inner: Any = module
+    while isinstance(inner, nn.Module):
+        chain.append(inner)
+        if isinstance(inner, DistributedDataParallel | nn.DataParallel):
+            inner = inner.module
+        else:
+            inner = getattr(inner, "_orig_mod", None)  # torch.compile
+    return chain
+
+
+def _identities(module: nn.Module) -> dict[str, tuple]:
+    """The id, device and dtype of each parameter that DDP averages, which must not change."""
+    found = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            found[name] = (id(parameter), str(parameter.device), str(parameter.dtype))
+    return found
+
+
+def _is_part(name: str, parameter: nn.Parameter) -> bool:
+    """True if this rank holds a part of the parameter only, as FSDP2 and FSDP1 leave it."""
+    return isinstance(parameter, DTensor) or "_flat_param" in name
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    """Some of its numbers."""
+    values = tensor.detach().reshape(-1)
+    stride = max(1, values.numel() // VALUES_PER_PARAMETER)
+    return values[::stride][:VALUES_PER_PARAMETER].to("cpu", torch.float64, copy=True)
+
+
+def _parameters(module: nn.Module) -> Tensors:
+    """Numbers of each parameter that is whole on every rank."""
+    samples = {}
+    for name, parameter in module.named_parameters():
+        if parameter.is_floating_point() and not _is_part(name, parameter):
+            samples[name] = _sample(parameter)
+    return samples
+
+
+def _statistics(module: nn.Module) -> Tensors:
+    """Numbers of the running means and variances of each BatchNorm."""
+    found = {}
+    for name, part in module.named_modules():
+        if isinstance(part, _BatchNorm) and part.running_mean is not None:
+            found[f"{name}.running_mean"] = _sample(part.running_mean)
+            found[f"{name}.running_var"] = _sample(part.running_var)
+    return found

@@ -1,0 +1,75 @@
+"""Optimizers: their steps, and whether they have the parameters of the networks."""
+
+import math
+import weakref
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from common.doctor.observers.networks import NetworkObserver
+from common.doctor.observers.recorder import Recorder
+from common.doctor.record import Membership, Step
+
+STEPS_COMPARED = 16  # the parameters are compared after each of the first steps
+
+
+class OptimizerObserver:
+    """The optimizers of a script."""
+
+    def __init__(self, recorder: Recorder, networks: NetworkObserver) -> None:
+        self._recorder = recorder
+        self._record = recorder.record
+        self._networks = networks.networks
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._inner: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # another one's step calls theirs
+        self._forwards_before = 0  # the number of forwards in training until the last step
+
+    def install(self) -> None:
+        register_optimizer_step_pre_hook(self._recorder.guarded(self.before_step))
+        register_optimizer_step_post_hook(self._recorder.guarded(self.after_step))
+
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        inner = getattr(optimizer, "optim", None)  # a ZeroRedundancyOptimizer has one
+        if isinstance(inner, Optimizer):
+            self._inner.add(inner)
+
+    def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._optimizers.add(optimizer)
+        if optimizer in self._inner:
+            return
+        rates = []
+        for group in optimizer.param_groups:
+            rate = group["lr"]
+            if rate is None:  # as of Adafactor, which works it out for each step
+                rate = math.nan
+            rates.append(float(rate))
+        forwards = sum(network.forwards for network in self._record.networks)
+        self._record.steps.append(Step(rates, forwards - self._forwards_before))
+        self._forwards_before = forwards
+        if len(self._record.steps) <= STEPS_COMPARED:
+            self._record.memberships.append(self._membership())
+
+    def _membership(self) -> Membership:
+        in_optimizers: dict[int, nn.Parameter] = {}
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                in_optimizers.update({id(parameter): parameter for parameter in group["params"]})
+        in_networks = set()
+        in_no_optimizer = []
+        without_gradient = []
+        for module, network in self._networks.items():
+            for name, parameter in module.named_parameters():
+                in_networks.add(id(parameter))
+                if not network.forwards:
+                    continue
+                if parameter.grad is not None and id(parameter) not in in_optimizers:
+                    in_no_optimizer.append(name)
+                if parameter.grad is None and parameter.requires_grad and network.needs_all_gradients:
+                    without_gradient.append(name)
+        in_no_network = 0
+        for key, parameter in in_optimizers.items():
+            if key not in in_networks and parameter.grad is None:
+                in_no_network += 1
+        return Membership(in_no_network, in_no_optimizer, without_gradient)
