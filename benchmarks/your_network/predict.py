@@ -3,9 +3,10 @@
 import argparse
 from dataclasses import dataclass, replace
 
-from benchmarks.your_network import presets, spec
+from benchmarks.your_network import presets
 from benchmarks.your_network.count import count
 from benchmarks.your_network.formats import milliseconds, short
+from benchmarks.your_network.network import load
 from benchmarks.your_network.presets import Hardware
 from benchmarks.your_network.scaling import (
     GRADIENT_BYTES,
@@ -37,24 +38,31 @@ class PredictedRow:
 
 def answer(options: argparse.Namespace) -> list[PredictedRow]:
     """Print the table of all rows."""
-    network = count(spec.load(options.spec, options.input), options.batch)
+    batch = options.batch_per_gpu
+    network = count(load(options.spec, options.input), batch)
     hardware = Hardware(options.gpu, options.inner, options.gpus_per_node, options.network)
     setup = presets.setup(network, hardware)
     gpu = presets.GPUS[options.gpu].name
     if options.measured_ms:
-        seconds = options.measured_ms / 1000
-        # A step is no faster than its launches: where the measured one is, they take less time than is assumed.
-        launch_seconds = min(setup.launch_seconds, seconds)
-        setup = replace(setup, sample_seconds=seconds / options.batch, launch_seconds=launch_seconds)
-        gpu = f"your GPU, measured: {options.measured_ms:g} ms for {options.batch}"
+        setup = with_measured_step(setup, options.measured_ms / 1000, batch)
+        gpu = f"your GPU, measured: {options.measured_ms:g} ms for {batch}"
     rows = []
     for gpus in COUNTS:
-        seconds = step(setup, options.batch, gpus)
-        share = scaling_efficiency(setup, gpus * options.batch, gpus)
-        rows.append(PredictedRow(gpus, seconds, share, pays_from(setup, gpus)))
-    print_heading(network, setup, options.batch, gpu, hardware)
-    print_table(rows, options.batch)
+        seconds = step(setup, batch, gpus)
+        efficiency = scaling_efficiency(setup, gpus * batch, gpus)
+        rows.append(PredictedRow(gpus, seconds, efficiency, pays_from(setup, gpus)))
+    print_heading(network, setup, batch, gpu, hardware)
+    print_table(rows, batch)
     return rows
+
+
+def with_measured_step(setup: Setup, seconds: float, batch: int) -> Setup:
+    """The setup with a GPU that takes so many seconds for a step of `batch` samples.
+
+    A step is no faster than its launches. Where the measured one is, they take less time than is assumed.
+    """
+    launch_seconds = min(setup.launch_seconds, seconds)
+    return replace(setup, sample_seconds=seconds / batch, launch_seconds=launch_seconds)
 
 
 def print_heading(network: NetworkCosts, setup: Setup, batch: int, gpu: str, hardware: Hardware) -> None:
