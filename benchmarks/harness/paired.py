@@ -9,13 +9,14 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 NOISY = 0.15  # the largest spread of a row that is not noisy
 SEED = 42
 LEAST_CONFIDENCE = 0.95  # of an interval of FEWEST_ROUNDS or more
 FEWEST_ROUNDS = 6
 
+T = TypeVar("T")
 # Of each contestant one number per round: the i-th numbers of all belong to the same round.
 Samples = dict[str, list[float]]
 
@@ -46,20 +47,21 @@ class Interval(NamedTuple):
     confidence: float
 
 
-def take_turns(contestants: Mapping[str, Callable[[], float]], rounds: Iterable[int]) -> Samples:
-    """The samples of some rounds. In each, every contestant is called once, in an order that is drawn anew.
+def take_turns(contestants: Mapping[str, Callable[[], T]], rounds: Iterable[int]) -> dict[str, list[T]]:
+    """What each contestant returns in each round, in which all are called once, in an order that is drawn anew.
 
-    A contestant does its own timing, so that what it prepares is not counted.
+    A contestant does its own timing, so that what it prepares is not counted. Where all return numbers, the result are
+    Samples.
 
     Args:
         rounds: a range, or a progress bar around one.
     """
     dice = random.Random(SEED)
-    samples: Samples = {name: [] for name in contestants}
+    results: dict[str, list[T]] = {name: [] for name in contestants}
     for _ in rounds:
         for name in dice.sample(list(contestants), len(contestants)):
-            samples[name].append(contestants[name]())
-    return samples
+            results[name].append(contestants[name]())
+    return results
 
 
 def summarise(samples: list[float]) -> Summary:

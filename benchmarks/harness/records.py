@@ -43,6 +43,7 @@ import torch
 from benchmarks.harness import paired
 from benchmarks.harness.paired import Samples, Summary, summarise
 from common.cores import available_cores
+from common.errors import fail
 from common.files import write_atomically
 from common.instruments.result import quantity
 
@@ -108,14 +109,18 @@ def write_json(path: Path, content: dict) -> None:
     write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
-def why_not_writable(folder: Path) -> str | None:
-    """The reason why no file can be written into `folder`, which is made if it is not there; None if one can."""
+def check_writable(folder: Path, flag: str) -> None:
+    """Make `folder` if it is not there, and try to write a file into it.
+
+    Raises:
+        UserError: if that fails, after one line that names the flag.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            return None
+            pass
     except OSError as error:
-        return f"nothing can be written to {folder}: {error.strerror}"
+        fail(f"{flag}: nothing can be written to {folder}: {error.strerror}")
 
 
 def machine() -> dict:
@@ -143,11 +148,11 @@ def run_metadata() -> dict:
     }
 
 
-def busy(load: list[float] | None, cores: int) -> str | None:
-    """A sentence where other programs compute on this machine; None where it is quiet, or cannot tell."""
-    if load is None or load[0] < cores / 2:
-        return None
-    return f"This machine is busy: load {load[0]:.1f} on {quantity(cores, 'core')}. Do not trust the speeds."
+def warn_if_busy(load: list[float] | None, cores: int) -> None:
+    """Say on stderr that other programs compute on this machine, if the `load` of `run_metadata` shows it."""
+    if load and load[0] >= cores / 2:
+        busy = f"This machine is busy: load {load[0]:.1f} on {quantity(cores, 'core')}. Do not trust the speeds."
+        print(busy, file=sys.stderr, flush=True)
 
 
 def _command() -> str:

@@ -45,17 +45,16 @@ class Nodes:
         self._started[node].append(process)
         return process
 
-    def torchrun(self, node: int, arguments: list[str], processes: int = 1, settings: str = "", **options):
-        """torchrun's agent for `node`, of two with `processes` ranks each; `settings` are added to `--rdzv-conf`.
+    def torchrun(self, node: int, arguments: list[str], environment: dict[str, str], **popen):
+        """torchrun's agent for `node`, with one rank, which runs the script or module that `arguments` name.
 
-        `arguments` may begin with more flags of torchrun. A namespace has no host name, so torchrun gets the address of
-        each node, and is told which one hosts the rendezvous.
+        A namespace has no host name, so torchrun gets the address of each node, and is told which one hosts the
+        rendezvous.
         """
-        is_host = f"is_host={'true' if node == 0 else 'false'}"
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", str(processes)]
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
         command += ["--rdzv-id", "two-nodes", "--rdzv-backend", "c10d", "--rdzv-endpoint", RENDEZVOUS]
-        command += ["--rdzv-conf", ",".join([is_host, settings] if settings else [is_host])]
-        return self.start(node, [*command, "--local-addr", ADDRESSES[node], *arguments], **options)
+        command += ["--rdzv-conf", f"is_host={node == 0}", "--local-addr", ADDRESSES[node], *arguments]
+        return self.start(node, command, environment, **popen)
 
     def limit(self, bits_per_second: float | None) -> None:
         """Throttle the cable in both directions; None lifts the limit."""

@@ -1,7 +1,7 @@
 """The rows of a suite's record and how they compare, in the terminal, in 80 columns."""
 
 from benchmarks.harness.rows import totals
-from benchmarks.report.table import per_device
+from benchmarks.report.comparison_table import per_device
 
 
 def table(group: dict) -> str:

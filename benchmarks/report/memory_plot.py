@@ -4,7 +4,7 @@ from pathlib import Path
 
 from benchmarks.harness.rows import DATA_PARALLEL, DDP, totals
 from benchmarks.report import plots
-from benchmarks.report.verdicts import spread
+from benchmarks.report.verdicts import imbalance
 from common.memory import CATEGORIES
 
 COLOURS = dict(
@@ -53,7 +53,7 @@ def _network(rows: list[dict], title: str, panels: dict) -> None:
             _stack(panels[devices], start + device, split)
         heights = _mib(row["peaks"])
         above = max(heights) + 0.03 * top
-        panels[devices].text(start + (devices - 1) / 2, above, f"ratio\n{spread(heights):.2f}", **ABOVE_BARS)
+        panels[devices].text(start + (devices - 1) / 2, above, f"ratio\n{imbalance(heights):.2f}", **ABOVE_BARS)
     first = next(iter(panels.values()))
     first.tick_params(axis="y", labelleft=True)
     first.set_ylabel("peak MiB per device")

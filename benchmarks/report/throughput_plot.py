@@ -5,8 +5,8 @@ import textwrap
 from pathlib import Path
 
 from benchmarks.harness.rows import BASELINE
+from benchmarks.report.comparison_table import short_label, speed_ups
 from benchmarks.report.plots import BLUE, GREY, SKY, SMALL, SOFT, VERMILION, Bar, draw_bars, save, subplots
-from benchmarks.report.table import short_label, speed_ups
 from common.instruments.result import quantity
 
 COLUMNS = 2  # of the picture of scaling

@@ -3,7 +3,7 @@
 from itertools import chain
 from pathlib import Path
 
-from benchmarks.harness.spans import (
+from benchmarks.harness.lanes.spans import (
     ALL_REDUCE,
     BACKWARD,
     COPIES,
@@ -14,7 +14,6 @@ from benchmarks.harness.spans import (
     WAITING,
     Span,
     hidden_share,
-    to_spans,
 )
 from benchmarks.report.plots import BLUE, GREEN, ORANGE, PALE, PURPLE, SKY, legend, save, subplots
 
@@ -60,7 +59,10 @@ def draw_levels(record: dict, path: Path) -> None:
 
 def spans_of(group: dict) -> dict[str, RankSpans]:
     """Of each row the spans of its ranks, from the lists that JSON has made of them."""
-    return {row: [to_spans(spans) for spans in rank_spans] for row, rank_spans in group["lanes"].items()}
+    found = {}
+    for row, of_ranks in group["lanes"].items():
+        found[row] = [[Span(*fields) for fields in spans] for spans in of_ranks]
+    return found
 
 
 def _title(way: str, rank_spans: RankSpans, median: float) -> str:

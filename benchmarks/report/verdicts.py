@@ -9,7 +9,7 @@ from common.data.synthetic import SIZES
 
 FARTHEST = 1e-9  # in float64; what rounding alone does is below 1e-11
 LOSSES_APART = 1e-9  # relatively, in float64: one sample in another's place is far above
-MOST_SPREAD = 1.05  # of DDP's ranks, fullest over emptiest
+MOST_IMBALANCE = 1.05  # of DDP's ranks, fullest over emptiest
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ def exact(levels: dict[str, dict], samples: int) -> Verdict:
 def balanced(levels: dict[str, dict]) -> Verdict:
     """The verdict on memory: do DDP's ranks hold the same? Nothing is promised of DataParallel's devices."""
     sizes = peaks(levels)
-    of_ddp = {level: spread(sizes[level]) for level in ladder.DISTRIBUTED}
-    of_data_parallel = spread(sizes["01_data_parallel"])
+    of_ddp = {level: imbalance(sizes[level]) for level in ladder.DISTRIBUTED}
+    of_data_parallel = imbalance(sizes["01_data_parallel"])
     line = f"fullest device over emptiest: DDP {max(of_ddp.values()):.2f}, DataParallel {of_data_parallel:.2f}"
-    uneven = [level for level, ratio in of_ddp.items() if ratio > MOST_SPREAD]
+    uneven = [level for level, ratio in of_ddp.items() if ratio > MOST_IMBALANCE]
     if uneven:
         return Verdict(False, f"UNBALANCED: {line} (at {', '.join(uneven)})")
     return Verdict(True, f"BALANCED: {line}")
@@ -108,6 +108,6 @@ def are_measured(levels: dict[str, dict]) -> bool:
     return True
 
 
-def spread(sizes: list[int]) -> float:
+def imbalance(sizes: list[int]) -> float:
     """The fullest device over the emptiest one: 1 is balance."""
     return max(sizes) / min(sizes)

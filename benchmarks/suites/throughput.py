@@ -126,20 +126,15 @@ def measure_in_turns(
     title: str, configurations: list[Configuration], data_flags: tuple[str, ...], steps: Steps, rounds: int
 ) -> dict:
     """The group of `benchmarks.harness.records`: all rows to level 00, levels 03 and 04 also to level 02."""
-    metadata: dict[str, dict] = {}
-
-    def images_per_sec(configuration: Configuration) -> float:
-        result = configuration.run(steps, data_flags)
-        metadata[configuration.name] = asdict(configuration) | {
-            "steps": steps.counted,
-            "device": result["device"],
-            "backend": result["backend"],
-            "dataset": result["dataset"],
-        }
-        return result["images_per_sec"]
-
-    contestants = {row.name: partial(images_per_sec, row) for row in configurations}
-    samples = take_turns(contestants, range(rounds))
+    results = take_turns({row.name: partial(row.run, steps, data_flags) for row in configurations}, range(rounds))
+    samples = {}
+    metadata = {}
+    for row in configurations:
+        of_rounds = results[row.name]
+        samples[row.name] = [result["images_per_sec"] for result in of_rounds]
+        last = of_rounds[-1]
+        of_run = {"steps": steps.counted} | {key: last[key] for key in ("device", "backend", "dataset")}
+        metadata[row.name] = asdict(row) | of_run
     ratios = [(name, BASELINE) for name in samples if name != BASELINE]
     for level in ladder.DISTRIBUTED[1:]:
         for workers in sorted({row.workers for row in configurations}):

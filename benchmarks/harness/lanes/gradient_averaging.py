@@ -1,6 +1,6 @@
 """Ways to average the gradients of two ranks: `common.small.ddp`, torch's DDP, and what makes it send less often.
 
-The phases of a step bear names that torch's profiler records, and that `benchmarks.suites.timeline` draws.
+The phases of a step bear the names of spans: torch's profiler records them, and `record_averaging` reads them.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
+from benchmarks.harness.lanes.spans import BACKWARD, FORWARD, OPTIMIZER
 from common.small.ddp import BucketedDDP, NaiveDDP, OverlappedDDP
 
 IMAGE = (1, 28, 28)
@@ -25,6 +26,9 @@ BATCH = 8  # images of one rank and one backward
 LEARNING_RATE = 3e-4
 WARM_UP_STEPS = 2  # torch's DDP orders its buckets anew after the first step
 NO_SYNC = "torch's DDP, no_sync"
+# Phases that are no spans: the whole step, and what the naive wrapper does after backward.
+STEP = "step"
+AVERAGE_GRADIENTS = "average_gradients"
 
 
 @dataclass(frozen=True)
@@ -97,16 +101,16 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, ta
         targets: of shape (backwards, N).
     """
     last = len(images) - 1
-    with record_function("step"):
+    with record_function(STEP):
         for index in range(len(images)):
             with contextlib.nullcontext() if index == last else model.no_sync():
-                with record_function("forward"):
+                with record_function(FORWARD):
                     loss = F.nll_loss(model(images[index]), targets[index])
-                with record_function("backward"):
+                with record_function(BACKWARD):
                     loss.backward()
         if isinstance(model, NaiveDDP):
-            with record_function("average_gradients"):
+            with record_function(AVERAGE_GRADIENTS):
                 model.average_gradients()
-        with record_function("optimizer"):
+        with record_function(OPTIMIZER):
             optimizer.step()
             optimizer.zero_grad()

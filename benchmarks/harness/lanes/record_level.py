@@ -21,8 +21,8 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.harness import level_runs
-from benchmarks.harness.lanes import Event, in_order, within
-from benchmarks.harness.spans import (
+from benchmarks.harness.lanes.profiler_events import Event, in_order, within
+from benchmarks.harness.lanes.spans import (
     BACKWARD,
     COPIES,
     FORWARD,

@@ -2,20 +2,20 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from itertools import chain
+from typing import NamedTuple
 
 from benchmarks.harness import records
+from benchmarks.harness.lanes.spans import RecordedStep, Span
 from benchmarks.harness.options import MeasureOptions
 from benchmarks.harness.paired import take_turns
-from benchmarks.harness.spans import RecordedStep, Span
 
 STEPS = 2  # of a row in each round
 QUICK_STEPS = 1
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One step, as each rank or device recorded it."""
 
     of_ranks: tuple[RecordedStep, ...]
@@ -38,16 +38,23 @@ def record_in_turns(
         record_steps: records so many steps of a row, and returns for each rank a list of them.
     """
     count = QUICK_STEPS if options.quick else STEPS
-    steps: dict[str, list[Step]] = {row: [] for row in rows}
-
-    def milliseconds(row: str) -> float:
-        of_round = [Step(of_ranks) for of_ranks in zip(*record_steps(row, count), strict=True)]
-        steps[row] += of_round
-        return 1000 * statistics.fmean(step.seconds for step in of_round)
-
-    samples = take_turns({row: partial(milliseconds, row) for row in rows}, range(options.rounds))
-    lanes = {row: lanes_of(typical(steps[row])) for row in rows}
+    recorded = take_turns({row: partial(record_steps, row, count) for row in rows}, range(options.rounds))
+    samples = {}
+    lanes = {}
+    for row, rounds in recorded.items():
+        steps = [steps_of_all_ranks(by_rank) for by_rank in rounds]
+        samples[row] = [mean_milliseconds(of_round) for of_round in steps]
+        lanes[row] = lanes_of(typical(list(chain.from_iterable(steps))))
     return records.group(title, "ms", samples) | {"lanes": lanes}
+
+
+def steps_of_all_ranks(by_rank: list[list[RecordedStep]]) -> list[Step]:
+    """Steps, each with what all ranks recorded of it, from a list of steps for each rank."""
+    return [Step(of_ranks) for of_ranks in zip(*by_rank, strict=True)]
+
+
+def mean_milliseconds(steps: list[Step]) -> float:
+    return 1000 * statistics.fmean(step.seconds for step in steps)
 
 
 def typical(steps: list[Step]) -> Step:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from benchmarks.report.table import summary, tables
+from benchmarks.report.comparison_table import summary, tables
 from benchmarks.report.verdicts import are_measured, balanced, exact, peaks, verdicts
 from common import ladder
 
