@@ -43,7 +43,7 @@ class Settings(NamedTuple):
         steps: optimizer steps of each level's training.
         rounds: how often the levels take turns being timed.
         data_flags: the levels' flags that name the dataset.
-        full: the memory of all networks and wrappers.
+        full: account for the memory of all networks and wrappers.
     """
 
     world_size: int
@@ -115,10 +115,12 @@ def run_parts(settings: Settings, folder: Path, show_part: Callable[[str], None]
     for size in settings.batch_sizes:
         show_part(f"timing all levels in turn, batch {size}")
         groups.append(time_in_turns(size, settings))
+    networks = list(memory.NETWORKS) if settings.full else ["basic_net", "big_output"]
+    wrappers = memory.ALL_WRAPPERS if settings.full else memory.WRAPPERS
     memory_rows = []
     for devices in memory.DEVICES:
         show_part(f"memory on {devices} devices")
-        memory_rows += account_wrappers(devices, settings.full)
+        memory_rows += memory.rows_on(devices, networks, wrappers)
     return {
         "world_size": settings.world_size,
         "cores_per_device": throughput.cores_of_a_device(settings.world_size),
@@ -173,13 +175,6 @@ def time_in_turns(size: int, settings: Settings) -> dict:
     steps = throughput.calibrated(configurations, settings.data_flags)
     title = f"global batch {size}"
     return throughput.measure_in_turns(title, configurations, settings.data_flags, steps, settings.rounds)
-
-
-def account_wrappers(devices: int, full: bool) -> list[dict]:
-    """Rows of memory under DataParallel and DDP; with `full` of all networks, and of what lowers DDP's memory."""
-    if full:
-        return memory.rows_on(devices, list(memory.NETWORKS), memory.ALL_WRAPPERS)
-    return memory.rows_on(devices, ["basic_net", "big_output"])
 
 
 def level_flags(level: str, settings: Settings, batch_size: int | None = None) -> list[str]:

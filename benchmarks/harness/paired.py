@@ -50,8 +50,8 @@ class Interval(NamedTuple):
 def take_turns(contestants: Mapping[str, Callable[[], T]], rounds: Iterable[int]) -> dict[str, list[T]]:
     """What each contestant returns in each round, in which all are called once, in an order that is drawn anew.
 
-    A contestant does its own timing, so that what it prepares is not counted. Where all return numbers, the result are
-    Samples.
+    A contestant does its own timing, so that what it prepares is not counted. If all return numbers, the results
+    are Samples.
 
     Args:
         rounds: a range, or a progress bar around one.

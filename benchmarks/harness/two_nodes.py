@@ -37,7 +37,9 @@ class Nodes:
         self.names = names
         self._started: tuple[list[subprocess.Popen], list[subprocess.Popen]] = ([], [])
 
-    def start(self, node: int, command: list[str], environment: dict[str, str] | None = None, **popen):
+    def start(
+        self, node: int, command: list[str], environment: dict[str, str] | None = None, **popen
+    ) -> subprocess.Popen:
         """A process on `node`, as `subprocess.Popen` starts it, in the repository's root."""
         environment = os.environ | {"GLOO_SOCKET_IFNAME": INTERFACE} | (environment or {})
         command = ["ip", "netns", "exec", self.names[node], *command]
@@ -45,7 +47,7 @@ class Nodes:
         self._started[node].append(process)
         return process
 
-    def torchrun(self, node: int, arguments: list[str], environment: dict[str, str], **popen):
+    def torchrun(self, node: int, arguments: list[str], environment: dict[str, str], **popen) -> subprocess.Popen:
         """torchrun's agent for `node`, with one rank, which runs the script or module that `arguments` name.
 
         A namespace has no host name, so torchrun gets the address of each node, and is told which one hosts the

@@ -1,6 +1,5 @@
 """The pictures of throughput, drawn from records alone: images per second, and what several devices reach of one."""
 
-import math
 import textwrap
 from pathlib import Path
 
@@ -61,19 +60,15 @@ def _speeds(panel, group: dict, fastest: float) -> None:
 
 def draw_scaling(record: dict, path: Path) -> None:
     """Of every group what several devices, or all cores, reach of level 00 on one device."""
-    groups = [group for group in record["groups"] if speed_ups(group)]
-    if not groups:
-        return
-    lines = math.ceil(len(groups) / COLUMNS)
+    groups = record["groups"]
+    lines = len(groups) // COLUMNS  # as many groups of weak scaling as of strong scaling
     most_rows = max(len(speed_ups(group)) for group in groups)
     figure, panels = subplots(lines, COLUMNS, 0.9 + lines * (0.4 * most_rows + 0.9))
     furthest = max(map(_most_devices, groups))  # an interval, or the dashed line
     for group in groups:
         furthest = max(furthest, *(pair["interval"][1] for pair in speed_ups(group).values()))
-    for panel, group in zip(panels, groups, strict=False):
+    for panel, group in zip(panels, groups, strict=True):
         _speed_ups(panel, group, 1.3 * furthest)
-    for panel in panels[len(groups) :]:
-        panel.set_visible(False)
     caption = f"Measured: medians of {groups[0]['rounds']} paired ratios, intervals. “02 on 2”: level 02 on 2 devices"
     save(figure, path, f"{caption}. {_about_devices(groups[0])}", record["machine"])
 
