@@ -62,7 +62,7 @@ def _checks(report: dict) -> str:
         processes = run["world_size"] if level in ladder.DISTRIBUTED else 1
         cells = [processes, f"{run['accuracy']:.2%}", run["evaluated"], per_device(sizes)]
         lines.append(CHECK_COLUMNS.format(level, *cells, result["weight_checksum"]))
-    for script, result in report.get("sharded", {}).items():
+    for script, result in report["sharded"].items():
         sizes = totals(result["simulated_peak_memory"])
         memory = MISSING if measured else per_device(sizes)
         cells = [len(sizes), MISSING, MISSING, memory]
