@@ -62,6 +62,7 @@ class Nodes:
         """Throttle the cable in both directions; None lifts the limit."""
         for name in self.names:
             if bits_per_second is None:
+                # It fails where there is no limit to lift.
                 subprocess.run(["tc", "-n", name, "qdisc", "del", "dev", INTERFACE, "root"], capture_output=True)
             else:
                 burst = round(bits_per_second / 8 * BURST_SECONDS)

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from benchmarks.harness.replica_memory import track_replicas
-from benchmarks.harness.rows import DATA_PARALLEL, ONE_DEVICE, totals
+from benchmarks.harness.rows import DATA_PARALLEL, totals
 from benchmarks.your_network import strategies
 from benchmarks.your_network.errors import StepFailed, failing_as
 from benchmarks.your_network.formats import mib
@@ -55,8 +55,8 @@ class MemoryRow:
 
     Attributes:
         need: of a step with the global batch that was asked for.
-        largest: the largest global batch that fits; 0 if none does.
-        search_failure: the failure of a larger batch, if one was met before one that does not fit. `largest` is then 0.
+        largest: the largest global batch that fits; 0 if none does, or if it was not found.
+        search_failure: the failure of a batch that was tried to find it, for example of one that cannot be made.
     """
 
     setting: Setting
@@ -66,7 +66,7 @@ class MemoryRow:
 
 
 def answer(options: argparse.Namespace) -> list[MemoryRow]:
-    """Print a line for each setting as soon as its need is known. The rows of those that can train the network.
+    """Print a line for each setting as soon as it is known. Returns the rows of those that can train the network.
 
     Raises:
         StepFailed: if one device cannot train it. Nothing is printed then.
@@ -74,24 +74,22 @@ def answer(options: argparse.Namespace) -> list[MemoryRow]:
     check_batch(options.batch, options.devices)
     network = load(options.spec, options.input)
     network = replace(network, autocast=PRECISIONS[options.precision], checkpointing=options.checkpointing)
-    rows: list[MemoryRow] = []
-    failures: dict[str, StepFailed] = {}
-    for setting in settings_on(options.devices, strategies.ON_SEVERAL):
+    limit = options.gib * GIB
+    one_device, *several = settings_on(options.devices, strategies.ON_SEVERAL)
+    rows = [row_of(network, one_device, options.batch, limit)]
+    print(f"{network.title}, global batch {options.batch}, mixed precision: {options.precision}\n")
+    print_heads(options.gib)
+    print(line_of(rows[0]), flush=True)
+    failures = {}
+    for setting in several:
         try:
-            row = row_of(network, setting, options.batch, options.gib * GIB)
+            row = row_of(network, setting, options.batch, limit)
+            rows.append(row)
+            print(line_of(row), flush=True)
         except StepFailed as failure:
-            if setting.strategy == ONE_DEVICE:
-                raise
             failures[setting.strategy] = failure
             print(line_of_failure(setting, failure), flush=True)
-            continue
-        if setting.strategy == ONE_DEVICE:
-            print(f"{network.title}, global batch {options.batch}, mixed precision: {options.precision}\n")
-            print_heads(options.gib)
-        if row.search_failure:
-            failures[setting.strategy] = row.search_failure
-        print(line_of(row), flush=True)
-        rows.append(row)
+    failures |= {row.setting.strategy: row.search_failure for row in rows if row.search_failure}
     for strategy, failure in failures.items():
         print(fill(f"{strategy}: {failure}", WIDTH))
     print(NOT_COUNTED)

@@ -4,7 +4,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
 
 from benchmarks.harness import records
 from benchmarks.harness.lanes.spans import RecordedStep, Span
@@ -15,15 +14,8 @@ STEPS = 2  # of a row in each round
 QUICK_STEPS = 1
 
 
-class Step(NamedTuple):
-    """One step, as each rank or device recorded it."""
-
-    of_ranks: tuple[RecordedStep, ...]
-
-    @property
-    def seconds(self) -> float:
-        """The time of the slowest rank."""
-        return max(of_rank.seconds for of_rank in self.of_ranks)
+# One step, as each rank or device recorded it.
+Step = tuple[RecordedStep, ...]
 
 
 def record_in_turns(
@@ -42,32 +34,28 @@ def record_in_turns(
     samples = {}
     lanes = {}
     for row, rounds in recorded.items():
-        steps = [steps_of_all_ranks(by_rank) for by_rank in rounds]
-        samples[row] = [mean_milliseconds(of_round) for of_round in steps]
+        steps = [list(zip(*by_rank, strict=True)) for by_rank in rounds]
+        samples[row] = [1000 * statistics.fmean(map(seconds_of, of_round)) for of_round in steps]
         lanes[row] = lanes_of(typical(list(chain.from_iterable(steps))))
     return records.group(title, "ms", samples) | {"lanes": lanes}
 
 
-def steps_of_all_ranks(by_rank: list[list[RecordedStep]]) -> list[Step]:
-    """Steps, each with what all ranks recorded of it, from a list of steps for each rank."""
-    return [Step(of_ranks) for of_ranks in zip(*by_rank, strict=True)]
-
-
-def mean_milliseconds(steps: list[Step]) -> float:
-    return 1000 * statistics.fmean(step.seconds for step in steps)
+def seconds_of(step: Step) -> float:
+    """The time of the slowest rank."""
+    return max(of_rank.seconds for of_rank in step)
 
 
 def typical(steps: list[Step]) -> Step:
     """The step whose time is nearest to the median."""
-    median = statistics.median(step.seconds for step in steps)
-    return min(steps, key=lambda step: abs(step.seconds - median))
+    median = statistics.median(map(seconds_of, steps))
+    return min(steps, key=lambda step: abs(seconds_of(step) - median))
 
 
 def lanes_of(step: Step) -> list[list[Span]]:
     """The spans of each rank, in milliseconds since the first of them began the step."""
-    first = min(of_rank.began for of_rank in step.of_ranks)
+    first = min(of_rank.began for of_rank in step)
     lanes = []
-    for of_rank in step.of_ranks:
+    for of_rank in step:
         shift = of_rank.began - first
         lanes.append([_in_milliseconds(span, shift) for span in of_rank.spans])
     return lanes

@@ -22,7 +22,6 @@ from benchmarks.harness.lanes.spans import (
     common_seconds,
     hidden_share,
 )
-from benchmarks.harness.lanes.typical_steps import steps_of_all_ranks
 from benchmarks.harness.options import MeasureOptions
 from benchmarks.report import page_tables, timeline_plot
 from benchmarks.suites import timeline
@@ -128,8 +127,8 @@ def test_the_step_that_is_shown_has_the_median_time_and_both_ranks_one_clock():
         return [RecordedStep(first_began + i, each, [Span(FORWARD, MAIN, 0, each)]) for i, each in enumerate(seconds)]
 
     # By the slower rank the steps took 0.9, 0.5 and 0.7 seconds.
-    recorded = [steps(10.0, 0.9, 0.2, 0.7), steps(10.25, 0.1, 0.5, 0.6)]
-    shown = typical_steps.lanes_of(typical_steps.typical(steps_of_all_ranks(recorded)))
+    recorded = zip(steps(10.0, 0.9, 0.2, 0.7), steps(10.25, 0.1, 0.5, 0.6), strict=True)
+    shown = typical_steps.lanes_of(typical_steps.typical(list(recorded)))
     assert shown == [[Span(FORWARD, MAIN, 0.0, 700.0)], [Span(FORWARD, MAIN, 250.0, 850.0)]]
 
 
