@@ -30,8 +30,8 @@ from common.weights import checksum, farthest
 
 EXACT = ["--dtype", "float64", "--no-dropout"]
 PROOF_STEPS = 10
-EVALUATION_RANKS = 3  # does not divide 10,000 samples, so that padding or dropping shows
-TIMEOUT = 900  # seconds, for any one part
+EVALUATION_RANKS = 3  # Three do not divide 10,000 samples, so padding or dropping shows.
+TIMEOUT_SECONDS = 900
 
 
 class Settings(NamedTuple):
@@ -195,7 +195,7 @@ def run_on_ranks(job: Callable, level: str, flags: list[str], world_size: int, o
     processes = world_size if ladder.runs_on_ranks(level) else 1
     threads = max(1, available_cores() // processes)
     too_few_gpus = processes > torch.cuda.device_count()
-    return ranks(processes, on_cpu or too_few_gpus).run(job, level, flags, threads, timeout=TIMEOUT)
+    return ranks(processes, on_cpu or too_few_gpus).run(job, level, flags, threads, timeout=TIMEOUT_SECONDS)
 
 
 def main() -> None:

@@ -11,10 +11,11 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
-NOISY = 0.15  # the largest spread of a row that is not noisy
+LARGEST_QUIET_SPREAD = 0.15
 SEED = 42
-LEAST_CONFIDENCE = 0.95  # of an interval of FEWEST_ROUNDS or more
+# An interval of so many rounds, or more, has at least this confidence.
 FEWEST_ROUNDS = 6
+LEAST_CONFIDENCE = 0.95
 
 T = TypeVar("T")
 # Of each contestant one number per round: the i-th numbers of all belong to the same round.
@@ -36,7 +37,7 @@ class Summary(NamedTuple):
 
     @property
     def noisy(self) -> bool:
-        return self.spread > NOISY
+        return self.spread > LARGEST_QUIET_SPREAD
 
 
 class Interval(NamedTuple):

@@ -48,7 +48,7 @@ from common.files import write_atomically
 from common.instruments.result import quantity
 
 ROOT = Path(__file__).resolve().parents[2]
-DIGITS = 5  # significant ones: more would be noise
+SIGNIFICANT_DIGITS = 5
 
 
 def group(
@@ -72,13 +72,14 @@ def group(
         measured = {"noisy": summary.noisy, "samples": [rounded(sample) for sample in own]}
         rows[row] = (metadata or {}).get(row, {}) | _numbers(summary) | measured
     pairs = []
-    for kind, compared, compare in (
-        ("ratio", ratios, paired.ratios),
-        ("difference", differences, paired.differences),
-    ):
-        for of, to in compared:
-            if of in samples and to in samples:
-                pairs.append({"of": of, "to": to, "kind": kind} | _paired(compare(samples[of], samples[to])))
+    for of, to in ratios:
+        if of in samples and to in samples:
+            by_round = paired.ratios(samples[of], samples[to])
+            pairs.append({"of": of, "to": to, "kind": "ratio"} | _paired(by_round))
+    for of, to in differences:
+        if of in samples and to in samples:
+            by_round = paired.differences(samples[of], samples[to])
+            pairs.append({"of": of, "to": to, "kind": "difference"} | _paired(by_round))
     return {
         "group": name,
         "unit": unit,
@@ -101,7 +102,7 @@ def _numbers(summary: Summary) -> dict:
 
 
 def rounded(number: float) -> float:
-    return float(f"{number:.{DIGITS}g}")
+    return float(f"{number:.{SIGNIFICANT_DIGITS}g}")
 
 
 def write_json(path: Path, content: dict) -> None:

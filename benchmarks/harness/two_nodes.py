@@ -22,8 +22,8 @@ RENDEZVOUS = f"{ADDRESSES[0]}:29400"
 # After a pause a throttled cable lets a burst through at its own speed. With less than the smallest one, or than what
 # fits into the time that a timer can be late, it does not reach its rate. At 10 Gbit/s the largest one is enough.
 BURST_SECONDS = 1e-3
-SMALLEST_BURST = 16 * 1024  # bytes
-LARGEST_BURST = 256 * 1024  # bytes
+SMALLEST_BURST_BYTES = 16 * 1024
+LARGEST_BURST_BYTES = 256 * 1024
 # More than TCP keeps under way: nothing is dropped, so what is timed is the rate and not TCP's recovery from losses.
 QUEUE_BYTES = 32 * 1024 * 1024
 
@@ -66,7 +66,7 @@ class Nodes:
                 subprocess.run(["tc", "-n", name, "qdisc", "del", "dev", INTERFACE, "root"], capture_output=True)
             else:
                 burst = round(bits_per_second / 8 * BURST_SECONDS)
-                burst = max(SMALLEST_BURST, min(burst, LARGEST_BURST))
+                burst = max(SMALLEST_BURST_BYTES, min(burst, LARGEST_BURST_BYTES))
                 rate = ["rate", f"{bits_per_second:.0f}bit", "burst", str(burst)]
                 queue = ["limit", str(QUEUE_BYTES)]
                 _run("tc", "-n", name, "qdisc", "replace", "dev", INTERFACE, "root", "tbf", *rate, *queue)

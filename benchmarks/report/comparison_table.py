@@ -10,7 +10,7 @@ from common.instruments.result import quantity
 SPEED_COLUMNS = "{:<24} {:>7} {:>9} {:>10} {:>26}"
 CHECK_COLUMNS = "{:<16} {:>9} {:>9} {:>9} {:>16} {:>16}"
 MISSING = "–"
-WIDTH = 80  # columns of a terminal
+TERMINAL_COLUMNS = 80
 
 
 def summary(report: dict) -> str:
@@ -96,4 +96,4 @@ def per_device(sizes: list[int]) -> str:
 
 
 def wrapped(text: str) -> str:
-    return textwrap.fill(text, WIDTH, break_on_hyphens=False)
+    return textwrap.fill(text, TERMINAL_COLUMNS, break_on_hyphens=False)

@@ -132,9 +132,9 @@ def table_of_links() -> str:
     rows = []
     for link in network.BANDWIDTHS:
         row = [link]
-        for batch in network.BATCHES:
+        for batch in network.BATCHES_PER_PROCESS:
             pair = pairs[network.row_name(link, batch)]
             low, high = pair["interval"]
             row.append(f"{pair['median']:.2f} ({low:.2f}–{high:.2f})")
         rows.append(row)
-    return markdown(["link", *(f"batch {batch} each" for batch in network.BATCHES)], rows)
+    return markdown(["link", *(f"batch {batch} each" for batch in network.BATCHES_PER_PROCESS)], rows)

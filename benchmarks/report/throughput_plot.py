@@ -8,8 +8,8 @@ from benchmarks.report.comparison_table import short_label, speed_ups
 from benchmarks.report.plots import BLUE, GREY, SKY, SMALL, SOFT, VERMILION, Bar, draw_bars, save, subplots
 from common.instruments.result import quantity
 
-COLUMNS = 2  # of the picture of scaling
-TITLE_WIDTH = 28  # characters, over a panel of it
+SCALING_COLUMNS = 2
+TITLE_CHARACTERS = 28
 
 
 def draw_speeds(report: dict, path: Path) -> None:
@@ -61,9 +61,9 @@ def _speeds(panel, group: dict, fastest: float) -> None:
 def draw_scaling(record: dict, path: Path) -> None:
     """Of every group what several devices, or all cores, reach of level 00 on one device."""
     groups = record["groups"]
-    lines = len(groups) // COLUMNS  # as many groups of weak scaling as of strong scaling
+    lines = len(groups) // SCALING_COLUMNS  # as many groups of weak scaling as of strong scaling
     most_rows = max(len(speed_ups(group)) for group in groups)
-    figure, panels = subplots(lines, COLUMNS, 0.9 + lines * (0.4 * most_rows + 0.9))
+    figure, panels = subplots(lines, SCALING_COLUMNS, 0.9 + lines * (0.4 * most_rows + 0.9))
     furthest = max(map(_most_devices, groups))  # an interval, or the dashed line
     for group in groups:
         furthest = max(furthest, *(pair["interval"][1] for pair in speed_ups(group).values()))
@@ -90,7 +90,7 @@ def _speed_ups(panel, group: dict, right: float) -> None:
     panel.set_xlim(0, right)
     panel.set_xlabel("times level 00 on one device")
     panel.set_ylabel("level")
-    panel.set_title(textwrap.fill(group["group"], TITLE_WIDTH), fontsize=SMALL)
+    panel.set_title(textwrap.fill(group["group"], TITLE_CHARACTERS), fontsize=SMALL)
 
 
 def _colour(name: str, row: dict) -> str:

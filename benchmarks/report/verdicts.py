@@ -7,9 +7,9 @@ from benchmarks.harness.rows import BASELINE, totals
 from common import ladder
 from common.data.synthetic import SIZES
 
-FARTHEST = 1e-9  # in float64; what rounding alone does is below 1e-11
-LOSSES_APART = 1e-9  # relatively, in float64: one sample in another's place is far above
-MOST_IMBALANCE = 1.05  # of DDP's ranks, fullest over emptiest
+MOST_WEIGHT_DIFFERENCE = 1e-9  # In float64 rounding alone stays below 1e-11.
+MOST_LOSS_DIFFERENCE = 1e-9  # It is relative. One sample in another's place makes far more.
+MOST_IMBALANCE = 1.05
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def in_step(levels: dict[str, dict], sharded: dict[str, dict]) -> Verdict:
     for name, result in (levels | sharded).items():
         far = result["max_weight_difference"]
         farthest = max(farthest, far)
-        if not far <= FARTHEST:  # true of NaN too
+        if not far <= MOST_WEIGHT_DIFFERENCE:  # true of NaN too
             apart.append(f"{name} with |Δw| = {far:.1e}")
     if apart:
         return Verdict(False, f"OUT OF STEP: {', '.join(apart)}")
@@ -58,7 +58,7 @@ def exact(levels: dict[str, dict], samples: int) -> Verdict:
     expected = levels[BASELINE]["eval_loss_sum"]
     for level in ladder.DISTRIBUTED:
         total = levels[level]["eval_loss_sum"]
-        if not math.isclose(total, expected, rel_tol=LOSSES_APART):
+        if not math.isclose(total, expected, rel_tol=MOST_LOSS_DIFFERENCE):
             wrong.append(f"{level} adds up losses to {total:.6f}, not {expected:.6f}")
     if wrong:
         return Verdict(False, f"INEXACT: {', '.join(wrong)}")

@@ -17,10 +17,10 @@ from benchmarks.suites.throughput import WARM_UP_STEPS, Configuration, Steps
 
 # Bits per second; None is the cable as it is, which is the machine's memory.
 BANDWIDTHS = {"unlimited": None, "10 Gbit/s": 1e10, "1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
-BATCHES = (64, 256)  # per process
-QUICK_BATCH = 64  # the one that --quick measures
+BATCHES_PER_PROCESS = (64, 256)
+QUICK_BATCH = 64
 STEPS = Steps(WARM_UP_STEPS, 4)
-TIMEOUT = 300  # seconds, for any one training
+TIMEOUT_SECONDS = 300
 TITLE = "Throughput of DDP on two nodes against the bandwidth between them"
 
 
@@ -36,7 +36,7 @@ def one_node(batch: int) -> str:
 
 def measure(options: MeasureOptions) -> dict:
     """One group, of all rows; with --quick of those of QUICK_BATCH."""
-    batches = (QUICK_BATCH,) if options.quick else BATCHES
+    batches = (QUICK_BATCH,) if options.quick else BATCHES_PER_PROCESS
     contestants = {}
     with node_ranks() as pair:
         for batch in batches:
@@ -49,14 +49,14 @@ def measure(options: MeasureOptions) -> dict:
 
 def on_one_node(pair: NodeRanks, batch: int) -> float:
     """Images per second of one node, with so many images for its process."""
-    speed, _ = pair.run(train, 1, batch, timeout=TIMEOUT)
+    speed, _ = pair.run(train, 1, batch, timeout=TIMEOUT_SECONDS)
     return speed
 
 
 def on_two_nodes(pair: NodeRanks, batch: int, bandwidth: str) -> float:
     """Images per second of both nodes by the slower rank's clock, with so many images for each process."""
     pair.nodes.limit(BANDWIDTHS[bandwidth])
-    return min(pair.run(train, 2, batch, timeout=TIMEOUT))
+    return min(pair.run(train, 2, batch, timeout=TIMEOUT_SECONDS))
 
 
 def train(nodes: int, batch_per_process: int) -> float | None:
@@ -73,7 +73,7 @@ def record(samples: Samples) -> dict:
     """The group of `benchmarks.harness.records`, with the ratio of two nodes over each link to one node."""
     metadata = {}
     ratios = []
-    for batch in BATCHES:
+    for batch in BATCHES_PER_PROCESS:
         alone = one_node(batch)
         metadata[alone] = {"nodes": 1, "batch_per_process": batch, "global_batch_size": batch}
         for bandwidth in BANDWIDTHS:

@@ -8,7 +8,7 @@ typical step, from which `benchmarks.report` draws pictures.
 from functools import partial
 
 from benchmarks.harness.lanes import typical_steps
-from benchmarks.harness.lanes.gradient_averaging import BATCH, WRAPPERS
+from benchmarks.harness.lanes.gradient_averaging import IMAGES_PER_BACKWARD, WRAPPERS
 from benchmarks.harness.lanes.record_averaging import record_rank
 from benchmarks.harness.node_ranks import NodeRanks, node_ranks
 from benchmarks.harness.options import CannotMeasure, MeasureOptions
@@ -17,7 +17,7 @@ from common.processes import Ranks, ranks
 
 LINKS = ("1 Gbit/s", "100 Mbit/s")
 LOOPBACK = "loopback"
-TIMEOUT = 300  # seconds, for any one recording
+TIMEOUT_SECONDS = 300
 
 
 def measure(options: MeasureOptions) -> dict:
@@ -36,6 +36,6 @@ def measure(options: MeasureOptions) -> dict:
 
 def record_over(link: str, pair: NodeRanks | Ranks, options: MeasureOptions) -> dict:
     """The group of all wrappers on two ranks that the link joins."""
-    title = f"one step of two ranks over {link}, {BATCH} images a backward"
-    record_steps = partial(pair.run, record_rank, timeout=TIMEOUT)
+    title = f"one step of two ranks over {link}, {IMAGES_PER_BACKWARD} images a backward"
+    record_steps = partial(pair.run, record_rank, timeout=TIMEOUT_SECONDS)
     return typical_steps.record_in_turns(title, tuple(WRAPPERS), record_steps, options) | {"link": link}

@@ -54,7 +54,7 @@ def add_predict_flags(parser: argparse.ArgumentParser) -> None:
     flag("--gpu", choices=presets.GPUS, default=usual.gpu, help="kind of GPU (%(default)s)")
     flag("--inner", choices=presets.INNER, default=usual.inner, help="links between a node's GPUs (%(default)s)")
     flag("--network", choices=presets.NETWORK, default=usual.network, help="network cards of a node (%(default)s)")
-    sizes = {"choices": presets.NODE_SIZES, "default": usual.gpus_per_node}
+    sizes = {"choices": presets.GPUS_PER_NODE, "default": usual.gpus_per_node}
     flag("--gpus-per-node", type=int, **sizes, metavar="N", help="1, 2, 4 or 8 (%(default)s)")
     measured_step = "milliseconds of a step of --batch-per-gpu samples on one GPU, if you measured it"
     flag("--measured-ms", type=positive_float, metavar="T", help=measured_step)

@@ -32,9 +32,10 @@ from common.process_group import process_group
 from common.processes import RankFailed, ranks
 from common.small.data_parallel import EmulatedDataParallel
 
-SECONDS = 1.0  # about, for one measurement of a row
-MOST_STEPS = 50  # of one measurement
-TIMEOUT = 900  # seconds, for one measurement
+# A sample is one measurement of a row. It takes about so many seconds, but no more than so many steps.
+SECONDS_OF_A_SAMPLE = 1.0
+MOST_STEPS_OF_A_SAMPLE = 50
+TIMEOUT_SECONDS = 900
 WARM_UP_STEPS = 2  # DDP makes its final buckets in the second step
 
 
@@ -62,7 +63,7 @@ def answer(options: argparse.Namespace) -> Samples:
     title = load(options.spec, options.input).title
     work = Work(options.spec, options.input, options.batch, cores)
     seconds = try_settings(settings_on(devices, (DATA_PARALLEL, DDP)), work)
-    steps = max(1, min(round(SECONDS / statistics.median(seconds.values())), MOST_STEPS))
+    steps = max(1, min(round(SECONDS_OF_A_SAMPLE / statistics.median(seconds.values())), MOST_STEPS_OF_A_SAMPLE))
     device = torch.cuda.get_device_name()
     if cores is not None:
         device = f"{cores} of this machine's {available_cores()} cores"
@@ -126,7 +127,7 @@ def seconds_of_step(setting: Setting, work: Work, steps: int) -> float:
     processes = setting.devices if setting.strategy == DDP else 1
     pool = ranks(processes, on_cpu=work.cores_per_device is not None)
     try:
-        return max(pool.run(time_steps, setting, work, steps, timeout=TIMEOUT))
+        return max(pool.run(time_steps, setting, work, steps, timeout=TIMEOUT_SECONDS))
     except RankFailed as error:
         rank, failure = next(iter(error.failures.items()))  # the others may have waited for this one
         reason = failure.partition("\n")[0]

@@ -26,7 +26,7 @@ from common.memory import MemoryTracker, name_category
 PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 WARM_UP_STEPS = 2  # DDP makes its final buckets in the second step
 GIB = 2**30
-WIDTH = 80  # columns of a terminal
+TERMINAL_COLUMNS = 80
 LABEL_WIDTH = 17
 # The heads of the table's columns, and what they mean: first the categories of memory.
 COLUMNS = {
@@ -91,7 +91,7 @@ def answer(options: argparse.Namespace) -> list[MemoryRow]:
             print(line_of_failure(setting, failure), flush=True)
     failures |= {row.setting.strategy: row.search_failure for row in rows if row.search_failure}
     for strategy, failure in failures.items():
-        print(fill(f"{strategy}: {failure}", WIDTH))
+        print(fill(f"{strategy}: {failure}", TERMINAL_COLUMNS))
     print(NOT_COUNTED)
     return rows
 
@@ -189,7 +189,7 @@ def print_heads(gib: int) -> None:
 
 
 def line_of(row: MemoryRow) -> str:
-    """The row in WIDTH columns: MiB of the fullest device by category, and of the emptiest, and the batch that fits."""
+    """MiB of the fullest device by category, and of the emptiest, and the batch that fits, in one line."""
     peaks = totals(row.need)
     fullest = row.need[peaks.index(max(peaks))]
     sizes = [*fullest.values(), max(peaks), min(peaks)]
@@ -198,8 +198,8 @@ def line_of(row: MemoryRow) -> str:
 
 
 def line_of_failure(setting: Setting, failure: StepFailed) -> str:
-    """The beginning of the failure, as far as it fits into WIDTH columns."""
-    reason = shorten(f"cannot: {failure}", WIDTH - LABEL_WIDTH - 1, placeholder=" …")
+    """The beginning of the failure, as far as it fits into one line of a terminal."""
+    reason = shorten(f"cannot: {failure}", TERMINAL_COLUMNS - LABEL_WIDTH - 1, placeholder=" …")
     return f"{setting.name:<{LABEL_WIDTH}} {reason}"
 
 

@@ -10,8 +10,8 @@ from benchmarks.your_network.network import load
 from benchmarks.your_network.presets import Hardware
 from benchmarks.your_network.scaling import (
     GRADIENT_BYTES,
-    LARGEST_BATCH,
-    PAYS,
+    LARGEST_GLOBAL_BATCH,
+    PAYING_EFFICIENCY,
     NetworkCosts,
     Setup,
     pays_from,
@@ -19,11 +19,11 @@ from benchmarks.your_network.scaling import (
     step,
 )
 
-COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # GPUs
+GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 LEGEND = f"""
 efficiency: the speed-up over one GPU that takes the samples of all, for each GPU (scaling
-efficiency). pays from: the smallest batch in all, a power of two, with more than {PAYS:.0%}.
-–: that is more than {LARGEST_BATCH:,} samples, if there is one."""
+efficiency). pays from: the smallest batch in all, a power of two, with more than {PAYING_EFFICIENCY:.0%}.
+–: that is more than {LARGEST_GLOBAL_BATCH:,} samples, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def answer(options: argparse.Namespace) -> list[PredictedRow]:
         setup = with_measured_step(setup, options.measured_ms / 1000, batch)
         gpu = f"your GPU, measured: {options.measured_ms:g} ms for {batch}"
     rows = []
-    for gpus in COUNTS:
+    for gpus in GPU_COUNTS:
         seconds = step(setup, batch, gpus)
         efficiency = scaling_efficiency(setup, gpus * batch, gpus)
         rows.append(PredictedRow(gpus, seconds, efficiency, pays_from(setup, gpus)))

@@ -64,9 +64,9 @@ NETWORK = {
     "8x200g": ethernet(8 * 200),
     "8x400g": ethernet(8 * 400),
 }
-NODE_SIZES = (1, 2, 4, 8)  # GPUs
+GPUS_PER_NODE = (1, 2, 4, 8)
 
-LAUNCH = 10e-6  # seconds to start an operator from Python; assumed
+LAUNCH_SECONDS = 10e-6  # To start an operator from Python is assumed to take so long.
 
 # What a NetworkCosts of torchvision's ResNet-50 has.
 RESNET50_MULTIPLY_ADDS = 4_089_184_256
@@ -100,7 +100,7 @@ def setup(network: NetworkCosts, hardware: Hardware) -> Setup:
     return Setup(
         buckets=fill_buckets(network.gradients),
         sample_seconds=times_resnet50(network) / gpu.resnet50_per_second,
-        launch_seconds=network.operators * LAUNCH,
+        launch_seconds=network.operators * LAUNCH_SECONDS,
         gpus_per_node=hardware.gpus_per_node,
         inner=inner[hardware.inner],
         between=NETWORK[hardware.network],

@@ -24,9 +24,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-DROPOUT = 4  # position of `dropout_p` in the arguments of scaled_dot_product_attention
-SMALL = 2**14  # bytes; a tensor is computed if its storage is at most that large
-REFUSED = "can't allocate memory"  # part of the message of the RuntimeError that torch raises
+DROPOUT_POSITION = 4  # among the arguments of scaled_dot_product_attention
+SMALL_BYTES = 2**14
+OUT_OF_MEMORY = "can't allocate memory"  # The message of torch's RuntimeError has these words.
 MAP_NORESERVE = 0x4000  # Linux's; Python has a name for it from 3.13 on
 _READ_NUMBERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
 # These leave their results unfilled. A small one is set to 0 here: the operation that fills it may be skipped.
@@ -63,8 +63,8 @@ class FusedAttention(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if function is F.scaled_dot_product_attention:
             kwargs.pop("dropout_p", None)
-            if len(args) > DROPOUT:
-                args = (*args[:DROPOUT], 0.0, *args[DROPOUT + 1 :])
+            if len(args) > DROPOUT_POSITION:
+                args = (*args[:DROPOUT_POSITION], 0.0, *args[DROPOUT_POSITION + 1 :])
         return function(*args, **kwargs)
 
 
@@ -130,7 +130,7 @@ def _is_small(tensor: Tensor) -> bool:
 
     If they were computed with as indices, they would point to arbitrary addresses.
     """
-    return tensor.untyped_storage().nbytes() <= SMALL
+    return tensor.untyped_storage().nbytes() <= SMALL_BYTES
 
 
 def _shape_depends_on_numbers(func: torch._ops.OpOverload, tensors: list[Tensor]) -> bool:
@@ -179,7 +179,7 @@ def _allocated(arguments: list[Tensor], storages: dict[int, int], meta: Tensor) 
     try:
         tensor = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
     except RuntimeError as error:
-        if REFUSED not in str(error) or sys.platform != "linux":
+        if OUT_OF_MEMORY not in str(error) or sys.platform != "linux":
             raise
         return _in_address_space(meta)
     return tensor.zero_() if _is_small(tensor) else tensor

@@ -21,8 +21,8 @@ from common.small.ddp import BucketedDDP, NaiveDDP, OverlappedDDP
 IMAGE = (1, 28, 28)
 CLASSES = 10
 WIDTHS = (32, 64, 128, 192)
-BLOCKS = 4  # of each width
-BATCH = 8  # images of one rank and one backward
+BLOCKS_PER_WIDTH = 4
+IMAGES_PER_BACKWARD = 8
 LEARNING_RATE = 3e-4
 WARM_UP_STEPS = 2  # torch's DDP orders its buckets anew after the first step
 NO_SYNC = "torch's DDP, no_sync"
@@ -63,7 +63,7 @@ def deep_net() -> nn.Sequential:
     before = WIDTHS[0]
     layers: list[nn.Module] = [nn.Conv2d(1, before, 3, padding=1)]
     for width in WIDTHS:
-        for _ in range(BLOCKS):
+        for _ in range(BLOCKS_PER_WIDTH):
             stride = 1 if width == before else 2
             layers.append(nn.Conv2d(before, width, 3, stride, padding=1, bias=False))
             # Not batch normalisation: DDP would send its running means too.
@@ -84,8 +84,8 @@ def warmed_up(name: str) -> Callable[[], None]:
     model = wrapper.wrap(deep_net())
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     generator = torch.Generator().manual_seed(dist.get_rank())
-    images = torch.randn(wrapper.backwards, BATCH, *IMAGE, generator=generator)
-    targets = torch.randint(CLASSES, (wrapper.backwards, BATCH), generator=generator)
+    images = torch.randn(wrapper.backwards, IMAGES_PER_BACKWARD, *IMAGE, generator=generator)
+    targets = torch.randint(CLASSES, (wrapper.backwards, IMAGES_PER_BACKWARD), generator=generator)
     step = partial(_step, model, optimizer, images, targets)
     for _ in range(WARM_UP_STEPS):
         step()

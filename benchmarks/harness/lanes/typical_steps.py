@@ -10,8 +10,8 @@ from benchmarks.harness.lanes.spans import RecordedStep, Span
 from benchmarks.harness.options import MeasureOptions
 from benchmarks.harness.paired import take_turns
 
-STEPS = 2  # of a row in each round
-QUICK_STEPS = 1
+STEPS_PER_ROUND = 2
+QUICK_STEPS_PER_ROUND = 1
 
 
 # One step, as each rank or device recorded it.
@@ -29,11 +29,12 @@ def record_in_turns(
     Args:
         record_steps: records so many steps of a row, and returns for each rank a list of them.
     """
-    count = QUICK_STEPS if options.quick else STEPS
+    count = QUICK_STEPS_PER_ROUND if options.quick else STEPS_PER_ROUND
     recorded = take_turns({row: partial(record_steps, row, count) for row in rows}, range(options.rounds))
     samples = {}
     lanes = {}
     for row, rounds in recorded.items():
+        # For each round its steps, and for each step what all ranks recorded of it.
         steps = [list(zip(*by_rank, strict=True)) for by_rank in rounds]
         samples[row] = [1000 * statistics.fmean(map(seconds_of, of_round)) for of_round in steps]
         lanes[row] = lanes_of(typical(list(chain.from_iterable(steps))))
