@@ -35,7 +35,7 @@ TIMEOUT_SECONDS = 900
 
 
 class Settings(NamedTuple):
-    """What the parts of a comparison have in common.
+    """The choices that all parts of a comparison share.
 
     Attributes:
         world_size: processes, or replicas.

@@ -8,7 +8,7 @@ from common.data import mnist_on_disk
 
 
 class MeasureOptions(NamedTuple):
-    """How much a suite measures.
+    """The size of a measurement.
 
     Attributes:
         rounds: how often the rows of a group take turns.

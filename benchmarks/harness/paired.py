@@ -49,7 +49,7 @@ class Interval(NamedTuple):
 
 
 def take_turns(contestants: Mapping[str, Callable[[], T]], rounds: Iterable[int]) -> dict[str, list[T]]:
-    """What each contestant returns in each round, in which all are called once, in an order that is drawn anew.
+    """The results of some rounds. In each, every contestant is called once, in an order that is drawn anew.
 
     A contestant does its own timing, so that what it prepares is not counted. If all return numbers, the results
     are Samples.

@@ -75,7 +75,7 @@ def _mib(devices: list[dict[str, int]]) -> list[float]:
 
 
 def draw_sharing(record: dict, path: Path) -> None:
-    """What each rank holds of parameters, gradients and optimizer state: a panel for each way."""
+    """Parameters, gradients and optimizer state that each rank holds: a panel for each script of level 02."""
     rows = record["rows"]
     top = max(max(_mib(ranks)) for ranks in rows.values())
     figure, panels = plots.subplots(1, len(rows), 4.3)

@@ -29,7 +29,7 @@ def mib(size: float) -> str:
 
 
 def text_of_comparison() -> str:
-    """What `python -m benchmarks.compare` prints of the record."""
+    """The output of `python -m benchmarks.compare` for the record."""
     return f"```text\n{comparison_table.summary(recorded('results'))}\n```"
 
 
@@ -126,7 +126,7 @@ def recorded_peaks() -> dict[tuple[str, str, int], list[dict[str, int]]]:
 
 
 def table_of_links() -> str:
-    """How many times as fast two nodes are as one, in the same rounds, by link and by batch of each process."""
+    """Ratios of two nodes' throughput to one node's, in the same rounds, by link and by batch of each process."""
     (group,) = recorded("network")["groups"]
     pairs = {pair["of"]: pair for pair in group["pairs"]}
     rows = []

@@ -1,4 +1,4 @@
-"""What each device does in one step of a level's own script: the lanes of the main page's picture."""
+"""The lanes of each device in one step of a level's own script, for the main page's picture."""
 
 from functools import partial
 

@@ -23,6 +23,7 @@ from benchmarks.harness.rows import BASELINE, RAW_DDP
 from common import ladder
 from common.cores import available_cores
 from common.data.synthetic import SIZES
+from common.instruments.result import quantity
 from common.processes import ranks
 
 # More rounds make an interval narrow, longer samples do not.
@@ -66,7 +67,7 @@ class Configuration:
         if self.level == BASELINE:
             return f"{BASELINE}, all cores" if self.all_cores else BASELINE
         if self.level == REPLICATED:
-            return f"{self.level}, {self.workers} {'replica' if self.workers == 1 else 'replicas'}"
+            return f"{self.level}, {quantity(self.workers, 'replica')}"
         return f"{self.level}, {self.workers} {'process' if self.workers == 1 else 'processes'}"
 
     @property

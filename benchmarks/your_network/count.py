@@ -104,7 +104,7 @@ class StepCount(TorchDispatchMode):
 
 
 def count_step(network: UserNetwork, model: nn.Module, optimizer: torch.optim.Optimizer, samples: int) -> StepCount:
-    """What forward, backward and a step of the optimizer run: each operator starts about one kernel on a GPU.
+    """The operators of forward, backward and a step of the optimizer: each starts about one kernel on a GPU.
 
     Attention is one operator, as on a GPU.
     """

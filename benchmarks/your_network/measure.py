@@ -40,7 +40,7 @@ WARM_UP_STEPS = 2  # DDP makes its final buckets in the second step
 
 
 class Work(NamedTuple):
-    """What every row trains. The network is loaded anew in each process, because its functions cannot be sent.
+    """The training that every row times. Each process loads the network anew, because its functions cannot be sent.
 
     Attributes:
         spec, shape: as `load` takes them.

@@ -51,7 +51,7 @@ DeviceBytes = list[dict[str, int]]
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """What a setting needs.
+    """The need of a setting.
 
     Attributes:
         need: of a step with the global batch that was asked for.
@@ -97,7 +97,7 @@ def answer(options: argparse.Namespace) -> list[MemoryRow]:
 
 
 def row_of(network: UserNetwork, setting: Setting, batch: int, limit: int) -> MemoryRow:
-    """What a global batch needs, and the largest one for devices of `limit` bytes.
+    """The need of a global batch, and the largest one for devices of `limit` bytes.
 
     Raises:
         StepFailed: if a step of that batch fails.

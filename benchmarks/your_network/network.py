@@ -1,4 +1,4 @@
-"""SPEC: how somebody names a network of their own, and a batch, a loss and an optimizer for it.
+"""A network of somebody's own: how SPEC names it, and the parts of its training step.
 
     torchvision:resnet50        any classification network of torchvision; random weights, nothing is fetched
     my_file.py:build            a function of yours that returns a module

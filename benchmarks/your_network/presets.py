@@ -83,7 +83,7 @@ class Hardware(NamedTuple):
 
 
 def times_resnet50(network: NetworkCosts) -> float:
-    """How many times as long a network computes as ResNet-50 on the same GPU.
+    """The time that a network computes, in times of ResNet-50 on the same GPU.
 
     It multiplies more or moves more bytes, whichever takes longer. On a P100, published times are 17 % longer than this
     (Inception V3), 4 % shorter (ResNet-101) and 56 % shorter (VGG-16, which moves few bytes).

@@ -195,7 +195,7 @@ def expected_maximum(count: int) -> float:
 
 
 def scaling_efficiency(setup: Setup, global_batch: int, gpus: int) -> float:
-    """How many times faster `gpus` GPUs take a step of `global_batch` samples than one, as a share of their number."""
+    """The speed-up of `gpus` GPUs over one, for a step of `global_batch` samples, as a share of their number."""
     alone = step(setup, global_batch, 1)
     together = step(setup, global_batch / gpus, gpus)
     return alone / together / gpus

@@ -33,7 +33,7 @@ AVERAGE_GRADIENTS = "average_gradients"
 
 @dataclass(frozen=True)
 class Wrapper:
-    """What averages gradients.
+    """A way to average gradients.
 
     Attributes:
         wrap: makes a replica of the network, which is a collective.

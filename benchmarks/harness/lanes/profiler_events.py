@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Event(NamedTuple):
-    """What the profiler saw on a thread, in seconds by its own clock."""
+    """An operation or a phase on a thread, in seconds by the profiler's own clock."""
 
     start: float
     end: float

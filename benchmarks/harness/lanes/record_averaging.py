@@ -73,7 +73,7 @@ def _spans(events: list[Event], zero: float) -> list[Span]:
 
 
 def _computed_until(backward: Event, events: list[Event]) -> float:
-    """When backward has its last gradient, if an all-reduce is under way then; else its end, because nobody waits."""
+    """The time of backward's last gradient, if an all-reduce is under way then; else its end, because nobody waits."""
     inside = within(backward, events)
     last_gradient = max(event.end for event in inside if event.name.startswith(NODE_OF_AUTOGRAD))
     is_waiting = any(event.name == SENT_BY_GLOO and event.end > last_gradient for event in inside)

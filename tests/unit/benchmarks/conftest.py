@@ -51,7 +51,7 @@ def network_of(written):
 
 @pytest.fixture
 def computed_need(monkeypatch):
-    """What a step needs that is really computed."""
+    """The need of a step that is really computed."""
 
     def computed(network: UserNetwork, setting: Setting, samples: int) -> memory.DeviceBytes:
         with monkeypatch.context() as patched:

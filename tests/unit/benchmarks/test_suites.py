@@ -1,4 +1,4 @@
-"""What `python -m benchmarks` shows and records, and what suites do where something is missing.
+"""The output and the records of `python -m benchmarks`, and suites for which something is missing.
 
 `.ci/run bench` measures, records and draws all of them.
 """

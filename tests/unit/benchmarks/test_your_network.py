@@ -1,4 +1,4 @@
-"""What a network of somebody else's needs: the same as where it is really trained, without its memory."""
+"""The need of a network of somebody else's: the same as where it is really trained, without its memory."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A network with two inputs, as a user of `benchmarks.your_network` would have it in a file; what a network needs."""
+"""A network with two inputs, as a user of `benchmarks.your_network` would have it in a file; the need of a network."""
 
 from benchmarks.your_network import memory
 from benchmarks.your_network.network import UserNetwork
@@ -6,7 +6,7 @@ from benchmarks.your_network.settings import Setting
 
 
 def need(network: UserNetwork, setting: Setting, samples: int) -> memory.DeviceBytes:
-    """What a step of so many samples on each device needs."""
+    """The need of a step of so many samples on each device."""
     with memory.lone_training(network, setting) as training:
         return training.need(samples)
 
