@@ -64,9 +64,9 @@ def answer(options: argparse.Namespace) -> Samples:
     work = Work(options.spec, options.input, options.batch, cores)
     seconds = try_settings(settings_on(devices, (DATA_PARALLEL, DDP)), work)
     steps = max(1, min(round(SECONDS_OF_A_SAMPLE / statistics.median(seconds.values())), MOST_STEPS_OF_A_SAMPLE))
-    device = torch.cuda.get_device_name()
-    if cores is not None:
-        device = f"{cores} of this machine's {available_cores()} cores"
+    device = f"{cores} of this machine's {available_cores()} cores"
+    if cores is None:
+        device = torch.cuda.get_device_name()
     print(f"{title}, global batch {options.batch}, {options.rounds} rounds; a device is {device}.", flush=True)
     contestants = {setting.name: partial(seconds_of_step, setting, work, steps) for setting in seconds}
     with tqdm(range(options.rounds), leave=False, disable=None) as rounds:
