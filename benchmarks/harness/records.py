@@ -42,12 +42,12 @@ import torch
 
 from benchmarks.harness import paired
 from benchmarks.harness.paired import Samples, Summary, summarise
+from common import ladder
 from common.cores import available_cores
 from common.errors import fail
 from common.files import write_atomically
 from common.instruments.result import quantity
 
-ROOT = Path(__file__).resolve().parents[2]
 SIGNIFICANT_DIGITS = 5
 
 
@@ -141,7 +141,7 @@ def run_metadata() -> dict:
     load = os.getloadavg() if hasattr(os, "getloadavg") else None
     return {
         "commit": _output(
-            "git", "--no-optional-locks", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--dirty"
+            "git", "--no-optional-locks", "-C", str(ladder.ROOT), "describe", "--always", "--abbrev=12", "--dirty"
         ),
         "command": _command(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -39,9 +39,9 @@ class PredictedRow:
 def answer(options: argparse.Namespace) -> list[PredictedRow]:
     """Print the table of all rows."""
     batch = options.batch_per_gpu
-    network = count(load(options.spec, options.input), batch)
+    costs = count(load(options.spec, options.input), batch)
     hardware = Hardware(options.gpu, options.inner, options.gpus_per_node, options.network)
-    setup = presets.setup(network, hardware)
+    setup = presets.setup(costs, hardware)
     gpu = presets.GPUS[options.gpu].name
     if options.measured_ms:
         setup = with_measured_step(setup, options.measured_ms / 1000, batch)
@@ -51,7 +51,7 @@ def answer(options: argparse.Namespace) -> list[PredictedRow]:
         seconds = step(setup, batch, gpus)
         efficiency = scaling_efficiency(setup, gpus * batch, gpus)
         rows.append(PredictedRow(gpus, seconds, efficiency, pays_from(setup, gpus)))
-    print_heading(network, setup, batch, gpu, hardware)
+    print_heading(costs, setup, batch, gpu, hardware)
     print_table(rows, batch)
     return rows
 
@@ -65,16 +65,16 @@ def with_measured_step(setup: Setup, seconds: float, batch: int) -> Setup:
     return replace(setup, sample_seconds=seconds / batch, launch_seconds=launch_seconds)
 
 
-def print_heading(network: NetworkCosts, setup: Setup, batch: int, gpu: str, hardware: Hardware) -> None:
+def print_heading(costs: NetworkCosts, setup: Setup, batch: int, gpu: str, hardware: Hardware) -> None:
     """Print what is predicted, and what a step on one GPU consists of."""
-    gradients = network.parameters * GRADIENT_BYTES / 2**20
+    gradients = costs.parameters * GRADIENT_BYTES / 2**20
     kernels = milliseconds(batch * setup.sample_seconds)
     launches = milliseconds(setup.launch_seconds)
     print(f"A PREDICTION, not a measurement, for a batch of {batch} on each GPU:")
-    print(f"{network.name} on {gpu};")
+    print(f"{costs.name} on {gpu};")
     print(f"nodes of {hardware.gpus_per_node}, {hardware.inner} within, {hardware.network} between.")
-    print(f"{network.parameters:,} parameters ({gradients:,.1f} MiB of gradients),")
-    print(f"{short(network.multiply_adds)} multiply-adds a sample, {network.operators:,} operators a step.")
+    print(f"{costs.parameters:,} parameters ({gradients:,.1f} MiB of gradients),")
+    print(f"{short(costs.multiply_adds)} multiply-adds a sample, {costs.operators:,} operators a step.")
     print(f"A step on one GPU: {kernels} ms of kernels; to start them takes {launches} ms beside it.")
 
 

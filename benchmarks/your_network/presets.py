@@ -82,25 +82,25 @@ class Hardware(NamedTuple):
     network: str = "8x200g"
 
 
-def times_resnet50(network: NetworkCosts) -> float:
+def times_resnet50(costs: NetworkCosts) -> float:
     """The time that a network computes, in times of ResNet-50 on the same GPU.
 
     It multiplies more or moves more bytes, whichever takes longer. On a P100, published times are 17 % longer than this
     (Inception V3), 4 % shorter (ResNet-101) and 56 % shorter (VGG-16, which moves few bytes).
     """
-    by_operations = network.multiply_adds / RESNET50_MULTIPLY_ADDS
-    by_bytes = network.bytes_of_a_sample / RESNET50_BYTES_OF_A_SAMPLE
+    by_operations = costs.multiply_adds / RESNET50_MULTIPLY_ADDS
+    by_bytes = costs.bytes_of_a_sample / RESNET50_BYTES_OF_A_SAMPLE
     return max(by_operations, by_bytes)
 
 
-def setup(network: NetworkCosts, hardware: Hardware) -> Setup:
+def setup(costs: NetworkCosts, hardware: Hardware) -> Setup:
     """A network on the hardware under DDP."""
     gpu = GPUS[hardware.gpu]
     inner = PCIE | {"nvlink": gpu.nvlink}
     return Setup(
-        buckets=fill_buckets(network.gradients),
-        sample_seconds=times_resnet50(network) / gpu.resnet50_per_second,
-        launch_seconds=network.operators * LAUNCH_SECONDS,
+        buckets=fill_buckets(costs.gradients),
+        sample_seconds=times_resnet50(costs) / gpu.resnet50_per_second,
+        launch_seconds=costs.operators * LAUNCH_SECONDS,
         gpus_per_node=hardware.gpus_per_node,
         inner=inner[hardware.inner],
         between=NETWORK[hardware.network],
