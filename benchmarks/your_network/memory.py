@@ -152,7 +152,9 @@ class Training:
         """Take a step of so many samples on each device."""
         if self.setting.strategy == DATA_PARALLEL:
             samples *= self.setting.devices  # one process has the inputs of all devices, and cuts them
-        loss = self.network.compute_loss(self.model, self.network.make_batch(samples))
+        # The loop of a training holds the batch until the next one: it lies on the device during backward too.
+        batch = self.network.make_batch(samples)
+        loss = self.network.compute_loss(self.model, batch)
         with failing_as(f"the backward of {self.network.title} failed"):
             loss.backward()
         with failing_as(f"the optimizer of {self.network.title} failed"):

@@ -69,6 +69,14 @@ def test_mixed_precision_and_checkpointing_need_fewer_activations(texts, lowered
     assert found[0]["activations"] < need(texts, setting, 4)[0]["activations"]
 
 
+def test_a_batch_is_held_until_the_step_is_over(network_of):
+    """A training's loop holds it. The peak is in the optimizer, and autocast has saved a copy in the batch's place."""
+    network = network_of("def build(): return nn.Sequential(nn.Linear(4096, 1024), nn.Linear(1024, 2))", (4096,))
+    network = replace(network, autocast=torch.bfloat16)
+    few, many = (need(network, ALONE, samples)[0]["temporaries"] for samples in (256, 512))
+    assert many - few >= 256 * 4096 * 4
+
+
 @pytest.mark.parametrize("name", ["texts", pytest.param("resnet18", marks=pytest.mark.slow)])
 def test_parameters_state_and_buckets_are_those_of_the_network(name, texts):
     network = texts if name == "texts" else load(f"torchvision:{name}")
