@@ -102,7 +102,7 @@ def cores_per_device(devices: int) -> int | None:
 
 
 def try_settings(settings: Sequence[Setting], work: Work) -> dict[Setting, float]:
-    """Roughly the seconds of a step, of each setting that can train this network. The others are named on the way.
+    """The seconds of one step of each setting that can train this network. The failures of the others are printed.
 
     Raises:
         StepFailed: if one device cannot train it either.
