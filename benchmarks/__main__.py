@@ -6,13 +6,12 @@ python -m benchmarks throughput overhead --record results
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 import torch
 
 from benchmarks.harness import records
-from benchmarks.harness.options import CannotMeasure, MeasureOptions, data_flags
+from benchmarks.harness.options import CannotMeasure, MeasureOptions, find_dataset
 from benchmarks.report import pictures
 from benchmarks.report.group_table import held_memory, table
 from benchmarks.suites import network, one_step, overhead, sharing, throughput, timeline
@@ -44,9 +43,6 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
         options.suites = list(SUITES)
     if options.rounds is None:
         options.rounds = QUICK_ROUNDS if options.quick else FULL_ROUNDS
-    # An hour of measuring should not end in an error that was there before.
-    if options.record and (reason := records.why_not_writable(options.record)):
-        parser.error(f"--record: {reason}")
     return options
 
 
@@ -62,11 +58,13 @@ def prepare_process(quick: bool) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     options = parse_options(argv)
+    if options.record:
+        # An hour of measuring should not end in an error that was there before.
+        records.check_writable(options.record, "--record")
     prepare_process(options.quick)
     # Asked once: later suites would take the load of the first one for other programs'.
-    if warning := records.busy(records.run_metadata()["load"], available_cores()):
-        print(warning, file=sys.stderr)
-    of_suites = MeasureOptions(options.rounds, data_flags(), options.quick)
+    records.warn_if_busy(records.run_metadata()["load"], available_cores())
+    of_suites = MeasureOptions(options.rounds, find_dataset(), options.quick)
     for suite in options.suites:
         began = records.run_metadata()
         try:

@@ -1,1 +1,11 @@
-"""Parts of every measurement: turns, statistics, records, ranks, nodes."""
+"""Parts of every measurement.
+
+options                   how much a suite measures, and the error of one that this machine cannot run
+paired                    turns, and what their samples say: medians, quartiles, intervals
+records                   the groups and files that suites write, and the machine they belong to
+rows                      the names of rows
+level_runs                jobs that run a level's own train.py, on ranks
+node_ranks, two_nodes     ranks on two nodes; those of one machine are `common.processes.ranks`
+replica_memory            the memory of DataParallel's replicas
+lanes                     steps that are recorded thread by thread
+"""

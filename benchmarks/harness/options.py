@@ -8,7 +8,7 @@ from common.data import mnist_on_disk
 
 
 class MeasureOptions(NamedTuple):
-    """How much a suite measures.
+    """The size of a measurement.
 
     Attributes:
         rounds: how often the rows of a group take turns.
@@ -25,7 +25,7 @@ class CannotMeasure(RuntimeError):
     """This machine lacks what the suite needs; the message says what."""
 
 
-def data_flags() -> tuple[str, ...]:
+def find_dataset() -> tuple[str, ...]:
     """The levels' flags for MNIST if it is on disk, else for the synthetic digits; nothing is downloaded."""
     root = Path(os.environ.get("MNIST_ROOT", "data")).resolve()
     if mnist_on_disk(root):

@@ -9,13 +9,15 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-NOISY = 0.15  # the largest spread of a row that is not noisy
+LARGEST_QUIET_SPREAD = 0.15
 SEED = 42
-LEAST_CONFIDENCE = 0.95  # of an interval of FEWEST_ROUNDS or more
+# An interval of so many rounds, or more, has at least this confidence.
 FEWEST_ROUNDS = 6
+LEAST_CONFIDENCE = 0.95
 
+T = TypeVar("T")
 # Of each contestant one number per round: the i-th numbers of all belong to the same round.
 Samples = dict[str, list[float]]
 
@@ -35,7 +37,7 @@ class Summary(NamedTuple):
 
     @property
     def noisy(self) -> bool:
-        return self.spread > NOISY
+        return self.spread > LARGEST_QUIET_SPREAD
 
 
 class Interval(NamedTuple):
@@ -46,20 +48,21 @@ class Interval(NamedTuple):
     confidence: float
 
 
-def take_turns(contestants: Mapping[str, Callable[[], float]], rounds: Iterable[int]) -> Samples:
-    """The samples of some rounds. In each, every contestant is called once, in an order that is drawn anew.
+def take_turns(contestants: Mapping[str, Callable[[], T]], rounds: Iterable[int]) -> dict[str, list[T]]:
+    """The results of some rounds. In each, every contestant is called once, in an order that is drawn anew.
 
-    A contestant does its own timing, so that what it prepares is not counted.
+    A contestant does its own timing, so that what it prepares is not counted. If all return numbers, the results
+    are Samples.
 
     Args:
         rounds: a range, or a progress bar around one.
     """
     dice = random.Random(SEED)
-    samples: Samples = {name: [] for name in contestants}
+    results: dict[str, list[T]] = {name: [] for name in contestants}
     for _ in rounds:
         for name in dice.sample(list(contestants), len(contestants)):
-            samples[name].append(contestants[name]())
-    return samples
+            results[name].append(contestants[name]())
+    return results
 
 
 def summarise(samples: list[float]) -> Summary:

@@ -42,12 +42,13 @@ import torch
 
 from benchmarks.harness import paired
 from benchmarks.harness.paired import Samples, Summary, summarise
+from common import ladder
 from common.cores import available_cores
+from common.errors import fail
 from common.files import write_atomically
 from common.instruments.result import quantity
 
-ROOT = Path(__file__).resolve().parents[2]
-DIGITS = 5  # significant ones: more would be noise
+SIGNIFICANT_DIGITS = 5
 
 
 def group(
@@ -71,13 +72,14 @@ def group(
         measured = {"noisy": summary.noisy, "samples": [rounded(sample) for sample in own]}
         rows[row] = (metadata or {}).get(row, {}) | _numbers(summary) | measured
     pairs = []
-    for kind, compared, compare in (
-        ("ratio", ratios, paired.ratios),
-        ("difference", differences, paired.differences),
-    ):
-        for of, to in compared:
-            if of in samples and to in samples:
-                pairs.append({"of": of, "to": to, "kind": kind} | _paired(compare(samples[of], samples[to])))
+    for of, to in ratios:
+        if of in samples and to in samples:
+            by_round = paired.ratios(samples[of], samples[to])
+            pairs.append({"of": of, "to": to, "kind": "ratio"} | _paired(by_round))
+    for of, to in differences:
+        if of in samples and to in samples:
+            by_round = paired.differences(samples[of], samples[to])
+            pairs.append({"of": of, "to": to, "kind": "difference"} | _paired(by_round))
     return {
         "group": name,
         "unit": unit,
@@ -100,7 +102,7 @@ def _numbers(summary: Summary) -> dict:
 
 
 def rounded(number: float) -> float:
-    return float(f"{number:.{DIGITS}g}")
+    return float(f"{number:.{SIGNIFICANT_DIGITS}g}")
 
 
 def write_json(path: Path, content: dict) -> None:
@@ -108,14 +110,18 @@ def write_json(path: Path, content: dict) -> None:
     write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
-def why_not_writable(folder: Path) -> str | None:
-    """The reason why no file can be written into `folder`, which is made if it is not there; None if one can."""
+def check_writable(folder: Path, flag: str) -> None:
+    """Make `folder` if it is not there, and try to write a file into it.
+
+    Raises:
+        UserError: if that fails, after one line that names the flag.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            return None
+            pass
     except OSError as error:
-        return f"nothing can be written to {folder}: {error.strerror}"
+        fail(f"{flag}: nothing can be written to {folder}: {error.strerror}")
 
 
 def machine() -> dict:
@@ -135,7 +141,7 @@ def run_metadata() -> dict:
     load = os.getloadavg() if hasattr(os, "getloadavg") else None
     return {
         "commit": _output(
-            "git", "--no-optional-locks", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--dirty"
+            "git", "--no-optional-locks", "-C", str(ladder.ROOT), "describe", "--always", "--abbrev=12", "--dirty"
         ),
         "command": _command(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -143,11 +149,11 @@ def run_metadata() -> dict:
     }
 
 
-def busy(load: list[float] | None, cores: int) -> str | None:
-    """A sentence where other programs compute on this machine; None where it is quiet, or cannot tell."""
-    if load is None or load[0] < cores / 2:
-        return None
-    return f"This machine is busy: load {load[0]:.1f} on {quantity(cores, 'core')}. Do not trust the speeds."
+def warn_if_busy(load: list[float] | None, cores: int) -> None:
+    """Say on stderr that other programs compute on this machine, if the `load` of `run_metadata` shows it."""
+    if load and load[0] >= cores / 2:
+        busy = f"This machine is busy: load {load[0]:.1f} on {quantity(cores, 'core')}. Do not trust the speeds."
+        print(busy, file=sys.stderr, flush=True)
 
 
 def _command() -> str:

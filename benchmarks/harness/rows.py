@@ -1,7 +1,8 @@
 """Rows of records: names that suites write and reports look for, and sums over a row of memory."""
 
-BASELINE = "00_single_gpu"  # the level that the others are held against
-RAW_DDP = "02_ddp_raw"  # the level that levels 03 and 04 are held against
+# All levels are held against level 00, and levels 03 and 04 also against level 02.
+BASELINE = "00_single_gpu"
+RAW_DDP = "02_ddp_raw"
 # How a network is trained: see `suites.memory` and `your_network`.
 ONE_DEVICE = "one device"
 DATA_PARALLEL = "DataParallel"

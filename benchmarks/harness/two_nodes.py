@@ -22,8 +22,8 @@ RENDEZVOUS = f"{ADDRESSES[0]}:29400"
 # After a pause a throttled cable lets a burst through at its own speed. With less than the smallest one, or than what
 # fits into the time that a timer can be late, it does not reach its rate. At 10 Gbit/s the largest one is enough.
 BURST_SECONDS = 1e-3
-SMALLEST_BURST = 16 * 1024  # bytes
-LARGEST_BURST = 256 * 1024  # bytes
+SMALLEST_BURST_BYTES = 16 * 1024
+LARGEST_BURST_BYTES = 256 * 1024
 # More than TCP keeps under way: nothing is dropped, so what is timed is the rate and not TCP's recovery from losses.
 QUEUE_BYTES = 32 * 1024 * 1024
 
@@ -37,7 +37,9 @@ class Nodes:
         self.names = names
         self._started: tuple[list[subprocess.Popen], list[subprocess.Popen]] = ([], [])
 
-    def start(self, node: int, command: list[str], environment: dict[str, str] | None = None, **popen):
+    def start(
+        self, node: int, command: list[str], environment: dict[str, str] | None = None, **popen
+    ) -> subprocess.Popen:
         """A process on `node`, as `subprocess.Popen` starts it, in the repository's root."""
         environment = os.environ | {"GLOO_SOCKET_IFNAME": INTERFACE} | (environment or {})
         command = ["ip", "netns", "exec", self.names[node], *command]
@@ -45,26 +47,26 @@ class Nodes:
         self._started[node].append(process)
         return process
 
-    def torchrun(self, node: int, arguments: list[str], processes: int = 1, settings: str = "", **options):
-        """torchrun's agent for `node`, of two with `processes` ranks each; `settings` are added to `--rdzv-conf`.
+    def torchrun(self, node: int, arguments: list[str], environment: dict[str, str], **popen) -> subprocess.Popen:
+        """torchrun's agent for `node`, with one rank, which runs the script or module that `arguments` name.
 
-        `arguments` may begin with more flags of torchrun. A namespace has no host name, so torchrun gets the address of
-        each node, and is told which one hosts the rendezvous.
+        A namespace has no host name, so torchrun gets the address of each node, and is told which one hosts the
+        rendezvous.
         """
-        is_host = f"is_host={'true' if node == 0 else 'false'}"
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", str(processes)]
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
         command += ["--rdzv-id", "two-nodes", "--rdzv-backend", "c10d", "--rdzv-endpoint", RENDEZVOUS]
-        command += ["--rdzv-conf", ",".join([is_host, settings] if settings else [is_host])]
-        return self.start(node, [*command, "--local-addr", ADDRESSES[node], *arguments], **options)
+        command += ["--rdzv-conf", f"is_host={node == 0}", "--local-addr", ADDRESSES[node], *arguments]
+        return self.start(node, command, environment, **popen)
 
     def limit(self, bits_per_second: float | None) -> None:
         """Throttle the cable in both directions; None lifts the limit."""
         for name in self.names:
             if bits_per_second is None:
+                # It fails where there is no limit to lift.
                 subprocess.run(["tc", "-n", name, "qdisc", "del", "dev", INTERFACE, "root"], capture_output=True)
             else:
                 burst = round(bits_per_second / 8 * BURST_SECONDS)
-                burst = max(SMALLEST_BURST, min(burst, LARGEST_BURST))
+                burst = max(SMALLEST_BURST_BYTES, min(burst, LARGEST_BURST_BYTES))
                 rate = ["rate", f"{bits_per_second:.0f}bit", "burst", str(burst)]
                 queue = ["limit", str(QUEUE_BYTES)]
                 _run("tc", "-n", name, "qdisc", "replace", "dev", INTERFACE, "root", "tbf", *rate, *queue)

@@ -20,6 +20,4 @@ They read the records of `benchmarks.harness.records`, and that of `benchmarks.c
       "throughput": [{…}, …],                          a group of `benchmarks.harness.records` for each batch
       "memory": [{…}, …]                               rows of `benchmarks.suites.memory`
     }
-
-An older record has no "sharded" and no "eval_loss_sum": the lines of `verdicts` say so.
 """

@@ -7,8 +7,8 @@ import argparse
 import json
 from pathlib import Path
 
+from benchmarks.report.comparison_table import summary, wrapped
 from benchmarks.report.pictures import COMPARISON, PICTURES, draw
-from benchmarks.report.table import summary, wrapped
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,7 +1,7 @@
 """The rows of a suite's record and how they compare, in the terminal, in 80 columns."""
 
 from benchmarks.harness.rows import totals
-from benchmarks.report.table import per_device
+from benchmarks.report.comparison_table import per_device
 
 
 def table(group: dict) -> str:
@@ -21,16 +21,14 @@ def comparisons(group: dict) -> str:
     heading = f"medians of {group['rounds']} rounds ({confidence:.0%} interval)"
     lines = [f"{heading:>79}"]
     for pair in group["pairs"]:
-        sign = "/"
-        shown = "{:.3f}".format
-        unit = ""
-        if pair["kind"] == "difference":
-            sign = "−"
-            shown = "{:.1f}".format
-            unit = f" {group['unit']}"
-        low, high = map(shown, pair["interval"])
-        rows = f"  {pair['of']} {sign} {pair['to']}"
-        value = f" {shown(pair['median'])} ({low} to {high}){unit}"
+        median = pair["median"]
+        low, high = pair["interval"]
+        if pair["kind"] == "ratio":
+            rows = f"  {pair['of']} / {pair['to']}"
+            value = f" {median:.3f} ({low:.3f} to {high:.3f})"
+        else:
+            rows = f"  {pair['of']} − {pair['to']}"
+            value = f" {median:.1f} ({low:.1f} to {high:.1f}) {group['unit']}"
         lines.append(rows + value.rjust(79 - len(rows)))
     return "\n".join(lines)
 

@@ -4,17 +4,17 @@ from pathlib import Path
 
 from benchmarks.harness.rows import DATA_PARALLEL, DDP, totals
 from benchmarks.report import plots
-from benchmarks.report.verdicts import spread
+from benchmarks.report.verdicts import imbalance
 from common.memory import CATEGORIES
 
 COLOURS = dict(
     zip(CATEGORIES, (plots.BLUE, plots.ORANGE, plots.GREEN, plots.SKY, plots.VERMILION, plots.GREY), strict=True)
 )
-LEGEND = 0.58  # inches
-PANEL = 2.7  # inches that a network's line of panels is high
-AROUND = 1.85  # inches above and below all panels: legend, names of the axes, caption
-MARGIN = 1.1  # beside the bars, in distances from one bar to the next
-HEADROOM = 1.32  # times the highest bar: room for the ratio, two lines of text
+LEGEND_INCHES = 0.58
+PANEL_INCHES = 2.7
+AROUND_INCHES = 1.85  # Legend, names of the axes and caption stand above and below all panels.
+MARGIN = 1.1  # Beside the bars it is as wide as so many bars.
+HEADROOM = 1.32  # A panel is so many times as high as the highest bar: the ratio takes two lines of text.
 ABOVE_BARS = {"ha": "center", "va": "bottom", "fontsize": plots.SMALL, "bbox": plots.CLEAR}
 
 
@@ -24,14 +24,14 @@ def draw_devices(report: dict, path: Path) -> None:
     titles = {row["network"]: f"{row['title']}, global batch {row['global_batch_size']}" for row in rows}
     counts = sorted({row["devices"] for row in rows})
     widths = [count + 2.5 for count in counts]
-    figure, panels = plots.subplots(len(titles), len(counts), AROUND + PANEL * len(titles), widths)
+    figure, panels = plots.subplots(len(titles), len(counts), AROUND_INCHES + PANEL_INCHES * len(titles), widths)
     for line, (network, title) in enumerate(titles.items()):
         own_rows = [row for row in rows if row["network"] == network]
         own_panels = panels[line * len(counts) : (line + 1) * len(counts)]
         _network(own_rows, title, dict(zip(counts, own_panels, strict=True)))
     plots.legend(figure, COLOURS, 3)
     caption = "Simulated: every tensor charged to its device. DP: DataParallel; ratio: fullest / emptiest device"
-    plots.save(figure, path, caption, report["machine"], LEGEND)
+    plots.save(figure, path, caption, report["machine"], LEGEND_INCHES)
 
 
 def _network(rows: list[dict], title: str, panels: dict) -> None:
@@ -53,7 +53,7 @@ def _network(rows: list[dict], title: str, panels: dict) -> None:
             _stack(panels[devices], start + device, split)
         heights = _mib(row["peaks"])
         above = max(heights) + 0.03 * top
-        panels[devices].text(start + (devices - 1) / 2, above, f"ratio\n{spread(heights):.2f}", **ABOVE_BARS)
+        panels[devices].text(start + (devices - 1) / 2, above, f"ratio\n{imbalance(heights):.2f}", **ABOVE_BARS)
     first = next(iter(panels.values()))
     first.tick_params(axis="y", labelleft=True)
     first.set_ylabel("peak MiB per device")
@@ -75,7 +75,7 @@ def _mib(devices: list[dict[str, int]]) -> list[float]:
 
 
 def draw_sharing(record: dict, path: Path) -> None:
-    """What each rank holds of parameters, gradients and optimizer state: a panel for each way."""
+    """Parameters, gradients and optimizer state that each rank holds: a panel for each script of level 02."""
     rows = record["rows"]
     top = max(max(_mib(ranks)) for ranks in rows.values())
     figure, panels = plots.subplots(1, len(rows), 4.3)

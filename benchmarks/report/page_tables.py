@@ -3,7 +3,7 @@
 import json
 
 from benchmarks.harness.rows import BASELINE, BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP, totals
-from benchmarks.report import table
+from benchmarks.report import comparison_table
 from benchmarks.report.verdicts import peaks
 from benchmarks.suites import network
 from common import ladder
@@ -29,8 +29,8 @@ def mib(size: float) -> str:
 
 
 def text_of_comparison() -> str:
-    """What `python -m benchmarks.compare` prints of the record."""
-    return f"```text\n{table.summary(recorded('results'))}\n```"
+    """The output of `python -m benchmarks.compare` for the record."""
+    return f"```text\n{comparison_table.summary(recorded('results'))}\n```"
 
 
 def table_of_levels() -> str:
@@ -38,15 +38,15 @@ def table_of_levels() -> str:
     record = recorded("results")
     group = record["throughput"][0]
     memory = peaks(record["levels"])
-    speed_ups = table.speed_ups(group)
+    speed_ups = comparison_table.speed_ups(group)
     rows = []
     for name, row in group["rows"].items():
         speed_up = 1.0 if name == BASELINE else speed_ups[name]["median"]
-        of_level = [table.MISSING, table.MISSING]
+        of_level = [comparison_table.MISSING, comparison_table.MISSING]
         if not row["all_cores"]:
             level = row["level"]
-            of_level = [table.per_device(memory[level]), record["levels"][level]["weight_checksum"]]
-        rows.append([table.label(name, row), f"{row['median']:.0f}", f"{speed_up:.2f}", *of_level])
+            of_level = [comparison_table.per_device(memory[level]), record["levels"][level]["weight_checksum"]]
+        rows.append([comparison_table.label(name, row), f"{row['median']:.0f}", f"{speed_up:.2f}", *of_level])
     return markdown(["level", "images/s", "× level 00", "MiB of each device", "weights"], rows)
 
 
@@ -82,7 +82,7 @@ def row_of(group: dict, level: str) -> str:
 
 def speed_up_of(group: dict, level: str) -> float:
     """The level's throughput over level 00's: the median of the ratios of rounds that were run in turn."""
-    return table.speed_ups(group)[row_of(group, level)]["median"]
+    return comparison_table.speed_ups(group)[row_of(group, level)]["median"]
 
 
 def table_of_devices() -> str:
@@ -126,15 +126,15 @@ def recorded_peaks() -> dict[tuple[str, str, int], list[dict[str, int]]]:
 
 
 def table_of_links() -> str:
-    """How many times as fast two nodes are as one, in the same rounds, by link and by batch of each process."""
+    """Ratios of two nodes' throughput to one node's, in the same rounds, by link and by batch of each process."""
     (group,) = recorded("network")["groups"]
     pairs = {pair["of"]: pair for pair in group["pairs"]}
     rows = []
     for link in network.BANDWIDTHS:
         row = [link]
-        for batch in network.BATCHES:
+        for batch in network.BATCHES_PER_PROCESS:
             pair = pairs[network.row_name(link, batch)]
             low, high = pair["interval"]
             row.append(f"{pair['median']:.2f} ({low:.2f}–{high:.2f})")
         rows.append(row)
-    return markdown(["link", *(f"batch {batch} each" for batch in network.BATCHES)], rows)
+    return markdown(["link", *(f"batch {batch} each" for batch in network.BATCHES_PER_PROCESS)], rows)

@@ -18,9 +18,10 @@ GREY = "#B0B0B0"
 PALE = "#D5DADF"
 INK = "#1f2328"
 SOFT = "#59636e"
-CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # behind a number: no grid through it
-WIDTH = 7.2  # inches: 12 points are 18 pixels in a README, and 8 on a phone, which shows a picture 360 pixels wide
-SMALL = 11.6  # points: 8 pixels on a phone; no text is smaller
+CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # It hides the grid behind a number.
+# In inches and points. 12 points are 18 pixels in a README, and 8 on a phone, which shows a picture 360 pixels wide.
+WIDTH = 7.2
+SMALL = 11.6  # No text is smaller.
 DPI = 220
 STYLE = {
     "font.size": 12,

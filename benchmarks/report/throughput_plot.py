@@ -1,16 +1,15 @@
 """The pictures of throughput, drawn from records alone: images per second, and what several devices reach of one."""
 
-import math
 import textwrap
 from pathlib import Path
 
 from benchmarks.harness.rows import BASELINE
+from benchmarks.report.comparison_table import short_label, speed_ups
 from benchmarks.report.plots import BLUE, GREY, SKY, SMALL, SOFT, VERMILION, Bar, draw_bars, save, subplots
-from benchmarks.report.table import short_label, speed_ups
 from common.instruments.result import quantity
 
-COLUMNS = 2  # of the picture of scaling
-TITLE_WIDTH = 28  # characters, over a panel of it
+SCALING_COLUMNS = 2
+TITLE_CHARACTERS = 28
 
 
 def draw_speeds(report: dict, path: Path) -> None:
@@ -61,19 +60,15 @@ def _speeds(panel, group: dict, fastest: float) -> None:
 
 def draw_scaling(record: dict, path: Path) -> None:
     """Of every group what several devices, or all cores, reach of level 00 on one device."""
-    groups = [group for group in record["groups"] if speed_ups(group)]
-    if not groups:
-        return
-    lines = math.ceil(len(groups) / COLUMNS)
+    groups = record["groups"]
+    lines = len(groups) // SCALING_COLUMNS  # as many groups of weak scaling as of strong scaling
     most_rows = max(len(speed_ups(group)) for group in groups)
-    figure, panels = subplots(lines, COLUMNS, 0.9 + lines * (0.4 * most_rows + 0.9))
+    figure, panels = subplots(lines, SCALING_COLUMNS, 0.9 + lines * (0.4 * most_rows + 0.9))
     furthest = max(map(_most_devices, groups))  # an interval, or the dashed line
     for group in groups:
         furthest = max(furthest, *(pair["interval"][1] for pair in speed_ups(group).values()))
-    for panel, group in zip(panels, groups, strict=False):
+    for panel, group in zip(panels, groups, strict=True):
         _speed_ups(panel, group, 1.3 * furthest)
-    for panel in panels[len(groups) :]:
-        panel.set_visible(False)
     caption = f"Measured: medians of {groups[0]['rounds']} paired ratios, intervals. “02 on 2”: level 02 on 2 devices"
     save(figure, path, f"{caption}. {_about_devices(groups[0])}", record["machine"])
 
@@ -95,7 +90,7 @@ def _speed_ups(panel, group: dict, right: float) -> None:
     panel.set_xlim(0, right)
     panel.set_xlabel("times level 00 on one device")
     panel.set_ylabel("level")
-    panel.set_title(textwrap.fill(group["group"], TITLE_WIDTH), fontsize=SMALL)
+    panel.set_title(textwrap.fill(group["group"], TITLE_CHARACTERS), fontsize=SMALL)
 
 
 def _colour(name: str, row: dict) -> str:

@@ -3,7 +3,7 @@
 from itertools import chain
 from pathlib import Path
 
-from benchmarks.harness.spans import (
+from benchmarks.harness.lanes.spans import (
     ALL_REDUCE,
     BACKWARD,
     COPIES,
@@ -14,7 +14,6 @@ from benchmarks.harness.spans import (
     WAITING,
     Span,
     hidden_share,
-    to_spans,
 )
 from benchmarks.report.plots import BLUE, GREEN, ORANGE, PALE, PURPLE, SKY, legend, save, subplots
 
@@ -38,12 +37,12 @@ RankSpans = list[list[Span]]
 
 
 def draw_link(link: str, record: dict, path: Path) -> None:
-    """The step over one link: a panel for each way, all on one scale of time."""
+    """The step over one link: a panel for each wrapper, all on one scale of time."""
     for group in record["groups"]:
         if group["link"] == link:
             panels = {}
-            for way, rank_spans in spans_of(group).items():
-                panels[_title(way, rank_spans, group["rows"][way]["median"])] = rank_spans
+            for wrapper, rank_spans in spans_of(group).items():
+                panels[_title(wrapper, rank_spans, group["rows"][wrapper]["median"])] = rank_spans
             caption = f"Two ranks over {link}, medians of {group['rounds']} rounds"
             _draw_panels(panels, "rank", caption, record["machine"], path)
 
@@ -60,16 +59,19 @@ def draw_levels(record: dict, path: Path) -> None:
 
 def spans_of(group: dict) -> dict[str, RankSpans]:
     """Of each row the spans of its ranks, from the lists that JSON has made of them."""
-    return {row: [to_spans(spans) for spans in rank_spans] for row, rank_spans in group["lanes"].items()}
+    found = {}
+    for row, of_ranks in group["lanes"].items():
+        found[row] = [[Span(*fields) for fields in spans] for spans in of_ranks]
+    return found
 
 
-def _title(way: str, rank_spans: RankSpans, median: float) -> str:
-    """The way, the time of its step for each backward, and how much of its sending rank 0's backward hides."""
+def _title(wrapper: str, rank_spans: RankSpans, median: float) -> str:
+    """The wrapper, the time of its step for each backward, and how much of its sending rank 0's backward hides."""
     names = [span.name for span in rank_spans[0]]
     backwards = names.count(BACKWARD)
     times = f"{backwards} × " if backwards > 1 else ""
     hidden = hidden_share(rank_spans[0])
-    return f"{way}: {times}{median / backwards:.0f} ms, {names.count(ALL_REDUCE)} all-reduces, {hidden:.0%} hidden"
+    return f"{wrapper}: {times}{median / backwards:.0f} ms, {names.count(ALL_REDUCE)} all-reduces, {hidden:.0%} hidden"
 
 
 def _draw_panels(panels: dict[str, RankSpans], unit: str, caption: str, machine: dict, path: Path) -> None:

@@ -24,7 +24,7 @@ from common.processes import ranks
 from common.small.data_parallel import EmulatedDataParallel
 
 STEPS = 3  # the optimizer's state is there from the second on, DDP's final buckets in the second
-TIMEOUT = 300  # seconds, for the ranks of one world size
+TIMEOUT_SECONDS = 300
 DEVICES = (2, 4, 8)
 WRAPPERS = (DATA_PARALLEL, DDP)
 ALL_WRAPPERS = (
@@ -134,7 +134,7 @@ def rows_on(devices: int, names: list[str], wrappers: tuple[str, ...] = WRAPPERS
         processes = ranks(1 if wrapper == DATA_PARALLEL else devices, on_cpu=True)
         for name in names:
             network = NETWORKS[name]
-            by_process = processes.run(peaks_of_process, name, wrapper, devices, timeout=TIMEOUT)
+            by_process = processes.run(peaks_of_process, name, wrapper, devices, timeout=TIMEOUT_SECONDS)
             row = {
                 "network": name,
                 "title": network.title,

@@ -1,11 +1,11 @@
-"""What each device does in one step of a level's own script: the lanes of the main page's picture."""
+"""The lanes of each device in one step of a level's own script, for the main page's picture."""
 
 from functools import partial
 
-from benchmarks.harness import typical_steps
-from benchmarks.harness.level_lanes import record_level
+from benchmarks.harness.lanes import typical_steps
+from benchmarks.harness.lanes.record_level import record_level
+from benchmarks.harness.lanes.spans import RecordedStep
 from benchmarks.harness.options import CannotMeasure, MeasureOptions
-from benchmarks.harness.spans import RecordedStep
 from benchmarks.suites.throughput import Configuration, Steps
 from common import ladder
 from common.cores import available_cores

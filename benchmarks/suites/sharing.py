@@ -1,6 +1,6 @@
-"""What each of four ranks holds at level 02: of a copy of the network under DDP, with FSDP, and on a mesh of 2 × 2.
+"""The bytes that each of four ranks holds at level 02: under DDP, with FSDP, and on a mesh of 2 × 2.
 
-It counts bytes by `common.memory`, and times nothing.
+They are counted by `common.memory`. Nothing is timed.
 """
 
 from benchmarks.harness import level_runs

@@ -8,7 +8,7 @@ and its rows take turns.
 import pytest
 import torch
 
-from benchmarks.harness.options import data_flags
+from benchmarks.harness.options import find_dataset
 from benchmarks.suites.throughput import Configuration, Steps, strong_scaling
 from common.data.synthetic import SIZES
 
@@ -22,4 +22,4 @@ STEPS = SIZES["train"] // GLOBAL_BATCH if torch.cuda.is_available() else 60
 @pytest.mark.parametrize("row", strong_scaling(GLOBAL_BATCH), ids=lambda row: row.name)
 def test_training(row: Configuration, benchmark):
     steps = Steps(warm_up=0, counted=STEPS)
-    benchmark.pedantic(row.run, args=(steps, data_flags()), rounds=ROUNDS, warmup_rounds=1)
+    benchmark.pedantic(row.run, args=(steps, find_dataset()), rounds=ROUNDS, warmup_rounds=1)

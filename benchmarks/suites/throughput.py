@@ -23,14 +23,15 @@ from benchmarks.harness.rows import BASELINE, RAW_DDP
 from common import ladder
 from common.cores import available_cores
 from common.data.synthetic import SIZES
+from common.instruments.result import quantity
 from common.processes import ranks
 
-# Seconds of training in a sample: more rounds make an interval narrow, longer samples do not.
-SECONDS = 0.5
-MOST_STEPS = 400  # of a sample on a CPU
-TIMEOUT = 900  # seconds, for any one call
+# More rounds make an interval narrow, longer samples do not.
+SECONDS_OF_A_SAMPLE = 0.5
+MOST_STEPS_ON_CPU = 400
+TIMEOUT_SECONDS = 900
 BATCH_SIZES = (64, 256)
-QUICK_BATCH = 64  # the one that --quick measures
+QUICK_BATCH = 64
 REPLICATED = "01_data_parallel"
 WARM_UP_STEPS = 2  # the processes are warm from an earlier run; DDP has its final buckets from the second step on
 
@@ -66,7 +67,7 @@ class Configuration:
         if self.level == BASELINE:
             return f"{BASELINE}, all cores" if self.all_cores else BASELINE
         if self.level == REPLICATED:
-            return f"{self.level}, {self.workers} {'replica' if self.workers == 1 else 'replicas'}"
+            return f"{self.level}, {quantity(self.workers, 'replica')}"
         return f"{self.level}, {self.workers} {'process' if self.workers == 1 else 'processes'}"
 
     @property
@@ -95,20 +96,20 @@ class Configuration:
             RankFailed: if a rank fails.
         """
         argv = [*self.argv(steps), *data_flags]
-        results = ranks(self.processes).run(level_runs.train, self.level, argv, self.threads, timeout=TIMEOUT)
+        results = ranks(self.processes).run(level_runs.train, self.level, argv, self.threads, timeout=TIMEOUT_SECONDS)
         return min(results, key=lambda result: result["images_per_sec"])
 
 
 def calibrated(configurations: list[Configuration], data_flags: tuple[str, ...]) -> Steps:
-    """The steps that take about SECONDS here: as many for all, so that each does the same work per image.
+    """The steps that take about SECONDS_OF_A_SAMPLE here: as many for all, so that each does the same work per image.
 
-    GPUs run for it twice, because their clocks need SECONDS of work to settle. So a GPU's warm-up is as long as its
+    GPUs run for it twice, because their clocks need about as much time to settle. So a GPU's warm-up is as long as its
     sample.
     """
     in_an_epoch = SIZES["train"] // max(configuration.global_batch_size for configuration in configurations)
     counted = steps_in_time(configurations, Steps(WARM_UP_STEPS, 2), data_flags)
     if not torch.cuda.is_available():
-        return Steps(WARM_UP_STEPS, min(counted, MOST_STEPS, in_an_epoch - WARM_UP_STEPS))
+        return Steps(WARM_UP_STEPS, min(counted, MOST_STEPS_ON_CPU, in_an_epoch - WARM_UP_STEPS))
     settling = min(counted, in_an_epoch // 2)
     counted = steps_in_time(configurations, Steps(settling, settling), data_flags)
     counted = min(counted, in_an_epoch // 2)
@@ -116,30 +117,25 @@ def calibrated(configurations: list[Configuration], data_flags: tuple[str, ...])
 
 
 def steps_in_time(configurations: list[Configuration], steps: Steps, data_flags: tuple[str, ...]) -> int:
-    """The number of steps that take about SECONDS, 2 at least, by a run of `steps` of every configuration."""
+    """The number of steps that a sample takes, 2 at least, by a run of `steps` of every configuration."""
     results = [configuration.run(steps, data_flags) for configuration in configurations]
     seconds = statistics.median(result["global_batch_size"] / result["images_per_sec"] for result in results)
-    return max(2, round(SECONDS / seconds))
+    return max(2, round(SECONDS_OF_A_SAMPLE / seconds))
 
 
 def measure_in_turns(
     title: str, configurations: list[Configuration], data_flags: tuple[str, ...], steps: Steps, rounds: int
 ) -> dict:
     """The group of `benchmarks.harness.records`: all rows to level 00, levels 03 and 04 also to level 02."""
-    metadata: dict[str, dict] = {}
-
-    def images_per_sec(configuration: Configuration) -> float:
-        result = configuration.run(steps, data_flags)
-        metadata[configuration.name] = asdict(configuration) | {
-            "steps": steps.counted,
-            "device": result["device"],
-            "backend": result["backend"],
-            "dataset": result["dataset"],
-        }
-        return result["images_per_sec"]
-
-    contestants = {row.name: partial(images_per_sec, row) for row in configurations}
-    samples = take_turns(contestants, range(rounds))
+    results = take_turns({row.name: partial(row.run, steps, data_flags) for row in configurations}, range(rounds))
+    samples = {}
+    metadata = {}
+    for row in configurations:
+        of_rounds = results[row.name]
+        samples[row.name] = [result["images_per_sec"] for result in of_rounds]
+        last = of_rounds[-1]
+        of_run = {"steps": steps.counted} | {key: last[key] for key in ("device", "backend", "dataset")}
+        metadata[row.name] = asdict(row) | of_run
     ratios = [(name, BASELINE) for name in samples if name != BASELINE]
     for level in ladder.DISTRIBUTED[1:]:
         for workers in sorted({row.workers for row in configurations}):

@@ -5,15 +5,13 @@
     python -m benchmarks.your_network predict torchvision:resnet50 --gpu h100 --network 8x400g
     python -m benchmarks.your_network measure torchvision:resnet18 --input 3x64x64 --batch 32 --devices 1 2
 
-What my_file.py may hold beside `build` is said in benchmarks/your_network/spec.py.
+What my_file.py may hold beside `build` is said in benchmarks/your_network/network.py.
 """
 
 import argparse
 import re
 import sys
 from typing import Any
-
-import torch
 
 from benchmarks.harness.paired import FEWEST_ROUNDS
 from benchmarks.your_network import measure, memory, predict, presets
@@ -22,47 +20,56 @@ from common.errors import fail
 from common.numbers import positive, positive_float
 
 ANSWERS = {"memory": memory.answer, "predict": predict.answer, "measure": measure.answer}
-GLOBAL_BATCH = "global batch: samples of a step on all devices together (64)"
 
 
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.your_network", description=__doc__.splitlines()[0])
     questions = parser.add_subparsers(dest="question", required=True, metavar="QUESTION")
+    about = "what each strategy needs on each device, and which batch fits"
+    add_memory_flags(questions.add_parser("memory", help=about))
+    about = "how fast a step would be on 1 to 512 GPUs"
+    add_predict_flags(questions.add_parser("predict", help=about))
+    about = "how long a step takes on this machine, under DataParallel and DDP too"
+    add_measure_flags(questions.add_parser("measure", help=about))
+    for question in questions.choices.values():
+        flag = question.add_argument
+        flag("spec", metavar="SPEC", help="torchvision:NAME or FILE.py:FUNCTION")
+        flag("--input", type=shape, metavar="CxHxW", help="shape of a sample (3x224x224); not where the file has batch")
+    return parser.parse_args(argv)
 
-    flag = add_question(questions, "memory", "what each strategy needs on each device, and which batch fits")
-    flag("--batch", type=positive, default=64, metavar="N", help=GLOBAL_BATCH)
+
+def add_memory_flags(parser: argparse.ArgumentParser) -> None:
+    flag = parser.add_argument
+    add_global_batch(parser)
     flag("--devices", type=positive, nargs="+", default=[1, 8], metavar="N", help="how many (1 8)")
     flag("--precision", choices=memory.PRECISIONS, default="no", help="of mixed precision (no)")
     flag("--checkpointing", action="store_true", help="activation checkpointing of each block")
     flag("--gib", type=positive, default=24, metavar="N", help="memory of a device, for the largest batch (24)")
 
-    flag = add_question(questions, "predict", "how fast a step would be on 1 to 512 GPUs")
+
+def add_predict_flags(parser: argparse.ArgumentParser) -> None:
+    flag = parser.add_argument
     usual = presets.Hardware()
-    of_one_gpu = "samples of a step on each GPU (64)"
-    flag("--batch-per-gpu", dest="batch", type=positive, default=64, metavar="N", help=of_one_gpu)
+    flag("--batch-per-gpu", type=positive, default=64, metavar="N", help="samples of a step on each GPU (64)")
     flag("--gpu", choices=presets.GPUS, default=usual.gpu, help="kind of GPU (%(default)s)")
     flag("--inner", choices=presets.INNER, default=usual.inner, help="links between a node's GPUs (%(default)s)")
     flag("--network", choices=presets.NETWORK, default=usual.network, help="network cards of a node (%(default)s)")
-    sizes = {"choices": presets.NODE_SIZES, "default": usual.gpus_per_node}
+    sizes = {"choices": presets.GPUS_PER_NODE, "default": usual.gpus_per_node}
     flag("--gpus-per-node", type=int, **sizes, metavar="N", help="1, 2, 4 or 8 (%(default)s)")
-    of_a_step = "milliseconds of a step of --batch-per-gpu samples on one GPU, if you measured it"
-    flag("--measured-ms", type=positive_float, metavar="T", help=of_a_step)
-
-    flag = add_question(questions, "measure", "how long a step takes on this machine, under DataParallel and DDP too")
-    flag("--batch", type=positive, default=64, metavar="N", help=GLOBAL_BATCH)
-    usual_devices = [1] if torch.cuda.device_count() == 1 else [1, 2]
-    flag("--devices", type=positive, nargs="+", default=usual_devices, metavar="N", help="how many (1 2; 1 on one GPU)")
-    flag("--rounds", type=positive, default=FEWEST_ROUNDS, metavar="R", help="turns that each takes (%(default)s)")
-    return parser.parse_args(argv)
+    measured_step = "milliseconds of a step of --batch-per-gpu samples on one GPU, if you measured it"
+    flag("--measured-ms", type=positive_float, metavar="T", help=measured_step)
 
 
-def add_question(questions: argparse._SubParsersAction, name: str, about: str):
-    """The `add_argument` of a question's parser, which has the flags of all questions."""
-    parser = questions.add_parser(name, help=about)
+def add_measure_flags(parser: argparse.ArgumentParser) -> None:
     flag = parser.add_argument
-    flag("spec", metavar="SPEC", help="torchvision:NAME or FILE.py:FUNCTION")
-    flag("--input", type=shape, metavar="CxHxW", help="shape of a sample (3x224x224); not where the file has batch")
-    return flag
+    add_global_batch(parser)
+    flag("--devices", type=positive, nargs="+", metavar="N", help="how many (1 2; 1 on one GPU)")
+    flag("--rounds", type=positive, default=FEWEST_ROUNDS, metavar="R", help="turns that each takes (%(default)s)")
+
+
+def add_global_batch(parser: argparse.ArgumentParser) -> None:
+    about = "global batch: samples of a step on all devices together (64)"
+    parser.add_argument("--batch", type=positive, default=64, metavar="N", help=about)
 
 
 def shape(text: str) -> tuple[int, ...]:

@@ -3,20 +3,15 @@
 Nothing is computed (see `without_computing`).
 """
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.your_network import training
-from benchmarks.your_network.errors import StepFailed
+from benchmarks.your_network.errors import StepFailed, failing_as
+from benchmarks.your_network.network import SMALLEST_BATCH, UserNetwork, trainable
 from benchmarks.your_network.scaling import Gradient, NetworkCosts
-from benchmarks.your_network.spec import UserNetwork
-from benchmarks.your_network.training import SMALLEST
 from benchmarks.your_network.without_computing import flat, without_computing
 
 # Operators that start no kernel: they give a tensor another shape, make room, read a number that lies on the host (as
@@ -41,34 +36,31 @@ def count(network: UserNetwork, batch: int) -> NetworkCosts:
     Raises:
         StepFailed: if the network, its batch or its loss does not work, it multiplies nothing, or it is recurrent.
     """
-    model = training.build(network)
+    model = network.make_model()
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         # On a GPU an RNN, GRU or LSTM is one operator of torch. How many kernels cuDNN makes of it is not published.
         raise StepFailed(f"{network.title} has recurrent layers, whose time on a GPU no published figure tells")
-    optimizer = training.make_optimizer(network, training.trainable(model))
-
-    def loss_of(samples: int) -> Callable[[], Tensor]:
-        return partial(training.loss_of, network, model, training.make_batch(network, samples))
-
-    with training.step_failure(f"a step of {network.title} failed"):
+    optimizer = network.make_optimizer(model)
+    with failing_as(f"a step of {network.title} failed"):
         # A sample may multiply more in a larger batch, as where each is compared with each.
-        samples = max(batch, SMALLEST)
-        multiply_adds, gradients = count_products(model, loss_of(samples), samples)
+        multiply_adds, gradients = count_products(network, model, max(batch, SMALLEST_BATCH))
         optimizer.step()  # the first one also makes its state
-        few = count_step(optimizer, loss_of(SMALLEST))
-        more = max(batch, 2 * SMALLEST)
-        # What does not depend on the batch, such as the optimizer's bytes, cancels.
-        bytes_of_a_sample = (count_step(optimizer, loss_of(more)).bytes - few.bytes) // (more - SMALLEST)
+        few = count_step(network, model, optimizer, SMALLEST_BATCH)
+        more_samples = max(batch, 2 * SMALLEST_BATCH)
+        more = count_step(network, model, optimizer, more_samples)
     if not multiply_adds:
         raise StepFailed(f"{network.title} multiplies nothing that is counted, so no time can be predicted")
+    # What does not depend on the batch, such as the optimizer's bytes, cancels.
+    bytes_of_a_sample = (more.bytes - few.bytes) // (more_samples - SMALLEST_BATCH)
     return NetworkCosts(network.title, gradients, multiply_adds, few.operators, bytes_of_a_sample)
 
 
-def count_products(model: nn.Module, loss: Callable[[], Tensor], samples: int) -> tuple[int, tuple[Gradient, ...]]:
+def count_products(network: UserNetwork, model: nn.Module, samples: int) -> tuple[int, tuple[Gradient, ...]]:
     """The multiply-adds of a forward for one of its `samples`, and the gradients in the order of backward.
 
     Of normalisations and activations no operations are counted.
     """
+    batch = network.make_batch(samples)
     counter = FlopCounterMode(display=False)
     gradients: list[Gradient] = []
 
@@ -78,12 +70,12 @@ def count_products(model: nn.Module, loss: Callable[[], Tensor], samples: int) -
     def record_gradient(parameter: nn.Parameter) -> None:
         gradients.append(Gradient(parameter.numel(), multiply_adds() - of_forward))
 
-    hooks = [parameter.register_post_accumulate_grad_hook(record_gradient) for parameter in training.trainable(model)]
+    hooks = [parameter.register_post_accumulate_grad_hook(record_gradient) for parameter in trainable(model)]
     # A fused attention, which the counter does not know of every device, multiplies what its parts multiply.
     with sdpa_kernel(SDPBackend.MATH), counter:
-        result = loss()
+        loss = network.compute_loss(model, batch)
         of_forward = multiply_adds()
-        result.backward()
+        loss.backward()
     for hook in hooks:
         hook.remove()
     return of_forward, tuple(gradients)
@@ -111,13 +103,14 @@ class StepCount(TorchDispatchMode):
         return result
 
 
-def count_step(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> StepCount:
-    """What forward, backward and a step of the optimizer run: each operator starts about one kernel on a GPU.
+def count_step(network: UserNetwork, model: nn.Module, optimizer: torch.optim.Optimizer, samples: int) -> StepCount:
+    """The operators of forward, backward and a step of the optimizer: each starts about one kernel on a GPU.
 
     Attention is one operator, as on a GPU.
     """
+    batch = network.make_batch(samples)
     optimizer.zero_grad()
     with StepCount() as counted:
-        loss().backward()
+        network.compute_loss(model, batch).backward()
         optimizer.step()
     return counted

@@ -1,7 +1,9 @@
-"""What goes wrong with a network of somebody else's."""
+"""Failures in somebody else's code, each told in one line."""
 
+import contextlib
 import sysconfig
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
@@ -10,7 +12,18 @@ _NOT_THE_USERS = ("<", *_INSTALLED, str(_ROOT / "benchmarks"), str(_ROOT / "comm
 
 
 class StepFailed(Exception):
-    """A step of somebody's network that failed, in one line: what failed, and why."""
+    """A step of somebody's network failed; the message is one line that says what failed, and why."""
+
+
+@contextlib.contextmanager
+def failing_as(what: str) -> Iterator[None]:
+    """A block that runs somebody's code. What it raises becomes a StepFailed that begins with `what`."""
+    try:
+        yield
+    except StepFailed:  # its message says already what failed
+        raise
+    except Exception as error:
+        raise StepFailed(f"{what}: {described(error)}") from error
 
 
 def described(error: Exception) -> str:

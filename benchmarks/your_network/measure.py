@@ -11,7 +11,6 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -23,27 +22,28 @@ from tqdm import tqdm
 
 from benchmarks.harness.paired import Samples, interval_of_median, ratios, take_turns
 from benchmarks.harness.rows import DATA_PARALLEL, DDP, ONE_DEVICE
-from benchmarks.your_network import spec, training
 from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.formats import milliseconds
+from benchmarks.your_network.network import load
+from benchmarks.your_network.settings import Setting, check_batch, settings_on
 from common.cores import available_cores, confine_to_device, threads_per_worker
 from common.errors import fail
 from common.process_group import process_group
 from common.processes import RankFailed, ranks
 from common.small.data_parallel import EmulatedDataParallel
 
-SECONDS = 1.0  # about, for one measurement of a row
-MOST_STEPS = 50  # of one measurement
-TIMEOUT = 900  # seconds, for one measurement
+# A sample is one measurement of a row. It takes about so many seconds, but no more than so many steps.
+SECONDS_OF_A_SAMPLE = 1.0
+MOST_STEPS_OF_A_SAMPLE = 50
+TIMEOUT_SECONDS = 900
 WARM_UP_STEPS = 2  # DDP makes its final buckets in the second step
 
 
-@dataclass(frozen=True)
-class Benchmark:
-    """What all rows have in common.
+class Work(NamedTuple):
+    """The training that every row times. Each process loads the network anew, because its functions cannot be sent.
 
     Attributes:
-        spec, shape: as `spec.load` takes them.
+        spec, shape: as `load` takes them.
         batch: the global one.
         cores_per_device: None where the devices are GPUs.
     """
@@ -54,94 +54,84 @@ class Benchmark:
     cores_per_device: int | None
 
 
-class MeasuredRow(NamedTuple):
-    """A strategy on so many devices."""
-
-    strategy: str
-    devices: int
-
-    @property
-    def name(self) -> str:
-        return self.strategy if self.devices == 1 else f"{self.strategy}, {self.devices}"
-
-    def sample(self, benchmark: Benchmark, steps: int) -> float:
-        """Seconds of a step of the slowest process.
-
-        Raises:
-            StepFailed: if a process fails.
-        """
-        processes = self.devices if self.strategy == DDP else 1
-        pool = ranks(processes, on_cpu=benchmark.cores_per_device is not None)
-        try:
-            return max(pool.run(time_steps, benchmark, self.strategy, self.devices, steps, timeout=TIMEOUT))
-        except RankFailed as error:
-            rank, failure = next(iter(error.failures.items()))  # the others may have waited for this one
-            reason = failure.partition("\n")[0]
-            raise StepFailed(f"{self.name} cannot: rank {rank}: {reason}") from error
-
-
 def answer(options: argparse.Namespace) -> Samples:
     """Print a table; seconds of a step of each row in each round."""
-    devices = sorted({1, *options.devices})
-    for count in devices:
-        if options.batch % count:
-            fail(f"argument --batch: {options.batch} samples cannot be divided among {count} devices")
-    cores = cores_per_device(devices[-1])
+    devices = options.devices or usual_devices()
+    check_batch(options.batch, devices)
+    check_devices(max(devices))
+    cores = cores_per_device(max(devices))
+    title = load(options.spec, options.input).title
+    work = Work(options.spec, options.input, options.batch, cores)
+    seconds = try_settings(settings_on(devices, (DATA_PARALLEL, DDP)), work)
+    steps = max(1, min(round(SECONDS_OF_A_SAMPLE / statistics.median(seconds.values())), MOST_STEPS_OF_A_SAMPLE))
     device = f"{cores} of this machine's {available_cores()} cores"
     if cores is None:
         device = torch.cuda.get_device_name()
-    network = spec.load(options.spec, options.input)
-    benchmark = Benchmark(options.spec, options.input, options.batch, cores)
-    seconds = seconds_of(benchmark, rows_on(devices))
-    steps = max(1, min(round(SECONDS / statistics.median(seconds.values())), MOST_STEPS))
-    print(f"{network.title}, global batch {options.batch}, {options.rounds} rounds; a device is {device}.", flush=True)
+    print(f"{title}, global batch {options.batch}, {options.rounds} rounds; a device is {device}.", flush=True)
+    contestants = {setting.name: partial(seconds_of_step, setting, work, steps) for setting in seconds}
     with tqdm(range(options.rounds), leave=False, disable=None) as rounds:
-        samples = take_turns({row.name: partial(row.sample, benchmark, steps) for row in seconds}, rounds)
+        samples = take_turns(contestants, rounds)
     print_table(samples, options.batch)
     return samples
 
 
-def rows_on(devices: Sequence[int]) -> list[MeasuredRow]:
-    """One device, and both strategies on several."""
-    rows = [MeasuredRow(ONE_DEVICE, 1)]
-    for count in devices:
-        if count > 1:
-            rows += [MeasuredRow(DATA_PARALLEL, count), MeasuredRow(DDP, count)]
-    return rows
+def usual_devices() -> list[int]:
+    """One device and two; on a machine with one GPU this one."""
+    return [1] if torch.cuda.device_count() == 1 else [1, 2]
 
 
-def seconds_of(benchmark: Benchmark, rows: Sequence[MeasuredRow]) -> dict[MeasuredRow, float]:
-    """Roughly the seconds of a step of each row; a row that cannot train this network is left out, and it is said why.
+def check_devices(devices: int) -> None:
+    """Refuse more devices than this machine has GPUs or, without GPUs, cores.
 
     Raises:
-        StepFailed: if one device cannot train it either.
-    """
-    seconds = {}
-    for row in rows:
-        try:
-            seconds[row] = row.sample(benchmark, steps=1)
-        except StepFailed as error:
-            if row.strategy == ONE_DEVICE:
-                raise
-            print(error)
-    return seconds
-
-
-def cores_per_device(devices: int) -> int | None:
-    """The cores of each device; None where the devices are GPUs.
-
-    Raises:
-        UserError: if the machine has not so many GPUs or cores.
+        UserError: after one line that says so.
     """
     gpus = torch.cuda.device_count()
     cores = available_cores()
     if 0 < gpus < devices:
         fail(f"this machine has {gpus} GPUs, not {devices}; without them (CUDA_VISIBLE_DEVICES=) devices are cores")
-    if gpus:
-        return None
-    if cores < devices:
+    if not gpus and cores < devices:
         fail(f"{devices} devices need more than this machine's {cores} cores")
-    return cores // devices
+
+
+def cores_per_device(devices: int) -> int | None:
+    """The cores of each device; None where the devices are GPUs."""
+    if torch.cuda.device_count():
+        return None
+    return available_cores() // devices
+
+
+def try_settings(settings: Sequence[Setting], work: Work) -> dict[Setting, float]:
+    """The seconds of one step of each setting that can train this network. The failures of the others are printed.
+
+    Raises:
+        StepFailed: if one device cannot train it either.
+    """
+    seconds = {}
+    for setting in settings:
+        try:
+            seconds[setting] = seconds_of_step(setting, work, steps=1)
+        except StepFailed as failure:
+            if setting.strategy == ONE_DEVICE:
+                raise
+            print(failure)
+    return seconds
+
+
+def seconds_of_step(setting: Setting, work: Work, steps: int) -> float:
+    """Seconds of a step of the slowest process.
+
+    Raises:
+        StepFailed: if a process fails.
+    """
+    processes = setting.devices if setting.strategy == DDP else 1
+    pool = ranks(processes, on_cpu=work.cores_per_device is not None)
+    try:
+        return max(pool.run(time_steps, setting, work, steps, timeout=TIMEOUT_SECONDS))
+    except RankFailed as error:
+        rank, failure = next(iter(error.failures.items()))  # the others may have waited for this one
+        reason = failure.partition("\n")[0]
+        raise StepFailed(f"{setting.name} cannot: rank {rank}: {reason}") from error
 
 
 def print_table(samples: Samples, batch: int) -> None:
@@ -157,25 +147,21 @@ def print_table(samples: Samples, batch: int) -> None:
     print(f"\nfaster: than {ONE_DEVICE}, round by round; interval: of the median.")
 
 
-def time_steps(benchmark: Benchmark, strategy: str, devices: int, steps: int) -> float:
-    """Seconds of a step on this rank, after a warm-up, with its share of the batch.
-
-    Args:
-        strategy: ONE_DEVICE, DATA_PARALLEL or DDP of `benchmarks.harness.rows`.
-    """
-    device = _take_device(benchmark)
-    network = spec.load(benchmark.spec, benchmark.shape)
-    batch = training.make_batch(network, benchmark.batch // int(os.environ["WORLD_SIZE"]))
+def time_steps(setting: Setting, work: Work, steps: int) -> float:
+    """Seconds of a step on this rank, after a warm-up, with its share of the batch."""
+    device = take_device(work.cores_per_device)
+    network = load(work.spec, work.shape)
+    batch = network.make_batch(work.batch // int(os.environ["WORLD_SIZE"]))
     group = contextlib.nullcontext()
-    if strategy == DDP:
+    if setting.strategy == DDP:
         group = process_group("gloo" if device.type == "cpu" else "nccl")
     with group:
-        model = _wrapped(training.build(network).to(device), strategy, devices)
-        optimizer = training.make_optimizer(network, training.trainable(model))
+        model = wrap(network.make_model().to(device), setting)
+        optimizer = network.make_optimizer(model)
 
         def step() -> None:
             own = tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
-            training.loss_of(network, model, own).backward()
+            network.compute_loss(model, own).backward()
             optimizer.step()
             optimizer.zero_grad()
 
@@ -187,25 +173,26 @@ def time_steps(benchmark: Benchmark, strategy: str, devices: int, steps: int) ->
         return (_now(device) - began) / steps
 
 
-def _take_device(benchmark: Benchmark) -> torch.device:
+def take_device(cores_per_device: int | None) -> torch.device:
+    """The GPU of this rank, or the CPU, of which the rank from now on uses its own part only."""
     local_rank = int(os.environ["LOCAL_RANK"])
-    if benchmark.cores_per_device is None:
+    if cores_per_device is None:
         torch.cuda.set_device(local_rank)
         return torch.device("cuda", local_rank)
-    confine_to_device(local_rank, benchmark.cores_per_device)
+    confine_to_device(local_rank, cores_per_device)
     torch.set_num_threads(threads_per_worker(int(os.environ["WORLD_SIZE"])))
     return torch.device("cpu")
 
 
-def _wrapped(model: nn.Module, strategy: str, devices: int) -> nn.Module:
-    """The model as the strategy trains it; DataParallel is torch's or, without GPUs, replicas on threads."""
-    if strategy == DDP:
+def wrap(model: nn.Module, setting: Setting) -> nn.Module:
+    """The model as it is trained; DataParallel is torch's or, without GPUs, replicas on threads."""
+    if setting.strategy == DDP:
         return DistributedDataParallel(model)
-    if strategy == ONE_DEVICE:
+    if setting.strategy == ONE_DEVICE:
         return model
     if next(model.parameters()).is_cuda:
-        return nn.DataParallel(model, device_ids=list(range(devices)))
-    return EmulatedDataParallel(model, devices)
+        return nn.DataParallel(model, device_ids=list(range(setting.devices)))
+    return EmulatedDataParallel(model, setting.devices)
 
 
 def _now(device: torch.device) -> float:

@@ -7,28 +7,26 @@ samples takes no longer than a step of two.
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import fill, shorten
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from benchmarks.harness.replica_memory import track_replicas
-from benchmarks.harness.rows import totals
-from benchmarks.your_network import spec, strategies, training
-from benchmarks.your_network.errors import StepFailed
+from benchmarks.harness.rows import DATA_PARALLEL, totals
+from benchmarks.your_network import strategies
+from benchmarks.your_network.errors import StepFailed, failing_as
 from benchmarks.your_network.formats import mib
-from benchmarks.your_network.spec import UserNetwork
-from benchmarks.your_network.strategies import Strategy
-from benchmarks.your_network.training import SMALLEST
+from benchmarks.your_network.network import SMALLEST_BATCH, UserNetwork, load
+from benchmarks.your_network.settings import Setting, check_batch, settings_on
 from benchmarks.your_network.without_computing import without_computing
-from common.errors import fail
 from common.memory import MemoryTracker, name_category
 
 PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 WARM_UP_STEPS = 2  # DDP makes its final buckets in the second step
 GIB = 2**30
-WIDTH = 80  # columns of a terminal
+TERMINAL_COLUMNS = 80
 LABEL_WIDTH = 17
 # The heads of the table's columns, and what they mean: first the categories of memory.
 COLUMNS = {
@@ -52,85 +50,71 @@ DeviceBytes = list[dict[str, int]]
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A way to train a network.
-
-    Attributes:
-        precision: a key of PRECISIONS.
-        checkpointing: whether units keep their inputs only, and compute again in backward.
-    """
-
-    strategy: Strategy
-    devices: int
-    precision: str = "no"
-    checkpointing: bool = False
-
-
-@dataclass(frozen=True)
 class MemoryRow:
-    """A strategy on a number of devices.
+    """The need of a setting.
 
     Attributes:
-        need: of a step with the global batch that was asked for; None where the strategy cannot train this network.
-        largest: the largest global batch that fits, 0 where none does; None where no such batch could be run.
-        problem: why `need` or `largest` is None; or "".
+        need: of a step with the global batch that was asked for.
+        largest: the largest global batch that fits; 0 if none does, or if it was not found.
+        search_failure: the failure of a batch that was tried to find it, for example of one that cannot be made.
     """
 
-    strategy: str
-    devices: int
-    need: DeviceBytes | None
-    largest: int | None
-    problem: str
-
-    @property
-    def label(self) -> str:
-        return self.strategy if self.devices == 1 else f"{self.strategy}, {self.devices}"
+    setting: Setting
+    need: DeviceBytes
+    largest: int
+    search_failure: StepFailed | None = None
 
 
 def answer(options: argparse.Namespace) -> list[MemoryRow]:
-    """Print a line for each row as soon as it is known."""
-    for devices in options.devices:
-        if options.batch % devices:
-            fail(f"argument --batch: {options.batch} samples cannot be divided among {devices} devices")
-    network = spec.load(options.spec, options.input)
-    alone = row_of(network, strategies.ONE_DEVICE_STRATEGY, 1, options)
-    if alone.need is None:
-        raise StepFailed(alone.problem)  # nothing is printed of a network that cannot be trained at all
+    """Print a line for each setting as soon as it is known. Returns the rows of those that can train the network.
+
+    Raises:
+        StepFailed: if one device cannot train it. Nothing is printed then.
+    """
+    check_batch(options.batch, options.devices)
+    network = load(options.spec, options.input)
+    network = replace(network, autocast=PRECISIONS[options.precision], checkpointing=options.checkpointing)
+    limit = options.gib * GIB
+    one_device, *several = settings_on(options.devices, strategies.ON_SEVERAL)
+    rows = [row_of(network, one_device, options.batch, limit)]
     print(f"{network.title}, global batch {options.batch}, mixed precision: {options.precision}\n")
     print_heads(options.gib)
-    print(line_of(alone), flush=True)
-    rows = [alone]
-    for devices in sorted({*options.devices} - {1}):
-        for strategy in strategies.ON_SEVERAL:
-            row = row_of(network, strategy, devices, options)
-            print(line_of(row), flush=True)
+    print(line_of(rows[0]), flush=True)
+    failures = {}
+    for setting in several:
+        try:
+            row = row_of(network, setting, options.batch, limit)
             rows.append(row)
-    problems = {row.strategy: row.problem for row in rows if row.problem}
-    for strategy, problem in problems.items():
-        print(fill(f"{strategy}: {problem}", WIDTH))
+            print(line_of(row), flush=True)
+        except StepFailed as failure:
+            failures[setting.strategy] = failure
+            print(line_of_failure(setting, failure), flush=True)
+    failures |= {row.setting.strategy: row.search_failure for row in rows if row.search_failure}
+    for strategy, failure in failures.items():
+        print(fill(f"{strategy}: {failure}", TERMINAL_COLUMNS))
     print(NOT_COUNTED)
     return rows
 
 
-def row_of(network: UserNetwork, strategy: Strategy, devices: int, options: argparse.Namespace) -> MemoryRow:
-    """What the global batch needs, and the largest one that fits."""
-    setting = Setting(strategy, devices, options.precision, options.checkpointing)
-    need = None
-    largest = None
-    problem = ""
-    try:
-        with lone_training(network, setting) as run:
-            need = run.need(options.batch // devices)
-            largest = devices * largest_batch(run.peak, options.gib * GIB)
-    except StepFailed as error:
-        problem = str(error)
-    return MemoryRow(strategy.name, devices, need, largest, problem)
+def row_of(network: UserNetwork, setting: Setting, batch: int, limit: int) -> MemoryRow:
+    """The need of a global batch, and the largest one for devices of `limit` bytes.
+
+    Raises:
+        StepFailed: if a step of that batch fails.
+    """
+    with lone_training(network, setting) as training:
+        need = training.need(batch // setting.devices)
+        try:
+            largest = largest_batch(training.peak, limit)
+        except StepFailed as failure:
+            return MemoryRow(setting, need, largest=0, search_failure=failure)
+    return MemoryRow(setting, need, setting.devices * largest)
 
 
 def largest_batch(peak_of: Callable[[int], int], limit: int) -> int:
-    """The most samples, known to an eighth, of which a step holds no more than `limit` bytes; 0 if not SMALLEST."""
+    """The most samples, known to an eighth, of which a step holds at most `limit` bytes; 0 if not SMALLEST_BATCH."""
     fitting = 0
-    too_many = SMALLEST
+    too_many = SMALLEST_BATCH
     while peak_of(too_many) <= limit:
         fitting = too_many
         too_many *= 2
@@ -157,29 +141,28 @@ class Training:
         self.network = network
         self.setting = setting
         self.tracker = tracker
-        model = training.build(network)
-        if setting.checkpointing:
-            model = strategies.checkpointed(model)
-        with training.step_failure(f"{setting.strategy.name} cannot wrap {network.title}"):
-            self.model = setting.strategy.wrap(model, mesh)
+        model = network.make_model()
+        with failing_as(f"{setting.strategy} cannot wrap {network.title}"):
+            self.model = strategies.wrap(model, setting.strategy, mesh)
         for parameter in self.model.parameters():
             name_category(parameter, "parameters")
-        self.optimizer = setting.strategy.make_optimizer(network, self.model)
+        self.optimizer = strategies.make_optimizer(network, self.model, setting.strategy)
 
     def step(self, samples: int) -> None:
         """Take a step of so many samples on each device."""
-        if self.setting.strategy.cuts_inputs:
-            samples *= self.setting.devices
-        batch = training.make_batch(self.network, samples)
-        loss = training.loss_of(self.network, self.model, batch, PRECISIONS[self.setting.precision])
-        with training.step_failure(f"the backward of {self.network.title} failed"):
+        if self.setting.strategy == DATA_PARALLEL:
+            samples *= self.setting.devices  # one process has the inputs of all devices, and cuts them
+        # The loop of a training holds the batch until the next one: it lies on the device during backward too.
+        batch = self.network.make_batch(samples)
+        loss = self.network.compute_loss(self.model, batch)
+        with failing_as(f"the backward of {self.network.title} failed"):
             loss.backward()
-        with training.step_failure(f"the optimizer of {self.network.title} failed"):
+        with failing_as(f"the optimizer of {self.network.title} failed"):
             self.optimizer.step()
         self.optimizer.zero_grad()
 
     def need(self, samples: int) -> DeviceBytes:
-        """What a step of so many samples on each device needs."""
+        """The bytes that a step of so many samples on each device needs."""
         self.tracker.reset_peaks()
         self.step(samples)
         return list(self.tracker.peaks().values())
@@ -193,10 +176,10 @@ class Training:
 def lone_training(network: UserNetwork, setting: Setting) -> Iterator[Training]:
     """The training on rank 0, whose group has no other members, after a warm-up. Raises what `Training` raises."""
     with strategies.lone_rank(setting.devices) as mesh, without_computing(), track_replicas() as tracker:
-        run = Training(network, setting, mesh, tracker)
+        training = Training(network, setting, mesh, tracker)
         for _ in range(WARM_UP_STEPS):
-            run.step(SMALLEST)
-        yield run
+            training.step(SMALLEST_BATCH)
+        yield training
 
 
 def print_heads(gib: int) -> None:
@@ -208,17 +191,18 @@ def print_heads(gib: int) -> None:
 
 
 def line_of(row: MemoryRow) -> str:
-    """The row in WIDTH columns: MiB of the fullest device by category, and of the emptiest, and the batch that fits."""
-    if row.need is None:
-        reason = shorten(f"cannot: {row.problem}", WIDTH - LABEL_WIDTH - 1, placeholder=" …")
-        return f"{row.label:<{LABEL_WIDTH}} {reason}"
+    """MiB of the fullest device by category, and of the emptiest, and the batch that fits, in one line."""
     peaks = totals(row.need)
     fullest = row.need[peaks.index(max(peaks))]
-    fits = str(row.largest or "–")
-    if row.largest is None:
-        fits = "cannot"
     sizes = [*fullest.values(), max(peaks), min(peaks)]
-    return in_columns(row.label, [*map(mib, sizes), fits])
+    fits = "cannot" if row.search_failure else str(row.largest or "–")
+    return in_columns(row.setting.name, [*map(mib, sizes), fits])
+
+
+def line_of_failure(setting: Setting, failure: StepFailed) -> str:
+    """The beginning of the failure, as far as it fits into one line of a terminal."""
+    reason = shorten(f"cannot: {failure}", TERMINAL_COLUMNS - LABEL_WIDTH - 1, placeholder=" …")
+    return f"{setting.name:<{LABEL_WIDTH}} {reason}"
 
 
 def in_columns(label: str, cells: list[str]) -> str:

@@ -3,14 +3,15 @@
 import argparse
 from dataclasses import dataclass, replace
 
-from benchmarks.your_network import presets, spec
+from benchmarks.your_network import presets
 from benchmarks.your_network.count import count
 from benchmarks.your_network.formats import milliseconds, short
+from benchmarks.your_network.network import load
 from benchmarks.your_network.presets import Hardware
 from benchmarks.your_network.scaling import (
     GRADIENT_BYTES,
-    LARGEST_BATCH,
-    PAYS,
+    LARGEST_GLOBAL_BATCH,
+    PAYING_EFFICIENCY,
     NetworkCosts,
     Setup,
     pays_from,
@@ -18,11 +19,11 @@ from benchmarks.your_network.scaling import (
     step,
 )
 
-COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # GPUs
+GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 LEGEND = f"""
 efficiency: the speed-up over one GPU that takes the samples of all, for each GPU (scaling
-efficiency). pays from: the smallest batch in all, a power of two, with more than {PAYS:.0%}.
-–: that is more than {LARGEST_BATCH:,} samples, if there is one."""
+efficiency). pays from: the smallest batch in all, a power of two, with more than {PAYING_EFFICIENCY:.0%}.
+–: that is more than {LARGEST_GLOBAL_BATCH:,} samples, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -37,36 +38,43 @@ class PredictedRow:
 
 def answer(options: argparse.Namespace) -> list[PredictedRow]:
     """Print the table of all rows."""
-    network = count(spec.load(options.spec, options.input), options.batch)
+    batch = options.batch_per_gpu
+    costs = count(load(options.spec, options.input), batch)
     hardware = Hardware(options.gpu, options.inner, options.gpus_per_node, options.network)
-    setup = presets.setup(network, hardware)
+    setup = presets.setup(costs, hardware)
     gpu = presets.GPUS[options.gpu].name
     if options.measured_ms:
-        seconds = options.measured_ms / 1000
-        # A step is no faster than its launches: where the measured one is, they take less time than is assumed.
-        launch_seconds = min(setup.launch_seconds, seconds)
-        setup = replace(setup, sample_seconds=seconds / options.batch, launch_seconds=launch_seconds)
-        gpu = f"your GPU, measured: {options.measured_ms:g} ms for {options.batch}"
+        setup = with_measured_step(setup, options.measured_ms / 1000, batch)
+        gpu = f"your GPU, measured: {options.measured_ms:g} ms for {batch}"
     rows = []
-    for gpus in COUNTS:
-        seconds = step(setup, options.batch, gpus)
-        share = scaling_efficiency(setup, gpus * options.batch, gpus)
-        rows.append(PredictedRow(gpus, seconds, share, pays_from(setup, gpus)))
-    print_heading(network, setup, options.batch, gpu, hardware)
-    print_table(rows, options.batch)
+    for gpus in GPU_COUNTS:
+        seconds = step(setup, batch, gpus)
+        efficiency = scaling_efficiency(setup, gpus * batch, gpus)
+        rows.append(PredictedRow(gpus, seconds, efficiency, pays_from(setup, gpus)))
+    print_heading(costs, setup, batch, gpu, hardware)
+    print_table(rows, batch)
     return rows
 
 
-def print_heading(network: NetworkCosts, setup: Setup, batch: int, gpu: str, hardware: Hardware) -> None:
+def with_measured_step(setup: Setup, seconds: float, batch: int) -> Setup:
+    """The setup with a GPU that takes so many seconds for a step of `batch` samples.
+
+    A step is no faster than its launches. Where the measured one is, they take less time than is assumed.
+    """
+    launch_seconds = min(setup.launch_seconds, seconds)
+    return replace(setup, sample_seconds=seconds / batch, launch_seconds=launch_seconds)
+
+
+def print_heading(costs: NetworkCosts, setup: Setup, batch: int, gpu: str, hardware: Hardware) -> None:
     """Print what is predicted, and what a step on one GPU consists of."""
-    gradients = network.parameters * GRADIENT_BYTES / 2**20
+    gradients = costs.parameters * GRADIENT_BYTES / 2**20
     kernels = milliseconds(batch * setup.sample_seconds)
     launches = milliseconds(setup.launch_seconds)
     print(f"A PREDICTION, not a measurement, for a batch of {batch} on each GPU:")
-    print(f"{network.name} on {gpu};")
+    print(f"{costs.name} on {gpu};")
     print(f"nodes of {hardware.gpus_per_node}, {hardware.inner} within, {hardware.network} between.")
-    print(f"{network.parameters:,} parameters ({gradients:,.1f} MiB of gradients),")
-    print(f"{short(network.multiply_adds)} multiply-adds a sample, {network.operators:,} operators a step.")
+    print(f"{costs.parameters:,} parameters ({gradients:,.1f} MiB of gradients),")
+    print(f"{short(costs.multiply_adds)} multiply-adds a sample, {costs.operators:,} operators a step.")
     print(f"A step on one GPU: {kernels} ms of kernels; to start them takes {launches} ms beside it.")
 
 

@@ -64,9 +64,9 @@ NETWORK = {
     "8x200g": ethernet(8 * 200),
     "8x400g": ethernet(8 * 400),
 }
-NODE_SIZES = (1, 2, 4, 8)  # GPUs
+GPUS_PER_NODE = (1, 2, 4, 8)
 
-LAUNCH = 10e-6  # seconds to start an operator from Python; assumed
+LAUNCH_SECONDS = 10e-6  # To start an operator from Python is assumed to take so long.
 
 # What a NetworkCosts of torchvision's ResNet-50 has.
 RESNET50_MULTIPLY_ADDS = 4_089_184_256
@@ -82,25 +82,25 @@ class Hardware(NamedTuple):
     network: str = "8x200g"
 
 
-def times_resnet50(network: NetworkCosts) -> float:
-    """How many times as long a network computes as ResNet-50 on the same GPU.
+def times_resnet50(costs: NetworkCosts) -> float:
+    """The time that a network computes, in times of ResNet-50 on the same GPU.
 
     It multiplies more or moves more bytes, whichever takes longer. On a P100, published times are 17 % longer than this
     (Inception V3), 4 % shorter (ResNet-101) and 56 % shorter (VGG-16, which moves few bytes).
     """
-    by_operations = network.multiply_adds / RESNET50_MULTIPLY_ADDS
-    by_bytes = network.bytes_of_a_sample / RESNET50_BYTES_OF_A_SAMPLE
+    by_operations = costs.multiply_adds / RESNET50_MULTIPLY_ADDS
+    by_bytes = costs.bytes_of_a_sample / RESNET50_BYTES_OF_A_SAMPLE
     return max(by_operations, by_bytes)
 
 
-def setup(network: NetworkCosts, hardware: Hardware) -> Setup:
+def setup(costs: NetworkCosts, hardware: Hardware) -> Setup:
     """A network on the hardware under DDP."""
     gpu = GPUS[hardware.gpu]
     inner = PCIE | {"nvlink": gpu.nvlink}
     return Setup(
-        buckets=fill_buckets(network.gradients),
-        sample_seconds=times_resnet50(network) / gpu.resnet50_per_second,
-        launch_seconds=network.operators * LAUNCH,
+        buckets=fill_buckets(costs.gradients),
+        sample_seconds=times_resnet50(costs) / gpu.resnet50_per_second,
+        launch_seconds=costs.operators * LAUNCH_SECONDS,
         gpus_per_node=hardware.gpus_per_node,
         inner=inner[hardware.inner],
         between=NETWORK[hardware.network],

@@ -23,9 +23,10 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 GRADIENT_BYTES = 4  # float32
-ALL_REDUCE_START = 8.4e-6  # seconds, whatever it sends. Source: NCCL 2.8, src/graph/tuning.cc, baseLat
-PAYS = 0.9  # GPUs pay if their scaling efficiency is more than this
-LARGEST_BATCH = 2**20  # samples in all
+# An all-reduce takes them whatever it sends. Source: NCCL 2.8, src/graph/tuning.cc, baseLat.
+ALL_REDUCE_START_SECONDS = 8.4e-6
+PAYING_EFFICIENCY = 0.9  # GPUs pay if their scaling efficiency is more than this.
+LARGEST_GLOBAL_BATCH = 2**20
 
 
 class Gradient(NamedTuple):
@@ -146,7 +147,7 @@ def all_reduce(setup: Setup, size: int, gpus: int) -> float:
             latency += 2 * halvings * link.latency
             bandwidths.append(link.bandwidth)
     sent = 2 * (gpus - 1) / gpus * size
-    return ALL_REDUCE_START + latency + sent / min(bandwidths)
+    return ALL_REDUCE_START_SECONDS + latency + sent / min(bandwidths)
 
 
 def transfers(setup: Setup, backward: float, gpus: int) -> list[Transfer]:
@@ -194,20 +195,20 @@ def expected_maximum(count: int) -> float:
 
 
 def scaling_efficiency(setup: Setup, global_batch: int, gpus: int) -> float:
-    """How many times faster `gpus` GPUs take a step of `global_batch` samples than one, as a share of their number."""
+    """The speed-up of `gpus` GPUs over one, for a step of `global_batch` samples, as a share of their number."""
     alone = step(setup, global_batch, 1)
     together = step(setup, global_batch / gpus, gpus)
     return alone / together / gpus
 
 
 def pays_from(setup: Setup, gpus: int) -> int | None:
-    """The smallest global batch whose scaling efficiency is more than PAYS, or None if there is none.
+    """The smallest global batch whose scaling efficiency is more than PAYING_EFFICIENCY, or None if there is none.
 
-    The candidates are gpus, 2 gpus, 4 gpus, … up to LARGEST_BATCH.
+    The candidates are gpus, 2 gpus, 4 gpus, … up to LARGEST_GLOBAL_BATCH.
     """
     global_batch = gpus
-    while global_batch <= LARGEST_BATCH:
-        if scaling_efficiency(setup, global_batch, gpus) > PAYS:
+    while global_batch <= LARGEST_GLOBAL_BATCH:
+        if scaling_efficiency(setup, global_batch, gpus) > PAYING_EFFICIENCY:
             return global_batch
         global_batch *= 2
     return None

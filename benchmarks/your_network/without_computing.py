@@ -5,18 +5,8 @@ gives no memory to pages that nobody writes to, so a step that would need 40 GiB
 tensors these are ordinary CPU tensors: DDP's C++ code, FSDP and optimizers work on them, and
 `common.memory.track_memory` counts their storages.
 
-An operation takes the first of these ways that fits it:
-
-1. If it makes a view or reads a number, it runs, because it writes nothing.
-2. If it sends, the fake process group gets empty tensors, because it would copy large ones.
-3. If the shape of its result depends on numbers, as with a mask, it raises DependsOnNumbers.
-4. If all its tensors are small, it is computed, because optimizers and wrappers read step counts and sizes. A tensor is
-   small if its storage is: a slice of a large tensor holds arbitrary numbers, and computing with them as indices would
-   write to arbitrary addresses.
-5. Else tensors on torch's device "meta", which have no numbers, tell the layout of its results: in the memory of an
-   argument, or new.
-
-The numbers of large tensors mean nothing: a network that only reads them, as `tolist` does, gets arbitrary ones.
+Small tensors are computed, because optimizers and wrappers read step counts and sizes. The numbers of large ones mean
+nothing: a network that only reads them, as `tolist` does, gets arbitrary ones.
 """
 
 import functools
@@ -34,9 +24,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-DROPOUT = 4  # position of `dropout_p` in the arguments of scaled_dot_product_attention
-SMALL = 2**14  # bytes; a tensor is computed if its storage is at most that large
-REFUSED = "can't allocate memory"  # part of the message of the RuntimeError that torch raises
+DROPOUT_POSITION = 4  # among the arguments of scaled_dot_product_attention
+SMALL_BYTES = 2**14
+OUT_OF_MEMORY = "can't allocate memory"  # The message of torch's RuntimeError has these words.
 MAP_NORESERVE = 0x4000  # Linux's; Python has a name for it from 3.13 on
 _READ_NUMBERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
 # These leave their results unfilled. A small one is set to 0 here: the operation that fills it may be skipped.
@@ -73,8 +63,8 @@ class FusedAttention(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if function is F.scaled_dot_product_attention:
             kwargs.pop("dropout_p", None)
-            if len(args) > DROPOUT:
-                args = (*args[:DROPOUT], 0.0, *args[DROPOUT + 1 :])
+            if len(args) > DROPOUT_POSITION:
+                args = (*args[:DROPOUT_POSITION], 0.0, *args[DROPOUT_POSITION + 1 :])
         return function(*args, **kwargs)
 
 
@@ -95,18 +85,22 @@ class _WithoutComputing(TorchDispatchMode):
         leaves = flat((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         are_small = all(map(_is_small, tensors))
-        # The numbers are those of the ways in the docstring above.
-        if _changes_metadata_only(func) or func in _READ_NUMBERS or func.namespace == "profiler":  # 1
+        # What makes a view or reads a number writes nothing, so it may run.
+        if _changes_metadata_only(func) or func in _READ_NUMBERS or func.namespace == "profiler":
             return func(*args, **kwargs)
-        if func.namespace == "c10d":  # 2
+        # The fake process group would copy what is sent, so it gets empty tensors in place of large ones.
+        if func.namespace == "c10d":
             if not are_small:
                 args, kwargs = tree_map_only(Tensor, lambda tensor: tensor[:0], (args, kwargs))
             return func(*args, **kwargs)
-        if _shape_depends_on_numbers(func, tensors):  # 3
+        # A mask, for example, would have to be computed.
+        if _shape_depends_on_numbers(func, tensors):
             raise DependsOnNumbers(f"the result of {func} has a shape that depends on numbers")
-        if tensors and are_small and func not in _UNFILLED:  # 4
+        if tensors and are_small and func not in _UNFILLED:
             return func(*args, **kwargs)
-        key = (func, *map(_key, leaves))  # 5
+        # Tensors on torch's device "meta", which have no numbers, tell the layout of the results: in the memory of an
+        # argument, or new.
+        key = (func, *map(_key, leaves))
         if key not in self._results:
             self._results[key] = _run_on_meta(func, args, kwargs)
         results, storages = self._results[key]
@@ -132,7 +126,11 @@ def _key(leaf: Any) -> tuple:
 
 
 def _is_small(tensor: Tensor) -> bool:
-    return tensor.untyped_storage().nbytes() <= SMALL
+    """True if its storage is small. A slice of a large tensor holds arbitrary numbers.
+
+    If they were computed with as indices, they would point to arbitrary addresses.
+    """
+    return tensor.untyped_storage().nbytes() <= SMALL_BYTES
 
 
 def _shape_depends_on_numbers(func: torch._ops.OpOverload, tensors: list[Tensor]) -> bool:
@@ -181,7 +179,7 @@ def _allocated(arguments: list[Tensor], storages: dict[int, int], meta: Tensor) 
     try:
         tensor = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
     except RuntimeError as error:
-        if REFUSED not in str(error) or sys.platform != "linux":
+        if OUT_OF_MEMORY not in str(error) or sys.platform != "linux":
             raise
         return _in_address_space(meta)
     return tensor.zero_() if _is_small(tensor) else tensor

@@ -3,8 +3,9 @@
 import pytest
 
 from benchmarks.report import page_tables
-from benchmarks.your_network import memory, spec
-from benchmarks.your_network.memory import Setting
+from benchmarks.your_network import memory
+from benchmarks.your_network.network import UserNetwork, load
+from benchmarks.your_network.settings import Setting
 from benchmarks.your_network.without_computing import FusedAttention
 from tests.unit.benchmarks.user_network import TEXTS, need
 
@@ -35,24 +36,24 @@ def texts_file(tmp_path):
 
 @pytest.fixture
 def texts(texts_file):
-    return spec.load(texts_file)
+    return load(texts_file)
 
 
 @pytest.fixture
 def network_of(written):
     """A network that is written to a file."""
 
-    def load(text: str, shape: tuple[int, ...] | None = None) -> spec.UserNetwork:
-        return spec.load(written(text), shape)
+    def of_text(text: str, shape: tuple[int, ...] | None = None) -> UserNetwork:
+        return load(written(text), shape)
 
-    return load
+    return of_text
 
 
 @pytest.fixture
 def computed_need(monkeypatch):
     """The need of a step that is really computed."""
 
-    def computed(network: spec.UserNetwork, setting: Setting, samples: int) -> memory.DeviceBytes:
+    def computed(network: UserNetwork, setting: Setting, samples: int) -> memory.DeviceBytes:
         with monkeypatch.context() as patched:
             patched.setattr(memory, "without_computing", FusedAttention)
             return need(network, setting, samples)

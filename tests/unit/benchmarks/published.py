@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torchvision import models
 
 from benchmarks.your_network.count import count
+from benchmarks.your_network.network import UserNetwork
 from benchmarks.your_network.presets import GPUS, PCIE, ethernet, nvlink
 from benchmarks.your_network.scaling import Bucket, Link, NetworkCosts, Setup, fill_buckets, step
-from benchmarks.your_network.spec import UserNetwork
 from common.model import BasicNet
 
 

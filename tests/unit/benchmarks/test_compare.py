@@ -11,16 +11,21 @@ import pytest
 import torch
 
 from benchmarks import compare
-from benchmarks.compare import Comparison, parse_options
+from benchmarks.compare import Settings, choose_settings, parse_options
 from benchmarks.harness import level_runs
 from benchmarks.report.verdicts import exact
 from common import ladder
+from common.errors import UserError
 from common.eval_sampler import DistributedEvalSampler
 from common.processes import RankFailed
 from common.weights import checksum, farthest
 
 LARGE = ["--dataset", "synthetic", "--train-samples", "300", "--batch-size", "96"]
 QUICK = ["--dataset", "synthetic", "--steps", "2", "--rounds", "2"]
+
+
+def settings_of(*flags: str, gpus: int = 0) -> Settings:
+    return choose_settings(parse_options(flags), gpus)
 
 
 def _start(out: Path) -> subprocess.Popen:
@@ -73,10 +78,10 @@ def test_an_interruption_leaves_the_record_of_before_and_no_process(tmp_path, wh
 
 
 def test_a_part_that_fails_ends_the_comparison_and_is_named(tmp_path, monkeypatch):
-    def failed(comparison, level):
+    def failed(level, settings):
         raise RankFailed({1: "NameError"})
 
-    monkeypatch.setattr(Comparison, "train", failed)
+    monkeypatch.setattr(compare, "train", failed)
     monkeypatch.setattr(sys, "argv", ["compare", "--out", str(tmp_path)])
     with pytest.raises(SystemExit, match="FAILED: training 00_single_gpu: rank 1: NameError"):
         compare.main()
@@ -96,9 +101,9 @@ def test_without_mnist_the_comparison_ends_in_one_line_that_says_so(tmp_path, mo
 
 
 def test_the_batch_is_the_largest_that_all_processes_can_share():
-    assert parse_options([]).batch_sizes == [64]
-    assert parse_options(["--world-size", "3", "--full"]).batch_sizes == [63, 255]
-    assert parse_options([]).steps < parse_options(["--full"]).steps == 937
+    assert settings_of().batch_sizes == (64,)
+    assert settings_of("--world-size", "3", "--full").batch_sizes == (63, 255)
+    assert settings_of().steps < settings_of("--full").steps == 937
     for flag in ("--steps", "--rounds", "--world-size"):
         with pytest.raises(SystemExit):
             parse_options([flag, "0"])
@@ -126,13 +131,13 @@ def test_equal_weights_have_equal_checksums_and_no_distance():
 
 def test_a_folder_that_cannot_be_written_is_an_error_before_anything_is_measured(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["compare", "--out", "/proc/x"])
-    monkeypatch.setattr(Comparison, "run", lambda _: pytest.fail("it was measured"))
+    monkeypatch.setattr(compare, "run_parts", lambda *_: pytest.fail("it was measured"))
     with pytest.raises(SystemExit, match="nothing can be written to /proc/x"):
         compare.main()
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 2, 8])
-def test_more_ranks_than_gpus_run_on_the_cpu(gpus, tmp_path, monkeypatch):
+def test_more_ranks_than_gpus_run_on_the_cpu(gpus, monkeypatch):
     """Level 02's nccl needs a GPU for each process, and the evaluation takes three."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     started = []
@@ -145,10 +150,9 @@ def test_more_ranks_than_gpus_run_on_the_cpu(gpus, tmp_path, monkeypatch):
             return [{"evaluated": 10_000, "eval_loss": 2.3}]
 
     monkeypatch.setattr(compare, "ranks", Ranks)
-    monkeypatch.setattr(compare.records, "machine", dict)
-    comparison = Comparison(parse_options(["--dataset", "synthetic"]), tmp_path)
-    comparison.train("02_ddp_raw")
-    comparison.evaluate("02_ddp_raw")
+    settings = settings_of(gpus=gpus)
+    compare.train("02_ddp_raw", settings)
+    compare.evaluate("02_ddp_raw", settings)
     assert started == [(gpus or 2, gpus == 0), (3, gpus < 3)]
 
 
@@ -167,27 +171,24 @@ def train_with_one_sample_twice(level, flags, threads):
         DistributedEvalSampler.__iter__ = indices
 
 
-def test_a_sample_in_anothers_place_is_inexact_although_as_many_are_counted(monkeypatch, tmp_path, report):
-    comparison = Comparison(parse_options(["--dataset", "synthetic"]), tmp_path)
-    monkeypatch.setattr(comparison, "data_flags", lambda: ["--dataset", "synthetic", *level_runs.EVALUATE_FEW])
+def test_a_sample_in_anothers_place_is_inexact_although_as_many_are_counted(monkeypatch, report):
+    settings = settings_of()._replace(data_flags=("--dataset", "synthetic", *level_runs.EVALUATE_FEW))
     levels = report["levels"]
     for result in levels.values():
         result["run"]["evaluated"] = 100
         result["evaluated_on"] = {"3": 100}
-    comparison.report["levels"] = levels
     for level in ladder.LEVELS:
         if level != "01_data_parallel":
-            comparison.evaluate(level)
+            levels[level].update(compare.evaluate(level, settings))
     assert exact(levels, 100).kept
     monkeypatch.setattr(level_runs, "train", train_with_one_sample_twice)
-    comparison.evaluate("02_ddp_raw")
+    levels["02_ddp_raw"].update(compare.evaluate("02_ddp_raw", settings))
     verdict = exact(levels, 100)
     assert not verdict.kept and "02_ddp_raw adds up losses to" in verdict.line
     assert levels["02_ddp_raw"]["evaluated_on"] == {"3": 100}
 
 
-def test_more_processes_than_gpus_are_refused(monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(SystemExit):
-        parse_options(["--world-size", "2"])
-    assert "--world-size 2: there are 1 GPUs" in capsys.readouterr().err
+def test_more_processes_than_gpus_are_refused():
+    assert settings_of(gpus=1).world_size == 1
+    with pytest.raises(UserError, match="--world-size 2: there are 1 GPUs"):
+        settings_of("--world-size", "2", gpus=1)

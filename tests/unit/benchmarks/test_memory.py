@@ -11,7 +11,7 @@ from torch import nn
 from benchmarks.harness import level_runs
 from benchmarks.harness.replica_memory import track_replicas
 from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FSDP, totals
-from benchmarks.report.verdicts import MOST_SPREAD, spread
+from benchmarks.report.verdicts import MOST_IMBALANCE, imbalance
 from benchmarks.suites import memory
 from benchmarks.suites.memory import NETWORKS, ReferenceNetwork
 from common.memory import CATEGORIES
@@ -114,8 +114,8 @@ def test_basic_net_is_accounted_for_as_level_01_is():
 def test_only_data_parallel_is_uneven_and_fsdp_lowers_what_ddp_evens():
     rows = {row["wrapper"]: row for row in memory.rows_on(4, ["basic_net"], memory.ALL_WRAPPERS)}
     for wrapper, row in rows.items():
-        uneven = spread(totals(row["peaks"]))
-        assert uneven > 1.5 if wrapper == DATA_PARALLEL else uneven <= MOST_SPREAD, wrapper
+        uneven = imbalance(totals(row["peaks"]))
+        assert uneven > 1.5 if wrapper == DATA_PARALLEL else uneven <= MOST_IMBALANCE, wrapper
     of_ddp, of_fsdp = rows[DDP], rows[FSDP]
     assert max(totals(of_fsdp["peaks"])) < 0.65 * min(totals(of_ddp["peaks"]))
     state = [row["peaks"][0]["optimizer state"] for row in (of_ddp, of_fsdp)]
@@ -126,7 +126,7 @@ def test_gathered_outputs_hurt_the_first_device():
     for_dp, for_ddp = memory.rows_on(2, ["big_output"])
     for row, wrapper in ((for_dp, DATA_PARALLEL), (for_ddp, DDP)):
         assert row["wrapper"] == wrapper and [list(peak) for peak in row["peaks"]] == [list(CATEGORIES)] * 2
-    assert spread(totals(for_ddp["peaks"])) <= 1.01 and spread(totals(for_dp["peaks"])) > 2
+    assert imbalance(totals(for_ddp["peaks"])) <= 1.01 and imbalance(totals(for_dp["peaks"])) > 2
     network = NETWORKS["big_output"]
     outputs = network.batch_size * network.classes * FLOAT
     assert for_dp["peaks"][0]["communication"] >= outputs

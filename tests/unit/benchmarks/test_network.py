@@ -1,10 +1,12 @@
-"""Two nodes, their cable and their end; and the record of DDP on them."""
+"""Two nodes, their cable, their ranks and their end; and the record of DDP on them."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
+from benchmarks.harness.node_ranks import node_ranks
 from benchmarks.harness.two_nodes import ADDRESSES, two_nodes, why_not
 from benchmarks.suites import network
 
@@ -29,6 +31,16 @@ def test_two_nodes_can_throttle_their_cable_and_leave_nothing_behind():
         raise ZeroDivisionError
     assert sleeper.wait(10) == -9
     assert not set(nodes.names) & _namespaces()
+
+
+@pytest.mark.slow
+@TWO_NODES
+def test_ranks_on_two_nodes_run_one_job_after_another_until_one_ends():
+    with node_ranks() as pair:
+        assert pair.run(os.getenv, "RANK", timeout=100) == ["0", "1"]
+        assert pair.run(divmod, 7, 2, timeout=100) == [(3, 1), (3, 1)]
+        with pytest.raises(RuntimeError, match="no answer of node 0"):
+            pair.run(sys.exit, 1, timeout=20)
 
 
 def _namespaces() -> set[str]:

@@ -12,9 +12,9 @@ from torch.torch_version import TorchVersion
 from benchmarks.your_network import presets
 from benchmarks.your_network.presets import Hardware
 from benchmarks.your_network.scaling import (
-    ALL_REDUCE_START,
-    LARGEST_BATCH,
-    PAYS,
+    ALL_REDUCE_START_SECONDS,
+    LARGEST_GLOBAL_BATCH,
+    PAYING_EFFICIENCY,
     Bucket,
     Gradient,
     Link,
@@ -75,7 +75,7 @@ def without_effects(setup: Setup) -> Setup:
 def test_an_all_reduce_costs_what_the_formula_says(gpus, latency, bandwidth):
     setup = Setup((), 0, 0, 8, inner=Link(5e-6, 1e10), between=Link(2e-5, 5e9))
     sent = 2 * (gpus - 1) / gpus * 4e7
-    assert all_reduce(setup, 40_000_000, gpus) == pytest.approx(ALL_REDUCE_START + latency + sent / bandwidth)
+    assert all_reduce(setup, 40_000_000, gpus) == pytest.approx(ALL_REDUCE_START_SECONDS + latency + sent / bandwidth)
 
 
 @SEEDED
@@ -122,10 +122,10 @@ def test_a_small_step_is_bound_by_launches_which_hide_what_makes_kernels_slower(
 def test_gpus_pay_from_the_smallest_batch_that_is_enough(setup, gpus):
     found = pays_from(setup, gpus)
     if found is None:
-        assert scaling_efficiency(setup, LARGEST_BATCH, gpus) <= PAYS
+        assert scaling_efficiency(setup, LARGEST_GLOBAL_BATCH, gpus) <= PAYING_EFFICIENCY
         return
-    assert scaling_efficiency(setup, found, gpus) > PAYS
-    assert found == gpus or scaling_efficiency(setup, found // 2, gpus) <= PAYS
+    assert scaling_efficiency(setup, found, gpus) > PAYING_EFFICIENCY
+    assert found == gpus or scaling_efficiency(setup, found // 2, gpus) <= PAYING_EFFICIENCY
 
 
 def test_gpus_pay_only_where_fewer_with_more_samples_each_are_slower():

@@ -1,4 +1,4 @@
-"""Suites show and record what they measure, and say what is missing.
+"""The output and the records of `python -m benchmarks`, and suites for which something is missing.
 
 `.ci/run bench` measures, records and draws all of them.
 """
@@ -9,6 +9,7 @@ import json
 import pytest
 
 from benchmarks import __main__ as program
+from benchmarks.harness import node_ranks
 from benchmarks.harness.options import CannotMeasure, MeasureOptions
 from benchmarks.suites import network, overhead, timeline
 
@@ -52,7 +53,7 @@ def test_a_suite_that_cannot_be_measured_is_named_and_the_next_one_runs(
 
 def test_a_folder_that_cannot_be_written_is_an_error_before_anything_is_measured(capsys):
     with pytest.raises(SystemExit):
-        program.parse_options(["all", "--record", "/proc/x"])
+        program.main(["all", "--record", "/proc/x"])
     assert "nothing can be written to /proc/x" in capsys.readouterr().err
 
 
@@ -68,9 +69,9 @@ def test_without_the_peers_their_rows_are_left_out_and_it_is_said(monkeypatch, c
 
 
 def test_where_there_can_be_no_two_nodes_their_rows_are_left_out_and_it_is_said(monkeypatch, capsys):
-    monkeypatch.setattr(network, "why_not", lambda: "network namespaces need root")
+    monkeypatch.setattr(node_ranks, "why_not", lambda: "network namespaces need root")
     with pytest.raises(CannotMeasure, match="no two nodes: network namespaces need root"):
         network.measure(QUICK)
-    monkeypatch.setattr(timeline, "record_over", lambda link, record_steps, options: {"link": link})
+    monkeypatch.setattr(timeline, "record_over", lambda link, pair, options: {"link": link})
     assert timeline.measure(QUICK) == {"groups": [{"link": timeline.LOOPBACK}]}
     assert "network namespaces need root" in capsys.readouterr().out

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.harness import typical_steps
-from benchmarks.harness.gradient_averaging import NO_SYNC, deep_net
-from benchmarks.harness.lanes import Event, steps_of
-from benchmarks.harness.level_lanes import steps_of_devices
-from benchmarks.harness.options import MeasureOptions
-from benchmarks.harness.spans import (
+from benchmarks.harness.lanes import typical_steps
+from benchmarks.harness.lanes.gradient_averaging import NO_SYNC, deep_net
+from benchmarks.harness.lanes.profiler_events import Event
+from benchmarks.harness.lanes.record_averaging import steps_of
+from benchmarks.harness.lanes.record_level import steps_of_devices
+from benchmarks.harness.lanes.spans import (
     ALL_REDUCE,
     BACKWARD,
     FORWARD,
@@ -22,9 +22,10 @@ from benchmarks.harness.spans import (
     common_seconds,
     hidden_share,
 )
-from benchmarks.harness.typical_steps import Step
+from benchmarks.harness.options import MeasureOptions
 from benchmarks.report import page_tables, timeline_plot
 from benchmarks.suites import timeline
+from common.processes import ranks
 
 OPTIONS = MeasureOptions(rounds=1, data_flags=(), quick=True)
 NAIVE = "naive"
@@ -127,7 +128,7 @@ def test_the_step_that_is_shown_has_the_median_time_and_both_ranks_one_clock():
 
     # By the slower rank the steps took 0.9, 0.5 and 0.7 seconds.
     recorded = zip(steps(10.0, 0.9, 0.2, 0.7), steps(10.25, 0.1, 0.5, 0.6), strict=True)
-    shown = typical_steps.lanes_of(typical_steps.typical([Step(of_ranks) for of_ranks in recorded]))
+    shown = typical_steps.lanes_of(typical_steps.typical(list(recorded)))
     assert shown == [[Span(FORWARD, MAIN, 0.0, 700.0)], [Span(FORWARD, MAIN, 250.0, 850.0)]]
 
 
@@ -157,6 +158,6 @@ def test_the_recorded_lanes_of_a_narrow_link_show_what_the_pages_say_of_them(lin
 
 @pytest.mark.slow
 def test_over_loopback_the_lanes_are_recorded_without_root():
-    group = timeline.record_over(timeline.LOOPBACK, timeline.over_loopback, OPTIONS)
+    group = timeline.record_over(timeline.LOOPBACK, ranks(2, on_cpu=True), OPTIONS)
     check_lanes(group["lanes"])
     assert set(group["rows"]) == set(group["lanes"]) == set(timeline.WRAPPERS)

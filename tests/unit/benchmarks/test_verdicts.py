@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from benchmarks.report.table import summary, tables
-from benchmarks.report.verdicts import are_measured, balanced, exact, peaks, verdicts
+from benchmarks.report.comparison_table import summary, tables
+from benchmarks.report.verdicts import are_measured, balanced, peaks, verdicts
 from common import ladder
 
 MIB = 2**20
@@ -14,7 +14,8 @@ MIB = 2**20
 def test_kept_promises_are_shown_with_their_numbers(report):
     results = verdicts(report)
     assert all(verdict.kept for verdict in results)
-    farthest = max(result["max_weight_difference"] for result in report["levels"].values())
+    compared = report["levels"] | report["sharded"]
+    farthest = max(result["max_weight_difference"] for result in compared.values())
     first, second = peaks(report["levels"])["01_data_parallel"]
     numbers = (f"{farthest:.1e}", "10000 of 10000", f"DataParallel {first / second:.2f}")
     for verdict, number in zip(results, numbers, strict=True):
@@ -53,21 +54,9 @@ def test_a_run_on_as_many_ranks_as_the_second_evaluation_counts_too(report):
     assert not verdict.kept and "02_ddp_raw counts 10002 of 10000 samples on 3" in verdict.line
 
 
-def test_a_verdict_says_what_its_record_does_not_show(report):
-    weights, evaluation, _ = verdicts(report)
-    assert weights.line.endswith("(not recorded: 02 fsdp, 02 mesh)")
-    assert evaluation.line.endswith("(not recorded: sums of losses)")
-    for level in {*ladder.LEVELS} - {"01_data_parallel"}:
-        report["levels"][level]["eval_loss_sum"] = 7.0
-    assert "not recorded" not in exact(report["levels"], 10_000).line
-
-
 def test_what_is_beside_level_02_has_a_row_and_must_be_in_step(report):
-    for script in ladder.SHARDED:
-        split = [{"parameters": 30 * MIB}] * 2
-        report["sharded"] = report.get("sharded", {}) | {
-            script: {"max_weight_difference": 1e-14, "weight_checksum": "abc", "simulated_peak_memory": split}
-        }
+    for result in report["sharded"].values():
+        result |= {"weight_checksum": "abc", "simulated_peak_memory": [{"parameters": 30 * MIB}] * 2}
     assert "IN STEP: 5 levels, 02 fsdp, 02 mesh, max" in summary(report)
     rows = [line.split() for line in tables(report).splitlines() if line.startswith("02 ")]
     assert rows == [["02", name, "2", "–", "–", "30", "30", "abc"] for name in ("fsdp", "mesh")]

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.your_network import strategies
+from benchmarks.harness.rows import ONE_DEVICE
 from benchmarks.your_network.errors import StepFailed
-from benchmarks.your_network.memory import Setting
+from benchmarks.your_network.settings import Setting
 from benchmarks.your_network.without_computing import without_computing
 from tests.unit.benchmarks.user_network import need
 
-ALONE = Setting(strategies.ONE_DEVICE_STRATEGY, 1)
+ALONE = Setting(ONE_DEVICE, 1)
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 

@@ -11,8 +11,10 @@ import torch
 from benchmarks.your_network import __main__ as program
 from benchmarks.your_network import measure
 from benchmarks.your_network.errors import StepFailed
-from benchmarks.your_network.measure import MeasuredRow
+from benchmarks.your_network.settings import settings_on
 from common.errors import UserError
+
+WAYS = ("DataParallel", "DDP")
 
 
 @pytest.fixture
@@ -24,7 +26,7 @@ def tiny(written):
 
 
 def test_one_device_is_measured_once_and_several_in_both_ways():
-    assert measure.rows_on([1, 2]) == [("one device", 1), ("DataParallel", 2), ("DDP", 2)]
+    assert settings_on([1, 2], WAYS) == [("one device", 1), ("DataParallel", 2), ("DDP", 2)]
 
 
 @pytest.mark.parametrize("gpus, cores, devices, share", [(0, 8, 2, 4), (0, 8, 3, 2), (4, 8, 2, None)])
@@ -39,7 +41,7 @@ def test_more_devices_than_there_are_are_refused(gpus, cores, devices, monkeypat
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(measure, "available_cores", lambda: cores)
     with pytest.raises(UserError):
-        measure.cores_per_device(devices)
+        measure.check_devices(devices)
 
 
 def test_a_batch_that_devices_cannot_share_is_one_line(tiny, capsys):
@@ -50,18 +52,19 @@ def test_a_batch_that_devices_cannot_share_is_one_line(tiny, capsys):
 
 
 def test_what_cannot_train_the_network_is_left_out_unless_it_is_one_device(monkeypatch, capsys):
-    def sample(row, work, steps):
-        if row.strategy in cannot:
-            raise StepFailed(f"{row.name} cannot: no scores")
+    def seconds_of_step(setting, work, steps):
+        if setting.strategy in cannot:
+            raise StepFailed(f"{setting.name} cannot: no scores")
         return 0.5
 
-    monkeypatch.setattr(MeasuredRow, "sample", sample)
+    monkeypatch.setattr(measure, "seconds_of_step", seconds_of_step)
+    settings = settings_on([1, 2], WAYS)
     cannot = ["DataParallel"]
-    assert list(measure.seconds_of(None, measure.rows_on([1, 2]))) == [("one device", 1), ("DDP", 2)]
+    assert list(measure.try_settings(settings, None)) == [("one device", 1), ("DDP", 2)]
     assert capsys.readouterr().out == "DataParallel, 2 cannot: no scores\n"
     cannot = ["one device"]
     with pytest.raises(StepFailed):
-        measure.seconds_of(None, measure.rows_on([1, 2]))
+        measure.try_settings(settings, None)
 
 
 @pytest.mark.slow

@@ -4,9 +4,9 @@ import pytest
 from torchvision import models
 
 from benchmarks.your_network import __main__ as program
-from benchmarks.your_network import spec
 from benchmarks.your_network.count import count
 from benchmarks.your_network.errors import StepFailed
+from benchmarks.your_network.network import load
 from benchmarks.your_network.scaling import NetworkCosts
 
 
@@ -15,7 +15,7 @@ def counted(written):
     """The counts of a network in a file."""
 
     def of_text(text: str, shape: tuple[int, ...] | None = None, batch: int = 64) -> NetworkCosts:
-        return count(spec.load(written(text), shape), batch)
+        return count(load(written(text), shape), batch)
 
     return of_text
 
@@ -90,7 +90,7 @@ def test_a_shared_parameter_counts_once_and_a_frozen_one_not_at_all(counted):
 def test_parameters_and_multiply_adds_are_those_that_torchvision_publishes(name):
     """Attention computes with parameters of a child that it does not call, and multiplies what is no parameter."""
     published = models.get_model_weights(name).IMAGENET1K_V1.meta
-    network = count(spec.load(f"torchvision:{name}"), 2)
+    network = count(load(f"torchvision:{name}"), 2)
     assert network.parameters == published["num_params"]
     assert network.multiply_adds / 1e9 == pytest.approx(published["_ops"], abs=0.001)
 
@@ -158,4 +158,4 @@ def test_recurrent_layers_are_refused(written):
         "def batch(n): return torch.zeros(n, 7, 6), torch.zeros(n, dtype=torch.long)\n"
     )
     with pytest.raises(StepFailed):
-        count(spec.load(written(recurrent)), 8)
+        count(load(written(recurrent)), 8)

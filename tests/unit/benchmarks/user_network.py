@@ -1,12 +1,14 @@
-"""A network with two inputs, as a user of `benchmarks.your_network` would have it in a file; what a network needs."""
+"""A network with two inputs, as a user of `benchmarks.your_network` would have it in a file; the need of a network."""
 
-from benchmarks.your_network import memory, spec
+from benchmarks.your_network import memory
+from benchmarks.your_network.network import UserNetwork
+from benchmarks.your_network.settings import Setting
 
 
-def need(network: spec.UserNetwork, setting: memory.Setting, samples: int) -> memory.DeviceBytes:
-    """The need of each device for a step of so many samples."""
-    with memory.lone_training(network, setting) as run:
-        return run.need(samples)
+def need(network: UserNetwork, setting: Setting, samples: int) -> memory.DeviceBytes:
+    """The need of a step of so many samples on each device."""
+    with memory.lone_training(network, setting) as training:
+        return training.need(samples)
 
 
 TEXTS = '''

@@ -21,8 +21,8 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.harness import level_runs
-from benchmarks.harness.lanes import Event, in_order, within
-from benchmarks.harness.spans import (
+from benchmarks.harness.lanes.profiler_events import Event, in_order, within
+from benchmarks.harness.lanes.spans import (
     BACKWARD,
     COPIES,
     FORWARD,
@@ -46,7 +46,8 @@ PHASES = (
     (data_parallel, "gather", COPIES),
 )
 STEP_OF_OPTIMIZER = "Optimizer.step"
-SHORT = 0.001  # seconds: between two operators Python runs for less, so what is longer is waiting
+# In seconds. Between two operators Python runs for less, so what is longer is waiting.
+SHORTEST_WAIT = 0.001
 
 
 def record_level(script: str, argv: list[str], threads: int) -> list[list[RecordedStep]]:
@@ -109,19 +110,19 @@ def _computing(events: list[Event], zero: float) -> list[Span]:
         name = OPTIMIZER if phase.name.startswith(STEP_OF_OPTIMIZER) else phase.name
         if name in (FORWARD, BACKWARD, COPIES, OPTIMIZER):
             operators = [event for event in within(phase, events) if event.name.startswith("aten::")]
-            running = join(((each.start - zero, each.end - zero) for each in operators), gap=SHORT)
+            running = join(((each.start - zero, each.end - zero) for each in operators), gap=SHORTEST_WAIT)
             spans += [Span(name, MAIN, start, end) for start, end in running]
     return sorted(spans, key=lambda span: span.start)
 
 
 def gaps_between(spans: list[Span], end: float) -> list[tuple[float, float]]:
-    """The intervals longer than SHORT, from 0 to `end`, in which none of the spans is under way; they are in order."""
+    """The intervals from 0 to `end` in which none of the spans is under way, in order, without the shorter ones."""
     gaps = []
     free_from = 0.0
     for span in spans:
-        if span.start - free_from > SHORT:
+        if span.start - free_from > SHORTEST_WAIT:
             gaps.append((free_from, span.start))
         free_from = max(free_from, span.end)
-    if end - free_from > SHORT:
+    if end - free_from > SHORTEST_WAIT:
         gaps.append((free_from, end))
     return gaps

@@ -1,6 +1,6 @@
 """Ways to average the gradients of two ranks: `common.small.ddp`, torch's DDP, and what makes it send less often.
 
-The phases of a step bear names that torch's profiler records, and that `benchmarks.suites.timeline` draws.
+The phases of a step bear the names of spans: torch's profiler records them, and `record_averaging` reads them.
 """
 
 import contextlib
@@ -15,21 +15,25 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
+from benchmarks.harness.lanes.spans import BACKWARD, FORWARD, OPTIMIZER
 from common.small.ddp import BucketedDDP, NaiveDDP, OverlappedDDP
 
 IMAGE = (1, 28, 28)
 CLASSES = 10
 WIDTHS = (32, 64, 128, 192)
-BLOCKS = 4  # of each width
-BATCH = 8  # images of one rank and one backward
+BLOCKS_PER_WIDTH = 4
+IMAGES_PER_BACKWARD = 8
 LEARNING_RATE = 3e-4
 WARM_UP_STEPS = 2  # torch's DDP orders its buckets anew after the first step
 NO_SYNC = "torch's DDP, no_sync"
+# Phases that are no spans: the whole step, and what the naive wrapper does after backward.
+STEP = "step"
+AVERAGE_GRADIENTS = "average_gradients"
 
 
 @dataclass(frozen=True)
 class Wrapper:
-    """What averages gradients.
+    """A way to average gradients.
 
     Attributes:
         wrap: makes a replica of the network, which is a collective.
@@ -59,7 +63,7 @@ def deep_net() -> nn.Sequential:
     before = WIDTHS[0]
     layers: list[nn.Module] = [nn.Conv2d(1, before, 3, padding=1)]
     for width in WIDTHS:
-        for _ in range(BLOCKS):
+        for _ in range(BLOCKS_PER_WIDTH):
             stride = 1 if width == before else 2
             layers.append(nn.Conv2d(before, width, 3, stride, padding=1, bias=False))
             # Not batch normalisation: DDP would send its running means too.
@@ -80,8 +84,8 @@ def warmed_up(name: str) -> Callable[[], None]:
     model = wrapper.wrap(deep_net())
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     generator = torch.Generator().manual_seed(dist.get_rank())
-    images = torch.randn(wrapper.backwards, BATCH, *IMAGE, generator=generator)
-    targets = torch.randint(CLASSES, (wrapper.backwards, BATCH), generator=generator)
+    images = torch.randn(wrapper.backwards, IMAGES_PER_BACKWARD, *IMAGE, generator=generator)
+    targets = torch.randint(CLASSES, (wrapper.backwards, IMAGES_PER_BACKWARD), generator=generator)
     step = partial(_step, model, optimizer, images, targets)
     for _ in range(WARM_UP_STEPS):
         step()
@@ -97,16 +101,16 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, ta
         targets: of shape (backwards, N).
     """
     last = len(images) - 1
-    with record_function("step"):
+    with record_function(STEP):
         for index in range(len(images)):
             with contextlib.nullcontext() if index == last else model.no_sync():
-                with record_function("forward"):
+                with record_function(FORWARD):
                     loss = F.nll_loss(model(images[index]), targets[index])
-                with record_function("backward"):
+                with record_function(BACKWARD):
                     loss.backward()
         if isinstance(model, NaiveDDP):
-            with record_function("average_gradients"):
+            with record_function(AVERAGE_GRADIENTS):
                 model.average_gradients()
-        with record_function("optimizer"):
+        with record_function(OPTIMIZER):
             optimizer.step()
             optimizer.zero_grad()

@@ -39,11 +39,6 @@ class RecordedStep(NamedTuple):
     spans: list[Span]
 
 
-def to_spans(lists: list[list]) -> list[Span]:
-    """The spans that JSON has made lists of."""
-    return [Span(*fields) for fields in lists]
-
-
 def intervals(spans: Iterable[Span], name: str) -> list[tuple[float, float]]:
     """Intervals in which at least one span of this name was under way; they do not touch, and are in order."""
     return join((span.start, span.end) for span in spans if span.name == name)

@@ -2,28 +2,20 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 from benchmarks.harness import records
+from benchmarks.harness.lanes.spans import RecordedStep, Span
 from benchmarks.harness.options import MeasureOptions
 from benchmarks.harness.paired import take_turns
-from benchmarks.harness.spans import RecordedStep, Span
 
-STEPS = 2  # of a row in each round
-QUICK_STEPS = 1
+STEPS_PER_ROUND = 2
+QUICK_STEPS_PER_ROUND = 1
 
 
-@dataclass(frozen=True)
-class Step:
-    """One step, as each rank or device recorded it."""
-
-    of_ranks: tuple[RecordedStep, ...]
-
-    @property
-    def seconds(self) -> float:
-        """The time of the slowest rank."""
-        return max(of_rank.seconds for of_rank in self.of_ranks)
+# One step, as each rank or device recorded it.
+Step = tuple[RecordedStep, ...]
 
 
 def record_in_turns(
@@ -37,30 +29,34 @@ def record_in_turns(
     Args:
         record_steps: records so many steps of a row, and returns for each rank a list of them.
     """
-    count = QUICK_STEPS if options.quick else STEPS
-    steps: dict[str, list[Step]] = {row: [] for row in rows}
-
-    def milliseconds(row: str) -> float:
-        of_round = [Step(of_ranks) for of_ranks in zip(*record_steps(row, count), strict=True)]
-        steps[row] += of_round
-        return 1000 * statistics.fmean(step.seconds for step in of_round)
-
-    samples = take_turns({row: partial(milliseconds, row) for row in rows}, range(options.rounds))
-    lanes = {row: lanes_of(typical(steps[row])) for row in rows}
+    count = QUICK_STEPS_PER_ROUND if options.quick else STEPS_PER_ROUND
+    recorded = take_turns({row: partial(record_steps, row, count) for row in rows}, range(options.rounds))
+    samples = {}
+    lanes = {}
+    for row, rounds in recorded.items():
+        # For each round its steps, and for each step what all ranks recorded of it.
+        steps = [list(zip(*by_rank, strict=True)) for by_rank in rounds]
+        samples[row] = [1000 * statistics.fmean(map(seconds_of, of_round)) for of_round in steps]
+        lanes[row] = lanes_of(typical(list(chain.from_iterable(steps))))
     return records.group(title, "ms", samples) | {"lanes": lanes}
+
+
+def seconds_of(step: Step) -> float:
+    """The time of the slowest rank."""
+    return max(of_rank.seconds for of_rank in step)
 
 
 def typical(steps: list[Step]) -> Step:
     """The step whose time is nearest to the median."""
-    median = statistics.median(step.seconds for step in steps)
-    return min(steps, key=lambda step: abs(step.seconds - median))
+    median = statistics.median(map(seconds_of, steps))
+    return min(steps, key=lambda step: abs(seconds_of(step) - median))
 
 
 def lanes_of(step: Step) -> list[list[Span]]:
     """The spans of each rank, in milliseconds since the first of them began the step."""
-    first = min(of_rank.began for of_rank in step.of_ranks)
+    first = min(of_rank.began for of_rank in step)
     lanes = []
-    for of_rank in step.of_ranks:
+    for of_rank in step:
         shift = of_rank.began - first
         lanes.append([_in_milliseconds(span, shift) for span in of_rank.spans])
     return lanes

@@ -10,7 +10,7 @@ from common.instruments.result import quantity
 SPEED_COLUMNS = "{:<24} {:>7} {:>9} {:>10} {:>26}"
 CHECK_COLUMNS = "{:<16} {:>9} {:>9} {:>9} {:>16} {:>16}"
 MISSING = "–"
-WIDTH = 80  # columns of a terminal
+TERMINAL_COLUMNS = 80
 
 
 def summary(report: dict) -> str:
@@ -62,7 +62,7 @@ def _checks(report: dict) -> str:
         processes = run["world_size"] if level in ladder.DISTRIBUTED else 1
         cells = [processes, f"{run['accuracy']:.2%}", run["evaluated"], per_device(sizes)]
         lines.append(CHECK_COLUMNS.format(level, *cells, result["weight_checksum"]))
-    for script, result in report.get("sharded", {}).items():
+    for script, result in report["sharded"].items():
         sizes = totals(result["simulated_peak_memory"])
         memory = MISSING if measured else per_device(sizes)
         cells = [len(sizes), MISSING, MISSING, memory]
@@ -96,4 +96,4 @@ def per_device(sizes: list[int]) -> str:
 
 
 def wrapped(text: str) -> str:
-    return textwrap.fill(text, WIDTH, break_on_hyphens=False)
+    return textwrap.fill(text, TERMINAL_COLUMNS, break_on_hyphens=False)

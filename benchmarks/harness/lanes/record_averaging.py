@@ -5,12 +5,21 @@ graph, and every all-reduce on the thread of gloo that runs it.
 """
 
 import time
-from typing import NamedTuple
 
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.harness.gradient_averaging import warmed_up
-from benchmarks.harness.spans import ALL_REDUCE, BACKWARD, FORWARD, MAIN, OPTIMIZER, WAITING, RecordedStep, Span
+from benchmarks.harness.lanes.gradient_averaging import AVERAGE_GRADIENTS, STEP, warmed_up
+from benchmarks.harness.lanes.profiler_events import Event, in_order, within
+from benchmarks.harness.lanes.spans import (
+    ALL_REDUCE,
+    BACKWARD,
+    FORWARD,
+    MAIN,
+    OPTIMIZER,
+    WAITING,
+    RecordedStep,
+    Span,
+)
 from common.process_group import process_group
 
 NODE_OF_AUTOGRAD = "autograd::engine::evaluate_function"
@@ -28,38 +37,16 @@ def record_rank(wrapper: str, steps: int) -> list[RecordedStep]:
         return steps_of(profiler.events(), began)
 
 
-class Event(NamedTuple):
-    """What the profiler saw, in seconds by its own clock."""
-
-    start: float
-    end: float
-    name: str
-    thread: int
-
-
 def steps_of(events: list, began: float) -> list[RecordedStep]:
     """The steps that the profiler saw; the first began at `began`, which ties the profiler's clock to the machine's."""
     seen = in_order(events)
-    steps = [event for event in seen if event.name == "step"]
+    steps = [event for event in seen if event.name == STEP]
     recorded = []
     for step in steps:
         after_the_first = step.start - steps[0].start
         spans = _spans(within(step, seen), step.start)
         recorded.append(RecordedStep(began + after_the_first, step.end - step.start, spans))
     return recorded
-
-
-def in_order(events: list) -> list[Event]:
-    """The profiler's events, in the order in which they began."""
-    seen = []
-    for event in events:
-        seen.append(Event(event.time_range.start / 1e6, event.time_range.end / 1e6, event.name, event.thread))
-    return sorted(seen)
-
-
-def within(outer: Event, events: list[Event]) -> list[Event]:
-    """The events that began while `outer` was under way."""
-    return [event for event in events if outer.start <= event.start < outer.end]
 
 
 def _spans(events: list[Event], zero: float) -> list[Span]:
@@ -72,7 +59,7 @@ def _spans(events: list[Event], zero: float) -> list[Span]:
         end = event.end - zero
         if event.name in (FORWARD, OPTIMIZER):
             of_main.append(Span(event.name, MAIN, start, end))
-        elif event.name == "average_gradients":
+        elif event.name == AVERAGE_GRADIENTS:
             of_main.append(Span(WAITING, MAIN, start, end))
         elif event.name == BACKWARD:
             computed = _computed_until(event, events) - zero
@@ -86,7 +73,7 @@ def _spans(events: list[Event], zero: float) -> list[Span]:
 
 
 def _computed_until(backward: Event, events: list[Event]) -> float:
-    """When backward has its last gradient, if an all-reduce is under way then; else its end, because nobody waits."""
+    """The time of backward's last gradient, if an all-reduce is under way then; else its end, because nobody waits."""
     inside = within(backward, events)
     last_gradient = max(event.end for event in inside if event.name.startswith(NODE_OF_AUTOGRAD))
     is_waiting = any(event.name == SENT_BY_GLOO and event.end > last_gradient for event in inside)
