@@ -1,6 +1,6 @@
 """Draw everything again that records hold: the pictures, and the tables of a comparison.
 
-python -m benchmarks.report benchmarks/results/amd-epyc-2-cores
+python -m benchmarks.report benchmarks/results/intel-xeon-2-cores
 """
 
 import argparse

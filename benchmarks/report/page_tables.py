@@ -9,7 +9,7 @@ from benchmarks.suites import network
 from common import ladder
 from common.instruments.result import quantity, result_parts
 
-RESULTS = ladder.ROOT / "benchmarks" / "results" / "amd-epyc-2-cores"
+RESULTS = ladder.ROOT / "benchmarks" / "results" / "intel-xeon-2-cores"
 WORLD_SIZES = (2, 4, 8)
 
 
