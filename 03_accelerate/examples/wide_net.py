@@ -109,7 +109,8 @@ def main():
     parser.add_argument("--eval-samples", type=int)
     parser.add_argument("--max-steps", type=int)
     parser.add_argument("--output-dir", default="runs/wide_net", help="for a checkpoint per epoch and the best one")
-    parser.set_defaults(dtype=torch.float32, data="host")  # load_data asks for them
+    # load_data asks for them.
+    parser.set_defaults(dtype=torch.float32, data="host", gradient_accumulation_steps=1, tensor=1)
     train(parser.parse_args())
 
 
