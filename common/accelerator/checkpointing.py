@@ -159,7 +159,8 @@ def save_state(
             original ignores this argument.)
 
     Raises:
-        ValueError: without a folder; under automatic naming, if that checkpoint is there already.
+        ValueError: without a folder; under automatic naming, if that checkpoint is there already; if a model has a
+            state that is no tensor, and `safe_serialization` is on.
         CheckpointError: if a state could not be loaded again, or the folder holds something that is in the way.
         Exception: what this process met (OSError, …). In each case what was there before is untouched. If old
             checkpoints cannot be removed, the new one is there.
@@ -288,7 +289,8 @@ def _stage(run: RunState, part: Part, weights: list[dict[str, Any]]) -> None:
 def _write(run: RunState, part: Part, gathered: Gathered, weights_name: str) -> None:
     """Write the files of `part`: the state of this rank; in the main part weights and the states of all objects too.
 
-    Each rank asks all objects for their states, because a `state_dict` of the script's own may be a collective.
+    As in the original, objects are asked for their states after the hooks, which may have changed them, and on each
+    rank, because a `state_dict` of the script's own may be a collective.
     """
     states = dict(gathered.optimizer_states)
     for name, each in run.objects_by_file().items():

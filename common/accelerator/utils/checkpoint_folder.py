@@ -129,7 +129,7 @@ def remove(path: Path) -> None:
 def finish_interrupted_save(folder: Path) -> None:
     """Move the files of all complete parts of the checkpoint in `folder` to their places.
 
-    If they cannot be moved, a warning says so. A checkpoint can be loaded without its rank parts from a read-only disk.
+    If they cannot be moved, as on a read-only disk, a warning says so, and the checkpoint is loaded as it is.
 
     Raises:
         CheckpointError: if no save can have left what is there; then nothing is touched.
@@ -206,10 +206,10 @@ def numbered(parent: Path, prefix: str = "checkpoint_") -> list[Path]:
     return sorted(folders, key=lambda path: int(path.name.removeprefix(prefix)), reverse=True)
 
 
-def highest_number(parent: Path, prefix: str = "checkpoint_") -> int:
-    """The number of the newest of the folders in `parent` that `numbered` gives, or -1."""
-    found = numbered(parent, prefix)
-    return int(found[0].name.removeprefix(prefix)) if found else -1
+def highest_number(parent: Path) -> int:
+    """The number of the newest checkpoint in `parent`, or -1 if there is none."""
+    found = numbered(parent)
+    return int(found[0].name.removeprefix("checkpoint_")) if found else -1
 
 
 def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
@@ -238,7 +238,7 @@ def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
 def _clear_away(parent: Path, prefix: str, damaged: list[Path]) -> None:
     """Rename damaged checkpoints, and remove what killed processes have left of a save or of `remove_folder`.
 
-    Where nobody may write all stays, and the run goes on from there.
+    Where nobody may write, all of it stays: the run can go on from there nevertheless.
     """
     for folder in damaged:
         with contextlib.suppress(OSError):
@@ -249,7 +249,8 @@ def _clear_away(parent: Path, prefix: str, damaged: list[Path]) -> None:
         left_over += folder.glob(".staging_*")
     for part in parent.glob(f"{hidden}.part_*"):
         checkpoint = part.name.split(".")[1]
-        if not (parent / checkpoint).exists():  # otherwise the part may belong to it
+        # If its checkpoint exists, the part may belong to it, and loading that moves it there.
+        if not (parent / checkpoint).exists():
             left_over.append(part)
     for path in left_over:
         with contextlib.suppress(OSError):

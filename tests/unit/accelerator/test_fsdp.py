@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from common.accelerator import Accelerator
+from common.accelerator.operations import RemoteError
 from common.accelerator.state import DistributedType
 from common.accelerator.utils import FullyShardedDataParallelPlugin
 from tests.unit.accelerator.several_processes import on_ranks
@@ -117,6 +118,38 @@ def test_a_checkpoint_goes_on_under_fsdp_and_under_ddp(tmp_path, stop, before, a
     train(2, before, range(stop), dropout=0.1, save=tmp_path / "saved")
     resumed = train(2, after, range(stop, 8), dropout=0.1, load=tmp_path / "saved")
     assert distance(resumed, straight) == 0.0
+
+
+def errors_of_hooks(accelerator, folder):
+    """The errors of a rank where rank 0 fails in a save within a window, and then rank 1 in a load."""
+
+    def fail_on(rank):
+        if accelerator.process_index == rank:
+            raise OSError
+
+    model = accelerator.prepare(Tied())
+    with accelerator.accumulate(model):
+        accelerator.backward(model(torch.arange(3)).sum())
+    errors = []
+    handle = accelerator.register_save_state_pre_hook(lambda *_: fail_on(0))
+    try:
+        accelerator.save_state(folder)
+    except OSError as error:
+        errors.append(type(error).__name__)
+    handle.remove()
+    accelerator.save_state(folder, all_ranks=True)
+    accelerator.register_load_state_pre_hook(lambda *_: fail_on(1))
+    try:
+        accelerator.load_state(folder)
+    except (OSError, RemoteError) as error:
+        errors.append(type(error).__name__)
+    return errors
+
+
+def test_a_rank_that_fails_alone_leaves_nobody_waiting_in_a_collective(tmp_path):
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, **SIZED)
+    errors = on_ranks(2, errors_of_hooks, tmp_path / "c", fsdp_plugin=plugin, gradient_accumulation_steps=2)
+    assert errors == [["OSError", "RemoteError"], ["OSError"]]
 
 
 def refused(accelerator):
