@@ -50,14 +50,7 @@ from .optimizer import AcceleratedOptimizer
 from .scheduler import AcceleratedScheduler
 from .state import GradientState, PartialState
 from .utils import save_ids
-from .utils.checkpoint_folder import (
-    Part,
-    finish_interrupted_save,
-    highest_number,
-    recover_newest,
-    remove,
-    remove_old_checkpoints,
-)
+from .utils.checkpoint_folder import Part, finish_interrupted_save, numbered, recover_newest, remove_old_checkpoints
 from .utils.checkpoint_manifest import CheckpointError, Manifest, read_manifest, verify
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.dataclasses import ProjectConfiguration
@@ -130,10 +123,8 @@ def _by_file(file_name: str, objects: list[Any]) -> dict[str, Any]:
 
 def _numbered_name(file_name: str, index: int) -> str:
     """The first is optimizer.bin, the second optimizer_1.bin."""
-    if index == 0:
-        return file_name
-    path = Path(file_name)
-    return f"{path.stem}_{index}{path.suffix}"
+    stem, ending = file_name.split(".")
+    return f"{stem}_{index}.{ending}" if index else file_name
 
 
 # Saving
@@ -159,8 +150,8 @@ def save_state(
             original ignores this argument.)
 
     Raises:
-        ValueError: without a folder; under automatic naming, if that checkpoint is there already; if a model has a
-            state that is no tensor, and `safe_serialization` is on.
+        ValueError: without a folder; under automatic naming, if that checkpoint is there already; with
+            `safe_serialization`, if a model has a state that is no tensor.
         CheckpointError: if a state could not be loaded again, or the folder holds something that is in the way.
         Exception: what this process met (OSError, …). In each case what was there before is untouched. If old
             checkpoints cannot be removed, the new one is there.
@@ -183,7 +174,7 @@ def _save_alone(run: RunState, output_dir: str | os.PathLike | None, weights_nam
         _write(run, part, gathered, weights_name)
         part.publish()
     except BaseException:
-        remove(part.staging)
+        part.discard()
         raise
     finally:
         project.iteration += 1  # after a failure too: the others may have saved, and go on with the next number
@@ -208,7 +199,7 @@ def _save_together(run: RunState, output_dir: str | os.PathLike | None, weights_
         # The main part comes last, because with it the checkpoint appears.
         run_on_all_ranks(part.publish, runs_here=part.is_main)
     except BaseException:
-        remove(part.staging)
+        part.discard()
         raise
     project.iteration += 1
     run_on_all_ranks(lambda: _remove_surplus(project, folder), runs_here=part.is_main)
@@ -374,8 +365,8 @@ def load_state(
         following = int(number[1]) + 1
         if input_dir is not None:
             # The script may name an older checkpoint. The newer ones stay, and numbers go on after them.
-            newest = highest_number(folder.parent)
-            following = max(following, newest + 1, run.project.iteration)
+            on_disk = [int(path.name.removeprefix("checkpoint_")) + 1 for path in numbered(folder.parent)]
+            following = max([following, run.project.iteration, *on_disk])
         [run.project.iteration] = broadcast_object_list([following])
     return saved.step
 
@@ -491,10 +482,7 @@ def _restore(run: RunState, saved: SavedRun, load_model_func_kwargs: dict[str, A
 
 
 def _restore_gradients(models: list[torch.nn.Module], rank_states: list[dict[str, Any]]) -> None:
-    """Give each parameter the mean of the gradients that ranks had in an unfinished window, or none.
-
-    Under FSDP a collective.
-    """
+    """Give parameters the mean of the ranks' gradients of an unfinished window, or none. Under FSDP a collective."""
     for index, model in enumerate(models):
         gradients_of_ranks = [state["gradients"][index] for state in rank_states if "gradients" in state]
         with whole_parameters(model):

@@ -7,8 +7,7 @@ checkpointing.py shows the four steps of a save to the folder `c`. They are safe
   moved last. A checkpoint is *complete* when its main part is. Rank parts may come later, or never.
 - If `c` exists already, with an older checkpoint or files of the user, step 3 renames `.c.staging_0` to `c/.new`
   instead. At this moment the new checkpoint begins to exist. Then the files of `c/.new` are moved to their places.
-- Step 4 is done by the rank that comes last, whichever it is. If two ranks come at once, they move the same files. Each
-  file is renamed once, and the rank that finds a file gone leaves the rest of the part to the other.
+- Step 4 is done by the rank that comes last, whichever it is. If two ranks come at once, each file is renamed once.
 
 With `save_on_each_node` the first process of each machine writes a main part, to its own disk. Nobody waits for the
 disk: after a power failure the newest checkpoint may be damaged. Loading finds this out, and without a name it takes
@@ -102,16 +101,18 @@ class Part:
             _move_files(new, self.folder)
         _merge_pending_parts(self.folder)
 
+    def discard(self) -> None:
+        """Remove what has been staged, because the save has failed."""
+        remove(self.staging)
+
 
 def _hidden_path(folder: Path, name: str) -> Path:
     """A hidden path beside `folder`, so that it can be renamed to `folder`.
 
     If `folder` is a mount point, or its parent is read-only, nothing can be renamed to it. Then the path is inside.
     """
-    if folder.exists():
-        is_inside = os.path.ismount(folder) or not os.access(folder.parent, os.W_OK)
-        if is_inside:
-            return folder / f".{name}"
+    if folder.exists() and (os.path.ismount(folder) or not os.access(folder.parent, os.W_OK)):
+        return folder / f".{name}"
     return folder.with_name(f".{folder.name}.{name}")
 
 
@@ -146,15 +147,13 @@ def finish_interrupted_save(folder: Path) -> None:
 
 
 def _merge_pending_parts(folder: Path) -> None:
-    """Move the rank parts that wait for the main part in `folder` to their places. A file of the main part stays.
-
-    Two ranks may move the same part. The one that finds a file gone leaves the rest to the other.
-    """
+    """Move the rank parts that wait for the main part in `folder` to their places. A file of the main part stays."""
     try:
         main = read_part_manifest(folder / MANIFEST_NAME)
     except CheckpointError:
         return
     for part in _pending_parts(folder, main.save):
+        # Two ranks may move the same part. The one that finds a file gone leaves the rest to the other.
         with contextlib.suppress(FileNotFoundError):
             _move_files(part, folder, unless_in=main.files)
 
@@ -204,12 +203,6 @@ def numbered(parent: Path, prefix: str = "checkpoint_") -> list[Path]:
     found = [path for path in parent.iterdir() if pattern.fullmatch(path.name)]
     folders = [path for path in found if path.is_dir() and not path.is_symlink()]
     return sorted(folders, key=lambda path: int(path.name.removeprefix(prefix)), reverse=True)
-
-
-def highest_number(parent: Path) -> int:
-    """The number of the newest checkpoint in `parent`, or -1 if there is none."""
-    found = numbered(parent)
-    return int(found[0].name.removeprefix("checkpoint_")) if found else -1
 
 
 def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:

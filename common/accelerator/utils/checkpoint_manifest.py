@@ -120,7 +120,7 @@ def read_manifest(folder: Path) -> Manifest:
         try:
             part = read_part_manifest(path)
         except FormatError:
-            continue  # an older save, which was not to be read here, has left it
+            continue  # left by an older save into this folder
         if part.save == main.save:
             ranks.append(part.rank)
             files = part.files | files

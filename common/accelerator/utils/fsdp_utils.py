@@ -158,9 +158,9 @@ def _gather(value: Any, keep: bool) -> Any:
 
 
 def whole_state_dict(model: nn.Module, keep: bool) -> dict[str, Any]:
-    """The whole weights of `model`, and its buffers; empty without `keep`. A collective.
+    """The whole weights of `model` on the CPU, and its buffers where they are; empty without `keep`. A collective.
 
-    The weights are on the CPU, and the buffers, which are not sharded, where they were. Tied weights are one tensor.
+    Tied weights are the same tensor.
     """
     state_dict = model.state_dict(keep_vars=True)
     gathered: dict[int, Any] = {}

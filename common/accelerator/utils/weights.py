@@ -40,8 +40,7 @@ def clean_state_dict_for_safetensors(state_dict: Mapping[str, torch.Tensor]) -> 
     removed = []
     for name, tensor in state_dict.items():
         if not isinstance(tensor, torch.Tensor):
-            kind = type(tensor).__name__
-            raise ValueError(f"{name} is a {kind}, and safetensors holds only tensors: pass safe_serialization=False")
+            raise ValueError(f"{name} is no tensor, and safetensors holds nothing else: pass safe_serialization=False")
         first_name = first_names.setdefault(view_key(tensor, name), name)
         if first_name != name:
             removed.append(name)

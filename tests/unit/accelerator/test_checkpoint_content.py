@@ -145,7 +145,7 @@ class Counting(torch.nn.Linear):
 def test_an_extra_state_of_a_module_comes_back(tmp_path):
     accelerator = Accelerator(cpu=True)
     model = accelerator.prepare(Counting(2, 1))
-    with pytest.raises(ValueError, match="_extra_state is a dict, and safetensors holds only tensors"):
+    with pytest.raises(ValueError, match="_extra_state is no tensor"):
         accelerator.save_state(tmp_path / "c")
     accelerator.save_state(tmp_path / "c", safe_serialization=False)
     model.number = 5

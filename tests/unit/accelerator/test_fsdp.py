@@ -1,5 +1,7 @@
 """FSDP: each rank has its part, and what comes out is what comes out of DDP, bit for bit."""
 
+from contextlib import suppress
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +9,7 @@ from torch import nn
 from common.accelerator import Accelerator
 from common.accelerator.operations import RemoteError
 from common.accelerator.state import DistributedType
-from common.accelerator.utils import FullyShardedDataParallelPlugin
+from common.accelerator.utils import FullyShardedDataParallelPlugin, ProjectConfiguration
 from tests.unit.accelerator.several_processes import on_ranks
 
 SIZED = {"auto_wrap_policy": "size_based_wrap", "min_num_params": 20}
@@ -120,36 +122,34 @@ def test_a_checkpoint_goes_on_under_fsdp_and_under_ddp(tmp_path, stop, before, a
     assert distance(resumed, straight) == 0.0
 
 
-def errors_of_hooks(accelerator, folder):
-    """The errors of a rank where rank 0 fails in a save within a window, and then rank 1 in a load."""
+def failing_alone(accelerator):
+    """The rank parts of a checkpoint after a save that failed on rank 0 alone; then a load fails on rank 1 alone."""
 
     def fail_on(rank):
         if accelerator.process_index == rank:
-            raise OSError
+            raise OSError("alone")
 
     model = accelerator.prepare(Tied())
     with accelerator.accumulate(model):
         accelerator.backward(model(torch.arange(3)).sum())
-    errors = []
-    handle = accelerator.register_save_state_pre_hook(lambda *_: fail_on(0))
-    try:
-        accelerator.save_state(folder)
-    except OSError as error:
-        errors.append(type(error).__name__)
-    handle.remove()
-    accelerator.save_state(folder, all_ranks=True)
+    failing = accelerator.register_save_state_pre_hook(lambda *_: fail_on(0))
+    with suppress(OSError):
+        accelerator.save_state()
+    failing.remove()
+    folder = accelerator.save_state()
     accelerator.register_load_state_pre_hook(lambda *_: fail_on(1))
-    try:
-        accelerator.load_state(folder)
-    except (OSError, RemoteError) as error:
-        errors.append(type(error).__name__)
-    return errors
+    with pytest.raises((OSError, RemoteError), match="alone"):
+        accelerator.load_state()
+    return sorted(path.name for path in folder.glob("random_states_*"))
 
 
-def test_a_rank_that_fails_alone_leaves_nobody_waiting_in_a_collective(tmp_path):
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, **SIZED)
-    errors = on_ranks(2, errors_of_hooks, tmp_path / "c", fsdp_plugin=plugin, gradient_accumulation_steps=2)
-    assert errors == [["OSError", "RemoteError"], ["OSError"]]
+def test_a_rank_that_fails_alone_leaves_nobody_waiting_in_a_collective_and_no_rank_behind(tmp_path):
+    settings = {
+        "fsdp_plugin": FullyShardedDataParallelPlugin(fsdp_version=2, **SIZED),
+        "project_config": ProjectConfiguration(tmp_path, automatic_checkpoint_naming=True),
+        "gradient_accumulation_steps": 2,
+    }
+    assert on_ranks(2, failing_alone, **settings) == [["random_states_0.pkl", "random_states_1.pkl"]] * 2
 
 
 def refused(accelerator):

@@ -5,7 +5,7 @@ import itertools
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -193,28 +193,6 @@ def saved_alone_then_together(_, folder: Path) -> Loaded:
 
 def test_all_save_to_one_folder_after_the_main_process_has_saved_alone(tmp_path):
     assert on_ranks(2, saved_alone_then_together, tmp_path) == [(1, 1), (1, 1)]
-    assert not list(tmp_path.glob("checkpoints/.*"))
-
-
-def saved_after_a_failure(_, folder: Path) -> Loaded:
-    """The steps that are loaded after a save that has failed on the main process alone, and another one."""
-    run = Run(folder, automatic_checkpoint_naming=True)
-
-    def fail(*_) -> None:
-        if run.accelerator.is_main_process:
-            raise OSError
-
-    failing = run.accelerator.register_save_state_pre_hook(fail)
-    with suppress(OSError):
-        run.accelerator.save_state()
-    failing.remove()
-    run.step(1)
-    run.accelerator.save_state()
-    return run.load()
-
-
-def test_all_ranks_have_the_same_number_after_a_save_that_failed_on_one(tmp_path):
-    assert on_ranks(2, saved_after_a_failure, tmp_path) == [(1, 1), (1, 1)]
     assert not list(tmp_path.glob("checkpoints/.*"))
 
 
