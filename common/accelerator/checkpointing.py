@@ -342,7 +342,7 @@ def load_state(
 
     Raises:
         CheckpointError: naming the file that is missing, damaged, foreign or of another format; under automatic naming,
-            if no checkpoint is complete.
+            if no checkpoint is complete and undamaged.
         ValueError: if no folder is given.
         RuntimeError: if another number of objects was registered than now, or a model has other weights.
         Exception: what a hook or an object met. In each case all processes raise.
@@ -356,18 +356,18 @@ def load_state(
     read = _verify_and_read if writes_main_part else _read
     saved = run_on_all_ranks(lambda: read(run, folder, load_kwargs or {}))
     run_on_all_ranks(lambda: _restore(run, saved, load_model_func_kwargs))
-    # A step of its own, because it has collectives under FSDP: now no rank has failed.
+    # Under FSDP it has collectives. So it is a step of its own, which begins if no rank has failed.
     run_on_all_ranks(lambda: _restore_gradients(run.models, list(saved.rank_states.values())))
     _warn_of_ranks_without_part(saved)
     _warn_of_files_without_object(run, saved)
     number = re.fullmatch(r"checkpoint_([0-9]+)", folder.name)
     if run.project.automatic_checkpoint_naming and number is not None:
-        following = int(number[1]) + 1
+        last = int(number[1])
         if input_dir is not None:
             # The script may name an older checkpoint. The newer ones stay, and numbers go on after them.
-            on_disk = [int(path.name.removeprefix("checkpoint_")) + 1 for path in numbered(folder.parent)]
-            following = max([following, run.project.iteration, *on_disk])
-        [run.project.iteration] = broadcast_object_list([following])
+            on_disk = [int(path.name.removeprefix("checkpoint_")) for path in numbered(folder.parent)]
+            last = max([last, run.project.iteration - 1, *on_disk])
+        [run.project.iteration] = broadcast_object_list([last + 1])
     return saved.step
 
 

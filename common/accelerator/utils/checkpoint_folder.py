@@ -225,7 +225,7 @@ def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
             logger.info("resuming from %s", folder)
             _clear_away(parent, prefix, damaged)
             return folder
-    raise CheckpointError(f"there is no complete checkpoint in {parent}")
+    raise CheckpointError(f"there is no complete and undamaged checkpoint in {parent}")
 
 
 def _clear_away(parent: Path, prefix: str, damaged: list[Path]) -> None:

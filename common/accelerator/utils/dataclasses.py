@@ -256,9 +256,9 @@ class ProjectConfiguration:
         automatic_checkpoint_naming: save to `project_dir/checkpoints/checkpoint_{iteration}`.
         total_limit: complete checkpoints to keep under automatic naming; older ones go after a new one is complete.
         iteration: the number of the next checkpoint.
-        save_on_each_node: write on every machine, for folders that they do not share. `load_state()` looks for the
-            newest checkpoint on the first machine only. If another machine was killed before it had this one, it
-            raises: name an older one, which all machines still have if `total_limit` is not 1.
+        save_on_each_node: write on every machine, for folders that they do not share. `load_state()` takes the newest
+            checkpoint of the first machine, and raises if another machine was killed before it had that one. Then name
+            an older one, which a `total_limit` of at least 2 keeps.
     """
 
     project_dir: str | os.PathLike | None = None
@@ -356,10 +356,10 @@ class FullyShardedDataParallelPlugin:
             raise NotImplementedError("FSDP with cpu_offload=True is out of scope")
 
         kind = _given_or_env(self.state_dict_type, "FSDP_STATE_DICT_TYPE", "FULL_STATE_DICT")
-        self.state_dict_type = str(getattr(kind, "name", kind)).upper()  # torch has an enumeration of the kinds
-        if self.state_dict_type != "FULL_STATE_DICT":
-            problem = f"FSDP with state_dict_type={self.state_dict_type} is out of scope"
-            raise NotImplementedError(f"{problem}: choose FULL_STATE_DICT")
+        kind = str(getattr(kind, "name", kind)).upper()  # torch has an enumeration of the kinds
+        if kind != "FULL_STATE_DICT":
+            raise NotImplementedError(f"FSDP with state_dict_type={kind} is out of scope: choose FULL_STATE_DICT")
+        self.state_dict_type = kind
 
         self.auto_wrap_policy = str(_given_or_env(self.auto_wrap_policy, "FSDP_AUTO_WRAP_POLICY", "NO_WRAP")).upper()
         if self.auto_wrap_policy not in _FSDP_WRAP_POLICIES:

@@ -102,7 +102,7 @@ def _free_after_evaluation(model: nn.Module, *_: Any) -> None:
 
 
 def _sharded_modules(model: nn.Module) -> list[Any]:
-    """The modules that `fully_shard` was called with. It has made each of them an FSDPModule."""
+    """The modules for which `fully_shard` was called. It makes each of them an FSDPModule."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported, for the reason given in `is_part`
     if fsdp is None:
         return []
@@ -147,9 +147,9 @@ def _take_parts(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: 
 
 
 def _gather(value: Any, keep: bool) -> Any:
-    """`value`, or if it is a part the whole tensor, on the CPU. A collective.
+    """`value`, or the whole tensor on the CPU if `value` is a part. Then it is a collective.
 
-    Without `keep` it takes part in the all-gather, and returns None for a part.
+    Without `keep` it takes part in the all-gather, but returns None.
     """
     if not is_part(value):
         return value.detach() if isinstance(value, Tensor) else value

@@ -14,7 +14,7 @@ cases, in which only the main process has saved:
 
 - It saves "a", and then all ranks save "a" with no collective between. Rank 0 has the id run-5-2 and rank 1 run-5-1.
 - It saves under automatic naming. From then on it writes checkpoint_1, and rank 1 its part of checkpoint_0, until
-  `load_state` or a save with `all_ranks=True` tells all ranks the number of rank 0.
+  `load_state()` or a save with `all_ranks=True` tells all ranks the number of rank 0.
 
 Then the part of rank 1 is never added to the checkpoint, and loading says so.
 """

@@ -133,7 +133,7 @@ def kept(folder: Path) -> set[str]:
 def test_automatic_naming_keeps_the_newest_and_continues_after_a_load(tmp_path):
     # https://github.com/huggingface/accelerate/issues/1163
     accelerator = numbering(tmp_path, total_limit=2)
-    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+    with pytest.raises(CheckpointError, match="no complete and undamaged checkpoint"):
         accelerator.load_state()
     for _ in range(12):
         accelerator.save_state()
