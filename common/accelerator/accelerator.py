@@ -60,6 +60,7 @@ from .utils.dataclasses import (
 )
 from .utils.memory import release_memory
 from .utils.other import extract_model_from_parallel, innermost_model, is_compiled_module
+from .utils.weights import is_part
 
 logger = get_logger(__name__)
 
@@ -493,7 +494,7 @@ class Accelerator:
             return torch.nn.utils.get_total_norm(gradients, norm_type) / self.scaler.get_scale()
         self._unscale_gradients_of(parameters)
         norm: Any = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
-        return norm.full_tensor() if fsdp_utils.is_part(norm) else norm
+        return norm.full_tensor() if is_part(norm) else norm
 
     def clip_grad_value_(self, parameters: torch.Tensor | Iterable[torch.Tensor], clip_value: float) -> None:
         """Cut the gradients to [-clip_value, clip_value]; under fp16 only where a window ends."""
@@ -538,7 +539,7 @@ class Accelerator:
         """The state dict of `model`: without DDP's prefix unless `unwrap` is off, but with that of `torch.compile`.
 
         Of a sharded model, all processes must call it. The main process of each machine gets the whole weights, on the
-        CPU, and the others an empty dict.
+        CPU, and the buffers as they are; the others get an empty dict.
         """
         if unwrap:
             model = self.unwrap_model(model)
@@ -623,20 +624,17 @@ class Accelerator:
         self.step = checkpointing.load_state(self._run_state(), input_dir, load_kwargs, **load_model_func_kwargs)
 
     def _run_state(self) -> checkpointing.RunState:
-        prepared = checkpointing.Prepared(
+        return checkpointing.RunState(
+            project=self.project_configuration,
             models=self._models,
             optimizers=self._optimizers,
             schedulers=self._schedulers,
-            scaler=self.scaler,
             loaders=self._dataloaders,
+            scaler=self.scaler,
             has_forgotten_loaders=self._has_forgotten_loaders,
-        )
-        return checkpointing.RunState(
-            project=self.project_configuration,
+            custom_objects=self._custom_objects,
             save_hooks=list(self._save_model_state_pre_hook.values()),
             load_hooks=list(self._load_model_state_pre_hook.values()),
-            custom_objects=self._custom_objects,
-            prepared=prepared,
             step=self.step,
             get_state_dict=self.get_state_dict,
         )

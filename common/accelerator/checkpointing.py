@@ -26,7 +26,7 @@ If it is killed later, the next save or load finishes step 4. If rank 1 is kille
 checkpoint has no part of rank 1, and loading it says so. With `all_ranks=True` rank 0 does not go on.
 
 `load_state` loads the folder that the script names. Under automatic naming the main process takes the newest checkpoint
-that is whole and undamaged, and tells the others.
+that is complete and undamaged, and tells the others.
 
 In `utils/`, checkpoint_folder.py takes these steps, checkpoint_manifest.py finds damage, save_ids.py says which parts
 belong to one save, and serialization.py keeps files free of code.
@@ -50,7 +50,7 @@ from .optimizer import AcceleratedOptimizer
 from .scheduler import AcceleratedScheduler
 from .state import GradientState, PartialState
 from .utils import save_ids
-from .utils.checkpoint_folder import Part, finish_interrupted_save, recover_newest, remove, remove_old_checkpoints
+from .utils.checkpoint_folder import Part, finish_interrupted_save, numbered, recover_newest, remove_old_checkpoints
 from .utils.checkpoint_manifest import CheckpointError, Manifest, read_manifest, verify
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.dataclasses import ProjectConfiguration
@@ -72,56 +72,46 @@ RANDOM_STATES_FILE = "random_states_{}.pkl"
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """The objects that an Accelerator has prepared, in the order of the numbers of their files.
-
-    Attributes:
-        scaler: None unless the run is in fp16.
-        has_forgotten_loaders: some loader was left out of checkpoints on purpose.
-    """
-
-    models: list[torch.nn.Module]
-    optimizers: list[AcceleratedOptimizer]
-    schedulers: list[AcceleratedScheduler]
-    scaler: LossScaler | None
-    loaders: list[Any]
-    has_forgotten_loaders: bool
-
-
-@dataclass(frozen=True)
 class RunState:
-    """A run, as far as its checkpoints hold it or depend on it.
+    """The objects and settings that a checkpoint is made from. Each list is in the order of the numbers of the files.
 
     Attributes:
         project: where checkpoints are, and how many of them are kept.
-        save_hooks, load_hooks: functions that the script has registered.
-        custom_objects: other objects that it has registered.
+        models, optimizers, schedulers, loaders: the objects that the Accelerator has prepared.
+        scaler: None unless the run is in fp16.
+        has_forgotten_loaders: some loader was left out of checkpoints on purpose.
+        custom_objects: the objects that the script has registered.
+        save_hooks, load_hooks: the functions that it has registered.
         step: calls of `accumulate`; at a multiple of the window's steps no window is unfinished.
         get_state_dict: returns the weights of a model; under FSDP a collective.
     """
 
     project: ProjectConfiguration
+    models: list[torch.nn.Module]
+    optimizers: list[AcceleratedOptimizer]
+    schedulers: list[AcceleratedScheduler]
+    loaders: list[Any]
+    scaler: LossScaler | None
+    has_forgotten_loaders: bool
+    custom_objects: list[Any]
     save_hooks: list[Callable]
     load_hooks: list[Callable]
-    custom_objects: list[Any]
-    prepared: Prepared
     step: int
     get_state_dict: Callable[[torch.nn.Module], dict[str, Any]]
 
     def objects_by_file(self) -> dict[str, Any]:
         """All objects with a `state_dict` but models and loaders, by the names of their files."""
-        scaler = self.prepared.scaler
-        return {
-            **_by_file(OPTIMIZER_FILE, self.prepared.optimizers),
-            **_by_file(SCHEDULER_FILE, self.prepared.schedulers),
-            **_by_file(SCALER_NAME, [] if scaler is None else [scaler]),
-            **{CUSTOM_FILE.format(index): each for index, each in enumerate(self.custom_objects)},
-        }
+        objects = _by_file(OPTIMIZER_FILE, self.optimizers) | _by_file(SCHEDULER_FILE, self.schedulers)
+        if self.scaler is not None:
+            objects[SCALER_NAME] = self.scaler
+        for index, each in enumerate(self.custom_objects):
+            objects[CUSTOM_FILE.format(index)] = each
+        return objects
 
     def loaders_by_file(self) -> dict[str, Any]:
         """All loaders by the names that their files have. A loader without a state has no file."""
         loaders: dict[str, Any] = {}
-        for index, loader in enumerate(self.prepared.loaders):
+        for index, loader in enumerate(self.loaders):
             file_name = LOADER_FILE if loader.use_stateful_dataloader else SAMPLER_FILE
             loaders[_numbered_name(file_name, index)] = loader
         return loaders
@@ -133,7 +123,8 @@ def _by_file(file_name: str, objects: list[Any]) -> dict[str, Any]:
 
 def _numbered_name(file_name: str, index: int) -> str:
     """The first is optimizer.bin, the second optimizer_1.bin."""
-    return file_name.replace(".", f"_{index}.") if index else file_name
+    stem, ending = file_name.split(".")
+    return f"{stem}_{index}.{ending}" if index else file_name
 
 
 # Saving
@@ -147,7 +138,7 @@ def save_state(
     Each process that calls this writes its part, see the head of this file. Other files in the folder stay.
 
     The main process alone may call it. Then the other ranks' generators and gradients are not there, and a run that
-    goes on from it is not exact. The same happens if another rank is killed before its part is finished, unless
+    goes on from it is not exact. The same happens if another rank is killed before its part is complete, unless
     `all_ranks` is on.
 
     Args:
@@ -159,7 +150,8 @@ def save_state(
             original ignores this argument.)
 
     Raises:
-        ValueError: without a folder; under automatic naming, if that checkpoint is there already.
+        ValueError: without a folder; under automatic naming, if that checkpoint is there already; with
+            `safe_serialization`, if a model has a state that is no tensor.
         CheckpointError: if a state could not be loaded again, or the folder holds something that is in the way.
         Exception: what this process met (OSError, …). In each case what was there before is untouched. If old
             checkpoints cannot be removed, the new one is there.
@@ -172,36 +164,42 @@ def save_state(
 
 def _save_alone(run: RunState, output_dir: str | os.PathLike | None, weights_name: str) -> Path:
     """Write the part of this process, and wait for no other process."""
-    folder = _folder_to_save(run.project, output_dir)
-    part = Part(folder, save_ids.next_id(folder), is_main=_writes_main_part(run.project))
+    project = run.project
+    folder = _folder_to_save(project, output_dir)
+    part = Part(folder, save_ids.next_id(folder), is_main=_writes_main_part(project))
+    gathered = _gather(run)
+    _require_new_folder(part, project)
     try:
-        weights = _stage(run, part, weights_name)
-        _write(run, part, weights)
+        _stage(run, part, gathered.weights)
+        _write(run, part, gathered, weights_name)
         part.publish()
     except BaseException:
-        remove(part.staging)
+        part.discard()
         raise
-    run.project.iteration += 1
+    finally:
+        project.iteration += 1  # after a failure too: the others may have saved, and go on with the next number
     if part.is_main:
-        _remove_surplus(run.project, folder)
+        _remove_surplus(project, folder)
     return folder
 
 
 def _save_together(run: RunState, output_dir: str | os.PathLike | None, weights_name: str) -> Path:
     """Write the parts of all processes, each step on all of them before the next one begins."""
     project = run.project
-    # All take these from the main process, which may have saved alone before.
+    # All ranks take these from the main process, which may have saved alone before.
     project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])
     folder = _folder_to_save(project, output_dir)
     part = Part(folder, save_id, is_main=_writes_main_part(project))
+    gathered = run_on_all_ranks(lambda: _gather(run))
+    run_on_all_ranks(lambda: _require_new_folder(part, project))
     try:
-        weights = run_on_all_ranks(lambda: _stage(run, part, weights_name))
-        run_on_all_ranks(lambda: _write(run, part, weights))
+        run_on_all_ranks(lambda: _stage(run, part, gathered.weights))
+        run_on_all_ranks(lambda: _write(run, part, gathered, weights_name))
         run_on_all_ranks(part.publish, runs_here=not part.is_main)
         # The main part comes last, because with it the checkpoint appears.
         run_on_all_ranks(part.publish, runs_here=part.is_main)
     except BaseException:
-        remove(part.staging)
+        part.discard()
         raise
     project.iteration += 1
     run_on_all_ranks(lambda: _remove_surplus(project, folder), runs_here=part.is_main)
@@ -233,41 +231,72 @@ def _writes_main_part(project: ProjectConfiguration) -> bool:
     return state.is_local_main_process if project.save_on_each_node else state.is_main_process
 
 
-def _stage(run: RunState, part: Part, weights_name: str) -> dict[str, Any]:
-    """Make the staging folder, and return the weights of each model by the names of their files.
+@dataclass(frozen=True)
+class Gathered:
+    """The tensors that collectives put together under FSDP.
 
-    Hooks may change the weights, or write files of their own. Under FSDP a collective puts the weights together. It
-    comes first, so that no rank waits in it for another that has failed.
+    Attributes:
+        weights: those of each model.
+        gradients: those of each model in the middle of an accumulation window, else None.
+        optimizer_states: the states of the optimizers by the names of their files.
     """
-    models = run.prepared.models
-    weights = [run.get_state_dict(model) for model in models]
-    if part.is_main and run.project.automatic_checkpoint_naming and os.path.lexists(part.folder):
+
+    weights: list[dict[str, Any]]
+    gradients: list[dict[str, torch.Tensor]] | None
+    optimizer_states: dict[str, Any]
+
+
+def _gather(run: RunState) -> Gathered:
+    """Under FSDP a collective. So it comes before all that may fail on one rank alone: folders, hooks and files."""
+    weights = [run.get_state_dict(model) for model in run.models]
+    gradients = None
+    if run.step % GradientState().num_steps != 0:
+        gradients = [_gradients(model) for model in run.models]
+    optimizers = _by_file(OPTIMIZER_FILE, run.optimizers)
+    return Gathered(weights, gradients, {name: each.state_dict() for name, each in optimizers.items()})
+
+
+def _gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The gradients of `model`, on the CPU, by the names of their parameters."""
+    with whole_parameters(model):
+        parameters = innermost_model(model).named_parameters()
+        return {name: parameter.grad.cpu() for name, parameter in parameters if parameter.grad is not None}
+
+
+def _require_new_folder(part: Part, project: ProjectConfiguration) -> None:
+    """Raise a ValueError if automatic naming leads to a folder that is there already."""
+    if part.is_main and project.automatic_checkpoint_naming and os.path.lexists(part.folder):
         how = "`load_state` first, or set `project_configuration.iteration`"
-        raise ValueError(f"Checkpoint directory {part.folder} ({run.project.iteration}) already exists: {how}")
+        raise ValueError(f"Checkpoint directory {part.folder} ({project.iteration}) already exists: {how}")
+
+
+def _stage(run: RunState, part: Part, weights: list[dict[str, Any]]) -> None:
+    """Make the staging folder, and call the hooks, which may change `weights` or write files of their own."""
     part.stage()
     for hook in run.save_hooks:
-        hook(models, weights, str(part.staging))
-    return _by_file(weights_name, weights)
+        hook(run.models, weights, str(part.staging))
 
 
-def _write(run: RunState, part: Part, weights: dict[str, Any]) -> None:
-    """Write the files of `part`: the state of this rank; in the main part `weights` and the states of all objects too.
+def _write(run: RunState, part: Part, gathered: Gathered, weights_name: str) -> None:
+    """Write the files of `part`: the state of this rank; in the main part weights and the states of all objects too.
 
-    Each rank asks for all states, because under FSDP collectives put gradients and optimizers together. These come
-    first, so that no rank waits in one for another that has failed.
+    As in the original, objects are asked for their states after the hooks, which may have changed them, and on each
+    rank, because a `state_dict` of the script's own may be a collective.
     """
-    gradients = _gradients_of_window(run)
-    states = {name: each.state_dict() for name, each in run.objects_by_file().items()}
+    states = dict(gathered.optimizer_states)
+    for name, each in run.objects_by_file().items():
+        if name not in states:
+            states[name] = each.state_dict()
     loader_states = {}
     for name, loader in run.loaders_by_file().items():
         state = loader.state_dict()
         if state:
             loader_states[name] = state
     rank_state = {"step": run.step, **get_random_states(PartialState().device)}
-    if gradients is not None:
-        rank_state["gradients"] = gradients
+    if gathered.gradients is not None:
+        rank_state["gradients"] = gathered.gradients
     if part.is_main:
-        contents = weights | states | loader_states
+        contents = _by_file(weights_name, gathered.weights) | states | loader_states
     else:
         contents = {}
         rank_state["loaders"] = loader_states  # each rank has read another batch ahead
@@ -277,18 +306,6 @@ def _write(run: RunState, part: Part, weights: dict[str, Any]) -> None:
             write_safetensors(content, part.staging / name)
         else:
             save_loadable(content, part.staging / name)
-
-
-def _gradients_of_window(run: RunState) -> list[dict[str, torch.Tensor]] | None:
-    """The gradients of each model in the middle of an accumulation window, else None. Under FSDP a collective."""
-    if run.step % GradientState().num_steps == 0:
-        return None
-    gradients = []
-    for model in run.prepared.models:
-        with whole_parameters(model):
-            parameters = innermost_model(model).named_parameters()
-            gradients.append({name: p.grad.cpu() for name, p in parameters if p.grad is not None})
-    return gradients
 
 
 def _remove_surplus(project: ProjectConfiguration, just_written: Path) -> None:
@@ -309,15 +326,15 @@ def load_state(
 
     A collective. The script says where its loaders go on: `loader.set_epoch(e)` and `skip_first_batches(loader, n)`. A
     stateful loader yields the next batch by itself. On as many processes as before, what follows then equals the
-    uninterrupted run bit for bit; DATA.md says in which orders. On another number of processes the global order goes
-    on, and gradients of an unfinished window are averaged. A rank without a part in the checkpoint keeps its random
-    states, which a warning says, and gets the mean of the gradients that are there.
+    uninterrupted run bit for bit, on the CPU and on CUDA; DATA.md says in which orders. On another number of processes
+    the global order goes on, and gradients of an unfinished window are averaged. A rank without a part in the
+    checkpoint keeps its random states, which a warning says, and gets the mean of the gradients that are there.
 
-    First every file is verified, and every state but the weights read; then the hooks run. Until a weight changes, an
-    error leaves the run as it was. After a later error the run should not go on.
+    First every file is verified, and every state but the weights read. An error there leaves the run as it was. Then
+    the hooks are called, and each object gets its state. After an error there the run should not go on.
 
     Args:
-        input_dir: the folder, where ~ is the home folder; under automatic naming the newest whole checkpoint by
+        input_dir: the folder, where ~ is the home folder; under automatic naming the newest complete checkpoint by
             default.
         load_kwargs: for `torch.load` of all but weights; `weights_only` is always on.
         load_model_func_kwargs: for the models' `load_state_dict`. The original's `map_location` changes nothing: files
@@ -325,27 +342,32 @@ def load_state(
 
     Raises:
         CheckpointError: naming the file that is missing, damaged, foreign or of another format; under automatic naming,
-            if none is whole.
+            if no checkpoint is complete and undamaged.
         ValueError: if no folder is given.
         RuntimeError: if another number of objects was registered than now, or a model has other weights.
         Exception: what a hook or an object met. In each case all processes raise.
     """
     if load_model_func_kwargs.pop("map_location", None) is not None:
         logger.info("map_location changes nothing: files are read to the CPU, and each state goes to its object")
-    is_main = _writes_main_part(run.project)
-    PartialState().wait_for_everyone()  # Now no process is saving, so what this run has saved is finished.
+    writes_main_part = _writes_main_part(run.project)
+    PartialState().wait_for_everyone()  # Now no process is saving, so what this run has saved is complete.
     folder = _folder_to_load(run.project, input_dir)
-    run_on_all_ranks(lambda: finish_interrupted_save(folder), runs_here=is_main)
-    read = _verify_and_read if is_main else _read
+    run_on_all_ranks(lambda: finish_interrupted_save(folder), runs_here=writes_main_part)
+    read = _verify_and_read if writes_main_part else _read
     saved = run_on_all_ranks(lambda: read(run, folder, load_kwargs or {}))
     run_on_all_ranks(lambda: _restore(run, saved, load_model_func_kwargs))
+    # Under FSDP it has collectives. So it is a step of its own, which begins if no rank has failed.
+    run_on_all_ranks(lambda: _restore_gradients(run.models, list(saved.rank_states.values())))
     _warn_of_ranks_without_part(saved)
     _warn_of_files_without_object(run, saved)
     number = re.fullmatch(r"checkpoint_([0-9]+)", folder.name)
     if run.project.automatic_checkpoint_naming and number is not None:
-        following = int(number[1]) + 1
-        # The script may name an older checkpoint. Those that this run saved later stay, and numbers go on after them.
-        run.project.iteration = following if input_dir is None else max(following, run.project.iteration)
+        last = int(number[1])
+        if input_dir is not None:
+            # The script may name an older checkpoint. The newer ones stay, and numbers go on after them.
+            on_disk = [int(path.name.removeprefix("checkpoint_")) for path in numbered(folder.parent)]
+            last = max([last, run.project.iteration - 1, *on_disk])
+        [run.project.iteration] = broadcast_object_list([last + 1])
     return saved.step
 
 
@@ -437,7 +459,7 @@ def _read_file(manifest: Manifest, name: str, **load_kwargs: Any) -> Any:
 
 def _restore(run: RunState, saved: SavedRun, load_model_func_kwargs: dict[str, Any]) -> None:
     """Give every object its state. What may raise without changing a weight comes first."""
-    models = list(run.prepared.models)
+    models = list(run.models)
     for hook in run.load_hooks:
         hook(models, str(saved.manifest.folder))
     models_by_file = _by_file(saved.weights_name, models)
@@ -451,17 +473,16 @@ def _restore(run: RunState, saved: SavedRun, load_model_func_kwargs: dict[str, A
         bare = innermost_model(model)
         weights = under_names_of(bare, _read_file(saved.manifest, name))
         bare.load_state_dict(weights, **load_model_func_kwargs)
-    for optimizer in run.prepared.optimizers:
+    for optimizer in run.optimizers:
         optimizer.forget_unscaling()  # its gradients are replaced
     for name, each in run.objects_by_file().items():
         each.load_state_dict(saved.states[name])
     if own:
         set_random_states(PartialState().device, own)
-    _restore_gradients(run.prepared.models, list(saved.rank_states.values()))
 
 
 def _restore_gradients(models: list[torch.nn.Module], rank_states: list[dict[str, Any]]) -> None:
-    """Give each parameter the mean of the gradients that ranks had in an unfinished window, or none."""
+    """Give parameters the mean of the ranks' gradients of an unfinished window, or none. Under FSDP a collective."""
     for index, model in enumerate(models):
         gradients_of_ranks = [state["gradients"][index] for state in rank_states if "gradients" in state]
         with whole_parameters(model):
@@ -485,10 +506,10 @@ def _warn_of_ranks_without_part(saved: SavedRun) -> None:
 def _warn_of_files_without_object(run: RunState, saved: SavedRun) -> None:
     """Log the files of objects that this run has not prepared."""
     kinds = "model|pytorch_model|optimizer|scheduler"
-    if not run.prepared.has_forgotten_loaders:
+    if not run.has_forgotten_loaders:
         kinds += "|sampler|dl_state_dict"
     names = re.compile(rf"({kinds})(_[0-9]+)?\.(safetensors|bin)")
-    taken = saved.states | _by_file(saved.weights_name, run.prepared.models)
+    taken = saved.states | _by_file(saved.weights_name, run.models)
     left = [name for name in saved.manifest.files if names.fullmatch(name) and name not in taken]
     if left:
         what = "nothing is prepared that takes it: call `prepare` before `load_state`"

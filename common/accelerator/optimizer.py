@@ -9,6 +9,7 @@ import torch
 from .loss_scaler import LossScaler
 from .state import GradientState, PartialState
 from .utils import fsdp_utils
+from .utils.weights import is_part
 
 
 class AcceleratedOptimizer(torch.optim.Optimizer):
@@ -165,7 +166,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             self.optimizer.load_state_dict(state_dict)
 
     def _is_sharded(self) -> bool:
-        return any(fsdp_utils.is_part(parameter) for parameter in self.parameters())
+        return any(is_part(parameter) for parameter in self.parameters())
 
     # torch's class would pickle nothing but its own fields.
 

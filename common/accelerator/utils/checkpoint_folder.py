@@ -1,14 +1,13 @@
-"""The folders of checkpoints: written, found and removed so that a kill at any moment loses no whole checkpoint.
+"""The folders of checkpoints: written, found and removed so that a kill at any moment loses no complete checkpoint.
 
 checkpointing.py shows the four steps of a save to the folder `c`. They are safe for these reasons:
 
 - A rename is atomic. So `.c.part_1` and `c` have all of their files or do not exist.
-- A part is *finished* when its manifest, the list of its files, is in its place. The manifest is always written and
-  moved last. A checkpoint is *whole* when its main part is finished. Rank parts may come later, or never.
+- A part is *complete* when its manifest, the list of its files, is in its place. The manifest is always written and
+  moved last. A checkpoint is *complete* when its main part is. Rank parts may come later, or never.
 - If `c` exists already, with an older checkpoint or files of the user, step 3 renames `.c.staging_0` to `c/.new`
   instead. At this moment the new checkpoint begins to exist. Then the files of `c/.new` are moved to their places.
-- Step 4 is done by the rank that comes last, whichever it is. If two ranks come at once, they move the same files. Each
-  file is renamed once, and the rank that finds a file gone leaves the rest of the part to the other.
+- Step 4 is done by the rank that comes last, whichever it is. If two ranks come at once, each file is renamed once.
 
 With `save_on_each_node` the first process of each machine writes a main part, to its own disk. Nobody waits for the
 disk: after a power failure the newest checkpoint may be damaged. Loading finds this out, and without a name it takes
@@ -36,6 +35,7 @@ from .checkpoint_manifest import (
     PartManifest,
     describe_files,
     files_in,
+    is_manifest,
     read_part_manifest,
     verify,
     write_part_manifest,
@@ -59,7 +59,7 @@ class Part:
 
     Attributes:
         staging: the folder in which the part is written.
-        pending: the folder in which a finished rank part waits for the main part.
+        pending: the folder in which a complete rank part waits for the main part.
     """
 
     def __init__(self, folder: Path, save_id: str, is_main: bool) -> None:
@@ -69,8 +69,8 @@ class Part:
         self.is_main = is_main
         self.rank = state.process_index
         self.world_size = state.num_processes
-        self.staging = _beside(folder, f"staging_{self.rank}")
-        self.pending = _beside(folder, f"part_{self.rank}")
+        self.staging = _hidden_path(folder, f"staging_{self.rank}")
+        self.pending = _hidden_path(folder, f"part_{self.rank}")
 
     def stage(self) -> None:
         """Make an empty staging folder, after finishing an earlier save that was interrupted."""
@@ -81,7 +81,7 @@ class Part:
         self.staging.mkdir(parents=True)
 
     def publish(self) -> None:
-        """Finish this part, and merge what belongs together. Files in the folder that are no part of it stay.
+        """Complete this part, and merge what belongs together. Files in the folder that are no part of it stay.
 
         Raises:
             CheckpointError: if the staging folder holds a symbolic link, or a folder or a link is where a file of the
@@ -101,11 +101,17 @@ class Part:
             _move_files(new, self.folder)
         _merge_pending_parts(self.folder)
 
+    def discard(self) -> None:
+        """Remove what has been staged, because the save has failed."""
+        remove(self.staging)
 
-def _beside(folder: Path, name: str) -> Path:
-    """A hidden path beside `folder`. It is inside of a mount point, or of a folder whose parent is read-only."""
-    is_open_to_renames = os.access(folder.parent, os.W_OK) and not os.path.ismount(folder)
-    if folder.exists() and not is_open_to_renames:
+
+def _hidden_path(folder: Path, name: str) -> Path:
+    """A hidden path beside `folder`, so that it can be renamed to `folder`.
+
+    If `folder` is a mount point, or its parent is read-only, nothing can be renamed to it. Then the path is inside.
+    """
+    if folder.exists() and (os.path.ismount(folder) or not os.access(folder.parent, os.W_OK)):
         return folder / f".{name}"
     return folder.with_name(f".{folder.name}.{name}")
 
@@ -122,7 +128,9 @@ def remove(path: Path) -> None:
 
 
 def finish_interrupted_save(folder: Path) -> None:
-    """Move the files of all finished parts of the checkpoint in `folder` to their places.
+    """Move the files of all complete parts of the checkpoint in `folder` to their places.
+
+    If they cannot be moved, as on a read-only disk, a warning says so, and the checkpoint is loaded as it is.
 
     Raises:
         CheckpointError: if no save can have left what is there; then nothing is touched.
@@ -130,9 +138,12 @@ def finish_interrupted_save(folder: Path) -> None:
     new = folder / NEW_NAME
     if new.is_symlink() or new.is_file():
         raise CheckpointError(f"{new} is no folder")
-    if new.is_dir():
-        _move_files(new, folder)
-    _merge_pending_parts(folder)
+    try:
+        if new.is_dir():
+            _move_files(new, folder)
+        _merge_pending_parts(folder)
+    except OSError as error:
+        logger.warning("%s: an interrupted save cannot be finished: %s", folder, error)
 
 
 def _merge_pending_parts(folder: Path) -> None:
@@ -142,17 +153,19 @@ def _merge_pending_parts(folder: Path) -> None:
     except CheckpointError:
         return
     for part in _pending_parts(folder, main.save):
-        with contextlib.suppress(FileNotFoundError):  # the other rank was faster, see step 4
+        # Two ranks may move the same part. The one that finds a file gone leaves the rest to the other.
+        with contextlib.suppress(FileNotFoundError):
             _move_files(part, folder, unless_in=main.files)
 
 
 def _pending_parts(folder: Path, save_id: str) -> list[Path]:
-    """The finished rank parts of a save that are not in its folder yet."""
-    without_rank = _beside(folder, "part_")
+    """The complete rank parts of a save that are not in its folder yet."""
+    without_rank = _hidden_path(folder, "part_")
     found = []
     for path in without_rank.parent.glob(f"{glob.escape(without_rank.name)}*"):
         name = RANK_MANIFEST_NAME.format(path.name.removeprefix(without_rank.name))
-        with contextlib.suppress(CheckpointError, FileNotFoundError):  # no part, or the other rank was faster
+        # It may be no part, or another rank may have moved it just now.
+        with contextlib.suppress(CheckpointError, FileNotFoundError):
             part = read_part_manifest(path / name)
             if part.save == save_id and not path.is_symlink():
                 found.append(path)
@@ -163,7 +176,7 @@ def _move_files(source: Path, folder: Path, unless_in: Collection[str] = ()) -> 
     """Move the files of `source` to their places in `folder`, but those named in `unless_in`, and remove `source`."""
     files = files_in(source)
     _require_places_for(files, folder)
-    for name in sorted(files, key=_is_manifest):  # so the manifest comes last
+    for name in sorted(files, key=is_manifest):  # so the manifest comes last
         if name not in unless_in:
             place = folder / name
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -177,10 +190,6 @@ def _require_places_for(names: Iterable[str], folder: Path) -> None:
         place = folder / name
         if place.is_dir() or place.parent.resolve() != folder.resolve() / Path(name).parent:
             raise CheckpointError(f"{place} is a folder or behind a link, where a file is to be")
-
-
-def _is_manifest(name: str) -> bool:
-    return re.fullmatch(r"manifest(_[0-9]+)?\.json", name) is not None
 
 
 # Find
@@ -197,13 +206,13 @@ def numbered(parent: Path, prefix: str = "checkpoint_") -> list[Path]:
 
 
 def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
-    """Make the newest checkpoint in `parent` that is whole and undamaged the newest of all, and return it.
+    """Make the newest checkpoint in `parent` that is complete and undamaged the newest of all, and return it.
 
     Interrupted saves are finished first. Each damaged checkpoint that is newer is logged and renamed, because the run
-    will need its number again. What a killed process has left unfinished is removed.
+    will need its number again. What else killed processes have left is removed. No process may be saving meanwhile.
 
     Raises:
-        CheckpointError: if no checkpoint is whole and undamaged; then all stay as they are.
+        CheckpointError: if no checkpoint is complete and undamaged; then all stay as they are.
     """
     damaged = []
     for folder in numbered(parent, prefix):
@@ -216,17 +225,29 @@ def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
             logger.info("resuming from %s", folder)
             _clear_away(parent, prefix, damaged)
             return folder
-    raise CheckpointError(f"there is no whole checkpoint in {parent}")
+    raise CheckpointError(f"there is no complete and undamaged checkpoint in {parent}")
 
 
 def _clear_away(parent: Path, prefix: str, damaged: list[Path]) -> None:
-    """Rename damaged checkpoints, and remove what a killed process has left of a save or of `remove_folder`."""
+    """Rename damaged checkpoints, and remove what killed processes have left of a save or of `remove_folder`.
+
+    Where nobody may write, all of it stays: the run can go on from there nevertheless.
+    """
     for folder in damaged:
-        with contextlib.suppress(OSError):  # the run can also go on from where nobody may write
+        with contextlib.suppress(OSError):
             folder.rename(f"{folder}.damaged-{uuid.uuid4().hex[:8]}")
     hidden = f".{glob.escape(prefix)}*"
-    for left_over in [*parent.glob(f"{hidden}.staging*"), *parent.glob(f"{hidden}.removed")]:
-        remove(left_over)
+    left_over = [*parent.glob(f"{hidden}.staging_*"), *parent.glob(f"{hidden}.removed")]
+    for folder in numbered(parent, prefix):
+        left_over += folder.glob(".staging_*")
+    for part in parent.glob(f"{hidden}.part_*"):
+        checkpoint = part.name.split(".")[1]
+        # If its checkpoint exists, the part may belong to it, and loading that moves it there.
+        if not (parent / checkpoint).exists():
+            left_over.append(part)
+    for path in left_over:
+        with contextlib.suppress(OSError):
+            remove(path)
 
 
 def finish_and_verify(folder: Path) -> None:

@@ -10,6 +10,7 @@ The save is the id that save_ids.py gives. A part with another id than the main 
 """
 
 import json
+import re
 import zlib
 from array import array
 from dataclasses import asdict, dataclass
@@ -30,6 +31,10 @@ class CheckpointError(ValueError):
     """A checkpoint is not there, incomplete, damaged, forged, of another format, or was not written by `save_state`."""
 
 
+class FormatError(CheckpointError):
+    """A manifest is of another version of the format."""
+
+
 @dataclass(frozen=True)
 class PartManifest:
     """The manifest of one part; `files` has the description of each file by its name in the folder."""
@@ -38,6 +43,11 @@ class PartManifest:
     rank: int
     world_size: int
     files: dict[str, Description]
+
+
+def is_manifest(name: str) -> bool:
+    """True for the name of a main manifest or of a rank's."""
+    return re.fullmatch(r"manifest(_[0-9]+)?\.json", name) is not None
 
 
 def write_part_manifest(manifest: PartManifest, path: Path) -> None:
@@ -49,7 +59,8 @@ def read_part_manifest(path: Path) -> PartManifest:
     """The manifest in the file `path`.
 
     Raises:
-        CheckpointError: if there is no such file, or it is damaged or of another format.
+        CheckpointError: if there is no such file, or it is damaged.
+        FormatError: if it is of another format.
     """
     if path.is_symlink() or not path.is_file():
         raise CheckpointError(
@@ -61,7 +72,7 @@ def read_part_manifest(path: Path) -> PartManifest:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
     if version != FORMAT_VERSION:
-        raise CheckpointError(f"{path.parent} is a checkpoint in format {version!r}; this code reads {FORMAT_VERSION}")
+        raise FormatError(f"{path.parent} is a checkpoint in format {version!r}; this code reads {FORMAT_VERSION}")
     for key, expected_type in {"save": str, "rank": int, "world_size": int, "files": dict}.items():
         if not isinstance(content.get(key), expected_type):
             raise CheckpointError(f"{path} is damaged: {key!r} is no {expected_type.__name__}")
@@ -96,7 +107,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifests in `folder`, put together.
 
     Raises:
-        CheckpointError: if there is no main manifest, or a manifest is damaged or of another format.
+        CheckpointError: if there is no main manifest, it is of another format, or a manifest is damaged.
     """
     if not folder.exists():
         raise CheckpointError(f"Tried to find {folder} but folder does not exist")
@@ -104,7 +115,12 @@ def read_manifest(folder: Path) -> Manifest:
     ranks = [main.rank]
     files = main.files
     for path in sorted(folder.glob(RANK_MANIFEST_NAME.format("*"))):
-        part = read_part_manifest(path)
+        if not is_manifest(path.name):
+            continue
+        try:
+            part = read_part_manifest(path)
+        except FormatError:
+            continue  # left by an older save into this folder
         if part.save == main.save:
             ranks.append(part.rank)
             files = part.files | files
@@ -142,9 +158,9 @@ def describe(path: Path) -> Description:
     """The size of a file in bytes, and a checksum.
 
     Disks flip bits, and lose or exchange whole pages. So the numbers of 8 bytes in each page are added up, and the
-    checksum is the CRC-32 of these sums and of the bytes behind the last page. Only what keeps the sum of a page is not
-    found, such as two numbers in each other's place. A CRC-32 of all bytes finds this too. But zlib takes more
-    than twice as long for it, and with it saving took 1.3 to 1.6 times as long as in the original, on two cores.
+    checksum is the CRC-32 of these sums and of the bytes behind the last page. Swapped numbers within a page are not
+    noticed. A CRC-32 of all bytes would notice them, but zlib needs more than twice the time for it, and saving would
+    take longer than in the original.
     """
     size = path.stat().st_size
     content = torch.from_file(str(path), size=size, dtype=torch.uint8)  # mapped, not copied

@@ -70,7 +70,7 @@ class DynamoBackend(str, BaseEnum):
 
 
 class KwargsHandler:
-    """A dataclass of keyword arguments for one torch object."""
+    """The base of dataclasses whose fields are keyword arguments of something else."""
 
     def to_dict(self) -> dict[str, Any]:
         """A deep copy of the attributes."""
@@ -256,7 +256,9 @@ class ProjectConfiguration:
         automatic_checkpoint_naming: save to `project_dir/checkpoints/checkpoint_{iteration}`.
         total_limit: complete checkpoints to keep under automatic naming; older ones go after a new one is complete.
         iteration: the number of the next checkpoint.
-        save_on_each_node: write on every machine, for folders that they do not share.
+        save_on_each_node: write on every machine, for folders that they do not share. `load_state()` takes the newest
+            checkpoint of the first machine, and raises if another machine was killed before it had that one. Then name
+            an older one, which a `total_limit` of at least 2 keeps.
     """
 
     project_dir: str | os.PathLike | None = None
@@ -270,7 +272,7 @@ class ProjectConfiguration:
         self.set_directories(self.project_dir)
 
     def set_directories(self, project_dir: str | os.PathLike | None = None) -> None:
-        """Change `project_dir`, and `logging_dir` where it has not been set."""
+        """Change `project_dir`. `logging_dir` becomes the same folder if it is None, and else stays as it is."""
         self.project_dir = project_dir
         if self.logging_dir is None:
             self.logging_dir = project_dir
@@ -282,7 +284,7 @@ class GradientAccumulationPlugin(KwargsHandler):
 
     Args:
         num_steps: micro-batches in a window.
-        adjust_scheduler: has no effect, as in the original: there only the value False reaches the GradientState.
+        adjust_scheduler: accepted for compatibility; has no effect.
         sync_with_dataloader: the last batch of a loader ends its window, however short.
         sync_each_batch: average gradients over the processes in every micro-batch: less memory, more traffic.
 
@@ -301,17 +303,6 @@ class GradientAccumulationPlugin(KwargsHandler):
 
 
 _FSDP_WRAP_POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
-# The variable of the launcher that replaces a setting which is not given, and its default.
-_FSDP_VARIABLES: dict[str, tuple[str, Any]] = {
-    "fsdp_version": ("FSDP_VERSION", 1),
-    "reshard_after_forward": ("FSDP_RESHARD_AFTER_FORWARD", True),
-    "auto_wrap_policy": ("FSDP_AUTO_WRAP_POLICY", "NO_WRAP"),
-    "cpu_offload": ("FSDP_OFFLOAD_PARAMS", False),
-    "state_dict_type": ("FSDP_STATE_DICT_TYPE", "FULL_STATE_DICT"),
-    "activation_checkpointing": ("FSDP_ACTIVATION_CHECKPOINTING", False),
-    "transformer_cls_names_to_wrap": ("FSDP_TRANSFORMER_CLS_TO_WRAP", None),
-    "min_num_params": ("FSDP_MIN_NUM_PARAMS", 0),
-}
 
 
 @dataclass(kw_only=True)
@@ -322,7 +313,7 @@ class FullyShardedDataParallelPlugin:
     numbers may be texts, as they are there; afterwards they are bools and ints.
 
     Args:
-        fsdp_version: 2. The default is 1, as in the original, and out of scope.
+        fsdp_version: must be 2. Left out it is 1, as in the original, and refused: version 1 is out of scope.
         reshard_after_forward: free the gathered parameters of a layer after its forward, and gather them again for its
             backward: less memory, more traffic. On by default.
         auto_wrap_policy: which layers are gathered one after the other: "transformer_based_wrap", "size_based_wrap" or
@@ -351,36 +342,45 @@ class FullyShardedDataParallelPlugin:
     cpu_ram_efficient_loading: bool | None = None
 
     def __post_init__(self) -> None:
-        for name, (variable, default) in _FSDP_VARIABLES.items():
-            if getattr(self, name) is None:
-                setattr(self, name, os.environ.get(variable, default))
-
-        if str(self.fsdp_version) != "2":
-            raise NotImplementedError(f"FSDP of version {self.fsdp_version} is out of scope: fsdp_version must be 2")
+        version = str(_given_or_env(self.fsdp_version, "FSDP_VERSION", 1))
+        if version != "2":
+            raise NotImplementedError(f"FSDP of version {version} is out of scope: fsdp_version must be 2")
         self.fsdp_version = 2
 
-        for name in ("reshard_after_forward", "cpu_offload", "activation_checkpointing"):
-            setattr(self, name, _read_flag(name, getattr(self, name)))
+        reshard = _given_or_env(self.reshard_after_forward, "FSDP_RESHARD_AFTER_FORWARD", True)
+        self.reshard_after_forward = _as_bool("reshard_after_forward", reshard)
+
+        offload = _given_or_env(self.cpu_offload, "FSDP_OFFLOAD_PARAMS", False)
+        self.cpu_offload = _as_bool("cpu_offload", offload)
         if self.cpu_offload:
             raise NotImplementedError("FSDP with cpu_offload=True is out of scope")
 
-        kind = str(getattr(self.state_dict_type, "name", self.state_dict_type)).upper()
+        kind = _given_or_env(self.state_dict_type, "FSDP_STATE_DICT_TYPE", "FULL_STATE_DICT")
+        kind = str(getattr(kind, "name", kind)).upper()  # torch has an enumeration of the kinds
         if kind != "FULL_STATE_DICT":
             raise NotImplementedError(f"FSDP with state_dict_type={kind} is out of scope: choose FULL_STATE_DICT")
         self.state_dict_type = kind
 
-        self.auto_wrap_policy = str(self.auto_wrap_policy).upper()
+        self.auto_wrap_policy = str(_given_or_env(self.auto_wrap_policy, "FSDP_AUTO_WRAP_POLICY", "NO_WRAP")).upper()
         if self.auto_wrap_policy not in _FSDP_WRAP_POLICIES:
             raise ValueError(f"auto_wrap_policy {self.auto_wrap_policy!r} is none of {', '.join(_FSDP_WRAP_POLICIES)}")
+
+        recompute = _given_or_env(self.activation_checkpointing, "FSDP_ACTIVATION_CHECKPOINTING", False)
+        self.activation_checkpointing = _as_bool("activation_checkpointing", recompute)
         if self.activation_checkpointing and self.auto_wrap_policy == "NO_WRAP":
             raise ValueError("activation_checkpointing needs an auto_wrap_policy, which says for which layers")
 
-        if isinstance(self.transformer_cls_names_to_wrap, str):
-            self.transformer_cls_names_to_wrap = self.transformer_cls_names_to_wrap.split(",")
-        self.min_num_params = int(self.min_num_params)
+        names = _given_or_env(self.transformer_cls_names_to_wrap, "FSDP_TRANSFORMER_CLS_TO_WRAP", None)
+        self.transformer_cls_names_to_wrap = names.split(",") if isinstance(names, str) else names
+
+        self.min_num_params = int(_given_or_env(self.min_num_params, "FSDP_MIN_NUM_PARAMS", 0))
 
 
-def _read_flag(name: str, value: Any) -> bool:
+def _given_or_env(given: Any, variable: str, default: Any) -> Any:
+    return os.environ.get(variable, default) if given is None else given
+
+
+def _as_bool(name: str, value: bool | str) -> bool:
     try:
         return str_to_bool(str(value)) == 1
     except ValueError:

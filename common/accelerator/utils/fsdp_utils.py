@@ -23,15 +23,9 @@ from torch.utils.checkpoint import checkpoint
 from ..logging import get_logger
 from ..operations import broadcast
 from .dataclasses import FullyShardedDataParallelPlugin
+from .weights import is_part
 
 logger = get_logger(__name__)
-
-
-def is_part(tensor: Any) -> bool:
-    """True for a DTensor: what this rank has of a tensor that is shared out."""
-    # Not imported here, because that takes a second. Whoever has made a DTensor has imported it.
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
 
 
 # Sharding a model
@@ -108,7 +102,11 @@ def _free_after_evaluation(model: nn.Module, *_: Any) -> None:
 
 
 def _sharded_modules(model: nn.Module) -> list[Any]:
-    return [module for module in model.modules() if hasattr(module, "set_requires_gradient_sync")]
+    """The modules for which `fully_shard` was called. It makes each of them an FSDPModule."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported, for the reason given in `is_part`
+    if fsdp is None:
+        return []
+    return [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
 
 
 def give_parts(optimizer: torch.optim.Optimizer) -> None:
@@ -149,7 +147,10 @@ def _take_parts(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: 
 
 
 def _gather(value: Any, keep: bool) -> Any:
-    """`value`, whole on the CPU if it is a part. A collective; without `keep`, this rank only lends its part."""
+    """`value`, or the whole tensor on the CPU if `value` is a part. Then it is a collective.
+
+    Without `keep` it takes part in the all-gather, but returns None.
+    """
     if not is_part(value):
         return value.detach() if isinstance(value, Tensor) else value
     whole = value.detach().full_tensor()
@@ -157,7 +158,10 @@ def _gather(value: Any, keep: bool) -> Any:
 
 
 def whole_state_dict(model: nn.Module, keep: bool) -> dict[str, Any]:
-    """The whole weights of `model`, on the CPU; empty without `keep`. A collective. Tied ones are the same tensor."""
+    """The whole weights of `model` on the CPU, and its buffers where they are; empty without `keep`. A collective.
+
+    Tied weights are the same tensor.
+    """
     state_dict = model.state_dict(keep_vars=True)
     gathered: dict[int, Any] = {}
     for name, value in state_dict.items():
@@ -168,7 +172,7 @@ def whole_state_dict(model: nn.Module, keep: bool) -> dict[str, Any]:
 
 
 def whole_optimizer_state(optimizer: torch.optim.Optimizer, keep: bool) -> dict[str, Any]:
-    """The state dict of `optimizer` with whole tensors, on the CPU; without `keep` no state. A collective."""
+    """The state dict of `optimizer`, with whole tensors on the CPU; without `keep` no state. A collective."""
     state_dict = optimizer.state_dict()
     states = {}
     for number, state in state_dict["state"].items():
@@ -192,7 +196,7 @@ def load_whole_optimizer_state(optimizer: torch.optim.Optimizer, state_dict: dic
 
 @contextmanager
 def no_sync(model: Any) -> Iterator[None]:
-    """Gradients of `model`, if it is sharded, stay on their rank, whole, and are added to the next ones."""
+    """In the block, backward does not average the gradients of a sharded `model`; they accumulate on each rank."""
     shards = _sharded_modules(model)
     for module in shards:
         module.set_requires_gradient_sync(False)
@@ -205,7 +209,7 @@ def no_sync(model: Any) -> Iterator[None]:
 
 @contextmanager
 def whole_parameters(model: nn.Module) -> Iterator[None]:
-    """The parameters of `model` are whole in the block, and so are gradients of an unfinished window. A collective."""
+    """In the block, the parameters of a sharded `model` are whole, and so are accumulated gradients. A collective."""
     for module in _sharded_modules(model):
         module.unshard()
     try:

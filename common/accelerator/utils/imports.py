@@ -28,7 +28,7 @@ def is_cuda_available() -> bool:
 
 
 def is_bf16_available(ignore_tpu: bool = False) -> bool:
-    """True if the device computes in bfloat16, however slowly."""
+    """True if the device computes in bfloat16, however slowly. `ignore_tpu` has no effect: there is no TPU here."""
     return torch.cuda.is_bf16_supported() if is_cuda_available() else True
 
 

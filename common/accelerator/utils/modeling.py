@@ -62,6 +62,7 @@ def is_peft_model(model: Any) -> bool:
 
 
 def _weight_file(checkpoint: Path) -> Path:
+    # A .json file is the index of weights in several files. In a folder with both kinds the original takes the .bin.
     for file in (checkpoint, checkpoint / WEIGHTS_NAME, checkpoint / SAFE_WEIGHTS_NAME):
         if file.is_file() and file.suffix != ".json":
             return file

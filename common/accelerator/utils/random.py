@@ -61,7 +61,7 @@ def synchronize_rng_states(rng_types: list[str | RNGType], generator: torch.Gene
 
 
 def get_random_states(device: torch.device) -> dict[str, Any]:
-    """The states of the generators that a script draws from without naming one, for `set_random_states`."""
+    """The states of the generators of Python, NumPy, torch and the CUDA `device`, for `set_random_states`."""
     states = {"random_state": random.getstate(), "torch_manual_seed": torch.get_rng_state()}
     if "numpy" in sys.modules:
         states["numpy_random_seed"] = sys.modules["numpy"].random.get_state()

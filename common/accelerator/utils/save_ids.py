@@ -1,17 +1,22 @@
 """Ids of saves in which no rank waits for another: two parts belong to one save if they have the same id.
 
-All ranks find the id by themselves. It is made of the name of the run, the number of collectives so far, and the number
-of saves into the folder since then:
+Without `all_ranks` no rank may wait for another, so rank 0 cannot send an id to the others. Each rank derives the same
+one from three things that all of them know: the name of the run, the number of collectives so far, and the number of
+saves into the folder since then.
 
     save_state("a")                       run-5-1
     if is_main_process: save_state("b")   run-5-1 in another folder, on rank 0 alone
     save_state("a")                       run-5-2
     wait_for_everyone(); save_state("a")  run-6-1
 
-The number of collectives is the clock of the run: all ranks must have entered the same ones when they come to a line of
-the script. One case fails. If rank 0 alone saves "a", and then all ranks save "a" with no collective between, rank 0
-has the id run-5-2 and rank 1 has run-5-1. The part of rank 1 is never merged, and loading says so. With
-`all_ranks=True` it cannot happen, because rank 0 sends an id to the others.
+This works because all ranks have entered the same collectives when they come to a line of the script. It fails in two
+cases, in which only the main process has saved:
+
+- It saves "a", and then all ranks save "a" with no collective between. Rank 0 has the id run-5-2 and rank 1 run-5-1.
+- It saves under automatic naming. From then on it writes checkpoint_1, and rank 1 its part of checkpoint_0, until
+  `load_state()` or a save with `all_ranks=True` tells all ranks the number of rank 0.
+
+Then the part of rank 1 is never added to the checkpoint, and loading says so.
 """
 
 import uuid
@@ -21,15 +26,15 @@ from typing import Any
 
 import torch.distributed as dist
 
-# By moment and folder. It is not kept in an Accelerator, because two of them may save into one folder.
+# By collectives and folder. It is not kept in an Accelerator, because two of them may save into one folder.
 _num_saves: Counter[tuple[str, Path]] = Counter()
 
 
 def next_id(folder: Path) -> str:
     """The id of the save into `folder` that begins now."""
-    moment = f"{name_of_run()}-{num_collectives()}"
-    _num_saves[moment, folder] += 1
-    return f"{moment}-{_num_saves[moment, folder]}"
+    run_and_collectives = f"{name_of_run()}-{num_collectives()}"
+    _num_saves[run_and_collectives, folder] += 1
+    return f"{run_and_collectives}-{_num_saves[run_and_collectives, folder]}"
 
 
 def name_of_run() -> str:
@@ -43,7 +48,7 @@ def name_of_run() -> str:
 
 
 def num_collectives() -> int:
-    """The collectives that this process has entered, whoever called them: the script, DDP or this core.
+    """The collectives of the default group that this process has entered, called by the script, DDP or this core.
 
     torch does not document this count, but no other one is the same on all ranks whatever each of them saves. If torch
     changes it, `test_torch_counts_the_collectives_alike_on_all_ranks` fails.

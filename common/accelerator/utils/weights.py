@@ -1,6 +1,7 @@
 """State dicts in files: tied weights once, tensors that share no memory, and names with and without `torch.compile`."""
 
 import logging
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,13 @@ from typing import Any
 import torch
 
 logger = logging.getLogger(__name__)
+
+
+def is_part(tensor: Any) -> bool:
+    """True for a DTensor: what this rank has of a tensor that is sharded, as by FSDP."""
+    # Not imported here, because that takes a second. Whoever has made a DTensor has imported it.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def write_safetensors(state_dict: Mapping[str, torch.Tensor], path: Path) -> None:
@@ -22,12 +30,17 @@ def clean_state_dict_for_safetensors(state_dict: Mapping[str, torch.Tensor]) -> 
 
     Tied weights are in it once, under the first of their names, and a warning has the others. Different views of the
     same memory are all in it.
+
+    Raises:
+        ValueError: for a value that is no tensor, such as the extra state of a module may be.
     """
     first_names: dict[Any, str] = {}
     cleaned: dict[str, torch.Tensor] = {}
     memory_in_use = set()
     removed = []
     for name, tensor in state_dict.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"{name} is no tensor, and safetensors holds nothing else: pass safe_serialization=False")
         first_name = first_names.setdefault(view_key(tensor, name), name)
         if first_name != name:
             removed.append(name)
@@ -52,7 +65,7 @@ def view_key(tensor: Any, name: str) -> Any:
     """
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
         return name
-    if hasattr(tensor, "placements"):  # sharded
+    if is_part(tensor):
         return id(tensor)
     if tensor.data_ptr() == 0:
         return name

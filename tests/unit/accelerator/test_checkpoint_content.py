@@ -145,6 +145,8 @@ class Counting(torch.nn.Linear):
 def test_an_extra_state_of_a_module_comes_back(tmp_path):
     accelerator = Accelerator(cpu=True)
     model = accelerator.prepare(Counting(2, 1))
+    with pytest.raises(ValueError, match="_extra_state is no tensor"):
+        accelerator.save_state(tmp_path / "c")
     accelerator.save_state(tmp_path / "c", safe_serialization=False)
     model.number = 5
     accelerator.load_state(tmp_path / "c")

@@ -1,6 +1,7 @@
 """A folder is a checkpoint or it is not; whatever it is, it is trusted in nothing but its own content."""
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -94,6 +95,8 @@ def test_other_files_in_the_folder_stay_and_only_those_of_the_manifest_are_read(
     folder = accelerator.save_state(tmp_path / "c")
     accelerator.save_state(folder / "another")
     (folder / "note.txt").write_text("the user's")
+    (folder / "manifest_notes.json").write_text("the user's")
+    (folder / "manifest_1.json").write_text('{"format_version": 11}')  # of an older save
     torch.nn.init.constant_(model.weight, 7)
     accelerator.save_state(folder, safe_serialization=False)
     torch.nn.init.constant_(model.weight, 8)
@@ -130,7 +133,7 @@ def kept(folder: Path) -> set[str]:
 def test_automatic_naming_keeps_the_newest_and_continues_after_a_load(tmp_path):
     # https://github.com/huggingface/accelerate/issues/1163
     accelerator = numbering(tmp_path, total_limit=2)
-    with pytest.raises(CheckpointError, match="no whole checkpoint"):
+    with pytest.raises(CheckpointError, match="no complete and undamaged checkpoint"):
         accelerator.load_state()
     for _ in range(12):
         accelerator.save_state()
@@ -143,6 +146,9 @@ def test_automatic_naming_keeps_the_newest_and_continues_after_a_load(tmp_path):
     accelerator.load_state(tmp_path / "checkpoints" / "checkpoint_11")  # back by one, as after a loss that is no number
     accelerator.save_state()
     assert kept(tmp_path) == {"checkpoint_12", "checkpoint_13"}
+    accelerator = numbering(tmp_path)
+    accelerator.load_state(tmp_path / "checkpoints" / "checkpoint_12")  # and the same in a new run
+    assert accelerator.project_configuration.iteration == 14
     accelerator.project_configuration.iteration = 13
     with pytest.raises(ValueError, match="already exists"):
         accelerator.save_state()
@@ -179,6 +185,22 @@ def test_a_save_counts_although_old_checkpoints_could_not_be_removed(tmp_path, m
     assert kept(tmp_path) == {"checkpoint_2"}
 
 
+def test_a_folder_where_nobody_may_write_is_loaded_whatever_is_left_over_in_it(tmp_path, monkeypatch, caplog):
+    accelerator = numbering(tmp_path)
+    new = accelerator.save_state() / ".new"
+    new.mkdir()
+    (new / "file").touch()
+    (tmp_path / "checkpoints/.checkpoint_0.removed").mkdir()
+
+    def refuse(*_, **__):
+        raise PermissionError
+
+    for function in ("rename", "replace", "rmdir", "unlink"):
+        monkeypatch.setattr(os, function, refuse)
+    accelerator.load_state()
+    assert "an interrupted save cannot be finished" in caplog.text
+
+
 def test_the_newest_complete_checkpoint_is_picked_and_the_others_are_set_aside(tmp_path, caplog):
     accelerator = numbering(tmp_path)
     thing = torch.nn.Linear(1, 1)
@@ -192,10 +214,13 @@ def test_the_newest_complete_checkpoint_is_picked_and_the_others_are_set_aside(t
     (folder / "checkpoint_9").mkdir()
     (folder / "checkpoint_text").mkdir()
     (folder / ".checkpoint_4.staging_0").mkdir()  # of a run that was killed
+    (folder / ".checkpoint_4.part_1").mkdir()
+    (folder / "checkpoint_1/.staging_0").mkdir()
     (folder / ".checkpoint_0.removed").mkdir()
     accelerator.load_state()
     assert thing.bias.item() == 2.0 and accelerator.project_configuration.iteration == 2
     assert "checkpoint_3 holds no manifest" in caplog.text and "checkpoint_2/model.safetensors" in caplog.text
+    assert not list((folder / "checkpoint_1").glob(".*"))
     assert sorted(name[:20] for name in kept(tmp_path)) == [
         "checkpoint_0",
         "checkpoint_1",

@@ -1,5 +1,6 @@
 """FSDP: each rank has its part of the model, and the training ends with the bits of DDP."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,8 +9,9 @@ import torch
 from torch import nn
 
 from common.accelerator import Accelerator
+from common.accelerator.operations import RemoteError
 from common.accelerator.state import DistributedType
-from common.accelerator.utils import FullyShardedDataParallelPlugin
+from common.accelerator.utils import FullyShardedDataParallelPlugin, ProjectConfiguration
 from common.weights import farthest
 from tests.unit.accelerator.several_processes import on_ranks
 
@@ -134,6 +136,36 @@ def test_a_checkpoint_goes_on_under_fsdp_and_under_ddp(tmp_path, stop, before, a
     train(before, batches=range(stop), save=tmp_path / "saved")
     resumed, _ = train(after, batches=range(stop, 8), load=tmp_path / "saved")
     assert farthest(resumed.weights, straight.weights) == 0
+
+
+def failing_alone(accelerator):
+    """The rank parts of a checkpoint after a save that failed on rank 0 alone; then a load fails on rank 1 alone."""
+
+    def fail_on(rank):
+        if accelerator.process_index == rank:
+            raise OSError("alone")
+
+    model = accelerator.prepare(Tied())
+    with accelerator.accumulate(model):
+        accelerator.backward(model(torch.arange(3)).sum())
+    failing = accelerator.register_save_state_pre_hook(lambda *_: fail_on(0))
+    with suppress(OSError):
+        accelerator.save_state()
+    failing.remove()
+    folder = accelerator.save_state()
+    accelerator.register_load_state_pre_hook(lambda *_: fail_on(1))
+    with pytest.raises((OSError, RemoteError), match="alone"):
+        accelerator.load_state()
+    return sorted(path.name for path in folder.glob("random_states_*"))
+
+
+def test_a_rank_that_fails_alone_leaves_nobody_waiting_in_a_collective_and_no_rank_behind(tmp_path):
+    settings = {
+        "fsdp_plugin": FullyShardedDataParallelPlugin(fsdp_version=2, **SIZED),
+        "project_config": ProjectConfiguration(tmp_path, automatic_checkpoint_naming=True),
+        "gradient_accumulation_steps": 2,
+    }
+    assert on_ranks(2, failing_alone, **settings) == [["random_states_0.pkl", "random_states_1.pkl"]] * 2
 
 
 def refused(accelerator):
