@@ -41,10 +41,7 @@ def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
 
 
 def _mapping_like(data: Mapping, content: dict[Any, Any]) -> Any:
-    """The items of `content`, which has the keys of `data`, in a mapping of the type of `data`.
-
-    The constructor makes it if it keeps the keys. Otherwise it is a shallow copy of `data` that is filled anew.
-    """
+    """The items of `content`, which has the keys of `data`, in a mapping of the type of `data`, by the same rule."""
     made = _construct(type(data), content)
     if made is not None and made.keys() == content.keys():
         return made

@@ -98,8 +98,7 @@ class Accelerator:
         step_scheduler_with_optimizer: see AcceleratedScheduler.
         kwargs_handlers: settings for autocast, the loss scaler, DistributedDataParallel, the process group and the
             profiler.
-        dynamo_backend, dynamo_plugin: compile prepared models. By default an earlier Accelerator's setting stays;
-            without one they are not compiled.
+        dynamo_backend, dynamo_plugin: compile prepared models; by default only if an earlier Accelerator does so.
         fsdp_plugin: share prepared models out to the processes, instead of copying them; by default what the launcher
             says.
         deepspeed_plugin, torch_tp_plugin, megatron_lm_plugin, deepspeed_plugins, parallelism_config: out of scope; only
@@ -449,27 +448,25 @@ class Accelerator:
             even_batches: for the prepared loaders of map-style datasets within the block, instead of what they were
                 prepared with.
         """
-        if self.distributed_type == DistributedType.NO:
-            yield
-            return
         if self.is_fsdp2:
             warnings.warn("`join_uneven_inputs` has no effect under FSDP", stacklevel=3)
+        if self.is_fsdp2 or self.distributed_type == DistributedType.NO:
             yield
             return
+        overridden: contextlib.AbstractContextManager = contextlib.nullcontext()
+        if even_batches is not None:
+            overridden = self._override_even_batches(even_batches)
         are_even = self.even_batches if even_batches is None else even_batches
         to_join = [joinable for joinable in joinables if hasattr(joinable, "join_hook")]
         joined: contextlib.AbstractContextManager = contextlib.nullcontext()
         if to_join and not are_even:
             joined = Join(to_join, throw_on_early_termination=False)
-        with self._override_even_batches(even_batches), joined:
+        with overridden, joined:
             yield
 
     @contextlib.contextmanager
-    def _override_even_batches(self, even_batches: bool | None) -> Iterator[None]:
-        """In the block the prepared loaders of map-style datasets have this `even_batches`. None leaves them alone."""
-        if even_batches is None:
-            yield
-            return
+    def _override_even_batches(self, even_batches: bool) -> Iterator[None]:
+        """Within the block, the prepared loaders of map-style datasets have this `even_batches`."""
         if any(isinstance(loader.dataset, IterableDataset) for loader in self._dataloaders):
             warnings.warn(
                 "Overriding even_batches is only supported for map-style datasets, yet some dataloaders given were"
@@ -726,19 +723,16 @@ class Accelerator:
         """Start the trackers of `log_with` on the main process, each with its own `init_kwargs[name]`."""
         if not self.is_main_process:
             return
+        init_kwargs = init_kwargs or {}
         for choice in self.log_with:
-            tracker = self._make_tracker(choice, project_name, init_kwargs or {})
+            tracker = choice
+            if choice in LOGGER_TYPE_TO_CLASS.values():  # chosen by its name; others are objects of the script's own
+                tracker = choice(project_name, self.logging_dir, **init_kwargs.get(choice.name, {}))
             if hasattr(tracker, "start"):  # a tracker of the script's own need not have this method
                 tracker.start()
             if config is not None:
                 tracker.store_init_configuration(config)
             self.trackers.append(tracker)
-
-    def _make_tracker(self, choice: Any, project_name: str, init_kwargs: dict[str, dict]) -> Any:
-        """The tracker of a class that was chosen by its name; any other choice is a tracker of the script's own."""
-        if choice in LOGGER_TYPE_TO_CLASS.values():
-            return choice(project_name, self.logging_dir, **init_kwargs.get(choice.name, {}))
-        return choice
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         """The tracker `name`, or with `unwrap` its library's own run; one that does nothing, if no tracker was started.
@@ -911,10 +905,7 @@ def _choose_accumulation(steps: int, plugin: GradientAccumulationPlugin | None) 
 
 
 def _choose_sharding(plugin: FullyShardedDataParallelPlugin | None) -> FullyShardedDataParallelPlugin | None:
-    """The plugin of the script, or else, for the first Accelerator, one with the settings of the launcher.
-
-    None if neither asks for FSDP. A later Accelerator then keeps the choice of the first one.
-    """
+    """The plugin of the script, or else the launcher's for the first Accelerator; None keeps that of an earlier one."""
     if plugin is None and parse_flag_from_env("ACCELERATE_USE_FSDP") and not is_initialized():
         return FullyShardedDataParallelPlugin()
     if not isinstance(plugin, FullyShardedDataParallelPlugin | None):

@@ -51,9 +51,7 @@ class DistributedOperationException(RuntimeError):
 
 
 def compare(description: str) -> None:
-    """Check that all ranks have the same `description`, whose first line is the name of a collective.
-
-    It is an `exchange` without content, so on nccl nothing happens.
+    """Check that all ranks have the same `description`, by an `exchange` without content.
 
     Raises:
         DistributedOperationException: on all ranks, if the descriptions differ; not on nccl.
@@ -64,6 +62,7 @@ def compare(description: str) -> None:
 def exchange(description: str, content: torch.Tensor) -> torch.Tensor:
     """A row of bytes for each rank: its `content`, and zeros up to the length of the longest one.
 
+    All ranks must have the same `description`, whose first line is the name of a collective.
     Unlike in `exchange_each`, the lengths may differ between the ranks. On nccl, where none are sent, they may not.
 
     Raises:

@@ -29,25 +29,24 @@ class LossScaler(torch.amp.GradScaler):
         self.update_is_due = True
         return super().step(optimizer, *args, **kwargs)
 
-    def _maybe_opt_step(
-        self, optimizer: torch.optim.Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        """Step an optimizer without a fused kernel, if its gradients are finite: torch's `step` calls this."""
-        # torch waits for the device here. What it knows then stays on the CPU, and is not waited for again.
-        per_device = optimizer_state["found_inf_per_device"]
-        for device, found_inf in per_device.items():
-            per_device[device] = found_inf.cpu()
-        return super()._maybe_opt_step(optimizer, optimizer_state, *args, **kwargs)
+    def _maybe_opt_step(self, optimizer: Any, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        # torch's `step` calls this for an optimizer without a fused kernel. As in torch's own method, `item` waits for
+        # the device; here the answer is kept, so that `found_inf_of` need not wait again.
+        per_device = optimizer_state["found_inf_per_device"].values()
+        optimizer_state["found_inf"] = torch.tensor(sum(found_inf.item() for found_inf in per_device))
+        return None if optimizer_state["found_inf"] else optimizer.step(*args, **kwargs)
 
     def found_inf_of(self, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         """A scalar that is not 0 if a gradient was not finite in the step just made, which left the weights alone.
 
         After the step of a fused optimizer it is on the device, and nobody has waited for it yet.
         """
-        total = torch.zeros(())
-        for found_inf in self._found_inf_per_device(optimizer).values():
-            total = found_inf + total.to(found_inf.device, non_blocking=True)
-        return total
+        state = self._per_optimizer_states[id(optimizer)]
+        if "found_inf" in state:
+            return state["found_inf"]
+        found_infs = list(state["found_inf_per_device"].values())
+        on_one_device = [found_inf.to(found_infs[0].device, non_blocking=True) for found_inf in found_infs]
+        return sum(on_one_device, torch.zeros(()))
 
     def has_unscaled(self, optimizer: torch.optim.Optimizer) -> bool:
         """True where the gradients of `optimizer` are without the scale of the loss, and no step has used them yet."""

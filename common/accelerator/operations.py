@@ -116,24 +116,18 @@ def _gather_tensors(named: list[NamedLeaf], description: str) -> list[torch.Tens
     contents = [as_bytes(leaf) for _, leaf in named if has_bytes(leaf)]
     # The ranks compare their leaves in this exchange. Only then are the types checked: all ranks raise, or none does.
     rows_of_contents = exchange_each(description, contents)
-    tensors = _require_tensors_with_bytes(named)
+    tensors = _require_tensors(named, with_bytes=True)
     return [from_bytes(rows, tensor) for rows, tensor in zip(rows_of_contents, tensors, strict=True)]
 
 
-def _require_tensors(named: list[NamedLeaf]) -> list[torch.Tensor]:
-    """The leaves, for a collective of nothing but tensors. The ranks have compared them before."""
+def _require_tensors(named: list[NamedLeaf], with_bytes: bool = False) -> list[torch.Tensor]:
+    """The leaves, for a collective of nothing but tensors; `with_bytes` if it sends their bytes."""
     for name, leaf in named:
         if not isinstance(leaf, torch.Tensor):
             raise TypeError(f"Unsupported types ({type(leaf)}) in a collective: {name or 'the input'} is no tensor")
+        if with_bytes and not has_bytes(leaf):
+            raise TypeError("sparse, nested and quantized tensors can be neither gathered nor broadcast")
     return [leaf for _, leaf in named]
-
-
-def _require_tensors_with_bytes(named: list[NamedLeaf]) -> list[torch.Tensor]:
-    """The same, for a collective that sends tensors as bytes."""
-    tensors = _require_tensors(named)
-    if not all(map(has_bytes, tensors)):
-        raise TypeError("sparse, nested and quantized tensors can be neither gathered nor broadcast")
-    return tensors
 
 
 def gather_object(object: Any) -> Any:
@@ -181,7 +175,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
         return tensor
     named = sorted_leaves(tensor)
     compare(describe(f"broadcast from {from_process}", named))
-    tensors = _require_tensors_with_bytes(named)
+    tensors = _require_tensors(named, with_bytes=True)
     for each in tensors:
         own = each.detach()
         # A tensor with gaps in memory, such as a column, is sent and received as a copy without them.

@@ -365,10 +365,8 @@ class AcceleratorState(PartialState):
 
     def _refuse_other_settings(self, mixed_precision: str | None, fsdp_plugin: Any) -> None:
         if mixed_precision is not None and choose_precision(mixed_precision) != self.mixed_precision:
-            raise _already_initialized(
-                f"mixed_precision='{mixed_precision}'",
-                reason=f"this process already runs with '{self.mixed_precision}'",
-            )
+            now = f"this process already runs with '{self.mixed_precision}'"
+            raise _already_initialized(f"mixed_precision='{mixed_precision}'", reason=now)
         if fsdp_plugin not in (None, self.fsdp_plugin) and PartialState().distributed_type != DistributedType.NO:
             raise _already_initialized("fsdp_plugin", reason="the first Accelerator chose other FSDP settings, or none")
 
