@@ -95,7 +95,7 @@ def map_nested(
 
 
 def leaves(data: Any, is_leaf: Callable[[Any], bool] | None = None) -> Iterator[Any]:
-    """What `map_nested` calls its function on, in the same order: whatever is no list, tuple or mapping itself."""
+    """The leaves, in the order in which `map_nested` visits them: whatever is no list, tuple or mapping itself."""
     for _, leaf in named_leaves(data, is_leaf):
         yield leaf
 

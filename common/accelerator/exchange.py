@@ -62,8 +62,8 @@ def compare(description: str) -> None:
 def exchange(description: str, content: torch.Tensor) -> torch.Tensor:
     """A row of bytes for each rank: its `content`, and zeros up to the length of the longest one.
 
-    All ranks must have the same `description`, whose first line is the name of a collective.
-    Unlike in `exchange_each`, the lengths may differ between the ranks. On nccl, where none are sent, they may not.
+    All ranks must have the same `description`, whose first line is the name of a collective. Unlike in `exchange_each`,
+    the lengths of `content` may differ between the ranks; on nccl, where no lengths are sent, they may not.
 
     Raises:
         DistributedOperationException: as `compare`.
