@@ -6,7 +6,6 @@ Hugging Face Accelerate.
 """
 
 import copy
-import itertools
 from collections import UserDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,7 +23,11 @@ def is_namedtuple(data: Any) -> bool:
 
 
 def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
-    """The items of `generator` in a list, tuple or namedtuple of the type of `obj`."""
+    """The items of `generator` in a list, tuple or namedtuple of the type of `obj`.
+
+    The constructor makes it if it keeps the items. Otherwise a list is a shallow copy of `obj` that is filled anew, and
+    a tuple is made without its constructor.
+    """
     items = list(generator)
     arguments = items if is_namedtuple(obj) else [items]
     made = _construct(type(obj), *arguments)
@@ -38,7 +41,7 @@ def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
 
 
 def _mapping_like(data: Mapping, content: dict[Any, Any]) -> Any:
-    """The items of `content`, which has the keys of `data`, in a mapping of the type of `data`."""
+    """The items of `content`, which has the keys of `data`, in a mapping of the type of `data`, by the same rule."""
     made = _construct(type(data), content)
     if made is not None and made.keys() == content.keys():
         return made
@@ -92,7 +95,7 @@ def map_nested(
 
 
 def leaves(data: Any, is_leaf: Callable[[Any], bool] | None = None) -> Iterator[Any]:
-    """What `map_nested` calls its function on, in the same order: whatever is no list, tuple or mapping itself."""
+    """The leaves, in the order in which `map_nested` visits them: whatever is no list, tuple or mapping itself."""
     for _, leaf in named_leaves(data, is_leaf):
         yield leaf
 
@@ -121,8 +124,9 @@ def with_leaves(data: Any, new_leaves: Sequence[Any], is_leaf: Callable[[Any], b
     Of {"y": 2, "x": 1} the sorted leaves are 1 and 2. With the new leaves [10, 20] it becomes {"y": 20, "x": 10}.
     """
     names = [name for name, _ in named_leaves(data, is_leaf)]
-    # The places in `data` that the sorted leaves have.
-    places_by_name = sorted(range(len(names)), key=lambda place: names[place])
-    in_place = dict(zip(places_by_name, new_leaves, strict=True))
-    places = itertools.count()
-    return map_nested(lambda _: in_place[next(places)], data, is_leaf=is_leaf)
+    order = sorted(range(len(names)), key=names.__getitem__)
+    in_place: list[Any] = [None] * len(names)
+    for place, leaf in zip(order, new_leaves, strict=True):
+        in_place[place] = leaf
+    remaining = iter(in_place)
+    return map_nested(lambda _: next(remaining), data, is_leaf=is_leaf)

@@ -8,7 +8,8 @@ checkpoints write. Three marks lie on the objects themselves, because a library 
 
     _is_accelerate_prepared   on each prepared object: the original's mark, by which `prepare` leaves it as it is
     _original_forward         on a model in mixed precision: the original's name for the forward without autocast
-    _part                     on a parameter from before FSDP: the part of it that an optimizer gets in its place
+    _part                     on a whole parameter of a model that is now sharded: its shard, which replaces it in
+                              optimizers that were made earlier
 """
 
 import contextlib
@@ -98,7 +99,7 @@ class Accelerator:
         step_scheduler_with_optimizer: see AcceleratedScheduler.
         kwargs_handlers: settings for autocast, the loss scaler, DistributedDataParallel, the process group and the
             profiler.
-        dynamo_backend, dynamo_plugin: compile prepared models; by default as an earlier Accelerator does, else not.
+        dynamo_backend, dynamo_plugin: compile prepared models; by default only if an earlier Accelerator does so.
         fsdp_plugin: share prepared models out to the processes, instead of copying them; by default what the launcher
             says.
         deepspeed_plugin, torch_tp_plugin, megatron_lm_plugin, deepspeed_plugins, parallelism_config: out of scope; only
@@ -108,7 +109,7 @@ class Accelerator:
         sync_gradients: true in the micro-batch that ends its window: optimizers and schedulers step.
         state: the AcceleratorState: which process this is, on which device.
         gradient_state: the GradientState: where the run stands in the accumulation window and in its loaders.
-        scaler: of the loss, under fp16; else None.
+        scaler: the LossScaler of an fp16 run, else None.
 
     Raises:
         NotImplementedError: for DeepSpeed, Megatron, tensor parallelism and other kinds of handlers.
@@ -441,35 +442,45 @@ class Accelerator:
     def join_uneven_inputs(self, joinables: list, even_batches: bool | None = None) -> Iterator[None]:
         """Train on uneven inputs: a process without batches still takes part in the collectives of the others.
 
+        A sharded model cannot be joined: under FSDP this warns and changes nothing, as in the original.
+
         Args:
             joinables: models prepared for several processes. What has no `join_hook` is left out.
             even_batches: for the prepared loaders of map-style datasets within the block, instead of what they were
                 prepared with.
         """
-        if self.distributed_type == DistributedType.NO:
+        if self.is_fsdp2:
+            warnings.warn("`join_uneven_inputs` has no effect under FSDP", stacklevel=3)
+        if self.is_fsdp2 or self.distributed_type == DistributedType.NO:
             yield
             return
-        even_before: dict[BatchSamplerShard, bool] = {}
-        if even_batches is None:
-            even_batches = self.even_batches
-        else:
-            if any(isinstance(loader.dataset, IterableDataset) for loader in self._dataloaders):
-                warnings.warn(
-                    "Overriding even_batches is only supported for map-style datasets, yet some dataloaders given were"
-                    " iterable",
-                    stacklevel=3,  # the line of the script's `with`
-                )
-            for shard in map(index_sampler_of, self._dataloaders):
-                if isinstance(shard, BatchSamplerShard):
-                    even_before[shard] = shard.even_batches
-                    shard.even_batches = even_batches
-        joined: contextlib.AbstractContextManager = contextlib.nullcontext()
+        overridden: contextlib.AbstractContextManager = contextlib.nullcontext()
+        if even_batches is not None:
+            overridden = self._override_even_batches(even_batches)
+        are_even = self.even_batches if even_batches is None else even_batches
         to_join = [joinable for joinable in joinables if hasattr(joinable, "join_hook")]
-        if to_join and not even_batches:
+        joined: contextlib.AbstractContextManager = contextlib.nullcontext()
+        if to_join and not are_even:
             joined = Join(to_join, throw_on_early_termination=False)
+        with overridden, joined:
+            yield
+
+    @contextlib.contextmanager
+    def _override_even_batches(self, even_batches: bool) -> Iterator[None]:
+        """Within the block, the prepared loaders of map-style datasets have this `even_batches`."""
+        if any(isinstance(loader.dataset, IterableDataset) for loader in self._dataloaders):
+            warnings.warn(
+                "Overriding even_batches is only supported for map-style datasets, yet some dataloaders given were"
+                " iterable",
+                stacklevel=5,  # the line of the script's `with`, around that of `join_uneven_inputs`
+            )
+        even_before: dict[BatchSamplerShard, bool] = {}
+        for shard in map(index_sampler_of, self._dataloaders):
+            if isinstance(shard, BatchSamplerShard):
+                even_before[shard] = shard.even_batches
+                shard.even_batches = even_batches
         try:
-            with joined:
-                yield
+            yield
         finally:
             for shard, was_even in even_before.items():
                 shard.even_batches = was_even
@@ -653,7 +664,7 @@ class Accelerator:
         """Write the weights of `model` to `save_directory`, in one file that is whole or not there.
 
         Args:
-            max_shard_size: of the original, which divides larger weights into several files.
+            max_shard_size: has no effect; the weights come in one file.
             safe_serialization: write model.safetensors; otherwise pytorch_model.bin.
 
         Raises:
@@ -711,9 +722,10 @@ class Accelerator:
         if not self.is_main_process:
             return
         init_kwargs = init_kwargs or {}
-        for tracker in self.log_with:
-            if tracker in LOGGER_TYPE_TO_CLASS.values():
-                tracker = tracker(project_name, self.logging_dir, **init_kwargs.get(tracker.name, {}))
+        for choice in self.log_with:
+            tracker = choice
+            if choice in LOGGER_TYPE_TO_CLASS.values():  # chosen by its name; others are objects of the script's own
+                tracker = choice(project_name, self.logging_dir, **init_kwargs.get(choice.name, {}))
             if hasattr(tracker, "start"):  # a tracker of the script's own need not have this method
                 tracker.start()
             if config is not None:
@@ -891,8 +903,8 @@ def _choose_accumulation(steps: int, plugin: GradientAccumulationPlugin | None) 
 
 
 def _choose_sharding(plugin: FullyShardedDataParallelPlugin | None) -> FullyShardedDataParallelPlugin | None:
-    """The plugin of the script, or else one with the settings of the launcher; None if neither asks for FSDP."""
-    if plugin is None and parse_flag_from_env("ACCELERATE_USE_FSDP"):
+    """The plugin of the script, or else the launcher's for the first Accelerator; None keeps that of an earlier one."""
+    if plugin is None and parse_flag_from_env("ACCELERATE_USE_FSDP") and not is_initialized():
         return FullyShardedDataParallelPlugin()
     if not isinstance(plugin, FullyShardedDataParallelPlugin | None):
         raise TypeError("`fsdp_plugin` must be a FullyShardedDataParallelPlugin object.")

@@ -51,7 +51,7 @@ class DistributedOperationException(RuntimeError):
 
 
 def compare(description: str) -> None:
-    """Check that all ranks have the same `description`. Its first line is the name of a collective.
+    """Check that all ranks have the same `description`, by an `exchange` without content.
 
     Raises:
         DistributedOperationException: on all ranks, if the descriptions differ; not on nccl.
@@ -62,7 +62,8 @@ def compare(description: str) -> None:
 def exchange(description: str, content: torch.Tensor) -> torch.Tensor:
     """A row of bytes for each rank: its `content`, and zeros up to the length of the longest one.
 
-    On nccl all ranks must have equally many bytes.
+    All ranks must have the same `description`, whose first line is the name of a collective. Unlike in `exchange_each`,
+    the lengths of `content` may differ between the ranks; on nccl, where no lengths are sent, they may not.
 
     Raises:
         DistributedOperationException: as `compare`.
@@ -88,7 +89,7 @@ def exchange(description: str, content: torch.Tensor) -> torch.Tensor:
 def exchange_each(description: str, contents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """For each of `contents` a row of bytes for each rank. Each content has the same length on all ranks.
 
-    Small contents travel together, in one message. Large ones follow a comparison, one by one and without a copy.
+    Small contents travel together, in one `exchange`. Large ones, which it would copy, follow a comparison one by one.
 
     Raises:
         DistributedOperationException: as `compare`.

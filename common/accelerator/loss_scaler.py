@@ -1,4 +1,4 @@
-"""The scale of the loss under fp16, which adapts by itself once all optimizers of a window have stepped."""
+"""The scale of the loss under fp16, which adapts by itself to the optimizer steps that were made."""
 
 from typing import Any
 
@@ -17,8 +17,8 @@ class LossScaler(torch.amp.GradScaler):
         UNSCALED                                    STEPPED     `forget_unscaled`, where they were dropped or replaced
         STEPPED: their step has been made           READY       `update`, which also adapts the scale
 
-    `update` is called when the scale is next used, read, saved or replaced: all optimizers of the window have stepped
-    by then. An optimizer that is UNSCALED stays so in it, because it still waits for its step. torch would forget this.
+    `update` is called when the scale is next used, read, saved or replaced. Usually all optimizers of the window have
+    stepped by then. One that has not keeps its stage UNSCALED, which torch's own `update` would forget.
     """
 
     # True where an optimizer has come to the stage STEPPED since the last `update`.
@@ -28,6 +28,25 @@ class LossScaler(torch.amp.GradScaler):
         """Step `optimizer`, unless one of its gradients is not finite."""
         self.update_is_due = True
         return super().step(optimizer, *args, **kwargs)
+
+    def _maybe_opt_step(self, optimizer: Any, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        # torch's `step` calls this for an optimizer without a fused kernel. As in torch's own method, `item` waits for
+        # the device; here the answer is kept, so that `found_inf_of` need not wait again.
+        per_device = optimizer_state["found_inf_per_device"].values()
+        optimizer_state["found_inf"] = torch.tensor(sum(found_inf.item() for found_inf in per_device))
+        return None if optimizer_state["found_inf"] else optimizer.step(*args, **kwargs)
+
+    def found_inf_of(self, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        """A scalar that is not 0 if a gradient was not finite in the step just made, which left the weights alone.
+
+        After the step of a fused optimizer it is on the device, and nobody has waited for it yet.
+        """
+        state = self._per_optimizer_states[id(optimizer)]
+        if "found_inf" in state:
+            return state["found_inf"]
+        found_infs = list(state["found_inf_per_device"].values())
+        on_one_device = [found_inf.to(found_infs[0].device, non_blocking=True) for found_inf in found_infs]
+        return sum(on_one_device, torch.zeros(()))
 
     def has_unscaled(self, optimizer: torch.optim.Optimizer) -> bool:
         """True where the gradients of `optimizer` are without the scale of the loss, and no step has used them yet."""

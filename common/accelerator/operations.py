@@ -114,21 +114,19 @@ def gather(tensor: Any) -> Any:
 def _gather_tensors(named: list[NamedLeaf], description: str) -> list[torch.Tensor]:
     """Tensors of all processes, joined, if `description` is the same on all of them."""
     contents = [as_bytes(leaf) for _, leaf in named if has_bytes(leaf)]
+    # The ranks compare their leaves in this exchange. Only then are the types checked: all ranks raise, or none does.
     rows_of_contents = exchange_each(description, contents)
-    tensors = _require_tensors(named)
-    if len(contents) < len(tensors):
-        raise TypeError("sparse, nested and quantized tensors cannot be gathered")
+    tensors = _require_tensors(named, with_bytes=True)
     return [from_bytes(rows, tensor) for rows, tensor in zip(rows_of_contents, tensors, strict=True)]
 
 
-def _require_tensors(named: list[NamedLeaf]) -> list[torch.Tensor]:
-    """The leaves, for a collective of nothing but tensors.
-
-    The ranks compare their leaves before each of them calls this. So all of them raise, or none does.
-    """
+def _require_tensors(named: list[NamedLeaf], with_bytes: bool = False) -> list[torch.Tensor]:
+    """The leaves, for a collective of nothing but tensors; `with_bytes` if it sends their bytes."""
     for name, leaf in named:
         if not isinstance(leaf, torch.Tensor):
             raise TypeError(f"Unsupported types ({type(leaf)}) in a collective: {name or 'the input'} is no tensor")
+        if with_bytes and not has_bytes(leaf):
+            raise TypeError("sparse, nested and quantized tensors can be neither gathered nor broadcast")
     return [leaf for _, leaf in named]
 
 
@@ -138,7 +136,7 @@ def gather_object(object: Any) -> Any:
     The parameter has the original's name.
 
     Raises:
-        DistributedOperationException: on all processes, if one cannot pickle its list; not on nccl.
+        RuntimeError: on all processes, if one cannot pickle its list; not on nccl.
     """
     if PartialState().distributed_type == DistributedType.NO:
         return object
@@ -147,16 +145,24 @@ def gather_object(object: Any) -> Any:
 
 def _gather_objects(own: Any, description: str) -> list[Any]:
     """The objects of all processes in rank order, if `description` is the same on all of them."""
-    if PartialState().backend != "gloo":
+    if PartialState().backend == "nccl":
         return all_gather_object(own)
     try:
         pickled = pickle.dumps(own)
     except Exception as error:  # an object of the script's own may raise anything, and the others wait
-        pickled = b"\0"
-        description += f"\nwhat cannot be pickled: {error}"
+        pickled = _pickled_failure(error)
     content = torch.frombuffer(bytearray(pickled), dtype=torch.uint8)
     # `pickle.loads` stops where the object ends, so it does not mind the zeros that fill up a row.
-    return [pickle.loads(of_rank.numpy().tobytes()) for of_rank in exchange(description, content)]
+    received = [pickle.loads(row.numpy().tobytes()) for row in exchange(description, content)]
+    for each in received:
+        if isinstance(each, RuntimeError):
+            raise each
+    return received
+
+
+def _pickled_failure(error: Exception) -> bytes:
+    """A RuntimeError to send in place of an object that this rank cannot pickle; who receives it raises it."""
+    return pickle.dumps(RuntimeError(f"rank {PartialState().process_index} cannot pickle what it has to send: {error}"))
 
 
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
@@ -169,7 +175,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
         return tensor
     named = sorted_leaves(tensor)
     compare(describe(f"broadcast from {from_process}", named))
-    tensors = _require_tensors(named)
+    tensors = _require_tensors(named, with_bytes=True)
     for each in tensors:
         own = each.detach()
         # A tensor with gaps in memory, such as a column, is sent and received as a copy without them.
@@ -198,8 +204,7 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     try:
         pickled = pickle.dumps(object_list)
     except Exception as error:  # an object of the script's own may raise anything, and the others wait
-        reason = RuntimeError(f"rank {from_process} cannot pickle what it has to send: {error}")
-        broadcast_bytes(pickle.dumps(reason), from_process)
+        broadcast_bytes(_pickled_failure(error), from_process)
         raise
     broadcast_bytes(pickled, from_process)
     return object_list
@@ -262,7 +267,7 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
         description += f"\n{name} {'tensor' if is_torch_tensor(leaf) else type(leaf).__name__}"
         if _has_dimension(leaf, dim):
             own_lengths[place] = leaf.shape[dim]
-    (lengths,) = _gather_tensors([NamedLeaf("lengths", own_lengths)], description)
+    lengths = from_bytes(exchange(description, as_bytes(own_lengths)), own_lengths)
     longest = lengths.view(PartialState().num_processes, len(named)).amax(0).tolist()
     padded = []
     for each, length in zip(_require_tensors(named), longest, strict=True):
@@ -284,16 +289,16 @@ def _pad_one(tensor: torch.Tensor, dim: int, length: int, pad_index: float, pad_
     return torch.cat(parts, dim=dim)
 
 
-# The results of a batch
+# The results of a batch. A column is a tensor with a row per sample, or a list with an entry per sample.
 
 
 def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = False) -> Any:
-    """The results of all processes for the batch that `loader` yielded, without rows for repeated samples.
+    """The results of all processes for the batch that `loader` yielded, without those of repeated samples.
 
-    Tensors hold one row per sample. Mappings, and lists and tuples with tensors somewhere in them, are structures and
-    keep their shape; any other list has one entry per sample. The result is in rank order. A tensor without a row for
-    each sample, such as a loss, comes as from `gather`; in the last step it is cut to the number of samples too. A
-    number or None becomes, on several processes, a list with one entry per process. On two processes:
+    Mappings, and lists and tuples with tensors somewhere in them, are structures of columns and keep their shape; any
+    other list is a column. Joined columns are in rank order. A tensor without a row for each sample, such as a loss,
+    comes as from `gather`; in the last step it is cut to the number of samples too. A single object, such as a number
+    or None, becomes on several processes a list with one entry per process. On two processes:
 
         on rank 0                    on rank 1                    the result on both
         tensor([0, 1])               tensor([2, 3])               tensor([0, 1, 2, 3])
@@ -301,16 +306,16 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
         [tensor([0]), tensor([1])]   [tensor([2]), tensor([3])]   [tensor([0, 2]), tensor([1, 3])]
         {"loss": 0.5}                {"loss": 0.7}                {"loss": [0.5, 0.7]}
 
-    Each call is a collective, and gives every process the rows of all. A metric that is a sum over samples (a loss,
+    Each call is a collective, and gives every process the results of all. A metric that is a sum over samples (a loss,
     correct predictions) needs less: each process adds up its own samples, and one `reduce` at the end adds these sums.
 
     Args:
         data: the same structure on all processes.
         loader: the prepared loader that is being iterated over; None outside of a loop.
-        use_gather_object: take `data` as a list with one entry per sample, whatever it holds.
+        use_gather_object: take `data` as one column of objects, whatever it holds.
 
     Raises:
-        RuntimeError: if some process has no batch in this step, so that it cannot take part.
+        RuntimeError: if some process has no batch in this step, so that it cannot take part, or as `gather_object`.
         DistributedOperationException: as `gather`; in an uneven step only the numbers of rows may differ.
     """
     short_step = None if loader is None else loader.short_step
@@ -322,24 +327,26 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
         num_real = short_step.num_real_all_ranks
 
     if use_gather_object:
-        entries = _gather_entries(data)
-        return _real_rows(entries, num_real)
+        column = data
+        if PartialState().distributed_type != DistributedType.NO:
+            if isinstance(data, torch.Tensor):
+                # A list of its rows comes back, as in the original. A view would be pickled with the whole tensor.
+                column = [row.clone() for row in torch.atleast_1d(data.detach()).cpu()]
+            column = gather_object(_as_joinable(column))
+        return _without_repeated(column, num_real)
     named = sorted_leaves(data, is_list_of_entries)
     is_uneven = short_step is not None and not short_step.is_even
-    columns = [_real_rows(column, num_real) for column in _gather_columns(named, is_uneven)]
+    columns = [_without_repeated(column, num_real) for column in _gather_columns(named, is_uneven)]
     return with_leaves(data, columns, is_list_of_entries)
 
 
-def _real_rows(column: Any, num_real: int | None) -> Any:
-    """The rows of real samples. They come first, in the order of the ranks."""
-    if num_real is None or not _has_rows(column):
+def _without_repeated(column: Any, num_real: int | None) -> Any:
+    """The part of a joined column that belongs to real samples, which come first. None says that all are real."""
+    if num_real is None:
         return column
-    return column[:num_real]
-
-
-def _has_rows(column: Any) -> bool:
-    """True for a tensor of at least one dimension, a list, a tuple or a text."""
-    return isinstance(column, (list, tuple, str)) or (isinstance(column, torch.Tensor) and column.ndim > 0)
+    # In a single process a text is cut too, as in the original. On several it has become a list.
+    is_column = isinstance(column, (list, tuple, str)) or (isinstance(column, torch.Tensor) and column.ndim > 0)
+    return column[:num_real] if is_column else column
 
 
 def is_list_of_entries(data: Any) -> bool:
@@ -349,21 +356,11 @@ def is_list_of_entries(data: Any) -> bool:
     return not any(isinstance(leaf, torch.Tensor) for leaf in leaves(data))
 
 
-def _gather_entries(data: Any) -> Any:
-    """The entries of all processes, joined; in a single process `data` itself."""
-    if PartialState().distributed_type == DistributedType.NO:
-        return data
-    if isinstance(data, torch.Tensor):
-        # A list of its rows comes back, as in the original. A view of them would be pickled with the whole tensor.
-        data = [row.clone() for row in torch.atleast_1d(data.detach()).cpu()]
-    return gather_object(_own_part(data))
-
-
 def _gather_columns(named: list[NamedLeaf], is_uneven: bool) -> list[Any]:
-    """The columns of all processes, joined: a column is a tensor, a list of entries or a single object.
+    """The columns of all processes, joined. In a single process they stay as they are.
 
     Tensors alone travel as bytes. With other columns among them, or with other numbers of rows on some process
-    (`is_uneven`), all columns travel pickled. In a single process they stay as they are.
+    (`is_uneven`), all columns travel pickled.
     """
     columns = [column for _, column in named]
     if PartialState().distributed_type == DistributedType.NO:
@@ -377,24 +374,26 @@ def _gather_columns(named: list[NamedLeaf], is_uneven: bool) -> list[Any]:
             shape = column.shape[1:] if is_uneven else column.shape
             content = f"rows of {list(shape)} {column.dtype}"
         description += f"\n{name} {content}"
-    parts_of_ranks = _gather_objects([_own_part(column) for column in columns], description)
-    return [_join(parts) for parts in zip(*parts_of_ranks, strict=True)]
+    columns_of_ranks = _gather_objects([_as_joinable(column) for column in columns], description)
+    return [_join(columns_of_name) for columns_of_name in zip(*columns_of_ranks, strict=True)]
 
 
-def _own_part(column: Any) -> Any:
-    """The part of this process in a column that travels pickled, in a form that `_join` can join."""
-    if column is None or isinstance(column, (int, float)):
-        return [column]
+def _as_joinable(column: Any) -> Any:
+    """`column` as a tensor that can be pickled, or as something to iterate over: what `_join` takes of each process."""
     if isinstance(column, torch.Tensor):
         # A tensor of a GPU would come out of its pickle on the GPU of the sender, and a view with the whole tensor.
         return torch.atleast_1d(column.detach()).to("cpu", copy=True)
+    try:
+        iter(column)
+    except TypeError:  # a single object
+        return [column]
     return column
 
 
-def _join(parts: tuple[Any, ...]) -> Any:
-    if isinstance(parts[0], torch.Tensor):
-        return torch.cat(parts).to(PartialState().device)
-    return list(chain.from_iterable(parts))
+def _join(columns_of_ranks: tuple[Any, ...]) -> Any:
+    if isinstance(columns_of_ranks[0], torch.Tensor):
+        return torch.cat(columns_of_ranks).to(PartialState().device)
+    return list(chain.from_iterable(columns_of_ranks))
 
 
 # Errors on several ranks

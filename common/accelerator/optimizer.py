@@ -20,7 +20,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     Args:
         optimizer: the one that the script made.
         device_placement: move its state to where its parameters are.
-        scaler: of the loss, under fp16. It skips the step where a gradient is not finite.
+        scaler: the LossScaler of an fp16 run, else None. It skips the step where a gradient is not finite.
     """
 
     def __init__(
@@ -32,8 +32,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.optimizer = optimizer
         self.scaler = scaler
         self.gradient_state = GradientState()
-        # True if the last step was skipped. After a fused step it is the tensor by which the kernel decided.
-        self._is_overflow: bool | torch.Tensor = False
+        # A scalar that is not 0 if the last step was skipped: see `LossScaler.found_inf_of`.
+        self._found_inf = torch.zeros(())
         self._takes_set_to_none = "set_to_none" in inspect.signature(optimizer.zero_grad).parameters
         if device_placement:
             # Loading copies each state to the device of its parameter.
@@ -47,24 +47,10 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         if self.scaler is None:
             self.optimizer.step(closure)
         elif self.has_gradients():
-            self._is_overflow = self._step_unless_overflow(self.scaler, closure)
+            self.scaler.step(self.optimizer, closure)
+            self._found_inf = self.scaler.found_inf_of(self.optimizer)
         else:
-            self._is_overflow = False  # nothing was skipped: there was nothing to do
-
-    def _step_unless_overflow(self, scaler: LossScaler, closure: Callable | None) -> bool | torch.Tensor:
-        """Let `scaler` step the optimizer. True, or a tensor that is not zero, if the weights were left alone.
-
-        The scaler calls an optimizer without a fused kernel only where all gradients are finite. It always calls a
-        fused one, and hands it `found_inf`: where that is not zero the kernel leaves the weights alone.
-        """
-        found_inf_of_step: list[bool | torch.Tensor] = []
-
-        def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            found_inf_of_step.append(getattr(optimizer, "found_inf", False))
-
-        with self.optimizer.register_step_post_hook(note):  # until the end of this block
-            scaler.step(self.optimizer, closure)
-        return found_inf_of_step[0] if found_inf_of_step else True
+            self._found_inf = torch.zeros(())  # nothing was skipped: there was nothing to do
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Drop the gradients, if this micro-batch ends its window.
@@ -86,11 +72,10 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def step_was_skipped(self) -> bool:
         """True if a gradient that is not finite made the last step leave the weights alone.
 
-        After a step of a fused optimizer this waits for the device: its kernel decides there.
+        After a step of a fused optimizer this waits for the device, once: its kernel decides there.
         """
-        if isinstance(self._is_overflow, torch.Tensor):
-            self._is_overflow = bool(self._is_overflow)
-        return self._is_overflow
+        self._found_inf = self._found_inf.cpu()
+        return bool(self._found_inf)
 
     def unscale(self) -> None:
         """Divide the gradients by the scale of the loss: once before a step, however often this is called."""

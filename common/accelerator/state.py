@@ -16,6 +16,7 @@ These events keep a state or end it:
 
     event                              PartialState   AcceleratorState   GradientState
     another Accelerator                kept           kept               kept
+    a Trainer, by `_reset_state()`     kept           forgotten          kept
     the next one after `end_training`  forgotten      forgotten          begins again
     a notebook launch, one process     set aside, and restored after it  kept
     a notebook launch, forked process  forgotten      forgotten          begins again
@@ -26,7 +27,7 @@ still knows its rank. A GradientState begins again in its dictionary, because pr
 
 import enum
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar
@@ -235,23 +236,23 @@ class PartialState:
             return partial(self.on_process, process_index=process_index)
         return function if self.process_index == process_index or not self.use_distributed else do_nothing
 
-    @contextmanager
-    def main_process_first(self) -> Iterator[None]:
+    def main_process_first(self) -> AbstractContextManager[None]:
         """Rank 0 runs the block before all others do, also when it raises there."""
-        yield from self._goes_first(self.is_main_process)
+        return self._run_first(self.is_main_process)
+
+    def local_main_process_first(self) -> AbstractContextManager[None]:
+        """Local rank 0 runs the block before the others of its machine do, also when it raises there."""
+        return self._run_first(self.is_local_main_process)
 
     @contextmanager
-    def local_main_process_first(self) -> Iterator[None]:
-        """Local rank 0 runs the block before the others of its machine do, also when it raises there."""
-        yield from self._goes_first(self.is_local_main_process)
-
-    def _goes_first(self, first: bool) -> Iterator[None]:
-        if not first:
+    def _run_first(self, is_first: bool) -> Iterator[None]:
+        """The processes where `is_first` is true run the block, and then the others do."""
+        if not is_first:
             self.wait_for_everyone()
         try:
             yield
         finally:
-            if first:
+            if is_first:
                 self.wait_for_everyone()
 
     @contextmanager
@@ -260,9 +261,10 @@ class PartialState:
 
         Of [0, 1, 2, 3] three processes get [0, 1], [2] and [3]. With `apply_padding` the last element of all fills the
         shorter shares up, to [2, 3] and [3, 3], so that what is computed from them can be gathered. Padded tensors come
-        on the device. Anything else, such as a string, comes whole.
+        on the device. Anything else that has a length, such as a string, comes whole.
 
         Raises:
+            TypeError: for what has no length, such as a number, on several processes.
             ValueError: if the values of a dict differ in length.
         """
         if self.num_processes == 1:
@@ -280,12 +282,13 @@ class PartialState:
         has_extra = self.process_index < extra
         start = self.process_index * smallest + min(self.process_index, extra)
         stop = start + smallest + int(has_extra)
-        padding = 1 if apply_padding and extra and not has_extra else 0
-        if isinstance(inputs, (list, tuple)):
-            elements: Any = inputs[start:stop]
-            last_element = inputs[-1:]
-            return elements + last_element * padding
-        rows = [*range(start, stop), *[len(inputs) - 1] * padding]
+        rows = list(range(start, stop))
+        if apply_padding and extra and not has_extra:
+            rows.append(len(inputs) - 1)
+        if isinstance(inputs, list):
+            return [inputs[row] for row in rows]
+        if isinstance(inputs, tuple):
+            return tuple(inputs[row] for row in rows)
         if isinstance(inputs, torch.Tensor):
             return inputs[rows].to(self.device) if apply_padding else inputs[start:stop]
         if hasattr(inputs, "with_format"):  # a datasets.Dataset, which gives columns where it is indexed with a list
@@ -323,10 +326,6 @@ class AcceleratorState(PartialState):
     parallelism_config: ClassVar[None] = None
 
     _shared_state: ClassVar[dict[str, Any]] = {}
-    _CANNOT_CHANGE: ClassVar[str] = (
-        "AcceleratorState has already been initialized and cannot be changed ({}): restart your runtime completely "
-        "and pass `{}` to the first `Accelerator()`"
-    )
 
     def __init__(
         self,
@@ -341,7 +340,7 @@ class AcceleratorState(PartialState):
         self.__dict__ = AcceleratorState._shared_state
         process = PartialState(cpu, **kwargs)
         if cpu and process.device.type != "cpu":
-            raise ValueError(self._CANNOT_CHANGE.format("this process already runs on a device", "cpu=True"))
+            raise _already_initialized("cpu=True", reason=f"this process runs on {process.device}")
         if self.initialized:
             self._refuse_other_settings(mixed_precision, fsdp_plugin)
             if dynamo_plugin is not None:
@@ -367,9 +366,9 @@ class AcceleratorState(PartialState):
     def _refuse_other_settings(self, mixed_precision: str | None, fsdp_plugin: Any) -> None:
         if mixed_precision is not None and choose_precision(mixed_precision) != self.mixed_precision:
             now = f"this process already runs with '{self.mixed_precision}'"
-            raise ValueError(self._CANNOT_CHANGE.format(now, f"mixed_precision='{mixed_precision}'"))
+            raise _already_initialized(f"mixed_precision='{mixed_precision}'", reason=now)
         if fsdp_plugin not in (None, self.fsdp_plugin) and PartialState().distributed_type != DistributedType.NO:
-            raise ValueError(self._CANNOT_CHANGE.format("its models are sharded otherwise, or not", "fsdp_plugin"))
+            raise _already_initialized("fsdp_plugin", reason="the first Accelerator chose other FSDP settings, or none")
 
     def __repr__(self) -> str:
         return f"{super().__repr__()}\nMixed precision type: {self.mixed_precision}\n"
@@ -385,6 +384,14 @@ class AcceleratorState(PartialState):
     def is_fsdp2(self) -> bool:
         """True where models are sharded."""
         return self.fsdp_plugin is not None
+
+
+def _already_initialized(setting: str, reason: str) -> ValueError:
+    """An error for a setting that the process cannot be given any more."""
+    return ValueError(
+        f"AcceleratorState has already been initialized and cannot be changed: {reason}. Restart your runtime "
+        f"completely and pass `{setting}` to the first `Accelerator()`"
+    )
 
 
 def choose_precision(mixed_precision: str | None) -> str:

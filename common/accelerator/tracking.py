@@ -103,7 +103,7 @@ class JSONLinesTracker(GeneralTracker):
         self.tracker.close()
 
     def _write(self, row: dict[str, Any]) -> None:
-        self.tracker.write(json.dumps(plain(row), default=str) + "\n")
+        self.tracker.write(json.dumps(to_python_values(row), default=str) + "\n")
 
 
 class TensorBoardTracker(GeneralTracker):
@@ -137,7 +137,7 @@ class TensorBoardTracker(GeneralTracker):
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Show `values` as hyperparameters; lists, paths and such as text."""
         hyperparameters = {}
-        for name, value in plain(values).items():
+        for name, value in to_python_values(values).items():
             is_plain = value is None or isinstance(value, (bool, int, float, str))
             hyperparameters[name] = value if is_plain else str(value)
         self.writer.add_hparams(hyperparameters, metric_dict={})
@@ -145,7 +145,7 @@ class TensorBoardTracker(GeneralTracker):
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Add numbers as scalars and texts as texts; `kwargs` are of `add_scalar` and `add_text`."""
-        for name, value in plain(values).items():
+        for name, value in to_python_values(values).items():
             if isinstance(value, (int, float)):
                 self.writer.add_scalar(name, value, global_step=step, **kwargs)
             elif isinstance(value, str):
@@ -219,12 +219,12 @@ def _tracker_class(name: str, logging_dir: str | os.PathLike | None) -> type[Gen
 # Values
 
 
-def plain(value: Any) -> Any:
+def to_python_values(value: Any) -> Any:
     """Nested `value` in dicts and lists, with Python numbers and lists in place of tensors and arrays."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, dict):
-        return {name: plain(item) for name, item in value.items()}
+        return {name: to_python_values(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [to_python_values(item) for item in value]
     return value

@@ -185,15 +185,19 @@ def enter_with_what_differs(accelerator):
             messages[name, kind] = str(raised.value)
             assert gather(torch.tensor([rank])).tolist() == list(range(accelerator.num_processes))
     with pytest.raises(DistributedOperationException) as raised:
-        operations.gather_object([of_rank(rank, 1, lambda: 1)])
-    messages["gather_object", "lambda"] = str(raised.value)
-    with pytest.raises(DistributedOperationException) as raised:
         (gather if rank else reduce)(ONE)
     messages["two collectives"] = str(raised.value)
+    with pytest.raises(RuntimeError, match="rank 1 cannot pickle what it has to send"):
+        operations.gather_object([of_rank(rank, 1, lambda: 1)])
+    with pytest.raises(RuntimeError, match="rank 0 cannot pickle what it has to send: not for sending"):
+        operations.gather_object([NotForSending()])
     with pytest.raises((AttributeError, RuntimeError), match=r"pickle|local object"):  # by Python
         operations.broadcast_object_list([lambda: 1])
     with pytest.raises((ValueError, RuntimeError), match="not for sending"):
         operations.broadcast_object_list([NotForSending()])
+    for collective in (gather, broadcast):
+        with pytest.raises(TypeError, match="sparse, nested and quantized tensors can be neither gathered nor broad"):
+            collective([ONE, ONE.to_sparse()])
     return messages
 
 

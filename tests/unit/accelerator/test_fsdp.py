@@ -7,6 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from common.accelerator import Accelerator
 from common.accelerator.operations import RemoteError
@@ -171,7 +172,8 @@ def test_a_rank_that_fails_alone_leaves_nobody_waiting_in_a_collective_and_no_ra
 def refused(accelerator):
     assert accelerator.distributed_type == DistributedType.FSDP
     model = accelerator.prepare(Tied())
-    with pytest.raises(ValueError, match="its models are sharded otherwise"):
+    assert Accelerator(cpu=True).state.fsdp_plugin is accelerator.state.fsdp_plugin, "the launcher asks for another"
+    with pytest.raises(ValueError, match="the first Accelerator chose other FSDP settings"):
         Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
     with pytest.raises(RuntimeError, match="size mismatch for shift"):
         model.load_state_dict({**Tied().state_dict(), "shift": torch.zeros(2)})
@@ -179,13 +181,28 @@ def refused(accelerator):
 
 
 def test_what_does_not_fit_is_refused():
-    assert all(on_ranks(2, refused, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, **SIZED)))
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, **SIZED)
+    launched = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+    assert all(on_ranks(2, refused, fsdp_plugin=plugin, environment=launched))
     with pytest.raises(Exception, match="Could not find the transformer layer class Lair in the model"):
         train({**LAYERS, "transformer_cls_names_to_wrap": ["Layer", "Lair"]})
     with pytest.raises(TypeError, match="must be a FullyShardedDataParallelPlugin"):
         Accelerator(cpu=True, fsdp_plugin=True)
     with pytest.raises(Exception, match="FSDP in fp16 is out of scope"):
         train({}, "fp16")
+
+
+def joined(accelerator):
+    """The rows of each batch of this process, and the file that the warning names."""
+    model, loader = accelerator.prepare(Tied(), DataLoader(torch.arange(9) % 7, batch_size=3))
+    uneven = accelerator.join_uneven_inputs([model], even_batches=False)
+    with pytest.warns(UserWarning, match="has no effect under FSDP") as warned, uneven:
+        rows = [len(model(batch)) for batch in loader]
+    return rows, warned[0].filename
+
+
+def test_uneven_inputs_are_not_joined_and_batches_stay_even():
+    assert on_ranks(2, joined, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2)) == [([3, 3], __file__)] * 2
 
 
 @pytest.mark.parametrize(

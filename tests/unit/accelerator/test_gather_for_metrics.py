@@ -1,5 +1,6 @@
 """`gather_for_metrics`: each real sample once, how often the ranks meet for it, and what comes where results differ."""
 
+import numpy
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -78,6 +79,7 @@ def gather_what_has_no_rows(accelerator):
         accelerator.gather_for_metrics({"logits": torch.ones(1), "past": None}),
         accelerator.gather_for_metrics((torch.ones(1), 2.5)),
         accelerator.gather_for_metrics(5 + accelerator.process_index),
+        accelerator.gather_for_metrics({"correct": numpy.int64(accelerator.process_index), "best": numpy.bool_(True)}),
     ]
     losses = []
     for sample in accelerator.prepare(DataLoader([torch.ones(2)] * 3, batch_size=1)):
@@ -87,10 +89,10 @@ def gather_what_has_no_rows(accelerator):
 
 def test_none_numbers_and_losses_are_gathered_too():
     for structures, losses in on_ranks(2, gather_what_has_no_rows):
-        outputs, (ones, numbers), bare_numbers = structures
+        outputs, (ones, numbers), bare_numbers, of_numpy = structures
         assert outputs["logits"].tolist() == ones.tolist() == [1.0, 1.0]
         assert outputs["past"] == [None, None] and numbers == [2.5, 2.5]
-        assert bare_numbers == [5, 6]
+        assert bare_numbers == [5, 6] and of_numpy == {"correct": [0, 1], "best": [True, True]}
         assert losses == [[1.0, 1.0], [1.0]]  # three samples
 
 

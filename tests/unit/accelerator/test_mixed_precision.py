@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -107,12 +108,32 @@ def test_fp16_trains_on_the_cpu_to_nearly_the_float32_weights():
     assert_steps_in_float32(model, *new_models(1), steps=5)
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_an_overflow_skips_the_step_and_the_scheduler_and_halves_the_scale(fused):
-    # A fused optimizer's step always runs, and its kernel leaves the weights alone.
+class Wrapping(torch.optim.Optimizer):
+    """Steps another optimizer; its base class is there for `isinstance` alone, and has not been initialized."""
+
+    def __init__(self, parameters, lr):
+        self.optimizer = torch.optim.SGD(parameters, lr)
+        self.param_groups = self.optimizer.param_groups
+
+    def step(self, closure=None):
+        self.optimizer.step(closure)
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+    def state_dict(self):
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict):
+        self.optimizer.load_state_dict(state_dict)
+
+
+# A fused optimizer's step always runs, and its kernel leaves the weights alone.
+@pytest.mark.parametrize("make", [torch.optim.SGD, partial(torch.optim.SGD, fused=True), Wrapping])
+def test_an_overflow_skips_the_step_and_the_scheduler_and_halves_the_scale(make):
     accelerator = fp16()
     (model,) = new_models(1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+    optimizer = make(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
     before = model.weight.detach().clone()
