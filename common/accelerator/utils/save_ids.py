@@ -23,11 +23,14 @@ import uuid
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
 # By collectives and folder. It is not kept in an Accelerator, because two of them may save into one folder.
 _num_saves: Counter[tuple[str, Path]] = Counter()
+# The name of the run, by its process group.
+_names_of_runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
 def next_id(folder: Path) -> str:
@@ -39,12 +42,16 @@ def next_id(folder: Path) -> str:
 
 def name_of_run() -> str:
     """A name that the processes of this run have in common, and no other run has; a new one without a process group."""
-    name = uuid.uuid4().hex
+    new_name = uuid.uuid4().hex
     if not dist.is_initialized():
-        return name
-    # The first rank that comes here chooses the name. The store keeps it for the others, and none of them waits.
-    store = dist.distributed_c10d._get_default_store()
-    return store.compare_set("checkpointing/run", "", name).decode()
+        return new_name
+    group = dist.group.WORLD
+    # The store is asked once. It belongs to torchrun, which may have been killed before the last save.
+    if group not in _names_of_runs:
+        # The first rank that comes here chooses the name. The store keeps it for the others, and none of them waits.
+        store = dist.distributed_c10d._get_default_store()
+        _names_of_runs[group] = store.compare_set("checkpointing/run", "", new_name).decode()
+    return _names_of_runs[group]
 
 
 def num_collectives() -> int:
