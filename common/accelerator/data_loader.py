@@ -23,11 +23,9 @@ from .sampler import (
     innermost_sampler,
     sampler_chain,
 )
-
-# What is imported and not used is here because scripts import it from the original's module of this name.
 from .shard import (
     DataLoaderShard,
-    get_sampler,  # noqa: F401
+    get_sampler,  # noqa: F401  # This name and the unused ones below are here because the original has them here.
     index_sampler_of,
     loading_arguments,
 )
@@ -171,10 +169,7 @@ def _steps_skipped_by(dataloader: DataLoader, batches_per_step: int) -> int:
 
 
 def _make_seedable(index_sampler: Any, data_seed: int | None) -> Any:
-    """The sampler to read by, with a SeedableRandomSampler in the place of a RandomSampler.
-
-    A RandomSampler within a batch sampler is replaced there: the batch sampler stays the script's own, and is changed.
-    """
+    """The sampler to read by: a seedable one for a RandomSampler, which is replaced in a batch sampler of the script."""
     if isinstance(index_sampler, RandomSampler):
         return _seedable(index_sampler, data_seed)
     sampler = getattr(index_sampler, "sampler", None)

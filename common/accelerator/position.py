@@ -185,9 +185,9 @@ class PassSampler:
 
     def __iter__(self) -> Iterator[Any]:
         this_pass = self.progress.passes[-1]
-        # Some batch samplers draw random numbers in `iter`. Torch calls `iter` before it draws its own seed. So calling
-        # theirs now keeps the original's order of draws. Where batches are skipped, the original calls it later.
-        # A stateful loader always does: workers that stay alive draw no second seed, so none may count for the order.
+        # Some batch samplers draw random numbers in `iter`. Torch calls `iter` before it draws its own seed, so calling
+        # theirs now keeps the original's order of draws. Where batches are skipped, the original calls it after that
+        # seed. So does a stateful loader: workers that stay alive draw the seed once, and a resumed run draws it again.
         draws_at_once = not self.is_stateful and this_pass.start.step == 0
         steps = steps_of(self.batches) if draws_at_once else self._draw_later(this_pass)
         return self._remember_short_steps(steps, this_pass)
