@@ -169,7 +169,7 @@ def _steps_skipped_by(dataloader: DataLoader, batches_per_step: int) -> int:
 
 
 def _make_seedable(index_sampler: Any, data_seed: int | None) -> Any:
-    """The sampler to read by: a seedable one for a RandomSampler, which is replaced in a batch sampler of the script."""
+    """The sampler to read by: a seedable one for a RandomSampler, which is replaced in the script's batch sampler."""
     if isinstance(index_sampler, RandomSampler):
         return _seedable(index_sampler, data_seed)
     sampler = getattr(index_sampler, "sampler", None)

@@ -388,7 +388,7 @@ def index_sampler_of(dataloader: DataLoader) -> Any:
 
 
 def get_sampler(dataloader: DataLoader) -> Any:
-    """The attribute `sampler` of the script's batch sampler, as in the original; None where there is none.
+    """The attribute `sampler` of the script's batch sampler; None where there is none.
 
     This is for scripts. The core asks `innermost_sampler`, which also finds what a batch sampler within another one
     draws from, and the sampler of a loader without batches.
