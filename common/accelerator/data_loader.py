@@ -21,10 +21,11 @@ from .sampler import (
     check_split,
     generator_of,
     innermost_sampler,
+    sampler_chain,
 )
 from .shard import (
     DataLoaderShard,
-    get_sampler,  # noqa: F401
+    get_sampler,  # noqa: F401  # This name and the unused ones below are here because the original has them here.
     index_sampler_of,
     loading_arguments,
 )
@@ -54,25 +55,28 @@ def prepare_data_loader(
 ) -> DataLoaderShard:
     """The loader for one process: its share of the batches that `dataloader` would make on a single one.
 
-    On several processes a sampler without a generator gets one here, seeded from torch's. With `use_seedable_sampler`
-    and no `data_seed` this call is a collective: all processes take over rank 0's seed.
+    On several processes a sampler without a generator gets one here, seeded from torch's, unless the loader dispatches
+    or `use_seedable_sampler` replaces the sampler. Without `data_seed` this replacement is a collective: all processes
+    take over rank 0's seed. Both change the script's own sampler or batch sampler, as in the original.
 
     Args:
         dataloader: what a single process would iterate over.
-        device: where batches go with `put_on_device`.
+        device: where batches go with `put_on_device`. A dispatching loader puts them on the device of its process.
         num_processes, process_index: by default those of the run.
         split_batches, even_batches, non_blocking, use_seedable_sampler, data_seed: see DataLoaderConfiguration.
         rng_types: generators to take over from rank 0 at the start of every pass: "torch", "cuda", and "generator",
-            the sampler's or the data set's.
+            the sampler's or the data set's. A dispatching loader takes over none, as in the original.
         dispatch_batches: the main process reads for all, see DataLoaderDispatcher; by default for streams, if
             `put_on_device` is on.
         slice_fn_for_dispatch: see DataLoaderDispatcher.
         use_stateful_dataloader: checkpoints hold the loader's position, see `position.py`.
 
     Raises:
-        NotImplementedError: for `torch_device_mesh` and a loader with `in_order=False`.
-        ValueError: for a batch size that cannot be split, `dispatch_batches` without `put_on_device`, and on several
-            processes for a DistributedSampler, a DistributedEvalSampler and a `batch_size=None`.
+        NotImplementedError: for `torch_device_mesh`, with which several processes would get the same batch, and for a
+            loader with `in_order=False`, whose batches come as workers finish them.
+        ValueError: for a batch size that cannot be split, and for `dispatch_batches` without `put_on_device`. On
+            several processes for a DistributedSampler or DistributedEvalSampler, for a SkipDataLoader that leaves out
+            no whole number of steps and, unless the loader dispatches, for a `batch_size=None`.
     """
     if torch_device_mesh is not None or not getattr(dataloader, "in_order", True):
         raise NotImplementedError("torch_device_mesh and loaders with in_order=False are out of scope")
@@ -89,6 +93,7 @@ def prepare_data_loader(
     if split_batches:
         check_split(getattr(index_sampler, "batch_size", None), num_processes)
     _check_sharing(dataloader, num_processes, dispatch_batches)
+    skipped_steps = _steps_skipped_by(dataloader, batches_per_step=1 if split_batches else num_processes)
     if use_seedable_sampler:
         index_sampler = _make_seedable(index_sampler, data_seed)
     if dispatch_batches:
@@ -97,6 +102,7 @@ def prepare_data_loader(
         return DataLoaderDispatcher(
             dataset,
             split_batches,
+            skip_batches=skipped_steps,
             slice_fn=slice_fn_for_dispatch,
             use_stateful_dataloader=use_stateful_dataloader,
             _drop_last=dataloader.drop_last,
@@ -125,6 +131,7 @@ def prepare_data_loader(
         device=device if put_on_device else None,
         rng_types=rng_types,
         synchronized_generator=generator,
+        skip_batches=skipped_steps,
         use_stateful_dataloader=use_stateful_dataloader,
         _drop_last=dataloader.drop_last,
         _non_blocking=non_blocking,
@@ -139,7 +146,9 @@ def _check_sharing(dataloader: DataLoader, num_processes: int, dispatch_batches:
     index_sampler = index_sampler_of(dataloader)
     if isinstance(innermost_sampler(index_sampler), (DistributedSampler, DistributedEvalSampler)):
         raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
-    makes_batches = dataloader.batch_sampler is not None or isinstance(index_sampler, BatchSampler)
+    # A SkipBatchSampler is a BatchSampler. Of a loader without batches it leaves out single samples.
+    skipped_from = next(part for part in sampler_chain(index_sampler) if not isinstance(part, SkipBatchSampler))
+    makes_batches = dataloader.batch_sampler is not None or isinstance(skipped_from, BatchSampler)
     if not dispatch_batches and not makes_batches:
         raise ValueError("on several processes a loader needs batches to share: batch_size=None makes none")
     stream = dataloader.dataset
@@ -151,8 +160,16 @@ def _check_sharing(dataloader: DataLoader, num_processes: int, dispatch_batches:
         )
 
 
+def _steps_skipped_by(dataloader: DataLoader, batches_per_step: int) -> int:
+    """Steps of all processes that a SkipDataLoader leaves out; 0 for another loader."""
+    batches = dataloader.skip_batches if isinstance(dataloader, SkipDataLoader) else 0
+    if batches % batches_per_step:
+        raise ValueError(f"{batches} skipped batches are no whole number of steps: skip steps after `prepare` instead")
+    return batches // batches_per_step
+
+
 def _make_seedable(index_sampler: Any, data_seed: int | None) -> Any:
-    """`index_sampler` with a SeedableRandomSampler in the place of a RandomSampler: of itself, or of the one within."""
+    """The sampler to read by: a seedable one for a RandomSampler, which is replaced in the script's batch sampler."""
     if isinstance(index_sampler, RandomSampler):
         return _seedable(index_sampler, data_seed)
     sampler = getattr(index_sampler, "sampler", None)
@@ -212,6 +229,8 @@ def skip_first_batches(dataloader: DataLoader, num_batches: int = 0) -> DataLoad
     """
     if isinstance(dataloader, DataLoaderShard):
         return dataloader.without_first(num_batches)
+    if isinstance(dataloader, SkipDataLoader):
+        num_batches += dataloader.skip_batches
     if isinstance(dataloader.dataset, IterableDataset):
         return SkipDataLoader(dataloader.dataset, num_batches, **loading_arguments(dataloader, None))
     rest = SkipBatchSampler(index_sampler_of(dataloader), num_batches)

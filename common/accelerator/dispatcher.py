@@ -33,8 +33,9 @@ class DataLoaderDispatcher(DataLoaderShard):
     """A loader whose samples the main process alone reads, whole steps at a time, and sends to the others.
 
     It is for samples that the others cannot read, or that can be read only once. A step is `num_processes` batches of
-    the script's loader, joined, or one with `split_batches`. Every process gets an equal part of it. A last step that
-    cannot be divided is filled up with samples from the first one. What the main process raises is raised on all.
+    the script's loader, joined, or one with `split_batches`. Every process receives the whole step, and keeps an equal
+    part of it. A last step that cannot be divided is filled up with samples from the first one. What the main process
+    raises is raised on all.
 
     Args:
         dataset, skip_batches, kwargs: of DataLoaderShard.
@@ -79,13 +80,13 @@ class DataLoaderDispatcher(DataLoaderShard):
         """This process's part of the steps that the main process reads."""
         steps = None
         if self.state.is_main_process:
-            batches = self._join_batches(super()._read(this_pass))
+            batches = self._read_steps(super()._read(this_pass))
             steps = self._divide_steps(batches, this_pass)
         else:
-            self._draw_as_the_main_process()
+            self._draw_torchs_seed()
         return self._parts_of_steps(steps)
 
-    def _draw_as_the_main_process(self) -> None:
+    def _draw_torchs_seed(self) -> None:
         """Draw the seed that torch draws when it begins to read, so that the generators of all processes stay the same.
 
         The order is drawn on the main process alone, when the first batch is asked for. If it is drawn from torch's
@@ -98,12 +99,12 @@ class DataLoaderDispatcher(DataLoaderShard):
         elif is_first_pass_of_workers:
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
 
-    def _join_batches(self, batches: Iterator[Step]) -> Iterator[Any]:
+    def _read_steps(self, batches: Iterator[Step]) -> Iterator[Any]:
         """On the main process: the batch of each step, joined from batches of the script's loader."""
         while parts := [part.content for part in islice(batches, self.batches_per_step)]:
             if self._drop_last and len(parts) < self.batches_per_step:
                 return
-            if self.slice_fn is slice_rows:
+            if self.slice_fn is slice_rows:  # A script's own knows which rows belong together.
                 for part in parts:
                     check_rows(part)
             yield join_batches(parts)
@@ -127,7 +128,10 @@ class DataLoaderDispatcher(DataLoaderShard):
             share, extra_rows = divmod(num_real, world_size)
             filled = batch
             if extra_rows > 0 and not self._drop_last:
+                if count_rows(this_pass.first_rows) == 0:
+                    raise ValueError(f"the first step has no samples to fill up the last one: {READ_EVERYWHERE}")
                 share += 1
+                # The first step may have fewer rows than are missing. Rows that are too many are in no process's part.
                 while count_rows(filled) < share * world_size:
                     filled = fill_up(filled, this_pass.first_rows)
             yield DispatchedStep(filled, num_real, share)

@@ -323,7 +323,8 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
         present = f"only ranks 0 to {short_step.num_ranks_present - 1} have a batch in this step"
         raise RuntimeError(f"{present}: evaluate with even_batches=True")
     num_real = None
-    if short_step is not None and loader.end_of_dataloader:  # no other step has repeated samples
+    # Samples are repeated in the last step and, of a stream in several loader workers, in the last one of each worker.
+    if short_step is not None and (loader.end_of_dataloader or short_step.real != short_step.rows):
         num_real = short_step.num_real_all_ranks
 
     if use_gather_object:

@@ -17,6 +17,12 @@ draws the order again, leaves out a, b and c (`PassSampler`), and goes back to C
 At C batch d has been read already, and its data set or its collator may have drawn random numbers for it. So its
 tensors, numbers and texts are saved too (`content_of`). The resumed pass reads d again, for its structure and for what
 cannot be saved, and puts the saved content in the place of the new one (`put_back`).
+
+Three classes hold what is known of this:
+
+    Progress   of a loader, as long as it lives: the epoch of the next pass, and the passes that have begun
+    Pass       of one `for`: what has been read, drawn and yielded until now
+    Position   of a moment in a pass: what a checkpoint saves, and where a resumed pass begins
 """
 
 import logging
@@ -44,9 +50,11 @@ class Position(NamedTuple):
     """A place in an epoch, as checkpoints hold it.
 
     Attributes:
-        epoch, step: so many steps of the epoch were yielded, or left out at its beginning.
-        is_over: the last of these steps was the last of the epoch.
-        drawn_from: the states from which a stateful loader has drawn the order; None for streams, and before that.
+        epoch: the number of the epoch.
+        step: steps of the epoch that were yielded or skipped.
+        is_over: True if the last of them was the last step of the epoch.
+        drawn_from: the states from which a stateful loader drew the order; None if it has drawn none on this process,
+            and for all other loaders.
         read_ahead: `content_of` the batch that was read and not yielded.
         first_rows: `content_of` the rows that fill up a dispatched last step.
     """
@@ -63,9 +71,12 @@ class Position(NamedTuple):
 class Pass:
     """One `for` over a loader, from its beginning to its end.
 
+    These are known when it begins:
+        start: where it begins.
+        is_resumed: True if it is the first pass after a checkpoint was loaded, and begins within an epoch.
+        has_saved_order: True if this checkpoint was made in a stateful loader's pass over the same epoch.
     The loop notes these:
-        start: where it began.
-        step: so many steps of the epoch were yielded, or left out at its beginning.
+        step: steps of the epoch that were yielded or skipped.
         end_of_dataloader, short_step: what is known of the batch that was yielded last.
         read_ahead: the batch that was read and not yielded.
     PassSampler notes these:
@@ -77,6 +88,8 @@ class Pass:
     """
 
     start: Position
+    is_resumed: bool
+    has_saved_order: bool
     step: int
     end_of_dataloader: bool = False
     short_step: ShortStep | None = None
@@ -105,13 +118,15 @@ class Progress:
         epoch: the one that the next pass visits.
         passes: those that have begun and not ended. A script may begin one within another. The one that began or
             yielded a batch last stands last.
-        loaded: None, unless a checkpoint was loaded and no pass has begun since: then the position that it holds, or
-            the beginning of the epoch, if it holds none.
+        follows_checkpoint: True if a checkpoint was loaded and no pass has begun since.
+        loaded_position: the position within an epoch that this checkpoint holds. None if there is no such checkpoint,
+            or if it holds none, because the loader is not stateful or was not in a pass.
     """
 
     epoch: int = 0
     passes: list[Pass] = field(default_factory=list)
-    loaded: Position | None = None
+    follows_checkpoint: bool = False
+    loaded_position: Position | None = None
 
     @property
     def current(self) -> Pass | None:
@@ -120,20 +135,23 @@ class Progress:
 
     def next_position(self, num_to_skip: int = 0) -> Position:
         """The position at which the next pass begins."""
-        position = Position(self.epoch)
-        if self.loaded is not None and self.loaded.epoch == self.epoch:
-            position = self.loaded
+        position = self.loaded_position
+        if position is None or position.epoch != self.epoch:
+            position = Position(self.epoch)
         if num_to_skip in (0, position.step):
             return position
         # A script that skips after loading knows better where to go on. There the batch that was read ahead is no use.
         return position._replace(step=num_to_skip, read_ahead=None)
 
     def begin_pass(self, num_to_skip: int) -> Pass:
-        """The pass that begins now. The checkpoint is followed then, and `loaded` forgotten."""
+        """The pass that begins now. It follows the loaded checkpoint, if there is one, and later passes do not."""
         start = self.next_position(num_to_skip)
-        this_pass = Pass(start, start.step)
+        is_resumed = self.follows_checkpoint and start.step > 0
+        has_saved_order = self.loaded_position is not None and self.loaded_position.epoch == start.epoch
+        this_pass = Pass(start, is_resumed, has_saved_order, step=start.step)
         self.passes.append(this_pass)
-        self.loaded = None
+        self.follows_checkpoint = False
+        self.loaded_position = None
         return this_pass
 
     def make_current(self, yielding: Pass) -> None:
@@ -145,12 +163,12 @@ class Progress:
 class PassSampler:
     """The batch sampler of torch's loader: the batches of the pass that begins, from where it begins.
 
-    torch calls `iter` when a pass begins, which then is the last one of `progress`; with new workers it calls it twice.
-    It returns batches in the order in which it has drawn their numbers, so the first of the pass's `drawn_short_steps`
-    belongs to the next batch.
+    Torch calls `iter` when a pass begins; with new workers it calls it twice. Workers that stay alive keep this object
+    for all passes, so it finds the pass that begins in the loader's Progress, as the last one. With the loader itself
+    it would form a circle: only the garbage collector would end the workers, and torch waits five seconds for each.
 
-    It does not know the loader. A loader whose workers stay alive keeps torch's iterator, which keeps this object. In a
-    circle only the garbage collector would end the workers, and then torch waits five seconds for each.
+    Torch returns batches in the order in which it has drawn their numbers. So the first of the pass's
+    `drawn_short_steps` belongs to the next batch.
 
     Args:
         batches: a BatchSamplerShard, or what the script reads by: batches of sample numbers, or single numbers.
@@ -167,15 +185,15 @@ class PassSampler:
 
     def __iter__(self) -> Iterator[Any]:
         this_pass = self.progress.passes[-1]
-        if self.is_stateful or this_pass.start.step > 0:
-            steps = self._draw_when_asked(this_pass)
-        else:
-            # Some batch samplers draw when their iterator is made: as in the original now, before torch draws a seed.
-            steps = steps_of(self.batches)
-        return self._hand_out(steps, this_pass)
+        # Some batch samplers draw random numbers in `iter`. Torch calls `iter` before it draws its own seed, so calling
+        # theirs now keeps the original's order of draws. Where batches are skipped, the original calls it after that
+        # seed. So does a stateful loader: workers that stay alive draw the seed once, and a resumed run draws it again.
+        draws_at_once = not self.is_stateful and this_pass.start.step == 0
+        steps = steps_of(self.batches) if draws_at_once else self._draw_later(this_pass)
+        return self._remember_short_steps(steps, this_pass)
 
-    def _draw_when_asked(self, this_pass: Pass) -> Iterator[Step]:
-        """The steps of an order that is drawn when the first one is asked for."""
+    def _draw_later(self, this_pass: Pass) -> Iterator[Step]:
+        """The steps of an order that is drawn when torch asks for the first batch, and has drawn its seed."""
         if self.is_stateful:
             self._draw_from_known_states(this_pass)
         yield from steps_of(self.batches)
@@ -194,8 +212,8 @@ class PassSampler:
         if sampler_state is None and generator is not None:
             sampler.generator = None  # as it was on the one process that drew the order first
 
-    def _hand_out(self, steps: Iterator[Step], this_pass: Pass) -> Iterator[Any]:
-        """The batches of the pass for torch's loader. Their ShortSteps stay in the pass."""
+    def _remember_short_steps(self, steps: Iterator[Step], this_pass: Pass) -> Iterator[Any]:
+        """The batches of the steps, without those that the pass skips. Their ShortSteps are remembered in the pass."""
         for batch, short_step in islice(steps, this_pass.start.step * self.batches_per_step, None):
             this_pass.drawn_short_steps.append(short_step)
             yield batch

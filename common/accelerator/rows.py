@@ -70,22 +70,33 @@ def join_batches(batches: Sequence[Any]) -> Any:
     Raises:
         ValueError: if rows cannot be joined, or keys or what has no rows differ between the batches.
     """
-    leaves_of_batches = [dict(named_leaves(batch, _is_list)) for batch in batches]
-    rows_of_batches = [count_rows(batch) for batch in batches]
-    more = set().union(*leaves_of_batches) - set(leaves_of_batches[0])
+    leaves_by_batch = [dict(named_leaves(batch, _is_list)) for batch in batches]
+    rows_by_batch = [count_rows(batch) for batch in batches]
+    more = set().union(*leaves_by_batch) - set(leaves_by_batch[0])
     if more:
         raise ValueError(f"only some of the batches of a step have {', '.join(sorted(more))}: {READ_EVERYWHERE}")
     joined = {}
-    for name, first in leaves_of_batches[0].items():
-        leaves = [leaves.get(name) for leaves in leaves_of_batches]
-        are_columns = list(map(_is_column, leaves, rows_of_batches))
-        if all(are_columns):
-            joined[name] = _join_columns(name, leaves)
-        elif not any(are_columns) and all(leaf == first for leaf in leaves):
+    for name, first in leaves_by_batch[0].items():
+        columns = []
+        others = []
+        for leaves, rows in zip(leaves_by_batch, rows_by_batch, strict=True):
+            leaf = leaves.get(name)
+            if _is_column(leaf, rows):
+                columns.append(leaf)
+            else:
+                others.append(leaf)
+        if not others:
+            joined[name] = _join_columns(name, columns)
+        elif not columns and all(_is_same(leaf, first) for leaf in others):
             joined[name] = first
         else:
             raise ValueError(f"{name} differs between the batches of a step: {READ_EVERYWHERE}")
     return _with_leaves(batches[0], joined)
+
+
+def _is_same(leaf: Any, other: Any) -> bool:
+    """True for two equal values without rows, and for two that are not a number."""
+    return bool(leaf == other or (leaf != leaf and other != other))
 
 
 def fill_up(batch: Any, first_rows: Any) -> Any:
@@ -107,6 +118,7 @@ def fill_up(batch: Any, first_rows: Any) -> Any:
 
 def slice_rows(batch: Any, rows: slice, process_index: int | None = None, num_processes: int | None = None) -> Any:
     """`rows` of everything in `batch` that has a row for each sample. The rest stays as it is."""
+    # The process is in the signature because this is a `slice_fn`. It is not needed here.
     number = count_rows(batch)
     sliced = {}
     for name, leaf in named_leaves(batch, _is_list):

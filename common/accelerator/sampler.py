@@ -184,7 +184,7 @@ class BatchSamplerShard(BatchSampler):
             if is_complete and all(len(batch) == size for batch in batches):
                 yield Step(batches[self.process_index], None)
             elif self.drop_last and (must_be_full or not is_complete):
-                return
+                return  # The step lacks samples or, where batches may have any size, whole batches.
             elif self._fills_up_samples:
                 yield self._filled_with_samples(batches, first_step)
             elif self.even_batches:
@@ -237,9 +237,10 @@ class BatchSamplerShard(BatchSampler):
         return Step(samples[begin : begin + size], short_step)
 
     def _filled_with_batches(self, batches: list, first_step: list) -> Step:
-        """A last step with whole batches of the first one after its own, so that each process has a batch.
+        """A step with whole batches of the first one after its own, so that each process has a batch.
 
-        After a first step `[0 1 2] [3]`, the last step `[4 5]` becomes `[4 5] [0 1 2]`: two of its samples are real.
+        After a first step `[0 1 2] [3]`, the last step `[4 5]` becomes `[4 5] [0 1 2]`: two of its samples are real. A
+        complete step of batches that differ in size, such as the first one here, stays as it is.
         """
         missing = self.num_processes - len(batches)
         filled = [*batches, *islice(cycle(first_step), missing)]

@@ -31,7 +31,7 @@ logger = get_logger(__name__)
 
 ORDER_IS_LOST = (
     "the order of the interrupted epoch is lost: in DataLoaderConfiguration, use_seedable_sampler=True "
-    "makes it a function of the epoch, and use_stateful_dataloader=True keeps it in the checkpoint"
+    "makes it a function of the epoch, and use_stateful_dataloader=True keeps it in checkpoints made within a loop"
 )
 # How a loader loads, as arguments for another one. What it loads is not among them.
 LOADING_OPTIONS = (
@@ -48,10 +48,10 @@ LOADING_OPTIONS = (
 
 
 class DataLoaderShard(DataLoader):
-    """A DataLoader for one process of several: on the right device, and aware of its end.
+    """A DataLoader for one process of several. It puts batches on the device, and knows which one is the last.
 
-    A pass that comes to its end moves on to the next epoch; after a `break` the same epoch is visited again, by
-    samplers and data sets that have `set_epoch`.
+    When a pass comes to its end, the next one visits the next epoch. After a `break` the next one visits the same epoch
+    again. Samplers and data sets that have `set_epoch` are told the epoch when a pass begins.
 
     One batch is read ahead, as in the original: so the last one is known. When a batch is yielded, data set and
     collator have drawn their random numbers for the next one too.
@@ -66,7 +66,7 @@ class DataLoaderShard(DataLoader):
         use_stateful_dataloader: checkpoints hold the position, see `position.py`.
     """
 
-    # So many batches of the script's loader make a step of this one.
+    # Batches of the script's loader in one step of this loader. DataLoaderDispatcher may have several.
     batches_per_step = 1
 
     def __init__(
@@ -97,12 +97,10 @@ class DataLoaderShard(DataLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
         progress = self._progress
-        follows_checkpoint = progress.loaded is not None
         this_pass = progress.begin_pass(self.skip_batches)
-        is_resumed = follows_checkpoint and this_pass.start.step > 0
         self.gradient_state._add_dataloader(self)
         try:
-            reading = self._resume_reading(this_pass) if is_resumed else self._begin_reading(this_pass)
+            reading = self._resume_reading(this_pass) if this_pass.is_resumed else self._begin_reading(this_pass)
             following = next(reading, None)
             while following is not None:
                 batch, short_step = following
@@ -131,27 +129,20 @@ class DataLoaderShard(DataLoader):
     def _resume_reading(self, this_pass: Pass) -> Iterator[Step]:
         """The steps of the first pass after a checkpoint was loaded, where it begins within an epoch.
 
-        Torch draws a seed again, and a sampler the order. The run has drawn both before the checkpoint, so the
-        generators come back to where the checkpoint has them:
-
-            the loader is stateful             it draws the same order from the states that it has noted
-            the order follows from the epoch   the sampler draws the same order
-            the data are a stream              it is read again up to here
-            in other cases                     another order is drawn, and nothing comes back, as in the original
+        Torch draws a seed again, and a sampler the order. The run drew both before the checkpoint was made. So
+        afterwards the generators go back to where the checkpoint has them.
         """
         is_known_order = self._reads_stream or follows_from_epoch(index_sampler_of(self))
-        if not self.use_stateful_dataloader and not is_known_order:
+        if not is_known_order and not this_pass.has_saved_order:
+            # The sampler draws another order, and no generator goes back, as in the original.
             logger.warning(ORDER_IS_LOST)
             return self._begin_reading(this_pass)
         with restored_generators(self.device, self._order_sampler, self.generator):
             reading = self._begin_reading(this_pass)
-            if not self.use_stateful_dataloader:
-                return reading
-            # Most samplers draw the order when the first batch is asked for, so it is asked for here.
-            first = next(reading, None)
-        if first is None:
-            return reading
-        return chain([Step(put_back(this_pass.start.read_ahead, first.content), first.short_step)], reading)
+            if self.use_stateful_dataloader:
+                # Most samplers draw the order when the first batch is asked for, so it is asked for here.
+                reading = _read_first_step(reading, this_pass.start.read_ahead)
+        return reading
 
     def _read(self, this_pass: Pass) -> Iterator[Step]:
         """The steps that this process reads, from where the pass begins."""
@@ -232,7 +223,7 @@ class DataLoaderShard(DataLoader):
                 part.set_epoch(epoch)
 
     def without_first(self, num_batches: int) -> "DataLoaderShard":
-        """This loader without the first `num_batches` steps of an epoch. Both have the same epoch."""
+        """This loader without the first `num_batches` steps of every epoch. Both have the same epoch."""
         rest = copy.copy(self)
         rest.skip_batches += num_batches
         rest._progress = self._progress
@@ -271,7 +262,8 @@ class DataLoaderShard(DataLoader):
         Raises:
             ValueError: if the samples yielded before are no whole number of this loader's steps.
         """
-        self._progress.loaded = Position(self.iteration)
+        self._progress.follows_checkpoint = True
+        self._progress.loaded_position = None
         if not state_dict:
             return
         sampler = self._order_sampler
@@ -294,7 +286,7 @@ class DataLoaderShard(DataLoader):
         if (state["process"], state["step_size"]) != (self._own_process, step_size):
             # What was read ahead is a batch of another process, or of another size.
             position = position._replace(read_ahead=None)
-        self._progress.loaded = position
+        self._progress.loaded_position = position if step > 0 else None
         self.iteration = epoch + position.is_over
 
     def _load_generators(self, state: dict[str, Any]) -> None:
@@ -343,7 +335,7 @@ class DataLoaderShard(DataLoader):
 
     @property
     def total_batch_size(self) -> int:
-        """Samples of a full step over all processes; batches, where the data come without a batch size."""
+        """Samples of a full step over all processes. Without a batch size each batch counts as one sample."""
         shard = self._shard
         if shard is None:
             return getattr(index_sampler_of(self), "batch_size", None) or 1
@@ -356,6 +348,15 @@ class DataLoaderShard(DataLoader):
         if isinstance(dataset, StreamShard):
             dataset = dataset.dataset
         return dataset.total_length if hasattr(dataset, "total_length") else len(dataset)
+
+
+def _read_first_step(reading: Iterator[Step], read_ahead: list | None) -> Iterator[Step]:
+    """The steps of `reading`. The first one is read now, and gets the content that the checkpoint has of its batch."""
+    first = next(reading, None)
+    if first is None:
+        return reading
+    batch = put_back(read_ahead, first.content)
+    return chain([Step(batch, first.short_step)], reading)
 
 
 def _join_short_steps(batches: Iterator[Any], short_steps: deque[ShortStep | None]) -> Iterator[Step]:
@@ -387,7 +388,11 @@ def index_sampler_of(dataloader: DataLoader) -> Any:
 
 
 def get_sampler(dataloader: DataLoader) -> Any:
-    """The sampler that draws the numbers for the batch sampler of `dataloader`; None where there is no such thing."""
+    """The attribute `sampler` of the script's batch sampler; None where there is none.
+
+    This is for scripts. The core asks `innermost_sampler`, which also finds what a batch sampler within another one
+    draws from, and the sampler of a loader without batches.
+    """
     index_sampler = index_sampler_of(dataloader)
     if isinstance(index_sampler, BatchSamplerShard):
         index_sampler = index_sampler.batch_sampler

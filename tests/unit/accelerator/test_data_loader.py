@@ -116,7 +116,8 @@ def test_a_loader_without_batches_yields_single_samples_in_the_samplers_order():
     assert len(loader) == 10
     for epoch in range(2):
         assert [int(sample) for sample in loader] == seeded_order(10, 2, epoch)
-    for make_one in (make, lambda: DataLoader(Stream([[0, 1], [2]]), batch_size=None)):
+    of_stream = DataLoader(Stream([[0, 1], [2]]), batch_size=None)
+    for make_one in (make, lambda: skip_first_batches(make(), 2), lambda: of_stream):
         with pytest.raises(ValueError, match="on several processes a loader needs batches"):
             played_loaders(2, make_one)
 

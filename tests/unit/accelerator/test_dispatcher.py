@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import math
 from typing import NamedTuple
 
 import numpy
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from common.accelerator import DistributedEvalSampler
 from common.accelerator.data_loader import DataLoaderDispatcher, prepare_data_loader, skip_first_batches
+from common.accelerator.rows import join_batches
 from common.accelerator.utils import DataLoaderConfiguration, recursively_apply
 from common.processes import RankFailed
 from tests.states import allow_loader_workers
@@ -324,6 +326,21 @@ def test_batches_of_varying_size_are_joined_as_long_as_a_step_can_be_divided():
     assert two == [([2, 3], [0, 1, 2, 3]), ([6, 0], [4, 5, 6])]
     with pytest.raises(RankFailed, match="a step of 3 samples cannot be divided by 2 processes"):
         on_dispatching_ranks(2, of_varying_size, [[0, 1], [2], [3]])
+
+
+def of_no_samples_at_first(accelerator):
+    loader = DataLoader(range(1), batch_sampler=[[], [], [0]], collate_fn=lambda rows: torch.tensor(rows).long())
+    return list(accelerator.prepare(loader))
+
+
+def test_a_first_step_without_samples_cannot_fill_up_the_last_one():
+    with pytest.raises(RankFailed, match="the first step has no samples"):
+        on_dispatching_ranks(2, of_no_samples_at_first)
+
+
+def test_a_loss_that_is_nan_in_all_batches_of_a_step_does_not_differ():
+    batches = [{"loss": float("nan"), "rows": torch.ones(1)} for _ in range(2)]
+    assert math.isnan(join_batches(batches)["loss"])
 
 
 def test_what_cannot_be_dispatched_is_refused():

@@ -8,6 +8,8 @@ from torch.utils.data import DataLoader
 
 from common.accelerator.utils import DataLoaderConfiguration
 from common.nested import leaves
+from tests.states import allow_loader_workers
+from tests.toys import StreamOfWorkers
 from tests.unit.accelerator.several_processes import on_ranks
 
 DTYPES = (torch.bool, torch.int16, torch.int64, torch.bfloat16, torch.float16, torch.float64, torch.complex64)
@@ -72,6 +74,18 @@ def test_gather_for_metrics_returns_each_real_sample_once_on_every_process(n, ba
     # https://github.com/huggingface/accelerate/issues/1674
     for texts, numbers in on_ranks(world, gather_texts, n, batch_size):
         assert texts == [f"sample {i}" for i in range(n)] and numbers == [(i, i) for i in range(n)]
+
+
+def gather_parts_of_a_stream(accelerator):
+    allow_loader_workers()
+    loader = DataLoader(StreamOfWorkers(range(10)), batch_size=2, num_workers=2, multiprocessing_context="fork")
+    return [accelerator.gather_for_metrics(batch).tolist() for batch in accelerator.prepare(loader)]
+
+
+def test_the_last_step_of_each_loader_worker_is_cut_too():
+    config = DataLoaderConfiguration(dispatch_batches=False)
+    for steps in on_ranks(2, gather_parts_of_a_stream, dataloader_config=config):
+        assert steps == [[0, 2, 4, 6], [1, 3, 5, 7], [8], [9]]
 
 
 def gather_what_has_no_rows(accelerator):

@@ -101,8 +101,11 @@ def test_after_the_rest_of_an_epoch_the_loader_visits_the_next_one(kind, world, 
         assert rest == rows[-len(rest) :] and {row[0] for row in rest} == {1, 2}
 
 
-def test_in_a_random_order_one_warning_says_that_it_is_lost(tmp_path, caplog):
-    accelerator = Accelerator(cpu=True)
+@pytest.mark.parametrize("stateful", [False, True])
+def test_in_a_random_order_one_warning_says_that_it_is_lost(stateful, tmp_path, caplog):
+    """A stateful loader that is saved outside of a loop has not drawn the order yet."""
+    config = DataLoaderConfiguration(use_stateful_dataloader=stateful)
+    accelerator = Accelerator(dataloader_config=config, cpu=True)
     loader = accelerator.prepare(DataLoader(range(N), 3, sampler=RandomSampler(range(N))))
     accelerator.save_state(tmp_path / "c")
     accelerator.load_state(tmp_path / "c")
@@ -165,7 +168,9 @@ def test_after_a_checkpoint_at_the_last_step_comes_a_whole_epoch(stateful, tmp_p
 
 def test_skipping_works_on_loaders_that_were_not_prepared():
     for data in (Numbers(5), Stream(range(5))):
-        assert [batch.tolist() for batch in skip_first_batches(DataLoader(data, batch_size=2), 1)] == [[2, 3], [4]]
+        rest = skip_first_batches(DataLoader(data, batch_size=2), 1)
+        assert [batch.tolist() for batch in rest] == [[2, 3], [4]]
+        assert [batch.tolist() for batch in skip_first_batches(rest, 1)] == [[4]]
     assert [sample.item() for sample in skip_first_batches(DataLoader(Numbers(5), batch_size=None), 2)] == [2, 3, 4]
 
 

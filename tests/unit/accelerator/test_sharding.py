@@ -122,6 +122,20 @@ def test_skipping_leaves_out_whole_steps_and_still_gathers_each_sample_once(shap
     assert gathered(loaders) == shape.without_dropped(list(range(shape.samples)))[skipped:]
 
 
+@pytest.mark.parametrize("data", [Numbers(10), Stream(range(10))], ids=["numbers", "a stream"])
+@pytest.mark.parametrize(
+    ("world", "how"), [(1, {"put_on_device": True, "dispatch_batches": True}), (2, {}), (2, {"split_batches": True})]
+)
+def test_what_is_skipped_before_prepare_stays_skipped(data, world, how):
+    loaders = played_loaders(world, lambda: skip_first_batches(DataLoader(data, batch_size=2), 2), **how)
+    assert gathered(loaders) == list(range(4, 10))
+
+
+def test_a_part_of_a_step_that_a_stream_skips_before_prepare_is_refused():
+    with pytest.raises(ValueError, match="1 skipped batches are no whole number"):
+        played_loaders(2, lambda: skip_first_batches(DataLoader(Stream(range(10)), batch_size=2), 1))
+
+
 @drawn
 @given(shape=SHAPES, kind=st.sampled_from([Numbers, SizedStream]), skip=st.integers(0, 3))
 def test_len_is_the_number_of_batches_also_of_streams_and_after_skipping(shape, kind, skip):
