@@ -78,9 +78,9 @@ class Trainer:
     # The micro-batches of the present step. `training_step` divides by their number, and overrides read it.
     current_gradient_accumulation_steps: int = 1
 
-    # True while an evaluation is at a step in which all ranks have a batch: `prediction_step` may then count the labels
-    # of all of them. It is no parameter, because overrides have those of `transformers`.
-    _count_is_collective: bool = False
+    # False in a step of an evaluation in which a rank may have no batch: `prediction_step` then must not wait for the
+    # other ranks' numbers of labels. It is no parameter, because overrides have those of `transformers`.
+    _count_is_collective: bool = True
 
     def __init__(
         self,
@@ -703,7 +703,7 @@ class Trainer:
         for inputs, rows in loading.read_eval_batches(loader, self.args.per_device_eval_batch_size, self.accelerator):
             self._count_is_collective = rows.all_ranks_have_samples
             loss, logits, labels = self.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
-            self._count_is_collective = False
+            self._count_is_collective = True
             if logits is not None and self.preprocess_logits_for_metrics is not None:
                 logits = self.preprocess_logits_for_metrics(logits, labels)
             yield evaluation.BatchResult(rows, loss, logits, labels)
