@@ -133,7 +133,7 @@ def mean_loss(batches: list[BatchResult], batch_size: int, filter_not_finite: bo
 
 
 def _weights_of(batches: list[BatchResult], batch_size: int) -> list[int]:
-    """How often each batch's loss counts in the mean: once for each of its samples.
+    """The number of times that each batch's loss counts in the mean: once for each of its samples.
 
     If all batches are equally large, `transformers` counts each loss `batch_size` times, also if they are smaller. The
     mean is the same, but is rounded in the same way only if it is taken over as many numbers.

@@ -686,7 +686,7 @@ class Trainer:
         if dataloader is not self.train_dataloader:
             accelerator.forget_loader(dataloader)  # checkpoints hold the position in the training set alone
         self.callback_handler.eval_dataloader = dataloader
-        model = self.model  # the bare one: the forward of DDP may be a collective, and the loader of an override uneven
+        model = self.model  # without DDP, whose forward may be a collective: ranks may have unequally many batches
         if self.train_dataloader is None:  # not trained yet
             accelerator.forget_model(model)  # another Trainer may have prepared it in another precision
             model = accelerator.prepare_model(model, evaluation_mode=True)  # compiled, if the arguments say so
