@@ -134,7 +134,7 @@ def read_eval_batches(loader: Any, batch_size: int, accelerator: Accelerator) ->
         if 0 < num_real < rows:
             batch = first_samples(batch, rows, num_real)
             rows = num_real
-        # Other loaders may have more batches on some ranks.
+        # A loader that is not prepared may have more batches on some ranks than on others.
         all_ranks_have_samples = is_prepared(loader) and short_step is None
         yield batch, BatchRows(rows, num_real, short_step is not None, all_ranks_have_samples)
 
