@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.nested import honor_type, leaves, map_nested
+from common.nested import leaves, map_nested
 from common.trainer.signatures import model_inside, parameters
 
 # The keys of a sample's label, for the default collator, and of a batch's labels.
@@ -73,7 +73,10 @@ class ColumnFilter:
 
 
 def get_labels(batch: Any, label_names: list[str]) -> Any:
-    """A dict's labels, all of which must be there, or a tuple's last element; a tuple of several labels, or None."""
+    """The labels in a batch: those of all `label_names` in a dict, or the last element of a tuple.
+
+    Several labels are returned in a tuple. Without labels, or if one of them is missing in a dict, this is None.
+    """
     if isinstance(batch, Mapping):
         labels = tuple(batch.get(name) for name in label_names)
         if not labels or any(label is None for label in labels):
@@ -89,7 +92,7 @@ def get_labels(batch: Any, label_names: list[str]) -> Any:
 
 
 def split_labels(batch: Any) -> tuple[Any, Any]:
-    """A batch without a dict's "labels" or a tuple's last element, and these labels; None where there are none."""
+    """The inputs in a batch, and its labels or None: the "labels" of a dict, or the last element of a tuple."""
     if isinstance(batch, Mapping):
         inputs = {key: value for key, value in batch.items() if key != LABELS}
         return inputs, batch.get(LABELS)
@@ -99,7 +102,7 @@ def split_labels(batch: Any) -> tuple[Any, Any]:
 
 
 def count_labels(batch: Any, shifted: bool = False) -> Tensor | None:
-    """Labels other than -100 in a batch, without the first of each row if `shifted`; None where there are none."""
+    """The number of labels other than -100 in a batch, or None. If `shifted`, the first of each row does not count."""
     _, labels = split_labels(batch)
     if labels is not None and isinstance(batch, Mapping) and "shift_labels" in batch:
         labels = batch["shift_labels"]  # which some collators of language models make
@@ -111,19 +114,19 @@ def count_labels(batch: Any, shifted: bool = False) -> Tensor | None:
 def first_samples(batch: Any, rows: int, count: int) -> Any:
     """The first `count` samples of a batch of `rows`. A tensor or list of another length stays as it is."""
     cut = partial(_first_rows, rows=rows, count=count)
-    is_column = partial(_has_rows, rows=rows)
-    if isinstance(batch, tuple | list):  # the arguments of a model, and no column, even if there are `rows` of them
-        return honor_type(batch, [map_nested(cut, part, is_leaf=is_column) for part in batch])
-    return map_nested(cut, batch, is_leaf=is_column)
+    # A batch of 2 samples for a model with 2 arguments: the list of arguments is not a list of samples, and is not cut.
+    return map_nested(cut, batch, is_leaf=lambda part: part is not batch)
 
 
 def _first_rows(part: Any, rows: int, count: int) -> Any:
-    return part[:count] if _has_rows(part, rows) else part
-
-
-def _has_rows(part: Any, rows: int) -> bool:
+    """The first `count` rows of `part`, if it has `rows` of them; else `part` with its items cut in this way."""
     is_array = isinstance(part, Tensor | np.ndarray) and part.ndim > 0
-    return (is_array or isinstance(part, tuple | list)) and len(part) == rows
+    is_list = isinstance(part, tuple | list)
+    if (is_array or is_list) and len(part) == rows:
+        return part[:count]
+    if is_list or isinstance(part, Mapping):
+        return first_samples(part, rows, count)
+    return part
 
 
 def call_model(model: nn.Module, batch: Any, **more: Any) -> Any:
@@ -151,7 +154,9 @@ def get_loss(outputs: Any) -> Tensor:
 
 
 def get_logits(outputs: Any, ignore_keys: list[str], holds_loss: bool) -> Any:
-    """The outputs of a model besides its loss: one tensor, or several or none in a tuple, or in a list as the model's.
+    """The outputs of a model besides its loss: one tensor if there is one, else a tuple of them.
+
+    A model that returns a list gets a list back.
 
     Args:
         ignore_keys: keys of a dict, or attributes of an object, to leave out.

@@ -78,17 +78,21 @@ def load_best_model(accelerator: Accelerator, model: nn.Module, folder: str) -> 
 
     The main process reads them and sends them to the others, whose machine may not see its disk.
     """
-    weights = {}
-    for name, state in model.state_dict().items():
-        if isinstance(state, Tensor):  # whole, where this rank has a part of it
-            weights[name] = torch.empty(state.shape, dtype=state.dtype, device=accelerator.device)
-    run_on_all_ranks(lambda: _read_weights(model, folder, weights), accelerator.is_main_process)
-    model.load_state_dict(broadcast(weights), strict=False)
+    saved = run_on_all_ranks(lambda: _read_weights(model, folder), accelerator.is_main_process)
+    for name, weight in model.state_dict().items():
+        if isinstance(weight, Tensor):
+            # One at a time: all of them may not fit on the device. Under FSDP the shape is that of the whole weight.
+            whole = torch.empty(weight.shape, dtype=weight.dtype, device=accelerator.device)
+            if accelerator.is_main_process:
+                whole.copy_(saved[name])
+            model.load_state_dict({name: broadcast(whole)}, strict=False)
 
 
-def _read_weights(model: nn.Module, folder: str, weights: dict[str, Tensor]) -> None:
-    """Fill `weights`, which have the names of the model's parameters, from a checkpoint."""
+def _read_weights(model: nn.Module, folder: str) -> dict[str, Tensor]:
+    """The weights in a checkpoint, on the CPU, under the names that the model has for them."""
     finish_and_verify(Path(folder))
-    saved = under_names_of(model, load_state_dict(f"{folder}/model.safetensors"))
-    for name, weight in weights.items():
-        weight.copy_(saved[name])
+    weights = under_names_of(model, load_state_dict(f"{folder}/model.safetensors"))
+    for name, weight in model.state_dict().items():
+        if isinstance(weight, Tensor) and name not in weights:
+            raise ValueError(f"{folder}/model.safetensors has no weight {name}")
+    return weights

@@ -125,17 +125,24 @@ def mean_loss(batches: list[BatchResult], batch_size: int, filter_not_finite: bo
     batches = [batch for batch in batches if batch.loss is not None]
     if not batches:
         return None
-    counts = [batch.rows.num_real for batch in batches]
-    is_padded = any(batch.rows.is_padded for batch in batches)
-    if not is_padded and len(set(counts)) == 1:
-        # The original repeats each loss `batch_size` times, also if all batches are smaller. The mean is the same, and
-        # is rounded in the same way only if it is taken over as many numbers.
-        counts = [batch_size] * len(batches)
-    losses = np.repeat([batch.loss.mean() for batch in batches], counts)
+    losses = np.repeat([batch.loss.mean() for batch in batches], _weights_of(batches, batch_size))
     finite = np.isfinite(losses)
     if filter_not_finite and finite.any():
         losses = losses[finite]
     return losses.mean().item()
+
+
+def _weights_of(batches: list[BatchResult], batch_size: int) -> list[int]:
+    """The number of times that each batch's loss counts in the mean: once for each of its samples.
+
+    If all batches are equally large, `transformers` counts each loss `batch_size` times, also if they are smaller. The
+    mean is the same, but is rounded in the same way only if it is taken over as many numbers.
+    """
+    counts = [batch.rows.num_real for batch in batches]
+    is_padded = any(batch.rows.is_padded for batch in batches)
+    if not is_padded and len(set(counts)) == 1:
+        return [batch_size] * len(batches)
+    return counts
 
 
 def concatenate(parts: list, batches: list[BatchResult]) -> Any:

@@ -43,6 +43,13 @@ def length_of(data: Any) -> int | None:
         return None
 
 
+def samples_per_batch(loader: Any, num_processes: int) -> int:
+    """Samples of all ranks in a micro-batch; a loader of an override that does not say it counts one for each rank."""
+    if is_prepared(loader):
+        return loader.total_batch_size
+    return (getattr(loader, "batch_size", None) or 1) * num_processes
+
+
 def read_batches(loader: Any, accelerator: Accelerator) -> Iterator[Any]:
     """The batches of any loader, on the device."""
     # On several CPU ranks `transformers` copies each batch, because a rank's device is "cpu:0" there. The copy begins
@@ -78,7 +85,7 @@ def read_windows(
     for size in sizes:
         window = list(islice(micro_batches, size))
         if skipped is not None:
-            # The skipped batches have been drawn together with the first window.
+            # Reading the skipped batches has drawn random numbers. From here on the run must draw as the saved one did.
             set_random_states(accelerator.device, skipped.random_states_after)
             skipped = None
         if not window:
@@ -94,11 +101,13 @@ class BatchRows(NamedTuple):
         given: the samples that the model is given.
         num_real: those that are no repetitions: the first ones. 0 in a rank that has only repetitions.
         is_padded: True if ranks repeat samples in this step, which evens them out. This rank may be none of them.
+        all_ranks_have_samples: True if it is certain that every rank has a batch in this step.
     """
 
     given: int
     num_real: int
     is_padded: bool
+    all_ranks_have_samples: bool
 
     def real_part(self, part: Any) -> Any:
         """Outputs or labels of the batch, without those of repetitions.
@@ -125,7 +134,9 @@ def read_eval_batches(loader: Any, batch_size: int, accelerator: Accelerator) ->
         if 0 < num_real < rows:
             batch = first_samples(batch, rows, num_real)
             rows = num_real
-        yield batch, BatchRows(rows, num_real, is_padded=short_step is not None)
+        # A loader that is not prepared may have more batches on some ranks than on others.
+        all_ranks_have_samples = is_prepared(loader) and short_step is None
+        yield batch, BatchRows(rows, num_real, short_step is not None, all_ranks_have_samples)
 
 
 def _count_samples(loader: Any, batch: Any, num_processes: int) -> int | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from common.accelerator import Accelerator
-from common.trainer.loading import is_prepared, length_of
+from common.trainer.loading import length_of, samples_per_batch
 from common.trainer.training_args import TrainingArguments
 
 
@@ -40,7 +40,7 @@ class Plan:
         batches_per_epoch: batches of a whole epoch.
         accumulation: batches of a step, but for the last step of an epoch, which may have fewer.
         samples_per_step: samples of all ranks in a whole step, for the speed that is logged.
-        order: the settings that decide which samples a step has, as JSON. Two runs with the same have the same samples.
+        order_settings: the settings that decide which samples a step has, as JSON.
     """
 
     num_epochs: int
@@ -49,7 +49,7 @@ class Plan:
     batches_per_epoch: int
     accumulation: int
     samples_per_step: int
-    order: dict[str, Any]
+    order_settings: dict[str, Any]
 
     def window_sizes(self, batches_done: int) -> Iterator[int]:
         """The number of batches of each step that is left of an epoch."""
@@ -60,13 +60,13 @@ class Plan:
         """True if an optimizer step follows the last of so many batches of an epoch."""
         return batches_done % self.accumulation == 0 or batches_done == self.batches_per_epoch
 
-    def resume(self, saved: Position, order: dict[str, Any], steps: int) -> Position:
-        """The place to go on from, after a run in `order` that has stopped at `saved`, with so many steps done.
+    def resume(self, saved: Position, order_settings: dict[str, Any], steps: int) -> Position:
+        """The place to go on from, after a run with `order_settings` that has stopped at `saved` after so many steps.
 
-        In the same order that is the same place, or the start of its step if that is not complete. In another one it
+        With the same settings that is the same place, or the start of its step if that is not complete. With others it
         is the place after as many steps, where all epochs are taken for whole ones, as in `transformers`.
         """
-        if order == self.order:
+        if order_settings == self.order_settings:
             if self.ends_step(saved.batches):
                 return saved
             batches_of_incomplete_step = saved.batches % self.accumulation
@@ -93,17 +93,16 @@ def make_plan(args: TrainingArguments, loader: Any, num_processes: int) -> Plan:
     else:
         max_steps = math.ceil(args.num_train_epochs * steps_per_epoch)
         num_epochs = math.ceil(args.num_train_epochs)
-    if is_prepared(loader):
-        samples = loader.total_batch_size
-    else:  # as far as the loader of an override says it
-        samples = (getattr(loader, "batch_size", None) or 1) * num_processes
-    order = {
+    samples = samples_per_batch(loader, num_processes)
+    order_settings = {
         "batches_per_epoch": batches_per_epoch,
         "samples_per_batch": samples,
         "accumulation": accumulation,
         "seeds": [args.seed, args.data_seed],
     }
-    return Plan(num_epochs, max_steps, steps_per_epoch, batches_per_epoch, accumulation, samples * accumulation, order)
+    return Plan(
+        num_epochs, max_steps, steps_per_epoch, batches_per_epoch, accumulation, samples * accumulation, order_settings
+    )
 
 
 class LossLog:

@@ -3,13 +3,14 @@
 import json
 import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from common.accelerator import Accelerator, PartialState
-from common.trainer.loading import length_of
+from common.trainer.loading import length_of, samples_per_batch
 from common.trainer.trainer_callback import TrainerCallback, TrainerState
 from common.trainer.training_args import TrainingArguments
 
@@ -19,17 +20,22 @@ def print_above_bar(text: str) -> None:
     sys.stdout.flush()  # the line is there even if the run is killed
 
 
-def training_summary(args: TrainingArguments, state: TrainerState, train_dataloader: Any) -> str:
-    """A line on the training that is about to begin."""
+def print_summary(args: TrainingArguments, state: TrainerState, train_dataloader: Any) -> None:
+    """Print a line on the training that is about to begin."""
     num_processes = PartialState().num_processes
-    batch_size = args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes
+    batch_size = samples_per_batch(train_dataloader, num_processes) * args.gradient_accumulation_steps
     num_examples = length_of(getattr(train_dataloader, "dataset", None))
     examples = "unknown" if num_examples is None else num_examples
     resumed = f"; resumed at step {state.global_step}" if state.global_step else ""
-    return (
+    print_above_bar(
         f"Running training: {examples} examples, steps {state.global_step} to {state.max_steps} of {batch_size} each; "
         f"processes with one device each: {num_processes}, GPUs visible: {torch.cuda.device_count()}{resumed}"
     )
+
+
+def print_log(logs: dict[str, Any]) -> None:
+    """Print logged values in a line."""
+    print_above_bar(" | ".join(f"{name} {_shortened(value)}" for name, value in logs.items()))
 
 
 def _shortened(value: Any) -> str:
@@ -70,21 +76,21 @@ class PrinterCallback(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         if state.is_world_process_zero:
-            print_above_bar(training_summary(args, state, kwargs["train_dataloader"]))
+            print_summary(args, state, kwargs["train_dataloader"])
 
     def on_log(self, args, state, control, logs, **kwargs):
         if state.is_world_process_zero:
-            print_above_bar(" | ".join(f"{name} {_shortened(value)}" for name, value in logs.items()))
+            print_log(logs)
 
 
-class ProgressCallback(PrinterCallback):
+class ProgressCallback(TrainerCallback):
     """A bar on the terminal with loss, learning rate and time left, above it the summary and the evaluations."""
 
     bar: tqdm | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):
-        super().on_train_begin(args, state, control, **kwargs)
         if state.is_world_process_zero:
+            print_summary(args, state, kwargs["train_dataloader"])
             # It redraws itself ten times a second at most: otherwise a step costs it a comparison.
             self.bar = tqdm(total=state.max_steps, initial=state.global_step, unit="step", dynamic_ncols=True)
 
@@ -97,8 +103,8 @@ class ProgressCallback(PrinterCallback):
             # The logs of a script itself have no learning rate.
             shown = {name: _shortened(logs[name]) for name in ("loss", "learning_rate") if name in logs}
             self.bar.set_postfix(shown, refresh=False)
-        else:
-            super().on_log(args, state, control, logs, **kwargs)
+        elif state.is_world_process_zero:
+            print_log(logs)
 
     def on_train_end(self, args, state, control, **kwargs):
         if self.bar is not None:
@@ -116,7 +122,8 @@ class TrackerCallback(TrainerCallback):
         if not self.accelerator.trackers:
             settings = args.to_dict().items()
             config = {name: value for name, value in settings if isinstance(value, bool | int | float | str)}
-            self.accelerator.init_trackers(str(args.run_name), config=config)
+            run_name = args.run_name or Path(args.output_dir).resolve().name
+            self.accelerator.init_trackers(run_name, config=config)
 
     def on_log(self, args, state, control, logs, **kwargs):
         values = {}

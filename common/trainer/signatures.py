@@ -63,11 +63,7 @@ def takes_loss_keywords(model: nn.Module) -> bool:
 
 
 class UseOf(TorchFunctionMode):
-    """Notes, while it is entered, whether anything is computed with a tensor, or read of it.
-
-    The signature `forward(**kwargs)` does not tell whether a model divides its loss by `num_items_in_batch`. A compiled
-    model must not be watched: torch would compile it once for the watched call and again for all others.
-    """
+    """Notes, while it is entered, whether anything is computed with a tensor, or read of it."""
 
     def __init__(self, tensor: Tensor) -> None:
         super().__init__()

@@ -44,7 +44,7 @@ class Trainer:
     a tuple. A process uses one device: several GPUs need several processes.
 
     Args:
-        model: moved to the device in place.
+        model: moved to the device in place, or piece by piece by FSDP.
         args: by default `TrainingArguments("tmp_trainer")`.
         data_collator: turns a list of samples into a batch; by default `processing_class` pads them if it is a
             tokenizer, else the values of dicts and tuples are stacked.
@@ -77,6 +77,10 @@ class Trainer:
     saved_steps: list[int]
     # The micro-batches of the present step. `training_step` divides by their number, and overrides read it.
     current_gradient_accumulation_steps: int = 1
+
+    # False in a step of an evaluation in which a rank may have no batch: `prediction_step` then must not wait for the
+    # other ranks' numbers of labels. It is no parameter, because overrides have those of `transformers`.
+    _count_is_collective: bool = True
 
     def __init__(
         self,
@@ -170,15 +174,16 @@ class Trainer:
         self.call_event("on_train_begin")
         # A run that is resumed at its end makes no further step. A new run makes at least one, as in `transformers`.
         is_over = self.control.should_training_stop or first_step >= self.state.max_steps
-        has_ended = is_over and first_step > 0
-        if has_ended:
+        if is_over and first_step > 0:
             self.control.should_training_stop = True
             if not self.position.epoch_ended:
                 self._end_epoch()
-        while not has_ended and self.position.epoch < self.plan.num_epochs:
-            self._train_epoch(skipped)
-            skipped = None
-            has_ended = self.control.should_training_stop
+        else:
+            while self.position.epoch < self.plan.num_epochs:
+                self._train_epoch(skipped)
+                skipped = None
+                if self.control.should_training_stop:
+                    break
         return self._finish(start_time, first_step)
 
     def _prepare_training(self) -> None:
@@ -263,35 +268,32 @@ class Trainer:
             self._end_epoch()
 
     def _train_window(self, window: list[Any]) -> None:
-        """Train on each micro-batch of a window, then make an optimizer step, unless a callback stops it before."""
+        """Train on each micro-batch of a window, and make an optimizer step, unless a callback stops it before."""
         accelerator = self.accelerator
         num_items = self._count_items(window)
         # `training_step` divides by it: every micro-batch weighs the same, however many samples it has.
         self.current_gradient_accumulation_steps = len(window)
-        # A stream may end within a window. As in `transformers`, no optimizer step follows then, and the next epoch's
-        # first step takes the gradients in.
         ends_in_step = self.plan.ends_step(self.position.batches + len(window))
         self.call_event("on_step_begin")
 
         for number, inputs in enumerate(window, start=1):
             is_last = number == len(window)
-            step_follows = is_last and ends_in_step
-            accelerator.sync_gradients = step_follows
-            # The ranks average their gradients once in a window, in its last micro-batch.
+            accelerator.sync_gradients = is_last and ends_in_step
+            # The ranks average their gradients once in a window, in its last micro-batch, also if no step follows,
+            # because a stream has ended: as in `transformers`, the next epoch's first step takes these gradients in.
             averaging = nullcontext() if is_last else accelerator.no_sync(self.model_wrapped)
             with averaging:
                 loss = self.training_step(self.model_wrapped, inputs, num_items)
             self.position.batches += 1
             self.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
-            if not step_follows:
+            if is_last and ends_in_step:
+                self._optimizer_step()
+                self.call_event("on_step_end")
+                self._log_evaluate_save()
+            else:
                 self.call_event("on_substep_end")
                 if self._is_stopped():
-                    return
-
-        if ends_in_step:
-            self._optimizer_step()
-            self.call_event("on_step_end")
-            self._log_evaluate_save()
+                    break
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
         """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar.
@@ -304,7 +306,9 @@ class Trainer:
         | `loss_is_scaled_for_ga` is set | a share (True) or a mean (False) | 1 or the number of micro-batches |
         | `compute_loss_func` | a sum / `num_items_in_batch`: a share | 1 |
         | a model with a `**kwargs`, and the batches have labels | the same | 1 |
-        | any other model, or an override of `compute_loss` around it | a mean | the number of micro-batches |
+        | any other model | a mean | the number of micro-batches |
+
+        An override of `compute_loss` is in the row of its model, also where it computes the loss itself.
 
         `num_items_in_batch` counts the items of all ranks, and DDP averages gradients over the ranks. So `compute_loss`
         multiplies a loss that was divided by it by the number of ranks.
@@ -330,10 +334,11 @@ class Trainer:
         return_outputs: bool = False,
         num_items_in_batch: Tensor | None = None,
     ) -> Any:
-        """The scalar loss of a batch, or (loss, outputs). Override it, and return a mean over the batch's samples.
+        """The scalar loss of a batch, or (loss, outputs).
 
-        `num_items_in_batch` is for `compute_loss_func`, and for a model whose forward has a `**kwargs`; else it is
-        None. An override may leave it out of its signature. `training_step` says who divides by what.
+        An override returns what the table of `training_step` says: a mean over the batch or, for a model that has a
+        `**kwargs`, the sum of its losses / `num_items_in_batch`, times the number of ranks. It may leave the argument
+        `num_items_in_batch` out, which is None unless the model has a `**kwargs` or there is a `compute_loss_func`.
         """
         labels = None
         if self.compute_loss_func is not None:
@@ -356,14 +361,19 @@ class Trainer:
         return self.compute_loss(model, inputs, **options)
 
     def _call_model_with_count(self, model: nn.Module, inputs: Any, num_items: Tensor) -> Any:
-        """The outputs of a model that takes the count, with a warning in the first step if it does not use it."""
-        is_watched = model.training and self.state.global_step == 0 and self.compute_loss_func is None
+        """The outputs of a model that takes the count, with a warning in the first step if it does not use it.
+
+        A `**kwargs` in the signature does not tell whether the model divides its loss by the count. If it does not, the
+        loss is a mean that nobody divides: it is too large by `factor`, and no error shows it.
+        """
+        factor = self.accelerator.num_processes * self.current_gradient_accumulation_steps
+        is_watched = factor > 1 and model.training and self.state.global_step == 0 and self.compute_loss_func is None
+        # A compiled model is not watched: torch would compile it for the watched call, and again for all others.
         if not is_watched or any(map(utils.is_compiled_module, model.modules())):
             return batches.call_model(model, inputs, num_items_in_batch=num_items)
         with signatures.UseOf(num_items) as count:
             outputs = batches.call_model(model, inputs, num_items_in_batch=num_items)
-        factor = self.accelerator.num_processes * self.current_gradient_accumulation_steps
-        if factor > 1 and not count.is_used:
+        if not count.is_used:
             logger.warning_once(
                 f"the model takes num_items_in_batch, in its **kwargs, and does not use it: its loss is {factor} "
                 "times too large, and gradients are too. Set accepts_loss_kwargs = False on the model"
@@ -440,7 +450,7 @@ class Trainer:
             self.call_event("on_save")
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
-        """Add `logs`, with epoch and step, to the log history, and tell the callbacks."""
+        """Add `logs`, epoch and step to the log history, and tell the callbacks; `start_time` is for overrides."""
         logs["epoch"] = self.state.epoch
         self.state.log_history.append({**logs, "step": self.state.global_step})
         self.call_event("on_log", logs=logs)
@@ -527,11 +537,11 @@ class Trainer:
             position = replace(position, batches=self.plan.batches_per_epoch)
         progress = {
             "position": asdict(position),
-            "order": self.plan.order,
+            "order": self.plan.order_settings,
             "loss_log": self.loss_log.state_dict(self.accelerator),
             "saved_steps": self.saved_steps,
         }
-        # The hook is called before the manifest is written, which so names the Trainer's files too.
+        # The hook is called before the manifest is written, so that the manifest lists the Trainer's files too.
         with self.accelerator.register_save_state_pre_hook(partial(self._write_own_files, progress)):
             self.accelerator.save_state(folder, all_ranks=True)
         limit = self.args.save_total_limit
@@ -556,7 +566,17 @@ class Trainer:
             checkpoint.write_progress(draft, self.state, progress)
 
     def _load_checkpoint(self, folder: str) -> loading.SkippedBatches | None:
-        """Put everything back as it was; returns the batches that are to be skipped in the first epoch, or None."""
+        """Go on from a checkpoint; returns the batches that are to be skipped in the first epoch, or None.
+
+        | the run goes on | loader | random numbers |
+        |---|---|---|
+        | at the saved place, with a prepared loader | goes on at its saved position | as saved |
+        | between two epochs | begins its next pass | as saved |
+        | within an epoch | reads it from its start, and skips | as now up to the first window, then as saved |
+
+        The last two rows hold if the order of the samples has changed, if a step was stopped and is trained again, and
+        for a loader whose position is in no checkpoint.
+        """
         saved, progress = checkpoint.read_progress(folder)
         self.state.go_on_from(saved)
         self.callback_handler.restore(saved.stateful_callbacks)
@@ -565,32 +585,23 @@ class Trainer:
 
         saved_position = Position(**progress["position"])
         self.position = self.plan.resume(saved_position, progress["order"], saved.global_step)
-        is_same_place = self.position == saved_position and progress["order"] == self.plan.order
-        if is_same_place and loading.is_prepared(self.train_dataloader):
-            self.accelerator.load_state(folder)  # the loader's position too
+        is_same_place = self.position == saved_position and progress["order"] == self.plan.order_settings
+        accelerator = self.accelerator
+        loader = self.train_dataloader
+        if is_same_place and loading.is_prepared(loader):
+            accelerator.load_state(folder)
             return None
-        # The run goes on elsewhere (a step that was stopped is trained again), in another order, or with a loader whose
-        # position is in no checkpoint.
-        if 0 < self.position.batches < self.plan.batches_per_epoch:
-            return self._load_within_epoch(folder)
-        self._load_all_but_loader(folder)
-        return None
 
-    def _load_within_epoch(self, folder: str) -> loading.SkippedBatches:
-        """Load a checkpoint, and skip the batches up to `position`, which are drawn as at the start of a training."""
-        device = self.accelerator.device
-        states_of_start = get_random_states(device)
-        self._load_all_but_loader(folder)
-        skipped = loading.SkippedBatches(self.position.batches, random_states_after=get_random_states(device))
-        set_random_states(device, states_of_start)
-        return skipped
-
-    def _load_all_but_loader(self, folder: str) -> None:
-        """Load a checkpoint without the position of the loader, whose next pass begins with the first batch."""
-        self.accelerator.forget_loader(self.train_dataloader)
-        self.accelerator.load_state(folder)
-        if loading.is_prepared(self.train_dataloader):
-            self.accelerator.prepare_data_loader(self.train_dataloader)  # the next checkpoints hold it again
+        states_of_start = get_random_states(accelerator.device)
+        accelerator.forget_loader(loader)  # so that its saved position is not loaded
+        accelerator.load_state(folder)
+        if loading.is_prepared(loader):
+            accelerator.prepare_data_loader(loader)  # the next checkpoints hold its position again
+        if not 0 < self.position.batches < self.plan.batches_per_epoch:
+            return None
+        saved_states = get_random_states(accelerator.device)
+        set_random_states(accelerator.device, states_of_start)
+        return loading.SkippedBatches(self.position.batches, random_states_after=saved_states)
 
     # Evaluation.
 
@@ -675,22 +686,24 @@ class Trainer:
         if dataloader is not self.train_dataloader:
             accelerator.forget_loader(dataloader)  # checkpoints hold the position in the training set alone
         self.callback_handler.eval_dataloader = dataloader
+        model = self.model  # without DDP, whose forward may be a collective: ranks may have unequally many batches
         if self.train_dataloader is None:  # not trained yet
-            accelerator.forget_model(self.model)  # another Trainer may have prepared it in another precision
-            accelerator.prepare_model(self.model, evaluation_mode=True)
-        self.model.eval()
+            accelerator.forget_model(model)  # another Trainer may have prepared it in another precision
+            model = accelerator.prepare_model(model, evaluation_mode=True)  # compiled, if the arguments say so
+        model.eval()
         self._set_optimizer_mode("eval")
-        results = self._predict_batches(dataloader, prediction_loss_only, ignore_keys)
+        results = self._predict_batches(model, dataloader, prediction_loss_only, ignore_keys)
         own = evaluation.to_host(results, accelerator.device)
         return self._summarize(evaluation.gather_batches(own), f"{metric_key_prefix}_")
 
     def _predict_batches(
-        self, loader: Any, loss_only: bool, ignore_keys: list[str] | None
+        self, model: nn.Module, loader: Any, loss_only: bool, ignore_keys: list[str] | None
     ) -> Iterator[evaluation.BatchResult]:
         """The results of the loader's batches, each of which is computed when it is asked for."""
         for inputs, rows in loading.read_eval_batches(loader, self.args.per_device_eval_batch_size, self.accelerator):
-            # It gets the bare model: the forward of DDP may be a collective, and the loader of an override uneven.
-            loss, logits, labels = self.prediction_step(self.model, inputs, loss_only, ignore_keys=ignore_keys)
+            self._count_is_collective = rows.all_ranks_have_samples
+            loss, logits, labels = self.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
+            self._count_is_collective = True
             if logits is not None and self.preprocess_logits_for_metrics is not None:
                 logits = self.preprocess_logits_for_metrics(logits, labels)
             yield evaluation.BatchResult(rows, loss, logits, labels)
@@ -721,10 +734,7 @@ class Trainer:
         loss = None
         with torch.no_grad():
             if has_loss:
-                loader = self.callback_handler.eval_dataloader
-                # In a short step another rank may have no batch.
-                is_collective = loading.is_prepared(loader) and loader.short_step is None
-                num_items = self._count_items([inputs], is_collective)
+                num_items = self._count_items([inputs], self._count_is_collective)
                 loss, outputs = self._call_compute_loss(model, inputs, num_items, return_outputs=True)
                 loss = loss.detach().mean()
             else:
@@ -926,7 +936,7 @@ def configure_process(args: TrainingArguments) -> None:
         torch.backends.fp32_precision = "tf32" if args.tf32 else "ieee"  # type: ignore[attr-defined]
     elif args.tf32:
         raise ValueError("tf32 needs a GPU")
-    # A notebook may make several Trainers: each of them chooses its own mixed precision.
+    # Each Trainer chooses its own mixed precision. `transformers` calls this method of the accelerator for it too.
     AcceleratorState._reset_state()
     if args.log_level != "passive":
         for library in ("transformers", "common.trainer"):

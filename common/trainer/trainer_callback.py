@@ -95,7 +95,7 @@ class TrainerCallback:
         """The Trainer has been made."""
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Training is about to begin; a checkpoint to resume from, and with it the random state, has been loaded."""
+        """Training is about to begin. A checkpoint is loaded, but its random states only if no batches are skipped."""
 
     def on_train_end(self, args, state, control, **kwargs):
         """Training is over; the best model has been loaded if asked for."""

@@ -108,7 +108,8 @@ class TrainingArguments:
 
     Making one starts no process group and no device, so that a notebook can hand it to launched processes; asking it
     for the device or the rank does start them. Steps are optimizer steps, batch sizes samples per device and
-    micro-batch: a step sees per_device_train_batch_size · gradient_accumulation_steps · processes samples.
+    micro-batch: a step sees per_device_train_batch_size · gradient_accumulation_steps · processes samples. With
+    `split_batches` the size is that of all processes together. Settings that are not listed mean what their names say.
 
     Args:
         output_dir: where checkpoints go, as `checkpoint-<step>/`.
@@ -251,8 +252,9 @@ class TrainingArguments:
         for name, value in NOT_OFFERED.items():
             if getattr(self, name) != value:
                 raise ValueError(f"{name} must be {value!r}: this Trainer offers nothing of the kind")
+        if self.output_dir is None:
+            self.output_dir = "trainer_output"
         self.output_dir = os.path.expanduser(self.output_dir)
-        self.run_name = self.run_name or os.path.basename(os.path.abspath(self.output_dir))
         trackers = [self.report_to] if isinstance(self.report_to, str) else self.report_to
         self.report_to = [] if trackers is None or list(trackers) == ["none"] else trackers
         for name in DICTS:

@@ -4,6 +4,7 @@ Where transformers is installed, most are shown by a training on both libraries 
 otherwise than without the argument. The others have a test of their own.
 """
 
+import contextlib
 import importlib
 import json
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from common.trainer import AcceleratorConfig, Trainer, TrainingArguments
+from tests.states import forget_states
 from tests.toys import Net, Points
 from tests.unit.trainer.both import LIBRARIES, end, make, on_both, same_on_both
 from tests.unit.trainer.toy import accuracy, make_trainer, trained_weights, weights
@@ -184,13 +186,24 @@ def test_argument_label_names(tmp_path):
 
 
 def test_argument_torch_compile(tmp_path, monkeypatch):
-    compiler = mock.Mock(side_effect=lambda model, **options: model)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(mock.Mock(wraps=graph.forward))
+        return graphs[-1]
+
+    compiler = mock.Mock(side_effect=lambda model, **options: torch._dynamo.optimize(backend)(model))
     monkeypatch.setattr(torch, "compile", compiler)
     make_trainer(tmp_path, max_steps=1).train()
     compiler.assert_not_called()
     make_trainer(tmp_path, max_steps=1, torch_compile=True).train()
     compiler.assert_called_once()
     assert compiler.call_args.kwargs["backend"] == "inductor"
+    graphs.clear()
+    trainer = make_trainer(tmp_path, evaluate=8, torch_compile=True)
+    for _ in range(2):
+        trainer.evaluate()
+    assert [graph.call_count for graph in graphs] == [2]
 
 
 def test_argument_activation_checkpointing(tmp_path):
@@ -342,13 +355,33 @@ def test_a_trainer_refuses_what_cannot_work(tmp_path):
 
 
 def test_the_defaults_are_those_of_transformers(tmp_path, transformers):
-    settings = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "run_name": "a run"}
+    settings = {"report_to": "none", "use_cpu": True, "disable_tqdm": True}
     ours = TrainingArguments(str(tmp_path), **settings).to_dict()
     theirs = transformers.TrainingArguments(str(tmp_path), **settings).to_dict()
     for name in ours.pop("accelerator_config").items():
         assert name in theirs["accelerator_config"].items()
     del ours["dataloader_pin_memory"]  # which it switches off on a CPU, where it has no effect
     assert ours == {name: theirs[name] for name in ours}
+
+
+WITH_NAMES = [
+    field.name for field in fields(TrainingArguments) if "str" in str(field.type) and field.default is not None
+]
+
+
+@pytest.mark.parametrize("name", WITH_NAMES)
+def test_none_for_a_name_is_what_it_is_in_transformers(name, tmp_path, transformers, monkeypatch):
+    """Where it is accepted there."""
+    monkeypatch.chdir(tmp_path)
+    values = {}
+    for module in LIBRARIES:
+        library = importlib.import_module(module)
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            args = library.TrainingArguments(**{"output_dir": "out", "use_cpu": True, name: None})
+            values[module] = getattr(library.Trainer(Net(), args).args, name)
+        forget_states(module)
+    ours, theirs = LIBRARIES
+    assert theirs not in values or values[ours] == values[theirs]
 
 
 def test_the_number_of_processes_is_known_before_the_group_is_made(tmp_path, monkeypatch):

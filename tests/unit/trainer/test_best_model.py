@@ -1,11 +1,13 @@
 """The best model: how it is found, where it is saved, and that it is loaded at the end."""
 
 import os
+import weakref
 
 import pytest
 import torch
 
 from common.processes import ranks
+from common.trainer import checkpoint
 from tests.states import on_a_rank
 from tests.unit.trainer.toy import make_trainer, weights
 
@@ -54,6 +56,19 @@ def test_another_runs_checkpoint_is_not_taken_for_the_best_and_that_there_is_non
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
     assert torch.equal(weights(trainer), trainer.seen[2])
     assert caplog.text.count("the best evaluation was at step 3, where no checkpoint was saved") == 1
+
+
+def test_the_best_weights_are_on_the_device_one_at_a_time(tmp_path, monkeypatch):
+    sent = []
+
+    def send(tensor):
+        assert not any(each() is not None for each in sent)
+        sent.append(weakref.ref(tensor))
+        return tensor
+
+    monkeypatch.setattr(checkpoint, "broadcast", send)
+    scored_trainer(tmp_path, {5: 0.0, 10: 1.0, 15: 0.0}).train()
+    assert len(sent) > 1
 
 
 @on_a_rank

@@ -143,13 +143,14 @@ def test_items_are_counted_over_all_ranks_and_micro_batches(world_size, accumula
 def report_on_rank(folder):
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        make_trainer(folder, evaluate=9, eval_strategy="epoch", logging_steps=2).train()
+        split = {"accelerator_config": {"split_batches": True}}
+        make_trainer(folder, evaluate=9, eval_strategy="epoch", logging_steps=2, **split).train()
     return out.getvalue()
 
 
 def test_only_rank_0_speaks(tmp_path):
     first, second = ranks(2).run(report_on_rank, tmp_path)
-    assert "Running training" in first and "eval_loss" in first
+    assert "Running training: 40 examples, steps 0 to 5 of 8 each" in first and "eval_loss" in first
     assert second == ""
 
 

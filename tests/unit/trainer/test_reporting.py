@@ -6,6 +6,7 @@ import pytest
 
 from common.trainer import PrinterCallback, ProgressCallback
 from common.trainer.reporting import default_reporter
+from tests.unit.trainer.both import make, same_on_both
 from tests.unit.trainer.toy import accuracy, make_trainer
 
 
@@ -50,6 +51,15 @@ def test_a_log_file_gets_lines_and_a_terminal_a_bar(monkeypatch):
         monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal, raising=False)
         assert type(default_reporter(None)) is expected
         assert type(default_reporter(not terminal)) is expected
+
+
+def test_a_script_that_removes_the_printer_keeps_the_bar(tmp_path, transformers):
+    def script(library, folder):
+        trainer = make(library, folder, disable_tqdm=False)
+        trainer.remove_callback(library.PrinterCallback)
+        return [type(callback).__name__ for callback in trainer.callback_handler.callbacks]
+
+    assert same_on_both(script, tmp_path) == ["DefaultFlowCallback", "ProgressCallback"]
 
 
 def test_a_second_training_writes_every_line_once(tmp_path):
