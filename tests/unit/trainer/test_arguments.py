@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
