@@ -32,8 +32,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.optimizer = optimizer
         self.scaler = scaler
         self.gradient_state = GradientState()
-        # A scalar that is not 0 if the last step was skipped: see `LossScaler.found_inf_of`.
-        self._found_inf = torch.zeros(())
+        # After a step by the scaler, a scalar that is not 0 if it was skipped: see `LossScaler.found_inf_of`.
+        self._found_inf: torch.Tensor | None = None
         self._takes_set_to_none = "set_to_none" in inspect.signature(optimizer.zero_grad).parameters
         if device_placement:
             # Loading copies each state to the device of its parameter.
@@ -50,7 +50,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             self.scaler.step(self.optimizer, closure)
             self._found_inf = self.scaler.found_inf_of(self.optimizer)
         else:
-            self._found_inf = torch.zeros(())  # nothing was skipped: there was nothing to do
+            self._found_inf = None  # nothing was skipped: there was nothing to do
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Drop the gradients, if this micro-batch ends its window.
@@ -74,6 +74,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
         After a step of a fused optimizer this waits for the device, once: its kernel decides there.
         """
+        if self._found_inf is None:
+            return False
         self._found_inf = self._found_inf.cpu()
         return bool(self._found_inf)
 
