@@ -11,14 +11,14 @@ import torch
 from common.checkpoint_schedule import checkpoint_interval
 from common.errors import fail
 from common.instruments.flags import add_instrument_flags
+from common.levels import DISTRIBUTED, MESH, WITH_CHECKPOINTS
 from common.numbers import natural, number, positive, positive_float
 
-WITH_CHECKPOINTS = ("03_accelerate/train_full", "04_trainer/train_full")
 # The flags that not all scripts have. Each belongs to all scripts of a level, or to single scripts.
 _OWNERS = {
     "--replicas": ("01_data_parallel",),
-    "--timeout": ("02_ddp_raw", "03_accelerate", "04_trainer"),
-    "--tensor": ("02_ddp_raw/train_mesh",),
+    "--timeout": DISTRIBUTED,
+    "--tensor": (MESH,),
     "--mixed-precision": WITH_CHECKPOINTS,
     "--gradient-accumulation-steps": WITH_CHECKPOINTS,
     "--checkpoint-dir": WITH_CHECKPOINTS,
@@ -32,7 +32,6 @@ _WITHOUT_FLAG = {
     "gradient_accumulation_steps": 1,
     "checkpoint_dir": None,
 }
-PRECISIONS = ("no", "fp16", "bf16")
 # A launcher sets these variables from its configuration file.
 LAUNCHER_PRECISION = "ACCELERATE_MIXED_PRECISION"
 LAUNCHER_ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
@@ -88,8 +87,13 @@ def _make_parser(level: str, name: str, prog: str) -> _Parser:
     own_flag("--replicas", type=positive, metavar="N", help="copies of the model (default: visible GPUs, at least 2)")
     own_flag("--timeout", type=_seconds, default="300", metavar="SECONDS", help="of a collective")
     own_flag("--tensor", type=positive, default=2, metavar="N", help="ranks that share a layer (a power of 2, to 128)")
-    precision = os.environ.get(LAUNCHER_PRECISION, "no")
-    own_flag("--mixed-precision", choices=PRECISIONS, default=precision, help="default: the launcher's, or no")
+    own_flag(
+        "--mixed-precision",
+        type=_precision,  # argparse compares no default with `choices`
+        default=os.environ.get(LAUNCHER_PRECISION, "no"),
+        metavar="{no,fp16,bf16}",
+        help="default: the launcher's, or no",
+    )
     own_flag(
         "--gradient-accumulation-steps",
         type=positive,
@@ -110,7 +114,8 @@ def _make_parser(level: str, name: str, prog: str) -> _Parser:
 
 
 def _refuse_unknown_flags(parser: _Parser, name: str, unknown: list[str]) -> None:
-    for word in unknown:
+    if unknown:
+        word = unknown[0]
         flag = word.partition("=")[0]
         if flag in _OWNERS:
             fail(f"{flag} belongs to {' and '.join(_OWNERS[flag])}, not to {name}")
@@ -119,12 +124,18 @@ def _refuse_unknown_flags(parser: _Parser, name: str, unknown: list[str]) -> Non
 
 def _seed(text: str) -> int:
     # NumPy takes 32 bits, and a rank and an epoch are added.
-    return number(text, int, 0, "a whole number from 0 to 4000000000", 4 * 10**9)
+    return number(text, int, "a whole number from 0 to 4000000000", 0, 4 * 10**9)
+
+
+def _precision(text: str) -> str:
+    if text not in ("no", "fp16", "bf16"):
+        raise argparse.ArgumentTypeError(f"must be no, fp16 or bf16, not {text!r}")
+    return text
 
 
 def _seconds(text: str) -> timedelta:
     # A backend's clock cannot count more.
-    return timedelta(seconds=number(text, int, 1, "a whole number from 1 to 1000000", 10**6))
+    return timedelta(seconds=number(text, int, "a whole number from 1 to 1000000", 1, 10**6))
 
 
 def _folder(text: str) -> str:

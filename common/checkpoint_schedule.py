@@ -48,7 +48,7 @@ def checkpoint_interval(text: str) -> CheckpointInterval:
     if not text.endswith("s"):
         return CheckpointInterval(steps=positive(text))
     description = "a whole number of steps, or of seconds with an s behind it as in 60s,"
-    return CheckpointInterval(seconds=number(text.removesuffix("s"), int, 1, description, 10**9))
+    return CheckpointInterval(seconds=number(text.removesuffix("s"), int, description, 1, 10**9))
 
 
 class CheckpointSchedule:
@@ -92,6 +92,13 @@ def has_checkpoint(folder: str, pattern: str) -> bool:
     # A damaged checkpoint that was set aside has a suffix: checkpoint_7.damaged-….
     found = any(not path.suffix for path in saved)
     return all_gather_object(found)[0]
+
+
+def refuse_longer_training(epochs: int, step: int, steps_per_epoch: int) -> None:
+    """Raise UserError if a checkpoint of optimizer step `step` is of a training with more than `epochs` epochs."""
+    if step > epochs * steps_per_epoch:
+        epoch = math.ceil(step / steps_per_epoch)
+        fail(f"--epochs {epochs}: the checkpoint is of a longer training, in its epoch {epoch}")
 
 
 def refuse_not_finite(model: nn.Module, step: int) -> None:

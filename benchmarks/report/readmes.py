@@ -7,17 +7,38 @@ Run it when a script, a pitfall or a record has changed. A part stands between t
 """
 
 import argparse
+import difflib
 import re
 import textwrap
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.report import page_tables
 from common import ladder, pitfalls
-from common.ladder import diffs
 
 PART = re.compile(r"^<!-- (\w+)( [^\n]*)? -->\n(.*?)^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)
+
+
+class Hunk(NamedTuple):
+    """Consecutive lines that two files share ("equal"), or that differ ("replace", "delete", "insert")."""
+
+    kind: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+
+def hunks_between(before: str, after: str) -> list[Hunk]:
+    """The changes from one script to another, in order, with all lines of both but the module docstrings."""
+    ours = ladder.lines_below_docstring(before)
+    theirs = ladder.lines_below_docstring(after)
+    # Blank lines are equal everywhere, so they must not align two files.
+    matcher = difflib.SequenceMatcher(lambda line: not line.strip(), ours, theirs, autojunk=False)
+    hunks = []
+    for kind, start, end, other_start, other_end in matcher.get_opcodes():
+        hunks.append(Hunk(kind, tuple(ours[start:end]), tuple(theirs[other_start:other_end])))
+    return hunks
 
 
 def readmes() -> list[Path]:
@@ -46,7 +67,7 @@ def diff(before: str, after: str, with_old: bool = True) -> str:
 
     `with_old`: show the lines that go, too.
     """
-    hunks = diffs.diff(ladder.named(before), ladder.named(after))
+    hunks = hunks_between(ladder.find_script(before), ladder.find_script(after))
     if hunks[-1].kind == "equal":
         hunks.pop()  # nothing changes after it
     lines = []
@@ -72,7 +93,7 @@ def _shared(lines: tuple[str, ...]) -> list[str]:
 
 def mistakes(level: str) -> str:
     """The pitfalls whose place is this level's page, each with what it is."""
-    own = [name for name in pitfalls.NAMES if pitfalls.place(name) == ladder.named(level)]
+    own = [name for name in pitfalls.NAMES if pitfalls.place(name) == ladder.find_script(level)]
     items = []
     for name in own:
         symptom = pitfalls.symptom(name)

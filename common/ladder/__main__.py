@@ -21,7 +21,8 @@ from common import exercises
 from common.errors import fail
 from common.exercises import stage
 from common.exercises.mistake import Mistake
-from common.ladder import LEVELS, ROOT, diffs, named, ring, small
+from common.ladder import ROOT, diffs, find_script, ring, small
+from common.levels import LEVELS
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -58,7 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
 def script_name(text: str) -> str:
     """The script that a user names; argparse shows the message of its own error only."""
     try:
-        return named(text)
+        return find_script(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -101,6 +102,16 @@ def show_task(name: str) -> None:
     print(f"    cp {os.path.relpath(exercises.starter(name))} my_{name}.py")
 
 
+def check(exercise: str | None, solution: Path | None, lists: bool) -> None:
+    """Check a solution of an exercise. Without a solution the task is printed, and without an exercise all of them."""
+    if lists or exercise is None:
+        list_exercises()
+    elif solution is None:
+        show_task(exercise)
+    else:
+        check_solution(exercise, solution)
+
+
 def check_solution(name: str, solution: Path) -> None:
     """Print the verdict on a solution; the exit code is 1 where something is wrong with it."""
     if not solution.is_file():
@@ -131,12 +142,8 @@ def main(argv: list[str] | None = None) -> None:
         train_on_small(options.level, options.processes, level_flags)
     elif options.command == "ring":
         print(ring.text(ring.trace()), end="")
-    elif options.list or options.exercise is None:
-        list_exercises()
-    elif options.solution is None:
-        show_task(options.exercise)
-    else:
-        check_solution(options.exercise, options.solution)
+    elif options.command == "check":
+        check(options.exercise, options.solution, options.list)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import pytest
 
+from benchmarks.report.readmes import hunks_between
 from common import ladder
 from common.ladder import diffs, small
 from common.ladder.__main__ import main
@@ -35,12 +36,12 @@ def names_of(pattern: str) -> list[str]:
 
 def test_scripts_are_named_by_numbers_folders_and_paths():
     for text in ("03", "03_accelerate", "03/", "03_accelerate/train.py", "03/train"):
-        assert ladder.named(text) == "03_accelerate"
+        assert ladder.find_script(text) == "03_accelerate"
     for text in ("03/train_full", "03_accelerate/train_full.py"):
-        assert ladder.named(text) == ladder.FULL
-    assert ladder.named("fsdp") == ladder.named("02/train_fsdp.py") == ladder.FSDP
+        assert ladder.find_script(text) == ladder.FULL
+    assert ladder.find_script("fsdp") == ladder.find_script("02/train_fsdp.py") == ladder.FSDP
     with pytest.raises(ValueError, match="'02/train_full' names no script, or several"):
-        ladder.named("02/train_full")
+        ladder.find_script("02/train_full")
 
 
 def test_loading_a_script_runs_nothing(capsys):
@@ -52,7 +53,7 @@ def test_loading_a_script_runs_nothing(capsys):
 
 @pytest.mark.parametrize("before, after", COMPARED)
 def test_a_diff_has_all_lines_of_both_scripts_and_shows_those_that_change(before, after):
-    hunks = diffs.diff(before, after)
+    hunks = hunks_between(before, after)
     for side, name in (("before", before), ("after", after)):
         lines = [line for hunk in hunks for line in getattr(hunk, side)]
         assert lines == ladder.lines_below_docstring(name)
