@@ -1,5 +1,4 @@
-"""Level 02 on a mesh of ranks: the ranks of a row share the layers fc1 and fc2 (tensor parallelism), and the rows share
-the batch (FSDP in each column).
+"""Level 02 on a mesh of ranks: a row shares fc1 and fc2 (tensor parallelism), and a column shares the data (FSDP).
 
 torchrun --standalone --nproc-per-node 4 02_ddp_raw/train_mesh.py --tensor 2
 """

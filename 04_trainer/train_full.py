@@ -15,18 +15,11 @@ from torch.utils.data import RandomSampler
 
 from common.accelerator import PartialState
 from common.args import parse_args
-from common.checkpoint_schedule import (
-    CheckpointSchedule,
-    caught_signals,
-    has_checkpoint,
-    refuse_longer_training,
-    refuse_not_finite,
-    stop_run,
-)
+from common.checkpoint_schedule import CheckpointSchedule, caught_signals, has_checkpoint, refuse_not_finite, stop_run
 from common.data import collate, load_data
 from common.instruments import measured
 from common.model import build_model
-from common.same_training import SameTraining
+from common.same_training import SameTraining, refuse_longer_training
 from common.start import prepare_process
 from common.trainer import Trainer, TrainerCallback, TrainingArguments
 
@@ -48,11 +41,8 @@ class DigitTrainer(Trainer):
 class SaveOnTime(TrainerCallback):
     """Callback by which all ranks save when the time is up, and end the training after a signal.
 
-    The Trainer saves every N steps by itself. Its events come in this order:
-
-    1. `on_step_end`, after each optimizer step: the ranks decide together.
-    2. `on_save`, after a checkpoint is saved: if the ranks have decided to stop, the training ends here.
-    3. `on_epoch_end`, also where the training ends within an epoch.
+    The Trainer saves every N steps by itself. After an optimizer step it calls `on_step_end`, then `on_save` if it has
+    saved a checkpoint, and then, at the end of an epoch or of the training, `on_epoch_end`.
     """
 
     def __init__(self, schedule):
@@ -121,14 +111,9 @@ def train(args):
         max_grad_norm=0,  # by default 1.0: gradients are clipped
         ddp_find_unused_parameters=False,  # by default DDP looks for them in every step
     )
+    optimizers = (optimizer, None)  # by default the Trainer makes an AdamW without weight decay
     trainer = DigitTrainer(
-        model,
-        settings,
-        to_dict,
-        train_set,
-        test_set,
-        compute_metrics=compute_metrics,
-        optimizers=(optimizer, None),  # by default it makes an AdamW without weight decay
+        model, settings, to_dict, train_set, test_set, compute_metrics=compute_metrics, optimizers=optimizers
     )
     trainer.accelerator.register_for_checkpointing(SameTraining(args.batch_size, train_set))
     torch.manual_seed(args.seed + process.process_index)  # by default all processes drop the same units out

@@ -32,6 +32,7 @@ _WITHOUT_FLAG = {
     "gradient_accumulation_steps": 1,
     "checkpoint_dir": None,
 }
+PRECISIONS = ("no", "fp16", "bf16")
 # A launcher sets these variables from its configuration file.
 LAUNCHER_PRECISION = "ACCELERATE_MIXED_PRECISION"
 LAUNCHER_ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
@@ -58,6 +59,8 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     parser = _make_parser(level, name, prog=f"{level}/{path.name}")
     args, unknown = parser.parse_known_args(argv)
     _refuse_unknown_flags(parser, name, unknown)
+    if args.mixed_precision not in PRECISIONS:  # argparse compares no default with `choices`.
+        fail(f"{LAUNCHER_PRECISION} is {args.mixed_precision!r}: it must be no, fp16 or bf16")
     if args.data == "device" and args.num_workers > 0:
         fail("argument --data: on the device there is nothing for loader workers to do; leave --num-workers out")
     args.level = level
@@ -87,13 +90,8 @@ def _make_parser(level: str, name: str, prog: str) -> _Parser:
     own_flag("--replicas", type=positive, metavar="N", help="copies of the model (default: visible GPUs, at least 2)")
     own_flag("--timeout", type=_seconds, default="300", metavar="SECONDS", help="of a collective")
     own_flag("--tensor", type=positive, default=2, metavar="N", help="ranks that share a layer (a power of 2, to 128)")
-    own_flag(
-        "--mixed-precision",
-        type=_precision,  # argparse compares no default with `choices`
-        default=os.environ.get(LAUNCHER_PRECISION, "no"),
-        metavar="{no,fp16,bf16}",
-        help="default: the launcher's, or no",
-    )
+    precision = os.environ.get(LAUNCHER_PRECISION, "no")
+    own_flag("--mixed-precision", choices=PRECISIONS, default=precision, help="default: the launcher's, or no")
     own_flag(
         "--gradient-accumulation-steps",
         type=positive,
@@ -125,12 +123,6 @@ def _refuse_unknown_flags(parser: _Parser, name: str, unknown: list[str]) -> Non
 def _seed(text: str) -> int:
     # NumPy takes 32 bits, and a rank and an epoch are added.
     return number(text, int, "a whole number from 0 to 4000000000", 0, 4 * 10**9)
-
-
-def _precision(text: str) -> str:
-    if text not in ("no", "fp16", "bf16"):
-        raise argparse.ArgumentTypeError(f"must be no, fp16 or bf16, not {text!r}")
-    return text
 
 
 def _seconds(text: str) -> timedelta:

@@ -94,13 +94,6 @@ def has_checkpoint(folder: str, pattern: str) -> bool:
     return all_gather_object(found)[0]
 
 
-def refuse_longer_training(epochs: int, step: int, steps_per_epoch: int) -> None:
-    """Raise UserError if a checkpoint of optimizer step `step` is of a training with more than `epochs` epochs."""
-    if step > epochs * steps_per_epoch:
-        epoch = math.ceil(step / steps_per_epoch)
-        fail(f"--epochs {epochs}: the checkpoint is of a longer training, in its epoch {epoch}")
-
-
 def refuse_not_finite(model: nn.Module, step: int) -> None:
     """Raise UserError if a weight is NaN or infinite: a checkpoint of such a model would replace a good one."""
     are_finite = [parameter.isfinite().all() for parameter in model.parameters()]

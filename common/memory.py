@@ -17,7 +17,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -215,7 +214,7 @@ class _Operations(TorchDispatchMode):
     def __init__(self, tracker: MemoryTracker) -> None:
         super().__init__()
         self.tracker = tracker
-        self.operation_before: Any = None
+        self.operation_before = ""  # its name
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -228,11 +227,11 @@ class _Operations(TorchDispatchMode):
             return NotImplemented
         kwargs = kwargs or {}
         inputs = _tensors((args, kwargs))
-        if func is torch.ops.aten.split.Tensor and _is_reduce_scatter(self.operation_before):
+        if func is torch.ops.aten.split.Tensor and self.operation_before == "c10d::_reduce_scatter_base_":
             # gloo has no reduce-scatter: it reduces a copy of the whole message, and splits that. nccl makes no copy,
             # and when gloo frees it depends on its threads.
             self.tracker.leave_out_if_unknown(inputs[0])
-        self.operation_before = func
+        self.operation_before = func.name()
         if func.namespace == "c10d":  # A collective sends its inputs.
             for tensor in inputs:
                 self.tracker.label(tensor, "communication")
@@ -261,10 +260,6 @@ class _Operations(TorchDispatchMode):
         for tensor in inputs:
             if tensor.dim() and self.tracker.device_of(tensor) is None:
                 self.tracker.charge(tensor, device)
-
-
-def _is_reduce_scatter(operation: Any) -> bool:
-    return operation is not None and operation.name() == "c10d::_reduce_scatter_base_"
 
 
 @contextmanager

@@ -35,6 +35,8 @@ def prepare_process(args: Namespace) -> Namespace:
     """
     settings = fit_to_machine(args)
     check_launch(settings)
+    check_mesh(settings)
+    check_launchers_file(settings)
     check_output_paths(settings)
     warn_of_slow_precision(settings)
     end_with_launcher()
@@ -64,18 +66,11 @@ def fit_to_machine(args: Namespace) -> Namespace:
 
 
 def check_launch(settings: Namespace) -> None:
-    """Refuse a launch that the script cannot use: its processes, their mesh, or the launcher's file.
+    """Refuse several processes of level 00 or 01, and level 02 without torchrun or with ranks that share a GPU.
 
     Raises:
-        UserError: after one line that says what to do.
+        UserError: after one line that says what to do. `check_mesh` and `check_launchers_file` raise it, too.
     """
-    _check_processes(settings)
-    _check_mesh(settings)
-    _check_launchers_file(settings)
-
-
-def _check_processes(settings: Namespace) -> None:
-    """Refuse several processes of level 00 or 01, and level 02 without torchrun or with ranks that share a GPU."""
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if settings.level in ONE_PROCESS and world_size > 1:
         advice = "start it with python, not torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "unset it"
@@ -90,7 +85,7 @@ def _check_processes(settings: Namespace) -> None:
             fail(f"{ranks} processes need as many GPUs, {gpus} are visible: start fewer, or add --device cpu")
 
 
-def _check_mesh(settings: Namespace) -> None:
+def check_mesh(settings: Namespace) -> None:
     """Refuse rows of `--tensor` ranks that the processes do not fill, or that cannot share a layer evenly."""
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if world_size % settings.tensor:
@@ -99,7 +94,7 @@ def _check_mesh(settings: Namespace) -> None:
         fail(f"--tensor {settings.tensor} does not divide fc1's outputs, {HIDDEN}: it must be a power of 2")
 
 
-def _check_launchers_file(settings: Namespace) -> None:
+def check_launchers_file(settings: Namespace) -> None:
     """Refuse flags that a launcher's file contradicts, because levels 03 and 04 would obey the file."""
     if settings.script in WITH_CHECKPOINTS:
         flag = "--gradient-accumulation-steps"

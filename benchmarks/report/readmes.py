@@ -13,32 +13,11 @@ import textwrap
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from benchmarks.report import page_tables
 from common import ladder, pitfalls
 
 PART = re.compile(r"^<!-- (\w+)( [^\n]*)? -->\n(.*?)^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)
-
-
-class Hunk(NamedTuple):
-    """Consecutive lines that two files share ("equal"), or that differ ("replace", "delete", "insert")."""
-
-    kind: str
-    before: tuple[str, ...]
-    after: tuple[str, ...]
-
-
-def hunks_between(before: str, after: str) -> list[Hunk]:
-    """The changes from one script to another, in order, with all lines of both but the module docstrings."""
-    ours = ladder.lines_below_docstring(before)
-    theirs = ladder.lines_below_docstring(after)
-    # Blank lines are equal everywhere, so they must not align two files.
-    matcher = difflib.SequenceMatcher(lambda line: not line.strip(), ours, theirs, autojunk=False)
-    hunks = []
-    for kind, start, end, other_start, other_end in matcher.get_opcodes():
-        hunks.append(Hunk(kind, tuple(ours[start:end]), tuple(theirs[other_start:other_end])))
-    return hunks
 
 
 def readmes() -> list[Path]:
@@ -67,25 +46,28 @@ def diff(before: str, after: str, with_old: bool = True) -> str:
 
     `with_old`: show the lines that go, too.
     """
-    hunks = hunks_between(ladder.find_script(before), ladder.find_script(after))
-    if hunks[-1].kind == "equal":
-        hunks.pop()  # nothing changes after it
+    ours = ladder.lines_below_docstring(ladder.find_script(before))
+    theirs = ladder.lines_below_docstring(ladder.find_script(after))
+    # Blank lines are equal everywhere, so they must not align two files.
+    changes = difflib.SequenceMatcher(lambda line: not line.strip(), ours, theirs, autojunk=False).get_opcodes()
+    if changes[-1][0] == "equal":
+        changes.pop()  # nothing changes after it
     lines = []
-    for hunk in hunks:
-        if hunk.kind == "equal":
-            lines += _shared(hunk.after)
+    for kind, start, end, other_start, other_end in changes:
+        if kind == "equal":
+            lines += _shared(theirs[other_start:other_end])
             continue
         if with_old:
-            lines += _marked("- ", hunk.before)
-        lines += _marked("+ ", hunk.after)
+            lines += _marked("- ", ours[start:end])
+        lines += _marked("+ ", theirs[other_start:other_end])
     return "\n".join(["```diff", *lines, "```"])
 
 
-def _marked(sign: str, lines: tuple[str, ...]) -> list[str]:
+def _marked(sign: str, lines: list[str]) -> list[str]:
     return [sign + line for line in lines if line.strip() and not line.startswith(("import ", "from "))]
 
 
-def _shared(lines: tuple[str, ...]) -> list[str]:
+def _shared(lines: list[str]) -> list[str]:
     """The first and the last of some equal lines."""
     shared = _marked("  ", lines)
     return shared if len(shared) <= 3 else [shared[0], "  …", shared[-1]]

@@ -77,9 +77,7 @@ class _Measurement:
     def report(
         self, loss: float, eval_loss: float, accuracy: float, evaluated: float, steps: int | None = None
     ) -> dict:
-        """The result: the setting, what the training says after an evaluation, and what was measured.
-
-        All processes call it.
+        """The result: the setting, these numbers of the training, and what was measured. All processes call it.
 
         Args:
             loss: the epoch's mean training loss over all ranks.

@@ -6,10 +6,11 @@ A *level* is a folder of the ladder, such as 02_ddp_raw. A *script* is a trainin
     "02_ddp_raw/train_fsdp"     train_fsdp.py and train_mesh.py of level 02, in which the ranks share the network too
     "03_accelerate/train_full"  train_full.py of levels 03 and 04, which adds what a long training needs
 
-`python -m common.ladder` shows the `diffs` of two scripts, trains a level on common.small (`small`), traces a `ring`
+`python -m common.ladder` shows the `diff` of two scripts, trains a level on common.small (`small`), traces a `ring`
 all-reduce, and checks solutions of exercises.
 """
 
+import argparse
 import ast
 import importlib.util
 from pathlib import Path
@@ -53,7 +54,7 @@ def find_script(text: str) -> str:
     "fsdp" and "mesh" name level 02's train_fsdp.py and train_mesh.py.
 
     Raises:
-        ValueError: if no script, or more than one, is named so.
+        argparse.ArgumentTypeError: if no script, or more than one, is named so.
     """
     whole_name = {"fsdp": FSDP, "mesh": MESH}.get(text, text)
     beginning, _, file = whole_name.partition("/")
@@ -64,7 +65,8 @@ def find_script(text: str) -> str:
             found.append(name)
     if len(found) != 1:
         every = ", ".join((*SCRIPTS, *TEMPLATES))
-        raise ValueError(f"{text!r} names no script, or several: use one of {every}, or the beginning of one")
+        message = f"{text!r} names no script, or several: use one of {every}, or the beginning of one"
+        raise argparse.ArgumentTypeError(message)
     return found[0]
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from common import ladder
+from common import ladder, start
 from common.args import parse_args
 from common.checkpoint_schedule import CheckpointInterval
 from common.errors import UserError
 from common.levels import ONE_PROCESS
-from common.start import check_launch, check_output_paths, fit_to_machine, warn_of_slow_precision
+from common.start import check_output_paths, fit_to_machine, warn_of_slow_precision
 
 FULL = "03_accelerate/train_full"
 DEFAULTS = {
@@ -84,7 +84,10 @@ def fit(level: str, *argv: str):
 
 
 def launch(level: str, *argv: str) -> None:
-    check_launch(fit(level, *argv))
+    settings = fit(level, *argv)
+    start.check_launch(settings)
+    start.check_mesh(settings)
+    start.check_launchers_file(settings)
 
 
 def refusal(step, *args) -> str:
@@ -240,7 +243,7 @@ def test_what_the_launcher_was_configured_with_is_the_default(monkeypatch):
     assert (args.mixed_precision, args.gradient_accumulation_steps) == ("bf16", 4)
     assert parse(FULL, "--mixed-precision", "no").mixed_precision == "no"
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
-    assert "argument --mixed-precision: must be no, fp16 or bf16, not 'fp8'" in refusal(parse, FULL)
+    assert "ACCELERATE_MIXED_PRECISION is 'fp8': it must be no, fp16 or bf16" in refusal(parse, FULL)
     contradiction = "--gradient-accumulation-steps 2 contradicts the launcher's --gradient_accumulation_steps 4"
     assert contradiction in refusal(launch, FULL, "--mixed-precision", "no", "--gradient-accumulation-steps", "2")
 
