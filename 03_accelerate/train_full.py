@@ -74,7 +74,7 @@ def save(accelerator, model, progress):
     refuse_not_finite(model, progress.global_step)
     # The number in the checkpoint's name. Accelerate takes it from nowhere else.
     accelerator.project_configuration.iteration = progress.global_step
-    # By default ours waits for nobody: rank 0 alone may call it. Accelerate ignores the argument.
+    # By default common.accelerator waits for nobody: rank 0 alone may call it. Accelerate ignores the argument.
     accelerator.save_state(all_ranks=True)
     accelerator.print(f"saved at step {progress.global_step}")
 

@@ -41,8 +41,8 @@ class DigitTrainer(Trainer):
 class SaveOnTime(TrainerCallback):
     """Callback by which all ranks save when the time is up, and end the training after a signal.
 
-    The Trainer saves every N steps by itself. After an optimizer step it calls `on_step_end`, then `on_save` if it has
-    saved a checkpoint, and then, at the end of an epoch or of the training, `on_epoch_end`.
+    The Trainer saves every N steps by itself. It calls `on_train_begin` when it has loaded a checkpoint. After a step
+    it calls `on_step_end`, then `on_save` if it has saved, and then `on_epoch_end` if the epoch or the training ends.
     """
 
     def __init__(self, schedule):
