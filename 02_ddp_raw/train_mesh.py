@@ -1,4 +1,4 @@
-"""Level 02 on a mesh of ranks: a row shares the layers fc1 and fc2 (tensor parallelism), a column the data (FSDP).
+"""Level 02 on a mesh of ranks: a row shares fc1 and fc2 (tensor parallelism), and a column shares the data (FSDP).
 
 torchrun --standalone --nproc-per-node 4 02_ddp_raw/train_mesh.py --tensor 2
 """
@@ -48,8 +48,13 @@ def train(args):
         torch.cuda.set_device(device)  # for calls that name no device
     # Joins the other processes: torchrun has put rank, world size and address into the environment. gloo is for CPUs.
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=args.timeout)
-    num_rows = dist.get_world_size() // args.tensor  # each row trains on its own part of a batch
-    mesh = init_device_mesh(device.type, (num_rows, args.tensor), mesh_dim_names=("data", "tensor"))  # rows, columns
+    # Four ranks with --tensor 2. Each row trains on its own part of a batch:
+    #
+    #               tensor: fc1 and fc2 are shared along a row
+    #     data  row 0:   rank 0   rank 1
+    #           row 1:   rank 2   rank 3
+    num_rows = dist.get_world_size() // args.tensor
+    mesh = init_device_mesh(device.type, (num_rows, args.tensor), mesh_dim_names=("data", "tensor"))
     for row_or_column in mesh.get_all_groups():
         row_or_column.set_timeout(args.timeout)  # a mesh makes its groups with torch's default, of 30 minutes on a CPU
     data_mesh = mesh["data"]  # this rank's column
@@ -60,7 +65,8 @@ def train(args):
     # The row's number in place of the rank: all ranks of a row have the same samples.
     sampler = DistributedSampler(train_set, num_rows, row, seed=args.seed, drop_last=True)  # one order, equal parts
     eval_sampler = DistributedSampler(test_set, num_rows, row, shuffle=False)  # repeats samples: equally many for all
-    num_real = len(DistributedEvalSampler(test_set, num_rows, row))  # this row's samples without the repeated ones
+    # This row's samples without the repeated ones. This sampler repeats none, and is made only for its length.
+    num_real = len(DistributedEvalSampler(test_set, num_rows, row))
     share = args.batch_size // num_rows  # of the global batch, so the learning rate need not change
     loading = dict(collate_fn=collate, num_workers=args.num_workers, pin_memory=train_set.device.type != device.type)
     train_loader = DataLoader(train_set, share, sampler=sampler, drop_last=True, **loading)  # whole batches

@@ -20,10 +20,9 @@ from common.accelerator.utils import DataLoaderConfiguration, InitProcessGroupKw
 from common.args import parse_args
 from common.checkpoint_schedule import CheckpointSchedule, caught_signals, has_checkpoint, refuse_not_finite, stop_run
 from common.data import collate, load_data
-from common.errors import fail
 from common.instruments import measured
 from common.model import build_model
-from common.same_training import SameTraining
+from common.same_training import SameTraining, refuse_longer_training
 from common.start import prepare_process
 
 
@@ -67,8 +66,7 @@ class Progress:
 
 def resume(accelerator, args, progress):
     accelerator.load_state()  # takes the newest checkpoint that is whole
-    if progress.epoch >= args.epochs:
-        fail(f"--epochs {args.epochs}: the checkpoint is of a longer training, in its epoch {progress.epoch + 1}")
+    refuse_longer_training(args.epochs, progress.global_step, progress.steps_per_epoch)
     accelerator.print(f"{args.level}: resumed at step {progress.global_step}")
 
 
@@ -76,7 +74,8 @@ def save(accelerator, model, progress):
     refuse_not_finite(model, progress.global_step)
     # The number in the checkpoint's name. Accelerate takes it from nowhere else.
     accelerator.project_configuration.iteration = progress.global_step
-    accelerator.save_state(all_ranks=True)  # by default it waits for nobody: rank 0 alone may call it
+    # By default common.accelerator waits for nobody: rank 0 alone may call it. Accelerate ignores the argument.
+    accelerator.save_state(all_ranks=True)
     accelerator.print(f"saved at step {progress.global_step}")
 
 
@@ -129,12 +128,13 @@ def train(args):
     set_seed(args.seed, device_specific=True)  # for dropout: each rank draws its own random numbers
 
     saves = bool(args.checkpoint_dir)
+    resumes = saves and has_checkpoint(args.checkpoint_dir, "checkpoints/checkpoint_*")
     progress = Progress(len(train_set) // args.batch_size, device)
     accelerator.register_for_checkpointing(progress, SameTraining(args.batch_size, train_set))
-    if saves and has_checkpoint(args.checkpoint_dir, "checkpoints/checkpoint_*"):
+    if resumes:
         resume(accelerator, args, progress)
 
-    with caught_signals(enabled=saves) as signals, measured(args, model, train_set, test_set) as report:
+    with caught_signals(enabled=saves) as signals, measured(args, model, train_set, test_set, resumes) as report:
         total_steps = progress.steps_per_epoch * args.epochs
         schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, device)
         for epoch in range(progress.epoch, args.epochs):

@@ -19,12 +19,13 @@ from common.checkpoint_schedule import CheckpointSchedule, caught_signals, has_c
 from common.data import collate, load_data
 from common.instruments import measured
 from common.model import build_model
-from common.same_training import SameTraining
+from common.same_training import SameTraining, refuse_longer_training
 from common.start import prepare_process
 from common.trainer import Trainer, TrainerCallback, TrainingArguments
 
 
 class DigitTrainer(Trainer):
+    # The hook of transformers for a sampler. It needs no seed: the Accelerator makes it one that `data_seed` orders.
     def _get_train_sampler(self, train_dataset=None):
         # An epoch is whole steps. dataloader_drop_last would keep micro-batches at its end that are too few for a step.
         args = self.args
@@ -38,11 +39,18 @@ class DigitTrainer(Trainer):
 
 
 class SaveOnTime(TrainerCallback):
-    """Makes all ranks save when the time is up, and stop when a signal has come. The Trainer saves every N steps."""
+    """Callback by which all ranks save when the time is up, and end the training after a signal.
+
+    The Trainer saves every N steps by itself. It calls `on_train_begin` when it has loaded a checkpoint. After a step
+    it calls `on_step_end`, then `on_save` if it has saved, and then `on_epoch_end` if the epoch or the training ends.
+    """
 
     def __init__(self, schedule):
         self.schedule = schedule
         self.stops = False  # True once a signal has come
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        refuse_longer_training(args.num_train_epochs, state.global_step, state.max_steps // args.num_train_epochs)
 
     def on_step_end(self, args, state, control, model, **kwargs):
         decision = self.schedule.decide(state.global_step)
@@ -103,22 +111,24 @@ def train(args):
         max_grad_norm=0,  # by default 1.0: gradients are clipped
         ddp_find_unused_parameters=False,  # by default DDP looks for them in every step
     )
+    optimizers = (optimizer, None)  # by default the Trainer makes an AdamW without weight decay
     trainer = DigitTrainer(
-        model, settings, to_dict, train_set, test_set, compute_metrics=compute_metrics, optimizers=(optimizer, None)
-    )  # by default it makes an AdamW without weight decay
+        model, settings, to_dict, train_set, test_set, compute_metrics=compute_metrics, optimizers=optimizers
+    )
     trainer.accelerator.register_for_checkpointing(SameTraining(args.batch_size, train_set))
     torch.manual_seed(args.seed + process.process_index)  # by default all processes drop the same units out
 
     saves = bool(args.checkpoint_dir)
-    with caught_signals(enabled=saves) as signals, measured(args, model, train_set, test_set) as report:
-        total_steps = len(train_set) // args.batch_size * args.epochs
-        schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, trainer.accelerator.device)
-        save_on_time = SaveOnTime(schedule)
+    resumes = saves and has_checkpoint(args.checkpoint_dir, "checkpoint-*")
+    with caught_signals(enabled=saves) as signals, measured(args, model, train_set, test_set, resumes) as report:
         if saves:
+            total_steps = len(train_set) // args.batch_size * args.epochs
+            schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, trainer.accelerator.device)
+            save_on_time = SaveOnTime(schedule)
             trainer.add_callback(save_on_time)
-        trainer.train(resume_from_checkpoint=saves and has_checkpoint(args.checkpoint_dir, "checkpoint-*"))
+        trainer.train(resume_from_checkpoint=resumes)
         steps = trainer.state.global_step
-        if save_on_time.stops:
+        if saves and save_on_time.stops:
             stop_run(trainer.accelerator, steps, signals)
         last = {}
         for entry in trainer.state.log_history:  # later values replace earlier ones

@@ -11,14 +11,14 @@ import torch
 from common.checkpoint_schedule import checkpoint_interval
 from common.errors import fail
 from common.instruments.flags import add_instrument_flags
+from common.levels import DISTRIBUTED, MESH, WITH_CHECKPOINTS
 from common.numbers import natural, number, positive, positive_float
 
-WITH_CHECKPOINTS = ("03_accelerate/train_full", "04_trainer/train_full")
 # The flags that not all scripts have. Each belongs to all scripts of a level, or to single scripts.
 _OWNERS = {
     "--replicas": ("01_data_parallel",),
-    "--timeout": ("02_ddp_raw", "03_accelerate", "04_trainer"),
-    "--tensor": ("02_ddp_raw/train_mesh",),
+    "--timeout": DISTRIBUTED,
+    "--tensor": (MESH,),
     "--mixed-precision": WITH_CHECKPOINTS,
     "--gradient-accumulation-steps": WITH_CHECKPOINTS,
     "--checkpoint-dir": WITH_CHECKPOINTS,
@@ -59,6 +59,8 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     parser = _make_parser(level, name, prog=f"{level}/{path.name}")
     args, unknown = parser.parse_known_args(argv)
     _refuse_unknown_flags(parser, name, unknown)
+    if args.mixed_precision not in PRECISIONS:  # argparse compares no default with `choices`.
+        fail(f"{LAUNCHER_PRECISION} is {args.mixed_precision!r}: it must be no, fp16 or bf16")
     if args.data == "device" and args.num_workers > 0:
         fail("argument --data: on the device there is nothing for loader workers to do; leave --num-workers out")
     args.level = level
@@ -110,7 +112,8 @@ def _make_parser(level: str, name: str, prog: str) -> _Parser:
 
 
 def _refuse_unknown_flags(parser: _Parser, name: str, unknown: list[str]) -> None:
-    for word in unknown:
+    if unknown:
+        word = unknown[0]
         flag = word.partition("=")[0]
         if flag in _OWNERS:
             fail(f"{flag} belongs to {' and '.join(_OWNERS[flag])}, not to {name}")
@@ -119,12 +122,12 @@ def _refuse_unknown_flags(parser: _Parser, name: str, unknown: list[str]) -> Non
 
 def _seed(text: str) -> int:
     # NumPy takes 32 bits, and a rank and an epoch are added.
-    return number(text, int, 0, "a whole number from 0 to 4000000000", 4 * 10**9)
+    return number(text, int, "a whole number from 0 to 4000000000", 0, 4 * 10**9)
 
 
 def _seconds(text: str) -> timedelta:
     # A backend's clock cannot count more.
-    return timedelta(seconds=number(text, int, 1, "a whole number from 1 to 1000000", 10**6))
+    return timedelta(seconds=number(text, int, "a whole number from 1 to 1000000", 1, 10**6))
 
 
 def _folder(text: str) -> str:

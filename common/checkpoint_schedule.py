@@ -48,7 +48,7 @@ def checkpoint_interval(text: str) -> CheckpointInterval:
     if not text.endswith("s"):
         return CheckpointInterval(steps=positive(text))
     description = "a whole number of steps, or of seconds with an s behind it as in 60s,"
-    return CheckpointInterval(seconds=number(text.removesuffix("s"), int, 1, description, 10**9))
+    return CheckpointInterval(seconds=number(text.removesuffix("s"), int, description, 1, 10**9))
 
 
 class CheckpointSchedule:

@@ -26,7 +26,11 @@ _devices: _Devices | None = None  # None: this process is not confined to a devi
 
 
 def available_cores() -> int:
-    """The CPU cores this process is allowed to run on; where the system cannot tell (macOS, Windows), all there are."""
+    """The CPU cores this process is allowed to run on; where the system cannot tell (macOS, Windows), all there are.
+
+    A limit of CPU time (`docker --cpus 2`, `resources.limits.cpu` of Kubernetes) leaves a process all cores, and is not
+    seen here. Name the cores instead: `docker --cpuset-cpus 0,1`.
+    """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

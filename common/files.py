@@ -17,6 +17,13 @@ def nearest_existing(path: Path) -> Path:
     return next(folder for folder in (path, *path.parents) if os.path.exists(folder))
 
 
+def can_be_written(path: Path) -> bool:
+    """True if `atomic_write` can write the file `path` now."""
+    if path.exists() and not path.is_file():
+        return not path.is_dir() and os.access(path, os.W_OK)
+    return os.access(path.parent, os.W_OK)
+
+
 def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
     """Write `content` to the file `path`, a text in UTF-8. See `atomic_write`.
 
@@ -34,16 +41,16 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
     """Yield the path of a draft, which replaces `path` when the block ends, and is removed if the block raises.
 
     A reader finds the old content or the new one, never a part, even after a crash of the machine. As with `open`, an
-    existing file keeps its permissions, and a symbolic link is followed. A path that is no regular file, such as
-    /dev/stdout, cannot be replaced, so the block writes to it directly. A killed process leaves its draft behind.
+    existing file keeps its permissions, and a symbolic link is followed. A path that is no regular file, such as a pipe
+    or /dev/null, cannot be replaced, so the block writes to it directly. A killed process leaves its draft behind.
 
     Raises:
         OSError: if the draft cannot be put in its place.
     """
-    target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():
-        yield target
+    if os.path.exists(path) and not os.path.isfile(path):
+        yield Path(path)
         return
+    target = Path(os.path.realpath(path))
     draft = target.with_name(f".{uuid.uuid4().hex}.tmp")
     try:
         yield draft

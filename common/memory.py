@@ -33,7 +33,7 @@ COPY = torch.ops.aten._to_copy.default
 
 @dataclass(eq=False)
 class _Allocation:
-    """A storage of `size` bytes. Its category may become known only after it has been freed.
+    """A storage of `size` bytes. Its category may become known only after the peak that contains it.
 
     `device` is None on the host. A storage that is left out is never charged to a device.
     """
@@ -164,10 +164,57 @@ def _by_category(held: dict[_Allocation, int]) -> dict[str, int]:
     return split
 
 
+_active: MemoryTracker | None = None  # None: no memory is tracked in this process
+
+
+def name_category(tensor: Tensor, category: str) -> None:
+    """Say what `tensor` is, one of CATEGORIES, if memory is tracked."""
+    if _active is not None:
+        _active.label(tensor, category)
+
+
+def tracked_copy(tensor: Tensor, source: int | None, target: int, category: str = "communication") -> Tensor:
+    """A copy on device `target` of a tensor on device `source` (None: the host), to which gradients flow back.
+
+    Where the two are the same nothing is copied and the result shares the tensor's storage. `category` says what the
+    copy is; what flows back through a copy of parameters is a gradient.
+    """
+    if source == target:
+        return tensor.view_as(tensor)
+    return _Copy.apply(tensor, source, target, category)
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tensor: Tensor, source: int | None, target: int, category: str) -> Tensor:
+        ctx.source = source
+        ctx.category = category
+        return _copied(tensor, target, category)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        category = "gradients" if ctx.category == "parameters" else ctx.category
+        name_category(gradient, category)
+        return _copied(gradient, ctx.source, category), None, None, None
+
+
+def _copied(tensor: Tensor, device: int | None, category: str) -> Tensor:
+    """A copy of a tensor that `_Operations` charges to a device.
+
+    `_Operations` sees nothing but the arguments of an operation, and torch takes only devices of its own there. So
+    device 3 is passed as the CPU with the index 3. `_Operations` takes the index off before torch makes the copy.
+    """
+    place = torch.device("cpu") if device is None else torch.device("cpu", device)
+    result = COPY(tensor, device=place)
+    name_category(result, category)
+    return result
+
+
 class _Operations(TorchDispatchMode):
     def __init__(self, tracker: MemoryTracker) -> None:
         super().__init__()
         self.tracker = tracker
+        self.operation_before = ""  # its name
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -180,10 +227,11 @@ class _Operations(TorchDispatchMode):
             return NotImplemented
         kwargs = kwargs or {}
         inputs = _tensors((args, kwargs))
-        if func is torch.ops.aten.split.Tensor:
-            # A split of a storage that no operation has made is gloo's. It has no reduce-scatter: it reduces a copy of
-            # the whole message, and splits that. nccl makes no copy, and when gloo frees it depends on its threads.
+        if func is torch.ops.aten.split.Tensor and self.operation_before == "c10d::_reduce_scatter_base_":
+            # gloo has no reduce-scatter: it reduces a copy of the whole message, and splits that. nccl makes no copy,
+            # and when gloo frees it depends on its threads.
             self.tracker.leave_out_if_unknown(inputs[0])
+        self.operation_before = func.name()
         if func.namespace == "c10d":  # A collective sends its inputs.
             for tensor in inputs:
                 self.tracker.label(tensor, "communication")
@@ -191,7 +239,7 @@ class _Operations(TorchDispatchMode):
         if device is not None:
             self._move_inputs(inputs, device)
         target = kwargs.get("device") if func is COPY else None
-        if target is not None and target.index is not None:  # It was given by `_copied`.
+        if target is not None and target.index is not None:  # `_copied` has passed it.
             device = target.index
             kwargs["device"] = torch.device("cpu")
         results = func(*args, **kwargs)
@@ -269,9 +317,6 @@ def _tensors(nested) -> list[Tensor]:
     return found
 
 
-_active: MemoryTracker | None = None  # None: no memory is tracked in this process
-
-
 @contextmanager
 def track_memory() -> Iterator[MemoryTracker]:
     """Charge everything that this thread does. A process can have one tracker at a time."""
@@ -300,46 +345,3 @@ def observed(tracker: MemoryTracker) -> Iterator[None]:
     # Activations are the tensors that autograd saves for backward.
     with _Operations(tracker), saved_tensors_hooks(keep, lambda tensor: tensor):
         yield
-
-
-def name_category(tensor: Tensor, category: str) -> None:
-    """Say what `tensor` is, one of CATEGORIES, if memory is tracked."""
-    if _active is not None:
-        _active.label(tensor, category)
-
-
-def tracked_copy(tensor: Tensor, source: int | None, target: int, category: str = "communication") -> Tensor:
-    """A copy on device `target` of a tensor on device `source` (None: the host), to which gradients flow back.
-
-    Where the two are the same nothing is copied and the result shares the tensor's storage. `category` says what the
-    copy is; what flows back through a copy of parameters is a gradient.
-    """
-    if source == target:
-        return tensor.view_as(tensor)
-    return _Copy.apply(tensor, source, target, category)
-
-
-class _Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, tensor: Tensor, source: int | None, target: int, category: str) -> Tensor:
-        ctx.source = source
-        ctx.category = category
-        return _copied(tensor, target, category)
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor):
-        category = "gradients" if ctx.category == "parameters" else ctx.category
-        name_category(gradient, category)
-        return _copied(gradient, ctx.source, category), None, None, None
-
-
-def _copied(tensor: Tensor, device: int | None, category: str) -> Tensor:
-    """A copy of a tensor that `_Operations` charges to a device.
-
-    `_Operations` sees nothing but the arguments of an operation, and torch takes only devices of its own there. So
-    device 3 is passed as the CPU with the index 3. `_Operations` takes the index off before torch makes the copy.
-    """
-    place = torch.device("cpu") if device is None else torch.device("cpu", device)
-    result = COPY(tensor, device=place)
-    name_category(result, category)
-    return result

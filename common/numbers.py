@@ -6,28 +6,30 @@ import sys
 from typing import Any
 
 
-def number(text: str, kind: type, least: float, description: str, most: float = sys.float_info.max) -> Any:
+def number(text: str, kind: type, description: str, least: float, most: float = sys.float_info.max) -> Any:
     """`text` as an int or a float from `least` to `most`.
 
     Raises:
         argparse.ArgumentTypeError: if it is none; argparse prints it with the flag's name.
     """
+    refusal = argparse.ArgumentTypeError(f"must be {description}, not {text!r}")
     try:
         value = kind(text)
     except ValueError:
-        value = math.nan
-    if not (least <= value <= most):
-        raise argparse.ArgumentTypeError(f"must be {description}, not {text!r}")
+        raise refusal from None
+    if not (least <= value <= most):  # NaN is outside too.
+        raise refusal
     return value
 
 
 def positive(text: str) -> int:
-    return number(text, int, 1, "a whole number of at least 1")
+    return number(text, int, "a whole number of at least 1", 1)
 
 
 def natural(text: str) -> int:
-    return number(text, int, 0, "a whole number of at least 0")
+    return number(text, int, "a whole number of at least 0", 0)
 
 
 def positive_float(text: str) -> float:
-    return number(text, float, math.ulp(0.0), "a number above 0")
+    smallest = math.nextafter(0, 1)
+    return number(text, float, "a number above 0", smallest)

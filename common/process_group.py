@@ -61,10 +61,12 @@ def all_gather_object(value: Any) -> list:
 def process_group(backend: str = "gloo", **options: Any) -> Iterator[None]:
     """A process group of all ranks for the block; `options` go to `init_process_group`.
 
-    After an error in the block this rank does not destroy a group of several ranks. With nccl that would wait for the
-    other ranks, which wait in a collective for this one, so the group is aborted. With gloo it would close the
-    connections, and the other ranks would raise too, perhaps before torchrun has got this rank's traceback. The group
-    of a single process is destroyed, so that a notebook can make another one.
+    After an error in the block:
+
+    - nccl: the group is aborted. To destroy it would wait for the other ranks, which wait in a collective for this one.
+    - gloo: the group stays. To destroy it would close the connections, and the other ranks would raise too, perhaps
+      before torchrun has got this rank's traceback.
+    - a single process: the group is destroyed, so that a notebook can make another one.
     """
     dist.init_process_group(backend, **options)
     try:

@@ -3,9 +3,9 @@
     from common.processes import ranks
     results = ranks(2).run(function, argument, timeout=60)
 
-calls `function(argument)` on two processes, each with the environment that torchrun would give it, and returns what
-they return, in rank order. Benchmarks, pitfalls and tests use the same ranks. After a failure or a time-out they are
-thrown away, so that the next job starts on new ones.
+calls `function(argument)` on two processes, each with the rank, world size and address that torchrun would give it, and
+returns what they return, in rank order. Benchmarks, pitfalls and tests use the same ranks. After a failure or a
+time-out they are thrown away, so that the next job starts on new ones.
 """
 
 import atexit
@@ -43,7 +43,7 @@ if _START_METHOD == "forkserver":
 
 
 class RankFailed(RuntimeError):
-    """A rank raised, ended or did not answer in time; the message has a line for each such rank.
+    """A rank raised, ended or did not answer in time; the message says of each such rank why.
 
     Attributes:
         failures: why each of them failed. The first one failed first, and the others may have waited for it.
@@ -129,7 +129,7 @@ class Ranks:
             job_environment = _rank_variables(worker.rank, self.world_size, port) | (environment or {})
             try:
                 worker.pipe.send(Job(function, args, kwargs, job_environment))
-            except BrokenPipeError as error:  # It may have been killed because the machine had no memory left.
+            except ConnectionError as error:  # It may have been killed because the machine had no memory left.
                 self.stop()
                 raise RankFailed({worker.rank: "its process has ended since the last job"}) from error
         try:
@@ -174,7 +174,7 @@ class Ranks:
 
 
 def _rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """The environment variables that torchrun would give to a rank on this machine."""
+    """The environment variables from which torch.distributed reads a rank of this machine, and its address."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -224,6 +224,8 @@ def _receive(worker: Worker) -> Answer:
 def _serve(pipe: Connection, on_cpu: bool) -> None:
     """The main loop of a rank: run one job after another, until it is killed or the parent has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Windows cannot block it, and child processes inherit this.
+    # A daemon may not start processes, but a job may have loader workers. Our parent still ends us as a daemon.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     keep_large_blocks()  # The levels call it too, but a job may have made tensors before.
     if on_cpu:
         hide_gpus()

@@ -7,12 +7,13 @@ request has an id of its own, because the one in the store may be that of a dead
 
     rendezvous/request/R          rank R      the id of its request
     rendezvous/reply/REQUEST      rank 0      the id of this attempt
-    rendezvous/ATTEMPT/R          rank R      the backend that its node has chosen, and the host
-    rendezvous/ATTEMPT/choices    rank 0      what all ranks have chosen, a line for each
+    rendezvous/ATTEMPT/R          rank R      as JSON: the backend that its node has chosen, and the host
+    rendezvous/ATTEMPT/choices    rank 0      as JSON: the list of these pairs, in rank order
     rendezvous/ATTEMPT/read/R     rank R      nothing; the key says that it has read the choices, which differ
 """
 
 import contextlib
+import json
 import socket
 import time
 import uuid
@@ -33,23 +34,25 @@ def join_attempt(store: dist.Store, rank: int, world_size: int, timeout: timedel
         TimeoutError: on rank 0, naming the ranks that did not show up.
         ValueError: on every rank, if the backends differ; it names the nodes and what each chose.
     """
-    choice = f"{backend} on {socket.gethostname()}"
+    choice = [backend, socket.gethostname()]
     if rank == 0:
         attempt = uuid.uuid4().hex
         others = _reply_to_all(store, attempt, world_size, timeout)
         choices = [choice, *others]
-        store.set(f"rendezvous/{attempt}/choices", "\n".join(choices))
+        store.set(f"rendezvous/{attempt}/choices", json.dumps(choices))
     else:
-        attempt = _request_attempt(store, rank)
-        store.set(f"rendezvous/{attempt}/{rank}", choice)
-        choices = store.get(f"rendezvous/{attempt}/choices").decode().split("\n")
-    backends = {each.partition(" on ")[0] for each in choices}
+        request = uuid.uuid4().hex
+        store.set(f"rendezvous/request/{rank}", request)
+        attempt = store.get(f"rendezvous/reply/{request}").decode()
+        store.set(f"rendezvous/{attempt}/{rank}", json.dumps(choice))
+        choices = json.loads(store.get(f"rendezvous/{attempt}/choices"))
+    backends = {chosen for chosen, _ in choices}
     if len(backends) > 1:
         if rank == 0:
             _wait_for_readers(store, attempt, world_size)
         else:
             store.set(f"rendezvous/{attempt}/read/{rank}", "")
-        different = ", ".join(dict.fromkeys(choices))
+        different = ", ".join(dict.fromkeys(f"{chosen} on {host}" for chosen, host in choices))
         raise ValueError(
             f"the nodes chose different backends: {different}. nccl needs a GPU for every process of every node: start "
             "as many processes as the smallest node has GPUs, or let all compute on the CPU"
@@ -57,13 +60,7 @@ def join_attempt(store: dist.Store, rank: int, world_size: int, timeout: timedel
     return attempt
 
 
-def _request_attempt(store: dist.Store, rank: int) -> str:
-    request = uuid.uuid4().hex
-    store.set(f"rendezvous/request/{rank}", request)
-    return store.get(f"rendezvous/reply/{request}").decode()
-
-
-def _reply_to_all(store: dist.Store, attempt: str, world_size: int, timeout: timedelta) -> list[str]:
+def _reply_to_all(store: dist.Store, attempt: str, world_size: int, timeout: timedelta) -> list[list[str]]:
     """Reply to the requests of the other ranks until all have joined. Returns their choices, in rank order."""
     absent = set(range(1, world_size))
     deadline = time.monotonic() + timeout.total_seconds()
@@ -78,7 +75,7 @@ def _reply_to_all(store: dist.Store, attempt: str, world_size: int, timeout: tim
         if absent and time.monotonic() > deadline:
             raise TimeoutError(f"ranks {sorted(absent)} of {world_size} did not join within {timeout}")
         time.sleep(POLLING_SECONDS)
-    return [store.get(f"rendezvous/{attempt}/{other}").decode() for other in range(1, world_size)]
+    return [json.loads(store.get(f"rendezvous/{attempt}/{other}")) for other in range(1, world_size)]
 
 
 def _wait_for_readers(store: dist.Store, attempt: str, world_size: int) -> None:

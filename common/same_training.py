@@ -1,5 +1,6 @@
-"""Settings that must not change when a training resumes, because they decide which samples follow."""
+"""Refusals of a training that resumes with other settings than it began with."""
 
+import math
 from typing import Any
 
 from common.errors import fail
@@ -26,3 +27,10 @@ class SameTraining:
         for name, value in self.settings.items():
             if saved[name] != value:
                 fail(f"{name} {value}: the checkpoint is of a training with {saved[name]}")
+
+
+def refuse_longer_training(epochs: int, step: int, steps_per_epoch: int) -> None:
+    """Raise UserError if a checkpoint of optimizer step `step` is of a training with more than `epochs` epochs."""
+    if step > epochs * steps_per_epoch:
+        epoch = math.ceil(step / steps_per_epoch)
+        fail(f"--epochs {epochs}: the checkpoint is of a longer training, in its epoch {epoch}")

@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 
 from common.allocator import keep_large_blocks
-from common.args import LAUNCHER_ACCUMULATION, WITH_CHECKPOINTS
+from common.args import LAUNCHER_ACCUMULATION
 from common.cores import available_cores, confine_to_device, threads_per_worker, use_all_cores
 from common.errors import fail
-from common.files import nearest_existing
+from common.files import can_be_written, nearest_existing
+from common.levels import ONE_PROCESS, WITH_CHECKPOINTS
 from common.machine import find_device
 from common.model import HIDDEN
 
-ONE_PROCESS = ("00_single_gpu", "01_data_parallel")  # the levels without collectives
 LAUNCHER_THREADS = "ACCELERATE_CPU_THREADS"  # A launcher sets this variable from its file.
 PR_SET_PDEATHSIG = 1  # in Linux's prctl.h
 
@@ -35,6 +35,8 @@ def prepare_process(args: Namespace) -> Namespace:
     """
     settings = fit_to_machine(args)
     check_launch(settings)
+    check_mesh(settings)
+    check_launchers_file(settings)
     check_output_paths(settings)
     warn_of_slow_precision(settings)
     end_with_launcher()
@@ -64,13 +66,10 @@ def fit_to_machine(args: Namespace) -> Namespace:
 
 
 def check_launch(settings: Namespace) -> None:
-    """Refuse a launch that the script cannot use: several processes of level 00 or 01, or level 02 without torchrun.
-
-    Level 02 also needs a GPU for each process, or none: nccl cannot share one. A launcher's file must not contradict
-    the flags, because levels 03 and 04 would obey the file.
+    """Refuse several processes of level 00 or 01, and level 02 without torchrun or with ranks that share a GPU.
 
     Raises:
-        UserError: after one line that says what to do.
+        UserError: after one line that says what to do. `check_mesh` and `check_launchers_file` raise it, too.
     """
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if settings.level in ONE_PROCESS and world_size > 1:
@@ -82,23 +81,33 @@ def check_launch(settings: Namespace) -> None:
             fail(f"{settings.script} needs torchrun: torchrun --standalone --nproc-per-node 2 02_ddp_raw/{file}.py")
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         gpus = torch.cuda.device_count()
-        if settings.device.type == "cuda" and ranks > gpus:
+        if settings.device.type == "cuda" and ranks > gpus:  # nccl gives no GPU to two ranks
             fail(f"{ranks} processes need as many GPUs, {gpus} are visible: start fewer, or add --device cpu")
+
+
+def check_mesh(settings: Namespace) -> None:
+    """Refuse rows of `--tensor` ranks that the processes do not fill, or that cannot share a layer evenly."""
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
     if world_size % settings.tensor:
         fail(f"--tensor {settings.tensor} does not divide the number of processes, {world_size}")
     if HIDDEN % settings.tensor:
         fail(f"--tensor {settings.tensor} does not divide fc1's outputs, {HIDDEN}: it must be a power of 2")
+
+
+def check_launchers_file(settings: Namespace) -> None:
+    """Refuse flags that a launcher's file contradicts, because levels 03 and 04 would obey the file."""
     if settings.script in WITH_CHECKPOINTS:
+        flag = "--gradient-accumulation-steps"
         steps = settings.gradient_accumulation_steps
-        _check_launcher("--gradient-accumulation-steps", steps, "--gradient_accumulation_steps", LAUNCHER_ACCUMULATION)
+        _refuse_contradiction(flag, steps, "--gradient_accumulation_steps", LAUNCHER_ACCUMULATION)
     if settings.cores_per_device:
         if settings.device.type != "cpu":
             fail("--cores-per-device: this run computes on a GPU, and only a CPU can be divided into devices")
         threads = settings.cores_per_device
-        _check_launcher("--cores-per-device", threads, "--num_cpu_threads_per_process", LAUNCHER_THREADS)
+        _refuse_contradiction("--cores-per-device", threads, "--num_cpu_threads_per_process", LAUNCHER_THREADS)
 
 
-def _check_launcher(flag: str, value: int, launchers_flag: str, variable: str) -> None:
+def _refuse_contradiction(flag: str, value: int, launchers_flag: str, variable: str) -> None:
     """Refuse a flag for which a launcher has set another value in `variable`."""
     launchers = os.environ.get(variable, str(value))
     if launchers != str(value):
@@ -116,7 +125,7 @@ def check_output_paths(settings: Namespace) -> None:
     if os.environ.get("RANK", "0") != "0":
         return
     for flag, path in (("--save", settings.save), ("--json", settings.json)):
-        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        if path is not None and not can_be_written(path):
             fail(f"argument {flag}: '{path}' cannot be written: it must be a file in a folder that exists")
     if settings.checkpoint_dir is not None:
         nearest = nearest_existing(Path(settings.checkpoint_dir))

@@ -1,8 +1,7 @@
-"""The processes of tests: they forget the states of an Accelerator between two jobs, and may have loader workers."""
+"""The processes of tests forget the states of an Accelerator between two jobs."""
 
 import functools
 import importlib
-import multiprocessing
 from collections.abc import Callable
 
 import torch
@@ -49,8 +48,3 @@ def on_a_rank(job: Callable) -> Callable:
             forget_states()
 
     return run
-
-
-def allow_loader_workers() -> None:
-    """Let this rank start loader workers, as a rank of torchrun may. Python forbids them, because ranks are daemons."""
-    multiprocessing.current_process()._config["daemon"] = False

@@ -57,7 +57,7 @@ def lines_of_epoch(level: str) -> str:
     rounds, in which the levels took turns; the ratio is the median of the rounds' ratios.
     """
     record = recorded("results")
-    name = ladder.named(level)
+    name = ladder.find_script(level)
     run = record["levels"][name]["run"]
     accuracy, losses, *_ = result_parts(run)
     group = record["throughput"][0]

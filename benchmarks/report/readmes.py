@@ -7,6 +7,7 @@ Run it when a script, a pitfall or a record has changed. A part stands between t
 """
 
 import argparse
+import difflib
 import re
 import textwrap
 from collections.abc import Callable
@@ -15,7 +16,6 @@ from pathlib import Path
 
 from benchmarks.report import page_tables
 from common import ladder, pitfalls
-from common.ladder import diffs
 
 PART = re.compile(r"^<!-- (\w+)( [^\n]*)? -->\n(.*?)^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)
 
@@ -46,25 +46,28 @@ def diff(before: str, after: str, with_old: bool = True) -> str:
 
     `with_old`: show the lines that go, too.
     """
-    hunks = diffs.diff(ladder.named(before), ladder.named(after))
-    if hunks[-1].kind == "equal":
-        hunks.pop()  # nothing changes after it
+    ours = ladder.lines_below_docstring(ladder.find_script(before))
+    theirs = ladder.lines_below_docstring(ladder.find_script(after))
+    # Blank lines are equal everywhere, so they must not align two files.
+    changes = difflib.SequenceMatcher(lambda line: not line.strip(), ours, theirs, autojunk=False).get_opcodes()
+    if changes[-1][0] == "equal":
+        changes.pop()  # nothing changes after it
     lines = []
-    for hunk in hunks:
-        if hunk.kind == "equal":
-            lines += _shared(hunk.after)
+    for kind, start, end, other_start, other_end in changes:
+        if kind == "equal":
+            lines += _shared(theirs[other_start:other_end])
             continue
         if with_old:
-            lines += _marked("- ", hunk.before)
-        lines += _marked("+ ", hunk.after)
+            lines += _marked("- ", ours[start:end])
+        lines += _marked("+ ", theirs[other_start:other_end])
     return "\n".join(["```diff", *lines, "```"])
 
 
-def _marked(sign: str, lines: tuple[str, ...]) -> list[str]:
+def _marked(sign: str, lines: list[str]) -> list[str]:
     return [sign + line for line in lines if line.strip() and not line.startswith(("import ", "from "))]
 
 
-def _shared(lines: tuple[str, ...]) -> list[str]:
+def _shared(lines: list[str]) -> list[str]:
     """The first and the last of some equal lines."""
     shared = _marked("  ", lines)
     return shared if len(shared) <= 3 else [shared[0], "  …", shared[-1]]
@@ -72,7 +75,7 @@ def _shared(lines: tuple[str, ...]) -> list[str]:
 
 def mistakes(level: str) -> str:
     """The pitfalls whose place is this level's page, each with what it is."""
-    own = [name for name in pitfalls.NAMES if pitfalls.place(name) == ladder.named(level)]
+    own = [name for name in pitfalls.NAMES if pitfalls.place(name) == ladder.find_script(level)]
     items = []
     for name in own:
         symptom = pitfalls.symptom(name)

@@ -98,7 +98,7 @@ def check_batch_size(args: Namespace, samples: int) -> None:
         if args.tensor > 1:
             processes = f"{num_shards} × {args.tensor} processes"
         micro = f" × {accumulation} accumulation steps" if accumulation > 1 else ""
-        fail(f"--batch-size {args.batch_size} does not divide by {parts} ({processes}{micro}): use {nearest}")
+        fail(f"--batch-size {args.batch_size} is not divisible by {parts} ({processes}{micro}): use {nearest}")
     steps = samples // args.batch_size
     if steps == 0:
         fail(f"{samples} training samples are fewer than one batch of {args.batch_size}")

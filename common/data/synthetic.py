@@ -48,7 +48,7 @@ def read_synthetic() -> list[tuple[Tensor, Tensor]]:
     try:
         sets = torch.load(path, weights_only=True)
         return [sets[part] for part in SIZES]
-    except (RuntimeError, EOFError, KeyError) as error:
+    except Exception as error:  # Of damaged bytes torch.load raises almost anything.
         fail(f"{path} is damaged ({error}): remove it to have the digits drawn again")
 
 
@@ -68,14 +68,20 @@ def _cache_folder() -> Path:
 
 
 def draw_sets(seed: int, sizes: dict[str, int]) -> dict[str, tuple[Tensor, Tensor]]:
-    """For each part: uint8 images (n, 28, 28) and uint8 labels (n,), a function of `seed` alone."""
+    """For each part: uint8 images (n, 28, 28) and uint8 labels (n,).
+
+    The same arguments draw the same digits with the same matplotlib, whose fonts and FreeType make the glyphs.
+    """
     generator = torch.Generator().manual_seed(seed)
     glyphs = _glyphs()
     return {part: _draw(n, glyphs, generator) for part, n in sizes.items()}
 
 
 def _glyphs() -> Tensor:
-    """Every digit in every font as smooth ink (fonts, 10, 64, 64), 0 to 1, centred, its larger side half the frame."""
+    """Every digit in every font, blurred: (fonts, 10, 64, 64), from 0 for the background to 1 for ink.
+
+    Each stands in the middle of its frame, and its larger side is half of the frame's.
+    """
     from matplotlib import get_data_path
     from matplotlib.ft2font import FT2Font
 
@@ -89,7 +95,6 @@ def _glyphs() -> Tensor:
             font.draw_glyphs_to_bitmap()
             ink = torch.tensor(font.get_image(), dtype=torch.float32) / 255
             glyphs[f, digit] = _framed(_cropped(ink))
-    # Blurred ink cut at a level of one's choice is a thinner or a thicker stroke.
     return _blur(glyphs.view(-1, 1, _GLYPH, _GLYPH), sigma=1.6).view_as(glyphs)
 
 
@@ -157,10 +162,11 @@ def _distort(glyphs: Tensor, generator: torch.Generator) -> Tensor:
     grid = grid + F.interpolate(bends, size=28, mode="bicubic", align_corners=True).permute(0, 2, 3, 1)
     ink = F.grid_sample(glyphs.unsqueeze(1), grid, align_corners=False).squeeze(1)
 
+    # The sigmoid makes ink of all pixels above `level`. A blurred stroke is thicker at a low level than at a high one.
     level = uniform(0.2, 0.5)
     softness = uniform(0.04, 0.1)
     ink = torch.sigmoid((ink - level.view(-1, 1, 1)) / softness.view(-1, 1, 1))
-    # Anything further than this from the stroke would be a grey veil over the background.
+    # 0.08 removes the faint grey that the sigmoid leaves far from the stroke.
     ink = (ink * uniform(0.6, 1.0).view(-1, 1, 1) - 0.08).clamp(0)
     noise = torch.empty(n, 28, 28).normal_(generator=generator) * uniform(0, 0.16).view(-1, 1, 1)
     return ((ink + noise).clamp(0, 1) * 255).to(torch.uint8)

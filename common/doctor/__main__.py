@@ -28,7 +28,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def several(text: str) -> int:
-    return number(text, int, 2, "at least 2: the doctor compares ranks")
+    return number(text, int, "at least 2: the doctor compares ranks", 2)
 
 
 def examine(options: argparse.Namespace) -> int:

@@ -6,8 +6,8 @@ A lesson (a level's train.py) has the data, the model, the loop and the evaluati
         result = report(loss, eval_loss, accuracy, evaluated)   # after each evaluation
 
 `clock` counts steps and takes the time by hooks that torch calls, so the loop counts nothing. `result` makes the
-printed lines and the files, on rank 0. `flags` are those for comparing and measuring. The training uses nothing that is
-measured: without the `with` block it ends with the same weights.
+printed lines and the files, on rank 0. `flags` are those for comparing and measuring. No step of the training depends
+on what is measured, but `report` ends a training whose loss is not finite.
 """
 
 from common.instruments.measured import measured

@@ -12,10 +12,14 @@ from tqdm import tqdm
 class Clock:
     """Steps and seconds of the training in the block `with clock:`, without its evaluations.
 
-    It runs from the first forward of an epoch to the epoch's last optimizer step, or to the evaluation that follows if
-    the epoch was begun in an earlier run or its last step was skipped. Steps are counted by forwards, because fp16 may
-    skip an optimizer step. The clock waits for the device when it starts, when it stops and at the end of the warm-up,
-    and at no other step.
+    The first forward of an epoch starts it. The first of these stops it:
+
+    - the epoch's last optimizer step, so that neither loading an evaluation batch nor saving a checkpoint counts;
+    - the first forward of the evaluation, if an earlier run has done a part of the epoch, or its last step was skipped;
+    - `stop`, if in such an epoch no sample is left for this rank to evaluate.
+
+    Steps are counted by forwards, because fp16 may skip an optimizer step. The clock waits for the device when it
+    starts, when it stops and at the end of the warm-up, and at no other step.
 
     Args:
         model: called once for each micro-batch of this process.

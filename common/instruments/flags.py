@@ -1,4 +1,4 @@
-"""Flags that serve comparing and measuring; a training alone needs none of them."""
+"""Flags that serve comparing and measuring, and `--save`, which keeps the weights. A training runs without them."""
 
 import argparse
 from pathlib import Path

@@ -4,7 +4,7 @@ import contextlib
 import math
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +20,9 @@ from common.process_group import all_gather_object, get_rank, get_world_size, is
 
 
 @contextlib.contextmanager
-def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -> Iterator[Callable]:
+def measured(
+    args: Namespace, model: nn.Module, train_set: Any, test_set: Any, resumes: bool = False
+) -> Iterator[Callable]:
     """Measure the training in the block, which gets the function `report`. All processes enter it.
 
     Rank 0 prints the plan before the training, draws a bar on a terminal, and at the end prints the result and writes
@@ -30,6 +32,7 @@ def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -
         args: of `prepare_process`.
         model: wrapped or not. Under FSDP a Trainer moves it to its device later.
         train_set, test_set: of `common.data.load_data`.
+        resumes: the training continues from a checkpoint. The bar then counts the steps of this run, without an end.
 
     Raises:
         UserError: if a loss is not finite, or if a file cannot be written.
@@ -48,7 +51,7 @@ def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -
     # DataParallel calls copies of its network.
     called = network if isinstance(model, DistributedDataParallel) else model
     # With None there is no bar where stderr is not a terminal.
-    bar = tqdm(total=total_steps, desc=args.script, leave=False, disable=None if is_main else True)
+    bar = tqdm(total=None if resumes else total_steps, desc=args.script, leave=False, disable=None if is_main else True)
     clock = Clock(called, device, steps_per_epoch, args.gradient_accumulation_steps, args.warm_up_steps, bar)
     gpus = _gpus(model, device)
     for gpu in gpus:
@@ -64,16 +67,17 @@ def measured(args: Namespace, model: nn.Module, train_set: Any, test_set: Any) -
 
 @dataclass
 class _Measurement:
-    """The result of a training. It begins as the setting, which is known before, and grows with each report."""
+    """A training that is measured: what is known of it before, and the result that it has reported last."""
 
-    result: dict[str, Any]
+    setting: dict[str, Any]
     clock: Clock
     gpus: list[torch.device]
+    result: dict[str, Any] = field(default_factory=dict)
 
     def report(
         self, loss: float, eval_loss: float, accuracy: float, evaluated: float, steps: int | None = None
     ) -> dict:
-        """The result, with what a training says after each evaluation and what was measured. All processes call it.
+        """The result: the setting, these numbers of the training, and what was measured. All processes call it.
 
         Args:
             loss: the epoch's mean training loss over all ranks.
@@ -87,17 +91,18 @@ class _Measurement:
             if not math.isfinite(value):
                 fail(f"the {name}'s loss is not finite ({value}) after step {steps}")
         peaks = _peak_bytes(self.gpus)
-        self.result.update(
-            steps=steps,
-            loss=loss,
-            eval_loss=eval_loss,
-            accuracy=accuracy,
-            evaluated=int(evaluated),
-            images_per_sec=round(self.clock.steps_per_second() * self.result["global_batch_size"], 1),
-            seconds=round(self.clock.seconds, 3),
-            peak_memory_bytes=peaks,
-            memory_source="measured" if peaks else None,
-        )
+        self.result = {
+            **self.setting,
+            "steps": steps,
+            "loss": loss,
+            "eval_loss": eval_loss,
+            "accuracy": accuracy,
+            "evaluated": int(evaluated),
+            "images_per_sec": round(self.clock.steps_per_second() * self.setting["global_batch_size"], 1),
+            "seconds": round(self.clock.seconds, 3),
+            "peak_memory_bytes": peaks,
+            "memory_source": "measured" if peaks else None,
+        }
         return self.result
 
 

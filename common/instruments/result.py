@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import math
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,8 @@ def _shares(batch_size: int, parts: int, accumulation: int) -> str:
         return f"{batch_size} = {parts} × {batch_size // parts // accumulation} × {accumulation} micro-batches"
     if parts == 1:
         return f"{batch_size}"
-    shards = torch.empty(batch_size).chunk(parts)  # DataParallel cuts a batch by the same function.
-    sizes = [str(len(shard)) for shard in shards]
+    largest = math.ceil(batch_size / parts)  # DataParallel cuts a batch by torch.chunk: the last share may be smaller.
+    sizes = [str(min(largest, batch_size - start)) for start in range(0, batch_size, largest)]
     return f"{batch_size} = {' + '.join(sizes)}"
 
 

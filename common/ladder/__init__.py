@@ -6,23 +6,22 @@ A *level* is a folder of the ladder, such as 02_ddp_raw. A *script* is a trainin
     "02_ddp_raw/train_fsdp"     train_fsdp.py and train_mesh.py of level 02, in which the ranks share the network too
     "03_accelerate/train_full"  train_full.py of levels 03 and 04, which adds what a long training needs
 
-`python -m common.ladder` shows the `diffs` of two scripts, trains a level on common.small (`small`), traces a `ring`
+`python -m common.ladder` shows the `diff` of two scripts, trains a level on common.small (`small`), traces a `ring`
 all-reduce, and checks solutions of exercises.
 """
 
+import argparse
 import ast
 import importlib.util
 from pathlib import Path
 from types import ModuleType
 
+from common.levels import DISTRIBUTED, LEVELS, MESH, WITH_CHECKPOINTS
+
 ROOT = Path(__file__).resolve().parents[2]
-LEVELS = ("00_single_gpu", "01_data_parallel", "02_ddp_raw", "03_accelerate", "04_trainer")
-DISTRIBUTED = LEVELS[2:]  # one process for each device
 FSDP = "02_ddp_raw/train_fsdp"
-MESH = "02_ddp_raw/train_mesh"
 SHARDED = (FSDP, MESH)  # each rank keeps a part of the network
 FULL = "03_accelerate/train_full"
-WITH_CHECKPOINTS = (FULL, "04_trainer/train_full")  # They have --mixed-precision and --gradient-accumulation-steps too.
 SCRIPTS = (*LEVELS, *SHARDED, *WITH_CHECKPOINTS)
 # They are copied for a network of one's own.
 TEMPLATES = ("00_single_gpu/template", "02_ddp_raw/template", "03_accelerate/template", "04_trainer/template")
@@ -49,15 +48,16 @@ def script(name: str) -> Path:
     return ROOT / level / f"{file or 'train'}.py"
 
 
-def named(text: str) -> str:
+def find_script(text: str) -> str:
     """The name of the script that a user means by `text`, such as "03" or "03/train_full.py": a level may be cut short.
 
     "fsdp" and "mesh" name level 02's train_fsdp.py and train_mesh.py.
 
     Raises:
-        ValueError: if no script, or more than one, is named so.
+        argparse.ArgumentTypeError: if no script, or more than one, is named so.
     """
-    beginning, _, file = {"fsdp": FSDP, "mesh": MESH}.get(text, text).partition("/")
+    whole_name = {"fsdp": FSDP, "mesh": MESH}.get(text, text)
+    beginning, _, file = whole_name.partition("/")
     stem = file.removesuffix(".py") or "train"
     found = []
     for name in (*SCRIPTS, *TEMPLATES):
@@ -65,7 +65,8 @@ def named(text: str) -> str:
             found.append(name)
     if len(found) != 1:
         every = ", ".join((*SCRIPTS, *TEMPLATES))
-        raise ValueError(f"{text!r} names no script, or several: use one of {every}, or the beginning of one")
+        message = f"{text!r} names no script, or several: use one of {every}, or the beginning of one"
+        raise argparse.ArgumentTypeError(message)
     return found[0]
 
 

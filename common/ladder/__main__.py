@@ -11,6 +11,7 @@ python -m common.ladder check average_gradients path/to/solution.py
 """
 
 import argparse
+import difflib
 import os
 import subprocess
 import sys
@@ -21,7 +22,8 @@ from common import exercises
 from common.errors import fail
 from common.exercises import stage
 from common.exercises.mistake import Mistake
-from common.ladder import LEVELS, ROOT, diffs, named, ring, small
+from common.ladder import ROOT, find_script, lines_below_docstring, ring, script, small
+from common.levels import LEVELS
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -29,8 +31,8 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
 
     diff_command = commands.add_parser("diff", help="what changes from one script to another")
-    diff_command.add_argument("before", type=script_name, metavar="LEVEL", help="such as 01, fsdp, or 03/train_full")
-    diff_command.add_argument("after", type=script_name, metavar="LEVEL", help="such as 02")
+    diff_command.add_argument("before", type=find_script, metavar="LEVEL", help="such as 01, fsdp, or 03/train_full")
+    diff_command.add_argument("after", type=find_script, metavar="LEVEL", help="such as 02")
 
     small_command = commands.add_parser(
         "small",
@@ -38,7 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="All other flags are those of the level's train.py.",
     )
     small_command.add_argument(
-        "level", type=script_name, choices=small.COUNTERPARTS, metavar="LEVEL", help="such as 03"
+        "level", type=find_script, choices=small.COUNTERPARTS, metavar="LEVEL", help="such as 03"
     )
     small_command.add_argument(
         "--processes", type=int, metavar="N", help="under torchrun, with N processes on this machine"
@@ -55,17 +57,22 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def script_name(text: str) -> str:
-    """The script that a user names; argparse shows the message of its own error only."""
-    try:
-        return named(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+def unified_diff(before: str, after: str) -> str:
+    """The diff of two scripts as text, in the form of `diff -u`, without the module docstrings and line numbers."""
+    ours = lines_below_docstring(before)
+    theirs = lines_below_docstring(after)
+    old_path = script(before).relative_to(ROOT).as_posix()
+    new_path = script(after).relative_to(ROOT).as_posix()
+    text = ""
+    for line in difflib.unified_diff(ours, theirs, old_path, new_path, lineterm=""):
+        # Line numbers would be wrong, because the docstrings were cut off.
+        text += "@@\n" if line.startswith("@@ ") else f"{line}\n"
+    return text
 
 
 def show_diff(before: str, after: str) -> None:
     """Print what changes from one script to another."""
-    changes = diffs.unified(before, after)
+    changes = unified_diff(before, after)
     signs = [line[0] for line in changes.splitlines()[2:] if line[1:].strip()]
     print(f"{before} → {after}: {signs.count('+')} lines added, {signs.count('-')} removed")
     print("without blank lines and the text on top of each file\n")
@@ -101,6 +108,16 @@ def show_task(name: str) -> None:
     print(f"    cp {os.path.relpath(exercises.starter(name))} my_{name}.py")
 
 
+def check(exercise: str | None, solution: Path | None, lists: bool) -> None:
+    """Check a solution of an exercise. Without a solution the task is printed, and without an exercise all of them."""
+    if lists or exercise is None:
+        list_exercises()
+    elif solution is None:
+        show_task(exercise)
+    else:
+        check_solution(exercise, solution)
+
+
 def check_solution(name: str, solution: Path) -> None:
     """Print the verdict on a solution; the exit code is 1 where something is wrong with it."""
     if not solution.is_file():
@@ -131,12 +148,8 @@ def main(argv: list[str] | None = None) -> None:
         train_on_small(options.level, options.processes, level_flags)
     elif options.command == "ring":
         print(ring.text(ring.trace()), end="")
-    elif options.list or options.exercise is None:
-        list_exercises()
-    elif options.solution is None:
-        show_task(options.exercise)
-    else:
-        check_solution(options.exercise, options.solution)
+    elif options.command == "check":
+        check(options.exercise, options.solution, options.list)
 
 
 if __name__ == "__main__":

@@ -89,8 +89,8 @@ def test_a_job_grows_by_a_machine(tmp_path):
         with job(command, **renewed) as second:
             assert first.end() == [0], first.err + second.err
             assert second.end() == [0], second.err
-        assert f"{ladder.FULL}: 2 × gloo" in first.out + second.out
-        assert "resumed at step" in first.out + second.out
+            assert f"{ladder.FULL}: 2 × gloo" in first.out + second.out
+            assert "resumed at step" in first.out + second.out
     done = run_to_end(torchrun(script("03_accelerate"), *exact, "--save", str(tmp_path / "w.pt"), processes=1))
     assert done.returncode == 0, done.stderr
     ends = [torch.load(tmp_path / name, weights_only=True) for name in ("grown.pt", "w.pt")]

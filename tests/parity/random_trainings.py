@@ -19,7 +19,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from tests.parity.random_scripts import Kind, draw_from
-from tests.states import OURS, THEIRS, allow_loader_workers
+from tests.states import OURS, THEIRS
 
 WIDTH = 4
 SCHEDULES = {
@@ -284,7 +284,6 @@ class Training:
 
 def run(library: str, script: SimpleNamespace, folder: str, seen: dict[str, Any], **settings: Any) -> None:
     """Note what a training sees in each epoch, its weights and its optimizers' states."""
-    allow_loader_workers()
     accelerator = new_accelerator(library, script, **settings)
     training = Training(accelerator, script, folder)
     seen["epochs"] = training.epochs

@@ -46,7 +46,7 @@ def test_a_batch_that_two_processes_cannot_share_is_one_line():
     done = run_to_end(level_command("02_ddp_raw", "--batch-size", "63", processes=2))
     assert done.returncode != 0 and done.stdout == ""
     errors = [line for line in done.stderr.splitlines() if "does not divide" in line]
-    assert errors == ["error: --batch-size 63 does not divide by 2 (2 processes): use 62 or 64"]
+    assert errors == ["error: --batch-size 63 is not divisible by 2 (2 processes): use 62 or 64"]
 
 
 @SLOW

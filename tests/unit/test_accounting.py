@@ -52,8 +52,10 @@ def test_moving_twice_costs_once_and_results_live_where_their_inputs_live():
 
 
 def test_a_batch_used_without_a_move_is_taken_to_have_moved():
+    made_before = torch.ones(256)
     with track_memory() as tracker:
-        batch, weight = torch.ones(256), torch.ones(256).to(DEVICE)
+        assert made_before.chunk(2)[0].numel() == 128
+        batch, weight = made_before, torch.ones(256).to(DEVICE)
         assert bytes_on(tracker) == 1024
         total = (batch * weight).sum()
         # The batch, the weight and the sum; the product was released.

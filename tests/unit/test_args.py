@@ -1,18 +1,20 @@
 """Flags: defaults, and every wrong one answered by a single line."""
 
+import os
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
 
-from common import ladder
+from common import ladder, start
 from common.args import parse_args
 from common.checkpoint_schedule import CheckpointInterval
 from common.errors import UserError
-from common.start import check_launch, check_output_paths, fit_to_machine, warn_of_slow_precision
+from common.levels import ONE_PROCESS
+from common.start import check_output_paths, fit_to_machine, warn_of_slow_precision
 
 FULL = "03_accelerate/train_full"
-ONE_PROCESS = ("00_single_gpu", "01_data_parallel")
 DEFAULTS = {
     "epochs": 1,
     "batch_size": 64,
@@ -82,7 +84,10 @@ def fit(level: str, *argv: str):
 
 
 def launch(level: str, *argv: str) -> None:
-    check_launch(fit(level, *argv))
+    settings = fit(level, *argv)
+    start.check_launch(settings)
+    start.check_mesh(settings)
+    start.check_launchers_file(settings)
 
 
 def refusal(step, *args) -> str:
@@ -226,14 +231,21 @@ def test_only_the_machine_of_rank_0_needs_the_folder_of_the_results(tmp_path, to
     assert fit("02_ddp_raw", "--save", str(path)).save == path
 
 
+def test_a_result_may_go_to_a_device_whose_folder_cannot_be_written(monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: path != Path("/dev"))
+    assert fit("00_single_gpu", "--json", "/dev/null").json == Path("/dev/null")
+
+
 def test_what_the_launcher_was_configured_with_is_the_default(monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
     args = parse(FULL)
     assert (args.mixed_precision, args.gradient_accumulation_steps) == ("bf16", 4)
     assert parse(FULL, "--mixed-precision", "no").mixed_precision == "no"
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    assert "ACCELERATE_MIXED_PRECISION is 'fp8': it must be no, fp16 or bf16" in refusal(parse, FULL)
     contradiction = "--gradient-accumulation-steps 2 contradicts the launcher's --gradient_accumulation_steps 4"
-    assert contradiction in refusal(launch, FULL, "--gradient-accumulation-steps", "2")
+    assert contradiction in refusal(launch, FULL, "--mixed-precision", "no", "--gradient-accumulation-steps", "2")
 
 
 @pytest.mark.parametrize("precision, warnings", [("fp16", 1), ("bf16", 0), ("no", 0)])

@@ -152,7 +152,7 @@ def test_a_damaged_cache_of_synthetic_digits_is_one_line(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "changes, world_size, message",
     [
-        ({"batch_size": 64}, 3, r"--batch-size 64 does not divide by 3 \(3 processes\): use 63 or 66"),
+        ({"batch_size": 64}, 3, r"--batch-size 64 is not divisible by 3 \(3 processes\): use 63 or 66"),
         ({"batch_size": 2}, 3, "use 3$"),
         ({"batch_size": 64, "gradient_accumulation_steps": 2}, 3, r"by 6 \(3 processes × 2 accumulation steps\)"),
         ({"batch_size": 64, "train_samples": 63}, 1, "63 training samples are fewer than one batch of 64"),

@@ -3,6 +3,7 @@
 import os
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,8 @@ def test_permissions_are_kept_links_are_followed_and_devices_are_not_replaced(tm
     reader = subprocess.Popen(["cat", str(tmp_path / "pipe")], stdout=subprocess.PIPE)
     files.write_atomically(tmp_path / "pipe", "through")
     assert reader.communicate()[0] == b"through"
+    program = "from common import files; files.write_atomically('/dev/stdout', 'through')"
+    assert subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE).stdout == b"through"
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError, match="folder"):
         files.write_atomically(tmp_path / "folder", "")

@@ -26,6 +26,7 @@ BASE = {
     "common.errors",
     "common.eval_sampler",
     "common.files",
+    "common.levels",
     "common.machine",
     "common.nested",
     "common.numbers",
@@ -218,9 +219,9 @@ def test_the_core_imports_torch_and_the_standard_library_when_it_is_imported():
     [
         ("import common.model", ["common.model"]),
         ("from common import ladder", ["common.ladder"]),
-        ("from common.ladder import named, diffs", ["common.ladder", "common.ladder.diffs"]),
+        ("from common.ladder import script, small", ["common.ladder", "common.ladder.small"]),
         ("def f():\n    from common import args", ["common.args"]),
-        ("from . import diffs", ["common.ladder.diffs"]),
+        ("from . import small", ["common.ladder.small"]),
         ("from ..model import BasicNet", ["common.model"]),
     ],
 )

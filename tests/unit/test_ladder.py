@@ -1,5 +1,6 @@
 """The list of levels, the changes between them, and the views of these changes."""
 
+import argparse
 import json
 import os
 import shutil
@@ -11,8 +12,8 @@ from itertools import pairwise
 import pytest
 
 from common import ladder
-from common.ladder import diffs, small
-from common.ladder.__main__ import main
+from common.ladder import small
+from common.ladder.__main__ import main, unified_diff
 
 COMPARED = [
     *pairwise(ladder.LEVELS),
@@ -35,12 +36,12 @@ def names_of(pattern: str) -> list[str]:
 
 def test_scripts_are_named_by_numbers_folders_and_paths():
     for text in ("03", "03_accelerate", "03/", "03_accelerate/train.py", "03/train"):
-        assert ladder.named(text) == "03_accelerate"
+        assert ladder.find_script(text) == "03_accelerate"
     for text in ("03/train_full", "03_accelerate/train_full.py"):
-        assert ladder.named(text) == ladder.FULL
-    assert ladder.named("fsdp") == ladder.named("02/train_fsdp.py") == ladder.FSDP
-    with pytest.raises(ValueError, match="'02/train_full' names no script, or several"):
-        ladder.named("02/train_full")
+        assert ladder.find_script(text) == ladder.FULL
+    assert ladder.find_script("fsdp") == ladder.find_script("02/train_fsdp.py") == ladder.FSDP
+    with pytest.raises(argparse.ArgumentTypeError, match="'02/train_full' names no script, or several"):
+        ladder.find_script("02/train_full")
 
 
 def test_loading_a_script_runs_nothing(capsys):
@@ -51,14 +52,8 @@ def test_loading_a_script_runs_nothing(capsys):
 
 
 @pytest.mark.parametrize("before, after", COMPARED)
-def test_a_diff_has_all_lines_of_both_scripts_and_shows_those_that_change(before, after):
-    hunks = diffs.diff(before, after)
-    for side, name in (("before", before), ("after", after)):
-        lines = [line for hunk in hunks for line in getattr(hunk, side)]
-        assert lines == ladder.lines_below_docstring(name)
-    assert all((hunk.kind == "equal") == (hunk.before == hunk.after) for hunk in hunks)
-    # What is shown turns one text into the other, whatever lines it pairs.
-    shown = diffs.unified(before, after).splitlines()[2:]
+def test_a_diff_turns_one_script_into_the_other_whatever_lines_it_pairs(before, after):
+    shown = unified_diff(before, after).splitlines()[2:]
     old = Counter(ladder.code_lines(before))
     old.subtract(line[1:] for line in shown if line.startswith("-") and line[1:].strip())
     old.update(line[1:] for line in shown if line.startswith("+") and line[1:].strip())

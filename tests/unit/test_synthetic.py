@@ -7,6 +7,7 @@ import torch
 
 from common.data import synthetic
 from common.data.synthetic import draw_cache, draw_sets, read_synthetic
+from common.errors import UserError
 from tests.faults.jobs import level_command, run_to_end
 
 
@@ -40,6 +41,10 @@ def test_the_cache_appears_when_it_is_complete(tmp_path, monkeypatch):
             draw_cache()
     assert list((tmp_path / "parallelism-ladder").iterdir()) == []
     assert [len(labels) for _, labels in read_synthetic()] == [20, 10]
+    for damaged in (b"half", b"\x80\x02", b"\xff" * 40, b""):
+        draw_cache().write_bytes(damaged)
+        with pytest.raises(UserError, match="is damaged"):
+            read_synthetic()
 
 
 @pytest.mark.long

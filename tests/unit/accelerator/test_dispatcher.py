@@ -15,7 +15,6 @@ from common.accelerator.data_loader import DataLoaderDispatcher, prepare_data_lo
 from common.accelerator.rows import join_batches
 from common.accelerator.utils import DataLoaderConfiguration, recursively_apply
 from common.processes import RankFailed
-from tests.states import allow_loader_workers
 from tests.toys import ShuffledStream
 from tests.unit.accelerator.several_processes import on_ranks
 
@@ -114,7 +113,6 @@ def test_the_main_process_reads_a_shuffled_stream_and_each_sample_is_gathered_on
 
 def read_by_workers(accelerator, kind, workers):
     """The rows and numbers of two epochs, and what torch's generator draws after them."""
-    allow_loader_workers()
     how = {"multiprocessing_context": "fork", "persistent_workers": True} if workers else {}
     torch.manual_seed(7)
     data = kind(13, accelerator.process_index)
