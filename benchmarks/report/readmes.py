@@ -72,7 +72,7 @@ def _shared(lines: tuple[str, ...]) -> list[str]:
 
 def mistakes(level: str) -> str:
     """The pitfalls whose place is this level's page, each with what it is."""
-    own = [name for name in pitfalls.NAMES if pitfalls.place(name) == ladder.named(level)]
+    own = [name for name in pitfalls.NAMES if pitfalls.level(name) == ladder.named(level)]
     items = []
     for name in own:
         symptom = pitfalls.symptom(name)
