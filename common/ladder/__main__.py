@@ -19,7 +19,7 @@ from pathlib import Path
 
 from common import exercises
 from common.errors import fail
-from common.exercises import stage
+from common.exercises import runner
 from common.exercises.mistake import Mistake
 from common.ladder import LEVELS, ROOT, diffs, named, ring, small
 
@@ -106,7 +106,7 @@ def check_solution(name: str, solution: Path) -> None:
     if not solution.is_file():
         fail(f"there is no file {solution}")
     try:
-        stage.check(name, solution)
+        runner.check(name, solution)
     except Mistake as mistake:
         print(f"NOT YET: {name}\n\n{textwrap.indent(str(mistake), '  ')}")
         sys.exit(1)
