@@ -70,16 +70,6 @@ def load(name: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{name}")
 
 
-def level(name: str) -> str:
-    """The level whose page names the pitfall."""
-    return PITFALLS[name].level
-
-
-def symptom(name: str) -> str:
-    """The sign of the mistake without a detector: "error", "hang", "silent"."""
-    return PITFALLS[name].symptom
-
-
 def title(name: str) -> str:
     """One line that names the mistake and what comes of it."""
     return load(name).__doc__.splitlines()[0]

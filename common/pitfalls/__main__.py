@@ -17,7 +17,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from common.pitfalls import NAMES, PITFALLS, load, symptom, title
+from common.pitfalls import NAMES, PITFALLS, load, title
 from common.pitfalls.runner import Verdict, examine
 
 
@@ -101,7 +101,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.list:
         for name in NAMES:
-            print(f"{name} ({symptom(name)})\n{_indented(title(name))}")
+            symptom = PITFALLS[name].symptom
+            print(f"{name} ({symptom})\n{_indented(title(name))}")
         return 0
     if args.quiz:
         all_caught = quiz([args.name] if args.name else NAMES)

@@ -22,11 +22,11 @@ COLUMNS = 80
 def test_the_detector_fires_on_the_mistake_and_is_silent_without_it(name):
     verdict = examine(name)
     assert verdict.finding and verdict.false_alarm is None
-    assert verdict.hung == (pitfalls.symptom(name) == "hang")
+    assert verdict.hung == (pitfalls.PITFALLS[name].symptom == "hang")
 
 
 def test_the_mistake_that_is_an_error_shows_it():
-    assert [name for name in pitfalls.NAMES if pitfalls.symptom(name) == "error"] == ["unused_parameter"]
+    assert [name for name in pitfalls.NAMES if pitfalls.PITFALLS[name].symptom == "error"] == ["unused_parameter"]
     assert "Expected to have finished reduction" in examine("unused_parameter").finding
 
 
@@ -115,7 +115,7 @@ def test_every_pitfall_is_named_on_the_page_of_one_level():
     for level in ladder.LEVELS:
         text = (ladder.ROOT / level / "README.md").read_text()
         listed = re.findall(r"^- \[`(\w+)`\]\(\.\./common/pitfalls/\w+\.py\)", text, re.MULTILINE)
-        assert set(listed) == {name for name in pitfalls.NAMES if pitfalls.level(name) == level}, level
+        assert set(listed) == {name for name in pitfalls.NAMES if pitfalls.PITFALLS[name].level == level}, level
         named += listed
     assert sorted(named) == sorted(pitfalls.NAMES)
 
@@ -123,4 +123,4 @@ def test_every_pitfall_is_named_on_the_page_of_one_level():
 def test_the_list_names_every_pitfall_and_its_symptom(capsys):
     assert main(["--list"]) == 0
     printed = capsys.readouterr().out
-    assert all(f"{name} ({pitfalls.symptom(name)})" in printed for name in pitfalls.NAMES)
+    assert all(f"{name} ({pitfalls.PITFALLS[name].symptom})" in printed for name in pitfalls.NAMES)

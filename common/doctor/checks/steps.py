@@ -33,7 +33,7 @@ def check_accumulation(records: list[Record]) -> Answer:
     if len(trained) != 1 or len(first.steps) < 4:
         return NotExamined("fewer than four steps of one network were seen")
     micro_batches = [step.micro_batches for step in first.steps[:4]]
-    if micro_batches[0] < micro_batches[1] == micro_batches[2]:
+    if micro_batches[0] < micro_batches[1] == micro_batches[2] == micro_batches[3]:
         return Finding(
             f"the steps are of {', '.join(map(str, micro_batches))}, … micro-batches",
             "count micro-batches from 1, and close the last window where the data end",
