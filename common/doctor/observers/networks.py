@@ -24,11 +24,12 @@ FORWARDS_WITH_DRAWS = 64  # draws are looked for in the first forwards of a netw
 
 
 class Forward(NamedTuple):
-    """A forward that the script has started, and that has not returned.
+    """A forward that the script has started, and that has not returned. With a wrapper two modules have a part in it:
 
-    model = DistributedDataParallel(net)
-    model(inputs)    # `called` is model, `module` is net
-    net(inputs)      # both are net
+        model = DistributedDataParallel(net)
+        model(inputs)  # `called` is model, `module` is net
+
+    Without one, in `net(inputs)`, both are net.
     """
 
     called: nn.Module

@@ -69,10 +69,7 @@ ENDS = {
     "CollectiveOnRank0": ("collective_on_rank_0", "all_reduce in ailing.py:"),
     "UnevenInputs": ("uneven_inputs", "in epoch 0 rank 0 has 9 batches, rank 1 has 8 batches"),
     "UnevenEvaluation": ("uneven_evaluation", "in evaluation 0 rank 0 has 6 batches, rank 1 has 5 batches"),
-    "UnusedParameter": (
-        "unused_parameter",
-        "of parameters that the forward does not use: 2 have none (spare.weight, spare.bias)",
-    ),
+    "UnusedParameter": ("unused_parameter", "the forward does not use: 2 have none (spare.weight, spare.bias)"),
     "RankThatLeavesItsLoop": (None, "rank 1 has ended"),
 }
 
