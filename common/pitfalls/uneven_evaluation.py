@@ -3,8 +3,8 @@
 Under DDP the ranks may evaluate unequally many batches with `model.module`.
 Under FSDP a layer's parameters are gathered when it computes, without gradients
 too. So a forward is a collective: a rank that has no batch left leaves the
-others waiting in it.
-Give all ranks equally many, and do not count what is there for that alone.
+others waiting in it. Give all ranks equally many, and do not count what is
+there for that alone.
 """
 
 import torch

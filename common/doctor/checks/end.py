@@ -84,7 +84,9 @@ def _waiting(records: list[Record], patience: float) -> Finding:
         text = f"{text}; the first collective that is not the same: {', '.join(by_rank)}"
         if calls[0] is not None and calls[0] not in calls[1:]:
             return Finding(text, "let all ranks call it, and rank 0 print", pitfall="collective_on_rank_0")
-    return Finding(text, "see what each of these lines waits for, or give --time-out more if it works")
+    return Finding(
+        text, "see what each line waits for: ranks must leave a loop at one step. If a line works, raise --time-out"
+    )
 
 
 def _where(record: Record) -> str:

@@ -23,8 +23,7 @@ from common.doctor.checks.by_rank import across_ranks, training_epochs, why_not_
 from common.doctor.record import Epoch, Record
 
 MIN_SAMPLES = 16  # fewer samples may have something in common by chance
-# The agreement of a tensor from which two ranks have read the same samples.
-SAME = 0.9
+SAME = 0.9  # two ranks have read the same samples if a tensor agrees at least so often
 
 Content = tuple[int, ...]  # a fingerprint of each tensor of a sample
 Pairs = list[tuple[Content, Content]]  # two contents that were read under one number

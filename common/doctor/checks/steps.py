@@ -30,10 +30,10 @@ def check_clipping(records: list[Record]) -> Answer:
 def check_accumulation(records: list[Record]) -> Answer:
     first = records[0]
     trained = [network for network in first.networks if network.forwards]
-    if len(trained) != 1 or len(first.steps) < 4:
-        return NotExamined("fewer than four steps of one network were seen")
-    micro_batches = [step.micro_batches for step in first.steps[:4]]
-    if micro_batches[0] < micro_batches[1] == micro_batches[2] == micro_batches[3]:
+    if len(trained) != 1 or len(first.steps) < 3:
+        return NotExamined("fewer than three steps of one network were seen")
+    micro_batches = [step.micro_batches for step in first.steps[:3]]
+    if micro_batches[0] < micro_batches[1] == micro_batches[2]:
         return Finding(
             f"the steps are of {', '.join(map(str, micro_batches))}, … micro-batches",
             "count micro-batches from 1, and close the last window where the data end",
