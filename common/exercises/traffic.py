@@ -54,6 +54,7 @@ class Message:
         return True
 
     def is_completed(self) -> bool:
+        """True once somebody has waited: a collective does not begin before."""
         return self.was_waited_for
 
     def get_future(self) -> None:
