@@ -75,10 +75,10 @@ def _shared(lines: list[str]) -> list[str]:
 
 def mistakes(level: str) -> str:
     """The pitfalls whose place is this level's page, each with what it is."""
-    own = [name for name in pitfalls.NAMES if pitfalls.place(name) == ladder.find_script(level)]
+    own = [name for name in pitfalls.NAMES if pitfalls.PITFALLS[name].level == ladder.find_script(level)]
     items = []
     for name in own:
-        symptom = pitfalls.symptom(name)
+        symptom = pitfalls.PITFALLS[name].symptom
         loud = "" if symptom == "silent" else f" ({symptom})"
         items.append(f"- [`{name}`](../common/pitfalls/{name}.py){loud}: {pitfalls.title(name)}")
     return "\n".join(textwrap.fill(item, 80, subsequent_indent="  ", break_on_hyphens=False) for item in items)

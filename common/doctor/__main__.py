@@ -21,7 +21,8 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     flag = parser.add_argument
     flag("--processes", type=several, default=2, metavar="N", help="to start the script on (2)")
     flag("--steps", type=positive, metavar="N", help="optimizer steps after which to end it (none: its own end)")
-    flag("--time-out", type=positive, default=120, metavar="S", help="seconds without progress that are a hang (120)")
+    hang = "seconds that are a hang if no rank reads a batch, computes, steps, saves or calls a collective (120)"
+    flag("--time-out", type=positive, default=120, metavar="S", help=hang)
     flag("script", type=Path, metavar="SCRIPT", help="a program that torchrun could start")
     flag("arguments", nargs=argparse.REMAINDER, metavar="…", help="arguments of the script")
     return parser.parse_args(argv)
@@ -35,7 +36,7 @@ def examine(options: argparse.Namespace) -> int:
     """Run the script, and print what was found. Returns the exit code."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
-        command = [str(RUN_SCRIPT), folder, str(options.steps or 0), str(options.script), *options.arguments]
+        command = [str(RUN_SCRIPT), folder, str(options.steps), str(options.script), *options.arguments]
         records = launch.observe(command, options.processes, Path(folder), options.time_out)
     seconds = time.monotonic() - started
     answers = checks.ask_all(records, options.time_out)

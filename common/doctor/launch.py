@@ -1,7 +1,7 @@
 """The start of a script on several processes, as torchrun starts it, and its end: by itself, or because it hangs.
 
-A rank makes progress when one of its observers is called; its heartbeat shows that in a file. The script hangs when no
-rank makes progress for some time.
+A rank makes progress when one of its observers is called: when it reads a batch, calls a network, makes a step, saves
+or calls a collective. Its heartbeat shows that in a file. The script hangs when no rank makes progress for some time.
 """
 
 import contextlib
@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from common.doctor.record import FILE, PROGRESS, Record, read
+from common.doctor.record import FILE, PROGRESS, End, Record, read
 from common.processes import free_port
 
 POLL = 0.2  # seconds
@@ -50,14 +51,7 @@ def observe(command: list[str], processes: int, folder: Path, patience: float) -
     records = []
     for rank, process in enumerate(started):
         record = _record(rank, folders[rank])
-        end = record.end
-        if rank in stopped:
-            end.reason = "stopped"
-        elif process.returncode != 0 and end.reason is None:  # it was killed, or left by os._exit
-            end.reason = "crash"
-            end.error = _exit_name(process.returncode)
-        if end.reason == "crash" and not end.message:
-            end.message = f"last printed: {record.last_printed}"
+        record.end = _end_of(record, process.returncode, was_stopped=rank in stopped)
         records.append(record)
     return records
 
@@ -80,10 +74,18 @@ def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
 
 
 def _wait(started: list[subprocess.Popen], folders: list[Path], patience: float) -> None:
-    """Wait until all ranks have ended, or none has made progress for `patience` seconds."""
+    """Wait until all ranks have ended, or none has made progress for `patience` seconds.
+
+    What an ended rank has started is ended at once: later another group of processes may have its number.
+    """
+    running = list(started)
     progress = [""] * len(folders)
     last_progress = time.monotonic()
-    while any(process.poll() is None for process in started):
+    while running:
+        for process in list(running):
+            if process.poll() is not None:
+                running.remove(process)
+                _signal_group(process, signal.SIGKILL)
         for rank, rank_folder in enumerate(folders):
             file = rank_folder / PROGRESS
             text = file.read_text() if file.exists() else ""
@@ -91,7 +93,7 @@ def _wait(started: list[subprocess.Popen], folders: list[Path], patience: float)
                 progress[rank] = text
                 last_progress = time.monotonic()
         idle = time.monotonic() - last_progress
-        if any(process.poll() for process in started):  # after a crash the others may wait for that rank in vain
+        if any(process.returncode for process in started):  # after a crash the others may wait for that rank in vain
             limit = AFTER_A_CRASH
         elif all(progress):
             limit = patience
@@ -104,15 +106,33 @@ def _wait(started: list[subprocess.Popen], folders: list[Path], patience: float)
 
 def _stop(started: list[subprocess.Popen]) -> list[int]:
     """End all ranks, and return those that had not ended by themselves."""
+    not_signalled = [process for process in started if process.returncode is None]
     running = [rank for rank, process in enumerate(started) if process.poll() is None]
     # All are stopped before one is killed: a rank whose connections close would leave the line where it waits.
     for signal_number in (signal.SIGSTOP, signal.SIGKILL):
-        for process in started:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal_number)  # what it has started, too
+        for process in not_signalled:
+            _signal_group(process, signal_number)
     for process in started:  # after all are killed: a second Ctrl-C may interrupt this
         process.wait()
     return running
+
+
+def _signal_group(process: subprocess.Popen, signal_number: int) -> None:
+    """Signal a process and what it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal_number)
+
+
+def _end_of(record: Record, exit_code: int, was_stopped: bool) -> End:
+    """The end that a rank has noted, and what it could not note itself."""
+    end = record.end
+    if was_stopped:
+        end = replace(end, reason="stopped")
+    elif exit_code != 0 and end.reason is None:  # it was killed, or left by os._exit
+        end = replace(end, reason="crash", error=_exit_name(exit_code))
+    if end.reason == "crash" and not end.message:
+        end = replace(end, message=f"last printed: {record.last_printed}")
+    return end
 
 
 def _record(rank: int, folder: Path) -> Record:

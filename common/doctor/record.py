@@ -15,7 +15,7 @@ from torch import Tensor
 FILE = "record.pickle"
 PROGRESS = "progress"
 Tensors = dict[str, Tensor]
-Reason = Literal["whole", "steps", "crash", "stopped"]
+Reason = Literal["finished", "steps", "crash", "stopped"]
 
 
 @dataclass
@@ -24,11 +24,11 @@ class Epoch:
 
     Two ranks that train on 6 samples of one order, 2 0 5 4 1 3, in batches of 2:
 
-        rank  samples  batches  last_batch  complete  forwards  shares
+        rank  samples  batches  last_batch  complete  forwards  forwards_of_own_share
         0     2 5 1    2        1           True      2         0
         1     0 4 3    2        1           True      2         0
 
-    A script in which each rank reads the whole batch, and cuts its own half out of it, has shares == forwards.
+    Where each rank reads the whole batch and cuts its own half out of it, all forwards are forwards_of_own_share.
     """
 
     loader: int  # the `id` of the DataLoader
@@ -39,7 +39,7 @@ class Epoch:
     complete: bool = False  # the data came to their end
     last_batch: int = 0  # the number of samples in the last one
     forwards: int = 0  # the number of forwards in training with its batches
-    shares: int = 0  # forwards whose input was one rank's share of the batch, as the script has cut it out
+    forwards_of_own_share: int = 0  # their input was one rank's share of the batch, as the script has cut it out
     contents: list[tuple[int, ...]] = field(default_factory=list)  # a fingerprint of each tensor of the first samples
 
 
@@ -83,7 +83,7 @@ class Step:
 class Membership:
     """The parameters of the optimizers beside those of the networks, after one of the first steps."""
 
-    in_no_network: int  # parameters of an optimizer, without gradients
+    count_in_no_network: int  # parameters of an optimizer, without gradients; only a network has names for them
     in_no_optimizer: list[str]  # parameters of a trained network that have gradients
     without_gradient: list[str]  # parameters whose gradients DistributedDataParallel waits for
 
@@ -115,16 +115,16 @@ class Call:
 class End:
     """The end of the script on a rank, or the line where it stands still."""
 
-    # "whole": it came to its last line; "steps": to as many steps as --steps asked for; "crash": an error or a signal
-    # ended it; "stopped": the doctor did, because no rank made progress; None: it runs.
+    # "finished": it came to its last line; "steps": it made as many steps as --steps asked for; "crash": an error or a
+    # signal ended it; "stopped": the doctor ended it, because no rank made progress; None: it runs.
     reason: Reason | None = None
     error: str = ""  # the name of its class or of the signal, or the exit code
     message: str = ""  # the text of the error
     line: str = ""  # the line of the script that raised the error, or at which the script stands still
     time: float | None = None  # the second when the rank left its process group or ended; all ranks have one clock
 
-    def crash(self) -> str:
-        """The error in one line."""
+    def error_line(self) -> str:
+        """The error in one line, such as "train.py:9: ValueError: no disk"."""
         return ": ".join(part for part in (self.line, self.error, self.message) if part)
 
 
@@ -144,7 +144,7 @@ class Record:
     clippings: list[Clipping] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
     collectives: list[Call] = field(default_factory=list)  # calls in the group of all ranks
-    troubles: list[str] = field(default_factory=list)  # errors of the observers
+    observer_errors: list[str] = field(default_factory=list)
 
 
 KINDS = {

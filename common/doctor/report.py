@@ -38,10 +38,10 @@ def lines(answers: dict[str, Answer], records: list[Record]) -> list[str]:
         if finding.pitfall:
             text += _wrapped(f"  `python -m common.pitfalls {finding.pitfall}` shows it: {title(finding.pitfall)}")
         text.append("")
-    troubles = sorted({trouble for record in records for trouble in record.troubles})
+    observer_errors = sorted({error for record in records for error in record.observer_errors})
     if wrong:
         text.append(f"Not healthy: {len(wrong)} found.")
-    elif troubles:
+    elif observer_errors:
         text.append("Nothing found, but an observer failed, and does not know all.")
     elif isinstance(answers["weights"], Right):
         text.append("Healthy: nothing found.")
@@ -52,8 +52,8 @@ def lines(answers: dict[str, Answer], records: list[Record]) -> list[str]:
     text += _wrapped(f"Right: {', '.join(right) or 'nothing'}.")
     text += _wrapped(f"Not examined: {', '.join(others) or 'nothing'}.")
     text += _wrapped(f"Only you can see: {', '.join(ONLY_YOU_CAN_SEE)} (`python -m common.pitfalls NAME` shows each).")
-    for trouble in troubles:
-        text += _wrapped(f"An observer failed: {trouble}")
+    for error in observer_errors:
+        text += _wrapped(f"An observer failed: {error}")
     return text
 
 

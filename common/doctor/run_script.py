@@ -2,6 +2,7 @@
 
     python common/doctor/run_script.py FOLDER LAST_STEP SCRIPT [ARGUMENTS …]
 
+LAST_STEP is the number of the optimizer step after which the script is ended, or None.
 The record goes to the folder of the rank, FOLDER/rank0 and so on. This file is run by its path, and removes this
 repository's modules from `sys.modules`, because the script may have a package `common` of its own.
 """
@@ -44,7 +45,7 @@ def run(folder: Path, last_step: int | None, script: Path, arguments: list[str])
         line = f"{script.name}:{lines[-1]}" if lines else ""
         recorder.finish("crash", type(error).__name__, " ".join(str(error).split()), line)
         raise
-    recorder.finish("whole")
+    recorder.finish("finished")
 
 
 def refuse(*args: Any, **kwargs: Any) -> None:
@@ -58,7 +59,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[2])
     run(
         folder=Path(sys.argv[1]),
-        last_step=int(sys.argv[2]) or None,
+        last_step=None if sys.argv[2] == "None" else int(sys.argv[2]),
         script=Path(sys.argv[3]),
         arguments=sys.argv[4:],
     )

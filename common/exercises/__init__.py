@@ -1,4 +1,4 @@
-"""Exercises in code, and the check of a solution: on real processes, against the small abstraction.
+"""Exercises in code, and the check of a solution: on real processes, against code of this repository or of torch.
 
 The task is the docstring of `starters/NAME.py`, which has gaps where the learner writes. The checker is the module
 NAME of this package, with
@@ -6,9 +6,9 @@ NAME of this package, with
     reference()                     on each rank: the numbers of our own code, mostly those of common/small
     attempt(solution, traffic)      on each rank: those of the learner's file, which is loaded as the module `solution`;
                                     `traffic` has the messages that it has sent
-    check(made, expected)           raises a Mistake; the lists have what `attempt` and `reference` returned, by rank
+    check(actual, expected)           raises a Mistake; the lists have what `attempt` and `reference` returned, by rank
 
-`stage` runs them, `traffic` observes the messages, and `compare` compares numbers.
+`runner` runs them, `traffic` observes the messages, and `compare` compares numbers.
 """
 
 import ast

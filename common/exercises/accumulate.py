@@ -33,7 +33,7 @@ def samples_of(step: int, rank: int) -> tuple[Tensor, Tensor]:
     return inputs, 3 * inputs + torch.rand(inputs.shape, generator=generator)
 
 
-class Made(NamedTuple):
+class Result(NamedTuple):
     """The events of each step, and the gradient at each call of the optimizer's step."""
 
     events: list[list[str]]
@@ -55,11 +55,11 @@ def reference() -> list[float]:
     return gradients
 
 
-def attempt(solution: ModuleType, traffic: Traffic) -> Made:
+def attempt(solution: ModuleType, traffic: Traffic) -> Result:
     model = DistributedDataParallel(network())
     weight = model.module.weight
     optimizer = SGD(model.parameters(), lr=0.1)
-    made = Made([], [])
+    result = Result([], [])
 
     def average(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """DDP's own all-reduce, as an event."""
@@ -71,7 +71,7 @@ def attempt(solution: ModuleType, traffic: Traffic) -> Made:
 
     def note_step(*_: Any) -> None:
         traffic.events.append("step")
-        made.gradients.append(0.0 if weight.grad is None else weight.grad.item())
+        result.gradients.append(0.0 if weight.grad is None else weight.grad.item())
 
     model.register_comm_hook(None, average)
     model.module.register_forward_pre_hook(lambda _, inputs: traffic.events.append(f"forward of {len(inputs[0])}"))
@@ -81,21 +81,21 @@ def attempt(solution: ModuleType, traffic: Traffic) -> Made:
         traffic.events.clear()
         micro_batches = list(zip(*samples_of(step, dist.get_rank()), strict=True))
         solution.train_step(model, optimizer, micro_batches)
-        made.events.append(list(traffic.events))
-    return made
+        result.events.append(list(traffic.events))
+    return result
 
 
-def check(made: list[Made], expected: list[list[float]]) -> None:
+def check(actual: list[Result], expected: list[list[float]]) -> None:
     for number, count in enumerate(MICRO_BATCHES):
         where = f"step {number + 1}, of {count} micro-batches"
-        check_events(where, count, [of_rank.events[number] for of_rank in made])
-        gradients = [of_rank.gradients[number] for of_rank in made]
+        check_events(where, count, [of_rank.events[number] for of_rank in actual])
+        gradients = [of_rank.gradients[number] for of_rank in actual]
         right = expected[0][number]
-        if near(gradients, [right] * len(made)):
+        if near(gradients, [right] * len(actual)):
             continue
-        if near(gradients, [right * count] * len(made)):
+        if near(gradients, [right * count] * len(actual)):
             sentence = "the micro-batches' gradients were added, not averaged. Divide each loss by len(micro_batches)"
-        elif number > 0 and near(gradients, [right + expected[0][number - 1]] * len(made)):
+        elif number > 0 and near(gradients, [right + expected[0][number - 1]] * len(actual)):
             sentence = "the gradient of the step before is still in it. Call zero_grad() once after each step"
         elif not any(gradients):
             sentence = "there is no gradient. Call zero_grad() after the step, not before it"

@@ -55,5 +55,5 @@ def attempt(solution: ModuleType, _: Traffic) -> list:
     return gradients(model)
 
 
-def check(made: list[list], expected: list[Gradients]) -> None:
-    check_means("the gradients of the first, the unused and the last layer", made, expected)
+def check(actual: list[list], expected: list[Gradients]) -> None:
+    check_means("the gradients of the first, the unused and the last layer", actual, expected)

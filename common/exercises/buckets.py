@@ -40,7 +40,7 @@ def named(buckets: Iterable[list], module: nn.Module) -> list[list[str]]:
     return [[names.get(parameter, "no parameter") for parameter in bucket] for bucket in buckets]
 
 
-class Made(NamedTuple):
+class Result(NamedTuple):
     """The buckets for each capacity, the messages of `average_bucket`, and the gradients when they have arrived."""
 
     buckets: list
@@ -56,25 +56,25 @@ def reference() -> Gradients:
     return Gradients(gradients(module), gradients(small))
 
 
-def attempt(solution: ModuleType, traffic: Traffic) -> Made:
+def attempt(solution: ModuleType, traffic: Traffic) -> Result:
     module = Parameters()
     buckets = []
     for capacity in CAPACITIES:
         buckets.append(named(solution.fill_buckets(list(module.parameters()), capacity), module))
     module().backward()
     solution.average_bucket(list(module.parameters()))
-    return Made(buckets, len(traffic.messages), gradients(module))
+    return Result(buckets, len(traffic.messages), gradients(module))
 
 
-def check(made: list[Made], expected: list[Gradients]) -> None:
-    for capacity, buckets in zip(CAPACITIES, made[0].buckets, strict=True):
+def check(actual: list[Result], expected: list[Gradients]) -> None:
+    for capacity, buckets in zip(CAPACITIES, actual[0].buckets, strict=True):
         check_buckets(capacity, buckets)
-    if made[0].messages != 1:
+    if actual[0].messages != 1:
         raise Mistake(
-            f"average_bucket sent {made[0].messages} messages: a bucket of five gradients is one, so that its latency "
-            "is paid once"
+            f"average_bucket sent {actual[0].messages} messages: a bucket of five gradients is one, so that its "
+            "latency is paid once"
         )
-    after = [of_rank.gradients for of_rank in made]
+    after = [of_rank.gradients for of_rank in actual]
     check_means("the gradients of a, b, c, d and e, from one message,", after, expected)
 
 

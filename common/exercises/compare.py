@@ -12,7 +12,7 @@ from common.exercises.mistake import Mistake, by_rank
 def as_numbers(value: Any) -> Any:
     """A tensor, or a list of them, as numbers that can be compared, shown and sent between processes.
 
-    What is neither, nor a number, becomes a text that says what it is.
+    Numbers stay. Anything else becomes its type's name.
     """
     if isinstance(value, Tensor):
         return value.detach().tolist()
@@ -20,7 +20,7 @@ def as_numbers(value: Any) -> Any:
         return [as_numbers(each) for each in value]
     if value is None or isinstance(value, bool | int | float):
         return value
-    return f"a {type(value).__name__}"
+    return type(value).__name__
 
 
 def weights(module: nn.Module) -> list[list[float]]:
@@ -41,6 +41,7 @@ def near(left: Any, right: Any, tolerance: float = 1e-6) -> bool:
         return all(near(a, b, tolerance) for a, b in zip(left, right, strict=True))
     if isinstance(left, int | float) and isinstance(right, int | float):
         both_nan = math.isnan(left) and math.isnan(right)
+        # A sum of rounding errors may stand for 0. The smallest right number is loss_scaler's gradient, 1.5e-8.
         return both_nan or math.isclose(left, right, rel_tol=tolerance, abs_tol=tolerance / 1000)
     return left == right
 
@@ -66,20 +67,20 @@ class Gradients(NamedTuple):
     means: list
 
 
-def check_means(what: str, made: list[list], expected: list[Gradients]) -> None:
+def check_means(what: str, actual: list[list], expected: list[Gradients]) -> None:
     """Raise a Mistake if the gradients that a solution has averaged, by rank, are not the means."""
-    world_size = len(made)
+    world_size = len(actual)
     own = [of_rank.own for of_rank in expected]
     means = [of_rank.means for of_rank in expected]
     # The order of a sum may differ, but no number may have been rounded to float32.
-    if near(made, means, tolerance=1e-12):
+    if near(actual, means, tolerance=1e-12):
         return
-    if near(made, means):
+    if near(actual, means):
         sentence = "are rounded: give your own tensors the dtype of the gradients, here float64"
-    elif near(made, scaled(means, world_size)):
+    elif near(actual, scaled(means, world_size)):
         sentence = "are the sums over the ranks: divide by the world size"
-    elif near(made, own) or near(made, scaled(own, 1 / world_size)):
+    elif near(actual, own) or near(actual, scaled(own, 1 / world_size)):
         sentence = "are each rank's own: all_reduce writes the sum into the tensor that it is given, and no other"
     else:
         sentence = "are not the means: add up the ranks' and divide once by the world size (None stays None)"
-    raise Mistake(f"{what} {sentence}", by_rank(made) | {"backward, by rank": own, "means": means[0]})
+    raise Mistake(f"{what} {sentence}", by_rank(actual) | {"backward, by rank": own, "means": means[0]})

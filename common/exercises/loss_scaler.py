@@ -19,9 +19,10 @@ GROWTH_INTERVAL = 2
 # A parameter is multiplied by its factor twice, so its gradient is the factor's square.
 SMALL = 2.0**-13  # the gradient is 1.5e-8, which is 0 in fp16
 LARGE = 16.0  # the gradient is 256, which times the scale is inf in fp16
-STEPS = 9  # the last four without an overflow, in which the scale doubles twice if two in a row double it
-PARAMETERS = (2, 3, 2)  # of each rank's part: on rank 1 the second parameter is neither the first nor the last
-# By step: the rank on which the gradient of the second parameter becomes inf or nan, and the factor that makes it so.
+STEPS = 9  # steps 6 to 9 do not overflow, so the scale doubles after 7 and after 9
+# Parameters of each rank's part. Rank 1 has three, so that code which looks at the first or the last only is caught.
+PARAMETERS = (2, 3, 2)
+# The rank on which the gradient of the second parameter becomes inf or nan, and its factor; by step, from 0 on.
 OVERFLOWS = {1: (1, LARGE), 4: (0, math.nan)}
 
 
@@ -74,32 +75,29 @@ def attempt(solution: ModuleType, _: Traffic) -> list[Step]:
     return steps_with(solution.LossScaler(scale=SCALE, growth_interval=GROWTH_INTERVAL))
 
 
-def check(made: list[list[Step]], expected: list[list[Step]]) -> None:
+def check(actual: list[list[Step]], expected: list[list[Step]]) -> None:
     """Raise the first mistake of the first step that has one."""
     for number in range(STEPS):
-        losses, gradients, scales = of_step(number, made)
-        right_losses, right_gradients, right_scales = of_step(number, expected)
-        if not near(losses, right_losses):
-            sentence = "scale(loss) has to return the loss times the scale"
-            raise mistake(number, sentence, losses, right_losses)
-        if not near(gradients, right_gradients):
-            sentence = about_gradients(number, gradients, right_gradients)
-            raise mistake(number, sentence, gradients, right_gradients)
-        if not near(scales, right_scales):
-            sentence = "growth_interval steps in a row without an overflow double the scale. Then count anew"
-            if number in OVERFLOWS:
-                sentence = "an overflow on any rank halves the scale of all ranks"
-            raise mistake(number, sentence, scales, right_scales)
+        check_step(number, [steps[number] for steps in actual], [steps[number] for steps in expected])
 
 
-def of_step(number: int, of_ranks: list[list[Step]]) -> Step:
-    """The scaled losses, the gradients and the scales of all ranks in a step."""
-    steps = [of_rank[number] for of_rank in of_ranks]
-    return Step(
-        scaled_loss=[step.scaled_loss for step in steps],
-        gradients=[step.gradients for step in steps],
-        scale=[step.scale for step in steps],
-    )
+def check_step(number: int, actual: list[Step], expected: list[Step]) -> None:
+    """Raise the first mistake of a step, of which each rank has one."""
+    losses = [step.scaled_loss for step in actual]
+    right_losses = [step.scaled_loss for step in expected]
+    if not near(losses, right_losses):
+        raise mistake(number, "scale(loss) has to return the loss times the scale", losses, right_losses)
+    gradients = [step.gradients for step in actual]
+    right_gradients = [step.gradients for step in expected]
+    if not near(gradients, right_gradients):
+        raise mistake(number, about_gradients(number, gradients, right_gradients), gradients, right_gradients)
+    scales = [step.scale for step in actual]
+    right_scales = [step.scale for step in expected]
+    if not near(scales, right_scales):
+        sentence = "growth_interval steps in a row without an overflow double the scale. Then count anew"
+        if number in OVERFLOWS:
+            sentence = "an overflow on any rank halves the scale of all ranks"
+        raise mistake(number, sentence, scales, right_scales)
 
 
 def mistake(number: int, sentence: str, of_ranks: list, right: list) -> Mistake:
@@ -113,7 +111,7 @@ def about_gradients(number: int, gradients: list, right: list) -> str:
             f"a gradient had overflowed on rank {rank}, so all ranks have to skip the step. Look for inf and nan in "
             "all gradients, and call one all-reduce in each step, after the loop over the parameters"
         )
-    if near(gradients, scaled(right, SCALE)):  # no step before the first overflow has another scale
+    if near(gradients, scaled(right, SCALE)):  # before the first overflow the scale is still SCALE
         return "the gradients are still multiplied by the scale. Divide those of all param_groups before the step"
     if [len(calls) for calls in gradients] != [len(calls) for calls in right]:
         return "call optimizer.step() once on each rank"

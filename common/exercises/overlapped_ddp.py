@@ -60,9 +60,9 @@ def attempt(solution: ModuleType, traffic: Traffic) -> list[Step]:
     return steps
 
 
-def check(made: list[list[Step]], expected: list[Gradients]) -> None:
+def check(actual: list[list[Step]], expected: list[Gradients]) -> None:
     for number in range(STEPS):
-        steps = [of_rank[number] for of_rank in made]
+        steps = [of_rank[number] for of_rank in actual]
         for step in steps:
             check_events(f"step {number + 1}", step.events)
         after = [step.gradients for step in steps]

@@ -62,7 +62,7 @@ def train(batches: Iterable[Any], model: nn.Module, optimizer: SGD) -> list[list
     return samples
 
 
-class Made(NamedTuple):
+class Result(NamedTuple):
     """The samples and the weight that a rank's prepared objects have read and trained."""
 
     samples: list  # of each step
@@ -78,7 +78,7 @@ def reference() -> float:
     return model.weight.item()
 
 
-def attempt(solution: ModuleType, _: Traffic) -> Made:
+def attempt(solution: ModuleType, _: Traffic) -> Result:
     rank = dist.get_rank()
     torch.manual_seed(rank)
     numbers = Numbers()
@@ -86,7 +86,7 @@ def attempt(solution: ModuleType, _: Traffic) -> Made:
     loaders = loader(numbers, shuffle=False), loader(Numbers(), shuffle=True)
     prepared = solution.prepare(own_model, own_optimizer, *loaders)
     model, optimizer, in_order, shuffled = prepared
-    return Made(
+    return Result(
         samples=train(in_order, model, optimizer),
         read=sorted(numbers.read),
         weight=own_model.weight.item(),
@@ -94,20 +94,20 @@ def attempt(solution: ModuleType, _: Traffic) -> Made:
     )
 
 
-def check(made: list[Made], expected: list[float]) -> None:
-    samples = [of_rank.samples for of_rank in made]
+def check(actual: list[Result], expected: list[float]) -> None:
+    samples = [of_rank.samples for of_rank in actual]
     check_samples(samples)
-    read = [of_rank.read for of_rank in made]
+    read = [of_rank.read for of_rank in actual]
     if read != [sorted(flat(of_rank)) for of_rank in samples]:
         raise Mistake("choose a rank's samples before they are read: these were read, and not all used", by_rank(read))
-    weights = [of_rank.weight for of_rank in made]
+    weights = [of_rank.weight for of_rank in actual]
     if not near(weights, expected):
         if near(weights, weights[:1] * len(weights)):
             sentence = "the ranks end with one weight, but not with that of one device: return the optimizer as it is"
         else:
             sentence = "the ranks end with different weights: wrap the given network in DistributedDataParallel"
         raise Mistake(sentence, by_rank(weights) | {"one device": expected[0]})
-    check_shuffled([of_rank.shuffled for of_rank in made])
+    check_shuffled([of_rank.shuffled for of_rank in actual])
 
 
 def joined(of_ranks: list[list[list[int]]]) -> list[list[int]]:

@@ -28,7 +28,7 @@ class Expected(NamedTuple):
     sent: list
 
 
-class Made(NamedTuple):
+class Result(NamedTuple):
     """The tensor after the call, the chunks that were sent, to which ranks, and the collectives that were called."""
 
     after: list
@@ -46,11 +46,11 @@ def reference() -> Expected:
     return Expected(as_numbers(tensor), sent)
 
 
-def attempt(solution: ModuleType, traffic: Traffic) -> Made:
+def attempt(solution: ModuleType, traffic: Traffic) -> Result:
     tensor = numbers_of_rank()
     solution.ring_all_reduce(tensor)
     sends = [message for message in traffic.messages if message.name == "isend"]
-    return Made(
+    return Result(
         after=as_numbers(tensor),
         sent=[as_numbers(message.sent.flatten()) for message in sends],
         receivers=[message.arguments.get("dst", message.arguments.get("group_dst")) for message in sends],
@@ -58,9 +58,9 @@ def attempt(solution: ModuleType, traffic: Traffic) -> Made:
     )
 
 
-def check(made: list[Made], expected: list[Expected]) -> None:
-    world_size = len(made)
-    for rank, of_rank in enumerate(made):
+def check(actual: list[Result], expected: list[Expected]) -> None:
+    world_size = len(actual)
+    for rank, of_rank in enumerate(actual):
         if of_rank.collectives:
             raise Mistake(f"build the all-reduce from sends and receives, and without dist.{of_rank.collectives[0]}")
         for receiver in of_rank.receivers:
@@ -70,15 +70,15 @@ def check(made: list[Made], expected: list[Expected]) -> None:
                     "(rank + 1) % world size, and receives from its left one, (rank - 1) % world size"
                 )
     sums = expected[0].sums
-    after = [of_rank.after for of_rank in made]
+    after = [of_rank.after for of_rank in actual]
     if not near(after, [sums] * world_size):
-        check_messages(made, expected)
+        check_messages(actual, expected)
         raise Mistake(
             "all messages were right, but the sums are not in `tensor`: write each into its chunk, which is a view of "
             "it (chunk += arrived, chunk.copy_(arrived); chunk + arrived is a new tensor), and do not divide",
             by_rank(after) | {"the sums": sums},
         )
-    sent = [len(flat(of_rank.sent)) for of_rank in made]
+    sent = [len(flat(of_rank.sent)) for of_rank in actual]
     # Each rank sends W - 1 chunks in each half, and no chunk has more than a W-th of the numbers, rounded up.
     most = 2 * (world_size - 1) * math.ceil(SIZE / world_size)
     if max(sent) > most:
@@ -86,10 +86,10 @@ def check(made: list[Made], expected: list[Expected]) -> None:
         raise Mistake("the sums are right, but more numbers were sent than in a ring with chunks", numbers)
 
 
-def check_messages(made: list[Made], expected: list[Expected]) -> None:
+def check_messages(actual: list[Result], expected: list[Expected]) -> None:
     """Raise a Mistake about the first message that is not the one of the small ring."""
     for step in range(len(expected[0].sent)):
-        for rank, (of_rank, right) in enumerate(zip(made, expected, strict=True)):
+        for rank, (of_rank, right) in enumerate(zip(actual, expected, strict=True)):
             message = of_rank.sent[step] if step < len(of_rank.sent) else None
             if not near(message, right.sent[step]):
                 raise Mistake(

@@ -44,9 +44,9 @@ def attempt(solution: ModuleType, _: Traffic) -> dict[str, list]:
     return shares
 
 
-def check(made: list[dict[str, list]], expected: list[dict[str, list]]) -> None:
+def check(actual: list[dict[str, list]], expected: list[dict[str, list]]) -> None:
     for title in expected[0]:
-        shares = [of_rank[title] for of_rank in made]
+        shares = [of_rank[title] for of_rank in actual]
         right = [of_rank[title] for of_rank in expected]
         if shares == right:
             continue

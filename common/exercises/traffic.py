@@ -53,6 +53,13 @@ class Message:
             self._work = None
         return True
 
+    def is_completed(self) -> bool:
+        """True once somebody has waited: a collective does not begin before."""
+        return self.was_waited_for
+
+    def get_future(self) -> None:
+        raise Mistake("the handles of an exercise have wait() and is_completed(), and no get_future(): use wait()")
+
 
 class Traffic:
     """The messages of a solution on one rank.

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from common import exercises
 from common.errors import fail
-from common.exercises import stage
+from common.exercises import runner
 from common.exercises.mistake import Mistake
 from common.ladder import ROOT, find_script, lines_below_docstring, ring, script, small
 from common.levels import LEVELS
@@ -123,7 +123,7 @@ def check_solution(name: str, solution: Path) -> None:
     if not solution.is_file():
         fail(f"there is no file {solution}")
     try:
-        stage.check(name, solution)
+        runner.check(name, solution)
     except Mistake as mistake:
         print(f"NOT YET: {name}\n\n{textwrap.indent(str(mistake), '  ')}")
         sys.exit(1)

@@ -24,7 +24,8 @@ class Pitfall(NamedTuple):
     level: str  # whose page names it
     symptom: str = "silent"  # the training goes on; or "error", or "hang"
     timeout: int | None = None  # seconds after which a hang is ended
-    takes_stage: bool = False  # the last argument of its functions is a `Stage`
+    takes_trace: bool = False  # the last argument of its functions is a `Trace`
+    takes_folder: bool = False  # it is a folder, new and the same on all ranks
     world_size: int = 2  # processes
 
 
@@ -49,15 +50,16 @@ PITFALLS = {
     "mean_of_means": Pitfall(LEVEL_04),
     "schedule_on_rank_0": Pitfall(LEVEL_02),
     "schedule_too_fast": Pitfall(LEVEL_03),
-    "uneven_inputs": Pitfall(LEVEL_02, "hang", timeout=2, takes_stage=True),
-    "uneven_evaluation": Pitfall(LEVEL_02, "hang", timeout=5, takes_stage=True),
+    "uneven_inputs": Pitfall(LEVEL_02, "hang", timeout=2, takes_trace=True),
+    # Before they hang, the ranks shard a network, which takes longer.
+    "uneven_evaluation": Pitfall(LEVEL_02, "hang", timeout=5, takes_trace=True),
     "collective_on_rank_0": Pitfall(
-        LEVEL_02, "hang", timeout=2, takes_stage=True
+        LEVEL_02, "hang", timeout=2, takes_trace=True
     ),
     "padded_evaluation": Pitfall(LEVEL_02, world_size=3),
     "metrics_not_gathered": Pitfall(LEVEL_03),
     "batchnorm_statistics": Pitfall(LEVEL_02),
-    "every_rank_saves": Pitfall(LEVEL_03, takes_stage=True),
+    "every_rank_saves": Pitfall(LEVEL_03, takes_folder=True),
     "prefixed_keys": Pitfall(LEVEL_01),
     "clock_without_wait": Pitfall(LEVEL_00),
 }
@@ -66,16 +68,6 @@ NAMES = tuple(PITFALLS)
 
 def load(name: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{name}")
-
-
-def place(name: str) -> str:
-    """The level whose page names the pitfall."""
-    return PITFALLS[name].level
-
-
-def symptom(name: str) -> str:
-    """The sign of the mistake without a detector: "error", "hang", "silent"."""
-    return PITFALLS[name].symptom
 
 
 def title(name: str) -> str:

@@ -2,7 +2,7 @@
 
     python -m common.pitfalls                      all, a line or two for each
     python -m common.pitfalls padded_evaluation    one, with its source
-    python -m common.pitfalls --quiz               guess before each runs
+    python -m common.pitfalls --quiz [NAME]        guess before each runs
     python -m common.pitfalls --list               what there is
 
 They run on two or three CPU processes with gloo, on a machine with GPUs too,
@@ -15,31 +15,36 @@ import ast
 import inspect
 import sys
 import textwrap
+from collections.abc import Sequence
 
-from common.pitfalls import NAMES, PITFALLS, load, symptom, title
-from common.pitfalls.stage import examine
+from common.pitfalls import NAMES, PITFALLS, load, title
+from common.pitfalls.runner import Verdict, examine
 
 
-def run(name: str) -> bool:
-    """Print what catches the mistake. True if it was caught, and no more."""
-    finding, false_alarm, _ = examine(name)
-    caught = finding is not None and false_alarm is None
-    words = f"caught: {finding}"
-    if not caught:
-        words = f"NOT CAUGHT: {finding}, and of the correction {false_alarm}"
-    print(f"{name}\n{_indented(words)}", flush=True)
-    return caught
+def show_verdict(name: str, verdict: Verdict) -> None:
+    if verdict.finding is None:
+        text = "NOT CAUGHT: the check missed the mistake"
+    elif verdict.false_alarm is not None:
+        text = "NOT CAUGHT: the check complains about the correction: "
+        text += verdict.false_alarm
+    else:
+        text = f"caught: {verdict.finding}"
+    print(f"{name}\n{_indented(text)}", flush=True)
 
 
 def run_all() -> bool:
     """True if all mistakes were caught."""
-    caught = sum(run(name) for name in NAMES)
+    caught = 0
+    for name in NAMES:
+        verdict = examine(name)
+        show_verdict(name, verdict)
+        caught += verdict.caught
     print(f"\nCAUGHT: {caught} of {len(NAMES)} mistakes")
     return caught == len(NAMES)
 
 
 def show_mistake(name: str) -> None:
-    """Print the code with the mistake, and nothing that explains it.
+    """Print the code with the mistake, without the text that explains it.
 
     The imports are left out: some are of the correction alone.
     """
@@ -57,21 +62,22 @@ def show_answer(name: str) -> bool:
     """Print what is wrong, what catches it, the correction. True if caught."""
     pitfall = load(name)
     print(f"{inspect.getdoc(pitfall)}\n", flush=True)
-    caught = run(name)
+    verdict = examine(name)
+    show_verdict(name, verdict)
     print(f"\nThe correction and the check (common/pitfalls/{name}.py):\n")
     print(inspect.getsource(pitfall.right))
     print(inspect.getsource(pitfall.detect), flush=True)
-    return caught
+    return verdict.caught
 
 
-def quiz() -> bool:
+def quiz(names: Sequence[str]) -> bool:
     """Show each mistake as code, let the reader guess, and then show it run.
 
     True if all that were shown were caught.
     """
     caught = []
-    for number, name in enumerate(NAMES, start=1):
-        print(f"Question {number} of {len(NAMES)}")
+    for number, name in enumerate(names, start=1):
+        print(f"Question {number} of {len(names)}")
         show_mistake(name)
         if input("What is wrong with it? Enter shows it, q ends: ") == "q":
             break
@@ -95,10 +101,11 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.list:
         for name in NAMES:
-            print(f"{name} ({symptom(name)})\n{_indented(title(name))}")
+            symptom = PITFALLS[name].symptom
+            print(f"{name} ({symptom})\n{_indented(title(name))}")
         return 0
     if args.quiz:
-        all_caught = quiz()
+        all_caught = quiz([args.name] if args.name else NAMES)
     elif args.name:
         show_mistake(args.name)
         all_caught = show_answer(args.name)

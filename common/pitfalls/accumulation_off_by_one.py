@@ -2,8 +2,9 @@
 
 `number % 4 == 0` is true for micro-batch 0. The windows are then 1, 4, 4 … with
 an incomplete rest whose gradients are thrown away or leak into the next epoch.
-Count from 1, and close the last window where the data end.
-`accelerator.accumulate` does both, and so does the Trainer.
+Count from 1, and close the last window where the data end: divided by 4, the
+gradient of a shorter one is too small, but not lost. `accelerator.accumulate`
+does both, and so does the Trainer.
 """
 
 import torch

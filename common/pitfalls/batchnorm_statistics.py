@@ -36,7 +36,7 @@ def right():
 
 
 def detect(model):
-    """To be called before an evaluation, or before rank 0 saves."""
+    """Call it before an evaluation, or before rank 0 saves."""
     state = {name: each.tolist() for name, each in model.named_buffers()}
     first, *others = all_gather_object(state)
     for rank, other in enumerate(others, start=1):

@@ -2,12 +2,7 @@
 
 A CUDA kernel is put into a queue, and the call returns. What the clock then
 shows is how long it took to ask. On a GPU, wait with `torch.cuda.synchronize()`
-before each reading.
-
-This pitfall needs work that goes on in the background, and a CPU's operations
-end before they return. An all-reduce with `async_op=True` may also have ended
-before anybody looks, and then the mistake would not show. So AllReduce imitates
-its handle, and begins the work when somebody waits for it.
+before each reading. Here an all-reduce stands for the kernel.
 """
 
 import time
@@ -17,6 +12,8 @@ import torch.distributed as dist
 
 
 class AllReduce:
+    # It stands for the handle of `dist.all_reduce(tensor, async_op=True)`. That
+    # work may end before anybody looks. This one begins when somebody waits.
     def __init__(self, tensor):
         self.tensor = tensor
         self.completed = False
@@ -45,7 +42,7 @@ def right():
 
 
 def detect(outcome):
-    """To be called right after the clock was read."""
+    """Call it right after the clock was read."""
     seconds, work = outcome
     if not work.is_completed():
         return f"the clock shows {seconds:.4f} s; the work was still under way"

@@ -14,30 +14,31 @@ import torch
 import torch.distributed as dist
 
 
-def all_reduce(tensor, what, stage):
-    stage.at(f"sums the {what}")
+def all_reduce(tensor, what, trace):
+    trace.note(f"sums the {what}")
     dist.all_reduce(tensor)
 
 
-def wrong(stage):
+def wrong(trace):
     loss = torch.tensor(0.25)
     correct = torch.tensor(300.0)
     if dist.get_rank() == 0:
-        all_reduce(loss, "losses", stage)  # for the log
-    all_reduce(correct, "correct answers", stage)
+        all_reduce(loss, "losses", trace)  # for the log
+    all_reduce(correct, "correct answers", trace)
     return correct
 
 
-def right(stage):
+def right(trace):
     loss = torch.tensor(0.25)
     correct = torch.tensor(300.0)
-    all_reduce(loss, "losses", stage)
-    all_reduce(correct, "correct answers", stage)
+    all_reduce(loss, "losses", trace)
+    all_reduce(correct, "correct answers", trace)
     return correct
 
 
-def detect(_, stage):
-    for number, calls in enumerate(zip_longest(*stage.places()), start=1):
+def detect(_, trace):
+    by_call = zip_longest(*trace.notes_by_rank())
+    for number, calls in enumerate(by_call, start=1):
         if len(set(calls)) > 1:
             ranks = (f"rank {rank} {call}" for rank, call in enumerate(calls))
             return f"in all-reduce {number} {', '.join(ranks)}"

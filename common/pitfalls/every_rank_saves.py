@@ -24,9 +24,9 @@ def train():
     return model.module
 
 
-def wrong(stage):
+def wrong(folder):
     model = train()
-    path = stage.folder / "checkpoint.pt"
+    path = folder / "checkpoint.pt"
     for turn in range(dist.get_world_size()):  # ranks are never equally fast
         if dist.get_rank() == turn:
             torch.save(model.state_dict(), path)
@@ -34,9 +34,9 @@ def wrong(stage):
     return model, path
 
 
-def right(stage):
+def right(folder):
     model = train()
-    path = stage.folder / "checkpoint.pt"
+    path = folder / "checkpoint.pt"
     if dist.get_rank() == 0:
         torch.save(model.state_dict(), f"{path}.tmp")
         os.replace(f"{path}.tmp", path)

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.pitfalls.stage import farthest_gradient, own_samples
+from common.pitfalls.runner import farthest_gradient, own_samples
 
 
 def wrong():
@@ -39,6 +39,6 @@ def right():
 
 
 def detect(averaged):
-    """Give it, for each micro-batch, whether the ranks' gradients are equal."""
+    """True in `averaged`: after a micro-batch all ranks have one gradient."""
     if any(averaged[:-1]):
         return f"the gradients are averaged {sum(averaged)} times in one step"

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.pitfalls.stage import farthest_gradient, own_samples
+from common.pitfalls.runner import farthest_gradient, own_samples
 
 
 def wrong():
@@ -27,7 +27,7 @@ def right():
 
 
 def detect(model):
-    """To be called between backward and the optimizer's step."""
+    """Call it between backward and the optimizer's step."""
     distance = farthest_gradient(model)
     if distance > 0:
         return f"the ranks' gradients differ by up to {distance:.2g}"

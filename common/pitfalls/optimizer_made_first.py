@@ -3,7 +3,8 @@
 `fully_shard` replaces each parameter by a DTensor, of which a rank holds a
 part. An optimizer that was made before keeps the old, whole ones. They get no
 gradient, so its steps do nothing: no error, and the loss stays as it is. Make
-the optimizer after sharding; `prepare` of an Accelerator exchanges what it has.
+the optimizer after sharding. `Accelerator.prepare` puts the sharded parameters
+into the optimizer.
 """
 
 import torch
@@ -43,6 +44,6 @@ def right():
 
 
 def detect(losses):
-    """For steps that see the same samples."""
+    """`losses` are of steps that see the same samples."""
     if losses[-1] == losses[0]:
         return f"after {len(losses)} steps the loss is still {losses[0]:.4f}"

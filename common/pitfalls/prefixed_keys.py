@@ -27,7 +27,7 @@ def right():
 
 
 def detect(left_out):
-    """Give it what `load_state_dict` has returned."""
+    """`left_out` is what `load_state_dict` has returned."""
     if left_out.missing_keys:
         instead = f"the file has {', '.join(left_out.unexpected_keys)}"
         return f"not loaded: {', '.join(left_out.missing_keys)}; {instead}"

@@ -1,9 +1,9 @@
 """Parameters replaced after the optimizer was made: it trains the old ones.
 
-Exchanging the last layer for a new task, tying weights or wrapping that
-flattens parameters makes new tensors. An optimizer keeps those it was given;
-the new layer gets gradients and never moves. DDP keeps the parameters it wraps:
-an optimizer made before it is right, and one made last always is.
+Exchanging the last layer for a new task makes new tensors, and so does a
+wrapper that flattens parameters. An optimizer keeps those it was given; the new
+layer gets gradients and never moves. DDP keeps the parameters it wraps: an
+optimizer made before it is right, and one made last always is.
 """
 
 import torch

@@ -1,10 +1,10 @@
 """The same seed on all ranks: they drop and augment alike.
 
 One seed everywhere is right for the weights and the sample order, which the
-ranks share. Dropout and augmentation are each rank's own: drawn from equal
-generators, W ranks bring one mask where a single process would have drawn W,
-and the noise that should average out is in every gradient. Seed with `seed +
-rank` once the model is built.
+ranks share. Dropout and augmentation are each rank's own. A single process
+draws other numbers for each sample of a batch. W ranks with equal generators
+draw the same numbers W times, and the noise that should average out is in every
+gradient. Seed with `seed + rank` once the model is built.
 """
 
 import torch
@@ -27,7 +27,7 @@ def right():
 
 
 def detect(_):
-    """To be called once the model is built, or in the middle of training."""
+    """Call it once the model is built, or in the middle of training."""
     states = all_gather_object(torch.get_rng_state().numpy().tobytes())
     for rank, state in enumerate(states):
         if (first := states.index(state)) < rank:

@@ -1,9 +1,10 @@
 """Uneven batches in an evaluation under FSDP: a forward gathers, and waits.
 
-Under DDP the ranks may evaluate unequally many batches. Under FSDP a layer's
-parameters are gathered when it computes, without gradients too. So a forward is
-a collective: a rank that has no batch left leaves the others waiting in it.
-Give all ranks equally many, and do not count what is there for that alone.
+Under DDP the ranks may evaluate unequally many batches with `model.module`.
+Under FSDP a layer's parameters are gathered when it computes, without gradients
+too. So a forward is a collective: a rank that has no batch left leaves the
+others waiting in it. Give all ranks equally many, and do not count what is
+there for that alone.
 """
 
 import torch
@@ -19,31 +20,29 @@ def own_batches():
 
 
 @torch.no_grad()
-def evaluate(batches, stage):
+def evaluate(batches, trace):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     mesh = init_device_mesh("cpu", (2,))
     for layer in model:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     for number, inputs in enumerate(batches, start=1):
-        stage.at(f"batch {number}")
+        trace.note(f"batch {number}")
         model(inputs)
-    stage.at("the barrier after the loop")
+    trace.note("the barrier after the loop")
     dist.barrier()
 
 
-def wrong(stage):
-    evaluate(own_batches(), stage)
+def wrong(trace):
+    evaluate(own_batches(), trace)
 
 
-def right(stage):
+def right(trace):
     own = own_batches()
     repeated = own[: 4 - len(own)]  # computed, and not counted
-    evaluate(torch.cat([own, repeated]), stage)
+    evaluate(torch.cat([own, repeated]), trace)
 
 
-def detect(outcome, stage):
+def detect(outcome, trace):
     if isinstance(outcome, RuntimeError):
-        notes = enumerate(stage.places())
-        waiting = [f"rank {rank} in {places[-1]}" for rank, places in notes]
-        return f"no end: {', '.join(waiting)}"
+        return f"no end: {trace.last_notes()}"

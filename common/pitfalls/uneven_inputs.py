@@ -14,33 +14,31 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 
-def train(model, stage):
+def train(model, trace):
     # Rank 0 has four batches, rank 1 three.
     batches = torch.ones(7, 8, 4)[dist.get_rank() :: dist.get_world_size()]
     for step, inputs in enumerate(batches, start=1):
-        stage.at(f"step {step}")
+        trace.note(f"step {step}")
         model(inputs).sum().backward()
     return len(batches)
 
 
-def wrong(stage):
-    steps = train(DistributedDataParallel(nn.Linear(4, 1)), stage)
-    stage.at("the barrier after the loop")
+def wrong(trace):
+    steps = train(DistributedDataParallel(nn.Linear(4, 1)), trace)
+    trace.note("the barrier after the loop")
     dist.barrier()
     return steps
 
 
-def right(stage):
+def right(trace):
     model = DistributedDataParallel(nn.Linear(4, 1))
     with Join([model]):
-        steps = train(model, stage)
-    stage.at("the barrier after the loop")
+        steps = train(model, trace)
+    trace.note("the barrier after the loop")
     dist.barrier()
     return steps
 
 
-def detect(outcome, stage):
+def detect(outcome, trace):
     if isinstance(outcome, RuntimeError):
-        notes = enumerate(stage.places())
-        waiting = [f"rank {rank} in {places[-1]}" for rank, places in notes]
-        return f"no end: {', '.join(waiting)}"
+        return f"no end: {trace.last_notes()}"

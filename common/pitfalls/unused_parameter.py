@@ -48,7 +48,7 @@ def right():
 
 
 def detect(outcome):
-    """Without the error: to be called between backward and `zero_grad`."""
+    """Call it between backward and `zero_grad`; it needs no error."""
     model, error = outcome
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     unused = [name for name, p in trained.items() if p.grad is None]

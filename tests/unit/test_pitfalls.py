@@ -11,7 +11,7 @@ import torch
 from common import ladder, pitfalls
 from common.pitfalls import accumulation_off_by_one
 from common.pitfalls.__main__ import main, show_mistake
-from common.pitfalls.stage import Stage, Verdict, examine, run_on_rank
+from common.pitfalls.runner import Trace, Verdict, examine, run_on_rank
 from common.processes import RankFailed, ranks
 
 FOLDER = Path(pitfalls.__file__).parent
@@ -22,15 +22,15 @@ COLUMNS = 80
 def test_the_detector_fires_on_the_mistake_and_is_silent_without_it(name):
     verdict = examine(name)
     assert verdict.finding and verdict.false_alarm is None
-    assert verdict.hung == (pitfalls.symptom(name) == "hang")
+    assert verdict.hung == (pitfalls.PITFALLS[name].symptom == "hang")
 
 
 def test_the_mistake_that_is_an_error_shows_it():
-    assert [name for name in pitfalls.NAMES if pitfalls.symptom(name) == "error"] == ["unused_parameter"]
+    assert [name for name in pitfalls.NAMES if pitfalls.PITFALLS[name].symptom == "error"] == ["unused_parameter"]
     assert "Expected to have finished reduction" in examine("unused_parameter").finding
 
 
-def raises_at_once(stage: Stage) -> None:
+def raises_at_once(trace: Trace) -> None:
     raise RuntimeError("no collective, but a wrong shape")
 
 
@@ -53,18 +53,20 @@ def test_accumulation_closes_the_last_window_where_the_data_end(number, windows,
 
 
 @pytest.mark.parametrize(
-    "verdict, code",
+    "verdict, code, text",
     [
-        (Verdict("found", None, False), 0),
-        (Verdict(None, None, False), 1),
-        (Verdict("found", "found", False), 1),
+        (Verdict("late", None, False), 0, "    caught: late\n"),
+        (Verdict(None, None, False), 1, "    NOT CAUGHT: the check missed the mistake\n"),
+        (Verdict("late", "early", False), 1, "    NOT CAUGHT: the check complains about the correction: early\n"),
     ],
 )
-def test_the_exit_code_says_whether_each_detector_was_right(verdict, code, monkeypatch, capsys):
+def test_the_exit_code_says_whether_each_detector_was_right(verdict, code, text, monkeypatch, capsys):
     monkeypatch.setattr("common.pitfalls.__main__.examine", lambda name: verdict)
     assert main([]) == code
     caught = len(pitfalls.NAMES) if code == 0 else 0
-    assert capsys.readouterr().out.endswith(f"\nCAUGHT: {caught} of {len(pitfalls.NAMES)} mistakes\n")
+    printed = capsys.readouterr().out
+    assert printed.endswith(f"\nCAUGHT: {caught} of {len(pitfalls.NAMES)} mistakes\n")
+    assert printed.count(text) == len(pitfalls.NAMES)
 
 
 @pytest.mark.parametrize("name", pitfalls.NAMES)
@@ -102,15 +104,18 @@ def test_the_quiz_shows_the_mistake_before_the_answer(capsys, monkeypatch):
     asked, answered = before
     assert "def wrong():" in asked and "count more" not in asked
     assert "count more" in answered and "Question 2 of 2" in answered
+    typed = iter(["q"])
+    assert main(["--quiz", "set_epoch_forgotten"]) == 0
+    assert "Question 1 of 1" in before[-1] and "epochs.append(list(sampler))" in before[-1]
 
 
 def test_every_pitfall_is_named_on_the_page_of_one_level():
-    assert {path.stem for path in FOLDER.glob("*.py")} == {*pitfalls.NAMES, "__init__", "__main__", "stage"}
+    assert {path.stem for path in FOLDER.glob("*.py")} == {*pitfalls.NAMES, "__init__", "__main__", "runner"}
     named = []
     for level in ladder.LEVELS:
         text = (ladder.ROOT / level / "README.md").read_text()
         listed = re.findall(r"^- \[`(\w+)`\]\(\.\./common/pitfalls/\w+\.py\)", text, re.MULTILINE)
-        assert set(listed) == {name for name in pitfalls.NAMES if pitfalls.place(name) == level}, level
+        assert set(listed) == {name for name in pitfalls.NAMES if pitfalls.PITFALLS[name].level == level}, level
         named += listed
     assert sorted(named) == sorted(pitfalls.NAMES)
 
@@ -118,4 +123,4 @@ def test_every_pitfall_is_named_on_the_page_of_one_level():
 def test_the_list_names_every_pitfall_and_its_symptom(capsys):
     assert main(["--list"]) == 0
     printed = capsys.readouterr().out
-    assert all(f"{name} ({pitfalls.symptom(name)})" in printed for name in pitfalls.NAMES)
+    assert all(f"{name} ({pitfalls.PITFALLS[name].symptom})" in printed for name in pitfalls.NAMES)

@@ -19,7 +19,7 @@ def training_epochs(record: Record) -> list[Epoch]:
 
 
 def evaluations(record: Record) -> list[Epoch]:
-    """The epochs without them."""
+    """The epochs without a forward in training."""
     return [epoch for epoch in record.epochs if not epoch.forwards]
 
 

@@ -49,7 +49,8 @@ def rank_with_own_error(records: list[Record]) -> Record | None:
 
 
 def _crashed(record: Record) -> Finding:
-    text = f"rank {record.rank} crashed after {len(record.steps)} optimizer steps: {record.end.crash()[:MAX_ERROR]}"
+    error = record.end.error_line()[:MAX_ERROR]
+    text = f"rank {record.rank} crashed after {len(record.steps)} optimizer steps: {error}"
     unused = record.memberships[-1].without_gradient if record.memberships else []
     if record.end.error != "RuntimeError" or not unused:
         return Finding(text, "mend the error, and call the doctor again")
@@ -69,12 +70,12 @@ def _waiting(records: list[Record], patience: float) -> Finding:
     uneven = _uneven_epoch(records, training_epochs)
     if uneven:
         advice = "give all ranks equally many batches, or use Join"
-        return Finding(f"{text}; of the batches of epoch {uneven}", advice, pitfall="uneven_inputs")
+        return Finding(f"{text}; in epoch {uneven}", advice, pitfall="uneven_inputs")
     is_sharded = any(network.is_sharded for record in records for network in record.networks)
     uneven = _uneven_epoch(records, evaluations)
     if uneven and is_sharded:
         advice = "give all ranks equally many batches: each forward gathers the sharded parameters"
-        return Finding(f"{text}; of the batches of evaluation {uneven}", advice, pitfall="uneven_evaluation")
+        return Finding(f"{text}; in evaluation {uneven}", advice, pitfall="uneven_evaluation")
     calls = _first_different_calls(records)
     if calls:
         by_rank = []
@@ -83,24 +84,26 @@ def _waiting(records: list[Record], patience: float) -> Finding:
         text = f"{text}; the first collective that is not the same: {', '.join(by_rank)}"
         if calls[0] is not None and calls[0] not in calls[1:]:
             return Finding(text, "let all ranks call it, and rank 0 print", pitfall="collective_on_rank_0")
-    return Finding(text, "see what each of these lines waits for: all ranks must leave a loop at one step")
+    return Finding(
+        text, "see what each line waits for: ranks must leave a loop at one step. If a line works, raise --time-out"
+    )
 
 
 def _where(record: Record) -> str:
     end = record.end
     if end.reason == "crash":
-        return f"rank {record.rank} was left alone ({end.crash()[:MAX_ERROR]})"
+        return f"rank {record.rank} was left alone ({end.error_line()[:MAX_ERROR]})"
     if end.line:
         return f"rank {record.rank} is in {end.line}"
     return f"rank {record.rank} has ended"
 
 
 def _uneven_epoch(records: list[Record], epochs_of: Callable[[Record], list[Epoch]]) -> str | None:
-    """The first epoch that has ended on one rank and goes on on another one: its number, and those of its batches."""
+    """The first epoch that has ended on one rank and goes on on another one, such as "0 rank 0 has 4 batches, …"."""
     for number, epochs in enumerate(across_ranks(map(epochs_of, records))):
         shortest = min(epochs, key=lambda epoch: epoch.batches)
         if shortest.complete and any(epoch.batches > shortest.batches for epoch in epochs):
-            batches = [f"rank {rank} has {epoch.batches}" for rank, epoch in enumerate(epochs)]
+            batches = [f"rank {rank} has {epoch.batches} batches" for rank, epoch in enumerate(epochs)]
             return f"{number} {', '.join(batches)}"
     return None
 

@@ -28,7 +28,7 @@ def _order(rank: int, earlier: list[int], later: list[int]) -> Answer:
     if order != later[:length]:
         return Right()
     return Finding(
-        f"two epochs have {length} of {length} samples in the same places on rank {rank}",
+        f"two epochs have the same order of {length} samples on rank {rank}",
         "call `sampler.set_epoch(epoch)` before each epoch",
         pitfall="set_epoch_forgotten",
     )

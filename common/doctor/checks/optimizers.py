@@ -14,10 +14,10 @@ def check_parameters(records: list[Record]) -> Answer:
     # together are a part that was replaced: the optimizer has the old parameters, and the network the new ones.
     for membership in memberships:
         missing = membership.in_no_optimizer
-        if missing and membership.in_no_network:
+        if missing and membership.count_in_no_network:
             is_sharded = any(network.is_sharded for of_ranks in networks for network in of_ranks)
             return Finding(
-                f"{membership.in_no_network} parameters of the optimizers are of no network, and {len(missing)} "
+                f"{membership.count_in_no_network} parameters of the optimizers are of no network, and {len(missing)} "
                 f"parameters of the networks have gradients and are in no optimizer ({', '.join(missing[:3])})",
                 "make the optimizer last, from the parameters that are trained",
                 pitfall="optimizer_made_first" if is_sharded else "replaced_parameters",

@@ -1,21 +1,32 @@
 """Training samples: each belongs to one rank, and its number in the data set means the same sample on all ranks.
 
-Samples are compared by their numbers, and where that is not enough by fingerprints of their tensors.
+    each rank reads                               training samples    data sets
+    its half of one order                         right               right
+    its half of one order, of data of its own     right               found
+    an order of its own, or the whole             found               not examined
+    the whole of a stream without numbers         found by contents   not examined
+    a part of a stream                            not examined        not examined
+    an order of its own, of data of its own       not examined        not examined
+    samples that are drawn with replacement       not examined        not examined
+    its half of a batch, which the script cuts    not examined        not examined
+
+Samples are compared by their numbers, and where that is not enough by their contents, fingerprints of their tensors.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import chain
+from operator import eq
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
 from common.doctor.checks.by_rank import across_ranks, training_epochs, why_not_comparable
 from common.doctor.record import Epoch, Record
 
 MIN_SAMPLES = 16  # fewer samples may have something in common by chance
-# Two ranks read the same samples if this part of their contents is equal: some labels agree by chance.
-SAME_FRACTION = 0.9
+SAME = 0.9  # two ranks have read the same samples if a tensor agrees at least so often
 
 Content = tuple[int, ...]  # a fingerprint of each tensor of a sample
+Pairs = list[tuple[Content, Content]]  # two contents that were read under one number
 
 
 def check_training_samples(records: list[Record]) -> Answer:
@@ -25,7 +36,7 @@ def check_training_samples(records: list[Record]) -> Answer:
         if all(_was_cut_by_the_script(epoch) for epoch in epochs):
             answers.append(NotExamined("the script itself cuts each rank's share out of a batch"))
         elif reason:
-            answers.append(_answer_by_contents(number, epochs) or NotExamined(reason))
+            answers.append(_answer_by_contents(number, epochs, reason))
         else:
             answers.append(_answer_by_numbers(number, epochs))
     return overall(answers, "no pass over a DataLoader was seen in training on all ranks")
@@ -33,7 +44,7 @@ def check_training_samples(records: list[Record]) -> Answer:
 
 def _was_cut_by_the_script(epoch: Epoch) -> bool:
     """True if each forward was of a share of its batch, and of no micro-batch: they are no more than the batches."""
-    return epoch.shares == epoch.forwards and epoch.forwards <= epoch.batches
+    return epoch.forwards_of_own_share == epoch.forwards and epoch.forwards <= epoch.batches
 
 
 def _answer_by_numbers(number: int, epochs: tuple[Epoch, ...]) -> Answer:
@@ -47,8 +58,8 @@ def _answer_by_numbers(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     shared = sum(ranks > 1 for ranks in readers.values())
     if not shared:
         return Right()
-    contents = read_by_two([contents_by_number([epoch]) for epoch in epochs])
-    if contents and not are_the_same(contents):
+    pairs = read_by_two([contents_by_number([epoch]) for epoch in epochs])
+    if pairs and max(agreements(pairs).values(), default=0) < SAME:
         return NotExamined("a number has other contents on another rank: its own data set, or new with each read")
     advice = "deal one order out among the ranks, with one seed on all of them, as DistributedSampler does"
     samples = epochs[0].samples
@@ -60,12 +71,12 @@ def _answer_by_numbers(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     return Finding(text, advice, pitfall="different_orders")
 
 
-def _answer_by_contents(number: int, epochs: tuple[Epoch, ...]) -> Finding | None:
-    """A finding if all ranks have read the same contents, as of an iterable data set."""
+def _answer_by_contents(number: int, epochs: tuple[Epoch, ...], why_not_by_numbers: str) -> Answer:
+    """A finding if all ranks have read the same contents, as where each reads the whole of an iterable data set."""
     contents = epochs[0].contents
     all_equal = all(epoch.contents == contents for epoch in epochs)
     if not all_equal or len(set(contents)) < MIN_SAMPLES:
-        return None
+        return NotExamined(why_not_by_numbers)
     return Finding(
         f"each rank read {len(contents)} samples with the same contents in the same order in epoch {number}",
         "let each rank read a part of its own, which it chooses by its rank, or draw with a seed of its own",
@@ -73,15 +84,15 @@ def _answer_by_contents(number: int, epochs: tuple[Epoch, ...]) -> Finding | Non
 
 
 def check_data_sets(records: list[Record]) -> Answer:
-    """The answer about the data sets of the ranks: a number must be the same sample on all of them.
+    """The answer about the data sets of the ranks, whose samples are dealt out by their numbers.
 
-    Over several epochs a sample is read by several ranks, whose contents can be compared. A sample that changes at each
-    read, as with augmentation, also differs between two reads of one rank: then there is nothing to compare.
+    Over several epochs a sample comes to several ranks, and its contents can be compared. Augmentation changes some
+    tensors of a sample at each read, but not the label. So only tensors that stay when one rank reads again count.
     """
     if not isinstance(check_training_samples(records), Right):
         return NotExamined("the samples are not dealt out among the ranks by their numbers")
     by_rank = []
-    read_again = []
+    read_again: Pairs = []
     for record in records:
         epochs = training_epochs(record)
         by_number = contents_by_number(epoch for epoch in epochs if epoch.loader == epochs[0].loader)
@@ -92,9 +103,13 @@ def check_data_sets(records: list[Record]) -> Answer:
     by_two = read_by_two(by_rank)
     if min(len(read_again), len(by_two)) < MIN_SAMPLES:
         return NotExamined("too few samples were read again, by the same rank and by another one")
-    if not are_the_same(read_again):
+    staying = [tensor for tensor, agreement in agreements(read_again).items() if agreement >= SAME]
+    if not staying:
         return NotExamined("the samples change with each read")
-    if are_the_same(by_two):
+    between_ranks = [agreement for tensor, agreement in agreements(by_two).items() if tensor in staying]
+    if not between_ranks:
+        return NotExamined("the samples that two ranks have read are too alike")
+    if max(between_ranks) >= SAME:
         return Right()
     return Finding(
         f"the sampler deals out numbers, but {len(by_two)} samples have other contents on another rank",
@@ -111,7 +126,7 @@ def contents_by_number(epochs: Iterable[Epoch]) -> dict[int, list[Content]]:
     return found
 
 
-def read_by_two(by_rank: list[dict[int, list[Content]]]) -> list[tuple[Content, Content]]:
+def read_by_two(by_rank: list[dict[int, list[Content]]]) -> Pairs:
     """The two contents of each sample that rank 0 and another rank have read."""
     first, *others = by_rank
     pairs = []
@@ -121,15 +136,20 @@ def read_by_two(by_rank: list[dict[int, list[Content]]]) -> list[tuple[Content, 
     return pairs
 
 
-def are_the_same(pairs: list[tuple[Content, Content]]) -> bool:
-    """True if the two contents of each pair are of one sample.
+def agreements(pairs: Pairs) -> dict[int, float]:
+    """The agreement of each tensor: the part of equal pairs, less what is expected by chance (Cohen's kappa).
 
-    Augmentation changes some tensors of a sample at each read, but not the label. So one equal tensor is enough.
+    It is 1 if all pairs are equal, and about 0 for unrelated samples, also if 95 % of them have one label. A tensor
+    that is the same for all samples, such as a mask, proves nothing and is left out.
     """
-    tensors = min((len(one) for one, _ in pairs), default=0)
-    for tensor in range(tensors):
-        equal = sum(one[tensor] == other[tensor] for one, other in pairs)
-        distinct = {one[tensor] for one, _ in pairs}
-        if equal >= SAME_FRACTION * len(pairs) and len(distinct) > 1:
-            return True
-    return False
+    found = {}
+    firsts, seconds = zip(*pairs, strict=True)
+    columns = zip(zip(*firsts, strict=False), zip(*seconds, strict=False), strict=False)
+    for tensor, (first, second) in enumerate(columns):
+        if len({*first, *second}) == 1:
+            continue
+        equal = sum(map(eq, first, second)) / len(pairs)
+        counts = Counter(second)
+        by_chance = sum(counts[value] for value in first) / len(pairs) ** 2
+        found[tensor] = (equal - by_chance) / (1 - by_chance)
+    return found

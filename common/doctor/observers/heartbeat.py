@@ -17,7 +17,7 @@ _LIBRARIES = ("<", *_INSTALLED, str(Path(__file__).parents[2]))
 
 
 class Heartbeat(threading.Thread):
-    """A look at the script every 0.2 s. The thread that makes it is the one that will run the script."""
+    """A look at the script every 0.2 s. Create it on the thread that will run the script."""
 
     def __init__(self, recorder: Recorder, folder: Path, script: Path) -> None:
         super().__init__(name="doctor", daemon=True)

@@ -57,13 +57,13 @@ class LoaderObserver:
         self._recorder.wrap(_BaseDataLoaderIter, "__next__", self.before_batch, self.after_batch, self.after_error)
 
     def note_forward(self, inputs: Any) -> None:
-        """Note a forward in training: of the batch that was handed out last, as far as can be seen, or of a part."""
+        """Count a forward in training for the newest batch; the input may be a part of it."""
         epoch = self._newest
         if epoch is None:
             return
         epoch.forwards += 1
         if _is_own_share(inputs, epoch.last_batch):
-            epoch.shares += 1
+            epoch.forwards_of_own_share += 1
 
     def after_start(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
         by_torch = type(loader.batch_sampler) in (BatchSampler, type(None))

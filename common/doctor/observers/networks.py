@@ -24,10 +24,16 @@ FORWARDS_WITH_DRAWS = 64  # draws are looked for in the first forwards of a netw
 
 
 class Forward(NamedTuple):
-    """A forward that the script has started, and that has not returned."""
+    """A forward that the script has started, and that has not returned. With a wrapper two modules have a part in it:
 
-    called: nn.Module  # the network, or a wrapper of it
-    module: nn.Module  # the network itself
+        model = DistributedDataParallel(net)
+        model(inputs)  # `called` is model, `module` is net
+
+    Without one, in `net(inputs)`, both are net.
+    """
+
+    called: nn.Module
+    module: nn.Module
     network: Network
     generators: dict[str, int]  # the states of the random generators at its start, if looked at
 
@@ -91,7 +97,7 @@ class NetworkObserver:
         if module not in self.networks:
             parameters = dict(module.named_parameters())
             network = Network(type(module).__name__, len(parameters))
-            network.is_sharded = any(_is_part(*item) for item in parameters.items())
+            network.is_sharded = any(_is_part(name, parameter) for name, parameter in parameters.items())
             network.has_module = "module" in dict(module.named_children())
             self.networks[module] = network
             self._record.networks.append(network)

@@ -68,8 +68,8 @@ class OptimizerObserver:
                     in_no_optimizer.append(name)
                 if parameter.grad is None and parameter.requires_grad and network.needs_all_gradients:
                     without_gradient.append(name)
-        in_no_network = 0
+        count_in_no_network = 0
         for key, parameter in in_optimizers.items():
             if key not in in_networks and parameter.grad is None:
-                in_no_network += 1
-        return Membership(in_no_network, in_no_optimizer, without_gradient)
+                count_in_no_network += 1
+        return Membership(count_in_no_network, in_no_optimizer, without_gradient)

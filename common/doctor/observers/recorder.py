@@ -47,9 +47,9 @@ class Recorder:
                     observe(*args, **kwargs)
                 except Exception as error:  # a fault of the doctor: the script goes on, and the report names it
                     where = traceback.extract_tb(error.__traceback__)[-1].name
-                    trouble = f"{where}: {type(error).__name__}: {error}"
-                    if trouble not in self.record.troubles:
-                        self.record.troubles.append(trouble)
+                    text = f"{where}: {type(error).__name__}: {error}"
+                    if text not in self.record.observer_errors:
+                        self.record.observer_errors.append(text)
 
         return guarded
 

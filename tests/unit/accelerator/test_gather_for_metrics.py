@@ -8,7 +8,6 @@ from torch.utils.data import DataLoader
 
 from common.accelerator.utils import DataLoaderConfiguration
 from common.nested import leaves
-from tests.states import allow_loader_workers
 from tests.toys import StreamOfWorkers
 from tests.unit.accelerator.several_processes import on_ranks
 
@@ -77,7 +76,6 @@ def test_gather_for_metrics_returns_each_real_sample_once_on_every_process(n, ba
 
 
 def gather_parts_of_a_stream(accelerator):
-    allow_loader_workers()
     loader = DataLoader(StreamOfWorkers(range(10)), batch_size=2, num_workers=2, multiprocessing_context="fork")
     return [accelerator.gather_for_metrics(batch).tolist() for batch in accelerator.prepare(loader)]
 

@@ -7,6 +7,7 @@ learner is told.
 RIGHT = {
     "overlapped_ddp": [
         ("in self.handles:", "in self.handles[:: -1 if dist.get_rank() == 0 else 1]:"),
+        ("handle.wait()", "handle.is_completed() or handle.wait()"),
     ],
     "buckets": [
         ("parameter.grad.copy_(part.view_as(parameter))", "parameter.grad = part.view_as(parameter)"),
@@ -53,6 +54,7 @@ WRONG = {
             "backward stood still",
         ),
         ("            handle.wait()", "            pass", "wait() was not called"),
+        ("handle.wait()", "handle.get_future().wait()", "use wait()"),
         ("register_post_accumulate_grad_hook(self.start_all_reduce)", "numel()", "0 all-reduces began"),
     ],
     "buckets": [
@@ -89,6 +91,11 @@ WRONG = {
         ("dist.all_reduce(counts)", "pass", "not the fraction of right answers"),
         ("dataset[dist.get_rank() :: dist.get_world_size()]", "dataset", "share them out"),
         (
+            "dataset[dist.get_rank() :: dist.get_world_size()]",
+            "[dataset[:-1], dataset[-1:], []][dist.get_rank()]",
+            "17",
+        ),
+        (
             "dist.all_reduce(counts)\n    return (counts[0] / counts[1]).item()",
             "mean = counts[0] / counts[1]\n    dist.all_reduce(mean)\n    return mean.item() / dist.get_world_size()",
             "mean of the ranks' accuracies",
@@ -102,6 +109,13 @@ WRONG = {
     "zero1": [
         ("dist.broadcast(parameter.detach(), ", "dict(", "exchange their parts"),
         ("[dist.get_rank() :: dist.get_world_size()]", "", "more than its part of the optimizer's state"),
+        (
+            "self.optimizer = torch.optim.AdamW(own, **settings)",
+            """optimizers = [torch.optim.AdamW([each], **settings) for each in self.parameters]
+        self.optimizer = nn.Module()
+        self.optimizer.step = lambda: [each.step() for each in optimizers]""",
+            "more than its part of the optimizer's state",
+        ),
         ("            parameter.grad /= dist.get_world_size()\n", "", "divide the sums by the world size"),
     ],
     "loss_scaler": [

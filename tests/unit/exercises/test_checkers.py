@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from common import exercises
-from common.exercises import stage
+from common.exercises import runner
 from common.exercises.mistake import Mistake
 from common.ladder.__main__ import main
 from tests.unit.exercises.patches import RIGHT, WRONG
@@ -26,26 +26,26 @@ def solution(name: str, folder: Path, old: str = "", new: str = "") -> Path:
 def mistake_of(name: str, path: Path) -> str:
     """The text of the mistake that the check of a solution raises."""
     with pytest.raises(Mistake) as raised:
-        stage.check(name, path)
+        runner.check(name, path)
     return str(raised.value)
 
 
 @pytest.mark.parametrize("name", exercises.NAMES)
 def test_a_right_solution_passes(name, tmp_path):
-    stage.check(name, solution(name, tmp_path))
+    runner.check(name, solution(name, tmp_path))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, old, new", [(name, *row) for name, rows in RIGHT.items() for row in rows])
 def test_an_unusual_right_solution_passes(name, old, new, tmp_path):
-    stage.check(name, solution(name, tmp_path, old, new))
+    runner.check(name, solution(name, tmp_path, old, new))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, row", [(name, row) for name, rows in WRONG.items() for row in rows])
 def test_the_mistake_of_a_wrong_solution_is_named(name, row, tmp_path, monkeypatch):
     old, new, *texts = row
-    monkeypatch.setattr(stage, "SECONDS", 4)  # half of a learner's, because several of these wait for their end
+    monkeypatch.setattr(runner, "SECONDS", 4)  # half of a learner's, because several of these wait for their end
     found = mistake_of(name, solution(name, tmp_path, old, new))
     assert all(text in found for text in texts), found
 

@@ -32,7 +32,7 @@ ONE_RANK_A_MACHINE = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 class Returned(NamedTuple):
     """The results of `attempt` and of `reference` on a rank."""
 
-    made: Any
+    actual: Any
     expected: Any
 
 
@@ -52,7 +52,7 @@ def check(name: str, path: Path) -> None:
     for world_size in WORLD_SIZES:
         try:
             returned = _run_on_ranks(world_size, name, path)
-            checker.check([rank.made for rank in returned], [rank.expected for rank in returned])
+            checker.check([rank.actual for rank in returned], [rank.expected for rank in returned])
         except Mistake as mistake:
             text = f"on {world_size} ranks: {mistake}"
             if world_size != WORLD_SIZES[0]:
@@ -92,25 +92,25 @@ def _run_on_ranks(world_size: int, name: str, path: Path) -> list[Returned]:
 def _run_on_rank(name: str, path: Path, seconds: int) -> Returned | Stuck | Mistake:
     """The outcome of the solution on this rank, in a process group of all ranks.
 
-    A Mistake is returned, because one that is raised would end the job before the other ranks have told their lines.
+    A Mistake is returned, because a raised one would end the job before the other ranks have reported their lines.
     """
     dist.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE))
     # A group for the end. In the solution's a barrier would answer a collective that one rank has called too many.
     everyone: Any = dist.new_group()
     checker = load(name)
     expected = checker.reference()
-    attempt = Attempt(checker, path)
+    thread = SolutionThread(checker, path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's warnings would stand before the findings
-        attempt.start()
-        attempt.join(seconds)
+        thread.start()
+        thread.join(seconds)
     outcome: Returned | Stuck | Mistake
-    if attempt.is_alive():
-        outcome = Stuck(attempt.line())
-    elif attempt.error is not None:
-        outcome = attempt.mistake()
+    if thread.is_alive():
+        outcome = Stuck(thread.line())
+    elif thread.error is not None:
+        outcome = thread.mistake()
     else:
-        outcome = Returned(attempt.made, expected)
+        outcome = Returned(thread.actual, expected)
     # No rank leaves while another one is stuck: the lost connection would end its wait before its line is known.
     dist.barrier(everyone)
     if isinstance(outcome, Returned):
@@ -118,12 +118,12 @@ def _run_on_rank(name: str, path: Path, seconds: int) -> Returned | Stuck | Mist
     return outcome
 
 
-class Attempt(threading.Thread):
+class SolutionThread(threading.Thread):
     """The run of a solution, on a thread that can be abandoned when the time is over."""
 
     def __init__(self, checker: ModuleType, path: Path) -> None:
         super().__init__(daemon=True)
-        self.made: Any = None
+        self.actual: Any = None
         self.error: BaseException | None = None
         self._checker = checker
         self._path = path
@@ -134,7 +134,7 @@ class Attempt(threading.Thread):
             solution = importlib.util.module_from_spec(spec)
             with simulated_network() as traffic:
                 spec.loader.exec_module(solution)
-                self.made = self._checker.attempt(solution, traffic)
+                self.actual = self._checker.attempt(solution, traffic)
             traffic.check()
         except BaseException as error:
             self.error = error

@@ -6,14 +6,14 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
-from common.accelerator.state import AcceleratorState
+from common.accelerator.state import fresh_states
 from common.pitfalls import PITFALLS, load
 from common.process_group import all_gather_object, process_group
 from common.processes import ranks
@@ -29,24 +29,35 @@ class Verdict(NamedTuple):
     false_alarm: str | None
     hung: bool  # the mistake ended by its time-out
 
+    @property
+    def caught(self) -> bool:
+        return self.finding is not None and self.false_alarm is None
+
 
 @dataclass(frozen=True)
-class Stage:
-    """A folder for one run of a pitfall, the same on all ranks."""
+class Trace:
+    """The notes of each rank, in files, so that a rank that hangs has some."""
 
     folder: Path
 
-    def at(self, place: str) -> None:
-        """Note where this rank is, without a collective."""
-        with self._notes_of(dist.get_rank()).open("a") as file:
-            file.write(f"{place}\n")
+    def note(self, text: str) -> None:
+        """Add a note of this rank, without a collective."""
+        with self._file_of(dist.get_rank()).open("a") as file:
+            file.write(f"{text}\n")
 
-    def places(self) -> list[list[str]]:
-        """The places where each rank has been; each must have called `at`."""
-        files = map(self._notes_of, range(dist.get_world_size()))
+    def notes_by_rank(self) -> list[list[str]]:
+        """The notes of each rank; each must have made one."""
+        files = map(self._file_of, range(dist.get_world_size()))
         return [file.read_text().splitlines() for file in files]
 
-    def _notes_of(self, rank: int) -> Path:
+    def last_notes(self) -> str:
+        """For example "rank 0 in step 4, rank 1 in step 3"."""
+        last = []
+        for rank, notes in enumerate(self.notes_by_rank()):
+            last.append(f"rank {rank} in {notes[-1]}")
+        return ", ".join(last)
+
+    def _file_of(self, rank: int) -> Path:
         return self.folder / f"rank{rank}.txt"
 
 
@@ -82,7 +93,11 @@ def run_on_rank(
     """
     module = load(name)
     pitfall = PITFALLS[name]
-    arguments = [Stage(folder)] if pitfall.takes_stage else []
+    arguments: list[Any] = []
+    if pitfall.takes_trace:
+        arguments = [Trace(folder)]
+    elif pitfall.takes_folder:
+        arguments = [folder]
     # The correction has all the time it needs on a slow machine.
     timeout = PATIENCE
     may_hang = version == "wrong" and pitfall.timeout is not None
@@ -91,14 +106,15 @@ def run_on_rank(
     store = dist.FileStore(str(folder / "meeting"), pitfall.world_size)
     store.set_timeout(PATIENCE)
     torch.manual_seed(0)
-    AcceleratorState._reset_state(reset_partial_state=True)
     _wait_for_all("join", store, pitfall.world_size)
-    with process_group(
+    group = process_group(
         store=dist.PrefixStore("group", store),
         rank=int(os.environ["RANK"]),
         world_size=pitfall.world_size,
         timeout=timeout,
-    ):
+    )
+    # The process runs other pitfalls too, and an Accelerator keeps its state.
+    with fresh_states(), group:
         started = time.monotonic()  # before any rank can begin to wait
         # Who has joined and fails at once would take down those who join.
         _wait_for_all("start", store, pitfall.world_size)
@@ -116,7 +132,6 @@ def run_on_rank(
         # A rank that leaves closes its connections. Whoever still waits for it
         # would see that, and not a time-out.
         _wait_for_all("end", store, pitfall.world_size)
-    AcceleratorState._reset_state(reset_partial_state=True)
     return finding, hung
 
 
