@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from benchmarks.harness.rows import BASELINE, totals
+from benchmarks.harness.rows import BASELINE, REPLICATED, totals
 from common import ladder
 from common.data.synthetic import SIZES
 
@@ -70,7 +70,7 @@ def balanced(levels: dict[str, dict]) -> Verdict:
     """The verdict on memory: do DDP's ranks hold the same? Nothing is promised of DataParallel's devices."""
     sizes = peaks(levels)
     of_ddp = {level: imbalance(sizes[level]) for level in ladder.DISTRIBUTED}
-    of_data_parallel = imbalance(sizes["01_data_parallel"])
+    of_data_parallel = imbalance(sizes[REPLICATED])
     line = f"fullest device over emptiest: DDP {max(of_ddp.values()):.2f}, DataParallel {of_data_parallel:.2f}"
     uneven = [level for level, ratio in of_ddp.items() if ratio > MOST_IMBALANCE]
     if uneven:

@@ -107,6 +107,11 @@ def test_a_bucket_is_sent_when_it_is_full():
     assert fill_buckets(gradients) == tuple(sizes)
 
 
+def test_gradients_that_need_no_products_come_at_the_end_of_backward():
+    """The last layer's bias, if it alone is trained."""
+    assert fill_buckets((Gradient(10, 0),)) == (Bucket(40, 1.0),)
+
+
 def test_a_small_step_is_bound_by_launches_which_hide_what_makes_kernels_slower():
     setup = presets.setup(counted("BasicNet"), Hardware())
     even = without_effects(setup)
