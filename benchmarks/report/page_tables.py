@@ -42,11 +42,11 @@ def table_of_levels() -> str:
     rows = []
     for name, row in group["rows"].items():
         speed_up = 1.0 if name == BASELINE else speed_ups[name]["median"]
-        of_level = [comparison_table.MISSING, comparison_table.MISSING]
+        level_cells = [comparison_table.MISSING, comparison_table.MISSING]
         if not row["all_cores"]:
             level = row["level"]
-            of_level = [comparison_table.per_device(memory[level]), record["levels"][level]["weight_checksum"]]
-        rows.append([comparison_table.label(name, row), f"{row['median']:.0f}", f"{speed_up:.2f}", *of_level])
+            level_cells = [comparison_table.per_device(memory[level]), record["levels"][level]["weight_checksum"]]
+        rows.append([comparison_table.label(name, row), f"{row['median']:.0f}", f"{speed_up:.2f}", *level_cells])
     return markdown(["level", "images/s", "× level 00", "MiB of each device", "weights"], rows)
 
 

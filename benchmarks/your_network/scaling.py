@@ -140,10 +140,10 @@ def fill_buckets(gradients: tuple[Gradient, ...], first: int = 2**20, others: in
 def all_reduce(setup: Setup, size: int, gpus: int) -> float:
     """Seconds to sum `size` bytes over two or more GPUs, which fill whole nodes or a part of one."""
     nodes = max(1, gpus // setup.gpus_per_node)
-    of_one_node = gpus // nodes
+    gpus_of_a_node = gpus // nodes
     latency = 0.0
     bandwidths = []
-    for members, link in ((of_one_node, setup.inner), (nodes, setup.between)):
+    for members, link in ((gpus_of_a_node, setup.inner), (nodes, setup.between)):
         if members > 1:
             halvings = (members - 1).bit_length()
             latency += 2 * halvings * link.latency
