@@ -40,7 +40,5 @@ def record_devices(data_flags: tuple[str, ...], row: str, steps: int) -> list[li
     devices = []
     for devices_of_rank in ranks(script.processes, on_cpu=True).run(record_level, script.level, argv, cores):
         for recorded in devices_of_rank:
-            devices.append(
-                recorded[-steps:]
-            )  # `record_level` leaves out the first step, the slice the other warm-up steps
+            devices.append(recorded[-steps:])  # those before are the warm-up
     return devices
