@@ -13,7 +13,7 @@ import torch
 from benchmarks.harness import records
 from benchmarks.harness.options import CannotMeasure, MeasureOptions, find_dataset
 from benchmarks.report import pictures
-from benchmarks.report.group_table import held_memory, table
+from benchmarks.report.group_table import tables
 from benchmarks.suites import network, one_step, overhead, sharing, throughput, timeline
 from common.allocator import keep_large_blocks
 from common.cores import available_cores
@@ -47,7 +47,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def prepare_process(quick: bool) -> None:
-    """Settings of this process, and of those that it starts, before its first tensor: no suite depends on another."""
+    """Settings of this process and of those that it starts. They come before its first tensor."""
     keep_large_blocks()
     torch.set_num_threads(1)  # it has little to do here, and several threads would wait for each other
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would report its begin and its end
@@ -59,25 +59,22 @@ def prepare_process(quick: bool) -> None:
 def main(argv: list[str] | None = None) -> None:
     options = parse_options(argv)
     if options.record:
-        # An hour of measuring should not end in an error that was there before.
+        # Check now that the folder is writable, not after an hour.
         records.check_writable(options.record, "--record")
     prepare_process(options.quick)
-    # Asked once: later suites would take the load of the first one for other programs'.
+    # Check the load once, before the first suite: afterwards it includes our own.
     records.warn_if_busy(records.run_metadata()["load"], available_cores())
-    of_suites = MeasureOptions(options.rounds, find_dataset(), options.quick)
+    measure_options = MeasureOptions(options.rounds, find_dataset(), options.quick)
     for suite in options.suites:
         began = records.run_metadata()
         try:
-            content = SUITES[suite](of_suites)
+            content = SUITES[suite](measure_options)
         except CannotMeasure as reason:
             print(f"{suite} is not measured: {reason}", flush=True)
             continue
         record = {"suite": suite, "machine": records.machine(), "began": began, "ended": records.run_metadata()}
         record |= content
-        for group in record.get("groups", []):
-            print(f"\n{table(group)}", flush=True)
-        if "rows" in record:
-            print(f"\n{held_memory(record['rows'])}", flush=True)
+        print(f"\n{tables(record)}", flush=True)
         if options.record:
             records.write_json(options.record / f"{suite}.json", record)
             written = [f"{suite}.json", *pictures.draw(suite, record, options.record)]

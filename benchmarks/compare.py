@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.harness import level_runs, records
-from benchmarks.harness.rows import BASELINE
+from benchmarks.harness.rows import BASELINE, REPLICATED
 from benchmarks.report.comparison_table import summary, wrapped
 from benchmarks.report.pictures import COMPARISON, draw
 from benchmarks.report.verdicts import verdicts
@@ -32,6 +32,7 @@ EXACT = ["--dtype", "float64", "--no-dropout"]
 PROOF_STEPS = 10
 EVALUATION_RANKS = 3  # Three do not divide 10,000 samples, so padding or dropping shows.
 TIMEOUT_SECONDS = 900
+INCOMPLETE = "incomplete.json"
 
 
 class Settings(NamedTuple):
@@ -93,35 +94,19 @@ def choose_settings(options: argparse.Namespace, gpus: int) -> Settings:
     )
 
 
-def run_parts(settings: Settings, folder: Path, show_part: Callable[[str], None]) -> dict:
-    """Run every part, after its name is shown. The weights that are compared are saved in `folder`.
+def run_parts(settings: Settings, folder: Path, show_part: Callable[[str], None], report: dict) -> None:
+    """Run every part, after its name is shown, and put its results into `report`.
+
+    The weights that are compared are saved in `folder`.
 
     Raises:
-        RankFailed, ValueError: if a part fails.
+        RankFailed: if a rank of a part fails.
     """
     levels: dict[str, dict] = {level: {} for level in ladder.LEVELS}
     sharded: dict[str, dict] = {script: {} for script in ladder.SHARDED}
-    for level in levels:
-        show_part(f"training {level}")
-        levels[level]["run"] = train(level, settings)
-    for script, result in (levels | sharded).items():
-        show_part(f"weights and memory of {script}")
-        result.update(compare_weights(script, settings, folder))
-        result["simulated_peak_memory"] = simulate_memory(script, settings)
-    for level in (BASELINE, *ladder.DISTRIBUTED):
-        show_part(f"evaluation of {level}")
-        levels[level].update(evaluate(level, settings))
-    groups = []
-    for size in settings.batch_sizes:
-        show_part(f"timing all levels in turn, batch {size}")
-        groups.append(time_in_turns(size, settings))
-    networks = list(memory.NETWORKS) if settings.full else ["basic_net", "big_output"]
-    wrappers = memory.ALL_WRAPPERS if settings.full else memory.WRAPPERS
-    memory_rows = []
-    for devices in memory.DEVICES:
-        show_part(f"memory on {devices} devices")
-        memory_rows += memory.rows_on(devices, networks, wrappers)
-    return {
+    groups: list[dict] = []
+    memory_rows: list[dict] = []
+    report |= {
         "world_size": settings.world_size,
         "cores_per_device": throughput.cores_of_a_device(settings.world_size),
         "global_batch_size": settings.batch_sizes[0],
@@ -132,6 +117,24 @@ def run_parts(settings: Settings, folder: Path, show_part: Callable[[str], None]
         "throughput": groups,
         "memory": memory_rows,
     }
+    for level in levels:
+        show_part(f"training {level}")
+        levels[level]["run"] = train(level, settings)
+    for script, result in (levels | sharded).items():
+        show_part(f"weights and memory of {script}")
+        result.update(compare_weights(script, settings, folder))
+        result["simulated_peak_memory"] = simulate_memory(script, settings)
+    for level in (BASELINE, *ladder.DISTRIBUTED):
+        show_part(f"evaluation of {level}")
+        levels[level].update(evaluate(level, settings))
+    for size in settings.batch_sizes:
+        show_part(f"timing all levels in turn, batch {size}")
+        groups.append(time_in_turns(size, settings))
+    networks = list(memory.NETWORKS) if settings.full else ["basic_net", "big_output"]
+    wrappers = memory.ALL_WRAPPERS if settings.full else memory.WRAPPERS
+    for devices in memory.DEVICES:
+        show_part(f"memory on {devices} devices")
+        memory_rows += memory.rows_on(devices, networks, wrappers)
 
 
 def train(level: str, settings: Settings) -> dict:
@@ -180,7 +183,7 @@ def time_in_turns(size: int, settings: Settings) -> dict:
 def level_flags(level: str, settings: Settings, batch_size: int | None = None) -> list[str]:
     """The flags of a level for a global batch; by default the first of the settings."""
     flags = ["--batch-size", str(batch_size or settings.batch_sizes[0]), *settings.data_flags]
-    if level == "01_data_parallel":
+    if level == REPLICATED:
         flags += ["--replicas", str(settings.world_size)]
     if level == ladder.MESH:
         flags += ["--tensor", "1" if settings.world_size % 2 else "2"]
@@ -210,8 +213,11 @@ def main() -> None:
             tempfile.TemporaryDirectory() as folder,
             tqdm(leave=False, disable=None, bar_format="{desc} | {elapsed}", ncols=79) as progress,
         ):
-            report |= run_parts(settings, Path(folder), progress.set_description_str)
-    except (RankFailed, ValueError) as failure:
+            run_parts(settings, Path(folder), progress.set_description_str, report)
+    except RankFailed as failure:
+        # With --full the parts before it took up to an hour.
+        records.write_json(options.out / INCOMPLETE, report)
+        print(f"The results of the parts before: {options.out / INCOMPLETE}", file=sys.stderr)
         sys.exit(f"FAILED: {progress.desc}: {failure}")
     except KeyboardInterrupt:
         print("INTERRUPTED: nothing is written", file=sys.stderr)

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 
 LARGEST_QUIET_SPREAD = 0.15
 SEED = 42
+WARM_UP_STEPS = 2  # not timed: DDP makes its final buckets in the second step
 # An interval of so many rounds, or more, has at least this confidence.
 FEWEST_ROUNDS = 6
 LEAST_CONFIDENCE = 0.95

@@ -14,7 +14,7 @@
       "pairs": [
         {"of": "02_ddp_raw, 2 processes", "to": "00_single_gpu", "kind": "ratio",
          "median": 0.902, "low": 0.893, "high": 0.911, "spread": 0.02,
-         "interval": [0.889, 0.914], "confidence": 0.979}, …     of the median
+         "interval": [0.889, 0.914], "confidence": 0.96875}, …     of the median
       ]
     }
 
@@ -23,7 +23,7 @@ compares two rows round by round: of / to for the kind "ratio", of − to in the
 
 A file holds one suite: {"suite": "throughput", "machine": {…}, "began": {…}, "ended": {…}, "groups": [group, …]}.
 `began` and `ended` are the `run_metadata` before and after it was measured. `benchmarks.suites.sharing` has "rows" in
-place of the groups.
+place of the groups, which `benchmarks.report.group_table.tables` prints.
 """
 
 import json
@@ -67,9 +67,9 @@ def group(
         ratios, differences: the pairs (of, to) of rows to compare. A pair is left out where a row was not measured.
     """
     rows = {}
-    for row, own in samples.items():
-        summary = summarise(own)
-        measured = {"noisy": summary.noisy, "samples": [rounded(sample) for sample in own]}
+    for row, values in samples.items():
+        summary = summarise(values)
+        measured = {"noisy": summary.noisy, "samples": [rounded(value) for value in values]}
         rows[row] = (metadata or {}).get(row, {}) | _numbers(summary) | measured
     pairs = []
     for of, to in ratios:

@@ -19,8 +19,8 @@ ADDRESSES = ("10.77.0.1", "10.77.0.2")
 INTERFACE = "cable"
 # The namespaces are ours alone, and so are all their ports.
 RENDEZVOUS = f"{ADDRESSES[0]}:29400"
-# After a pause a throttled cable lets a burst through at its own speed. With less than the smallest one, or than what
-# fits into the time that a timer can be late, it does not reach its rate. At 10 Gbit/s the largest one is enough.
+# After a pause a throttled cable lets a burst through at its own speed. tbf refills its bucket at timer ticks. If the
+# bucket is smaller than one tick's bytes, the link stays below its rate. At 10 Gbit/s the largest one is enough.
 BURST_SECONDS = 1e-3
 SMALLEST_BURST_BYTES = 16 * 1024
 LARGEST_BURST_BYTES = 256 * 1024
@@ -75,6 +75,7 @@ class Nodes:
         """Switch the node off: SIGKILL to every process on it, until there is none."""
         for process in self._started[node]:
             process.kill()  # `ip` may not have moved it to the node yet: then the namespace does not list it
+            process.wait()
         deadline = time.monotonic() + 20
         while pids := _run("ip", "netns", "pids", self.names[node]).split():
             if time.monotonic() > deadline:
@@ -121,7 +122,7 @@ def why_not() -> str | None:
             nodes.limit(1e9)
             if nodes.start(0, [sys.executable, "-c", ""]).wait(60):
                 return "a process cannot be started in a network namespace"
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
         return f"network namespaces need root and iproute2: {error}"
     return None
 

@@ -4,6 +4,13 @@ from benchmarks.harness.rows import totals
 from benchmarks.report.comparison_table import per_device
 
 
+def tables(record: dict) -> str:
+    """A table for each group of a suite's record; for `suites.sharing`, which has no groups, the one of its rows."""
+    if record["suite"] == "sharing":
+        return held_memory(record["rows"])
+    return "\n\n".join(table(group) for group in record["groups"])
+
+
 def table(group: dict) -> str:
     """A line for each row: its median over the rounds, and the spread of the rounds. Below them the comparisons."""
     heading = f"medians of {group['rounds']} rounds"
@@ -36,6 +43,6 @@ def comparisons(group: dict) -> str:
 def held_memory(rows: dict[str, list[dict[str, int]]]) -> str:
     """A line for each row of `suites.sharing`: the MiB that each rank holds."""
     lines = ["MiB that each rank holds"]
-    for name, of_ranks in rows.items():
-        lines.append(f"  {name:<46}{per_device(totals(of_ranks)):>31}")
+    for name, ranks in rows.items():
+        lines.append(f"  {name:<46}{per_device(totals(ranks)):>31}")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The pictures of memory, drawn from records alone: what each device holds, at its peak or between two steps."""
+"""The pictures of memory, drawn from records alone: what each device holds, at its peak or after `optimizer.step()`."""
 
 from pathlib import Path
 
@@ -26,9 +26,9 @@ def draw_devices(report: dict, path: Path) -> None:
     widths = [count + 2.5 for count in counts]
     figure, panels = plots.subplots(len(titles), len(counts), AROUND_INCHES + PANEL_INCHES * len(titles), widths)
     for line, (network, title) in enumerate(titles.items()):
-        own_rows = [row for row in rows if row["network"] == network]
-        own_panels = panels[line * len(counts) : (line + 1) * len(counts)]
-        _network(own_rows, title, dict(zip(counts, own_panels, strict=True)))
+        network_rows = [row for row in rows if row["network"] == network]
+        network_panels = panels[line * len(counts) : (line + 1) * len(counts)]
+        _network(network_rows, title, dict(zip(counts, network_panels, strict=True)))
     plots.legend(figure, COLOURS, 3)
     caption = "Simulated: every tensor charged to its device. DP: DataParallel; ratio: fullest / emptiest device"
     plots.save(figure, path, caption, report["machine"], LEGEND_INCHES)
@@ -75,7 +75,7 @@ def _mib(devices: list[dict[str, int]]) -> list[float]:
 
 
 def draw_sharing(record: dict, path: Path) -> None:
-    """Parameters, gradients and optimizer state that each rank holds: a panel for each script of level 02."""
+    """What each rank holds at the end of `optimizer.step()`, without DDP's buckets: a panel for each script."""
     rows = record["rows"]
     top = max(max(_mib(ranks)) for ranks in rows.values())
     figure, panels = plots.subplots(1, len(rows), 4.3)
@@ -90,7 +90,7 @@ def draw_sharing(record: dict, path: Path) -> None:
         fullest = max(_mib(ranks))
         panel.text((len(ranks) - 1) / 2, fullest + 0.03 * top, f"{fullest:.1f} MiB each", **ABOVE_BARS)
         panel.tick_params(axis="y", labelleft=panel is panels[0])
-    panels[0].set_ylabel("MiB between two steps")
+    panels[0].set_ylabel("MiB after optimizer.step()")
     first_ranks = next(iter(rows.values()))
     shown = {category: COLOURS[category] for category in first_ranks[0]}
     plots.legend(figure, shown, len(shown))

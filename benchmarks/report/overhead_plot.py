@@ -11,13 +11,13 @@ def draw_overhead(record: dict, path: Path) -> None:
     pairs = group["pairs"]
     loops = list(dict.fromkeys(pair["to"] for pair in pairs))
     by_loop = [[pair for pair in pairs if pair["to"] == loop] for loop in loops]
-    heights = [0.35 + 0.42 * len(own) for own in by_loop]
-    figure, panels = subplots(len(loops), 1, 1.35 + sum(heights), None, heights)
+    heights = [0.35 + 0.42 * len(compared) for compared in by_loop]
+    figure, panels = subplots(len(loops), 1, 1.35 + sum(heights), height_ratios=heights)
     top = max(max(pair["high"] for pair in pairs), 1)
     lowest = min(pair["low"] for pair in pairs)
-    for panel, loop, own in zip(panels, loops, by_loop, strict=True):
+    for panel, loop, compared in zip(panels, loops, by_loop, strict=True):
         bars = []
-        for pair in own:
+        for pair in compared:
             colour = BLUE if pair["of"].startswith("common.") else ORANGE  # a row bears the name of a package
             bar = Bar(
                 label=pair["of"],

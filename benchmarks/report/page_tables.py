@@ -2,10 +2,10 @@
 
 import json
 
-from benchmarks.harness.rows import BASELINE, BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP, totals
+from benchmarks.harness.rows import BASELINE, BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP_ROW, totals
 from benchmarks.report import comparison_table
 from benchmarks.report.verdicts import peaks
-from benchmarks.suites import network
+from benchmarks.suites.network import link_of
 from common import ladder
 from common.instruments.result import quantity, result_parts
 
@@ -42,11 +42,11 @@ def table_of_levels() -> str:
     rows = []
     for name, row in group["rows"].items():
         speed_up = 1.0 if name == BASELINE else speed_ups[name]["median"]
-        of_level = [comparison_table.MISSING, comparison_table.MISSING]
+        level_cells = [comparison_table.MISSING, comparison_table.MISSING]
         if not row["all_cores"]:
             level = row["level"]
-            of_level = [comparison_table.per_device(memory[level]), record["levels"][level]["weight_checksum"]]
-        rows.append([comparison_table.label(name, row), f"{row['median']:.0f}", f"{speed_up:.2f}", *of_level])
+            level_cells = [comparison_table.per_device(memory[level]), record["levels"][level]["weight_checksum"]]
+        rows.append([comparison_table.label(name, row), f"{row['median']:.0f}", f"{speed_up:.2f}", *level_cells])
     return markdown(["level", "images/s", "× level 00", "MiB of each device", "weights"], rows)
 
 
@@ -110,7 +110,7 @@ def table_of_categories() -> str:
 
 def table_of_smaller_memory() -> str:
     """The fullest device's accounted peak under DDP and under what lowers it, in MiB, by network and devices."""
-    columns = {DDP: "DDP", FOREACH: "foreach AdamW", BUCKET_VIEWS: "gradients in the buckets", FSDP: "FSDP2"}
+    columns = {DDP: "DDP", FOREACH: "foreach AdamW", BUCKET_VIEWS: "gradients in the buckets", FSDP_ROW: "FSDP2"}
     memory = recorded_peaks()
     rows = []
     for name, title in (("basic_net", "BasicNet"), ("resnet18", "ResNet-18")):
@@ -128,13 +128,10 @@ def recorded_peaks() -> dict[tuple[str, str, int], list[dict[str, int]]]:
 def table_of_links() -> str:
     """Ratios of two nodes' throughput to one node's, in the same rounds, by link and by batch of each process."""
     (group,) = recorded("network")["groups"]
-    pairs = {pair["of"]: pair for pair in group["pairs"]}
-    rows = []
-    for link in network.BANDWIDTHS:
-        row = [link]
-        for batch in network.BATCHES_PER_PROCESS:
-            pair = pairs[network.row_name(link, batch)]
-            low, high = pair["interval"]
-            row.append(f"{pair['median']:.2f} ({low:.2f}–{high:.2f})")
-        rows.append(row)
-    return markdown(["link", *(f"batch {batch} each" for batch in network.BATCHES_PER_PROCESS)], rows)
+    batches = sorted({row["batch_per_process"] for row in group["rows"].values()})
+    cells: dict[str, list[str]] = {}
+    for pair in group["pairs"]:  # in the order of the batches
+        low, high = pair["interval"]
+        cells.setdefault(link_of(pair["of"]), []).append(f"{pair['median']:.2f} ({low:.2f}–{high:.2f})")
+    rows = [[link, *ratios] for link, ratios in cells.items()]
+    return markdown(["link", *(f"batch {batch} each" for batch in batches)], rows)

@@ -44,7 +44,7 @@ def renewed(text: str) -> str:
 def diff(before: str, after: str, with_old: bool = True) -> str:
     """All lines that change from one script to another, but for imports, blank lines and the docstrings on top.
 
-    `with_old`: show the lines that go, too.
+    `with_old`: also show the lines that are removed.
     """
     ours = ladder.lines_below_docstring(ladder.find_script(before))
     theirs = ladder.lines_below_docstring(ladder.find_script(after))
@@ -75,9 +75,9 @@ def _shared(lines: list[str]) -> list[str]:
 
 def mistakes(level: str) -> str:
     """The pitfalls whose place is this level's page, each with what it is."""
-    own = [name for name in pitfalls.NAMES if pitfalls.PITFALLS[name].level == ladder.find_script(level)]
+    names = [name for name in pitfalls.NAMES if pitfalls.PITFALLS[name].level == ladder.find_script(level)]
     items = []
-    for name in own:
+    for name in names:
         symptom = pitfalls.PITFALLS[name].symptom
         loud = "" if symptom == "silent" else f" ({symptom})"
         items.append(f"- [`{name}`](../common/pitfalls/{name}.py){loud}: {pitfalls.title(name)}")
@@ -86,7 +86,7 @@ def mistakes(level: str) -> str:
 
 PARTS: dict[str, Callable[..., str]] = {
     "diff": diff,
-    "added": partial(diff, with_old=False),  # where most of the old lines go
+    "added": partial(diff, with_old=False),  # where most of the old lines are removed
     "mistakes": mistakes,
     "comparison": page_tables.text_of_comparison,
     "five_levels": page_tables.table_of_levels,

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from benchmarks.harness.rows import BASELINE, totals
+from benchmarks.harness.rows import BASELINE, REPLICATED, totals
 from common import ladder
 from common.data.synthetic import SIZES
 
@@ -69,10 +69,10 @@ def exact(levels: dict[str, dict], samples: int) -> Verdict:
 def balanced(levels: dict[str, dict]) -> Verdict:
     """The verdict on memory: do DDP's ranks hold the same? Nothing is promised of DataParallel's devices."""
     sizes = peaks(levels)
-    of_ddp = {level: imbalance(sizes[level]) for level in ladder.DISTRIBUTED}
-    of_data_parallel = imbalance(sizes["01_data_parallel"])
-    line = f"fullest device over emptiest: DDP {max(of_ddp.values()):.2f}, DataParallel {of_data_parallel:.2f}"
-    uneven = [level for level, ratio in of_ddp.items() if ratio > MOST_IMBALANCE]
+    ddp_ratios = {level: imbalance(sizes[level]) for level in ladder.DISTRIBUTED}
+    data_parallel_ratio = imbalance(sizes[REPLICATED])
+    line = f"fullest device over emptiest: DDP {max(ddp_ratios.values()):.2f}, DataParallel {data_parallel_ratio:.2f}"
+    uneven = [level for level, ratio in ddp_ratios.items() if ratio > MOST_IMBALANCE]
     if uneven:
         return Verdict(False, f"UNBALANCED: {line} (at {', '.join(uneven)})")
     return Verdict(True, f"BALANCED: {line}")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.harness.replica_memory import track_replicas
-from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP
+from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP_ROW
 from common.memory import name_category
 from common.model import BasicNet
 from common.process_group import process_group
@@ -31,7 +31,7 @@ ALL_WRAPPERS = (
     *WRAPPERS,
     FOREACH,  # how AdamW computes on a GPU unless it is told otherwise: all parameters at once
     BUCKET_VIEWS,  # gradient_as_bucket_view: the gradients lie in DDP's buckets, not beside them
-    FSDP,
+    FSDP_ROW,
 )
 
 
@@ -78,7 +78,7 @@ def wrapped(model: nn.Module, wrapper: str, devices: int) -> nn.Module:
     """The model in one of ALL_WRAPPERS, on one of `devices` ranks, or under DataParallel on all devices."""
     if wrapper == DATA_PARALLEL:
         return EmulatedDataParallel(model, devices)
-    if wrapper == FSDP:
+    if wrapper == FSDP_ROW:
         return fully_sharded(model)
     return DistributedDataParallel(model, gradient_as_bucket_view=wrapper == BUCKET_VIEWS)
 

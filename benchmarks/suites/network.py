@@ -11,9 +11,9 @@ from unittest import mock
 from benchmarks.harness import level_runs, records
 from benchmarks.harness.node_ranks import NodeRanks, node_ranks
 from benchmarks.harness.options import MeasureOptions
-from benchmarks.harness.paired import Samples, take_turns
+from benchmarks.harness.paired import WARM_UP_STEPS, Samples, take_turns
 from benchmarks.harness.rows import RAW_DDP
-from benchmarks.suites.throughput import WARM_UP_STEPS, Configuration, Steps
+from benchmarks.suites.throughput import Configuration, Steps
 
 # Bits per second; None is the cable as it is, which is the machine's memory.
 BANDWIDTHS = {"unlimited": None, "10 Gbit/s": 1e10, "1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
@@ -27,6 +27,11 @@ TITLE = "Throughput of DDP on two nodes against the bandwidth between them"
 def row_name(bandwidth: str, batch: int) -> str:
     """The name of the row of two nodes at one of BANDWIDTHS."""
     return f"{bandwidth}, batch {batch} per process"
+
+
+def link_of(row: str) -> str:
+    """The bandwidth in a name that `row_name` has made, which may be of an older record."""
+    return row.partition(", batch ")[0]
 
 
 def one_node(batch: int) -> str:

@@ -6,6 +6,8 @@ from benchmarks.harness.lanes import typical_steps
 from benchmarks.harness.lanes.record_level import record_level
 from benchmarks.harness.lanes.spans import RecordedStep
 from benchmarks.harness.options import CannotMeasure, MeasureOptions
+from benchmarks.harness.paired import WARM_UP_STEPS
+from benchmarks.harness.rows import BASELINE, RAW_DDP, REPLICATED
 from benchmarks.suites.throughput import Configuration, Steps
 from common import ladder
 from common.cores import available_cores
@@ -13,12 +15,11 @@ from common.processes import ranks
 
 BATCH_SIZE = 64
 DEVICES = 2
-WARM_UP_STEPS = 3  # DDP has its final buckets from the second step on
 TITLE = f"one step of {BATCH_SIZE} images, a device is 1/{DEVICES} of the cores"
 SCRIPTS = {
-    "00, one device": Configuration("00_single_gpu", 1, BATCH_SIZE),
-    "01, DataParallel": Configuration("01_data_parallel", DEVICES, BATCH_SIZE),
-    "02, DDP": Configuration("02_ddp_raw", DEVICES, BATCH_SIZE),
+    "00, one device": Configuration(BASELINE, 1, BATCH_SIZE),
+    "01, DataParallel": Configuration(REPLICATED, DEVICES, BATCH_SIZE),
+    "02, DDP": Configuration(RAW_DDP, DEVICES, BATCH_SIZE),
     "FSDP": Configuration(ladder.FSDP, DEVICES, BATCH_SIZE),
 }
 
@@ -35,9 +36,9 @@ def record_devices(data_flags: tuple[str, ...], row: str, steps: int) -> list[li
     """For each device the recorded steps of one run, after the warm-up."""
     script = SCRIPTS[row]
     cores = available_cores() // DEVICES
-    of_run = Steps(1 + WARM_UP_STEPS, steps)  # the first step is not recorded
-    argv = [*script.argv(of_run), "--device", "cpu", "--cores-per-device", str(cores), *data_flags]
+    argv = [*script.argv(Steps(WARM_UP_STEPS, steps)), "--device", "cpu", "--cores-per-device", str(cores), *data_flags]
     devices = []
-    for of_rank in ranks(script.processes, on_cpu=True).run(record_level, script.level, argv, cores):
-        devices += [steps_of_device[WARM_UP_STEPS:] for steps_of_device in of_rank]
+    for devices_of_rank in ranks(script.processes, on_cpu=True).run(record_level, script.level, argv, cores):
+        for recorded in devices_of_rank:
+            devices.append(recorded[-steps:])  # those before are the warm-up
     return devices

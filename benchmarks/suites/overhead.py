@@ -66,7 +66,7 @@ def pieces() -> tuple[torch.nn.Module, torch.optim.Optimizer, DataLoader]:
 
 
 def timed(model, optimizer, loader, backward: Callable, accumulate: Callable = nullcontext) -> float:
-    """Seconds of the median step."""
+    """Seconds of the median step, in the context `accumulate(model)`. `nullcontext` ignores the model."""
     ends = []
     for inputs, targets in loader:
         with accumulate(model):
@@ -172,38 +172,40 @@ def by_trainer(library: str) -> float:
     return median_step(ends)
 
 
-def loops() -> dict[str, Callable[[], float]]:
-    """The raw loop, and those that can run here of what is held against it. Each returns seconds per step."""
+def installed_peers() -> set[str]:
+    return {name for name in PEERS if importlib.util.find_spec(name)}
+
+
+def loops(peers: set[str]) -> dict[str, Callable[[], float]]:
+    """The raw loop, the core's and those of the installed `peers`. Each returns seconds per step."""
     found = {RAW: raw}
-    for library in ("common.accelerator", *installed("accelerate")):
+    for library in ("common.accelerator", *(peers & {"accelerate"})):
         found[library] = partial(accelerated, library, False)
         found[f"{library}, accumulate()"] = partial(accelerated, library, True)
-    if installed("lightning"):
+    if "lightning" in peers:
         found["lightning.fabric"] = fabric
     return found
 
 
-def trainers() -> dict[str, Callable[[], float]]:
-    """The raw loop like a Trainer's, and those Trainers that can run here. Each returns seconds per step."""
+def trainers(peers: set[str]) -> dict[str, Callable[[], float]]:
+    """The raw loop like a Trainer's, our Trainer and that of the installed `peers`. Each returns seconds per step."""
     found = {RAW_LIKE_TRAINER: by_hand, "common.trainer": partial(by_trainer, "common.trainer")}
-    if installed("accelerate") and installed("transformers"):
+    if {"accelerate", "transformers"} <= peers:
         found["transformers.Trainer"] = partial(by_trainer, "transformers")
     return found
-
-
-def installed(*names: str) -> list[str]:
-    """Those of these packages that are installed."""
-    return [name for name in names if importlib.util.find_spec(name)]
 
 
 def measure(options: MeasureOptions) -> dict:
     """One group, of all contestants, with what each abstraction adds to the raw loop that does the same work."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    missing = [name for name in PEERS if not installed(name)]
+    peers = installed_peers()
+    missing = [name for name in PEERS if name not in peers]
     if missing:
         print(f"not measured: {', '.join(missing)}, not installed (pip install -e '.[peers]')", flush=True)
-    seconds = take_turns(loops() | trainers(), range(options.rounds))
-    samples = {row: [1e6 * sample for sample in own] for row, own in seconds.items()}
-    added = [(row, RAW) for row in loops() if row != RAW]
-    added += [(row, RAW_LIKE_TRAINER) for row in trainers() if row != RAW_LIKE_TRAINER]
+    raw_and_loops = loops(peers)
+    raw_and_trainers = trainers(peers)
+    seconds = take_turns(raw_and_loops | raw_and_trainers, range(options.rounds))
+    samples = {row: [1e6 * value for value in values] for row, values in seconds.items()}
+    added = [(row, RAW) for row in raw_and_loops if row != RAW]
+    added += [(row, RAW_LIKE_TRAINER) for row in raw_and_trainers if row != RAW_LIKE_TRAINER]
     return {"groups": [records.group(TITLE, "µs", samples, differences=added)]}

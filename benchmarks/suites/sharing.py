@@ -1,6 +1,7 @@
 """The bytes that each of four ranks holds at level 02: under DDP, with FSDP, and on a mesh of 2 × 2.
 
-They are counted by `common.memory`. Nothing is timed.
+`common.memory` counts parameters, gradients and optimizer state at the end of `optimizer.step()`, before `zero_grad()`
+frees the gradients. DDP's buckets are left out. Nothing is timed.
 """
 
 from benchmarks.harness import level_runs

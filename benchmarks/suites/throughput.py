@@ -18,8 +18,8 @@ import torch
 
 from benchmarks.harness import level_runs, records
 from benchmarks.harness.options import MeasureOptions
-from benchmarks.harness.paired import take_turns
-from benchmarks.harness.rows import BASELINE, RAW_DDP
+from benchmarks.harness.paired import WARM_UP_STEPS, take_turns
+from benchmarks.harness.rows import BASELINE, RAW_DDP, REPLICATED
 from common import ladder
 from common.cores import available_cores
 from common.data.synthetic import SIZES
@@ -32,8 +32,6 @@ MOST_STEPS_ON_CPU = 400
 TIMEOUT_SECONDS = 900
 BATCH_SIZES = (64, 256)
 QUICK_BATCH = 64
-REPLICATED = "01_data_parallel"
-WARM_UP_STEPS = 2  # the processes are warm from an earlier run; DDP has its final buckets from the second step on
 
 
 class Steps(NamedTuple):
@@ -53,7 +51,7 @@ class Configuration:
     Attributes:
         workers: processes, or at level 01 replicas.
         cores_per_device: of a device that is a part of the cores; by default the workers share all of them.
-        all_cores: of level 00 on no device of the comparison, but on the whole CPU.
+        all_cores: True for the extra row: level 00 with every core.
     """
 
     level: str
@@ -81,7 +79,8 @@ class Configuration:
 
     def argv(self, steps: Steps) -> list[str]:
         """The level's flags, but for those of the data, for so many steps."""
-        argv = ["--batch-size", str(self.global_batch_size), "--eval-samples", str(self.workers)]
+        one_for_each_rank = ["--eval-samples", str(self.workers)]  # evaluation is not timed
+        argv = ["--batch-size", str(self.global_batch_size), *one_for_each_rank]
         argv += ["--warm-up-steps", str(steps.warm_up), "--max-steps", str(steps.warm_up + steps.counted)]
         if self.level == REPLICATED:
             argv += ["--replicas", str(self.workers)]
@@ -101,18 +100,20 @@ class Configuration:
 
 
 def calibrated(configurations: list[Configuration], data_flags: tuple[str, ...]) -> Steps:
-    """The steps that take about SECONDS_OF_A_SAMPLE here: as many for all, so that each does the same work per image.
-
-    GPUs run for it twice, because their clocks need about as much time to settle. So a GPU's warm-up is as long as its
-    sample.
-    """
+    """The steps that take about SECONDS_OF_A_SAMPLE here. All take as many: the same work per image."""
     in_an_epoch = SIZES["train"] // max(configuration.global_batch_size for configuration in configurations)
     counted = steps_in_time(configurations, Steps(WARM_UP_STEPS, 2), data_flags)
-    if not torch.cuda.is_available():
-        return Steps(WARM_UP_STEPS, min(counted, MOST_STEPS_ON_CPU, in_an_epoch - WARM_UP_STEPS))
-    settling = min(counted, in_an_epoch // 2)
-    counted = steps_in_time(configurations, Steps(settling, settling), data_flags)
-    counted = min(counted, in_an_epoch // 2)
+    if torch.cuda.is_available():
+        return _calibrated_on_gpus(configurations, data_flags, counted, in_an_epoch // 2)
+    return Steps(WARM_UP_STEPS, min(counted, MOST_STEPS_ON_CPU, in_an_epoch - WARM_UP_STEPS))
+
+
+def _calibrated_on_gpus(
+    configurations: list[Configuration], data_flags: tuple[str, ...], estimate: int, most: int
+) -> Steps:
+    """The steps by a second run. Clocks need about a sample's time to settle, so a warm-up is as long as a sample."""
+    settling = min(estimate, most)
+    counted = min(steps_in_time(configurations, Steps(settling, settling), data_flags), most)
     return Steps(counted, counted)
 
 
@@ -131,11 +132,10 @@ def measure_in_turns(
     samples = {}
     metadata = {}
     for row in configurations:
-        of_rounds = results[row.name]
-        samples[row.name] = [result["images_per_sec"] for result in of_rounds]
-        last = of_rounds[-1]
-        of_run = {"steps": steps.counted} | {key: last[key] for key in ("device", "backend", "dataset")}
-        metadata[row.name] = asdict(row) | of_run
+        samples[row.name] = [result["images_per_sec"] for result in results[row.name]]
+        last = results[row.name][-1]
+        facts = {key: last[key] for key in ("device", "backend", "dataset")}
+        metadata[row.name] = asdict(row) | {"steps": steps.counted} | facts
     ratios = [(name, BASELINE) for name in samples if name != BASELINE]
     for level in ladder.DISTRIBUTED[1:]:
         for workers in sorted({row.workers for row in configurations}):

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.your_network.errors import StepFailed, failing_as
 from benchmarks.your_network.network import SMALLEST_BATCH, UserNetwork, trainable
 from benchmarks.your_network.scaling import Gradient, NetworkCosts
-from benchmarks.your_network.without_computing import flat, without_computing
+from benchmarks.your_network.without_computing import without_computing
 
 # Operators that start no kernel: they give a tensor another shape, make room, read a number that lies on the host (as
 # the step that AdamW counts for each parameter), or say where they begin in a profile.
@@ -38,8 +39,8 @@ def count(network: UserNetwork, batch: int) -> NetworkCosts:
     """
     model = network.make_model()
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-        # On a GPU an RNN, GRU or LSTM is one operator of torch. How many kernels cuDNN makes of it is not published.
-        raise StepFailed(f"{network.title} has recurrent layers, whose time on a GPU no published figure tells")
+        # On a GPU an RNN, GRU or LSTM is one operator of torch, and cuDNN does not publish how many kernels it runs.
+        raise StepFailed(f"{network.title} has recurrent layers, and no source says how long they take on a GPU")
     optimizer = network.make_optimizer(model)
     with failing_as(f"a step of {network.title} failed"):
         # A sample may multiply more in a larger batch, as where each is compared with each.
@@ -58,7 +59,7 @@ def count(network: UserNetwork, batch: int) -> NetworkCosts:
 def count_products(network: UserNetwork, model: nn.Module, samples: int) -> tuple[int, tuple[Gradient, ...]]:
     """The multiply-adds of a forward for one of its `samples`, and the gradients in the order of backward.
 
-    Of normalisations and activations no operations are counted.
+    The operations of normalisations and activations are not counted.
     """
     batch = network.make_batch(samples)
     counter = FlopCounterMode(display=False)
@@ -68,17 +69,17 @@ def count_products(network: UserNetwork, model: nn.Module, samples: int) -> tupl
         return counter.get_total_flops() // (2 * samples)  # a multiplication and an addition are two operations
 
     def record_gradient(parameter: nn.Parameter) -> None:
-        gradients.append(Gradient(parameter.numel(), multiply_adds() - of_forward))
+        gradients.append(Gradient(parameter.numel(), multiply_adds() - forward_products))
 
     hooks = [parameter.register_post_accumulate_grad_hook(record_gradient) for parameter in trainable(model)]
     # A fused attention, which the counter does not know of every device, multiplies what its parts multiply.
     with sdpa_kernel(SDPBackend.MATH), counter:
         loss = network.compute_loss(model, batch)
-        of_forward = multiply_adds()
+        forward_products = multiply_adds()
         loss.backward()
     for hook in hooks:
         hook.remove()
-    return of_forward, tuple(gradients)
+    return forward_products, tuple(gradients)
 
 
 class StepCount(TorchDispatchMode):
@@ -97,7 +98,7 @@ class StepCount(TorchDispatchMode):
         name = f"{function.namespace}.{function.overloadpacket.__name__}"
         if not function.is_view and name not in NO_KERNEL:
             self.operators += 1
-            for leaf in flat((arguments, keywords or {}, result)):
+            for leaf in tree_iter((arguments, keywords or {}, result)):
                 if isinstance(leaf, Tensor):
                     self.bytes += leaf.nbytes
         return result

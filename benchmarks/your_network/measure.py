@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 
-from benchmarks.harness.paired import Samples, interval_of_median, ratios, take_turns
+from benchmarks.harness.paired import WARM_UP_STEPS, Samples, interval_of_median, ratios, take_turns
 from benchmarks.harness.rows import DATA_PARALLEL, DDP, ONE_DEVICE
 from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.formats import milliseconds
@@ -36,7 +36,6 @@ from common.small.data_parallel import EmulatedDataParallel
 SECONDS_OF_A_SAMPLE = 1.0
 MOST_STEPS_OF_A_SAMPLE = 50
 TIMEOUT_SECONDS = 900
-WARM_UP_STEPS = 2  # DDP makes its final buckets in the second step
 
 
 class Work(NamedTuple):
@@ -137,9 +136,9 @@ def seconds_of_step(setting: Setting, work: Work, steps: int) -> float:
 def print_table(samples: Samples, batch: int) -> None:
     """Print the rows in 61 columns."""
     print(f"\n{'devices':<18}{'ms a step':>11}{'samples/s':>11}{'faster':>8}{'interval':>13}")
-    for name, own in samples.items():
-        seconds = statistics.median(own)
-        speed_ups = ratios(samples[ONE_DEVICE], own)
+    for name, values in samples.items():
+        seconds = statistics.median(values)
+        speed_ups = ratios(samples[ONE_DEVICE], values)
         faster = f"{statistics.median(speed_ups):.2f}×"
         interval = interval_of_median(speed_ups)
         ends = f"{interval.low:.2f}–{interval.high:.2f}"
@@ -160,8 +159,8 @@ def time_steps(setting: Setting, work: Work, steps: int) -> float:
         optimizer = network.make_optimizer(model)
 
         def step() -> None:
-            own = tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
-            network.compute_loss(model, own).backward()
+            device_batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
+            network.compute_loss(model, device_batch).backward()
             optimizer.step()
             optimizer.zero_grad()
 

@@ -13,6 +13,7 @@ from textwrap import fill, shorten
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from benchmarks.harness.paired import WARM_UP_STEPS
 from benchmarks.harness.replica_memory import track_replicas
 from benchmarks.harness.rows import DATA_PARALLEL, totals
 from benchmarks.your_network import strategies
@@ -24,7 +25,6 @@ from benchmarks.your_network.without_computing import without_computing
 from common.memory import MemoryTracker, name_category
 
 PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-WARM_UP_STEPS = 2  # DDP makes its final buckets in the second step
 GIB = 2**30
 TERMINAL_COLUMNS = 80
 LABEL_WIDTH = 17
@@ -43,7 +43,8 @@ COLUMNS = {
 NOT_COUNTED = """
 Not counted: the CUDA context (some 0.5 GiB), workspaces of cuBLAS and cuDNN,
 NCCL's buffers, fragmentation. ZeRO-1 shares out whole parameters: the row is of
-the device that has the largest."""
+the device that has the largest. ZeRO-2 is FSDP2 without resharding: parameters
+are whole from forward to backward only, beside the part that a device keeps."""
 
 # The bytes of each device of this process at its peak, by category: of a rank, or of all replicas.
 DeviceBytes = list[dict[str, int]]

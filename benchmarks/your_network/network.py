@@ -130,7 +130,7 @@ def load(spec: str, shape: tuple[int, ...] | None = None) -> UserNetwork:
     if not source or not name:
         fail(f"{spec!r} names no network: write torchvision:NAME, or FILE.py:FUNCTION")
     if source == "torchvision":
-        return UserNetwork(name, _of_torchvision(name), partial(noise, shape=shape or IMAGE), classification_loss)
+        return UserNetwork(name, _torchvision_builder(name), partial(noise, shape=shape or IMAGE), classification_loss)
     path = Path(source)
     module = _imported(path)
     build = getattr(module, name, None)
@@ -148,7 +148,7 @@ def load(spec: str, shape: tuple[int, ...] | None = None) -> UserNetwork:
     )
 
 
-def _of_torchvision(name: str) -> Callable[[], nn.Module]:
+def _torchvision_builder(name: str) -> Callable[[], nn.Module]:
     from torchvision import models
 
     if name not in models.list_models(module=models):  # the module has those for classification

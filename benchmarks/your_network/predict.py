@@ -21,14 +21,20 @@ from benchmarks.your_network.scaling import (
 
 GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 LEGEND = f"""
-efficiency: the speed-up over one GPU that takes the samples of all, for each GPU (scaling
-efficiency). pays from: the smallest batch in all, a power of two, with more than {PAYING_EFFICIENCY:.0%}.
-–: that is more than {LARGEST_GLOBAL_BATCH:,} samples, if there is one."""
+efficiency: throughput / (N × that of one GPU with the same global batch, N × B).
+pays from: the smallest global batch, a power of two, with an efficiency of more
+than {PAYING_EFFICIENCY:.0%}. –: more than {LARGEST_GLOBAL_BATCH:,} samples, if there is one."""
 
 
 @dataclass(frozen=True)
 class PredictedRow:
-    """A number of GPUs, each with a batch as large as one GPU's. Seconds are those of a step."""
+    """N GPUs, each with a batch of B samples.
+
+    Attributes:
+        seconds: of a step.
+        scaling_efficiency: throughput / (N × that of one GPU with the same global batch, N × B).
+        pays_from: the smallest global batch at which the efficiency is more than PAYING_EFFICIENCY, if there is one.
+    """
 
     gpus: int
     seconds: float

@@ -1,4 +1,4 @@
-"""GPUs and links with the figures that others have published for them. Nothing here is fitted to a result."""
+"""GPUs and links with published figures, or figures scaled from these. Nothing is fitted to a result of this model."""
 
 from typing import NamedTuple
 
@@ -46,12 +46,12 @@ GPUS = {
     "v100": Gpu("V100, float32", 367, nvlink(6 * 20)),
     "a100": Gpu("A100, TF32", 938, NVLINK_A100),
     "a100-amp": Gpu("A100, mixed precision", 2470, NVLINK_A100),
-    "h100": Gpu("H100, TF32", 938 * 3350 / 2039, NVLINK_H100),
-    "h100-amp": Gpu("H100, mixed precision", 2470 * 3350 / 2039, NVLINK_H100),
-    "h200": Gpu("H200, TF32", 938 * 4800 / 2039, NVLINK_H100),
-    "h200-amp": Gpu("H200, mixed precision", 2470 * 4800 / 2039, NVLINK_H100),
-    "b200": Gpu("B200, TF32", 938 * 8000 / 2039, NVLINK_B200),
-    "b200-amp": Gpu("B200, mixed precision", 2470 * 8000 / 2039, NVLINK_B200),
+    "h100": Gpu("H100, TF32 (scaled from A100)", 938 * 3350 / 2039, NVLINK_H100),
+    "h100-amp": Gpu("H100, mixed precision (scaled from A100)", 2470 * 3350 / 2039, NVLINK_H100),
+    "h200": Gpu("H200, TF32 (scaled from A100)", 938 * 4800 / 2039, NVLINK_H100),
+    "h200-amp": Gpu("H200, mixed precision (scaled from A100)", 2470 * 4800 / 2039, NVLINK_H100),
+    "b200": Gpu("B200, TF32 (scaled from A100)", 938 * 8000 / 2039, NVLINK_B200),
+    "b200-amp": Gpu("B200, mixed precision (scaled from A100)", 2470 * 8000 / 2039, NVLINK_B200),
 }
 
 PCIE = {"pcie3": pcie(12), "pcie4": pcie(24)}  # with 16 lanes
@@ -83,10 +83,10 @@ class Hardware(NamedTuple):
 
 
 def times_resnet50(costs: NetworkCosts) -> float:
-    """The time that a network computes, in times of ResNet-50 on the same GPU.
+    """The time that a network's kernels take, as a multiple of ResNet-50's on the same GPU.
 
-    It multiplies more or moves more bytes, whichever takes longer. On a P100, published times are 17 % longer than this
-    (Inception V3), 4 % shorter (ResNet-101) and 56 % shorter (VGG-16, which moves few bytes).
+    It is the ratio of multiply-adds or that of bytes, whichever is larger. On a P100, published times are 17 % longer
+    than this (Inception V3), 4 % shorter (ResNet-101) and 56 % shorter (VGG-16, which moves few bytes).
     """
     by_operations = costs.multiply_adds / RESNET50_MULTIPLY_ADDS
     by_bytes = costs.bytes_of_a_sample / RESNET50_BYTES_OF_A_SAMPLE

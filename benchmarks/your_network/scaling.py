@@ -7,15 +7,15 @@ sends 2 (W − 1) / W of the bytes, in 2 log2 W messages one after another: log2
 and log2 W to collect the sums (doubling). Source: Thakur, Rabenseifner and Gropp, Optimization of Collective
 Communication Operations in MPICH, 2005.
 
-Three effects are in it besides the all-reduce itself:
+The model also includes three effects besides the all-reduce itself:
 
 - A step is launch-bound where starting its kernels takes longer than running them.
 - All GPUs wait for the slowest of them. Their speeds differ, though they are of one kind.
 - Backward is slower while an all-reduce runs beside it on the same GPU.
 
 The second and the third make kernels slower. A launch-bound step hides them as long as its kernels still end in time.
-Not in it is the optimizer's update, beyond its part in the published step from which a time is scaled: some 0.1 % of
-ResNet-50's, and more of a network that is mostly tables.
+The optimizer's update is left out, except for its part in the published step from which a time is scaled. It takes some
+0.1 % of ResNet-50's step, and more of a network's that is mostly tables.
 """
 
 from dataclasses import dataclass
@@ -129,7 +129,9 @@ def fill_buckets(gradients: tuple[Gradient, ...], first: int = 2**20, others: in
     for gradient in gradients:
         size += gradient.parameters * GRADIENT_BYTES
         if size >= limit or gradient is last:
-            buckets.append(Bucket(size, gradient.done / last.done))
+            # If backward multiplies nothing that is counted, the gradients are taken to come at its end.
+            ready = gradient.done / last.done if last.done else 1.0
+            buckets.append(Bucket(size, ready))
             size = 0
             limit = others
     return tuple(buckets)
@@ -138,10 +140,10 @@ def fill_buckets(gradients: tuple[Gradient, ...], first: int = 2**20, others: in
 def all_reduce(setup: Setup, size: int, gpus: int) -> float:
     """Seconds to sum `size` bytes over two or more GPUs, which fill whole nodes or a part of one."""
     nodes = max(1, gpus // setup.gpus_per_node)
-    of_one_node = gpus // nodes
+    gpus_of_a_node = gpus // nodes
     latency = 0.0
     bandwidths = []
-    for members, link in ((of_one_node, setup.inner), (nodes, setup.between)):
+    for members, link in ((gpus_of_a_node, setup.inner), (nodes, setup.between)):
         if members > 1:
             halvings = (members - 1).bit_length()
             latency += 2 * halvings * link.latency

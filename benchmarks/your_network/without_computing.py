@@ -82,7 +82,7 @@ class _WithoutComputing(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        leaves = flat((args, kwargs))
+        leaves = key_leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         are_small = all(map(_is_small, tensors))
         # What makes a view or reads a number writes nothing, so it may run.
@@ -107,15 +107,15 @@ class _WithoutComputing(TorchDispatchMode):
         return tree_map_only(Tensor, partial(_allocated, tensors, storages), results)
 
 
-def flat(nested: Any) -> list:
-    """The leaves of an operation's arguments or results, each list after its length: [1], 2 is not 1, [2]."""
+def key_leaves(nested: Any) -> list:
+    """The leaves of an operation's arguments, each list after its length, so that f([1], 2) and f(1, [2]) differ."""
     if isinstance(nested, dict):
         nested = [*nested, *nested.values()]
     if not isinstance(nested, list | tuple):
         return [nested]
     leaves = [len(nested)]
     for value in nested:
-        leaves += flat(value)
+        leaves += key_leaves(value)
     return leaves
 
 

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
 from benchmarks.harness.lanes.spans import BACKWARD, FORWARD, OPTIMIZER
+from benchmarks.harness.paired import WARM_UP_STEPS
 from common.small.ddp import BucketedDDP, NaiveDDP, OverlappedDDP
 
 IMAGE = (1, 28, 28)
@@ -24,7 +25,6 @@ WIDTHS = (32, 64, 128, 192)
 BLOCKS_PER_WIDTH = 4
 IMAGES_PER_BACKWARD = 8
 LEARNING_RATE = 3e-4
-WARM_UP_STEPS = 2  # torch's DDP orders its buckets anew after the first step
 NO_SYNC = "torch's DDP, no_sync"
 # Phases that are no spans: the whole step, and what the naive wrapper does after backward.
 STEP = "step"

@@ -1,7 +1,9 @@
 """Record what every thread of a rank does in a step that averages gradients.
 
 The spans come from torch's profiler, which sees the phases that `gradient_averaging` names, every node of autograd's
-graph, and every all-reduce on the thread of gloo that runs it.
+graph, and every all-reduce on the thread of gloo that runs it. A rank waits after backward's last node. The rule of
+`record_level`, that a device waits while no operator runs, would be wrong here: a wrapper copies gradients between the
+messages that it waits for. The spans that send are called all-reduces, because pages and titles count them.
 """
 
 import time
@@ -51,25 +53,25 @@ def steps_of(events: list, began: float) -> list[RecordedStep]:
 
 def _spans(events: list[Event], zero: float) -> list[Span]:
     """The spans of one step that began at `zero`; gloo's threads are numbered by their first all-reduce."""
-    of_main = []
+    main_spans = []
     sending = []
     lanes: dict[int, str] = {}
     for event in events:
         start = event.start - zero
         end = event.end - zero
         if event.name in (FORWARD, OPTIMIZER):
-            of_main.append(Span(event.name, MAIN, start, end))
+            main_spans.append(Span(event.name, MAIN, start, end))
         elif event.name == AVERAGE_GRADIENTS:
-            of_main.append(Span(WAITING, MAIN, start, end))
+            main_spans.append(Span(WAITING, MAIN, start, end))
         elif event.name == BACKWARD:
             computed = _computed_until(event, events) - zero
-            of_main.append(Span(BACKWARD, MAIN, start, computed))
+            main_spans.append(Span(BACKWARD, MAIN, start, computed))
             if computed < end:
-                of_main.append(Span(WAITING, MAIN, computed, end))
+                main_spans.append(Span(WAITING, MAIN, computed, end))
         elif event.name == SENT_BY_GLOO:
             lane = lanes.setdefault(event.thread, f"gloo thread {len(lanes) + 1}")
             sending.append(Span(ALL_REDUCE, lane, start, end))
-    return of_main + sending
+    return main_spans + sending
 
 
 def _computed_until(backward: Event, events: list[Event]) -> float:

@@ -1,7 +1,9 @@
 """Record what each device does in a step of a level's own script.
 
 A level does not name its phases, so the functions that it calls in a step are wrapped while it is recorded. Within a
-phase a device computes while an operator runs on one of its threads, and else waits:
+phase a device computes while an operator runs on one of its threads, and else waits. The rule of `record_averaging`,
+the end of autograd's last node, would miss that DataParallel and FSDP also wait in forward. All messages are called
+sending, because FSDP gathers and scatters too:
 
     phases       |----- forward -----|-------- backward --------|- optimizer -|
     operators     ## #### ####        ####### ##         ### ###  ## ## ## ##
@@ -90,8 +92,8 @@ def steps_of_devices(seen: list[Event], zero: float) -> list[list[RecordedStep]]
         for steps, threads in zip(devices, threads_of_devices, strict=True):
             computing = _computing([event for event in inside if event.thread in threads], began)
             waiting = [Span(WAITING, MAIN, start, end) for start, end in gaps_between(computing, seconds)]
-            of_main = sorted(computing + waiting, key=lambda span: span.start)
-            steps.append(RecordedStep(zero + began, seconds, of_main + sending))
+            main_spans = sorted(computing + waiting, key=lambda span: span.start)
+            steps.append(RecordedStep(zero + began, seconds, main_spans + sending))
     return devices
 
 

@@ -44,10 +44,10 @@ def intervals(spans: Iterable[Span], name: str) -> list[tuple[float, float]]:
     return join((span.start, span.end) for span in spans if span.name == name)
 
 
-def join(intervals: Iterable[tuple[float, float]], gap: float = 0.0) -> list[tuple[float, float]]:
-    """The intervals in order, with those as one that overlap or have no more than `gap` between them."""
+def join(pieces: Iterable[tuple[float, float]], gap: float = 0.0) -> list[tuple[float, float]]:
+    """The pieces in order; those that overlap, or have no more than `gap` between them, become one."""
     joined: list[tuple[float, float]] = []
-    for start, end in sorted(intervals):
+    for start, end in sorted(pieces):
         if joined and start <= joined[-1][1] + gap:
             start, end_before = joined.pop()
             end = max(end_before, end)

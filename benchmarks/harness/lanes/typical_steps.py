@@ -3,7 +3,6 @@
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
 
 from benchmarks.harness import records
 from benchmarks.harness.lanes.spans import RecordedStep, Span
@@ -12,7 +11,6 @@ from benchmarks.harness.paired import take_turns
 
 STEPS_PER_ROUND = 2
 QUICK_STEPS_PER_ROUND = 1
-
 
 # One step, as each rank or device recorded it.
 Step = tuple[RecordedStep, ...]
@@ -34,16 +32,25 @@ def record_in_turns(
     samples = {}
     lanes = {}
     for row, rounds in recorded.items():
-        # For each round its steps, and for each step what all ranks recorded of it.
-        steps = [list(zip(*by_rank, strict=True)) for by_rank in rounds]
-        samples[row] = [1000 * statistics.fmean(map(seconds_of, of_round)) for of_round in steps]
-        lanes[row] = lanes_of(typical(list(chain.from_iterable(steps))))
+        samples[row] = []
+        all_steps: list[Step] = []
+        for by_rank in rounds:
+            round_steps = steps_of_round(by_rank)
+            seconds = statistics.fmean(seconds_of(step) for step in round_steps)
+            samples[row].append(1000 * seconds)
+            all_steps += round_steps
+        lanes[row] = lanes_of(typical(all_steps))
     return records.group(title, "ms", samples) | {"lanes": lanes}
+
+
+def steps_of_round(by_rank: list[list[RecordedStep]]) -> list[Step]:
+    """The steps of one round, from the list of each rank."""
+    return list(zip(*by_rank, strict=True))
 
 
 def seconds_of(step: Step) -> float:
     """The time of the slowest rank."""
-    return max(of_rank.seconds for of_rank in step)
+    return max(rank_step.seconds for rank_step in step)
 
 
 def typical(steps: list[Step]) -> Step:
@@ -54,11 +61,11 @@ def typical(steps: list[Step]) -> Step:
 
 def lanes_of(step: Step) -> list[list[Span]]:
     """The spans of each rank, in milliseconds since the first of them began the step."""
-    first = min(of_rank.began for of_rank in step)
+    first = min(rank_step.began for rank_step in step)
     lanes = []
-    for of_rank in step:
-        shift = of_rank.began - first
-        lanes.append([_in_milliseconds(span, shift) for span in of_rank.spans])
+    for rank_step in step:
+        shift = rank_step.began - first
+        lanes.append([_in_milliseconds(span, shift) for span in rank_step.spans])
     return lanes
 
 

@@ -1,5 +1,6 @@
 """A comparison as its user starts it: it ends with a report, whatever happens meanwhile."""
 
+import json
 import os
 import signal
 import subprocess
@@ -77,15 +78,19 @@ def test_an_interruption_leaves_the_record_of_before_and_no_process(tmp_path, wh
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("results.json", "of before")]
 
 
-def test_a_part_that_fails_ends_the_comparison_and_is_named(tmp_path, monkeypatch):
-    def failed(level, settings):
-        raise RankFailed({1: "NameError"})
+def test_a_part_that_fails_ends_the_comparison_and_is_named_and_the_parts_before_are_kept(tmp_path, monkeypatch):
+    def train_or_fail(level, settings):
+        if level != "00_single_gpu":
+            raise RankFailed({1: "NameError"})
+        return {"steps": 60}
 
-    monkeypatch.setattr(compare, "train", failed)
+    monkeypatch.setattr(compare, "train", train_or_fail)
     monkeypatch.setattr(sys, "argv", ["compare", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match="FAILED: training 00_single_gpu: rank 1: NameError"):
+    with pytest.raises(SystemExit, match="FAILED: training 01_data_parallel: rank 1: NameError"):
         compare.main()
-    assert list(tmp_path.iterdir()) == []
+    (written,) = tmp_path.iterdir()
+    assert written.name == compare.INCOMPLETE
+    assert json.loads(written.read_text())["levels"]["00_single_gpu"] == {"run": {"steps": 60}}
 
 
 def test_without_mnist_the_comparison_ends_in_one_line_that_says_so(tmp_path, monkeypatch, capsys):

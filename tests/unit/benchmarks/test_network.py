@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from benchmarks.harness import level_runs
 from benchmarks.harness.node_ranks import node_ranks
 from benchmarks.harness.two_nodes import ADDRESSES, two_nodes, why_not
 from benchmarks.suites import network
@@ -35,12 +36,13 @@ def test_two_nodes_can_throttle_their_cable_and_leave_nothing_behind():
 
 @pytest.mark.slow
 @TWO_NODES
-def test_ranks_on_two_nodes_run_one_job_after_another_until_one_ends():
+def test_ranks_on_two_nodes_run_one_job_after_another_until_one_ends(capfd):
     with node_ranks() as pair:
         assert pair.run(os.getenv, "RANK", timeout=100) == ["0", "1"]
         assert pair.run(divmod, 7, 2, timeout=100) == [(3, 1), (3, 1)]
         with pytest.raises(RuntimeError, match="no answer of node 0"):
-            pair.run(sys.exit, 1, timeout=20)
+            pair.run(level_runs.train, "00_single_gpu", ["--replicas", "2"], 1, timeout=100)
+    assert "error: --replicas belongs to" in capfd.readouterr().err
 
 
 def _namespaces() -> set[str]:

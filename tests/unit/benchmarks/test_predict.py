@@ -105,6 +105,7 @@ def test_a_bucket_is_sent_when_it_is_full():
     gradients = tuple(Gradient(2_000_000, done) for done in range(1, 9))
     sizes = [Bucket(8_000_000, 1 / 8), Bucket(32_000_000, 5 / 8), Bucket(24_000_000, 1.0)]
     assert fill_buckets(gradients) == tuple(sizes)
+    assert fill_buckets((Gradient(10, 0),)) == (Bucket(40, 1.0),)  # only the last bias is trained
 
 
 def test_a_small_step_is_bound_by_launches_which_hide_what_makes_kernels_slower():

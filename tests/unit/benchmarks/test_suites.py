@@ -30,7 +30,8 @@ def test_a_suite_shows_its_rows_and_writes_its_record_and_picture(tmp_path, caps
     assert set(record["began"]) == {"commit", "command", "date", "load"}
     assert record["ended"]["date"] >= record["began"]["date"]
     (group,) = record["groups"]
-    assert set(group["rows"]) == set(overhead.loops() | overhead.trainers())
+    peers = overhead.installed_peers()
+    assert set(group["rows"]) == set(overhead.loops(peers) | overhead.trainers(peers))
     printed = capsys.readouterr().out
     assert all(f"\n  {row} " in printed for row in group["rows"])
     assert f"Written to {tmp_path}: overhead.json, overhead.png" in printed
@@ -60,8 +61,8 @@ def test_a_folder_that_cannot_be_written_is_an_error_before_anything_is_measured
 def test_without_the_peers_their_rows_are_left_out_and_it_is_said(monkeypatch, capsys):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in overhead.PEERS else real(name))
-    assert set(overhead.loops()) == {overhead.RAW, "common.accelerator", "common.accelerator, accumulate()"}
-    assert set(overhead.trainers()) == {overhead.RAW_LIKE_TRAINER, "common.trainer"}
+    assert set(overhead.loops(set())) == {overhead.RAW, "common.accelerator", "common.accelerator, accumulate()"}
+    assert set(overhead.trainers(set())) == {overhead.RAW_LIKE_TRAINER, "common.trainer"}
     monkeypatch.setattr(overhead, "take_turns", lambda contestants, rounds: {})
     overhead.measure(QUICK)
     printed = capsys.readouterr().out
