@@ -46,7 +46,7 @@ def digest(*tensors: Tensor) -> str:
 
 
 def exact(value: Any) -> Any:
-    """Something that is equal to itself, as NaN is not, and to no other number; 0 and 0.0 are the same."""
+    """A number as text, so that NaN equals NaN; 0 and 0.0 have the same text. Anything else stays as it is."""
     return repr(float(value)) if isinstance(value, int | float) else value
 
 
