@@ -13,6 +13,7 @@ import torch
 from common import ladder
 from common.accelerator.utils.checkpoint_folder import CheckpointError, finish_and_verify
 from common.weights import farthest
+from tests.bits import flip_a_bit
 from tests.faults.jobs import (
     MOUNTED,
     ON_LINUX,
@@ -68,12 +69,6 @@ def test_killed_while_it_saves_a_run_ends_with_the_same_bits(level, tmp_path):
     assert straight.returncode == 0, straight.stderr
     weights = torch.load(tmp_path / "w.pt", weights_only=True)
     assert farthest(weights, torch.load(tmp_path / "straight.pt", weights_only=True)) == 0
-
-
-def flip_a_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize("level", [LEVEL_03, SLOW_04])
