@@ -1,8 +1,9 @@
-"""The outcomes of two runs, compared bit for bit."""
+"""The outcomes of two runs, compared bit for bit; and a file of which one bit is flipped."""
 
 import hashlib
 from collections.abc import Iterator
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ def digest(*tensors: Tensor) -> str:
 
 
 def exact(value: Any) -> Any:
-    """Something that is equal to itself, as NaN is not, and to no other number; 0 and 0.0 are the same."""
+    """A number as text, so that NaN equals NaN; 0 and 0.0 have the same text. Anything else stays as it is."""
     return repr(float(value)) if isinstance(value, int | float) else value
 
 
@@ -57,3 +58,10 @@ def comparable(logs: dict[str, Any]) -> dict[str, Any]:
 
 def comparable_logs(log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [comparable(entry) for entry in log_history]
+
+
+def flip_a_bit(path: Path) -> None:
+    """Damage a file without a change of its length."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)

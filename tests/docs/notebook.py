@@ -1,4 +1,4 @@
-"""Run level 04's notebook, and keep it with its outputs: to be done after a change of its cells.
+"""Run level 04's notebook, and keep it with its outputs. Run it after you change a cell.
 
 python -m tests.docs.notebook
 """

@@ -26,6 +26,8 @@ ON_A_LINE = re.compile(rf"^(?:    )?(?:[A-Z_]+=\S+ )*({PROGRAM}.*?)(?:  .*| &)?$
 IN_BACKTICKS = re.compile(rf"`({PROGRAM}[^`]+)`")
 # What a command leaves to its reader: "pytest tests/…", "python NAME.py".
 PLACEHOLDER = re.compile(r"[…<|]|\bNAME\b")
+# A line, an empty one, and a block that shows what a command prints.
+TEXT_BLOCK = re.compile(r"^([^\n]*)\n\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def name(path: Path) -> str:
@@ -56,3 +58,12 @@ def section(level: str, title: str, page: str = "README.md") -> str:
     """The text of a level's page under a heading."""
     text = (ladder.ROOT / level / page).read_text()
     return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def text_block(page: Path, start: str) -> str:
+    """The block of text of a page that begins with `start`, or stands right below a line that ends with it."""
+    text = page.read_text()
+    for below, block in TEXT_BLOCK.findall(text):
+        if below.endswith(start) or block.startswith(start):
+            return block
+    raise AssertionError(f"{name(page)} shows no {start}")

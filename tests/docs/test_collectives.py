@@ -1,4 +1,4 @@
-"""The table of the collectives that each level calls: counted in a training on two ranks."""
+"""The tables of the collectives: what each does, and which a level calls, counted in a training on two ranks."""
 
 import re
 import traceback
@@ -6,9 +6,12 @@ from collections import Counter
 from typing import NamedTuple
 
 import pytest
+import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from common import ladder
+from common.process_group import process_group
 from common.processes import ranks
 from tests.levels import run_level
 from tests.states import OURS, forget_states
@@ -16,6 +19,9 @@ from tests.states import OURS, forget_states
 PAGE = (ladder.ROOT / "02_ddp_raw" / "COLLECTIVES.md").read_text()
 # "| 02, 03 | `model(images)` | broadcast | once | 44 |"
 ROW = r"^\| ([\d, ]*)\| (?:`(.*?)` )?\| ([a-z-]+) \| (\w+) \| ([<\d, ]+) \|$"
+# "| gather to rank 0 | `1` and `2` | `1 2` and nothing |"
+RESULT = r"^\| ([^|]*) \| [^|]* \| (.*) and (.*) \|$"
+RESULTS = {name: results for name, *results in re.findall(RESULT, PAGE, re.MULTILINE)}
 STEPS = 3
 EPOCHS = 2
 EVALUATION_BATCHES = 3
@@ -77,12 +83,13 @@ class Row(NamedTuple):
 def rows_of(level: str) -> list[Row]:
     """The table's rows for a level, such as "02". An empty cell stands for that of the row above."""
     rows = []
-    levels = line = ""
-    for cells in re.findall(ROW, PAGE, re.MULTILINE):
-        levels = cells[0].strip() or levels
-        line = cells[1] or line
+    levels = ""
+    line = ""
+    for levels_cell, line_cell, collective, often, size in re.findall(ROW, PAGE, re.MULTILINE):
+        levels = levels_cell.strip() or levels
+        line = line_cell or line
         if level in levels.split(", "):
-            rows.append(Row(line, *cells[2:]))
+            rows.append(Row(line, collective, often, size))
     return rows
 
 
@@ -112,3 +119,37 @@ def test_the_table_has_every_collective_and_its_bytes(level):
         else:
             assert f"{mean:,.0f}" == row.size
     assert others == NOT_IN_TABLE.get(level, set())
+
+
+def numbers_after_collectives() -> dict[str, list[float]]:
+    """The numbers of this rank after each collective of the table, by its name there."""
+    with process_group():
+        rank = dist.get_rank()
+        own = torch.tensor([1.0 + rank])
+        pair = torch.tensor([1.0, 2.0]) + 2 * rank
+        broadcast = own.clone()
+        dist.broadcast(broadcast, src=0)
+        reduced = own.clone()
+        dist.all_reduce(reduced)
+        gathered = [torch.zeros(1), torch.zeros(1)] if rank == 0 else []
+        dist.gather(own, gathered or None, dst=0)
+        everywhere = [torch.zeros(1), torch.zeros(1)]
+        dist.all_gather(everywhere, own)
+        scattered = torch.zeros(1)
+        dist.reduce_scatter_tensor(scattered, pair)
+        return {
+            "broadcast from rank 0": broadcast.tolist(),
+            "all-reduce": reduced.tolist(),
+            "gather to rank 0": [value.item() for value in gathered],
+            "all-gather": [value.item() for value in everywhere],
+            "reduce-scatter": scattered.tolist(),
+        }
+
+
+@pytest.mark.slow
+def test_the_collectives_do_what_the_table_says():
+    results = ranks(2).run(numbers_after_collectives)
+    for name in results[0]:
+        for rank, shown in enumerate(RESULTS[name]):
+            numbers = " ".join(f"{value:g}" for value in results[rank][name])
+            assert shown.strip("`") == (numbers or "nothing"), name

@@ -7,24 +7,27 @@ import sys
 import pytest
 
 from common import ladder
+from tests.docs.pages import TEXT_BLOCK, text_block
 from tests.faults.jobs import run_all_to_end
 
 SCRIPT = "02_ddp_raw/one_rank_fails.py"
 UNREPORTED = "json.decoder.JSONDecodeError: Expecting value"
+PAGE = ladder.ROOT / "02_ddp_raw" / "WHEN_IT_HANGS.md"
+# "  rank      : 1 (local_rank: 1)", and all that follows until "[1]:", "---" or "===".
+REPORTED_ERROR = re.compile(r"^  rank      : (\d)(.*?)(?=^\[\d\]:|^---|^===)", re.MULTILINE | re.DOTALL)
 FOLLOW_ON = re.compile(r"Connection (closed by peer|reset by peer)|Signal 15 \(SIGTERM\)")
 
 
 def shown() -> dict[str, str]:
     """The outputs that the page shows, by command."""
-    text = (ladder.ROOT / "02_ddp_raw" / "WHEN_IT_HANGS.md").read_text()
-    found = re.findall(rf"^    (\S[^\n]*{SCRIPT} \S+)\n\n```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return dict(found)
+    blocks = {line.strip(): block for line, block in TEXT_BLOCK.findall(PAGE.read_text())}
+    return {command: block for command, block in blocks.items() if SCRIPT in command}
 
 
 def parts(output: str) -> list[str]:
-    """The pieces of a shown output between its cuts, without indentation.
+    """The pieces of a shown output between its cuts, without indentation and without lines of a follow-on error.
 
-    Without lines of a follow-on error: torchrun may end a rank before it has noticed that its neighbour has gone.
+    torchrun may end a rank before it has noticed that its neighbour has gone, so such a line may be missing.
     """
     lines = [line for line in output.splitlines() if not FOLLOW_ON.search(line)]
     pieces = [piece.strip() for line in lines for piece in line.split("…")]
@@ -49,7 +52,7 @@ def run_until_reported(commands: dict[str, list[str]]) -> dict:
 
 @pytest.fixture(scope="module")
 def endings(recorded) -> dict:
-    """The ending of each command. They mostly wait, so they run at the same time, and one has flight recorders."""
+    """The ending of each command. They run at the same time, because they mostly wait; one has flight recorders."""
     torchrun = f"{sys.executable} -m torch.distributed.run"
     commands = {}
     for command in shown():
@@ -74,7 +77,7 @@ def test_the_output_shown_is_that_of_the_command(command, endings):
 def reported_errors(printed: str) -> dict[str, str]:
     """The part of torchrun's report about each rank."""
     report = printed.partition(f"{SCRIPT} FAILED")[2]
-    return dict(re.findall(r"^  rank      : (\d)(.*?)(?=^\[\d\]:|^---|^===)", report, re.MULTILINE | re.DOTALL))
+    return dict(REPORTED_ERROR.findall(report))
 
 
 @pytest.mark.slow
@@ -88,9 +91,7 @@ def test_the_cause_is_no_follow_on_error(endings):
 
 @pytest.mark.slow
 def test_the_flight_recorder_names_the_missing_rank(endings, recorded):
-    page = (ladder.ROOT / "02_ddp_raw" / "WHEN_IT_HANGS.md").read_text()
-    (expected,) = re.findall(r"flight_records\n\n```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert endings["recorded"].returncode == 1
     comparing = [sys.executable, str(ladder.ROOT / "02_ddp_raw" / "flight_recorder.py"), "flight_records"]
     printed = subprocess.run(comparing, cwd=recorded, capture_output=True, text=True, check=True).stdout
-    assert printed == expected
+    assert printed == text_block(PAGE, "flight_records")

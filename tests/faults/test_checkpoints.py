@@ -13,6 +13,7 @@ import torch
 from common import ladder
 from common.accelerator.utils.checkpoint_folder import CheckpointError, finish_and_verify
 from common.weights import farthest
+from tests.bits import flip_a_bit
 from tests.faults.jobs import (
     MOUNTED,
     ON_LINUX,
@@ -38,14 +39,15 @@ def saving(folder: Path, every: int = 1) -> list[str]:
     return ["--checkpoint-dir", str(folder), "--checkpoint-every", str(every)]
 
 
-# The moments of a kill, by the number of files that the save has written by then.
+# The moments of a kill, each with the number of files that the save has written by then.
 MOMENTS = {"it has begun": 0, "the first file is there": 1, "some are there": 3, "most are there": 5}
 
 
-def is_saving(folder: Path, files: int, number: int) -> bool:
-    """True if checkpoint `number` is complete, and a later one has at least so many files."""
+def is_saving(folder: Path, after: int, least_files: int) -> bool:
+    """True if checkpoint number `after` is complete, and a later one has at least so many files."""
     unfinished = glob.glob(f"{folder}/**/.*.staging*", recursive=True)
-    return newest_checkpoint(folder) >= number and any(len(glob.glob(f"{path}/*")) >= files for path in unfinished)
+    most_files = max((len(glob.glob(f"{path}/*")) for path in unfinished), default=-1)
+    return newest_checkpoint(folder) >= after and most_files >= least_files
 
 
 @ON_LINUX
@@ -56,8 +58,7 @@ def test_killed_while_it_saves_a_run_ends_with_the_same_bits(level, tmp_path):
     complete = -1  # The number of the newest checkpoint that the run before has left.
     for moment, files in MOMENTS.items():
         with job(command) as run:
-            next_but_one = complete + 2
-            run.wait_for(partial(is_saving, tmp_path / "c", files, next_but_one))
+            run.wait_for(partial(is_saving, tmp_path / "c", after=complete + 2, least_files=files))
             os.killpg(run.processes[0].pid, signal.SIGKILL)
             assert run.end() == [-signal.SIGKILL]
             assert complete < 0 or re.search("[Rr]esumed at step", run.out), moment
@@ -68,12 +69,6 @@ def test_killed_while_it_saves_a_run_ends_with_the_same_bits(level, tmp_path):
     assert straight.returncode == 0, straight.stderr
     weights = torch.load(tmp_path / "w.pt", weights_only=True)
     assert farthest(weights, torch.load(tmp_path / "straight.pt", weights_only=True)) == 0
-
-
-def flip_a_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize("level", [LEVEL_03, SLOW_04])

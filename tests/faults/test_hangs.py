@@ -45,7 +45,7 @@ CASES = [
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_job_ends_and_says_which_rank_and_why():
-    """They mostly wait, so they run at the same time. A rank that raises: `tests/docs/test_failures.py`."""
+    """The jobs mostly wait, so they run at the same time. A rank that raises: `tests/docs/test_failures.py`."""
     commands = {case: case.start(FAULT_INJECTION, case.fault, "5", case.level, *TRAINING) for case in CASES}
     for case, done in run_all_to_end(commands).items():
         assert done.returncode != 0, case

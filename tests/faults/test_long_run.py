@@ -19,7 +19,7 @@ from tests.levels import SHORT, run_level
 
 pytestmark = ON_LINUX
 
-# LADDER_LONG_RUN=200 is the run that has been made to show that none hangs.
+# LADDER_LONG_RUN=200 is enough to trust that none hangs.
 LAUNCHES = int(os.environ.get("LADDER_LONG_RUN", "3"))
 EPOCHS = 20
 LONG = pytest.mark.long

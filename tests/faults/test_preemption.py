@@ -26,12 +26,9 @@ def start(level: str, processes: int, *flags: str):
     return job(command, OMP_NUM_THREADS=str(max(1, torch.get_num_threads() // processes)))
 
 
-def continued(level: str, processes: int, folder: Path, step: int) -> tuple[dict, dict]:
-    """The weights of the stopped run after some more steps, and those of a run that nobody stopped."""
-    flags = [*SETTINGS, str(step // 20 + 2), "--checkpoint-dir"]
-    _, weights = run_on_ranks(level, processes, [*flags, str(folder / "c")])
-    _, expected = run_on_ranks(level, processes, [*flags, str(folder / "undisturbed")])
-    return weights, expected
+def weights_after(level: str, processes: int, folder: Path, epochs: int) -> dict:
+    """The weights of a training that goes on from what `folder` has, or begins."""
+    return run_on_ranks(level, processes, [*SETTINGS, str(epochs), "--checkpoint-dir", str(folder)])[1]
 
 
 SEND_SIGNAL = {
@@ -63,7 +60,9 @@ def test_after_a_signal_all_ranks_save_at_one_step(level, processes, receiver, c
         evaluations = re.findall(r"^.*eval_loss .*$", run.out, re.MULTILINE)
     if level == TRAINER:  # It prints a line for each whole epoch, and none for the one in which the signal came.
         assert len(evaluations) == (int(step) - 1) // 20
-    assert farthest(*continued(level, processes, tmp_path, int(step))) == 0
+    epochs = int(step) // 20 + 2
+    undisturbed = weights_after(level, processes, tmp_path / "undisturbed", epochs)
+    assert farthest(weights_after(level, processes, tmp_path / "c", epochs), undisturbed) == 0
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A rank dies and the job may restart: it ends as though nothing had been. Without torchrun its ranks end too."""
+"""A rank dies and the job may restart: it ends as though nothing had been. When torchrun is killed, they end too."""
 
 import os
 import re

@@ -11,9 +11,10 @@ up to the call of the library; and the order of all operations. The rest is imit
     ---------------------------  ---------------------------------  ---------------------------------------------------
     tensors                      no GPU has memory for them         FakeTensors: device, dtype and shape, and no values
     values read from a GPU       FakeTensors have none              one for each file that reads: `VALUES_ON_GPU`
-    torch.cuda                   it asks the driver                 `cuda_of`: a call for another rank's GPU raises
-    the process group            it waits for the other ranks       `process_group_of`: all ranks send our objects
-    backward, DataParallel, DDP  their C++ needs driver and values  `operations_of`: empty gradients, bare modules
+    values read from the CPU     the same, but a sampler's order    always 1: `VALUE_ON_CPU`
+    torch.cuda                   it asks the driver                 `imitate_cuda`: a call for another rank's GPU raises
+    the process group            it waits for the other ranks       `imitate_process_group`: all ranks send our objects
+    backward, DataParallel, DDP  their C++ needs driver and values  `imitate_operations`: empty gradients, bare modules
 
 FSDP and meshes are not imitated, because they need more of torch.cuda: the tests train them on the CPU only. The README
 says what else this cannot see.
@@ -122,11 +123,12 @@ class Machine:
 
 
 def peak_of(index: int) -> int:
-    """The peak of a GPU's memory in bytes: each has another one."""
+    """The peak of a GPU's memory in bytes, a different one for each GPU."""
     return 2**20 * (index + 1)
 
 
-def cuda_of(machine: Machine) -> list:
+@contextlib.contextmanager
+def imitate_cuda(machine: Machine) -> Iterator[None]:
     """In place of torch.cuda, which would ask the driver."""
     properties = SimpleNamespace(major=9, minor=0, total_memory=2**36, multi_processor_count=100)
     answers = {
@@ -142,13 +144,15 @@ def cuda_of(machine: Machine) -> list:
         "get_rng_state": machine.get_rng_state,
         "set_rng_state": machine.set_rng_state,
     }
-    return [
+    with (
         mock.patch.multiple(torch.cuda, **answers),
         mock.patch.object(torch.accelerator, "synchronize", machine.synchronize),
-    ]
+    ):
+        yield
 
 
-def process_group_of(machine: Machine) -> list:
+@contextlib.contextmanager
+def imitate_process_group(machine: Machine) -> Iterator[None]:
     """In place of nccl, which would wait for the other ranks."""
     functions = {
         "init_process_group": machine.init_process_group,
@@ -156,25 +160,27 @@ def process_group_of(machine: Machine) -> list:
         "barrier": machine.barrier,
         "all_gather_object": gather_own_object,  # Bytes without values cannot be unpickled.
     }
-    return [
+    with (
         mock.patch.multiple(dist, **functions),
         # The core meets the other ranks in a store before it makes the group.
         mock.patch.object(PartialState, "_join", lambda state, backend, *args: machine.init_process_group(backend)),
-    ]
+    ):
+        yield
 
 
 def gather_own_object(values: list, value: Any, group: Any = None) -> None:
     values[:] = [value] * len(values)
 
 
-def operations_of(machine: Machine) -> list:
+@contextlib.contextmanager
+def imitate_operations(machine: Machine) -> Iterator[None]:
     """In place of what torch does in C++, where a FakeTensor has no memory to read and the driver is asked."""
     methods = {
         "backward": give_gradients,
         "pin_memory": lambda tensor, *args: machine.watch.pinned_copy(tensor),
         "numpy": lambda tensor: numpy.zeros(tensor.shape),
     }
-    return [
+    with (
         mock.patch.multiple(Tensor, **methods),
         mock.patch.object(nn.DataParallel, "forward", call_module),
         mock.patch.multiple(DistributedDataParallel, __init__=init_ddp, forward=call_module),
@@ -183,7 +189,8 @@ def operations_of(machine: Machine) -> list:
         mock.patch.object(torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda tensor: [])),
         # The fake mode then asks no driver, although `torch.cuda.is_available` says that there is one.
         mock.patch.object(FakeTensorMode, "avoid_device_init", True),
-    ]
+    ):
+        yield
 
 
 def give_gradients(loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -240,12 +247,17 @@ def imitated_rank(rank: int = 0, world_size: int = 1, nodes: int = 1) -> Iterato
         own_gpus = range(local_rank, local_rank + 1)
     machine = Machine(rank, world_size, own_gpus)
     forget_states()
-    with contextlib.ExitStack() as stack:
-        stack.callback(forget_states)
-        stack.callback(register_optimizer_step_post_hook(machine.watch.count_step).remove)
-        stack.enter_context(mock.patch.dict(os.environ, environment))
-        for replacement in [*cuda_of(machine), *process_group_of(machine), *operations_of(machine)]:
-            stack.enter_context(replacement)
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(machine.watch)
-        yield machine
+    counting = register_optimizer_step_post_hook(machine.watch.count_step)
+    try:
+        with (
+            mock.patch.dict(os.environ, environment),
+            imitate_cuda(machine),
+            imitate_process_group(machine),
+            imitate_operations(machine),
+            FakeTensorMode(allow_non_fake_inputs=True),
+            machine.watch,
+        ):
+            yield machine
+    finally:
+        counting.remove()
+        forget_states()

@@ -1,4 +1,4 @@
-"""The core on a rank of eight GPUs: what its operations and its checkpoints do with tensors of a GPU."""
+"""The core on one of eight ranks, each with a GPU: what its operations and its checkpoints do with tensors of a GPU."""
 
 import os
 from collections.abc import Iterator
@@ -97,7 +97,8 @@ def test_a_step_computes_in_its_dtype_and_waits_in_fp16_only(precision, dtype, w
     """Autocast for the CPU would leave a GPU's products in float32."""
     with imitated_rank(3, GPUS) as machine:
         accelerator = Accelerator(mixed_precision=precision)
-        assert precision != "fp16" or accelerator.scaler._device == "cuda"
+        if precision == "fp16":
+            assert accelerator.scaler._device == "cuda"  # A scaler for the CPU would look for inf in tensors there.
         net = Net()
         optimizer = torch.optim.AdamW(net.parameters())
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)

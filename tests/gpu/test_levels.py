@@ -1,4 +1,4 @@
-"""Every level on a rank of eight GPUs: its tensors lie on the rank's own GPU, and what a step waits for is known."""
+"""Every level on one of eight ranks, each with a GPU: its tensors lie on its own GPU, and its waits are known."""
 
 from pathlib import Path
 from unittest import mock
@@ -31,7 +31,7 @@ def is_distributed(level: str) -> bool:
 
 
 def train(level: str, *flags: str, rank: int = 3, nodes: int = 1, path: Path | None = None) -> tuple[Machine, dict]:
-    """Train a level from its first line to its last on a rank of eight, or as one process where it is one.
+    """Train a level from its first line to its last as one of eight ranks, or as one process where it is one.
 
     Returns the machine and the training's result. `path` is of another version of the level.
     """

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -15,15 +16,20 @@ _aten = torch.ops.aten
 READ = "aten._local_scalar_dense.default"  # `item`, `tolist`, `float` and `if` of a tensor do it.
 ARRIVED = "a copy to the CPU has arrived"
 INDEXINGS = (_aten.index.Tensor, _aten.index_put_.default, _aten._index_put_impl_.default)
+ORDERS = (_aten.randperm.default, _aten.randperm.generator)
 # FakeTensors have no values. In these files one is read from a GPU; each read gets what lets the training go on.
 VALUES_ON_GPU = {
-    "train.py": 1.0,  # Sums over the samples, one of which divides the others.
-    "train_full.py": 1.0,  # As in train.py.
-    "trainer.py": 0.0,  # The loss, and the norm of the gradients.
-    "progress.py": 0.0,  # The Trainer's loss since the last log.
-    "loss_scaler.py": 0.0,  # The number of gradients that are not finite.
+    # The sums of an evaluation. The number of samples is one of them and divides the others: 0 would raise.
+    "00_single_gpu/train.py": 1.0,
+    "01_data_parallel/train.py": 1.0,
+    "02_ddp_raw/train.py": 1.0,
+    "03_accelerate/train.py": 1.0,
+    "03_accelerate/train_full.py": 1.0,
+    "trainer/trainer.py": 0.0,  # The loss, and the norm of the gradients.
+    "trainer/progress.py": 0.0,  # The Trainer's loss since the last log.
+    "accelerator/loss_scaler.py": 0.0,  # The number of gradients that are not finite.
 }
-STEPS_OF_ADAMW = 1  # AdamW counts them on the CPU.
+VALUE_ON_CPU = 1  # Of AdamW's count of steps, and of a loader's seed. Only the orders of samplers are real.
 TORCH = str(Path(torch.__file__).parent)
 
 
@@ -66,6 +72,9 @@ class Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         if function.namespace == "c10d":
             self._check_collective(function, args)
+        if function in ORDERS:
+            with unset_fake_temporarily():
+                return function(*args, **kwargs)
         if function is _aten._local_scalar_dense.default:
             return self._read(args[0])
         result = function(*args, **kwargs)
@@ -88,7 +97,7 @@ class Watch(TorchDispatchMode):
 
     def _read(self, tensor: Tensor) -> float:
         if not tensor.is_cuda:
-            return STEPS_OF_ADAMW
+            return VALUE_ON_CPU
         self.note_wait(READ)
         reader = reading_file()
         if reader not in VALUES_ON_GPU:
@@ -110,11 +119,12 @@ class Watch(TorchDispatchMode):
 
 
 def reading_file() -> str:
-    """The name of the file, outside of torch, whose code calls the operation that this process is in."""
+    """The file outside of torch whose code calls the operation that this process is in: its folder and its name."""
     frame = sys._getframe(1)
     while frame.f_code.co_filename == __file__ or frame.f_code.co_filename.startswith(TORCH):
         frame = frame.f_back
-    return Path(frame.f_code.co_filename).name
+    path = Path(frame.f_code.co_filename)
+    return f"{path.parent.name}/{path.name}"
 
 
 def memory_of(tensor: Tensor) -> StorageWeakRef:

@@ -1,8 +1,8 @@
 """Published programs on tiny models and made data, of which every step is recorded.
 
-Each function is one program, as its own documentation starts it. `python -m tests.parity.programs NAME LIBRARY FOLDER`
-runs it on accelerate (`theirs`) or, through the alias, on the core (`ours`), alone or under torchrun, and writes what
-rank r did into `FOLDER/rank-r.json`.
+PROGRAMS lists them, each as its own documentation starts it, but small and on the CPU.
+`python -m tests.parity.programs NAME LIBRARY FOLDER` runs one on accelerate (`theirs`) or, through the alias, on the
+core (`ours`), alone or under torchrun, and writes what rank r did into `FOLDER/rank-r.json`.
 """
 
 import json
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tests import alias
-from tests.bits import digest
+from tests.bits import comparable_logs, digest
 
 STEPS = 3
 WORDS = [f"w{number}" for number in range(60)]
@@ -163,11 +163,8 @@ def preference_tuning(folder: Path) -> dict:
 
 def log_of(trainer: Any) -> dict:
     """The log of a Trainer without times, as bits."""
-    times = ("runtime", "per_second", "num_tokens")
-    history = []
-    for entry in trainer.state.log_history:
-        history.append({name: str(value) for name, value in entry.items() if not name.endswith(times)})
-    return {"log": history}
+    history = comparable_logs(trainer.state.log_history)
+    return {"log": [{name: entry[name] for name in entry if not name.endswith("num_tokens")} for entry in history]}
 
 
 def sentence_embeddings(folder: Path) -> dict:

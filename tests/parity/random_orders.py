@@ -105,16 +105,20 @@ def without_refusals(script: SimpleNamespace) -> SimpleNamespace:
 
 def without_known_differences(script: SimpleNamespace) -> SimpleNamespace:
     changed = copy.copy(script)
-    # On several processes the original loses samples of a batch that cannot be divided.
+    # On several processes the original loses samples of a batch that cannot be divided. Ours:
+    # `test_batches_of_varying_size_are_joined_as_long_as_a_step_can_be_divided`.
     if script.sampler == "lists" and script.world > 1 and not reads_stream(script):
         changed.dispatch_batches = False
     if dispatches(changed):
-        # On several processes the original skips the main process's batches in place of steps.
+        # On several processes the original skips the main process's batches in place of steps. Ours:
+        # `test_it_continues_where_a_checkpoint_was_made_and_skips_whole_steps`.
         if script.world > 1 or script.sampler == "lists":
             changed.skip = 0
-        # The original crashes where no whole step is left. Each sampler draws at least half of the samples.
+        # The original crashes where no whole step is left. Some samplers draw half of the samples only, so twice as
+        # many are needed. Ours: `test_the_main_process_reads_and_each_sample_is_gathered_once`.
         changed.n += 2 * (1 + changed.skip) * script.batch * script.world
-    # Where each process reads a stream, the original fills up the last step in any case.
+    # Where each process reads a stream, the original fills up the last step in any case. Ours:
+    # `test_each_sample_of_a_stream_is_gathered_once`.
     elif script.world > 1 and reads_stream(script):
         changed.even_batches = True
     return changed

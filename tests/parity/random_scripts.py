@@ -2,8 +2,8 @@
 
 A kind of script (`random_orders`, `random_trainings`, `random_trainers`) says how a script is drawn and run. On each
 rank its outcome is a nest of dicts and lists. Only scripts are drawn that run to their end on both libraries, and end
-alike: where the libraries differ on purpose, each difference has a test of its own. An error, or a number that differs,
-ends the comparison with an error that shows the script.
+alike: where the libraries differ on purpose, each difference has a test of its own, which `without_known_differences`
+names. An error, or a number that differs, ends the comparison with an error that shows the script.
 """
 
 import random

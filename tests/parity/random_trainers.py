@@ -169,18 +169,21 @@ def without_known_differences(config: dict[str, Any], world_size: int) -> dict[s
     config = copy.deepcopy(config)
     arguments = config["arguments"]
     loading = arguments["accelerator_config"]
-    # The original divides by zero where all steps are a warm-up.
+    # The original divides by zero where all steps are a warm-up. Ours:
+    # `test_a_polynomial_may_have_a_training_that_is_all_warm_up`.
     if arguments["lr_scheduler_type"] == "polynomial":
         arguments["warmup_steps"] = 0
-    # Where the main process splits the last step, the original evaluates the first rank's loss alone.
+    # Where the main process splits the last step, the original evaluates the first rank's loss alone; and in unequal
+    # steps it counts repeated samples. Ours: `test_an_evaluation_does_not_depend_on_the_number_of_processes`.
     if loading["split_batches"] and loading["dispatch_batches"]:
         loading["dispatch_batches"] = False
-    # In unequal steps the original counts repeated samples in the loss, and drops a last step with the tail.
+    # With the tail the original drops an evaluation's last step, too. Ours: `test_argument_dataloader_drop_last`.
     if world_size > 1 or arguments["dataloader_drop_last"]:
         parts = 1 if loading["split_batches"] else world_size
         steps = 1 if config["evaluate"] < 20 else 3
         config["evaluate"] = steps * arguments["per_device_eval_batch_size"] * parts
-    # Over a stream without a whole step the original never ends.
+    # Over a stream without a whole step the original never ends. Ours:
+    # `test_a_stream_that_is_too_short_for_a_step_ends_the_training`.
     if config["stream"]:
         config["train"] *= world_size
     return config

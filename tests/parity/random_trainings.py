@@ -10,7 +10,7 @@ import importlib
 import itertools
 import random
 from collections import defaultdict
-from types import SimpleNamespace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy
@@ -41,10 +41,41 @@ SCHEDULES = {
         optimizer, 0.01, 0.1, step_size_up=2, cycle_momentum=False
     ),
 }
-# The settings of a training script. The first value of each is the plainest one.
+
+
+@dataclass(frozen=True)
+class Script:
+    """The settings of a training script. The defaults are the plainest one."""
+
+    samples: int = 2
+    batch_size: int = 2  # Samples of one process.
+    epochs: int = 1
+    order: str = "sequential"
+    drop_last: bool = False
+    split_batches: bool = False
+    accumulation: int = 1
+    window: str = "accumulate"
+    sync_with_dataloader: bool = True
+    sync_each_batch: bool = False
+    adjust_scheduler: bool = True
+    models: int = 1
+    optimizer: str = "sgd"
+    schedule: str = "none"
+    step_scheduler_with_optimizer: bool = True
+    clip: str = "none"
+    dropout: float = 0.0
+    precision: str = "no"
+    skipped: int = 0  # Micro-batches that the first epoch leaves out.
+    evaluates: bool = False  # After each micro-batch.
+    stopped_after: int | None = None  # Micro-batches. The script then stops at the end of their window, and resumes.
+    passes_over: bool = False  # Resumed, it reads and drops batches.
+    draws: str = "nobody"  # Who draws random numbers while data are read.
+    stateful: bool = False  # A resumed loader goes on by itself.
+
+
 CHOICES = {
     "samples": range(2, 26),
-    "batch_size": [2, 4],  # Samples of one process.
+    "batch_size": [2, 4],
     "epochs": [1, 2, 3],
     "order": {"sequential": 1, "seedable": 1, "shuffled": 2},
     "drop_last": [False, True],
@@ -61,31 +92,24 @@ CHOICES = {
     "clip": ["none", "norm where it syncs", "norm", "value"],
     "dropout": [0.0, 0.5],
     "precision": {"no": 2, "bf16": 1},
-    "skipped": {0: 2, 1: 1, 2: 1},  # Micro-batches that the first epoch leaves out.
-    "evaluates": [False, True],  # After each micro-batch.
-    "stopped_after": {None: 4, 1: 1, 2: 1, 4: 1, 7: 1},  # Micro-batches, until the end of their window.
-    "passes_over": {False: 2, True: 1},  # Resumed, it reads and drops batches.
-    "draws": {"nobody": 4, "data set": 4, "collator": 4, "workers": 1},  # Who draws random numbers while data are read.
-    "stateful": [False],  # A test of our library alone sets it: a resumed loader goes on by itself.
+    "skipped": {0: 2, 1: 1, 2: 1},
+    "evaluates": [False, True],
+    "stopped_after": {None: 4, 1: 1, 2: 1, 4: 1, 7: 1},
+    "passes_over": {False: 2, True: 1},
+    "draws": {"nobody": 4, "data set": 4, "collator": 4, "workers": 1},
 }
 
 
-def draw(seed: int, processes: int) -> SimpleNamespace:
-    return without_known_differences(SimpleNamespace(**draw_from(CHOICES, random.Random(seed))))
+def draw(seed: int, processes: int) -> Script:
+    return without_known_differences(Script(**draw_from(CHOICES, random.Random(seed))))
 
 
-def without_known_differences(script: SimpleNamespace) -> SimpleNamespace:
-    changed = copy.copy(script)
-    if script.stopped_after is not None and script.order != "shuffled":
-        # The original draws the seed of the loader's workers once more when it resumes, which others would notice.
-        changed.dropout = 0.0
-        changed.draws = "nobody" if script.draws == "nobody" else "collator"
-    return changed
-
-
-def plainest(**others: Any) -> SimpleNamespace:
-    """A script that asks for nothing but `others`."""
-    return SimpleNamespace(**{name: next(iter(values)) for name, values in CHOICES.items()} | others)
+def without_known_differences(script: Script) -> Script:
+    if script.stopped_after is None or script.order == "shuffled":
+        return script
+    # The original draws the seed of the loader's workers once more when it resumes, which others would notice. Ours:
+    # `test_set_epoch_and_skip_first_batches_go_on_bit_for_bit`.
+    return replace(script, dropout=0.0, draws="nobody" if script.draws == "nobody" else "collator")
 
 
 class Augmented(TensorDataset):
@@ -213,28 +237,31 @@ class Training:
 
         Returns the place of the stop, or None.
         """
-        micro_batches = 0
         for epoch in range(start.epoch, self.script.epochs):
             done = start.batches_done if epoch == start.epoch else 0
             seen = defaultdict(list)
             self.epochs.append(seen)
             self.loader.set_epoch(epoch)
             for number, (x, y) in self.rest_of_epoch(done):
-                ends_window = self.script.window == "accumulate" or (number + 1) % self.script.accumulation == 0
-                with self.window(ends_window):
-                    self.micro_batch(x, y, ends_window, seen)
+                # Under `accumulate` a script calls `step` in each micro-batch; the core leaves it out within a window.
+                calls_step = self.script.window == "accumulate" or (number + 1) % self.script.accumulation == 0
+                with self.window(calls_step):
+                    self.micro_batch(x, y, calls_step, seen)
                 self.evaluate(seen)
                 done += 1
-                micro_batches += 1
-                is_due = stop_after is not None and micro_batches >= stop_after
-                if is_due and ends_window and self.accelerator.sync_gradients:
+                ends_window = calls_step and self.accelerator.sync_gradients
+                if stop_after is not None and ends_window and self.micro_batches() >= stop_after:
                     self.accelerator.save_state(self.folder)
                     self.accelerator.wait_for_everyone()
                     return Place(epoch, done)
         return None
 
+    def micro_batches(self):
+        """The number of those that this run has computed."""
+        return sum(len(seen["loss"]) for seen in self.epochs)
+
     def rest_of_epoch(self, done):
-        """The micro-batches that are left of an epoch, with the numbers that the script counts."""
+        """The micro-batches that are left of an epoch, numbered as the script does: from 0 behind those it skips."""
         if self.script.passes_over:  # The training scripts of diffusers go on like this.
             yield from itertools.islice(enumerate(self.loader), done, None)
         elif done > 0 and not self.script.stateful:
@@ -242,21 +269,21 @@ class Training:
         else:
             yield from enumerate(self.loader)
 
-    def window(self, ends_window):
+    def window(self, calls_step):
         if self.script.window == "accumulate":
             return self.accelerator.accumulate(*self.models)
         unsynced = contextlib.ExitStack()
-        if not ends_window:
+        if not calls_step:
             for model in self.models:
                 unsynced.enter_context(self.accelerator.no_sync(model))
         return unsynced
 
-    def micro_batch(self, x, y, ends_window, seen):
+    def micro_batch(self, x, y, calls_step, seen):
         prediction = sum(model(x) for model in self.models)
         loss = torch.nn.functional.mse_loss(prediction, y)
         self.accelerator.backward(loss)
         seen["loss"].append(loss.detach())
-        if ends_window:
+        if calls_step:
             seen["norm"] += clip(self.script, self.accelerator, self.models)
             self.step(loss.detach())
         seen["sync"].append(self.accelerator.sync_gradients)
@@ -282,7 +309,7 @@ class Training:
                     seen["evaluated"].append(self.models[0](x).sum())
 
 
-def run(library: str, script: SimpleNamespace, folder: str, seen: dict[str, Any], **settings: Any) -> None:
+def run(library: str, script: Script, folder: str, seen: dict[str, Any], **settings: Any) -> None:
     """Note what a training sees in each epoch, its weights and its optimizers' states."""
     accelerator = new_accelerator(library, script, **settings)
     training = Training(accelerator, script, folder)

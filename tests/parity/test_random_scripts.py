@@ -4,7 +4,6 @@ The quick cases take a few scripts, the long ones as many as a release needs.
 """
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +11,7 @@ from tests.bits import differences
 from tests.parity.random_orders import ORDERS
 from tests.parity.random_scripts import assert_same, chunks, run_on
 from tests.parity.random_trainers import TRAINERS
-from tests.parity.random_trainings import TRAININGS, plainest
+from tests.parity.random_trainings import TRAININGS, Script
 from tests.peers import import_or_skip
 
 import_or_skip("accelerate")
@@ -43,20 +42,16 @@ def test_trainings_end_with_the_bits_of_accelerate(number, processes, tmp_path):
 def draw_stateful(seed, processes):
     """The script of a seed, stopped and resumed with a stateful loader."""
     script = TRAININGS.draw(seed, processes)
-    if script.draws == "workers":
-        script.draws = "data set"
-    script.stateful = True
-    script.skipped = 0
-    script.passes_over = False
-    script.stopped_after = script.stopped_after or 3
-    return script
+    draws = "data set" if script.draws == "workers" else script.draws
+    stopped_after = script.stopped_after or 3
+    return replace(script, stateful=True, skipped=0, passes_over=False, draws=draws, stopped_after=stopped_after)
 
 
 @pytest.mark.parametrize(("number", "processes"), cases((1, 10, 300), (2, 5, 200)))
 def test_trainings_over_stateful_loaders_resume_with_the_same_bits(number, processes, tmp_path):
     for seeds in chunks(range(number)):
         stopped = [draw_stateful(seed, processes) for seed in seeds]
-        straight = [SimpleNamespace(**vars(script) | {"stopped_after": None}) for script in stopped]
+        straight = [replace(script, stopped_after=None) for script in stopped]
         resumed = run_on(TRAININGS, TRAININGS.ours, stopped, processes, f"{tmp_path}/{seeds.start}")
         whole = run_on(TRAININGS, TRAININGS.ours, straight, processes, "")
         for script, of_ranks, whole_of_ranks in zip(stopped, resumed, whole, strict=True):
@@ -80,13 +75,13 @@ def test_trainings_by_a_trainer_end_with_the_bits_of_transformers(
 
 
 def test_a_script_that_fails_is_an_error_also_where_it_fails_on_both_libraries(tmp_path):
-    failing = replace(TRAININGS, draw=lambda seed, processes: plainest(precision="none"))
+    failing = replace(TRAININGS, draw=lambda seed, processes: Script(precision="none"))
     with pytest.raises(ValueError, match="none"):
         assert_same(failing, range(1), 1, str(tmp_path))
 
 
 def test_a_bit_is_a_difference():
-    ((outcome,),) = run_on(TRAININGS, TRAININGS.ours, [plainest()], 1, "")
+    ((outcome,),) = run_on(TRAININGS, TRAININGS.ours, [Script()], 1, "")
     changed = {"weights": [{name: weight.clone() for name, weight in outcome["weights"][0].items()}]}
     changed["weights"][0]["0.bias"][0] *= 1 + 1e-7
     assert list(differences(outcome["weights"], outcome["weights"])) == []

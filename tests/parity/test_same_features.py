@@ -12,7 +12,7 @@ from common.accelerator import local_sgd
 from common.accelerator.utils import ProfileKwargs
 from common.processes import ranks
 from tests.bits import differences
-from tests.parity.random_trainings import WIDTH, plainest, run
+from tests.parity.random_trainings import WIDTH, Script, run
 from tests.peers import import_or_skip
 from tests.states import OURS, THEIRS, forget_states
 from tests.unit.accelerator.several_processes import on_ranks
@@ -27,7 +27,7 @@ def hooked(library, hook, wrapper, option):
     handler = utils.DistributedDataParallelKwargs(
         comm_hook=kinds(hook), comm_wrapper=kinds(wrapper), comm_state_option=option
     )
-    script = plainest(samples=24, dropout=0.5, schedule="one cycle")
+    script = Script(samples=24, dropout=0.5, schedule="one cycle")
     seen = {}
     run(library, script, "", seen, kwargs_handlers=[handler])
     forget_states(library)

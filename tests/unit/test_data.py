@@ -18,6 +18,7 @@ from common.data.synthetic import draw_cache
 from common.errors import UserError
 from common.process_group import process_group
 from common.processes import ranks
+from tests.bits import flip_a_bit
 from tests.faults.jobs import MOUNTED, on_tmpfs, run_to_end
 
 # A mirror that refuses the connection: no network, without taking the machine's away.
@@ -64,9 +65,7 @@ def test_damaged_mnist_is_an_error_not_an_occasion_for_other_digits(tmp_path, mn
     raw = Path(mnist) / "MNIST" / "raw"
     shutil.copytree(raw, tmp_path / "MNIST" / "raw", copy_function=shutil.copyfile)  # They may be read-only there.
     path = tmp_path / "MNIST" / "raw" / name
-    content = bytearray(path.read_bytes())
-    content[5000] ^= 1
-    path.write_bytes(content)
+    flip_a_bit(path)
     with pytest.raises(UserError, match=f"{name} is damaged: .* Remove "):
         load_data(flags(dataset="auto", data_dir=tmp_path))
     assert capsys.readouterr().err.count("\n") == 1

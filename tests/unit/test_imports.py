@@ -1,4 +1,4 @@
-"""Imports run one way: levels, benchmarks and tests → common.trainer → common.accelerator → torch.
+"""Imports run one way: levels and benchmarks → common.trainer → common.accelerator → torch.
 
 In benchmarks/ what measures stands below what is measured, and that below what draws and prints: see ROOMS.
 
@@ -176,6 +176,13 @@ def test_rooms_import_what_stands_below_them_and_nothing_else():
         if is_of_this_project and ours != theirs and not may_import(ours, theirs):
             wrong.append(str(found))
     assert wrong == []
+
+
+def test_tests_of_the_core_import_nothing_of_benchmarks():
+    paths = sorted((ladder.ROOT / "tests" / "unit" / "accelerator").glob("*.py"))
+    found = [found for path in paths for found in imports_of(f"tests.unit.accelerator.{path.stem}", path)]
+    assert found
+    assert [str(each) for each in found if top(each.imported) == "benchmarks"] == []
 
 
 def reached(importers: set[str]) -> set[str]:

@@ -124,7 +124,7 @@ def exchange_in_another_order(accelerator):
         listify(reduce(mine, "sum")),
         listify(broadcast(mine, from_process=1)),
         listify(gather(pad_across_processes(longer))),
-        operations.broadcast_object_list(["of 0", "only"][: 2 - rank]),
+        operations.broadcast_object_list(["of 0", "only"] if rank == 0 else ["of 1"]),
     ]
 
 

@@ -44,7 +44,10 @@ def on_dispatching_ranks(world, job, *args, **config):
 
 
 def epoch_of(accelerator, loader):
-    """The rows that this process gets, step by step, and all numbers that are gathered; each step knows its place."""
+    """The rows that this process gets, step by step, and all numbers that are gathered.
+
+    Only the last step has `end_of_dataloader`.
+    """
     rows = []
     gathered = []
     ends = []

@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 import torch
 
+from common import ladder
 from common.accelerator.utils import FullyShardedDataParallelPlugin
 from common.memory import track_memory
 from common.processes import ranks
@@ -19,8 +20,7 @@ from tests.peers import import_or_skip
 from tests.states import THEIRS, forget_states
 from tests.unit.accelerator.several_processes import on_ranks
 
-ROOT = Path(__file__).parents[3]
-EXAMPLES = ROOT / "03_accelerate" / "examples"
+EXAMPLES = ladder.ROOT / "03_accelerate" / "examples"
 CIFAR = ["--dataset", "synthetic", "--batch-size", "2", "--samples", "7", "--max-steps", "2", "--log-every", "1"]
 WIDE = ["--dataset", "synthetic", "--batch-size", "4", "--train-samples", "9", "--eval-samples", "7"]
 WIDE += ["--epochs", "2"]
@@ -118,7 +118,7 @@ def test_the_same_file_runs_on_the_real_library(tmp_path, name, arguments):
     assert "from accelerate import Accelerator" in theirs.read_text()
     result = subprocess.run(
         [sys.executable, theirs, *arguments, "--output-dir", tmp_path / "out"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ladder.ROOT)},
         capture_output=True,
         text=True,
         timeout=200,
@@ -143,7 +143,7 @@ def test_tiny_gpt_learns_alike_by_ddp_and_by_fsdp(tmp_path, world_size):
     saving = [*GPT, "--checkpointing", "--output-dir", str(tmp_path)]
     ours = job.run(run, str(path), GPT, environment=one_thread)[0]
     sharded = job.run(run, str(path), saving, environment=one_thread | fsdp)[0]
-    original = job.run(run, str(theirs), [*GPT, "--pages", str(ROOT)], environment=one_thread)[0]
+    original = job.run(run, str(theirs), [*GPT, "--pages", str(ladder.ROOT)], environment=one_thread)[0]
     assert ours == original and ours["losses"][2] < ours["losses"][0]
     assert sharded["losses"] == pytest.approx(ours["losses"], rel=1e-6)
     saved = load_file(tmp_path / "model.safetensors")

@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch.distributed.run import parse_args as torchrun_options
 
+from common import ladder
 from common.accelerator.commands import launch
 from common.accelerator.commands.accelerate_cli import main
 from common.accelerator.commands.config.config_args import ClusterConfig, ConfigError
 from common.processes import free_port
 
-ROOT = Path(__file__).parents[3]
-LEVEL = ROOT / "03_accelerate"
+LEVEL = ladder.ROOT / "03_accelerate"
 
 # Each rank writes what it sees; RANK is absent in a world of one.
 SHOW = """
@@ -46,7 +46,7 @@ def script(folder: Path, text: str = SHOW) -> str:
 
 def start(*arguments, **kwargs) -> subprocess.Popen:
     command = [sys.executable, "-m", "common.accelerator", "launch", *map(str, arguments)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=-1, stderr=-1, text=True, start_new_session=True, **kwargs)
+    return subprocess.Popen(command, cwd=ladder.ROOT, stdout=-1, stderr=-1, text=True, start_new_session=True, **kwargs)
 
 
 def finish(process: subprocess.Popen) -> subprocess.CompletedProcess:
@@ -211,7 +211,7 @@ def test_restarts_of_a_process_group(fixed, tmp_path):
     """
     flags = ["--cpu", "--num_processes", 2, "--max_restarts", 1]
     port = free_port() if fixed else 0
-    paths = {**os.environ, "PYTHONPATH": str(ROOT)}
+    paths = {**os.environ, "PYTHONPATH": str(ladder.ROOT)}
     result = run(*flags, "--main_process_port", port, script(tmp_path, text), env=paths)
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["sum=4.0", "sum=4.0"]

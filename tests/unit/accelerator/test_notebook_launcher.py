@@ -6,12 +6,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from common import ladder
 from common.accelerator import Accelerator
 from common.accelerator.launchers import debug_launcher, notebook_launcher
 from common.accelerator.state import AcceleratorState, PartialState
@@ -103,7 +103,7 @@ def test_fork_after_openmp_and_autograd_threads_does_not_hang(tmp_path):
     )
     result = subprocess.run(
         [sys.executable, script],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        env={**os.environ, "PYTHONPATH": str(ladder.ROOT)},
         capture_output=True,
         text=True,
         timeout=60,

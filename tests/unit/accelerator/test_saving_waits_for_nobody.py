@@ -36,7 +36,7 @@ UNTOUCHED_SEED = 1  # no step has it
 
 
 class Run:
-    """A rank's view of a run. A step's number is the bias on all ranks, and ten times it, plus the rank, the seed."""
+    """A rank's view of a run. Step n sets the bias to n on all ranks. It seeds rank r with 10 * n + r."""
 
     def __init__(self, folder: Path, **config) -> None:
         forget_states()
@@ -135,34 +135,40 @@ def save_unless_killed(operations: int, accelerator: Accelerator, place: Path | 
 
 
 def saved_and_killed(_, root: Path, case: Interruption) -> int:
-    """Two saves of all ranks, in the second of which the victim is killed, and then a new run that loads.
+    """Let one more file operation come before the kill each time, until the save comes to its end.
 
-    Each time one more file operation comes before the kill, until the save comes to its end. Returns how many
-    operations that takes.
+    Returns how many operations that takes.
     """
     for operations in itertools.count():
-        folder = root / str(operations)
-        naming = {"automatic_checkpoint_naming": case.numbered, "total_limit": 1 if case.numbered else None}
-        place = None if case.numbered else folder / "c"
-        with run_named(f"{folder}, the first"):
-            run = Run(folder, **naming)
-            run.step(1)
-            run.accelerator.save_state(place)
-            run.accelerator.wait_for_everyone()
-            run.step(2)
-            allowed = operations if run.rank == case.victim else sys.maxsize
-            is_saved = save_unless_killed(allowed, run.accelerator, place, case.all_ranks)
-            are_saved = gather_object([is_saved])
-        with run_named(f"{folder}, the second"):
-            run = Run(folder, **naming)
-            found = run.load(place)
-            assert found in possibly_loaded(case, run.rank, all(are_saved)), (operations, found)
-            assert len({loaded.weights_step for loaded in gather_object([found])}) == 1, operations
-            run.step(3)
-            run.accelerator.save_state(place)  # and the run goes on
-            assert run.load(place) == Loaded(3, 3), operations
-        if all(are_saved):
+        if save_twice_and_load(root / str(operations), case, operations):
             return operations
+
+
+def save_twice_and_load(folder: Path, case: Interruption, operations: int) -> bool:
+    """Save on all ranks, save again with the victim killed after so many operations, and load in a new run.
+
+    Returns True if every rank has come to the end of its second save.
+    """
+    naming = {"automatic_checkpoint_naming": case.numbered, "total_limit": 1 if case.numbered else None}
+    place = None if case.numbered else folder / "c"
+    with run_named(f"{folder}, the first"):
+        run = Run(folder, **naming)
+        run.step(1)
+        run.accelerator.save_state(place)
+        run.accelerator.wait_for_everyone()
+        run.step(2)
+        allowed = operations if run.rank == case.victim else sys.maxsize
+        is_saved = save_unless_killed(allowed, run.accelerator, place, case.all_ranks)
+        all_saved = all(gather_object([is_saved]))
+    with run_named(f"{folder}, the second"):
+        run = Run(folder, **naming)
+        found = run.load(place)
+        assert found in possibly_loaded(case, run.rank, all_saved), (operations, found)
+        assert len({loaded.weights_step for loaded in gather_object([found])}) == 1, operations
+        run.step(3)
+        run.accelerator.save_state(place)  # The run goes on.
+        assert run.load(place) == Loaded(3, 3), operations
+    return all_saved
 
 
 def possibly_loaded(case: Interruption, rank: int, all_saved: bool) -> list[Loaded]:

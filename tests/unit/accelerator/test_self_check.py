@@ -2,17 +2,15 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from common import ladder
 from common.accelerator import Accelerator
 from common.accelerator.commands import self_check
 from common.accelerator.commands.accelerate_cli import main
 from common.processes import ranks
 from tests.states import forget_states
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow
@@ -20,7 +18,7 @@ def test_the_verdict(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     result = subprocess.run(
         [sys.executable, "-m", "common.accelerator", "test", "--cpu", "--num_processes", "2"],
-        cwd=ROOT, capture_output=True, text=True, timeout=120,
+        cwd=ladder.ROOT, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     *checks, verdict = result.stdout.splitlines()

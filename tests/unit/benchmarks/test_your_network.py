@@ -53,7 +53,7 @@ def test_a_lone_rank_needs_what_ranks_need_that_compute_and_communicate(strategy
 
 
 @pytest.mark.parametrize("setting", [ALONE, *(Setting(strategy, 2) for strategy in ON_SEVERAL)])
-def test_what_is_not_computed_needs_what_is_computed(texts, setting, computed_need):
+def test_fake_tensors_need_the_memory_of_real_ones(texts, setting, computed_need):
     assert need(texts, setting, 4) == computed_need(texts, setting, 4)
 
 
@@ -204,6 +204,7 @@ def keys(): return Keys(4, 5)
 def batch(n): return BATCH
 """
 GOOD = "torch.zeros(n, 4), torch.zeros(n, dtype=torch.long)"
+FIFTY = "torch.zeros(50, 4)[:n], torch.zeros(n)[:50].long()"  # At most 50 samples, whatever n is.
 ROWS = "def loss(outputs, targets): return nn.functional.cross_entropy(outputs, targets, reduction='none')\n"
 
 
@@ -221,15 +222,14 @@ ROWS = "def loss(outputs, targets): return nn.functional.cross_entropy(outputs, 
         ("FILE:wrong", GOOD, "", "the forward of mine:wrong failed: RuntimeError"),
         ("FILE:keys", GOOD, "", "returns a dict and no tensor: write loss(outputs, targets)"),
         ("FILE:right", GOOD, ROWS, "must be a scalar tensor"),
-        ("FILE:right", "torch.zeros(50, 4)[:n], torch.zeros(n)[:50].long()", "", "an input of shape (50, 4)"),
+        ("FILE:right --batch 64", FIFTY, "", "an input of shape (50, 4)"),
     ],
 )
 def test_what_cannot_be_asked_about_is_one_line(text, batch, more, message, written, capsys):
     path = written(WRONG.replace("BATCH", batch) + more).removesuffix(":build")
     name, *flags = text.replace("FILE", path).split()
-    size = ["--batch", "64"] if "50" in batch else ["--batch", "2"]
     with pytest.raises(UserError):
-        program.main(["memory", name, *size, "--devices", "1", *flags])
+        program.main(["memory", name, "--batch", "2", "--devices", "1", *flags])
     (error,) = capsys.readouterr().err.splitlines()
     assert message in error
 

@@ -105,10 +105,9 @@ def cut(numbers: int) -> tuple[Tensor, Tensor]:
 
 
 def test_ten_numbers_on_four_ranks_are_cut_as_the_docstring_says():
+    assert "0 1 2     3 4 5     6 7 8     9 - -" in Shard.__doc__  # Each "-" is a zero.
     of_ranks = ranks(4).run(cut, 10)
-    cells = [cells.split() for cells in Shard.__doc__.split("rank 3\n")[1].split("\n\n")[0].split("    ") if cells]
-    shown = [[0.0 if number == "-" else float(number) for number in cell] for cell in cells if cell]
-    assert [part.tolist() for part, _ in of_ranks] == shown == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 0, 0]]
+    assert [part.tolist() for part, _ in of_ranks] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 0, 0]]
     for _, whole in of_ranks:
         assert whole.tolist() == [0, 1, 2, 103, 104, 105, 206, 207, 208, 309]
 

@@ -1,7 +1,7 @@
-"""Each argument, changed alone, changes what it says; what is impossible is refused.
+"""Most arguments, changed alone, change what they say; what is impossible is refused.
 
 Where transformers is installed, most are shown by a training on both libraries that ends with the same bits, and
-otherwise than without the argument. The others have a test of their own.
+otherwise than without the argument. Some have a test of their own.
 """
 
 import contextlib

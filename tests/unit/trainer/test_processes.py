@@ -4,21 +4,19 @@ import contextlib
 import io
 import subprocess
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 
+from common import ladder
 from common.processes import ranks
 from common.trainer import Trainer, get_last_checkpoint
 from tests.states import on_a_rank
-from tests.toys import Points, seeded_net
+from tests.toys import Points, seeded_net, token_loss
 from tests.unit.trainer.toy import At, accuracy, make_trainer, save_and_stop, stop, weights, without_timings
 
-ROOT = Path(__file__).parents[3]
 # 100 = 8 · 12 + 4: 12 divides by 1, 2 and 3 processes times 1 and 2 micro-batches.
 GLOBAL_BATCH = 12
 
@@ -116,10 +114,6 @@ def test_another_number_of_processes_goes_on_in_the_same_order(tmp_path):
     assert_same(ranks(3).run(run, tmp_path, 1, 3, resume=str(tmp_path / "checkpoint-10"), **saving), expected)
 
 
-def token_loss(outputs, labels, num_items_in_batch=None):
-    return F.cross_entropy(outputs["logits"], labels, reduction="sum", ignore_index=-100) / num_items_in_batch
-
-
 @on_a_rank
 def run_with_ignored_labels(folder, world_size: int, accumulation: int):
     points = Points(48, torch.float64)
@@ -179,7 +173,7 @@ for processes in (2, 2, 1):
 @pytest.mark.long
 def test_a_notebook_can_launch_it_again_and_again(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", NOTEBOOK, str(tmp_path)], capture_output=True, text=True, timeout=100, cwd=ROOT
+        [sys.executable, "-c", NOTEBOOK, str(tmp_path)], capture_output=True, text=True, timeout=100, cwd=ladder.ROOT
     )
     assert done.returncode == 0, done.stderr
     lines = sorted(line.partition(" loss ") for line in done.stdout.splitlines() if line.startswith("rank "))

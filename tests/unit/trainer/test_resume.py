@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from common.accelerator.checkpointing import CheckpointError
 from common.trainer import EarlyStoppingCallback, TrainerCallback, get_last_checkpoint
+from tests.bits import flip_a_bit
 from tests.toys import Points, Stream, seeded_net
 from tests.unit.trainer.toy import EVENTS, At, accuracy, make_trainer, save_and_stop, stop, weights, without_timings
 
@@ -260,19 +261,12 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
             run_busily(tmp_path, resume=str(tmp_path / name))
 
 
-def damage(path: Path) -> None:
-    """Without a change of its length."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 def cut_short(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
 
 
 @pytest.mark.parametrize(
-    "how, name", [(damage, "model.safetensors"), (Path.unlink, "trainer_state.json"), (cut_short, "manifest.json")]
+    "how, name", [(flip_a_bit, "model.safetensors"), (Path.unlink, "trainer_state.json"), (cut_short, "manifest.json")]
 )
 def test_a_damaged_newest_checkpoint_is_named_and_put_aside_and_the_one_before_taken(how, name, tmp_path, caplog):
     folder = tmp_path / "killed"

@@ -236,7 +236,7 @@ def test_the_loader_of_an_override_is_trained_on_in_its_order(name, accumulation
 
 @pytest.mark.parametrize("name", ["shuffled", "noisy", "list"])
 def test_the_loader_of_an_override_is_evaluated_in_its_order(name, tmp_path):
-    """24 samples in batches of 4: a smaller last batch has a row in the table."""
+    """24 samples in batches of 4: a smaller last batch has a row in DIFFERENCES.md."""
 
     def script(library, folder):
         class Own(library.Trainer):

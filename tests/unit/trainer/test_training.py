@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
 from common.trainer import Trainer, default_data_collator
-from tests.toys import Net, Points, Stream, seeded_net, seeded_order
+from tests.toys import Net, Points, Stream, seeded_net, seeded_order, token_loss
 from tests.unit.trainer.toy import make_trainer, trained_weights, weights
 
 
@@ -71,17 +71,13 @@ class KeywordTrainer(TutorialTrainer):
         return super().compute_loss(model, inputs, return_outputs)
 
 
-def summed_loss(outputs, labels, num_items_in_batch=None):
-    return F.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
-
-
 def test_every_way_to_a_loss_trains_the_same(tmp_path):
     # No window with batches of different sizes: a function that divides by the labels weighs samples, a mean batches.
     settings = {"gradient_accumulation_steps": 2, "train": 32}
     expected = trained_weights(tmp_path, **settings)
     for trainer_class in (TutorialTrainer, KeywordTrainer):
         torch.testing.assert_close(trained_weights(tmp_path, trainer_class=trainer_class, **settings), expected)
-    by_function = trained_weights(tmp_path, extra={"compute_loss_func": summed_loss}, **settings)
+    by_function = trained_weights(tmp_path, extra={"compute_loss_func": token_loss}, **settings)
     torch.testing.assert_close(by_function, expected, atol=1e-5, rtol=0)
 
 
@@ -152,7 +148,7 @@ def test_a_count_of_items_that_a_model_ignores_is_pointed_out(tmp_path, caplog):
     class Counting(Net):
         def forward(self, x, labels=None, **kwargs):
             outputs = super().forward(x)
-            return outputs if labels is None else {"loss": summed_loss(outputs, labels, **kwargs)}
+            return outputs if labels is None else {"loss": token_loss(outputs, labels, **kwargs)}
 
     right = train(Right)
     assert train(Counting) == pytest.approx(right)

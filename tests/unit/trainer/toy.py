@@ -4,6 +4,7 @@ import torch
 
 import common.trainer
 from common.trainer import TrainerCallback
+from tests.bits import TIMINGS
 from tests.toys import Points, seeded_net
 
 EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
@@ -38,10 +39,7 @@ def trained_weights(output_dir, **kwargs) -> torch.Tensor:
 
 
 def without_timings(log_history: list[dict]) -> list[dict]:
-    return [
-        {name: value for name, value in entry.items() if not name.endswith(("_runtime", "_per_second"))}
-        for entry in log_history
-    ]
+    return [{name: value for name, value in entry.items() if not name.endswith(TIMINGS)} for entry in log_history]
 
 
 class At(TrainerCallback):
