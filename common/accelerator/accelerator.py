@@ -632,7 +632,9 @@ class Accelerator:
         **load_model_func_kwargs: Any,
     ) -> None:
         """Put the run where `save_state` left it: `checkpointing.load_state`. A collective."""
-        self.step = checkpointing.load_state(self._run_state(), input_dir, load_kwargs, **load_model_func_kwargs)
+        self.step = checkpointing.load_state(
+            self._run_state(), input_dir, load_kwargs, self._has_forgotten_loaders, **load_model_func_kwargs
+        )
 
     def _run_state(self) -> checkpointing.RunState:
         return checkpointing.RunState(
@@ -642,7 +644,6 @@ class Accelerator:
             schedulers=self._schedulers,
             loaders=self._dataloaders,
             scaler=self.scaler,
-            has_forgotten_loaders=self._has_forgotten_loaders,
             custom_objects=self._custom_objects,
             save_hooks=list(self._save_model_state_pre_hook.values()),
             load_hooks=list(self._load_model_state_pre_hook.values()),

@@ -1,10 +1,11 @@
 """Each rank saves its part by itself: killed at any moment, on the main process alone, or later than the others."""
 
+import contextlib
 import io
 import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -277,12 +278,70 @@ def test_a_rank_that_comes_late_completes_the_checkpoint_that_is_still_there(tmp
     assert on_ranks(2, saved_late, tmp_path) == [(Loaded(3, 3), ["checkpoint_3"])] * 2
 
 
-def test_saves_of_two_accelerators_into_one_folder_have_different_ids(tmp_path):
-    with run_named("a run"):
-        first = save_ids.next_id(tmp_path)
-        elsewhere = save_ids.next_id(tmp_path / "another")  # which perhaps only the main process does
-        second = save_ids.next_id(tmp_path)
-    assert first == elsewhere != second
+# Where parts or processes disagree
+
+
+def saved_in_turn(_, folder: Path, write: Callable[[int, Path], None]) -> Loaded:
+    """The steps that are loaded after a save in which the hook calls `write`, one rank after the other."""
+    store = dist.distributed_c10d._get_default_store()
+    run = Run(folder)
+    run.accelerator.register_save_state_pre_hook(lambda models, weights, draft: write(run.rank, Path(draft)))
+    run.step(1)
+    if run.rank > 0:
+        store.wait([f"{folder}: rank {run.rank - 1} has saved"])
+    run.accelerator.save_state(folder / "c")
+    store.set(f"{folder}: rank {run.rank} has saved", "")
+    return run.load(folder / "c")
+
+
+def write_one_name(rank: int, draft: Path) -> None:
+    if rank > 0:
+        (draft / "note").write_text(f"of rank {rank}")
+
+
+def test_a_file_of_one_name_on_several_ranks_damages_no_checkpoint(tmp_path):
+    assert on_ranks(3, saved_in_turn, tmp_path, write_one_name) == [Loaded(1, 1)] * 3
+    assert (tmp_path / "c/note").read_text() == "of rank 2"
+
+
+def write_file_or_folder(rank: int, draft: Path) -> None:
+    if rank == 0:
+        (draft / "note").mkdir()
+        (draft / "note/file").touch()
+    else:
+        (draft / "note").touch()
+
+
+def test_a_part_that_does_not_fit_the_main_part_is_left_out(tmp_path):
+    """It is noticed after the checkpoint has come to exist, so neither the save nor a load fails."""
+    assert on_ranks(2, saved_in_turn, tmp_path, write_file_or_folder) == [Loaded(1, 1), Loaded(1, None)]
+
+
+def saved_after_a_refusal(_, folder: Path) -> Loaded:
+    """The steps that are loaded after the first save was refused on the main process alone."""
+    run = Run(folder, automatic_checkpoint_naming=True)
+    with contextlib.suppress(ValueError):
+        run.accelerator.save_state()
+    run.accelerator.wait_for_everyone()
+    run.step(1)
+    run.accelerator.save_state()
+    return run.load()
+
+
+def test_after_a_refusal_on_one_rank_all_go_on_with_the_same_number(tmp_path):
+    (tmp_path / "checkpoints/checkpoint_0").mkdir(parents=True)  # only the main process minds it
+    assert on_ranks(2, saved_after_a_refusal, tmp_path) == [Loaded(1, 1)] * 2
+    assert not list(tmp_path.glob("checkpoints/.*"))
+
+
+def ids_of_saves(_, folder: Path) -> list[str]:
+    return [save_ids.next_id(folder), save_ids.next_id(folder / "another"), save_ids.next_id(folder)]
+
+
+def test_two_saves_into_one_folder_have_different_ids_which_all_ranks_know(tmp_path):
+    (first, elsewhere, second), other_rank = on_ranks(2, ids_of_saves, tmp_path)
+    assert other_rank == [first, elsewhere, second]
+    assert first == elsewhere != second  # perhaps only the main process saves elsewhere
 
 
 def counted(accelerator: Accelerator) -> list[int]:
