@@ -138,7 +138,7 @@ def save_state(
         ValueError: if automatic naming leads to a checkpoint that is there already.
         ValueError: if `safe_serialization` is on and a model has a state that is no tensor.
         CheckpointError: if a state could not be loaded again.
-        CheckpointError: if a folder or a link is where a file of the main part is to be.
+        CheckpointError: if a folder, a file or a link is in the way of a file of the main part.
         OSError: if something cannot be written, or an old checkpoint cannot be removed.
         Exception: what a hook or an object met.
 

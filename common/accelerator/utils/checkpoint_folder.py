@@ -96,8 +96,8 @@ class Part:
         A warning names a rank part that does not fit the main part, such as a file where that has a folder.
 
         Raises:
-            CheckpointError: if the staging folder holds a symbolic link, or a folder or a link is where a file of the
-                main part is to be. Then nothing in the folder is changed.
+            CheckpointError: if the staging folder holds a symbolic link, or something is in the way of a file of the
+                main part. Then nothing in the folder is changed.
         """
         name = MANIFEST_NAME if self.is_main else RANK_MANIFEST_NAME.format(self.rank)
         manifest = PartManifest(self.save_id, self.rank, self.world_size, describe_files(self.staging))
@@ -178,7 +178,7 @@ def _pending_parts(folder: Path) -> list[Path]:
         return []
     without_rank = _hidden_path(folder, "part_")
     found = []
-    for path in without_rank.parent.glob(f"{glob.escape(without_rank.name)}*"):
+    for path in sorted(without_rank.parent.glob(f"{glob.escape(without_rank.name)}*")):
         name = RANK_MANIFEST_NAME.format(path.name.removeprefix(without_rank.name))
         # It may be no part, or another rank may have moved it just now.
         with contextlib.suppress(CheckpointError, FileNotFoundError):
@@ -201,11 +201,12 @@ def _move_files(source: Path, folder: Path, unless_in: Collection[str] = ()) -> 
 
 
 def _require_places_for(names: Iterable[str], folder: Path) -> None:
-    """Raise a CheckpointError if there is a folder or a link where one of these files is to be in `folder`."""
+    """Raise a CheckpointError if something is in the way of one of these files in `folder`."""
     for name in names:
         place = folder / name
-        if place.is_dir() or place.parent.resolve() != folder.resolve() / Path(name).parent:
-            raise CheckpointError(f"{place} is a folder or behind a link, where a file is to be")
+        is_below_file = any(above.is_file() for above in place.parents)
+        if is_below_file or place.is_dir() or place.parent.resolve() != folder.resolve() / Path(name).parent:
+            raise CheckpointError(f"{place} is a folder, or behind a link or a file, where a file is to be")
 
 
 # Find
@@ -240,19 +241,14 @@ def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
         else:
             logger.info("resuming from %s", folder)
             # Where nobody may write, all of it stays. The run can go on from there nevertheless.
-            _rename_damaged(damaged)
+            for path in damaged:
+                with contextlib.suppress(OSError):
+                    path.rename(f"{path}.damaged-{uuid.uuid4().hex[:8]}")
             for path in _leftovers(parent, prefix):
                 with contextlib.suppress(OSError):
                     remove(path)
             return folder
     raise CheckpointError(f"there is no complete and undamaged checkpoint in {parent}")
-
-
-def _rename_damaged(folders: list[Path]) -> None:
-    """Give damaged checkpoints names without a number."""
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            folder.rename(f"{folder}.damaged-{uuid.uuid4().hex[:8]}")
 
 
 def _leftovers(parent: Path, prefix: str) -> list[Path]:

@@ -1,11 +1,10 @@
 """Each rank saves its part by itself: killed at any moment, on the main process alone, or later than the others."""
 
-import contextlib
 import io
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -278,60 +277,28 @@ def test_a_rank_that_comes_late_completes_the_checkpoint_that_is_still_there(tmp
     assert on_ranks(2, saved_late, tmp_path) == [(Loaded(3, 3), ["checkpoint_3"])] * 2
 
 
-# Where parts or processes disagree
+# Where ranks disagree
 
 
-def saved_in_turn(_, folder: Path, write: Callable[[int, Path], None]) -> Loaded:
-    """The steps that are loaded after a save in which the hook calls `write`, one rank after the other."""
-    store = dist.distributed_c10d._get_default_store()
+def saved_in_each_others_way(_, folder: Path) -> Loaded:
+    """The steps loaded if ranks 1 and 2 write one file in a hook, and rank 3 a file where rank 0 has a folder."""
     run = Run(folder)
-    run.accelerator.register_save_state_pre_hook(lambda models, weights, draft: write(run.rank, Path(draft)))
+    name = ["note/file", "text", "text", "note"][run.rank]
+
+    def hook(models, weights, draft):
+        Path(draft, name).parent.mkdir(exist_ok=True)
+        Path(draft, name).write_text(f"of rank {run.rank}")
+
+    run.accelerator.register_save_state_pre_hook(hook)
     run.step(1)
-    if run.rank > 0:
-        store.wait([f"{folder}: rank {run.rank - 1} has saved"])
-    run.accelerator.save_state(folder / "c")
-    store.set(f"{folder}: rank {run.rank} has saved", "")
+    run.accelerator.save_state(folder / "c", all_ranks=True)
     return run.load(folder / "c")
 
 
-def write_one_name(rank: int, draft: Path) -> None:
-    if rank > 0:
-        (draft / "note").write_text(f"of rank {rank}")
-
-
-def test_a_file_of_one_name_on_several_ranks_damages_no_checkpoint(tmp_path):
-    assert on_ranks(3, saved_in_turn, tmp_path, write_one_name) == [Loaded(1, 1)] * 3
-    assert (tmp_path / "c/note").read_text() == "of rank 2"
-
-
-def write_file_or_folder(rank: int, draft: Path) -> None:
-    if rank == 0:
-        (draft / "note").mkdir()
-        (draft / "note/file").touch()
-    else:
-        (draft / "note").touch()
-
-
-def test_a_part_that_does_not_fit_the_main_part_is_left_out(tmp_path):
-    """It is noticed after the checkpoint has come to exist, so neither the save nor a load fails."""
-    assert on_ranks(2, saved_in_turn, tmp_path, write_file_or_folder) == [Loaded(1, 1), Loaded(1, None)]
-
-
-def saved_after_a_refusal(_, folder: Path) -> Loaded:
-    """The steps that are loaded after the first save was refused on the main process alone."""
-    run = Run(folder, automatic_checkpoint_naming=True)
-    with contextlib.suppress(ValueError):
-        run.accelerator.save_state()
-    run.accelerator.wait_for_everyone()
-    run.step(1)
-    run.accelerator.save_state()
-    return run.load()
-
-
-def test_after_a_refusal_on_one_rank_all_go_on_with_the_same_number(tmp_path):
-    (tmp_path / "checkpoints/checkpoint_0").mkdir(parents=True)  # only the main process minds it
-    assert on_ranks(2, saved_after_a_refusal, tmp_path) == [Loaded(1, 1)] * 2
-    assert not list(tmp_path.glob("checkpoints/.*"))
+def test_a_part_that_is_in_the_way_of_others_damages_no_checkpoint(tmp_path):
+    whole = Loaded(weights_step=1, random_step=1)
+    left_out = Loaded(weights_step=1, random_step=None)
+    assert on_ranks(4, saved_in_each_others_way, tmp_path) == [whole, whole, whole, left_out]
 
 
 def ids_of_saves(_, folder: Path) -> list[str]:
