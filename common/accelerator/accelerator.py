@@ -61,7 +61,7 @@ from .utils.dataclasses import (
 )
 from .utils.memory import release_memory
 from .utils.other import extract_model_from_parallel, innermost_model, is_compiled_module
-from .utils.weights import is_part
+from .utils.weights import is_dtensor
 
 logger = get_logger(__name__)
 
@@ -99,7 +99,8 @@ class Accelerator:
         step_scheduler_with_optimizer: see AcceleratedScheduler.
         kwargs_handlers: settings for autocast, the loss scaler, DistributedDataParallel, the process group and the
             profiler.
-        dynamo_backend, dynamo_plugin: compile prepared models; by default only if an earlier Accelerator does so.
+        dynamo_backend, dynamo_plugin: compile prepared models; by default as an earlier Accelerator does, or with the
+            backend in the variable ACCELERATE_DYNAMO_BACKEND.
         fsdp_plugin: share prepared models out to the processes, instead of copying them; by default what the launcher
             says.
         deepspeed_plugin, torch_tp_plugin, megatron_lm_plugin, deepspeed_plugins, parallelism_config: out of scope; only
@@ -277,7 +278,7 @@ class Accelerator:
             # This places the model too, piece by piece: whole, it may not fit.
             fsdp_utils.shard_model(innermost_model(model), self.state.fsdp_plugin, self.device)
             for optimizer in self._optimizers:
-                fsdp_utils.give_parts(optimizer.optimizer)
+                fsdp_utils.use_sharded_parameters(optimizer.optimizer)
         elif self._is_placed(device_placement):
             model = model.to(self.device)
         if self._trains_in_ddp(model) and not evaluation_mode:
@@ -319,7 +320,7 @@ class Accelerator:
         """`optimizer`, stepping where a window ends and through the loss scaler under fp16."""
         prepared: Any = optimizer
         if not _is_prepared(optimizer):
-            fsdp_utils.give_parts(optimizer)
+            fsdp_utils.use_sharded_parameters(optimizer)
             prepared = AcceleratedOptimizer(optimizer, self._is_placed(device_placement), self.scaler)
             prepared._is_accelerate_prepared = True
         return _remember(prepared, self._optimizers)
@@ -505,7 +506,7 @@ class Accelerator:
             return torch.nn.utils.get_total_norm(gradients, norm_type) / self.scaler.get_scale()
         self._unscale_gradients_of(parameters)
         norm: Any = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
-        return norm.full_tensor() if is_part(norm) else norm
+        return norm.full_tensor() if is_dtensor(norm) else norm
 
     def clip_grad_value_(self, parameters: torch.Tensor | Iterable[torch.Tensor], clip_value: float) -> None:
         """Cut the gradients to [-clip_value, clip_value]; under fp16 only where a window ends."""
@@ -555,7 +556,7 @@ class Accelerator:
         if unwrap:
             model = self.unwrap_model(model)
         if self.is_fsdp2:
-            return fsdp_utils.whole_state_dict(model, keep=self.is_local_main_process)
+            return fsdp_utils.whole_state_dict(model, is_needed=self.is_local_main_process)
         return model.state_dict()
 
     @contextlib.contextmanager
@@ -632,7 +633,9 @@ class Accelerator:
         **load_model_func_kwargs: Any,
     ) -> None:
         """Put the run where `save_state` left it: `checkpointing.load_state`. A collective."""
-        self.step = checkpointing.load_state(self._run_state(), input_dir, load_kwargs, **load_model_func_kwargs)
+        self.step = checkpointing.load_state(
+            self._run_state(), input_dir, load_kwargs, self._has_forgotten_loaders, **load_model_func_kwargs
+        )
 
     def _run_state(self) -> checkpointing.RunState:
         return checkpointing.RunState(
@@ -642,7 +645,6 @@ class Accelerator:
             schedulers=self._schedulers,
             loaders=self._dataloaders,
             scaler=self.scaler,
-            has_forgotten_loaders=self._has_forgotten_loaders,
             custom_objects=self._custom_objects,
             save_hooks=list(self._save_model_state_pre_hook.values()),
             load_hooks=list(self._load_model_state_pre_hook.values()),
@@ -912,14 +914,14 @@ def _choose_sharding(plugin: FullyShardedDataParallelPlugin | None) -> FullyShar
 
 
 def _choose_compiler(backend: DynamoBackend | str | None, plugin: TorchDynamoPlugin | None) -> TorchDynamoPlugin | None:
-    """The compiler that the script asks for; None if it asks for none, and so keeps that of an earlier Accelerator."""
+    """The compiler that the script or the environment asks for; None to keep that of an earlier Accelerator."""
     if plugin is not None and backend is not None:
         raise ValueError("You cannot pass in both `dynamo_plugin` and `dynamo_backend`, please only pass in one.")
     if plugin is not None:
         return plugin
     if backend is None and is_initialized():
         return None
-    return TorchDynamoPlugin(backend)
+    return TorchDynamoPlugin(backend or os.environ.get("ACCELERATE_DYNAMO_BACKEND"))
 
 
 def _handlers_by_kind(handlers: list[KwargsHandler]) -> dict[type, Any]:

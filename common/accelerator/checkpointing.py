@@ -13,23 +13,9 @@ The files bear the names that Accelerate gives them. The second model is in mode
                                                           gradients of an unfinished accumulation window
                 manifest_R.json                           the list of this file
 
-The main process writes the main part, every other process a rank part. A save of ranks 0 and 1 to the folder `c`
-appears on disk in this order:
-
-    1  .c.staging_0, .c.staging_1   each rank writes its files here, and the manifest last
-    2  .c.part_1                    rank 1 renames its staging folder
-    3  c                            rank 0 renames its staging folder: at this moment the checkpoint begins to exist
-    4  c/random_states_1.pkl, …     the files of .c.part_1 are moved here, and the manifest last
-
-If a process is killed before step 3, the checkpoints of before are as they were, and nobody loads what is left over.
-If it is killed later, the next save or load finishes step 4. If rank 1 is killed before step 2 and rank 0 goes on, the
-checkpoint has no part of rank 1, and loading it says so. With `all_ranks=True` rank 0 does not go on.
-
-`load_state` loads the folder that the script names. Under automatic naming the main process takes the newest checkpoint
-that is complete and undamaged, and tells the others.
-
-In `utils/`, checkpoint_folder.py takes these steps, checkpoint_manifest.py finds damage, save_ids.py says which parts
-belong to one save, and serialization.py keeps files free of code.
+The main process writes the main part, every other process a rank part. In `utils/`, checkpoint_folder.py shows how a
+save of several processes becomes a checkpoint, checkpoint_manifest.py finds damage, save_ids.py says which parts belong
+to one save, and serialization.py keeps files free of code.
 """
 
 import os
@@ -79,7 +65,6 @@ class RunState:
         project: where checkpoints are, and how many of them are kept.
         models, optimizers, schedulers, loaders: the objects that the Accelerator has prepared.
         scaler: None unless the run is in fp16.
-        has_forgotten_loaders: some loader was left out of checkpoints on purpose.
         custom_objects: the objects that the script has registered.
         save_hooks, load_hooks: the functions that it has registered.
         step: calls of `accumulate`; at a multiple of the window's steps no window is unfinished.
@@ -92,7 +77,6 @@ class RunState:
     schedulers: list[AcceleratedScheduler]
     loaders: list[Any]
     scaler: LossScaler | None
-    has_forgotten_loaders: bool
     custom_objects: list[Any]
     save_hooks: list[Callable]
     load_hooks: list[Callable]
@@ -133,32 +117,37 @@ def _numbered_name(file_name: str, index: int) -> str:
 def save_state(
     run: RunState, output_dir: str | os.PathLike | None, safe_serialization: bool = True, all_ranks: bool = False
 ) -> Path:
-    """Write everything that the run needs to go on, and return the folder. By default it waits for no other process.
+    """Write everything that the run needs to go on, and return the folder. Other files in the folder stay.
 
-    Each process that calls this writes its part, see the head of this file. Other files in the folder stay.
+    Each process that calls this writes its part, and by default waits for no other process. So the main process alone
+    may call it. Under FSDP all processes must call it, because they gather the weights of each model.
 
-    The main process alone may call it. Then the other ranks' generators and gradients are not there, and a run that
-    goes on from it is not exact. The same happens if another rank is killed before its part is complete, unless
-    `all_ranks` is on.
+    A rank has no part in the checkpoint if it did not call this, or failed or was killed before its part was complete.
+    Then its generators and gradients are not there, and a run that goes on from the checkpoint is not exact.
 
     Args:
         output_dir: the folder, where ~ is the home folder; under automatic naming
             `project_dir/checkpoints/checkpoint_{iteration}` instead.
         safe_serialization: write model.safetensors; otherwise pytorch_model.bin.
-        all_ranks: all processes call this, and each step begins when all of them have done the one before. Then the
-            checkpoint appears with all its parts or not at all, and what one process meets is raised on all. (The
-            original ignores this argument.)
+        all_ranks: all processes call this, and each step begins when all of them have done the one before. So no
+            checkpoint appears unless all ranks have written their parts, and what one process meets is raised on all.
+            (The original ignores this argument.)
 
     Raises:
-        ValueError: without a folder; under automatic naming, if that checkpoint is there already; with
-            `safe_serialization`, if a model has a state that is no tensor.
-        CheckpointError: if a state could not be loaded again, or the folder holds something that is in the way.
-        Exception: what this process met (OSError, …). In each case what was there before is untouched. If old
-            checkpoints cannot be removed, the new one is there.
+        ValueError: if no folder is given and automatic naming is off.
+        ValueError: if automatic naming leads to a checkpoint that is there already.
+        ValueError: if `safe_serialization` is on and a model has a state that is no tensor.
+        CheckpointError: if a state could not be loaded again.
+        CheckpointError: if a folder, a file or a link is in the way of a file of the main part.
+        OSError: if something cannot be written, or an old checkpoint cannot be removed.
+        Exception: what a hook or an object met.
+
+    An error before the new checkpoint begins to exist leaves what was there before as it was. After an error later, the
+    next save or load finishes the new checkpoint.
     """
     weights_name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
     if all_ranks:
-        return _save_together(run, output_dir, weights_name)
+        return _save_on_all_ranks(run, output_dir, weights_name)
     return _save_alone(run, output_dir, weights_name)
 
 
@@ -167,9 +156,10 @@ def _save_alone(run: RunState, output_dir: str | os.PathLike | None, weights_nam
     project = run.project
     folder = _folder_to_save(project, output_dir)
     part = Part(folder, save_ids.next_id(folder), is_main=_writes_main_part(project))
-    gathered = _gather(run)
-    _require_new_folder(part, project)
     try:
+        # Under FSDP a collective. So it comes before what may fail on one rank alone: folders, hooks and files.
+        gathered = _gather(run)
+        _require_new_folder(part, project)
         _stage(run, part, gathered.weights)
         _write(run, part, gathered, weights_name)
         part.publish()
@@ -177,22 +167,23 @@ def _save_alone(run: RunState, output_dir: str | os.PathLike | None, weights_nam
         part.discard()
         raise
     finally:
-        project.iteration += 1  # after a failure too: the others may have saved, and go on with the next number
+        # After a failure too: the other ranks may have saved, and go on with the next number.
+        project.iteration += 1
     if part.is_main:
         _remove_surplus(project, folder)
     return folder
 
 
-def _save_together(run: RunState, output_dir: str | os.PathLike | None, weights_name: str) -> Path:
+def _save_on_all_ranks(run: RunState, output_dir: str | os.PathLike | None, weights_name: str) -> Path:
     """Write the parts of all processes, each step on all of them before the next one begins."""
     project = run.project
     # All ranks take these from the main process, which may have saved alone before.
     project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])
     folder = _folder_to_save(project, output_dir)
     part = Part(folder, save_id, is_main=_writes_main_part(project))
-    gathered = run_on_all_ranks(lambda: _gather(run))
-    run_on_all_ranks(lambda: _require_new_folder(part, project))
     try:
+        gathered = run_on_all_ranks(lambda: _gather(run))
+        run_on_all_ranks(lambda: _require_new_folder(part, project))
         run_on_all_ranks(lambda: _stage(run, part, gathered.weights))
         run_on_all_ranks(lambda: _write(run, part, gathered, weights_name))
         run_on_all_ranks(part.publish, runs_here=not part.is_main)
@@ -201,6 +192,7 @@ def _save_together(run: RunState, output_dir: str | os.PathLike | None, weights_
     except BaseException:
         part.discard()
         raise
+    # Not after a failure: all ranks have failed, and may try the same number again.
     project.iteration += 1
     run_on_all_ranks(lambda: _remove_surplus(project, folder), runs_here=part.is_main)
     return folder
@@ -247,7 +239,7 @@ class Gathered:
 
 
 def _gather(run: RunState) -> Gathered:
-    """Under FSDP a collective. So it comes before all that may fail on one rank alone: folders, hooks and files."""
+    """The tensors of this rank, put together with those of the other ranks if models are sharded by FSDP."""
     weights = [run.get_state_dict(model) for model in run.models]
     gradients = None
     if run.step % GradientState().num_steps != 0:
@@ -320,6 +312,7 @@ def load_state(
     run: RunState,
     input_dir: str | os.PathLike | None = None,
     load_kwargs: dict[str, Any] | None = None,
+    has_forgotten_loaders: bool = False,
     **load_model_func_kwargs: Any,
 ) -> int:
     """Put weights, optimizers, schedules and generators where `save_state` left them, and return the saved `step`.
@@ -337,6 +330,8 @@ def load_state(
         input_dir: the folder, where ~ is the home folder; under automatic naming the newest complete checkpoint by
             default.
         load_kwargs: for `torch.load` of all but weights; `weights_only` is always on.
+        has_forgotten_loaders: True after `Accelerator.forget_loader`. Then no warning says that the checkpoint has the
+            state of a loader which nothing takes.
         load_model_func_kwargs: for the models' `load_state_dict`. The original's `map_location` changes nothing: files
             are read to the CPU, and each state goes to where the object is that gets it.
 
@@ -359,15 +354,8 @@ def load_state(
     # Under FSDP it has collectives. So it is a step of its own, which begins if no rank has failed.
     run_on_all_ranks(lambda: _restore_gradients(run.models, list(saved.rank_states.values())))
     _warn_of_ranks_without_part(saved)
-    _warn_of_files_without_object(run, saved)
-    number = re.fullmatch(r"checkpoint_([0-9]+)", folder.name)
-    if run.project.automatic_checkpoint_naming and number is not None:
-        last = int(number[1])
-        if input_dir is not None:
-            # The script may name an older checkpoint. The newer ones stay, and numbers go on after them.
-            on_disk = [int(path.name.removeprefix("checkpoint_")) for path in numbered(folder.parent)]
-            last = max([last, run.project.iteration - 1, *on_disk])
-        [run.project.iteration] = broadcast_object_list([last + 1])
+    _warn_of_files_without_object(run, saved, has_forgotten_loaders)
+    run.project.iteration = _next_iteration(run.project, folder, is_named=input_dir is not None)
     return saved.step
 
 
@@ -381,6 +369,19 @@ def _folder_to_load(project: ProjectConfiguration, input_dir: str | os.PathLike 
     is_main = PartialState().is_main_process
     newest = run_on_all_ranks(lambda: recover_newest(parent).name, runs_here=is_main)
     return parent / broadcast_object_list([newest])[0]
+
+
+def _next_iteration(project: ProjectConfiguration, folder: Path, is_named: bool) -> int:
+    """The number of the next checkpoint after that in `folder`, which the script has named or not. A collective."""
+    number = re.fullmatch(r"checkpoint_([0-9]+)", folder.name)
+    if not project.automatic_checkpoint_naming or number is None:
+        return project.iteration
+    following = int(number[1]) + 1
+    if is_named:
+        # The script may go back to an older checkpoint. The newer ones stay, and numbers go on after them.
+        on_disk = [int(path.name.removeprefix("checkpoint_")) for path in numbered(folder.parent)]
+        following = max(following, project.iteration, *(taken + 1 for taken in on_disk))
+    return broadcast_object_list([following])[0]
 
 
 @dataclass(frozen=True)
@@ -413,9 +414,12 @@ def _verify_and_read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -
     with ThreadPoolExecutor() as threads:
         verification = threads.submit(verify, folder)
         try:
-            return _read(run, folder, load_kwargs)  # not on the new thread, where it takes twice as long
-        finally:
+            saved = _read(run, folder, load_kwargs)
+        except Exception:
             verification.result()
+            raise
+        verification.result()
+        return saved
 
 
 def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
@@ -503,10 +507,10 @@ def _warn_of_ranks_without_part(saved: SavedRun) -> None:
         logger.warning("%s holds no random states of ranks %s: they keep their own", saved.manifest.folder, ranks)
 
 
-def _warn_of_files_without_object(run: RunState, saved: SavedRun) -> None:
+def _warn_of_files_without_object(run: RunState, saved: SavedRun, has_forgotten_loaders: bool) -> None:
     """Log the files of objects that this run has not prepared."""
     kinds = "model|pytorch_model|optimizer|scheduler"
-    if not run.has_forgotten_loaders:
+    if not has_forgotten_loaders:
         kinds += "|sampler|dl_state_dict"
     names = re.compile(rf"({kinds})(_[0-9]+)?\.(safetensors|bin)")
     taken = saved.states | _by_file(saved.weights_name, run.models)

@@ -9,7 +9,7 @@ import torch
 from .loss_scaler import LossScaler
 from .state import GradientState, PartialState
 from .utils import fsdp_utils
-from .utils.weights import is_part
+from .utils.weights import is_dtensor
 
 
 class AcceleratedOptimizer(torch.optim.Optimizer):
@@ -142,7 +142,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state dict. Under FSDP a collective: each machine's main process gets the whole."""
         if self._is_sharded():
-            return fsdp_utils.whole_optimizer_state(self.optimizer, keep=PartialState().is_local_main_process)
+            return fsdp_utils.whole_optimizer_state(self.optimizer, is_needed=PartialState().is_local_main_process)
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -153,7 +153,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             self.optimizer.load_state_dict(state_dict)
 
     def _is_sharded(self) -> bool:
-        return any(is_part(parameter) for parameter in self.parameters())
+        return any(is_dtensor(parameter) for parameter in self.parameters())
 
     # torch's class would pickle nothing but its own fields.
 

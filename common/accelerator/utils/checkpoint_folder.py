@@ -1,13 +1,23 @@
 """The folders of checkpoints: written, found and removed so that a kill at any moment loses no complete checkpoint.
 
-checkpointing.py shows the four steps of a save to the folder `c`. They are safe for these reasons:
+The main process writes the main part, every other process a rank part. A save of ranks 0 and 1 to the folder `c`:
 
-- A rename is atomic. So `.c.part_1` and `c` have all of their files or do not exist.
-- A part is *complete* when its manifest, the list of its files, is in its place. The manifest is always written and
-  moved last. A checkpoint is *complete* when its main part is. Rank parts may come later, or never.
-- If `c` exists already, with an older checkpoint or files of the user, step 3 renames `.c.staging_0` to `c/.new`
-  instead. At this moment the new checkpoint begins to exist. Then the files of `c/.new` are moved to their places.
-- Step 4 is done by the rank that comes last, whichever it is. If two ranks come at once, each file is renamed once.
+       who              does       if c is new                   if c exists, with an older checkpoint or other files
+    1  each rank        writes     .c.staging_0, .c.staging_1    the same
+    2  rank 1           renames    .c.staging_1 to .c.part_1     the same
+    3  rank 0           renames    .c.staging_0 to c             .c.staging_0 to c/.new
+    4  rank 0           moves      nothing                       the files of c/.new to c
+    5  the last rank    moves      the files of .c.part_1 to c   the same
+
+With step 3 the checkpoint begins to exist. After a kill before it, the older checkpoints are as they were, and nobody
+loads what is left over. After a later kill, the next save or load takes the steps that are missing.
+
+- A rename is atomic. So .c.part_1, c/.new and a new c each appear with all files of their part.
+- A part is *complete* when its manifest, the list of its files, is in its place. So the manifest is written and moved
+  last. A checkpoint is *complete* when its main part is. Rank parts may come later, or never if their rank has failed
+  or does not save. Loading says which are not there.
+- If two ranks take step 5 at once, each file is renamed once.
+- Hooks may write a file of one name on several ranks. That of the main part stays; without one, the last to be moved.
 
 With `save_on_each_node` the first process of each machine writes a main part, to its own disk. Nobody waits for the
 disk: after a power failure the newest checkpoint may be damaged. Loading finds this out, and without a name it takes
@@ -46,7 +56,7 @@ logger = logging.getLogger(__name__)
 NEW_NAME = ".new"
 
 
-# Write: steps 1 to 3
+# Write
 
 
 class Part:
@@ -83,9 +93,11 @@ class Part:
     def publish(self) -> None:
         """Complete this part, and merge what belongs together. Files in the folder that are no part of it stay.
 
+        A warning names a rank part that does not fit the main part, such as a file where that has a folder.
+
         Raises:
-            CheckpointError: if the staging folder holds a symbolic link, or a folder or a link is where a file of the
-                main part is to be. Then nothing is changed.
+            CheckpointError: if the staging folder holds a symbolic link, or something is in the way of a file of the
+                main part. Then nothing in the folder is changed.
         """
         name = MANIFEST_NAME if self.is_main else RANK_MANIFEST_NAME.format(self.rank)
         manifest = PartManifest(self.save_id, self.rank, self.world_size, describe_files(self.staging))
@@ -124,7 +136,7 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-# Finish: the rest of step 3, and step 4
+# Finish: steps 4 and 5
 
 
 def finish_interrupted_save(folder: Path) -> None:
@@ -148,26 +160,30 @@ def finish_interrupted_save(folder: Path) -> None:
 
 def _merge_pending_parts(folder: Path) -> None:
     """Move the rank parts that wait for the main part in `folder` to their places. A file of the main part stays."""
+    for part in _pending_parts(folder):
+        try:
+            main = read_part_manifest(folder / MANIFEST_NAME)
+            _move_files(part, folder, unless_in=main.files)
+        except FileNotFoundError:
+            continue  # another rank moves this part now, and does the rest
+        except CheckpointError as error:
+            logger.warning("%s does not fit the main part, and is left out: %s", part, error)
+
+
+def _pending_parts(folder: Path) -> list[Path]:
+    """The complete rank parts that are of the same save as the main part in `folder`, and are not there yet."""
     try:
         main = read_part_manifest(folder / MANIFEST_NAME)
     except CheckpointError:
-        return
-    for part in _pending_parts(folder, main.save):
-        # Two ranks may move the same part. The one that finds a file gone leaves the rest to the other.
-        with contextlib.suppress(FileNotFoundError):
-            _move_files(part, folder, unless_in=main.files)
-
-
-def _pending_parts(folder: Path, save_id: str) -> list[Path]:
-    """The complete rank parts of a save that are not in its folder yet."""
+        return []
     without_rank = _hidden_path(folder, "part_")
     found = []
-    for path in without_rank.parent.glob(f"{glob.escape(without_rank.name)}*"):
+    for path in sorted(without_rank.parent.glob(f"{glob.escape(without_rank.name)}*")):
         name = RANK_MANIFEST_NAME.format(path.name.removeprefix(without_rank.name))
         # It may be no part, or another rank may have moved it just now.
         with contextlib.suppress(CheckpointError, FileNotFoundError):
             part = read_part_manifest(path / name)
-            if part.save == save_id and not path.is_symlink():
+            if part.save == main.save and not path.is_symlink():
                 found.append(path)
     return found
 
@@ -185,11 +201,12 @@ def _move_files(source: Path, folder: Path, unless_in: Collection[str] = ()) -> 
 
 
 def _require_places_for(names: Iterable[str], folder: Path) -> None:
-    """Raise a CheckpointError if there is a folder or a link where one of these files is to be in `folder`."""
+    """Raise a CheckpointError if something is in the way of one of these files in `folder`."""
     for name in names:
         place = folder / name
-        if place.is_dir() or place.parent.resolve() != folder.resolve() / Path(name).parent:
-            raise CheckpointError(f"{place} is a folder or behind a link, where a file is to be")
+        is_below_file = any(above.is_file() for above in place.parents)
+        if is_below_file or place.is_dir() or place.parent.resolve() != folder.resolve() / Path(name).parent:
+            raise CheckpointError(f"{place} is a folder, or behind a link or a file, where a file is to be")
 
 
 # Find
@@ -223,31 +240,27 @@ def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
             damaged.append(folder)
         else:
             logger.info("resuming from %s", folder)
-            _clear_away(parent, prefix, damaged)
+            # Where nobody may write, all of it stays. The run can go on from there nevertheless.
+            for path in damaged:
+                with contextlib.suppress(OSError):
+                    path.rename(f"{path}.damaged-{uuid.uuid4().hex[:8]}")
+            for path in _leftovers(parent, prefix):
+                with contextlib.suppress(OSError):
+                    remove(path)
             return folder
     raise CheckpointError(f"there is no complete and undamaged checkpoint in {parent}")
 
 
-def _clear_away(parent: Path, prefix: str, damaged: list[Path]) -> None:
-    """Rename damaged checkpoints, and remove what killed processes have left of a save or of `remove_folder`.
-
-    Where nobody may write, all of it stays: the run can go on from there nevertheless.
-    """
-    for folder in damaged:
-        with contextlib.suppress(OSError):
-            folder.rename(f"{folder}.damaged-{uuid.uuid4().hex[:8]}")
+def _leftovers(parent: Path, prefix: str) -> list[Path]:
+    """The paths that killed or failed processes have left of a save or of `remove_folder`."""
     hidden = f".{glob.escape(prefix)}*"
-    left_over = [*parent.glob(f"{hidden}.staging_*"), *parent.glob(f"{hidden}.removed")]
+    found = [*parent.glob(f"{hidden}.staging_*"), *parent.glob(f"{hidden}.removed")]
+    pending = []
     for folder in numbered(parent, prefix):
-        left_over += folder.glob(".staging_*")
-    for part in parent.glob(f"{hidden}.part_*"):
-        checkpoint = part.name.split(".")[1]
-        # If its checkpoint exists, the part may belong to it, and loading that moves it there.
-        if not (parent / checkpoint).exists():
-            left_over.append(part)
-    for path in left_over:
-        with contextlib.suppress(OSError):
-            remove(path)
+        found += folder.glob(".staging_*")
+        pending += _pending_parts(folder)  # loading that checkpoint moves them there
+    found += [part for part in parent.glob(f"{hidden}.part_*") if part not in pending]
+    return found
 
 
 def finish_and_verify(folder: Path) -> None:

@@ -87,13 +87,14 @@ class Manifest:
         folder: where they and the files are.
         world_size: the number of processes of the run, whether they saved or not.
         ranks: the ranks whose parts are there; the one that wrote the main part is the first.
-        files: the description of each file, by its name in the folder.
+        files: by the name of each file in the folder, the descriptions of which one must be true. There are several
+            if rank parts had a file of that name and the main part had none: the file that was moved last is there.
     """
 
     folder: Path
     world_size: int
     ranks: list[int]
-    files: dict[str, Description]
+    files: dict[str, list[Description]]
 
     def require_file(self, name: str) -> Path:
         """The path of a file of the checkpoint. Without such a file, a CheckpointError."""
@@ -113,7 +114,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(f"Tried to find {folder} but folder does not exist")
     main = read_part_manifest(folder / MANIFEST_NAME)
     ranks = [main.rank]
-    files = main.files
+    files = {name: [description] for name, description in main.files.items()}
     for path in sorted(folder.glob(RANK_MANIFEST_NAME.format("*"))):
         if not is_manifest(path.name):
             continue
@@ -123,7 +124,9 @@ def read_manifest(folder: Path) -> Manifest:
             continue  # left by an older save into this folder
         if part.save == main.save:
             ranks.append(part.rank)
-            files = part.files | files
+            for name, description in part.files.items():
+                if name not in main.files:
+                    files.setdefault(name, []).append(description)
     return Manifest(folder, main.world_size, ranks, files)
 
 
@@ -135,10 +138,10 @@ def verify(folder: Path) -> None:
     """
     manifest = read_manifest(folder)
     files = files_in(folder)
-    for name, description in manifest.files.items():
+    for name, descriptions in manifest.files.items():
         if name not in files:
             raise CheckpointError(f"{folder}/{name} is missing")
-        if describe(files[name]) != description:
+        if describe(files[name]) not in descriptions:
             raise CheckpointError(f"{folder}/{name} is not what was saved: it was cut short or changed")
 
 
@@ -158,9 +161,7 @@ def describe(path: Path) -> Description:
     """The size of a file in bytes, and a checksum.
 
     Disks flip bits, and lose or exchange whole pages. So the numbers of 8 bytes in each page are added up, and the
-    checksum is the CRC-32 of these sums and of the bytes behind the last page. Swapped numbers within a page are not
-    noticed. A CRC-32 of all bytes would notice them, but zlib needs more than twice the time for it, and saving would
-    take longer than in the original.
+    checksum is the CRC-32 of these sums and of the bytes behind the last page.
     """
     size = path.stat().st_size
     content = torch.from_file(str(path), size=size, dtype=torch.uint8)  # mapped, not copied

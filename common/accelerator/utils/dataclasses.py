@@ -289,7 +289,7 @@ class GradientAccumulationPlugin(KwargsHandler):
         sync_each_batch: average gradients over the processes in every micro-batch: less memory, more traffic.
 
     Raises:
-        ValueError: for a window without a micro-batch.
+        ValueError: if `num_steps` is less than 1.
     """
 
     num_steps: int | None = None
@@ -323,8 +323,9 @@ class FullyShardedDataParallelPlugin:
         activation_checkpointing: keep only the inputs of these layers, and compute their forward again in backward.
         transformer_cls_names_to_wrap: names of classes, as a list or with commas; by default the model's
             `_no_split_modules`.
-        min_num_params: layers with more parameters are wrapped by size.
-        cpu_ram_efficient_loading: has no effect: each rank's part is one of rank 0's weights in any case.
+        min_num_params: "size_based_wrap" gathers layers with more parameters than this apart; none if it is 0, as by
+            default.
+        cpu_ram_efficient_loading: has no effect: all ranks always start from rank 0's weights.
 
     Raises:
         NotImplementedError: for what is out of scope.
@@ -342,49 +343,42 @@ class FullyShardedDataParallelPlugin:
     cpu_ram_efficient_loading: bool | None = None
 
     def __post_init__(self) -> None:
-        version = str(_given_or_env(self.fsdp_version, "FSDP_VERSION", 1))
-        if version != "2":
-            raise NotImplementedError(f"FSDP of version {version} is out of scope: fsdp_version must be 2")
-        self.fsdp_version = 2
-
-        reshard = _given_or_env(self.reshard_after_forward, "FSDP_RESHARD_AFTER_FORWARD", True)
-        self.reshard_after_forward = _as_bool("reshard_after_forward", reshard)
-
-        offload = _given_or_env(self.cpu_offload, "FSDP_OFFLOAD_PARAMS", False)
-        self.cpu_offload = _as_bool("cpu_offload", offload)
-        if self.cpu_offload:
-            raise NotImplementedError("FSDP with cpu_offload=True is out of scope")
-
-        kind = _given_or_env(self.state_dict_type, "FSDP_STATE_DICT_TYPE", "FULL_STATE_DICT")
-        kind = str(getattr(kind, "name", kind)).upper()  # torch has an enumeration of the kinds
-        if kind != "FULL_STATE_DICT":
-            raise NotImplementedError(f"FSDP with state_dict_type={kind} is out of scope: choose FULL_STATE_DICT")
-        self.state_dict_type = kind
-
+        self.fsdp_version = int(_given_or_env(self.fsdp_version, "FSDP_VERSION", 1))
+        self.reshard_after_forward = self._flag("reshard_after_forward", "FSDP_RESHARD_AFTER_FORWARD", True)
         self.auto_wrap_policy = str(_given_or_env(self.auto_wrap_policy, "FSDP_AUTO_WRAP_POLICY", "NO_WRAP")).upper()
-        if self.auto_wrap_policy not in _FSDP_WRAP_POLICIES:
-            raise ValueError(f"auto_wrap_policy {self.auto_wrap_policy!r} is none of {', '.join(_FSDP_WRAP_POLICIES)}")
-
-        recompute = _given_or_env(self.activation_checkpointing, "FSDP_ACTIVATION_CHECKPOINTING", False)
-        self.activation_checkpointing = _as_bool("activation_checkpointing", recompute)
-        if self.activation_checkpointing and self.auto_wrap_policy == "NO_WRAP":
-            raise ValueError("activation_checkpointing needs an auto_wrap_policy, which says for which layers")
-
+        self.cpu_offload = self._flag("cpu_offload", "FSDP_OFFLOAD_PARAMS", False)
+        kind = _given_or_env(self.state_dict_type, "FSDP_STATE_DICT_TYPE", "FULL_STATE_DICT")
+        self.state_dict_type = str(getattr(kind, "name", kind)).upper()  # torch has an enumeration of the kinds
+        self.activation_checkpointing = self._flag("activation_checkpointing", "FSDP_ACTIVATION_CHECKPOINTING", False)
         names = _given_or_env(self.transformer_cls_names_to_wrap, "FSDP_TRANSFORMER_CLS_TO_WRAP", None)
         self.transformer_cls_names_to_wrap = names.split(",") if isinstance(names, str) else names
-
         self.min_num_params = int(_given_or_env(self.min_num_params, "FSDP_MIN_NUM_PARAMS", 0))
+        self._require_scope()
+
+    def _flag(self, name: str, variable: str, default: bool) -> bool:
+        value = _given_or_env(getattr(self, name), variable, default)
+        try:
+            return str_to_bool(str(value)) == 1
+        except ValueError:
+            raise ValueError(f"{name} must be true or false, not {value!r}") from None
+
+    def _require_scope(self) -> None:
+        if self.fsdp_version != 2:
+            raise NotImplementedError(f"FSDP of version {self.fsdp_version} is out of scope: fsdp_version must be 2")
+        if self.cpu_offload:
+            raise NotImplementedError("FSDP with cpu_offload=True is out of scope")
+        if self.state_dict_type != "FULL_STATE_DICT":
+            raise NotImplementedError(
+                f"FSDP with state_dict_type={self.state_dict_type} is out of scope: choose FULL_STATE_DICT"
+            )
+        if self.auto_wrap_policy not in _FSDP_WRAP_POLICIES:
+            raise ValueError(f"auto_wrap_policy {self.auto_wrap_policy!r} is none of {', '.join(_FSDP_WRAP_POLICIES)}")
+        if self.activation_checkpointing and self.auto_wrap_policy == "NO_WRAP":
+            raise ValueError("activation_checkpointing needs an auto_wrap_policy, which says for which layers")
 
 
 def _given_or_env(given: Any, variable: str, default: Any) -> Any:
     return os.environ.get(variable, default) if given is None else given
-
-
-def _as_bool(name: str, value: bool | str) -> bool:
-    try:
-        return str_to_bool(str(value)) == 1
-    except ValueError:
-        raise ValueError(f"{name} must be true or false, not {value!r}") from None
 
 
 @dataclass
@@ -392,7 +386,7 @@ class TorchDynamoPlugin(KwargsHandler):
     """Arguments of `torch.compile`.
 
     Args:
-        backend: a DynamoBackend, in either case; "no" does not compile.
+        backend: a DynamoBackend, in upper or lower case; "no" does not compile.
         mode: "default", "reduce-overhead" or "max-autotune".
         fullgraph: raise where the model cannot be one graph.
         dynamic: trace with dynamic shapes.

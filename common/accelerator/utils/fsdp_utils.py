@@ -1,11 +1,11 @@
-"""FSDP, version 2: each rank keeps its part of every parameter, gradient and optimizer state.
+"""FSDP, version 2: each rank keeps its shard of every parameter, gradient and optimizer state.
 
-    rank 0     part of each layer ──┐ all-gather   a layer is whole while it computes, in forward and in backward
-    rank 1     part of each layer ──┤
-    rank 2     part of each layer ──┘ ◄── reduce-scatter: of each gradient a rank gets the mean of its own part
+    rank 0     shard of each layer ──┐ all-gather   a layer is whole while it computes, in forward and in backward
+    rank 1     shard of each layer ──┤
+    rank 2     shard of each layer ──┘ ◄── reduce-scatter: of each gradient a rank gets the mean of its own shard
 
-torch's `fully_shard` does this. This file chooses the layers, and converts between whole tensors and parts, so that
-state dicts and checkpoints are the same as without FSDP.
+torch's `fully_shard` does this. This file chooses the layers, and converts between whole tensors and shards, so that
+state dicts and checkpoints are the same as without FSDP. A shard is a DTensor.
 """
 
 import functools
@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from ..logging import get_logger
 from ..operations import broadcast
 from .dataclasses import FullyShardedDataParallelPlugin
-from .weights import is_part
+from .weights import is_dtensor
 
 logger = get_logger(__name__)
 
@@ -32,7 +32,7 @@ logger = get_logger(__name__)
 
 
 def shard_model(model: nn.Module, plugin: FullyShardedDataParallelPlugin, device: torch.device) -> None:
-    """Leave this rank its part of `model`, in place. A collective: the parts are those of rank 0's weights.
+    """Leave this rank its shard of `model`, in place. A collective: the shards are cut from rank 0's weights.
 
     Raises:
         ValueError: for the name of a class that no layer has.
@@ -61,9 +61,9 @@ def shard_model(model: nn.Module, plugin: FullyShardedDataParallelPlugin, device
     # The model takes what is in none of these layers. By default torch keeps that gathered until the backward.
     fully_shard(model, mesh=mesh, reshard_after_forward=plugin.reshard_after_forward)
     for name, parameter in model.named_parameters():
-        whole[name]._part = parameter  # `give_parts` finds it here for an optimizer that was made before
+        whole[name]._shard = parameter  # `use_sharded_parameters` finds it here for an optimizer that was made before
     for module in model.modules():
-        module.register_load_state_dict_pre_hook(_take_parts)
+        module.register_load_state_dict_pre_hook(_shard_loaded_weights)
     model.register_forward_hook(_free_after_evaluation)
 
 
@@ -103,31 +103,31 @@ def _free_after_evaluation(model: nn.Module, *_: Any) -> None:
 
 def _sharded_modules(model: nn.Module) -> list[Any]:
     """The modules for which `fully_shard` was called. It makes each of them an FSDPModule."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported, for the reason given in `is_part`
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported, for the reason given in `is_dtensor`
     if fsdp is None:
         return []
     return [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
 
 
-def give_parts(optimizer: torch.optim.Optimizer) -> None:
-    """Replace the parameters of `optimizer` by their parts, if it was made before the model was sharded."""
+def use_sharded_parameters(optimizer: torch.optim.Optimizer) -> None:
+    """Replace the parameters of `optimizer` by their shards, if it was made before the model was sharded."""
     for group in optimizer.param_groups:
         for index, whole in enumerate(group["params"]):
-            part = getattr(whole, "_part", None)
-            if part is None:
+            shard = getattr(whole, "_shard", None)
+            if shard is None:
                 continue
-            group["params"][index] = part
+            group["params"][index] = shard
             state = optimizer.state.pop(whole, None)
             if state is not None:
-                optimizer.state[part] = _parts_of_state(state, part)
+                optimizer.state[shard] = _shard_state(state, shard)
 
 
-# Whole tensors and parts
+# Whole tensors and shards
 
 
-def _part_like(parameter: Any, whole: Any) -> Any:
-    """This rank's part of `whole`, cut as `parameter` is; anything that is not as large stays as it is."""
-    if not isinstance(whole, Tensor) or is_part(whole) or whole.shape != parameter.shape:
+def _shard_like(parameter: Any, whole: Any) -> Any:
+    """This rank's shard of `whole`, cut as `parameter` is; anything that is not as large stays as it is."""
+    if not isinstance(whole, Tensor) or is_dtensor(whole) or whole.shape != parameter.shape:
         return whole
     from torch.distributed.tensor import distribute_tensor
 
@@ -135,30 +135,30 @@ def _part_like(parameter: Any, whole: Any) -> Any:
     return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
-def _parts_of_state(state: dict[str, Any], parameter: Tensor) -> dict[str, Any]:
-    return {name: _part_like(parameter, value) for name, value in state.items()}
+def _shard_state(state: dict[str, Any], parameter: Tensor) -> dict[str, Any]:
+    return {name: _shard_like(parameter, value) for name, value in state.items()}
 
 
-def _take_parts(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+def _shard_loaded_weights(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """Cut the whole weights that a script or a checkpoint loads into `module`."""
     for name, parameter in module.named_parameters(recurse=False):
-        if is_part(parameter) and prefix + name in state_dict:
-            state_dict[prefix + name] = _part_like(parameter, state_dict[prefix + name])
+        if is_dtensor(parameter) and prefix + name in state_dict:
+            state_dict[prefix + name] = _shard_like(parameter, state_dict[prefix + name])
 
 
-def _gather(value: Any, keep: bool) -> Any:
-    """`value`, or the whole tensor on the CPU if `value` is a part. Then it is a collective.
+def _whole_on_cpu(value: Any, is_needed: bool) -> Any:
+    """`value`, or the whole tensor on the CPU if `value` is a shard. Then it is a collective.
 
-    Without `keep` it takes part in the all-gather, but returns None.
+    A rank that does not need the tensor takes part in the all-gather nevertheless, and gets None.
     """
-    if not is_part(value):
+    if not is_dtensor(value):
         return value.detach() if isinstance(value, Tensor) else value
     whole = value.detach().full_tensor()
-    return whole.cpu() if keep else None
+    return whole.cpu() if is_needed else None
 
 
-def whole_state_dict(model: nn.Module, keep: bool) -> dict[str, Any]:
-    """The whole weights of `model` on the CPU, and its buffers where they are; empty without `keep`. A collective.
+def whole_state_dict(model: nn.Module, is_needed: bool) -> dict[str, Any]:
+    """The whole weights of `model` on the CPU, and its buffers where they are; empty if not needed. A collective.
 
     Tied weights are the same tensor.
     """
@@ -166,28 +166,28 @@ def whole_state_dict(model: nn.Module, keep: bool) -> dict[str, Any]:
     gathered: dict[int, Any] = {}
     for name, value in state_dict.items():
         if id(value) not in gathered:
-            gathered[id(value)] = _gather(value, keep)
+            gathered[id(value)] = _whole_on_cpu(value, is_needed)
         state_dict[name] = gathered[id(value)]
-    return state_dict if keep else {}
+    return state_dict if is_needed else {}
 
 
-def whole_optimizer_state(optimizer: torch.optim.Optimizer, keep: bool) -> dict[str, Any]:
-    """The state dict of `optimizer`, with whole tensors on the CPU; without `keep` no state. A collective."""
+def whole_optimizer_state(optimizer: torch.optim.Optimizer, is_needed: bool) -> dict[str, Any]:
+    """The state dict of `optimizer`, with whole tensors on the CPU; no state if not needed. A collective."""
     state_dict = optimizer.state_dict()
     states = {}
     for number, state in state_dict["state"].items():
-        states[number] = {name: _gather(value, keep) for name, value in state.items()}
-    return {**state_dict, "state": states if keep else {}}
+        states[number] = {name: _whole_on_cpu(value, is_needed) for name, value in state.items()}
+    return {**state_dict, "state": states if is_needed else {}}
 
 
 def load_whole_optimizer_state(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    """Load the parts of what `whole_optimizer_state` gave, on any number of ranks."""
+    """Load the shards of what `whole_optimizer_state` gave, on any number of ranks."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
     states = dict(state_dict["state"])
     for number, parameter in zip(numbers, parameters, strict=False):  # `load_state_dict` says where groups differ
         if number in states:
-            states[number] = _parts_of_state(states[number], parameter)
+            states[number] = _shard_state(states[number], parameter)
     optimizer.load_state_dict({**state_dict, "state": states})
 
 

@@ -30,12 +30,11 @@ def clear_device_cache(garbage_collection: bool = False) -> None:
 def release_memory(*objects: Any) -> list[None]:
     """As many Nones as there are `objects`, to be assigned to their names: `a, b = release_memory(a, b)`.
 
-    The memory is free once nothing else refers to the objects.
+    The names hold the objects until that assignment. After it torch can use their memory again, if nothing else refers
+    to them. What this call gives back to the driver was free before.
     """
-    released = [None] * len(objects)
-    del objects
     clear_device_cache(garbage_collection=True)
-    return released
+    return [None] * len(objects)
 
 
 def should_reduce_batch_size(exception: Exception) -> bool:
@@ -51,10 +50,10 @@ def find_executable_batch_size(
     starting_batch_size: int = 128,
     reduce_batch_size_fn: Callable[[], int] | None = None,
 ) -> Callable[..., Any]:
-    """Call `function(batch_size, …)`, and again with a smaller batch each time memory runs out.
+    """Wrap `function(batch_size, …)`, so that it is called again with a smaller batch each time memory runs out.
 
-    The size shrinks by a tenth, or to what `reduce_batch_size_fn()` returns; one that worked is kept for later calls.
-    Without `function`, a decorator.
+    The wrapper takes the arguments after the size. The size shrinks by a tenth, or to what `reduce_batch_size_fn()`
+    returns; one that worked is kept for later calls. If no `function` is given, a decorator is returned.
 
     Raises:
         RuntimeError: when the size reaches zero.

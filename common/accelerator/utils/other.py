@@ -71,7 +71,10 @@ def is_compiled_module(module: Any) -> bool:
 
 
 def innermost_model(model: Any) -> torch.nn.Module:
-    """The model that the script made, inside compiled models, DistributedDataParallel and DataParallel in any order."""
+    """The model that the script made, inside compiled models, DistributedDataParallel and DataParallel in any order.
+
+    This is for code that needs the modules and parameters themselves. It changes nothing.
+    """
     while is_compiled_module(model) or isinstance(model, (DistributedDataParallel, DataParallel)):
         model = model._orig_mod if is_compiled_module(model) else model.module
     return model
@@ -84,10 +87,14 @@ def extract_model_from_parallel(
 ) -> torch.nn.Module:
     """The model inside DistributedDataParallel or DataParallel, as `Accelerator.unwrap_model` gives it.
 
+    This is for a script that wants to call or save its model. Unlike `innermost_model`, it keeps a compiled model
+    compiled by default.
+
     Args:
         model: prepared or not.
-        keep_fp32_wrapper: leave the forward as `prepare` made it for mixed precision, instead of the script's own.
-        keep_torch_compile: of a compiled model return the compiled one, which then holds the unwrapped model.
+        keep_fp32_wrapper: leave the forward as `prepare` made it for mixed precision. Otherwise the model, and with it
+            the prepared one, has the script's own forward from then on.
+        keep_torch_compile: return a compiled model compiled. It holds the unwrapped model from then on.
     """
     compiled = None
     if is_compiled_module(model):

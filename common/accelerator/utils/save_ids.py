@@ -35,22 +35,21 @@ _names_of_runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 def next_id(folder: Path) -> str:
     """The id of the save into `folder` that begins now."""
+    if not dist.is_initialized():
+        return uuid.uuid4().hex
     run_and_collectives = f"{name_of_run()}-{num_collectives()}"
     _num_saves[run_and_collectives, folder] += 1
     return f"{run_and_collectives}-{_num_saves[run_and_collectives, folder]}"
 
 
 def name_of_run() -> str:
-    """A name that the processes of this run have in common, and no other run has; a new one without a process group."""
-    new_name = uuid.uuid4().hex
-    if not dist.is_initialized():
-        return new_name
+    """A name that the processes of this run have in common, and no other run has."""
     group = dist.group.WORLD
     # The store is asked once. It belongs to torchrun, which may have been killed before the last save.
     if group not in _names_of_runs:
         # The first rank that comes here chooses the name. The store keeps it for the others, and none of them waits.
         store = dist.distributed_c10d._get_default_store()
-        _names_of_runs[group] = store.compare_set("checkpointing/run", "", new_name).decode()
+        _names_of_runs[group] = store.compare_set("checkpointing/run", "", uuid.uuid4().hex).decode()
     return _names_of_runs[group]
 
 
@@ -61,4 +60,4 @@ def num_collectives() -> int:
     changes it, `test_torch_counts_the_collectives_alike_on_all_ranks` fails.
     """
     group: Any = dist.group.WORLD
-    return 0 if group is None else group._get_sequence_number_for_group()
+    return group._get_sequence_number_for_group()

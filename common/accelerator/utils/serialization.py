@@ -1,4 +1,4 @@
-"""Files of `torch.save` that are loaded without executing code. Each is read once when it is written, as a check."""
+"""Files of `torch.save` that are loaded without executing code. A file that could not be loaded is refused at once."""
 
 import codecs
 import pickle

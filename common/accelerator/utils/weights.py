@@ -11,11 +11,11 @@ import torch
 logger = logging.getLogger(__name__)
 
 
-def is_part(tensor: Any) -> bool:
-    """True for a DTensor: what this rank has of a tensor that is sharded, as by FSDP."""
+def is_dtensor(value: Any) -> bool:
+    """True for a DTensor, which is this rank's shard of a tensor, as under FSDP."""
     # Not imported here, because that takes a second. Whoever has made a DTensor has imported it.
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+    return module is not None and isinstance(value, module.DTensor)
 
 
 def write_safetensors(state_dict: Mapping[str, torch.Tensor], path: Path) -> None:
@@ -34,15 +34,14 @@ def clean_state_dict_for_safetensors(state_dict: Mapping[str, torch.Tensor]) -> 
     Raises:
         ValueError: for a value that is no tensor, such as the extra state of a module may be.
     """
-    first_names: dict[Any, str] = {}
+    first = first_names(state_dict)
     cleaned: dict[str, torch.Tensor] = {}
     memory_in_use = set()
     removed = []
     for name, tensor in state_dict.items():
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"{name} is no tensor, and safetensors holds nothing else: pass safe_serialization=False")
-        first_name = first_names.setdefault(view_key(tensor, name), name)
-        if first_name != name:
+        if first[name] != name:
             removed.append(name)
             continue
         tensor = tensor.resolve_conj().resolve_neg().contiguous()
@@ -57,47 +56,64 @@ def clean_state_dict_for_safetensors(state_dict: Mapping[str, torch.Tensor]) -> 
     return cleaned
 
 
-def view_key(tensor: Any, name: str) -> Any:
-    """A key that is equal for two names of the same weights: the same memory, type, shape and strides.
+def first_names(state_dict: Mapping[str, Any]) -> dict[str, str]:
+    """By each name the first name of the same weights, which is another one for tied weights only.
 
-    The strides tell a square matrix from its transpose. Values without such memory are never equal, so their key is
-    `name`: tensors on the meta device, empty or sparse ones, and the extra states of modules, which can be any object.
+    {"input.weight": a, "bias": b, "output.weight": a}
+    gives {"input.weight": "input.weight", "bias": "bias", "output.weight": "input.weight"}
     """
-    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
-        return name
-    if is_part(tensor):
-        return id(tensor)
-    if tensor.data_ptr() == 0:
-        return name
-    place = (tensor.device, tensor.data_ptr())
-    layout = (tensor.dtype, tensor.shape, tensor.stride())
-    reading = (tensor.is_conj(), tensor.is_neg())
-    return place, layout, reading
+    names: dict[str, str] = {}
+    names_of_views: dict[tuple, str] = {}
+    for name, value in state_dict.items():
+        view = _view_of_memory(value)
+        names[name] = name if view is None else names_of_views.setdefault(view, name)
+    return names
+
+
+def _view_of_memory(value: Any) -> tuple | None:
+    """What is equal for two tensors if they are the same weights. The strides tell a matrix from its transpose.
+
+    It is None for values that can be compared with none: tensors on the meta device, empty or sparse ones, and the
+    extra states of modules, which can be any object.
+    """
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return None
+    if is_dtensor(value):
+        return (id(value),)  # it has no address
+    if value.data_ptr() == 0:
+        return None
+    layout = (value.dtype, value.shape, value.stride())
+    return (value.device, value.data_ptr(), *layout, value.is_conj(), value.is_neg())
 
 
 def under_names_of(model: torch.nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
-    """`weights` under the names that `model` has for them, wherever the one or the other was compiled.
-
-    `torch.compile` puts a module into another one, so that the name of a weight is `_orig_mod.weight`. Tied weights,
-    saved once, get all their names. What `model` does not have keeps its name.
-    """
+    """`weights` under the names that `model` has for them. What `model` does not have keeps its name."""
     own = model.state_dict(keep_vars=True)
     if weights.keys() == own.keys():
         # Returned unchanged: a new dict would lose the attribute `_metadata`, which holds the versions of the modules.
         return weights
+    return _add_tied_names(_rename_to_model(weights, own), own)
+
+
+def _rename_to_model(weights: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """`weights` under the names in `own`, whichever of the two is of a model that `torch.compile` has wrapped.
+
+    {"_orig_mod.bias": b} becomes {"bias": b} if `own` has "bias", and
+    {"bias": b} becomes {"_orig_mod.bias": b} if `own` has "_orig_mod.bias".
+    """
     own_names = {_without_compiler(name): name for name in own}
-    named = {}
-    saved_views = {}
-    for name, tensor in weights.items():
-        own_name = own_names.get(_without_compiler(name), name)
-        named[own_name] = tensor
-        if own_name in own:
-            saved_views[view_key(own[own_name], own_name)] = tensor
-    for name, tensor in own.items():
-        key = view_key(tensor, name)
-        if key in saved_views:
-            named.setdefault(name, saved_views[key])
-    return named
+    return {own_names.get(_without_compiler(name), name): tensor for name, tensor in weights.items()}
+
+
+def _add_tied_names(weights: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """`weights`, where those that are tied in `own` and were saved once have all their names.
+
+    {"input.weight": a} becomes {"input.weight": a, "output.weight": a} if the two are tied in `own`.
+    """
+    first = first_names(own)
+    saved = {first[name]: tensor for name, tensor in weights.items() if name in own}
+    tied = {name: saved[first[name]] for name in own if first[name] in saved}
+    return {**tied, **weights}
 
 
 def _without_compiler(name: str) -> str:

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from shutil import copytree
 from unittest import mock
 
 import pytest
@@ -45,6 +46,11 @@ def test_what_is_in_the_way_of_a_save_is_named_and_the_old_checkpoint_stays(tmp_
     folder = accelerator.save_state(tmp_path / "c")
     (folder / "pytorch_model.bin").mkdir()
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is a folder"):
+        accelerator.save_state(folder, safe_serialization=False)
+    (folder / "pytorch_model.bin").rmdir()
+    (folder / "model.bin").touch()
+    accelerator.register_save_state_pre_hook(lambda models, weights, draft: copytree(folder, draft + "/model.bin"))
+    with pytest.raises(CheckpointError, match=r"model\.bin/.* behind a link or a file"):
         accelerator.save_state(folder, safe_serialization=False)
     accelerator.load_state(folder)
     assert not list(folder.glob(".*"))

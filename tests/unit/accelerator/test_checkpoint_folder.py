@@ -152,6 +152,7 @@ def test_automatic_naming_keeps_the_newest_and_continues_after_a_load(tmp_path):
     accelerator.project_configuration.iteration = 13
     with pytest.raises(ValueError, match="already exists"):
         accelerator.save_state()
+    assert accelerator.project_configuration.iteration == 14  # with which the other ranks go on
 
 
 def test_what_was_just_written_is_never_pruned(tmp_path):
@@ -215,6 +216,7 @@ def test_the_newest_complete_checkpoint_is_picked_and_the_others_are_set_aside(t
     (folder / "checkpoint_text").mkdir()
     (folder / ".checkpoint_4.staging_0").mkdir()  # of a run that was killed
     (folder / ".checkpoint_4.part_1").mkdir()
+    (folder / ".checkpoint_1.part_1").mkdir()
     (folder / "checkpoint_1/.staging_0").mkdir()
     (folder / ".checkpoint_0.removed").mkdir()
     accelerator.load_state()

@@ -283,12 +283,38 @@ def test_a_rank_that_comes_late_completes_the_checkpoint_that_is_still_there(tmp
     assert on_ranks(2, saved_late, tmp_path) == [(Loaded(3, 3), ["checkpoint_3"])] * 2
 
 
-def test_saves_of_two_accelerators_into_one_folder_have_different_ids(tmp_path):
-    with run_named("a run"):
-        first = save_ids.next_id(tmp_path)
-        elsewhere = save_ids.next_id(tmp_path / "another")  # which perhaps only the main process does
-        second = save_ids.next_id(tmp_path)
-    assert first == elsewhere != second
+# Where ranks disagree
+
+
+def saved_in_each_others_way(_, folder: Path) -> Loaded:
+    """The steps loaded if ranks 1 and 2 write one file in a hook, and rank 3 a file where rank 0 has a folder."""
+    run = Run(folder)
+    name = ["note/file", "text", "text", "note"][run.rank]
+
+    def hook(models, weights, draft):
+        Path(draft, name).parent.mkdir(exist_ok=True)
+        Path(draft, name).write_text(f"of rank {run.rank}")
+
+    run.accelerator.register_save_state_pre_hook(hook)
+    run.step(1)
+    run.accelerator.save_state(folder / "c", all_ranks=True)
+    return run.load(folder / "c")
+
+
+def test_a_part_that_is_in_the_way_of_others_damages_no_checkpoint(tmp_path):
+    whole = Loaded(weights_step=1, random_step=1)
+    left_out = Loaded(weights_step=1, random_step=None)
+    assert on_ranks(4, saved_in_each_others_way, tmp_path) == [whole, whole, whole, left_out]
+
+
+def ids_of_saves(_, folder: Path) -> list[str]:
+    return [save_ids.next_id(folder), save_ids.next_id(folder / "another"), save_ids.next_id(folder)]
+
+
+def test_two_saves_into_one_folder_have_different_ids_which_all_ranks_know(tmp_path):
+    (first, elsewhere, second), other_rank = on_ranks(2, ids_of_saves, tmp_path)
+    assert other_rank == [first, elsewhere, second]
+    assert first == elsewhere != second  # perhaps only the main process saves elsewhere
 
 
 def counted(accelerator: Accelerator) -> list[int]:

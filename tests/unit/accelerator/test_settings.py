@@ -98,3 +98,8 @@ def test_a_second_accelerator_may_ask_for_another_compiler(asked):
     assert kind_of_prepared(Accelerator(cpu=True)) == "Linear"
     assert kind_of_prepared(Accelerator(cpu=True, **asked)) == "OptimizedModule"
     assert kind_of_prepared(Accelerator(cpu=True)) == "OptimizedModule"  # asks for none
+
+
+def test_the_environment_may_ask_for_a_compiler(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "eager")
+    assert Accelerator(cpu=True).state.dynamo_plugin.to_kwargs() == {"backend": "eager"}
