@@ -42,7 +42,6 @@ from .state import PartialState
 FIRST_MESSAGE_BYTES = 2**14
 HEADER = struct.Struct("=qq")
 CONTENT_BYTES_IN_FIRST_MESSAGE = FIRST_MESSAGE_BYTES - HEADER.size
-# A rank's share of the message of a DistributedOperationException.
 MAX_CHARACTERS_PER_RANK = 500
 
 
@@ -147,7 +146,7 @@ def describe(collective: str, named: Iterable[NamedLeaf]) -> str:
 
 
 def _differences(descriptions: list[str]) -> str:
-    """An error message with the lines that are not in the descriptions of all ranks."""
+    """An error message with each rank's lines that are not in the descriptions of all ranks, shortened."""
     lines_of_ranks = [description.splitlines() for description in descriptions]
     in_all = set(lines_of_ranks[0]).intersection(*lines_of_ranks)
     message = [f"the processes enter `{lines_of_ranks[0][0]}` with different keys, shapes or dtypes:"]

@@ -15,9 +15,8 @@ class LossScaler(torch.amp.GradScaler):
         UNSCALED    `unscale_` has divided them by it, so that they can be clipped. Their step is still to come.
         STEPPED     `step` has used them, or the script has dropped or replaced them. They count in the next `update`.
 
-    `update` adapts the scale to all gradients that are STEPPED, and their stage is READY again. This class calls it
-    when the scale is next used, read, saved or replaced: usually all optimizers of a window have stepped by then.
-    Gradients that are still UNSCALED stay so, and count in a later `update`; torch's own would count and forget them.
+    `update` adapts the scale to what is STEPPED, and makes it READY. This class calls it when the scale is next used,
+    read, saved or replaced. torch's own `update` would count what is UNSCALED too, and forget that it was divided.
     """
 
     # True where an optimizer has come to the stage STEPPED since the last `update`.
