@@ -25,8 +25,8 @@ def is_namedtuple(data: Any) -> bool:
 def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
     """The items of `generator` in a list, tuple or namedtuple of the type of `obj`.
 
-    The constructor makes it if it keeps the items. Otherwise a list is a shallow copy of `obj` that is filled anew, and
-    a tuple is made without its constructor.
+    A class of a script may have a constructor of its own. So `type(obj)(items)` is tried; where it raises, or gives
+    another length, a copy of a list is filled with the items, and a tuple is made without the constructor.
     """
     items = list(generator)
     arguments = items if is_namedtuple(obj) else [items]
@@ -41,7 +41,7 @@ def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
 
 
 def _mapping_like(data: Mapping, content: dict[Any, Any]) -> Any:
-    """The items of `content`, which has the keys of `data`, in a mapping of the type of `data`, by the same rule."""
+    """The items of `content`, which has the keys of `data`, in a mapping of the type of `data`, see `honor_type`."""
     made = _construct(type(data), content)
     if made is not None and made.keys() == content.keys():
         return made
@@ -54,7 +54,7 @@ def _mapping_like(data: Mapping, content: dict[Any, Any]) -> Any:
 
 
 def _construct(kind: Callable[..., Any], *arguments: Any) -> Any:
-    """`kind(*arguments)`, or None where the constructor takes something else: a defaultdict wants its factory."""
+    """`kind(*arguments)`, or None where that raises: the constructor of a defaultdict takes a factory first."""
     try:
         return kind(*arguments)
     except Exception:  # a class of the script's own may raise anything

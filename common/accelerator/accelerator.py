@@ -39,7 +39,7 @@ from .sampler import BatchSamplerShard
 from .scheduler import AcceleratedScheduler
 from .shard import index_sampler_of
 from .state import AcceleratorState, DistributedType, GradientState, forget_ended_training, is_initialized
-from .tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, select_trackers
+from .tracking import GeneralTracker, select_trackers
 from .utils import fsdp_utils, other
 from .utils.constants import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 from .utils.dataclasses import (
@@ -266,9 +266,10 @@ class Accelerator:
         parameter to train, DDP is left out; with `evaluation_mode` FSDP too. FSDP places a model by itself.
         """
         if _is_prepared(model):
-            # Checkpoints hold the model inside, once, compiled or not.
-            if not any(innermost_model(known) is innermost_model(model) for known in self._models):
-                self._models.append(innermost_model(model))
+            # `_models` has the models that scripts gave to `prepare`. This is what came back, perhaps in a wrapper.
+            own = innermost_model(model)
+            if not any(innermost_model(known) is own for known in self._models):
+                self._models.append(own)
             return model
         self._models.append(model)
         # From the inside to the outside: the precision of the forward, the device, DDP, the compiler.
@@ -404,11 +405,15 @@ class Accelerator:
         if num_steps > 1:
             loss = loss / num_steps
         if self.scaler is not None:
-            for optimizer in self._optimizers:
-                if not optimizer.has_gradients():
-                    optimizer.forget_unscaling()  # the script has dropped them, for instance by the model's zero_grad
+            self._forget_unscaling_of_dropped_gradients()
             loss = self.scaler.scale(loss)
         loss.backward(**kwargs)
+
+    def _forget_unscaling_of_dropped_gradients(self) -> None:
+        # A script may drop gradients by `model.zero_grad()`, which the optimizer does not see.
+        for optimizer in self._optimizers:
+            if not optimizer.has_gradients():
+                optimizer.forget_unscaling()
 
     @contextlib.contextmanager
     def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
@@ -452,18 +457,18 @@ class Accelerator:
         """
         if self.is_fsdp2:
             warnings.warn("`join_uneven_inputs` has no effect under FSDP", stacklevel=3)
-        if self.is_fsdp2 or self.distributed_type == DistributedType.NO:
             yield
             return
-        overridden: contextlib.AbstractContextManager = contextlib.nullcontext()
-        if even_batches is not None:
-            overridden = self._override_even_batches(even_batches)
+        if self.distributed_type == DistributedType.NO:
+            yield
+            return
         are_even = self.even_batches if even_batches is None else even_batches
         to_join = [joinable for joinable in joinables if hasattr(joinable, "join_hook")]
-        joined: contextlib.AbstractContextManager = contextlib.nullcontext()
-        if to_join and not are_even:
-            joined = Join(to_join, throw_on_early_termination=False)
-        with overridden, joined:
+        with contextlib.ExitStack() as stack:
+            if even_batches is not None:
+                stack.enter_context(self._override_even_batches(even_batches))
+            if to_join and not are_even:
+                stack.enter_context(Join(to_join, throw_on_early_termination=False))
             yield
 
     @contextlib.contextmanager
@@ -473,7 +478,7 @@ class Accelerator:
             warnings.warn(
                 "Overriding even_batches is only supported for map-style datasets, yet some dataloaders given were"
                 " iterable",
-                stacklevel=5,  # the line of the script's `with`, around that of `join_uneven_inputs`
+                stacklevel=6,  # the line of the script's `with`, around those of `join_uneven_inputs` and the ExitStack
             )
         even_before: dict[BatchSamplerShard, bool] = {}
         for shard in map(index_sampler_of, self._dataloaders):
@@ -726,8 +731,8 @@ class Accelerator:
         init_kwargs = init_kwargs or {}
         for choice in self.log_with:
             tracker = choice
-            if choice in LOGGER_TYPE_TO_CLASS.values():  # chosen by its name; others are objects of the script's own
-                tracker = choice(project_name, self.logging_dir, **init_kwargs.get(choice.name, {}))
+            if isinstance(choice, type):  # `select_trackers` gives the class of one that was chosen by its name
+                tracker = choice(project_name, self.logging_dir, **init_kwargs.get(tracker.name, {}))
             if hasattr(tracker, "start"):  # a tracker of the script's own need not have this method
                 tracker.start()
             if config is not None:
@@ -755,9 +760,11 @@ class Accelerator:
 
     def end_training(self) -> None:
         """Finish the trackers and leave the process group; a new Accelerator starts afresh."""
-        for tracker in self.trackers:
-            tracker.finish()
-        self.state.destroy_process_group()
+        try:
+            for tracker in self.trackers:
+                tracker.finish()
+        finally:
+            self.state.destroy_process_group()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Accelerator":
         """The Accelerator itself: there is one run."""
@@ -853,7 +860,7 @@ class Accelerator:
     def on_process(
         self, function: Callable[..., Any] | None = None, process_index: int | None = None
     ) -> Callable[..., Any]:
-        """`function`, called on rank `process_index` and returning None elsewhere."""
+        """`function`, called on rank `process_index` and in a single process, and returning None elsewhere."""
         return self.state.on_process(function, process_index)
 
     def main_process_first(self) -> contextlib.AbstractContextManager[None]:

@@ -11,7 +11,7 @@ a process that receives more bytes than it expects. So each rank describes in a 
 ranks exchange messages of one fixed size, which gloo can always receive:
 
     +----------+--------+---------------------------------------------+
-    | checksum | length | the content if it fits, and zeros behind it |   FIRST_MESSAGE bytes from each rank
+    | checksum | length | the content if it fits, and zeros behind it |   FIRST_MESSAGE_BYTES from each rank
     +----------+--------+---------------------------------------------+
       of the     of the
       description content
@@ -39,11 +39,10 @@ from common.process_group import all_gather_object
 from .state import PartialState
 
 # The results of most batches fit into a message of this size, and a smaller message is hardly faster.
-FIRST_MESSAGE = 2**14
+FIRST_MESSAGE_BYTES = 2**14
 HEADER = struct.Struct("=qq")
-LARGEST_CONTENT = FIRST_MESSAGE - HEADER.size
-# An error shows the differences of each rank up to this length.
-MOST_CHARACTERS = 500
+CONTENT_BYTES_IN_FIRST_MESSAGE = FIRST_MESSAGE_BYTES - HEADER.size
+MAX_CHARACTERS_PER_RANK = 500
 
 
 class DistributedOperationException(RuntimeError):
@@ -73,15 +72,15 @@ def exchange(description: str, content: torch.Tensor) -> torch.Tensor:
     length = len(content)
     checksum = zlib.crc32(description.encode())  # Python's own `hash` differs between processes
     header = torch.frombuffer(bytearray(HEADER.pack(checksum, length)), dtype=torch.uint8)
-    fitting = content if length <= LARGEST_CONTENT else content[:0]
-    zeros = torch.zeros(LARGEST_CONTENT - len(fitting), dtype=torch.uint8)
+    fitting = content if length <= CONTENT_BYTES_IN_FIRST_MESSAGE else content[:0]
+    zeros = torch.zeros(CONTENT_BYTES_IN_FIRST_MESSAGE - len(fitting), dtype=torch.uint8)
     messages = all_gather_bytes(torch.cat([header, fitting, zeros]))
 
     headers = [HEADER.unpack_from(message) for message in messages.numpy()]
     if any(checksum_of_rank != checksum for checksum_of_rank, _ in headers):
         raise DistributedOperationException(_differences(all_gather_object(description)))
     longest = max(length_of_rank for _, length_of_rank in headers)
-    if longest <= LARGEST_CONTENT:
+    if longest <= CONTENT_BYTES_IN_FIRST_MESSAGE:
         return messages.narrow(1, HEADER.size, longest)
     return all_gather_bytes(torch.nn.functional.pad(content, (0, longest - length)))
 
@@ -95,7 +94,7 @@ def exchange_each(description: str, contents: Sequence[torch.Tensor]) -> list[to
         DistributedOperationException: as `compare`.
     """
     lengths = [len(content) for content in contents]
-    if not contents or sum(lengths) > LARGEST_CONTENT:
+    if not contents or sum(lengths) > CONTENT_BYTES_IN_FIRST_MESSAGE:
         compare(description)
         return [all_gather_bytes(content) for content in contents]
     device = _device_of_messages()
@@ -141,19 +140,19 @@ def describe(collective: str, named: Iterable[NamedLeaf]) -> str:
     for name, leaf in named:
         content = type(leaf).__name__
         if isinstance(leaf, torch.Tensor):
-            content = f"{list(leaf.shape) if has_bytes(leaf) else leaf.layout} {leaf.dtype}"
+            content = f"{list(leaf.shape) if is_dense(leaf) else leaf.layout} {leaf.dtype}"
         lines.append(f"{name or 'tensor'} {content}")
     return "\n".join(lines)
 
 
 def _differences(descriptions: list[str]) -> str:
-    """An error message with the lines that are not in the descriptions of all ranks."""
+    """An error message with each rank's lines that are not in the descriptions of all ranks, shortened."""
     lines_of_ranks = [description.splitlines() for description in descriptions]
     in_all = set(lines_of_ranks[0]).intersection(*lines_of_ranks)
     message = [f"the processes enter `{lines_of_ranks[0][0]}` with different keys, shapes or dtypes:"]
     for rank, lines in enumerate(lines_of_ranks):
-        own = [line for line in lines if line not in in_all]
-        message.append(f"  - rank {rank}: {textwrap.shorten('; '.join(own) or 'nothing else', MOST_CHARACTERS)}")
+        own = "; ".join(line for line in lines if line not in in_all) or "nothing else"
+        message.append(f"  - rank {rank}: {textwrap.shorten(own, MAX_CHARACTERS_PER_RANK)}")
     message.append(
         "Fill tensors up to one shape with `pad_across_processes` first, or gather them as objects with "
         "`gather_for_metrics(..., use_gather_object=True)`."
@@ -164,8 +163,8 @@ def _differences(descriptions: list[str]) -> str:
 # Tensors as bytes
 
 
-def has_bytes(leaf: Any) -> bool:
-    """True for a tensor that is nothing but its elements: not sparse, nested or quantized."""
+def is_dense(leaf: Any) -> bool:
+    """True for a strided tensor that is neither quantized nor nested."""
     if not isinstance(leaf, torch.Tensor) or leaf.is_nested or leaf.is_quantized:
         return False
     return leaf.layout == torch.strided

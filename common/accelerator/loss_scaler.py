@@ -9,16 +9,14 @@ from torch.amp.grad_scaler import OptState
 class LossScaler(torch.amp.GradScaler):
     """A GradScaler for scripts that never call `update`, and for optimizers that do not all step in each window.
 
-    torch's scaler keeps a stage for each optimizer. Here it changes as follows:
+    torch's scaler keeps a stage for the gradients of each optimizer:
 
-        stage of its gradients                      becomes     by
-        READY: with the scale of the loss           UNSCALED    `unscale_`, before they are clipped
-        READY or UNSCALED                           STEPPED     `step`
-        UNSCALED                                    STEPPED     `forget_unscaled`, where they were dropped or replaced
-        STEPPED: their step has been made           READY       `update`, which also adapts the scale
+        READY       They carry the scale of the loss.
+        UNSCALED    `unscale_` has divided them by it, so that they can be clipped. Their step is still to come.
+        STEPPED     `step` has used them, or the script has dropped or replaced them. They count in the next `update`.
 
-    `update` is called when the scale is next used, read, saved or replaced. Usually all optimizers of the window have
-    stepped by then. One that has not keeps its stage UNSCALED, which torch's own `update` would forget.
+    `update` adapts the scale to what is STEPPED, and makes it READY. This class calls it when the scale is next used,
+    read, saved or replaced. torch's own `update` would count what is UNSCALED too, and forget that it was divided.
     """
 
     # True where an optimizer has come to the stage STEPPED since the last `update`.
@@ -26,8 +24,9 @@ class LossScaler(torch.amp.GradScaler):
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Step `optimizer`, unless one of its gradients is not finite."""
+        result = super().step(optimizer, *args, **kwargs)
         self.update_is_due = True
-        return super().step(optimizer, *args, **kwargs)
+        return result
 
     def _maybe_opt_step(self, optimizer: Any, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         # torch's `step` calls this for an optimizer without a fused kernel. As in torch's own method, `item` waits for
@@ -81,13 +80,15 @@ class LossScaler(torch.amp.GradScaler):
         super().load_state_dict(state_dict)
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
-        """Adapt the scale to the steps that were made. Scripts may call it for optimizers of their own."""
-        waiting = {}
-        for optimizer_id, state in self._per_optimizer_states.items():
+        """Adapt the scale to the gradients that are STEPPED. Scripts may call it for optimizers of their own."""
+        unscaled = {}
+        for optimizer_id, state in list(self._per_optimizer_states.items()):
             if state["stage"] is OptState.UNSCALED:
-                waiting[optimizer_id] = state
-        super().update(new_scale)
-        self._per_optimizer_states.update(waiting)
+                unscaled[optimizer_id] = self._per_optimizer_states.pop(optimizer_id)
+        # Where all gradients are UNSCALED there is nothing to adapt the scale to, and torch's `update` would raise.
+        if self.update_is_due or not unscaled or new_scale is not None:
+            super().update(new_scale)
+        self._per_optimizer_states.update(unscaled)
         self.update_is_due = False
 
     def _update_if_due(self) -> None:

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from common.nested import NamedLeaf, leaves, map_nested, sorted_leaves, with_leaves
+from common.nested import NamedLeaf, is_namedtuple, leaves, map_nested, sorted_leaves, with_leaves
 from common.process_group import all_gather_object
 
-from .exchange import as_bytes, broadcast_bytes, compare, describe, exchange, exchange_each, from_bytes, has_bytes
+from .exchange import as_bytes, broadcast_bytes, compare, describe, exchange, exchange_each, from_bytes, is_dense
 from .state import DistributedType, PartialState
 
 # Nested structures
@@ -113,19 +113,19 @@ def gather(tensor: Any) -> Any:
 
 def _gather_tensors(named: list[NamedLeaf], description: str) -> list[torch.Tensor]:
     """Tensors of all processes, joined, if `description` is the same on all of them."""
-    contents = [as_bytes(leaf) for _, leaf in named if has_bytes(leaf)]
+    contents = [as_bytes(leaf) for _, leaf in named if is_dense(leaf)]
     # The ranks compare their leaves in this exchange. Only then are the types checked: all ranks raise, or none does.
     rows_of_contents = exchange_each(description, contents)
-    tensors = _require_tensors(named, with_bytes=True)
+    tensors = _require_tensors(named, require_dense=True)
     return [from_bytes(rows, tensor) for rows, tensor in zip(rows_of_contents, tensors, strict=True)]
 
 
-def _require_tensors(named: list[NamedLeaf], with_bytes: bool = False) -> list[torch.Tensor]:
-    """The leaves, for a collective of nothing but tensors; `with_bytes` if it sends their bytes."""
+def _require_tensors(named: list[NamedLeaf], require_dense: bool = False) -> list[torch.Tensor]:
+    """The leaves, which must be tensors; with `require_dense`, for a collective that sends their bytes, dense ones."""
     for name, leaf in named:
         if not isinstance(leaf, torch.Tensor):
             raise TypeError(f"Unsupported types ({type(leaf)}) in a collective: {name or 'the input'} is no tensor")
-        if with_bytes and not has_bytes(leaf):
+        if require_dense and not is_dense(leaf):
             raise TypeError("sparse, nested and quantized tensors can be neither gathered nor broadcast")
     return [leaf for _, leaf in named]
 
@@ -175,7 +175,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
         return tensor
     named = sorted_leaves(tensor)
     compare(describe(f"broadcast from {from_process}", named))
-    tensors = _require_tensors(named, with_bytes=True)
+    tensors = _require_tensors(named, require_dense=True)
     for each in tensors:
         own = each.detach()
         # A tensor with gaps in memory, such as a column, is sent and received as a copy without them.
@@ -190,7 +190,7 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     """Fill `object_list`, in place, with that of rank `from_process`, and return it.
 
     Raises:
-        RuntimeError: if rank `from_process` cannot pickle its list; there, what pickle raises.
+        RuntimeError: if rank `from_process` cannot pickle its list. That rank itself raises pickle's own error.
     """
     state = PartialState()
     if state.distributed_type == DistributedType.NO:
@@ -239,7 +239,7 @@ def _reduce_one(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
         return result
     operation = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
     # The ranks add up what is at the same place in memory.
-    content = result.contiguous() if has_bytes(result) else result
+    content = result.contiguous() if is_dense(result) else result
     dist.all_reduce(content, operation)
     if content is not result:
         result.copy_(content)
@@ -289,16 +289,20 @@ def _pad_one(tensor: torch.Tensor, dim: int, length: int, pad_index: float, pad_
     return torch.cat(parts, dim=dim)
 
 
-# The results of a batch. A column is a tensor with a row per sample, or a list with an entry per sample.
+# The results of a batch
 
 
 def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = False) -> Any:
     """The results of all processes for the batch that `loader` yielded, without those of repeated samples.
 
-    Mappings, and lists and tuples with tensors somewhere in them, are structures of columns and keep their shape; any
-    other list is a column. Joined columns are in rank order. A tensor without a row for each sample, such as a loss,
-    comes as from `gather`; in the last step it is cut to the number of samples too. A single object, such as a number
-    or None, becomes on several processes a list with one entry per process. On two processes:
+    In a single process nothing is joined. On several, in rank order:
+
+        tensor                                    its rows; a scalar, such as a loss, is one row
+        list or tuple without tensors, array      a list of its entries
+        other list or tuple, namedtuple, mapping  the same structure, where each value is gathered by its own kind
+        any other object, such as text or None    a list with one entry per process
+
+    In the last step tensors and lists are cut to the number of samples, a gathered loss too. On two processes:
 
         on rank 0                    on rank 1                    the result on both
         tensor([0, 1])               tensor([2, 3])               tensor([0, 1, 2, 3])
@@ -312,89 +316,91 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
     Args:
         data: the same structure on all processes.
         loader: the prepared loader that is being iterated over; None outside of a loop.
-        use_gather_object: take `data` as one column of objects, whatever it holds.
+        use_gather_object: take `data` as one list of objects, whatever it holds.
 
     Raises:
         RuntimeError: if some process has no batch in this step, so that it cannot take part, or as `gather_object`.
         DistributedOperationException: as `gather`; in an uneven step only the numbers of rows may differ.
     """
     short_step = None if loader is None else loader.short_step
-    if short_step is not None and short_step.num_ranks_present < PartialState().num_processes:
-        present = f"only ranks 0 to {short_step.num_ranks_present - 1} have a batch in this step"
-        raise RuntimeError(f"{present}: evaluate with even_batches=True")
+    is_uneven = False
     num_real = None
-    # Samples are repeated in the last step and, of a stream in several loader workers, in the last one of each worker.
-    if short_step is not None and (loader.end_of_dataloader or short_step.real != short_step.rows):
-        num_real = short_step.num_real_all_ranks
+    if short_step is not None:
+        if short_step.num_ranks_present < PartialState().num_processes:
+            present = f"only ranks 0 to {short_step.num_ranks_present - 1} have a batch in this step"
+            raise RuntimeError(f"{present}: evaluate with even_batches=True")
+        is_uneven = not short_step.is_even
+        # Samples are repeated in the last step, and where one loader worker's share of a stream ends. Before the last
+        # step, a batch sampler's own short batches repeat none, and a loss stays whole.
+        if loader.end_of_dataloader or short_step.real != short_step.rows:
+            num_real = short_step.num_real_all_ranks
 
     if use_gather_object:
-        column = data
+        entries = data
         if PartialState().distributed_type != DistributedType.NO:
             if isinstance(data, torch.Tensor):
                 # A list of its rows comes back, as in the original. A view would be pickled with the whole tensor.
-                column = [row.clone() for row in torch.atleast_1d(data.detach()).cpu()]
-            column = gather_object(_as_joinable(column))
-        return _without_repeated(column, num_real)
+                entries = [row.clone() for row in torch.atleast_1d(data.detach()).cpu()]
+            entries = gather_object(_as_joinable(entries))
+        return _without_repeated(entries, num_real)
     named = sorted_leaves(data, is_list_of_entries)
-    is_uneven = short_step is not None and not short_step.is_even
-    columns = [_without_repeated(column, num_real) for column in _gather_columns(named, is_uneven)]
-    return with_leaves(data, columns, is_list_of_entries)
-
-
-def _without_repeated(column: Any, num_real: int | None) -> Any:
-    """The part of a joined column that belongs to real samples, which come first. None says that all are real."""
-    if num_real is None:
-        return column
-    # In a single process a text is cut too, as in the original. On several it has become a list.
-    is_column = isinstance(column, (list, tuple, str)) or (isinstance(column, torch.Tensor) and column.ndim > 0)
-    return column[:num_real] if is_column else column
+    values = [_without_repeated(value, num_real) for value in _gather_values(named, is_uneven)]
+    return with_leaves(data, values, is_list_of_entries)
 
 
 def is_list_of_entries(data: Any) -> bool:
-    """True for a list or tuple without tensors: a column with one entry per sample, and no structure."""
-    if not isinstance(data, (list, tuple)):
+    """True for a list or tuple that is no structure: a plain one, without tensors."""
+    if not isinstance(data, (list, tuple)) or is_namedtuple(data):
         return False
     return not any(isinstance(leaf, torch.Tensor) for leaf in leaves(data))
 
 
-def _gather_columns(named: list[NamedLeaf], is_uneven: bool) -> list[Any]:
-    """The columns of all processes, joined. In a single process they stay as they are.
+def _without_repeated(value: Any, num_real: int | None) -> Any:
+    """The part of a joined value that belongs to real samples, which come first. None says that all are real."""
+    if num_real is None:
+        return value
+    has_rows = isinstance(value, (list, tuple)) or (isinstance(value, torch.Tensor) and value.ndim > 0)
+    return value[:num_real] if has_rows else value
 
-    Tensors alone travel as bytes. With other columns among them, or with other numbers of rows on some process
-    (`is_uneven`), all columns travel pickled.
+
+def _gather_values(named: list[NamedLeaf], is_uneven: bool) -> list[Any]:
+    """The values in a structure, each gathered by its kind. In a single process they stay as they are.
+
+    Tensors alone travel as bytes. With other values among them, or with other numbers of rows on some process
+    (`is_uneven`), all values travel pickled.
     """
-    columns = [column for _, column in named]
+    values = [value for _, value in named]
     if PartialState().distributed_type == DistributedType.NO:
-        return columns
-    if not is_uneven and all(map(is_torch_tensor, columns)):
+        return values
+    if not is_uneven and all(map(is_torch_tensor, values)):
         return _gather_tensors(named, describe("gather_for_metrics", named))
     description = "gather_for_metrics"
-    for name, column in named:
+    for name, value in named:
         content = "objects"
-        if isinstance(column, torch.Tensor):
-            shape = column.shape[1:] if is_uneven else column.shape
-            content = f"rows of {list(shape)} {column.dtype}"
+        if isinstance(value, torch.Tensor):
+            shape = value.shape[1:] if is_uneven else value.shape
+            content = f"rows of {list(shape)} {value.dtype}"
         description += f"\n{name} {content}"
-    columns_of_ranks = _gather_objects([_as_joinable(column) for column in columns], description)
-    return [_join(columns_of_name) for columns_of_name in zip(*columns_of_ranks, strict=True)]
+    values_of_ranks = _gather_objects([_as_joinable(value) for value in values], description)
+    return [_join(values_of_name) for values_of_name in zip(*values_of_ranks, strict=True)]
 
 
-def _as_joinable(column: Any) -> Any:
-    """`column` as a tensor that can be pickled, or as something to iterate over: what `_join` takes of each process."""
-    if isinstance(column, torch.Tensor):
+def _as_joinable(value: Any) -> Any:
+    """`value` as a tensor that can be pickled, or as something to iterate over: what `_join` takes of each process."""
+    if isinstance(value, torch.Tensor):
         # A tensor of a GPU would come out of its pickle on the GPU of the sender, and a view with the whole tensor.
-        return torch.atleast_1d(column.detach()).to("cpu", copy=True)
+        return torch.atleast_1d(value.detach()).to("cpu", copy=True)
     try:
-        iter(column)
+        iter(value)
     except TypeError:  # a single object
-        return [column]
-    return column
+        return [value]
+    return [value] if isinstance(value, (str, bytes)) else value
 
 
-def _join(columns_of_ranks: tuple[Any, ...]) -> Any:
-    if isinstance(columns_of_ranks[0], torch.Tensor):
-        return torch.cat(columns_of_ranks).to(PartialState().device)
-    return list(chain.from_iterable(columns_of_ranks))
+def _join(values_of_ranks: tuple[Any, ...]) -> Any:
+    if isinstance(values_of_ranks[0], torch.Tensor):
+        return torch.cat(values_of_ranks).to(PartialState().device)
+    return list(chain.from_iterable(values_of_ranks))
 
 
 # Errors on several ranks
@@ -453,9 +459,9 @@ class ConvertOutputsToFp32:
 
 
 def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The same as a function, whose `__wrapped__` is a ConvertOutputsToFp32, as in the original.
+    """A plain function around a ConvertOutputsToFp32: unlike the object, it can be bound to a model as its method.
 
-    Programs look there for that object in a prepared model, and put its `model_forward` back.
+    Programs find the object in `__wrapped__`, as in the original, and put its `model_forward` back.
     """
     converted = ConvertOutputsToFp32(model_forward)
 

@@ -72,7 +72,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def step_was_skipped(self) -> bool:
         """True if a gradient that is not finite made the last step leave the weights alone.
 
-        After a step of a fused optimizer this waits for the device, once: its kernel decides there.
+        The kernel of a fused optimizer decides this on the device. The first read waits for it, and caches the answer.
         """
         if self._found_inf is None:
             return False

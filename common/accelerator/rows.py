@@ -1,6 +1,6 @@
 """The rows of a batch: to count, join and slice what has a row for each sample, and to leave the rest as it is.
 
-Tensors and arrays have rows, and so do lists and tuples without tensors that have as many entries.
+Tensors and arrays have rows, and so do lists (`operations.is_list_of_entries`) that have as many entries.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from common.nested import honor_type, is_namedtuple, map_nested, named_leaves
+from common.nested import honor_type, map_nested, named_leaves
 
 from .operations import is_list_of_entries
 
@@ -22,24 +22,19 @@ def _is_array(leaf: Any) -> bool:
     return getattr(leaf, "ndim", 0) > 0
 
 
-def _is_list(data: Any) -> bool:
-    """True for a list or tuple that is no structure: it has an entry for each sample, or none."""
-    return is_list_of_entries(data) and not is_namedtuple(data)
-
-
-def _is_column(leaf: Any, rows: int) -> bool:
+def _has_rows(leaf: Any, rows: int) -> bool:
     """True for a leaf with a row for each sample of a batch of so many rows."""
-    return _is_array(leaf) or (_is_list(leaf) and len(leaf) == rows)
+    return _is_array(leaf) or (is_list_of_entries(leaf) and len(leaf) == rows)
 
 
 def _rows_by_name(batch: Any) -> dict[str, int]:
     """The rows of a batch's tensors and arrays or, where it has none, the entries of its lists."""
     arrays = {}
     lists = {}
-    for name, leaf in named_leaves(batch, _is_list):
+    for name, leaf in named_leaves(batch, is_list_of_entries):
         if _is_array(leaf):
             arrays[name] = len(leaf)
-        elif _is_list(leaf) and leaf:
+        elif is_list_of_entries(leaf) and leaf:
             lists[name] = len(leaf)
     return arrays or lists
 
@@ -57,7 +52,7 @@ def count_rows(batch: Any) -> int:
 
 
 def check_rows(batch: Any) -> None:
-    """Raise ValueError if it is open which rows of a batch belong together."""
+    """Raise ValueError if the tensors of a batch or, where it has none, its lists have different numbers of rows."""
     rows_by_name = _rows_by_name(batch)
     if len(set(rows_by_name.values())) > 1:
         numbers = ", ".join(f"{name}: {number}" for name, number in rows_by_name.items())
@@ -70,24 +65,24 @@ def join_batches(batches: Sequence[Any]) -> Any:
     Raises:
         ValueError: if rows cannot be joined, or keys or what has no rows differ between the batches.
     """
-    leaves_by_batch = [dict(named_leaves(batch, _is_list)) for batch in batches]
+    leaves_by_batch = [dict(named_leaves(batch, is_list_of_entries)) for batch in batches]
     rows_by_batch = [count_rows(batch) for batch in batches]
     more = set().union(*leaves_by_batch) - set(leaves_by_batch[0])
     if more:
         raise ValueError(f"only some of the batches of a step have {', '.join(sorted(more))}: {READ_EVERYWHERE}")
     joined = {}
     for name, first in leaves_by_batch[0].items():
-        columns = []
+        with_rows = []
         others = []
         for leaves, rows in zip(leaves_by_batch, rows_by_batch, strict=True):
             leaf = leaves.get(name)
-            if _is_column(leaf, rows):
-                columns.append(leaf)
+            if _has_rows(leaf, rows):
+                with_rows.append(leaf)
             else:
                 others.append(leaf)
         if not others:
-            joined[name] = _join_columns(name, columns)
-        elif not columns and all(_is_same(leaf, first) for leaf in others):
+            joined[name] = _join_rows(name, with_rows)
+        elif not with_rows and all(_is_same(leaf, first) for leaf in others):
             joined[name] = first
         else:
             raise ValueError(f"{name} differs between the batches of a step: {READ_EVERYWHERE}")
@@ -103,14 +98,14 @@ def fill_up(batch: Any, first_rows: Any) -> Any:
     """`batch` with `first_rows` after its own rows. What has no rows stays as it is."""
     rows = count_rows(batch)
     num_first_rows = count_rows(first_rows)
-    first_leaves = dict(named_leaves(first_rows, _is_list))
+    first_leaves = dict(named_leaves(first_rows, is_list_of_entries))
     filled = {}
-    for name, leaf in named_leaves(batch, _is_list):
+    for name, leaf in named_leaves(batch, is_list_of_entries):
         first = first_leaves.get(name)
-        if not _is_column(leaf, rows):
+        if not _has_rows(leaf, rows):
             filled[name] = leaf
-        elif _is_column(first, num_first_rows):
-            filled[name] = _join_columns(name, [leaf, first])
+        elif _has_rows(first, num_first_rows):
+            filled[name] = _join_rows(name, [leaf, first])
         else:
             raise ValueError(f"{name} differs between the first step and the last: {READ_EVERYWHERE}")
     return _with_leaves(batch, filled)
@@ -121,26 +116,26 @@ def slice_rows(batch: Any, rows: slice, process_index: int | None = None, num_pr
     # The process is in the signature because this is a `slice_fn`. It is not needed here.
     number = count_rows(batch)
     sliced = {}
-    for name, leaf in named_leaves(batch, _is_list):
-        sliced[name] = leaf[rows] if _is_column(leaf, number) else leaf
+    for name, leaf in named_leaves(batch, is_list_of_entries):
+        sliced[name] = leaf[rows] if _has_rows(leaf, number) else leaf
     return _with_leaves(batch, sliced)
 
 
 def _with_leaves(batch: Any, leaves: dict[str, Any]) -> Any:
     """`batch` with the values of `leaves`, which has its names in the order of `named_leaves`, in place of its own."""
     values = iter(leaves.values())
-    return map_nested(lambda _: next(values), batch, is_leaf=_is_list)
+    return map_nested(lambda _: next(values), batch, is_leaf=is_list_of_entries)
 
 
-def _join_columns(name: str, columns: list[Any]) -> Any:
-    if _is_list(columns[0]):
-        return honor_type(columns[0], chain.from_iterable(columns))
+def _join_rows(name: str, leaves: list[Any]) -> Any:
+    if is_list_of_entries(leaves[0]):
+        return honor_type(leaves[0], chain.from_iterable(leaves))
     try:
-        if isinstance(columns[0], torch.Tensor):
-            return torch.cat(columns)
+        if isinstance(leaves[0], torch.Tensor):
+            return torch.cat(leaves)
         import numpy
 
-        return numpy.concatenate(columns)
+        return numpy.concatenate(leaves)
     except (RuntimeError, TypeError, ValueError) as error:
-        shapes = " and ".join(str(list(column.shape)) for column in columns)
+        shapes = " and ".join(str(list(leaf.shape)) for leaf in leaves)
         raise ValueError(f"{name} of the shapes {shapes} cannot be joined to a step: {READ_EVERYWHERE}") from error

@@ -15,14 +15,15 @@ A script that has an Accelerator asks `accelerator.state` and `accelerator.gradi
 These events keep a state or end it:
 
     event                              PartialState   AcceleratorState   GradientState
-    another Accelerator                kept           kept               kept
+    another Accelerator                kept           kept               kept, with new settings
     a Trainer, by `_reset_state()`     kept           forgotten          kept
     the next one after `end_training`  forgotten      forgotten          begins again
-    a notebook launch, one process     set aside, and restored after it  kept
+    a notebook launch, one process     set aside      set aside          kept
     a notebook launch, forked process  forgotten      forgotten          begins again
 
-A state is forgotten by another dictionary: instances that exist keep theirs, so that an Accelerator that has ended
-still knows its rank. A GradientState begins again in its dictionary, because prepared objects hold it.
+Another Accelerator replaces the accumulation settings and, if it names one, the compiler. What a launch sets aside is
+back after it. A state is forgotten by another dictionary: instances that exist keep theirs, so that an Accelerator that
+has ended knows its rank. A GradientState begins again in its dictionary, because prepared objects hold it.
 """
 
 import enum
@@ -80,8 +81,8 @@ class PartialState:
     A WORLD_SIZE over 1 in the environment always means one distributed run, on CPU as on GPU: RANK, LOCAL_RANK,
     MASTER_ADDR and MASTER_PORT must then be there too (torchrun sets them all), or a ValueError names the missing
     ones. Under torchrun one process is a group of one. Otherwise the run is a single process and needs no group. The
-    backend is nccl where every process has a GPU of its own, gloo on CPU and where processes share a GPU; LOCAL_RANK,
-    never RANK, picks the device.
+    backend is nccl where every process has a GPU of its own, gloo on CPU and where processes share a GPU. LOCAL_RANK
+    picks the device; only in a process group of the script's own, without LOCAL_RANK, the rank does.
 
     Args:
         cpu: stay on the CPU even where there is a GPU.

@@ -73,8 +73,8 @@ class GeneralTracker:
 class JSONLinesTracker(GeneralTracker):
     """One JSON object a line in `<logging_dir>/<run_name>.jsonl`: first {"config": …}, then {"step": …, name: value}.
 
-    Lines are appended, so that a resumed run continues its file, and are on disk when `log` returns. NaN and infinities
-    are written as Python's json reads them; other objects, such as paths, are their text.
+    Lines are appended, so that a resumed run continues its file, and `log` hands each to the operating system. NaN and
+    infinities are written as Python's json reads them; other objects, such as paths, are their text.
     """
 
     name = "jsonl"
@@ -144,16 +144,17 @@ class TensorBoardTracker(GeneralTracker):
         self.writer.flush()
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Add numbers as scalars and texts as texts; `kwargs` are of `add_scalar` and `add_text`."""
+        """Add numbers, dicts of numbers and texts; `kwargs` are of `add_scalar`, `add_scalars` and `add_text`."""
         for name, value in to_python_values(values).items():
             if isinstance(value, (int, float)):
                 self.writer.add_scalar(name, value, global_step=step, **kwargs)
             elif isinstance(value, str):
                 self.writer.add_text(name, value, global_step=step, **kwargs)
+            elif isinstance(value, dict) and set(map(type, value.values())) <= {bool, int, float}:
+                self.writer.add_scalars(name, value, global_step=step, **kwargs)
             else:
                 # Python shows the same warning once.
-                kind = type(value).__name__
-                warnings.warn(f"tensorboard cannot log {name!r} as {kind}: it is skipped", stacklevel=3)
+                warnings.warn(f"tensorboard cannot log {name!r} of {type(value)}: it is skipped", stacklevel=3)
         self.writer.flush()
 
     def finish(self) -> None:
@@ -195,7 +196,7 @@ def select_trackers(log_with: Any, logging_dir: str | os.PathLike | None = None)
         if tracker not in chosen:
             chosen.append(tracker)
     if not chosen:
-        warnings.warn(f"`log_with={log_with}` was passed, but no tracker of these is there", stacklevel=3)
+        warnings.warn(f"`log_with={log_with}` was passed, but none of these trackers is installed", stacklevel=3)
     return chosen
 
 

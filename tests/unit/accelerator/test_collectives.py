@@ -215,7 +215,7 @@ def test_what_differs_between_the_processes_is_the_same_error_on_all_of_them(wor
 def gather_of_sizes(accelerator):
     """Tensors and texts that fit in a collective's first message, fill it, or do not, alone or on one rank only."""
     found = []
-    room = exchange.LARGEST_CONTENT
+    room = exchange.CONTENT_BYTES_IN_FIRST_MESSAGE
     for size in (0, 1, room - 1, room, room + 1, 5 * room):
         numbers = torch.arange(size, dtype=torch.uint8)
         together, alone, nothing = gather([numbers, torch.tensor(size), torch.empty(0, 2)])

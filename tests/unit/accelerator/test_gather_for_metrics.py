@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 from common.accelerator.utils import DataLoaderConfiguration
-from common.nested import leaves
+from common.nested import NamedLeaf, leaves
 from tests.toys import StreamOfWorkers
 from tests.unit.accelerator.several_processes import on_ranks
 
@@ -62,7 +62,8 @@ def gather_texts(accelerator, n, batch_size):
     numbers = []
     for batch in accelerator.prepare(DataLoader(torch.arange(n), batch_size=batch_size)):
         texts += accelerator.gather_for_metrics([f"sample {i}" for i in batch.tolist()])
-        structure = accelerator.gather_for_metrics({"pair": (batch, batch.tolist())})
+        structure = accelerator.gather_for_metrics({"pair": (batch, batch.tolist()), "file": "abc"})
+        assert "abc" in structure["file"]  # whole: a text on one process, a list of texts on several
         numbers += zip(structure["pair"][0].tolist(), structure["pair"][1], strict=True)
     return texts, numbers
 
@@ -92,6 +93,7 @@ def gather_what_has_no_rows(accelerator):
         accelerator.gather_for_metrics((torch.ones(1), 2.5)),
         accelerator.gather_for_metrics(5 + accelerator.process_index),
         accelerator.gather_for_metrics({"correct": numpy.int64(accelerator.process_index), "best": numpy.bool_(True)}),
+        accelerator.gather_for_metrics(NamedLeaf("f1", 0.5)),
     ]
     losses = []
     for sample in accelerator.prepare(DataLoader([torch.ones(2)] * 3, batch_size=1)):
@@ -101,10 +103,11 @@ def gather_what_has_no_rows(accelerator):
 
 def test_none_numbers_and_losses_are_gathered_too():
     for structures, losses in on_ranks(2, gather_what_has_no_rows):
-        outputs, (ones, numbers), bare_numbers, of_numpy = structures
+        outputs, (ones, numbers), bare_numbers, of_numpy, named = structures
         assert outputs["logits"].tolist() == ones.tolist() == [1.0, 1.0]
         assert outputs["past"] == [None, None] and numbers == [2.5, 2.5]
         assert bare_numbers == [5, 6] and of_numpy == {"correct": [0, 1], "best": [True, True]}
+        assert named == NamedLeaf(["f1", "f1"], [0.5, 0.5])
         assert losses == [[1.0, 1.0], [1.0]]  # three samples
 
 

@@ -106,6 +106,10 @@ def test_fp16_trains_on_the_cpu_to_nearly_the_float32_weights():
         optimizer.zero_grad()
         assert not accelerator.optimizer_step_was_skipped
     assert_steps_in_float32(model, *new_models(1), steps=5)
+    accelerator.backward(loss_of(model.half()))
+    with pytest.raises(ValueError, match="unscale FP16 gradients"):
+        optimizer.step()
+    assert accelerator.scaler.get_scale() == 2.0**10, "what raised was no step"
 
 
 class Wrapping(torch.optim.Optimizer):
@@ -194,6 +198,19 @@ def test_of_two_optimizers_that_are_clipped_together_one_may_step_more_rarely():
     reference_often, reference_rarely = new_models(2)
     assert_steps_in_float32(often, reference_often, steps=2)
     assert_steps_in_float32(rarely, reference_rarely)
+
+
+@pytest.mark.parametrize(("overflowing", "scale_between"), [(0, 2.0**10), (1, 2.0**9)])
+def test_an_overflow_counts_once_and_skips_the_step_of_its_own_optimizer_alone(overflowing, scale_between):
+    accelerator = fp16()
+    models, optimizers = prepared(accelerator, new_models(2))
+    for index, model in enumerate(models):
+        accelerator.backward((math.inf if index == overflowing else 1.0) * loss_of(model))
+        accelerator.clip_grad_norm_(model.parameters(), 1e6)
+    for index, scale in ((1, scale_between), (0, 2.0**9)):
+        optimizers[index].step()
+        assert optimizers[index].step_was_skipped is (index == overflowing)
+        assert accelerator.scaler.get_scale() == scale
 
 
 def test_a_backward_between_another_optimizers_clipping_and_its_step_is_no_mistake():

@@ -80,14 +80,14 @@ def test_a_configuration_and_values_of_any_kind_do_not_end_a_training(name, tmp_
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         for step in (1, 2):
-            accelerator.log({"a": None, "list": [1.0], "place": Path("z"), "loss": 1.0}, step=step)
+            accelerator.log({"a": None, "list": [1.0], "place": Path("z"), "in": {"b": "c"}, "loss": 1}, step=step)
     accelerator.end_training()
     skipped = [str(each.message).split("'")[1] for each in warned if "cannot log" in str(each.message)]
-    assert skipped == (["a", "list", "place"] * 2 if name == "tensorboard" else [])
+    assert skipped == (["a", "list", "place", "in"] * 2 if name == "tensorboard" else [])
     if name == "jsonl":
         assert rows(tmp_path / "run.jsonl") == [
             {"config": {"p": "x", "when": {"at": "y"}, "lr": 0.5, "none": None}},
-            *[{"step": step, "a": None, "list": [1.0], "place": "z", "loss": 1.0} for step in (1, 2)],
+            *[{"step": step, "a": None, "list": [1.0], "place": "z", "in": {"b": "c"}, "loss": 1} for step in (1, 2)],
         ]
 
 
@@ -102,14 +102,16 @@ def test_tensorboard_writes_the_events_of_accelerates(tmp_path):
         tracker = module.TensorBoardTracker(name, str(tmp_path))
         tracker.start()
         tracker.store_init_configuration({"lr": 0.1, "layers": 3, "name": "net", "on": True, "resume": None})
-        tracker.log({"loss": torch.tensor(0.5), "epoch": 1, "note": "text"}, step=7)
+        tracker.log({"loss": torch.tensor(0.5), "epoch": 1, "note": "text", "both": {"train": 2, "eval": 3}}, step=7)
         assert type(tracker.tracker).__name__ == "SummaryWriter"
         tracker.finish()
         events = event_accumulator.EventAccumulator(str(tmp_path / name)).Reload()
         assert events.Tags()["tensors"] == ["note/text_summary"]
         found.append({tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]})
+        both = event_accumulator.EventAccumulator(str(tmp_path / name / "both_eval")).Reload()
+        found[-1]["eval"] = [(e.step, e.value) for e in both.Scalars("both")]
     forget_states(THEIRS)
-    assert found[0] == found[1] == {"loss": [(7, 0.5)], "epoch": [(7, 1.0)]}
+    assert found[0] == found[1] == {"loss": [(7, 0.5)], "epoch": [(7, 1.0)], "eval": [(7, 3.0)]}
 
 
 def test_log_with_takes_names_objects_and_lists_of_both(tmp_path, monkeypatch):
@@ -121,7 +123,7 @@ def test_log_with_takes_names_objects_and_lists_of_both(tmp_path, monkeypatch):
         select_trackers("jsonl")
     monkeypatch.setattr(tracking, "is_tensorboard_available", lambda: True)
     assert select_trackers(["all", mine], tmp_path) == [mine, TensorBoardTracker]
-    with pytest.warns(UserWarning, match="no tracker of these is there"):
+    with pytest.warns(UserWarning, match="none of these trackers is installed"):
         assert select_trackers("all") == [], "without a folder only what needs none"
     monkeypatch.setattr(tracking, "is_tensorboard_available", lambda: False)
     with pytest.raises(ImportError, match="pip install tensorboard"):  # accelerate drops it: the run goes unrecorded
@@ -168,7 +170,10 @@ def _log_on_every_rank(folder):
     for each in (once, everywhere):
         each.log({})
     accelerator.get_tracker("jsonl").log({})  # a blank one elsewhere
-    accelerator.end_training()
+    accelerator.trackers.append(JSONLinesTracker("not started", folder))
+    with pytest.raises(AttributeError):
+        accelerator.end_training()
+    assert not torch.distributed.is_initialized(), "the group is left also if a tracker cannot finish"
     forget_states()
     return mine.calls, once.calls, everywhere.calls
 
