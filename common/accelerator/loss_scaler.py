@@ -32,8 +32,9 @@ class LossScaler(torch.amp.GradScaler):
         # torch's `step` calls this for an optimizer without a fused kernel. As in torch's own method, `item` waits for
         # the device; here the answer is kept, so that `found_inf_of` need not wait again.
         per_device = optimizer_state["found_inf_per_device"].values()
-        optimizer_state["found_inf"] = torch.tensor(sum(found_inf.item() for found_inf in per_device))
-        return None if optimizer_state["found_inf"] else optimizer.step(*args, **kwargs)
+        num_found = sum(found_inf.item() for found_inf in per_device)
+        optimizer_state["found_inf"] = torch.tensor(num_found)
+        return None if num_found else optimizer.step(*args, **kwargs)
 
     def found_inf_of(self, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         """A scalar that is not 0 if a gradient was not finite in the step just made, which left the weights alone.
