@@ -98,11 +98,7 @@ def test_each_program_takes_its_command_line(path):
         ("python 00_single_gpu/train.py --batch-size many", AssertionError, "--batch-size many"),
         ("python 00_single_gpu/no_script.py", FileNotFoundError, "no_script.py"),
         ("torchrun --no-such-flag 02_ddp_raw/train.py", SystemExit, "2"),
-        ("torchrun --standalone 02_ddp_raw/train.py --replicas 4", AssertionError, "--replicas 4"),
         ("python -m common.accelerator launch --config_file no_file.yaml x.py", AssertionError, "no_file.yaml"),
-        ("python -m common.ladder dance", AssertionError, "common.ladder dance"),
-        ("python -m benchmarks.your_network predict x --gpu abacus", AssertionError, "--gpu abacus"),
-        ("python -m benchmarks no_suite", AssertionError, "no_suite"),
         ("pytest tests/no_folder", AssertionError, "tests/no_folder"),
     ],
 )

@@ -4,11 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch import nn
 
 from benchmarks.harness import level_runs
 from benchmarks.harness.replica_memory import track_replicas
-from benchmarks.harness.rows import totals
 from common import ladder
 from common.memory import MemoryTracker, track_memory, tracked_copy
 from common.model import BasicNet
@@ -75,34 +73,6 @@ def test_storage_that_is_resized_without_an_operation_is_followed():
         assert bytes_on(tracker) == 512
 
 
-def test_a_linear_layer_is_counted_to_the_byte():
-    """One step of AdamW on Linear(128 → 64) without bias, batch 32: everything is a multiple of 512 bytes."""
-    inputs, outputs, batch = 128, 64, 32
-    with track_memory() as tracker:
-        model = nn.Linear(inputs, outputs, bias=False).to(DEVICE)
-        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-        images = torch.ones(batch, inputs).to(DEVICE)
-        weights = inputs * outputs * FLOAT
-        assert bytes_on(tracker) == weights + batch * inputs * FLOAT
-        result = model(images)
-        after_forward = weights + batch * inputs * FLOAT + batch * outputs * FLOAT
-        assert bytes_on(tracker) == after_forward
-        result.backward(torch.ones_like(result))
-        assert bytes_on(tracker) == after_forward + weights
-        optimizer.step()
-        assert bytes_on(tracker) == after_forward + 3 * weights
-    peak = tracker.peaks()[0]
-    # At the peak AdamW holds two temporaries: the root of the second moment, and that divided by its bias correction.
-    assert peak == {
-        "parameters": weights,
-        "gradients": weights,
-        "optimizer state": 2 * weights,
-        "activations": batch * inputs * FLOAT,
-        "communication": 0,
-        "temporaries": batch * outputs * FLOAT + 2 * weights,
-    }
-
-
 def test_the_gradient_of_a_copy_flows_back_over_the_same_way():
     with track_memory() as tracker:
         weight = torch.ones(512).to(DEVICE).requires_grad_()
@@ -131,25 +101,6 @@ def test_only_one_tracker_at_a_time_and_none_after_an_error():
 
 
 BATCH_64 = [*SHORT, "--train-samples", "192", "--batch-size", "64"]
-
-
-def test_the_first_device_of_data_parallel_holds_more_than_the_others():
-    peaks = level_runs.peaks("01_data_parallel", [*BATCH_64, "--replicas", "4"], 1)
-    first, *others = totals(peaks)
-    assert len(others) == 3
-    assert first >= 2 * max(others)
-    assert peaks[0]["optimizer state"] > 9e6 and all(peak["optimizer state"] == 0 for peak in peaks[1:])
-
-
-@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_the_ranks_of_ddp_hold_the_same(world_size):
-    peaks = [peak for (peak,) in ranks(world_size).run(level_runs.peaks, "02_ddp_raw", BATCH_64, 1)]
-    assert max(totals(peaks)) <= 1.01 * min(totals(peaks))
-    # 1,199,882 float32 parameters, twice as much for AdamW, and the bucket that carries the gradients.
-    assert all(peak["parameters"] == pytest.approx(4_799_528, abs=8 * 512) for peak in peaks)
-    assert all(peak["optimizer state"] == pytest.approx(2 * 4_799_528, abs=16 * 512) for peak in peaks)
-    # Of the buckets at least the one with the linear layers' gradients, 1,181,066 numbers, is there at the peak.
-    assert all(peak["communication"] >= 4_724_264 for peak in peaks)
 
 
 ROWS = [32, 32, 64, 64, 128, 128, 10, 10]  # Of each parameter of BasicNet, along the dimension that is divided.

@@ -1,38 +1,12 @@
-"""Large blocks of memory stay with the process, in the order and under the conditions in which glibc allows it."""
+"""glibc is asked to keep large blocks with the process, in the order and under the conditions that it needs."""
 
 import platform
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from common import allocator, ladder
 from common.args import parse_args
 from common.start import prepare_process
-
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-PROGRAM = """
-import resource
-import statistics
-import torch
-from common.allocator import keep_large_blocks
-torch.set_num_threads(1)
-source = torch.ones(10_000_000)  # 40 MB
-
-def faults_per_step():
-    faults = []
-    for _ in range(41):
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        torch.relu(source)
-        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-    # Not the mean: torch asks for aligned blocks, and it takes a few until one that was freed is large enough.
-    return statistics.median(faults)
-
-print(faults_per_step())
-keep_large_blocks()
-print(faults_per_step())
-"""
 
 
 @pytest.fixture
@@ -87,18 +61,6 @@ def test_what_the_environment_has_chosen_is_left_alone(variable, value, left_alo
     monkeypatch.setenv(variable, value)
     allocator.keep_large_blocks()
     assert (asked == []) is left_alone
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not allocator.is_ours_to_set(), reason="the allocator is left alone here")
-@pytest.mark.skipif(HUGE_PAGES.exists() and "[always]" in HUGE_PAGES.read_text(), reason="a fault is a huge page here")
-def test_a_block_that_is_kept_causes_no_page_faults():
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ladder.ROOT)
-    assert done.returncode == 0, done.stderr
-    before, kept = map(float, done.stdout.split())
-    assert before > 1000  # 40 MB are 9,766 pages of 4 KiB
-    assert kept < 100
 
 
 @pytest.mark.parametrize(("flags", "asked"), [([], True), (["--allocator", "system"], False)])

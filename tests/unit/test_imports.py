@@ -219,20 +219,3 @@ def test_the_core_imports_torch_and_the_standard_library_when_it_is_imported():
     assert done.returncode == 0, done.stderr
     made_by_torch = {"torch", "_remote_module_non_scriptable"}
     assert tops - set(sys.stdlib_module_names) - made_by_torch == {"common"}
-
-
-@pytest.mark.parametrize(
-    "source, imported",
-    [
-        ("import common.model", ["common.model"]),
-        ("from common import ladder", ["common.ladder"]),
-        ("from common.ladder import script, small", ["common.ladder", "common.ladder.small"]),
-        ("def f():\n    from common import args", ["common.args"]),
-        ("from . import small", ["common.ladder.small"]),
-        ("from ..model import BasicNet", ["common.model"]),
-    ],
-)
-def test_imports_are_found(tmp_path, source, imported):
-    path = tmp_path / "ring.py"
-    path.write_text(source)
-    assert [found.imported for found in imports_of("common.ladder.ring", path)] == imported

@@ -100,14 +100,3 @@ def test_a_package_that_was_installed_without_the_levels_says_so(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith(f"error: no level lies in {tmp_path}") and done.stderr.count("\n") == 1
-
-
-def test_what_cannot_run_on_the_small_ones_is_said(capsys):
-    for argv, message in (
-        (["small", "04"], "'04_trainer' (choose from"),
-        (["diff", "00", "01", "--processes"], "unrecognized arguments: --processes"),
-    ):
-        with pytest.raises(SystemExit) as ended:
-            main(argv)
-        assert ended.value.code == 2
-        assert message in capsys.readouterr().err

@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 
 from common.accelerator.data_loader import prepare_data_loader, skip_first_batches
-from common.accelerator.sampler import BatchSamplerShard, DistributedEvalSampler, SeedableRandomSampler
+from common.accelerator.sampler import BatchSamplerShard, DistributedEvalSampler
 from tests.peers import import_or_skip
 from tests.toys import Numbers, SizedStream, Stream
 from tests.unit.accelerator.several_processes import gathered, played_loaders
@@ -192,11 +192,6 @@ def test_a_short_batch_in_the_middle_is_an_error_where_batches_must_be_even():
     ]
 
 
-def test_a_batch_size_that_cannot_be_split_is_refused():
-    with pytest.raises(ValueError, match="2 processes can split, not 5"):
-        BatchSamplerShard(BatchSampler(range(10), 5, False), 2, 0, split_batches=True)
-
-
 @pytest.mark.parametrize("kind", [DistributedSampler, DistributedEvalSampler])
 def test_a_distributed_sampler_is_refused_where_it_would_shard_twice(kind):
     # https://github.com/huggingface/accelerate/issues/3520
@@ -245,11 +240,3 @@ def test_batches_need_not_be_lists(make, split):
         assert seen == [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7], [0, 1]]]
     else:
         assert seen == [[[0, 1, 2, 3], [8, 9, 0, 1]], [[4, 5, 6, 7], [2, 3, 4, 5]]]
-
-
-@pytest.mark.parametrize(("n", "seed", "epoch"), [(1, 0, 0), (10, 42, 3), (50, 2**40, 1)])
-def test_the_order_of_a_seedable_sampler_is_randperm_of_seed_plus_epoch(n, seed, epoch):
-    sampler = SeedableRandomSampler(range(n), data_seed=seed)
-    sampler.set_epoch(epoch)
-    for e in (epoch, epoch + 1):  # a full pass moves on by itself
-        assert list(sampler) == torch.randperm(n, generator=torch.Generator().manual_seed(seed + e)).tolist()

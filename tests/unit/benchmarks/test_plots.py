@@ -35,11 +35,6 @@ def test_a_comparison_is_drawn_again(tmp_path, capsys, report):
     assert (tmp_path / "memory.png").stat().st_size > 1000
 
 
-def test_from_a_folder_without_records_nothing_is_drawn(tmp_path, capsys):
-    command.main([str(tmp_path)])
-    assert capsys.readouterr().out.split()[-1] == "nothing"
-
-
 @pytest.fixture
 def panels(tmp_path, monkeypatch):
     """`panels(file, report)`: the panels of a comparison's picture."""

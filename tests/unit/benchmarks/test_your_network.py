@@ -13,7 +13,7 @@ from benchmarks.your_network import memory
 from benchmarks.your_network.memory import largest_batch
 from benchmarks.your_network.network import SMALLEST_BATCH, load
 from benchmarks.your_network.settings import Setting
-from benchmarks.your_network.strategies import ON_SEVERAL, ZERO_1, ZERO_3
+from benchmarks.your_network.strategies import ON_SEVERAL
 from benchmarks.your_network.units import units
 from common.errors import UserError
 from common.memory import track_memory
@@ -90,19 +90,6 @@ def test_parameters_state_and_buckets_are_those_of_the_network(name, texts):
     # Gradients lie one behind the other in buckets, each of which is rounded up to a block.
     rounded_up = found["communication"] - sum(parameter.nbytes for parameter in parameters)
     assert 0 <= rounded_up < 512 * len(parameters)
-
-
-def test_zero_shares_out_the_state_then_the_gradients_then_the_parameters(network_of):
-    network = network_of("def build(): return nn.Sequential(*(nn.Linear(512, 512) for _ in range(7)))", (512,))
-
-    def split(strategy):
-        return need(network, Setting(strategy, 4), 2)[0]
-
-    ddp, first, third = split(DDP), split(ZERO_1), split(ZERO_3)
-    assert first["optimizer state"] < 0.6 * ddp["optimizer state"]
-    assert first["parameters"] == ddp["parameters"]
-    assert third["optimizer state"] == pytest.approx(ddp["optimizer state"] / 4, rel=0.1)
-    assert third["parameters"] < 0.7 * ddp["parameters"]
 
 
 @pytest.mark.parametrize("of_a_sample, of_a_pair", [(3 * 2**20, 0), (7, 5), (2**29, 0), (2**34, 0)])

@@ -25,10 +25,6 @@ def tiny(written):
     )
 
 
-def test_one_device_is_measured_once_and_several_in_both_ways():
-    assert settings_on([1, 2], WAYS) == [("one device", 1), ("DataParallel", 2), ("DDP", 2)]
-
-
 @pytest.mark.parametrize("gpus, cores, devices, share", [(0, 8, 2, 4), (0, 8, 3, 2), (4, 8, 2, None)])
 def test_a_device_is_a_gpu_or_an_equal_part_of_the_cores(gpus, cores, devices, share, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
@@ -42,13 +38,6 @@ def test_more_devices_than_there_are_are_refused(gpus, cores, devices, monkeypat
     monkeypatch.setattr(measure, "available_cores", lambda: cores)
     with pytest.raises(UserError):
         measure.check_devices(devices)
-
-
-def test_a_batch_that_devices_cannot_share_is_one_line(tiny, capsys):
-    with pytest.raises(UserError):
-        program.main(["measure", tiny, "--batch", "3", "--devices", "2"])
-    (error,) = capsys.readouterr().err.splitlines()
-    assert "3 samples cannot be divided among 2 devices" in error
 
 
 def test_what_cannot_train_the_network_is_left_out_unless_it_is_one_device(monkeypatch, capsys):

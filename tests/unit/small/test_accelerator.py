@@ -52,22 +52,6 @@ def test_a_loop_goes_on_with_its_own_count_after_another_one_within_it(accelerat
     assert accelerator.samples_in_step is None  # so `gather_for_metrics` cuts nothing off
 
 
-def test_each_epoch_has_its_order_and_both_ranks_share_it(accelerator):
-    orders = []
-    for epoch in (0, 1):
-        of_ranks = []
-        for rank in (0, 1):
-            accelerator.process_index = rank
-            [loader] = accelerator.prepare(DataLoader(DATA, 4, shuffle=True, drop_last=True))
-            loader.set_epoch(epoch)
-            of_ranks.append([batch.tolist() for (batch,) in loader])
-        orders.append([sample for step in zip(*of_ranks, strict=True) for part in step for sample in part])
-    for epoch, order in enumerate(orders):
-        expected = torch.randperm(10, generator=torch.Generator().manual_seed(42 + epoch))
-        assert order == expected[:8].tolist()
-    assert orders[0] != orders[1]
-
-
 def test_what_it_cannot_do_is_refused(accelerator):
     with pytest.raises(NotImplementedError, match="only the whole Accelerator"):
         make(split_batches=False)

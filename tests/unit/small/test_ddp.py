@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -16,16 +17,9 @@ from common.processes import ranks
 from common.small.ddp import BucketedDDP, NaiveDDP, OverlappedDDP
 from common.weights import farthest
 
-
-def in_one_bucket(module: nn.Module) -> BucketedDDP:
-    return BucketedDDP(module, bucket_mib=1000)
-
-
-def in_small_buckets(module: nn.Module) -> BucketedDDP:
-    return BucketedDDP(module, bucket_mib=0.25)
-
-
-OURS = [NaiveDDP, OverlappedDDP, BucketedDDP, in_one_bucket, in_small_buckets]
+IN_ONE_BUCKET = partial(BucketedDDP, bucket_mib=1000)
+IN_SMALL_BUCKETS = partial(BucketedDDP, bucket_mib=0.25)
+OURS = [NaiveDDP, OverlappedDDP, BucketedDDP, IN_ONE_BUCKET, IN_SMALL_BUCKETS]
 
 
 def backward(model: nn.Module, images: torch.Tensor, targets: torch.Tensor, is_last: bool) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from common.memory import MemoryTracker, name_category, track_memory
 from common.process_group import process_group
@@ -134,11 +135,10 @@ def trained(kind: Callable) -> tuple[Tensor, dict]:
         network = Tied().double()
         before = network.first.weight.detach().clone()
         optimizer = kind(network, torch.optim.AdamW, lr=0.1)
+        model = DistributedDataParallel(network) if kind is without_zero else network
         for _ in range(3):
             for _ in range(2):
-                network(torch.randn(4, 5, dtype=torch.float64)).square().mean().backward()
-            if kind is averaged:
-                average_gradients(network)
+                model(torch.randn(4, 5, dtype=torch.float64)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
         if kind is ZeRO3:
@@ -146,20 +146,6 @@ def trained(kind: Callable) -> tuple[Tensor, dict]:
             with optimizer.gathered():
                 return before, {name: weight.clone() for name, weight in network.state_dict().items()}
         return before, network.state_dict()
-
-
-def averaged(module: nn.Module, optimizer_class: type, **settings) -> torch.optim.Optimizer:
-    """DDP by hand, to compare with."""
-    for tensor in module.state_dict().values():
-        dist.broadcast(tensor, src=0)
-    return optimizer_class(module.parameters(), **settings)
-
-
-def average_gradients(module: nn.Module) -> None:
-    for parameter in module.parameters():
-        if parameter.grad is not None:
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= dist.get_world_size()
 
 
 def step_without_a_gradient(kind: Callable) -> tuple[bool, bool]:
@@ -201,7 +187,7 @@ def test_zero_grad_drops_a_backward_that_no_step_followed(kind):
 
 @pytest.mark.parametrize("kind", OURS)
 def test_shared_and_frozen_weights_and_several_micro_batches_are_trained_as_without_zero(kind):
-    (_, expected), _ = ranks(2).run(trained, averaged)
+    (_, expected), _ = ranks(2).run(trained, without_zero)
     (first, weights), (second, others) = ranks(2).run(trained, kind)
     assert not torch.equal(first, second)  # before rank 0's were taken over
     assert farthest(weights, others) == 0
