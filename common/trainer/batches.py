@@ -7,9 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
+from common.accelerator.logging import get_logger
 from common.nested import leaves, map_nested
 from common.trainer.signatures import model_inside, parameters
+
+logger = get_logger(__name__)
 
 # The keys of a sample's label, for the default collator, and of a batch's labels.
 LABEL = "label"
@@ -136,6 +140,37 @@ def call_model(model: nn.Module, batch: Any, **more: Any) -> Any:
     if isinstance(batch, tuple | list):
         return model(*batch, **more)
     return model(batch, **more)
+
+
+class UseOf(TorchFunctionMode):
+    """Notes, while it is entered, whether anything is computed with a tensor, or read of it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        self.tensor = tensor
+        self.is_used = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_argument = any(leaf is self.tensor for leaf in leaves((args, kwargs or {})))
+        if is_argument and func.__name__ != "__get__":  # a look at its device, or another attribute, is no use
+            self.is_used = True
+        return func(*args, **(kwargs or {}))
+
+
+def call_and_check_use(model: nn.Module, batch: Any, num_items: Tensor, factor: int) -> Any:
+    """The outputs of a model that is given the count `num_items`, with a warning if it does not use it.
+
+    A `**kwargs` in the signature does not tell whether the model divides its loss by the count. If it does not, the
+    loss is a mean that nobody divides: it is too large by `factor`, and no error shows it.
+    """
+    with UseOf(num_items) as count:
+        outputs = call_model(model, batch, num_items_in_batch=num_items)
+    if not count.is_used:
+        logger.warning_once(
+            f"the model takes num_items_in_batch, in its **kwargs, and does not use it: its loss is {factor} "
+            "times too large, and gradients are too. Set accepts_loss_kwargs = False on the model"
+        )
+    return outputs
 
 
 def get_loss(outputs: Any) -> Tensor:

@@ -48,10 +48,9 @@ def delete_oldest(output_dir: str, saved_steps: list[int], kept: list[Path], lim
     """
     of_this_run = {checkpoint_folder(output_dir, step) for step in saved_steps}
     lowest_first = list(reversed(numbered(Path(output_dir), PREFIX)))
-    foreign = [path for path in lowest_first if path not in of_this_run]
-    own = [path for path in lowest_first if path in of_this_run]
-    surplus = max(0, len(lowest_first) - limit)
-    dispensable = [path for path in foreign + own if path not in kept]
+    oldest_first = sorted(lowest_first, key=of_this_run.__contains__)  # sorting keeps the order within each kind
+    surplus = max(0, len(oldest_first) - limit)
+    dispensable = [path for path in oldest_first if path not in kept]
     for path in dispensable[:surplus]:
         remove_folder(path)
 

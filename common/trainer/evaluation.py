@@ -20,7 +20,7 @@ from common.trainer.loading import BatchRows
 # Predictions of batches with different dimensions, such as lengths of texts, are filled up with this value.
 PADDING = -100
 # Batches of each rank that are gathered at once: the collective may pass through the device's memory.
-STEPS_AT_ONCE = 8
+BATCHES_AT_ONCE = 8
 
 
 class EvalPrediction(NamedTuple):
@@ -111,12 +111,12 @@ def _as_array(leaf: Any) -> Any:
 
 def gather_batches(own: list[BatchResult]) -> list[BatchResult]:
     """The batches of all ranks in which there are real samples, in the order of the data set. All ranks call this."""
-    num_steps = max(gather_object([len(own)]))
+    num_rounds = max(gather_object([len(own)]))
     gathered = []
-    for start in range(0, num_steps, STEPS_AT_ONCE):
-        of_ranks = gather_object([own[start : start + STEPS_AT_ONCE]])
-        for of_step in zip_longest(*of_ranks):  # a rank may have fewer steps than the others
-            gathered += [batch for batch in of_step if batch is not None and batch.rows.num_real > 0]
+    for start in range(0, num_rounds, BATCHES_AT_ONCE):
+        of_ranks = gather_object([own[start : start + BATCHES_AT_ONCE]])
+        for of_round in zip_longest(*of_ranks):  # a rank may have fewer batches than the others
+            gathered += [batch for batch in of_round if batch is not None and batch.rows.num_real > 0]
     return gathered
 
 
@@ -125,24 +125,17 @@ def mean_loss(batches: list[BatchResult], batch_size: int, filter_not_finite: bo
     batches = [batch for batch in batches if batch.loss is not None]
     if not batches:
         return None
-    losses = np.repeat([batch.loss.mean() for batch in batches], _weights_of(batches, batch_size))
+    counts = [batch.rows.num_real for batch in batches]
+    # If all batches are equally large, `transformers` counts each loss `batch_size` times, also if they are smaller.
+    # The mean is the same, but is rounded in the same way only if it is taken over as many numbers.
+    is_padded = any(batch.rows.is_padded for batch in batches)
+    if not is_padded and len(set(counts)) == 1:
+        counts = [batch_size] * len(batches)
+    losses = np.repeat([batch.loss.mean() for batch in batches], counts)
     finite = np.isfinite(losses)
     if filter_not_finite and finite.any():
         losses = losses[finite]
     return losses.mean().item()
-
-
-def _weights_of(batches: list[BatchResult], batch_size: int) -> list[int]:
-    """The number of times that each batch's loss counts in the mean: once for each of its samples.
-
-    If all batches are equally large, `transformers` counts each loss `batch_size` times, also if they are smaller. The
-    mean is the same, but is rounded in the same way only if it is taken over as many numbers.
-    """
-    counts = [batch.rows.num_real for batch in batches]
-    is_padded = any(batch.rows.is_padded for batch in batches)
-    if not is_padded and len(set(counts)) == 1:
-        return [batch_size] * len(batches)
-    return counts
 
 
 def concatenate(parts: list, batches: list[BatchResult]) -> Any:

@@ -100,8 +100,9 @@ class BatchRows(NamedTuple):
     Attributes:
         given: the samples that the model is given.
         num_real: those that are no repetitions: the first ones. 0 in a rank that has only repetitions.
-        is_padded: True if ranks repeat samples in this step, which evens them out. This rank may be none of them.
-        all_ranks_have_samples: True if it is certain that every rank has a batch in this step.
+        is_padded: True if ranks repeat samples in this round (one batch of each rank), which evens them out. This rank
+            may be none of them.
+        all_ranks_have_samples: True if it is certain that every rank has a batch in this round.
     """
 
     given: int
@@ -112,7 +113,7 @@ class BatchRows(NamedTuple):
     def real_part(self, part: Any) -> Any:
         """Outputs or labels of the batch, without those of repetitions.
 
-        As in the original, an output of a padded step that has no row for each sample is cut too.
+        As in the original, an output of a padded round that has no row for each sample is cut too.
         """
         return part[: self.num_real] if self.is_padded else part
 
@@ -140,12 +141,12 @@ def read_eval_batches(loader: Any, batch_size: int, accelerator: Accelerator) ->
 
 
 def _count_samples(loader: Any, batch: Any, num_processes: int) -> int | None:
-    """Samples in the batch just read of a step that is not short; None where neither loader nor batch says it.
+    """Samples in the batch just read of a round that is not short; None where neither loader nor batch says it.
 
     The loader is asked first, because a collator may have joined the samples to one row.
     """
     if is_prepared(loader):
-        # The last batch of a stream may be smaller, which on a single process makes no short step.
+        # The last batch of a stream may be smaller, which on a single process makes no short round.
         is_full = num_processes > 1 or not isinstance(loader.dataset, IterableDataset)
         if is_full and getattr(index_sampler_of(loader), "batch_size", None):
             return loader.total_batch_size // num_processes

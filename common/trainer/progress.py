@@ -15,13 +15,14 @@ from common.trainer.training_args import TrainingArguments
 
 
 @dataclass
-class Position:
+class TrainingPosition:
     """The place that a training has come to. Every checkpoint holds it.
 
     Attributes:
         epoch: the epoch to go on with, counted from 0.
         batches: how many of its batches are done.
-        epoch_ended: True once the events and the evaluation at the end of an epoch have begun.
+        epoch_ended: True from the event at the end of an epoch until the next one begins. A run that is resumed at its
+            end does not end its last epoch again, also if other settings give it another place.
     """
 
     epoch: int = 0
@@ -60,7 +61,7 @@ class Plan:
         """True if an optimizer step follows the last of so many batches of an epoch."""
         return batches_done % self.accumulation == 0 or batches_done == self.batches_per_epoch
 
-    def resume(self, saved: Position, order_settings: dict[str, Any], steps: int) -> Position:
+    def resume(self, saved: TrainingPosition, order_settings: dict[str, Any], steps: int) -> TrainingPosition:
         """The place to go on from, after a run with `order_settings` that has stopped at `saved` after so many steps.
 
         With the same settings that is the same place, or the start of its step if that is not complete. With others it

@@ -45,8 +45,8 @@ def _shortened(value: Any) -> str:
 def metrics_lines(split: str, metrics: dict[str, Any]) -> str:
     """Metrics in aligned lines, as the original prints them: times as hours, minutes and seconds, four decimals."""
     shown = {name: _readable(name, metrics[name]) for name in sorted(metrics)}
-    name_width = max(map(len, shown))
-    value_width = max(map(len, shown.values()))
+    name_width = max(map(len, shown), default=0)
+    value_width = max(map(len, shown.values()), default=0)
     lines = [f"***** {split} metrics *****"]
     lines += [f"  {name:<{name_width}} = {value:>{value_width}}" for name, value in shown.items()]
     return "\n".join(lines)
@@ -91,7 +91,7 @@ class ProgressCallback(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         if state.is_world_process_zero:
             print_summary(args, state, kwargs["train_dataloader"])
-            # It redraws itself ten times a second at most: otherwise a step costs it a comparison.
+            # It redraws itself ten times a second at most; in other steps it only compares two times.
             self.bar = tqdm(total=state.max_steps, initial=state.global_step, unit="step", dynamic_ncols=True)
 
     def on_step_end(self, args, state, control, **kwargs):

@@ -1,4 +1,4 @@
-"""The signature of a model: the parameters of its `forward`, its labels, and its use of their number.
+"""The signature of a model: the parameters of its `forward`, and its labels.
 
 Models from elsewhere come in wrappers. The signature of the model inside counts.
 """
@@ -7,10 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-
-from common.nested import leaves
+from torch import nn
 
 # The loss types for which `LOSS_MAPPING` of `transformers` has `ForCausalLMLoss`.
 CAUSAL_LOSS_TYPES = ("ForCausalLM", "ForConditionalGeneration", "CsmForConditionalGeneration")
@@ -60,21 +57,6 @@ def takes_loss_keywords(model: nn.Module) -> bool:
     if hasattr(model, "accepts_loss_kwargs"):
         return bool(model.accepts_loss_kwargs)
     return takes_any_keyword(model.forward)
-
-
-class UseOf(TorchFunctionMode):
-    """Notes, while it is entered, whether anything is computed with a tensor, or read of it."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        super().__init__()
-        self.tensor = tensor
-        self.is_used = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        is_argument = any(leaf is self.tensor for leaf in leaves((args, kwargs or {})))
-        if is_argument and func.__name__ != "__get__":  # a look at its device, or another attribute, is no use
-            self.is_used = True
-        return func(*args, **(kwargs or {}))
 
 
 def shifts_labels(model: nn.Module) -> bool:

@@ -1,9 +1,10 @@
 """Trainer: the training loop that is otherwise written by hand, with logging, evaluation and checkpoints in it.
 
-Read it from the top: the state of a Trainer; `train` with its preparations, its epochs, windows of micro-batches, the
-micro-batch and the optimizer step; the work after a step, an epoch and a training; checkpoints; evaluation; loaders,
-optimizer and scheduler; callbacks and files. Sums, draws and events come in the order that they have in `transformers`,
-so that a training ends with the same bits.
+Read it from the top: the state of a Trainer; `train` with its preparations, its epochs, windows, micro-batches and
+optimizer steps; the work after a step, an epoch and a training; checkpoints; evaluation; loaders, optimizer and
+scheduler; callbacks and files. A window consists of the micro-batches whose gradients are added up for one optimizer
+step. Sums, draws and events come in the order that they have in `transformers`, so that a training ends with the same
+bits.
 """
 
 import json
@@ -29,9 +30,9 @@ from common.accelerator.state import AcceleratorState
 from common.accelerator.utils.random import get_random_states, set_random_states
 from common.files import write_atomically
 from common.trainer import batches, checkpoint, evaluation, loading, optimization, pretrained, reporting, signatures
-from common.trainer.progress import LossLog, Plan, Position, make_plan
+from common.trainer.progress import LossLog, Plan, TrainingPosition, make_plan
 from common.trainer.trainer_callback import CallbackHandler, DefaultFlowCallback, TrainerControl, TrainerState, as_json
-from common.trainer.training_args import TrainingArguments, steps_of
+from common.trainer.training_args import TrainingArguments, resolve_steps
 
 logger = get_logger(__name__)
 
@@ -61,7 +62,7 @@ class Trainer:
 
     Attributes:
         loss_is_scaled_for_ga: for subclasses whose `compute_loss` returns its share of the step's loss (True) or the
-            mean over its micro-batch (False); `training_step` says which by default.
+            mean over its micro-batch (False); `_loss_divisor` says which by default.
     """
 
     loss_is_scaled_for_ga: bool | None = None
@@ -71,14 +72,14 @@ class Trainer:
 
     # The training under way. Each call of `train` makes these anew, as it does `state`, which callbacks see.
     plan: Plan
-    position: Position
+    position: TrainingPosition
     loss_log: LossLog
     # The steps of which this run has saved a checkpoint. Others in the folder are another run's.
     saved_steps: list[int]
     # The micro-batches of the present step. `training_step` divides by their number, and overrides read it.
     current_gradient_accumulation_steps: int = 1
 
-    # False in a step of an evaluation in which a rank may have no batch: `prediction_step` then must not wait for the
+    # False while `prediction_step` works on a batch for which another rank may have none: it then must not wait for the
     # other ranks' numbers of labels. It is no parameter, because overrides have those of `transformers`.
     _count_is_collective: bool = True
 
@@ -198,13 +199,14 @@ class Trainer:
             accelerator.forget_model(self.model)
 
         loader = self.get_train_dataloader()
-        # An override may return a plain loader, or a prepared one of the last training, which has been forgotten above.
+        # An override may return a plain loader, or the prepared one of the last training, which is forgotten above. A
+        # prepared loader is only registered here, so that checkpoints hold its position.
         if loading.is_prepared(loader) or loading.every_rank_reads_all(loader, accelerator.num_processes):
             loader = accelerator.prepare_data_loader(loader)
         self.train_dataloader = loader
 
         self.plan = make_plan(self.args, loader, accelerator.num_processes)
-        self.position = Position()
+        self.position = TrainingPosition()
         self.loss_log = LossLog(accelerator.device)
         self.saved_steps = []
         self.state = self._new_state()
@@ -231,11 +233,11 @@ class Trainer:
             train_batch_size=args.per_device_train_batch_size,
             is_local_process_zero=self.accelerator.is_local_main_process,
             is_world_process_zero=self.accelerator.is_main_process,
-            logging_steps=steps_of(args.logging_steps, max_steps),
-            save_steps=steps_of(args.save_steps, max_steps),
+            logging_steps=resolve_steps(args.logging_steps, max_steps),
+            save_steps=resolve_steps(args.save_steps, max_steps),
         )
         if args.eval_steps is not None:
-            state.eval_steps = steps_of(args.eval_steps, max_steps)
+            state.eval_steps = resolve_steps(args.eval_steps, max_steps)
         loads_best_of_steps = args.load_best_model_at_end and args.save_strategy == "steps"
         if loads_best_of_steps and state.save_steps % state.eval_steps:
             raise ValueError(
@@ -296,12 +298,21 @@ class Trainer:
                     break
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
-        """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar.
+        """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
+        model.train()
+        self._set_optimizer_mode("train")
+        inputs = self._prepare_inputs(inputs)
+        loss = self._call_compute_loss(model, inputs, num_items_in_batch)
+        divisor = self._loss_divisor(num_items_in_batch)
+        if divisor > 1:
+            loss = loss / divisor
+        self.accelerator.backward(loss)
+        return loss.detach()
 
-        The shares of all micro-batches add up to the loss of the step. `compute_loss` returns this share, or the mean
-        over the micro-batch, which is divided here:
+    def _loss_divisor(self, num_items_in_batch: Tensor | None) -> int:
+        """The number by which `training_step` divides a loss, so that the micro-batches' add up to that of the step.
 
-        | origin of the loss: the first that holds | `compute_loss` returns | divided here by |
+        | origin of the loss: the first that holds | `compute_loss` returns | divisor |
         |---|---|---|
         | `loss_is_scaled_for_ga` is set | a share (True) or a mean (False) | 1 or the number of micro-batches |
         | `compute_loss_func` | a sum / `num_items_in_batch`: a share | 1 |
@@ -313,19 +324,11 @@ class Trainer:
         `num_items_in_batch` counts the items of all ranks, and DDP averages gradients over the ranks. So `compute_loss`
         multiplies a loss that was divided by it by the number of ranks.
         """
-        model.train()
-        self._set_optimizer_mode("train")
-        inputs = self._prepare_inputs(inputs)
-        loss = self._call_compute_loss(model, inputs, num_items_in_batch)
         is_share = self.loss_is_scaled_for_ga
         if is_share is None:
             is_divided_by_model = self.model_accepts_loss_kwargs and num_items_in_batch is not None
             is_share = is_divided_by_model or self.compute_loss_func is not None
-        micro_batches = self.current_gradient_accumulation_steps
-        if micro_batches > 1 and not is_share:
-            loss = loss / micro_batches
-        self.accelerator.backward(loss)
-        return loss.detach()
+        return 1 if is_share else self.current_gradient_accumulation_steps
 
     def compute_loss(
         self,
@@ -336,15 +339,21 @@ class Trainer:
     ) -> Any:
         """The scalar loss of a batch, or (loss, outputs).
 
-        An override returns what the table of `training_step` says: a mean over the batch or, for a model that has a
+        An override returns what the table of `_loss_divisor` says: a mean over the batch or, for a model that has a
         `**kwargs`, the sum of its losses / `num_items_in_batch`, times the number of ranks. It may leave the argument
         `num_items_in_batch` out, which is None unless the model has a `**kwargs` or there is a `compute_loss_func`.
         """
         labels = None
         if self.compute_loss_func is not None:
             inputs, labels = batches.split_labels(inputs)
-        if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
-            outputs = self._call_model_with_count(model, inputs, num_items_in_batch)
+        takes_count = self.model_accepts_loss_kwargs and num_items_in_batch is not None
+        factor = self.accelerator.num_processes * self.current_gradient_accumulation_steps
+        is_checked = factor > 1 and model.training and self.state.global_step == 0 and self.compute_loss_func is None
+        # A compiled model is not checked: torch would compile it for the checked call, and again for all others.
+        if takes_count and is_checked and not any(map(utils.is_compiled_module, model.modules())):
+            outputs = batches.call_and_check_use(model, inputs, num_items_in_batch, factor)
+        elif takes_count:
+            outputs = batches.call_model(model, inputs, num_items_in_batch=num_items_in_batch)
         else:
             outputs = batches.call_model(model, inputs)
         if self.compute_loss_func is None:
@@ -359,26 +368,6 @@ class Trainer:
         if self._compute_loss_takes_count:
             options["num_items_in_batch"] = num_items
         return self.compute_loss(model, inputs, **options)
-
-    def _call_model_with_count(self, model: nn.Module, inputs: Any, num_items: Tensor) -> Any:
-        """The outputs of a model that takes the count, with a warning in the first step if it does not use it.
-
-        A `**kwargs` in the signature does not tell whether the model divides its loss by the count. If it does not, the
-        loss is a mean that nobody divides: it is too large by `factor`, and no error shows it.
-        """
-        factor = self.accelerator.num_processes * self.current_gradient_accumulation_steps
-        is_watched = factor > 1 and model.training and self.state.global_step == 0 and self.compute_loss_func is None
-        # A compiled model is not watched: torch would compile it for the watched call, and again for all others.
-        if not is_watched or any(map(utils.is_compiled_module, model.modules())):
-            return batches.call_model(model, inputs, num_items_in_batch=num_items)
-        with signatures.UseOf(num_items) as count:
-            outputs = batches.call_model(model, inputs, num_items_in_batch=num_items)
-        if not count.is_used:
-            logger.warning_once(
-                f"the model takes num_items_in_batch, in its **kwargs, and does not use it: its loss is {factor} "
-                "times too large, and gradients are too. Set accepts_loss_kwargs = False on the model"
-            )
-        return outputs
 
     def _count_items(self, window: list[Any], is_collective: bool = True) -> Tensor | None:
         """Labels other than -100 in these batches of all ranks; None if nobody needs them, or a batch has no labels.
@@ -555,27 +544,27 @@ class Trainer:
 
         Overrides of `save_model` and `_save` write there too. Afterwards the accelerator writes `model.safetensors`.
         """
-        kind = type(self)
-        if kind.save_model is not Trainer.save_model or kind._save is not Trainer._save:
+        if _overrides(self, "save_model") or _overrides(self, "_save"):
             self.save_model(draft, _internal_call=True)
         elif self.is_world_process_zero():
             # Adapters have a file of their own besides, for `from_pretrained`.
             has_adapters = hasattr(self.model, "peft_config")
-            self._save_pretrained(self.model, draft, weights[0] if has_adapters else {})
+            self._save_pretrained(self.model, draft, weights=weights[0] if has_adapters else None)
         if self.is_world_process_zero():
             checkpoint.write_progress(draft, self.state, progress)
 
     def _load_checkpoint(self, folder: str) -> loading.SkippedBatches | None:
         """Go on from a checkpoint; returns the batches that are to be skipped in the first epoch, or None.
 
-        | the run goes on | loader | random numbers |
-        |---|---|---|
-        | at the saved place, with a prepared loader | goes on at its saved position | as saved |
-        | between two epochs | begins its next pass | as saved |
-        | within an epoch | reads it from its start, and skips | as now up to the first window, then as saved |
+        The first row that holds says how the samples and the random numbers go on:
 
-        The last two rows hold if the order of the samples has changed, if a step was stopped and is trained again, and
-        for a loader whose position is in no checkpoint.
+        | place | loader | random numbers |
+        |---|---|---|
+        | the saved one, of a prepared loader in the same order | goes on at its saved position | as saved |
+        | between two epochs | begins a pass | as saved |
+        | within an epoch | begins a pass, and skips | as now up to the first window, then as saved |
+
+        The place is another one if the order has changed, or if a step was interrupted and is trained again.
         """
         saved, progress = checkpoint.read_progress(folder)
         self.state.go_on_from(saved)
@@ -583,25 +572,29 @@ class Trainer:
         self.loss_log.load_state_dict(progress["loss_log"], self.accelerator)
         self.saved_steps = progress["saved_steps"]
 
-        saved_position = Position(**progress["position"])
+        saved_position = TrainingPosition(**progress["position"])
         self.position = self.plan.resume(saved_position, progress["order"], saved.global_step)
         is_same_place = self.position == saved_position and progress["order"] == self.plan.order_settings
-        accelerator = self.accelerator
-        loader = self.train_dataloader
-        if is_same_place and loading.is_prepared(loader):
-            accelerator.load_state(folder)
+        if is_same_place and loading.is_prepared(self.train_dataloader):
+            self.accelerator.load_state(folder)
             return None
 
-        states_of_start = get_random_states(accelerator.device)
-        accelerator.forget_loader(loader)  # so that its saved position is not loaded
-        accelerator.load_state(folder)
-        if loading.is_prepared(loader):
-            accelerator.prepare_data_loader(loader)  # the next checkpoints hold its position again
+        device = self.accelerator.device
+        states_of_start = get_random_states(device)
+        self._load_without_loader(folder)
         if not 0 < self.position.batches < self.plan.batches_per_epoch:
             return None
-        saved_states = get_random_states(accelerator.device)
-        set_random_states(accelerator.device, states_of_start)
+        saved_states = get_random_states(device)
+        set_random_states(device, states_of_start)
         return loading.SkippedBatches(self.position.batches, random_states_after=saved_states)
+
+    def _load_without_loader(self, folder: str) -> None:
+        """Load what a checkpoint holds of the accelerator's, but for the position of the loader."""
+        loader = self.train_dataloader
+        self.accelerator.forget_loader(loader)
+        self.accelerator.load_state(folder)
+        if loading.is_prepared(loader):
+            self.accelerator.prepare_data_loader(loader)  # registers it again, for the next checkpoints
 
     # Evaluation.
 
@@ -632,7 +625,7 @@ class Trainer:
             return metrics
 
         loader = self.get_eval_dataloader(eval_dataset)
-        # It is None and not False, because overrides of `evaluation_loop` get what transformers passes.
+        # `transformers` passes None here, and not False. An override of `evaluation_loop` may ask for it.
         without_predictions = True if self.compute_metrics is None else None
         output = self._run_evaluation(loader, "Evaluation", without_predictions, ignore_keys, metric_key_prefix)
         self.log(output.metrics)
@@ -663,7 +656,9 @@ class Trainer:
             ignore_keys=ignore_keys,
             metric_key_prefix=prefix,
         )
-        samples_per_step = self.args.per_device_eval_batch_size * self.accelerator.num_processes
+        samples_per_step = self.args.per_device_eval_batch_size
+        if not self.accelerator.dataloader_config.split_batches:
+            samples_per_step *= self.accelerator.num_processes
         num_steps = math.ceil(output.num_samples / samples_per_step)
         output.metrics.update(evaluation.speed_metrics(prefix, start_time, output.num_samples, num_steps))
         return output
@@ -686,7 +681,8 @@ class Trainer:
         if dataloader is not self.train_dataloader:
             accelerator.forget_loader(dataloader)  # checkpoints hold the position in the training set alone
         self.callback_handler.eval_dataloader = dataloader
-        model = self.model  # without DDP, whose forward may be a collective: ranks may have unequally many batches
+        # DDP's forward may be a collective, and some ranks may have fewer batches: they use the model without DDP.
+        model = self.model
         if self.train_dataloader is None:  # not trained yet
             accelerator.forget_model(model)  # another Trainer may have prepared it in another precision
             model = accelerator.prepare_model(model, evaluation_mode=True)  # compiled, if the arguments say so
@@ -702,8 +698,10 @@ class Trainer:
         """The results of the loader's batches, each of which is computed when it is asked for."""
         for inputs, rows in loading.read_eval_batches(loader, self.args.per_device_eval_batch_size, self.accelerator):
             self._count_is_collective = rows.all_ranks_have_samples
-            loss, logits, labels = self.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
-            self._count_is_collective = True
+            try:
+                loss, logits, labels = self.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
+            finally:
+                self._count_is_collective = True
             if logits is not None and self.preprocess_logits_for_metrics is not None:
                 logits = self.preprocess_logits_for_metrics(logits, labels)
             yield evaluation.BatchResult(rows, loss, logits, labels)
@@ -754,10 +752,9 @@ class Trainer:
         Any object that can be iterated over will do: a resumed run reads it again up to the batch where it stopped. On
         several processes, the batches of a `DataLoader` are dealt out to the ranks, unless its sampler does that.
         """
-        loader = self._make_loader(
+        return self._make_loader(
             self.train_dataset, self.args.per_device_train_batch_size, self._get_train_sampler, is_training=True
         )
-        return self.accelerator.prepare(loader)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         """The sampler of the training set, a random one; None, for the order that it has, if it has no length."""
@@ -773,15 +770,11 @@ class Trainer:
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
             dataset = self.eval_dataset[dataset]
-        return self._make_eval_loader(dataset)
+        return self._make_loader(dataset, self.args.per_device_eval_batch_size, self._get_eval_sampler)
 
     def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
         """The loader of this rank's share of `test_dataset`, in order."""
-        return self._make_eval_loader(test_dataset)
-
-    def _make_eval_loader(self, dataset: Any) -> DataLoader:
-        loader = self._make_loader(dataset, self.args.per_device_eval_batch_size, self._get_eval_sampler)
-        return self.accelerator.prepare_data_loader(loader)
+        return self._make_loader(test_dataset, self.args.per_device_eval_batch_size, self._get_eval_sampler)
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler | None:
         """The sampler of an evaluation; None for the order of the data set."""
@@ -790,7 +783,6 @@ class Trainer:
     def _make_loader(
         self, dataset: Dataset | None, batch_size: int, get_sampler: Callable, is_training: bool = False
     ) -> DataLoader:
-        """A loader that is not prepared."""
         if dataset is None:
             raise ValueError("the Trainer has been given no dataset for this: pass train_dataset, eval_dataset or both")
         args = self.args
@@ -805,7 +797,7 @@ class Trainer:
                 rank = self.accelerator.process_index
                 settings["drop_last"] = args.dataloader_drop_last
                 settings["worker_init_fn"] = partial(loading.seed_worker, num_workers=workers, rank=rank)
-        return DataLoader(
+        loader = DataLoader(
             dataset,
             batch_size,
             collate_fn=collator,
@@ -815,6 +807,7 @@ class Trainer:
             pin_memory=args.dataloader_pin_memory and self.accelerator.device.type != "cpu",
             **settings,
         )
+        return self.accelerator.prepare_data_loader(loader)
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Make `self.optimizer` and `self.lr_scheduler` unless they are there; a subclass may make others."""
@@ -880,13 +873,13 @@ class Trainer:
         if not pretrained.is_pretrained(model):
             Path(folder).mkdir(parents=True, exist_ok=True)
             self.accelerator.save(weights, f"{folder}/model.safetensors", safe_serialization=True)
-        self._save_pretrained(model, folder, weights)
+        self._save_pretrained(model, folder, weights=weights)
 
-    def _save_pretrained(self, model: nn.Module, folder: str, weights: dict[str, Tensor]) -> None:
+    def _save_pretrained(self, model: nn.Module, folder: str, *, weights: dict[str, Tensor] | None) -> None:
         processing_class = self.processing_class
         if processing_class is None:
             processing_class = getattr(self.data_collator, "tokenizer", None)
-        pretrained.save(model, processing_class, folder, weights)
+        pretrained.save(model, processing_class, folder, weights=weights)
 
     def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
         """Print metrics in lines, in the main process; `split` names them: "train", "eval", "test"."""
@@ -927,6 +920,11 @@ class Trainer:
     def end(self) -> None:
         """Finish the trackers and leave the process group: the last call in a script."""
         self.accelerator.end_training()
+
+
+def _overrides(trainer: Trainer, name: str) -> bool:
+    """True if the class of `trainer` has another method of this name than the Trainer's."""
+    return getattr(type(trainer), name) is not getattr(Trainer, name)
 
 
 def configure_process(args: TrainingArguments) -> None:

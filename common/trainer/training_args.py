@@ -46,7 +46,7 @@ class ParallelMode(Enum):
     DISTRIBUTED = "distributed"
 
 
-def steps_of(setting: float, num_training_steps: int) -> int:
+def resolve_steps(setting: float, num_training_steps: int) -> int:
     """A setting in steps; below 1 it is a share of all steps."""
     return int(setting) if setting >= 1 else math.ceil(num_training_steps * setting)
 
@@ -63,43 +63,8 @@ def is_not_negative(value: Any) -> bool:
     return value >= 0
 
 
-# The names that settings may have.
-CHOICES = {
-    "optim": OPTIMIZERS,
-    "lr_scheduler_type": SCHEDULES,
-    "logging_strategy": ("no", "steps", "epoch"),
-    "eval_strategy": ("no", "steps", "epoch"),
-    "save_strategy": ("no", "steps", "epoch", "best"),
-    "log_level": ("passive", "debug", "info", "warning", "error", "critical"),
-}
-# This Trainer does none of these. A script may ask whether they are on; to switch one on is an error.
-NOT_OFFERED = {
-    "push_to_hub": False,
-    "deepspeed": None,
-    "debug": [],
-    "label_smoothing_factor": 0.0,
-    "eval_do_concat_batches": True,
-}
-
-# A command line gives these as JSON, or as the name of a file with it.
-DICTS = (
-    "accelerator_config",
-    "lr_scheduler_kwargs",
-    "activation_checkpointing_kwargs",
-    "gradient_checkpointing_kwargs",
-    "fsdp_config",
-)
 # Lets `HfArgumentParser` take a flag without a value.
 FLAG = {"nargs": "?", "const": True}
-
-# Words of `fsdp`, as older scripts write it.
-FSDP_OPTIONS: dict[str, dict[str, Any]] = {
-    "full_shard": {"reshard_after_forward": True},
-    "shard_grad_op": {"reshard_after_forward": False},
-    "auto_wrap": {},
-}
-# Names of `fsdp_config` that the plugin has in other words.
-FSDP_NAMES = {"version": "fsdp_version", "transformer_layer_cls_to_wrap": "transformer_cls_names_to_wrap"}
 
 
 @dataclass
@@ -146,7 +111,7 @@ class TrainingArguments:
         tf32: multiply float32 matrices on GPUs in TensorFloat-32 (True) or not (False); by default as torch is set.
         activation_checkpointing, gradient_checkpointing: by either name, let the model compute activations again in
             the backward pass, by its method `activation_checkpointing_enable` or `gradient_checkpointing_enable`.
-        fsdp: share the model out to the processes: True, or words of `FSDP_OPTIONS`.
+        fsdp: share the model out to the processes: True, or words of "full_shard", "shard_grad_op" and "auto_wrap".
         fsdp_config: settings of FullyShardedDataParallelPlugin; transformer_based_wrap by default.
         ddp_find_unused_parameters: let DDP look for parameters that a step does not use, which takes time in every
             step; on by default, unless a model of `transformers` checkpoints activations. Another network that does so
@@ -188,7 +153,8 @@ class TrainingArguments:
     logging_first_step: bool = False
     logging_nan_inf_filter: bool = True
     log_level: str = "passive"
-    report_to: None | str | list[str] = "none"  # noqa: RUF036  HfArgumentParser reads a union from its second member on
+    # None comes first, because `HfArgumentParser` takes the type of a union from its other members.
+    report_to: None | str | list[str] = "none"  # noqa: RUF036
     run_name: str | None = None
     disable_tqdm: bool | None = None
 
@@ -240,7 +206,7 @@ class TrainingArguments:
     hub_token: str | None = field(default=None, repr=False)
     hub_private_repo: bool | None = None
 
-    # Only with these values, see `NOT_OFFERED`.
+    # This Trainer does none of these. A script may ask whether they are on; to switch one on is an error.
     deepspeed: dict[str, Any] | str | None = None
     debug: str | list[str] = ""
     label_smoothing_factor: float = 0.0
@@ -249,15 +215,15 @@ class TrainingArguments:
 
     def __post_init__(self) -> None:
         self.debug = self.debug or []
-        for name, value in NOT_OFFERED.items():
-            if getattr(self, name) != value:
-                raise ValueError(f"{name} must be {value!r}: this Trainer offers nothing of the kind")
         if self.output_dir is None:
             self.output_dir = "trainer_output"
         self.output_dir = os.path.expanduser(self.output_dir)
         trackers = [self.report_to] if isinstance(self.report_to, str) else self.report_to
         self.report_to = [] if trackers is None or list(trackers) == ["none"] else trackers
-        for name in DICTS:
+        # A command line gives these as JSON, or as the name of a file with it.
+        dicts = ["accelerator_config", "lr_scheduler_kwargs", "fsdp_config"]
+        dicts += ["activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"]
+        for name in dicts:
             value = getattr(self, name)
             if isinstance(value, str):
                 text = value if value.startswith("{") else Path(value).read_text(encoding="utf-8")
@@ -266,7 +232,8 @@ class TrainingArguments:
             settings: Any = self.accelerator_config or {}
             self.accelerator_config = AcceleratorConfig(**settings)
         self._complete_activation_checkpointing()
-        self._check_values()
+        self._check_names()
+        self._check_numbers()
         self._complete_evaluation()
         self.make_fsdp_plugin()  # refuses settings that it does not know
 
@@ -279,11 +246,31 @@ class TrainingArguments:
         self.gradient_checkpointing = self.activation_checkpointing
         self.gradient_checkpointing_kwargs = self.activation_checkpointing_kwargs
 
-    def _check_values(self) -> None:
-        for name, choices in CHOICES.items():
+    def _check_names(self) -> None:
+        not_offered = {
+            "push_to_hub": False,
+            "deepspeed": None,
+            "debug": [],
+            "label_smoothing_factor": 0.0,
+            "eval_do_concat_batches": True,
+        }
+        for name, value in not_offered.items():
+            if getattr(self, name) != value:
+                raise ValueError(f"{name} must be {value!r}: this Trainer offers nothing of the kind")
+        choices_of = {
+            "optim": OPTIMIZERS,
+            "lr_scheduler_type": SCHEDULES,
+            "logging_strategy": ("no", "steps", "epoch"),
+            "eval_strategy": ("no", "steps", "epoch"),
+            "save_strategy": ("no", "steps", "epoch", "best"),
+            "log_level": ("passive", "debug", "info", "warning", "error", "critical"),
+        }
+        for name, choices in choices_of.items():
             value = getattr(self, name)
             if value not in choices:
                 raise ValueError(f"{name} is {value!r} but must be one of {', '.join(choices)}")
+
+    def _check_numbers(self) -> None:
         per_step = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
         for name in (*per_step, "save_total_limit"):
             self._check_number(name, is_count, "whole, above 0")
@@ -336,20 +323,31 @@ class TrainingArguments:
         if not self.fsdp:
             return None
         settings: dict[str, Any] = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
-        words = self.fsdp.split() if isinstance(self.fsdp, str) else self.fsdp
-        for word in [] if words is True else words:
-            if word not in FSDP_OPTIONS:
-                raise ValueError(f"fsdp is {self.fsdp!r} but must be True, or of the words {', '.join(FSDP_OPTIONS)}")
-            settings |= FSDP_OPTIONS[word]
+        options: dict[str, dict[str, Any]] = {
+            "full_shard": {"reshard_after_forward": True},
+            "shard_grad_op": {"reshard_after_forward": False},
+            "auto_wrap": {},
+        }
+        words: Any = self.fsdp
+        if words is True:
+            words = []
+        elif isinstance(words, str):
+            words = words.split()
+        for word in words:
+            if word not in options:
+                raise ValueError(f"fsdp is {self.fsdp!r} but must be True, or of the words {', '.join(options)}")
+            settings |= options[word]
+        # The plugin has other names for these.
+        names = {"version": "fsdp_version", "transformer_layer_cls_to_wrap": "transformer_cls_names_to_wrap"}
         config: Any = self.fsdp_config or {}
         for key, value in config.items():
             name = key.removeprefix("fsdp_")
-            settings[FSDP_NAMES.get(name, name)] = value
+            settings[names.get(name, name)] = value
         return FullyShardedDataParallelPlugin(**settings)
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
         """Steps of warm-up in a training of `num_training_steps` steps."""
-        return steps_of(self.warmup_steps, num_training_steps)
+        return resolve_steps(self.warmup_steps, num_training_steps)
 
     @property
     def world_size(self) -> int:
@@ -378,12 +376,12 @@ class TrainingArguments:
 
     @property
     def train_batch_size(self) -> int:
-        """Samples of this process in a micro-batch."""
+        """Samples in a micro-batch of this process or, with `split_batches`, of all processes together."""
         return self.per_device_train_batch_size
 
     @property
     def eval_batch_size(self) -> int:
-        """Samples of this process in a batch of an evaluation."""
+        """The same in an evaluation."""
         return self.per_device_eval_batch_size
 
     @property

@@ -328,19 +328,6 @@ def test_shares_that_save_between_evaluations_are_refused_when_the_number_of_ste
     assert trainer.train().global_step == 20
 
 
-def test_unknown_names_are_refused():
-    """Those that `transformers` has too, and which would change the training."""
-    for name in ("learning_rat", "warmup_ratio", "include_for_metrics"):
-        with pytest.raises(TypeError, match=name):
-            TrainingArguments(**{name: 1})
-    with pytest.raises(TypeError, match="even_batches"):
-        TrainingArguments(accelerator_config={"even_batches": False})
-    with pytest.raises(TypeError, match="model_init"):
-        Trainer(Net(), model_init=1)
-    with pytest.raises(TypeError, match="positional"):
-        Trainer(Net(), None, None, None, None, "a tokenizer", "a function")
-
-
 def test_a_trainer_refuses_what_cannot_work(tmp_path):
     with pytest.raises(AttributeError, match="'int' object has no attribute 'on_init_end'"):
         Trainer(Net(), TrainingArguments(str(tmp_path), use_cpu=True), callbacks=[3])

@@ -51,21 +51,6 @@ def test_the_events_of_a_run(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("switch", ["should_log", "should_evaluate", "should_save"])
-def test_callbacks_can_ask_for_it(switch, tmp_path):
-    ask = At("on_step_end", 3, lambda control: setattr(control, switch, True))
-    trainer = make_trainer(tmp_path, evaluate=8, extra={"callbacks": [ask]}, logging_strategy="no")
-    trainer.train()
-    logged = [entry.keys() & {"loss", "eval_loss"} for entry in trainer.state.log_history[:-1]]
-    saved = [path.name for path in tmp_path.iterdir()]
-    expected = {
-        "should_log": ([{"loss"}], []),
-        "should_evaluate": ([{"eval_loss"}], []),
-        "should_save": ([], ["checkpoint-3"]),
-    }
-    assert (logged, saved) == expected[switch]
-
-
 def test_early_stopping(tmp_path):
     def steps(*scores, **options):
         settings = {"eval_strategy": "epoch", "metric_for_best_model": "score", "num_train_epochs": len(scores)}
@@ -80,18 +65,6 @@ def test_early_stopping(tmp_path):
     assert steps(1.0, 1.1, 1.2, 9, early_stopping_threshold=0.5) == 3
     with pytest.raises(ValueError, match="metric_for_best_model"):
         make_trainer(tmp_path, extra={"callbacks": [EarlyStoppingCallback]}).train()
-
-
-def test_callbacks_come_and_go(tmp_path):
-    trainer = make_trainer(tmp_path)
-    trainer.add_callback(EarlyStoppingCallback)
-    assert isinstance(trainer.pop_callback(EarlyStoppingCallback), EarlyStoppingCallback)
-    assert trainer.pop_callback(EarlyStoppingCallback) is None
-    recorder = Recorder()
-    trainer.add_callback(recorder)
-    trainer.remove_callback(recorder)
-    trainer.train()
-    assert recorder.events == []
 
 
 def test_a_callback_that_removes_itself_costs_no_other_callback_the_event(tmp_path):

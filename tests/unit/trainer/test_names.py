@@ -20,14 +20,6 @@ from tests.unit.trainer.toy import make_trainer
 pytestmark = pytest.mark.usefixtures("transformers")
 
 
-def test_arguments_say_which_process_this_is(tmp_path):
-    def script(library, folder):
-        args = library.TrainingArguments(folder, use_cpu=True)
-        return args.device, args.process_index, args.world_size, args.should_save
-
-    assert same_on_both(script, tmp_path) == (torch.device("cpu"), 0, 1, True)
-
-
 def test_a_script_asks_what_is_on_and_saves_the_weights_that_it_has_copied(tmp_path):
     def script(library, folder):
         class Own(library.Trainer):
@@ -38,7 +30,7 @@ def test_a_script_asks_what_is_on_and_saves_the_weights_that_it_has_copied(tmp_p
         args = trainer.args
         asked = [trainer.deepspeed, trainer.is_deepspeed_enabled, trainer.is_fsdp_enabled, args.deepspeed]
         asked += [args.debug, args.local_rank, args.label_smoothing_factor, args.eval_do_concat_batches]
-        asked += [args.distributed_state.num_processes]
+        asked += [args.distributed_state.num_processes, args.device, args.process_index, args.world_size]
         trainer.save_model(f"{folder}/as-it-is")
         halves = {name: tensor / 2 for name, tensor in trainer.model.state_dict().items()}
         trainer._save(f"{folder}/halves", state_dict=halves)

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from common.trainer import PrinterCallback, ProgressCallback
-from common.trainer.reporting import default_reporter
+from common.trainer.reporting import default_reporter, metrics_lines
 from tests.unit.trainer.both import make, same_on_both
 from tests.unit.trainer.toy import accuracy, make_trainer
 
@@ -21,29 +21,16 @@ def shown(tmp_path, capsys, reporter) -> str:
     return captured.out + captured.err
 
 
-def test_the_summary_and_what_is_logged(tmp_path, capsys):
-    make_trainer(tmp_path, gradient_accumulation_steps=2, logging_steps=1).train()
-    out = capsys.readouterr().out
-    for line in (
-        "40 examples, steps 0 to 3 of 16 each; processes with one device each: 1",
-        "learning_rate 0.",
-        "train_runtime ",
-    ):
-        assert line in out
-
-
 @pytest.mark.parametrize("reporter", [PrinterCallback, ProgressCallback])
 def test_each_evaluation_is_a_line(reporter, tmp_path, capsys):
-    lines = shown(tmp_path, capsys, reporter).splitlines()
+    out = shown(tmp_path, capsys, reporter)
+    lines = out.splitlines()
     evaluations = [line for line in lines if "eval_loss" in line]
     assert [line.rpartition("epoch ")[2] for line in evaluations] == ["1", "2"]
     assert all("eval_accuracy " in line for line in evaluations)
-
-
-def test_the_bar_shows_loss_learning_rate_and_time_left(tmp_path, capsys):
-    out = shown(tmp_path, capsys, ProgressCallback)
-    last = out.split("\r")[-1]
-    assert "10/10" in last and "loss=" in last and "learning_rate=" in last and "<" in last
+    if reporter is ProgressCallback:
+        last = out.split("\r")[-1]
+        assert "10/10" in last and "loss=" in last and "learning_rate=" in last and "<" in last
 
 
 def test_a_log_file_gets_lines_and_a_terminal_a_bar(monkeypatch):
@@ -60,6 +47,10 @@ def test_a_script_that_removes_the_printer_keeps_the_bar(tmp_path, transformers)
         return [type(callback).__name__ for callback in trainer.callback_handler.callbacks]
 
     assert same_on_both(script, tmp_path) == ["DefaultFlowCallback", "ProgressCallback"]
+
+
+def test_metrics_may_be_empty():
+    assert metrics_lines("eval", {}) == "***** eval metrics *****"
 
 
 def test_a_second_training_writes_every_line_once(tmp_path):

@@ -15,7 +15,7 @@ from common.accelerator.checkpointing import CheckpointError
 from common.trainer import EarlyStoppingCallback, TrainerCallback, get_last_checkpoint
 from tests.bits import flip_a_bit
 from tests.toys import Points, Stream, seeded_net
-from tests.unit.trainer.toy import EVENTS, At, accuracy, make_trainer, save_and_stop, stop, weights, without_timings
+from tests.unit.trainer.toy import EVENTS, At, accuracy, make_trainer, stop, weights, without_timings
 
 
 class Killed(BaseException):
@@ -178,14 +178,6 @@ def test_early_stopping_counts_on_and_a_stopped_run_stays_stopped(tmp_path):
         run(tmp_path / "killed", False, At("on_save", 3, kill))
     assert_same_end(run(tmp_path / "killed", True), straight)
     assert_same_end(run(tmp_path / "killed", True), straight)
-
-
-# Not "epochs": the end of the epoch in which it was stopped is evaluated and saved, and an evaluation draws a number.
-@pytest.mark.parametrize("name", sorted(SETTINGS.keys() - {"epochs"}))
-def test_a_run_that_a_callback_saved_and_stopped_goes_on(name, tmp_path):
-    run_busily(tmp_path, [At("on_step_end", 2, save_and_stop)], **SETTINGS[name])
-    resumed = run_busily(tmp_path, resume=True, **SETTINGS[name])
-    assert torch.equal(weights(resumed), weights(run_busily(tmp_path / "straight", **SETTINGS[name])))
 
 
 def test_a_finished_run_goes_on_when_it_is_given_more_epochs(tmp_path):

@@ -7,37 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import TensorDataset
 
-from common.trainer import Trainer, default_data_collator
-from tests.toys import Net, Points, Stream, seeded_net, seeded_order, token_loss
+from common.trainer import Trainer
+from tests.toys import Net, Points, Stream, seeded_net, token_loss
 from tests.unit.trainer.toy import make_trainer, trained_weights, weights
-
-
-def by_hand(steps: list[list[int]], lr: float) -> torch.Tensor:
-    """The weights after one step of plain descent on the mean loss over each list of samples."""
-    points, net = Points(40, torch.float64), seeded_net(dtype=torch.float64)
-    optimizer = torch.optim.SGD(net.parameters(), lr)
-    for indices in steps:
-        optimizer.zero_grad()
-        net(points.x[indices], points.labels[indices])["loss"].backward()
-        optimizer.step()
-    return torch.cat([p.detach().flatten() for p in net.parameters()])
-
-
-PLAIN = {"optim": "sgd", "learning_rate": 0.5, "lr_scheduler_type": "constant", "max_grad_norm": 0}
-
-
-@pytest.mark.parametrize(("batch", "accumulation"), [(12, 1), (3, 4), (1, 12)])
-def test_the_steps_are_those_of_a_raw_loop(batch, accumulation, tmp_path):
-    """36 samples in steps of 12, for two epochs."""
-    settings = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
-    extra = {"train_dataset": Subset(Points(40, torch.float64), range(36))}
-    model = seeded_net(dtype=torch.float64)
-    orders = [seeded_order(36, seed=42, epoch=epoch) for epoch in range(2)]
-    got = trained_weights(tmp_path, model=model, num_train_epochs=2, extra=extra, **settings, **PLAIN)
-    steps = [order[i : i + 12] for order in orders for i in range(0, 36, 12)]
-    torch.testing.assert_close(got, by_hand(steps, lr=0.5), atol=1e-13, rtol=0)
 
 
 class PlainDescent(Trainer):
@@ -239,11 +213,6 @@ def test_a_stream_that_is_too_short_for_a_step_ends_the_training(tmp_path, caplo
         trainer = make_trainer(tmp_path, extra={"train_dataset": Stream(Points(length))}, **settings)
         assert trainer.train().global_step == steps
     assert caplog.text.count("epoch 0 has 2 batches, too few for a step: training stops after 0 of 7 steps") == 1
-
-
-def test_the_default_collator_takes_tuples_and_numbers():
-    assert [part.shape for part in default_data_collator([(torch.ones(2), 1)] * 3)] == [(3, 2), (3,)]
-    assert default_data_collator([1.0, 2.0]).tolist() == [1.0, 2.0]
 
 
 def test_columns_that_nothing_takes_are_an_error(tmp_path):
