@@ -41,7 +41,7 @@ def _rows_by_name(batch: Any) -> dict[str, int]:
             arrays[name] = len(leaf)
         elif _is_list(leaf) and leaf:
             lists[name] = len(leaf)
-    return arrays or lists
+    return arrays if arrays else lists
 
 
 def count_rows(batch: Any) -> int:
@@ -57,7 +57,7 @@ def count_rows(batch: Any) -> int:
 
 
 def check_rows(batch: Any) -> None:
-    """Raise ValueError if it is open which rows of a batch belong together."""
+    """Raise ValueError unless all columns of a batch have equally many rows."""
     rows_by_name = _rows_by_name(batch)
     if len(set(rows_by_name.values())) > 1:
         numbers = ", ".join(f"{name}: {number}" for name, number in rows_by_name.items())
@@ -77,17 +77,11 @@ def join_batches(batches: Sequence[Any]) -> Any:
         raise ValueError(f"only some of the batches of a step have {', '.join(sorted(more))}: {READ_EVERYWHERE}")
     joined = {}
     for name, first in leaves_by_batch[0].items():
-        columns = []
-        others = []
-        for leaves, rows in zip(leaves_by_batch, rows_by_batch, strict=True):
-            leaf = leaves.get(name)
-            if _is_column(leaf, rows):
-                columns.append(leaf)
-            else:
-                others.append(leaf)
-        if not others:
-            joined[name] = _join_columns(name, columns)
-        elif not columns and all(_is_same(leaf, first) for leaf in others):
+        values = [leaves.get(name) for leaves in leaves_by_batch]
+        in_columns = list(map(_is_column, values, rows_by_batch))
+        if all(in_columns):
+            joined[name] = _join_columns(name, values)
+        elif not any(in_columns) and all(_is_same(value, first) for value in values):
             joined[name] = first
         else:
             raise ValueError(f"{name} differs between the batches of a step: {READ_EVERYWHERE}")
@@ -95,7 +89,7 @@ def join_batches(batches: Sequence[Any]) -> Any:
 
 
 def _is_same(leaf: Any, other: Any) -> bool:
-    """True for two equal values without rows, and for two that are not a number."""
+    """True for two equal values without rows. NaN equals NaN here."""
     return bool(leaf == other or (leaf != leaf and other != other))
 
 
