@@ -56,9 +56,9 @@ def prepare_data_loader(
     """The loader for one process: its share of the batches that `dataloader` would make on a single one.
 
     On several processes a sampler without a generator gets one here, seeded from torch's, unless the loader dispatches.
-    `use_seedable_sampler` replaces a RandomSampler instead; without `data_seed` this is a collective, in which all
-    processes take over rank 0's seed. With it, other samplers get a generator only if the processes have different
-    seeds, which is found out by a collective. All this changes the script's own sampler or batch sampler.
+    With `use_seedable_sampler`, a RandomSampler is replaced, and of the others only those without replacement get one,
+    if the processes have different seeds. This is a collective: they compare seeds or, without `data_seed`, take over
+    rank 0's. All this changes the script's own sampler or batch sampler.
 
     Args:
         dataloader: what a single process would iterate over.
@@ -201,10 +201,10 @@ def _generator_to_synchronize(batch_sampler: Any, use_seedable_sampler: bool) ->
     if not hasattr(sampler, "generator"):
         return None
     if use_seedable_sampler:
-        # As in the original, processes with the same seed draw from torch's generator. With different seeds each would
-        # draw an order of its own there.
-        draws_by_seed = isinstance(sampler, SeedableRandomSampler)
-        if draws_by_seed or len(set(gather_object([torch.initial_seed()]))) == 1:
+        # As in the original, other samplers draw from torch's generator. Without replacement this would lose samples
+        # where processes have different seeds.
+        loses_nothing = isinstance(sampler, SeedableRandomSampler) or getattr(sampler, "replacement", False)
+        if loses_nothing or len(set(gather_object([torch.initial_seed()]))) == 1:
             return None
     if sampler.generator is None:
         sampler.generator = torch.Generator()

@@ -70,8 +70,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         return self.total_batch_size if self.short_step is None else self.short_step.num_real_all_ranks
 
     def __len__(self) -> int:
-        batches = DataLoader.__len__(self)
-        whole_steps, extra_batches = divmod(batches, self.batches_per_step)
+        whole_steps, extra_batches = divmod(DataLoader.__len__(self), self.batches_per_step)
         has_short_step = extra_batches > 0 and not self._drop_last
         steps = whole_steps + 1 if has_short_step else whole_steps
         return max(0, steps - self.skipped_steps)

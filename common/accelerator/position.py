@@ -75,7 +75,6 @@ class Pass:
     PassSampler notes these:
         drawn_from: see Position.
         drawn_short_steps: those of the batches whose numbers torch's loader has drawn, and which it has not returned.
-            The example at the head of `sampler.py` shows their way.
     DataLoaderDispatcher notes this:
         first_rows: the rows that fill up a last step.
     """
@@ -169,10 +168,7 @@ def set_state(generator: torch.Generator | None, state: torch.Tensor | None) -> 
 def restored_generators(
     device: torch.device | None, sampler: Any, loader_generator: torch.Generator | None
 ) -> Iterator[None]:
-    """Restore all generators to where they are now, whatever is drawn within.
-
-    PassSampler takes the sampler's own generator away for an order that one process drew without. It comes back here.
-    """
+    """Restore all generators to where they are now, whatever is drawn within."""
     device = device or torch.device("cpu")
     random_states = get_random_states(device)
     own = generator_of(sampler)
@@ -182,7 +178,7 @@ def restored_generators(
         yield
     finally:
         set_random_states(device, random_states)
-        if own is not None:
+        if own is not None:  # PassSampler takes it away for an order that one process drew without.
             sampler.generator = own
         set_state(own, own_state)
         set_state(loader_generator, loader_state)

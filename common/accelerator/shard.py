@@ -65,8 +65,8 @@ class DataLoaderShard(DataLoader):
         PassSampler             draws the order, skips steps, and keeps the ShortSteps
         _join_short_steps       gives each batch its ShortStep back
 
-    For the first pass after a checkpoint `_resume_reading` calls `_begin_reading`, asks for the first batch at once,
-    and then puts the generators back to where the checkpoint has them.
+    For the first pass after a checkpoint, `_resume_reading` calls `_begin_reading`. The seed and the order are drawn
+    again, which the run drew before the checkpoint, so the generators then go back to where the checkpoint has them.
 
     Args:
         dataset, kwargs: of DataLoader.
@@ -139,11 +139,7 @@ class DataLoaderShard(DataLoader):
         return self._read(this_pass)
 
     def _resume_reading(self, this_pass: Pass) -> Iterator[Step]:
-        """The steps of the first pass after a checkpoint was loaded, where it begins within an epoch.
-
-        Torch draws a seed again, and a sampler the order. The run drew both before the checkpoint was made. So
-        afterwards the generators go back to where the checkpoint has them.
-        """
+        """The steps of the first pass after a checkpoint was loaded, where it begins within an epoch."""
         is_known_order = self._reads_stream or follows_from_epoch(index_sampler_of(self))
         if not is_known_order and not this_pass.has_saved_order:
             # The sampler draws another order, and no generator goes back, as in the original.
