@@ -65,8 +65,8 @@ class DataLoaderShard(DataLoader):
         PassSampler             draws the order, skips steps, and keeps the ShortSteps
         _join_short_steps       gives each batch its ShortStep back
 
-    For the first pass after a checkpoint, `_resume_reading` calls `_begin_reading`. The seed and the order are drawn
-    again, which the run drew before the checkpoint, so the generators then go back to where the checkpoint has them.
+    For the first pass after a checkpoint, `_resume_reading` calls `_begin_reading`. Torch then draws a seed and
+    the order again, as the run did before the checkpoint. So the generators go back to where the checkpoint has them.
 
     Args:
         dataset, kwargs: of DataLoader.
@@ -381,10 +381,10 @@ class PassSampler:
         self.is_stateful = is_stateful
 
     def __iter__(self) -> Iterator[Any]:
-        # Torch draws its seed after this call. What draws first decides the bits:
-        #     nothing skipped, not stateful    the order, then the seed: some samplers draw in `iter`
-        #     skipped steps, or stateful       the seed, then the order
-        # Workers that stay alive draw the seed once, and a resumed run draws it again.
+        # Torch draws its seed after this call, and some samplers draw in `iter`. The first two rows are the original's:
+        #     nothing skipped    the order, then the seed
+        #     skipped steps      the seed, then the order
+        #     stateful           the same, because workers that stay alive draw no seed, and a resumed run draws one
         this_pass = self.progress.passes[-1]
         draws_at_once = not self.is_stateful and this_pass.start.step == 0
         steps = steps_of(self.batches) if draws_at_once else self._draw_later(this_pass)
