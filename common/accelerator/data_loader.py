@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 from .dispatcher import DataLoaderDispatcher
 from .logging import get_logger
-from .operations import broadcast_object_list
+from .operations import broadcast_object_list, gather_object
 from .sampler import (
     BatchSamplerShard,
     DistributedEvalSampler,
@@ -55,9 +55,10 @@ def prepare_data_loader(
 ) -> DataLoaderShard:
     """The loader for one process: its share of the batches that `dataloader` would make on a single one.
 
-    On several processes a sampler without a generator gets one here, seeded from torch's, unless the loader dispatches
-    or `use_seedable_sampler` replaces the sampler. Without `data_seed` this replacement is a collective: all processes
-    take over rank 0's seed. Both change the script's own sampler or batch sampler, as in the original.
+    On several processes a sampler without a generator gets one here, seeded from torch's, unless the loader dispatches.
+    With `use_seedable_sampler`, a RandomSampler is replaced, and of the others only those without replacement get one,
+    if the processes have different seeds. This is a collective: they compare seeds or, without `data_seed`, take over
+    rank 0's. All this changes the script's own sampler or batch sampler.
 
     Args:
         dataloader: what a single process would iterate over.
@@ -78,8 +79,8 @@ def prepare_data_loader(
             several processes for a DistributedSampler or DistributedEvalSampler, for a SkipDataLoader that leaves out
             no whole number of steps and, unless the loader dispatches, for a `batch_size=None`.
     """
-    if torch_device_mesh is not None or not getattr(dataloader, "in_order", True):
-        raise NotImplementedError("torch_device_mesh and loaders with in_order=False are out of scope")
+    if torch_device_mesh is not None:
+        raise NotImplementedError("torch_device_mesh is out of scope")
     if dispatch_batches and not put_on_device:
         raise ValueError("dispatch_batches=True requires put_on_device=True")
     dataset: Any = dataloader.dataset
@@ -121,7 +122,7 @@ def prepare_data_loader(
         dataset = StreamShard(dataset, shard)
         arguments["batch_size"] = shard.samples_per_process
     else:
-        generator = None if use_seedable_sampler else _give_generator(index_sampler)
+        generator = _generator_to_synchronize(index_sampler, use_seedable_sampler)
         shard = BatchSamplerShard(index_sampler, num_processes, process_index, split_batches, even_batches)
         arguments = loading_arguments(dataloader, shard)
     if rng_types is not None and generator is None:  # There is none to take over from rank 0.
@@ -140,13 +141,15 @@ def prepare_data_loader(
 
 
 def _check_sharing(dataloader: DataLoader, num_processes: int, dispatch_batches: bool) -> None:
-    """Raise ValueError for a loader that several processes cannot share, and warn if it may be shared already."""
+    """Refuse a loader that several processes cannot share, and warn if it may be shared already."""
+    if not getattr(dataloader, "in_order", True):
+        raise NotImplementedError("loaders with in_order=False are out of scope")
     if num_processes == 1:
         return
     index_sampler = index_sampler_of(dataloader)
     if isinstance(innermost_sampler(index_sampler), (DistributedSampler, DistributedEvalSampler)):
         raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
-    # A SkipBatchSampler is a BatchSampler. Of a loader without batches it leaves out single samples.
+    # A SkipBatchSampler is a BatchSampler too, but in a loader without batches it leaves out single samples.
     skipped_from = next(part for part in sampler_chain(index_sampler) if not isinstance(part, SkipBatchSampler))
     makes_batches = dataloader.batch_sampler is not None or isinstance(skipped_from, BatchSampler)
     if not dispatch_batches and not makes_batches:
@@ -170,34 +173,39 @@ def _steps_skipped_by(dataloader: DataLoader, batches_per_step: int) -> int:
 
 def _make_seedable(index_sampler: Any, data_seed: int | None) -> Any:
     """The sampler to read by: a seedable one for a RandomSampler, which is replaced in the script's batch sampler."""
-    if isinstance(index_sampler, RandomSampler):
-        return _seedable(index_sampler, data_seed)
-    sampler = getattr(index_sampler, "sampler", None)
-    if isinstance(sampler, RandomSampler):
-        index_sampler.sampler = _seedable(sampler, data_seed)
-    return index_sampler
-
-
-def _seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRandomSampler:
+    makes_batches = not isinstance(index_sampler, RandomSampler)
+    sampler = getattr(index_sampler, "sampler", None) if makes_batches else index_sampler
+    if not isinstance(sampler, RandomSampler):
+        return index_sampler
     if data_seed is None:
         data_seed = broadcast_object_list([torch.initial_seed()])[0]
-    return SeedableRandomSampler(
+    seedable = SeedableRandomSampler(
         data_source=sampler.data_source,
         replacement=sampler.replacement,
         num_samples=sampler._num_samples,
         generator=sampler.generator,
         data_seed=data_seed,
     )
+    if not makes_batches:
+        return seedable
+    index_sampler.sampler = seedable
+    return index_sampler
 
 
-def _give_generator(batch_sampler: Any) -> torch.Generator | None:
-    """Give the sampler within `batch_sampler` a generator if it can have one and has none, and return its generator.
+def _generator_to_synchronize(batch_sampler: Any, use_seedable_sampler: bool) -> torch.Generator | None:
+    """The generator of the sampler within `batch_sampler`. A sampler that can have one and has none gets one.
 
     As in the original, a sampler within a batch sampler within a batch sampler gets none.
     """
     sampler: Any = getattr(batch_sampler, "sampler", None)
     if not hasattr(sampler, "generator"):
         return None
+    if use_seedable_sampler:
+        # As in the original, other samplers draw from torch's generator. Without replacement this would lose samples
+        # where processes have different seeds.
+        loses_nothing = isinstance(sampler, SeedableRandomSampler) or getattr(sampler, "replacement", False)
+        if loses_nothing or len(set(gather_object([torch.initial_seed()]))) == 1:
+            return None
     if sampler.generator is None:
         sampler.generator = torch.Generator()
         seed = torch.empty((), dtype=torch.int64).random_()
@@ -222,10 +230,11 @@ class SkipDataLoader(DataLoader):
 def skip_first_batches(dataloader: DataLoader, num_batches: int = 0) -> DataLoader:
     """A loader like `dataloader` that leaves out the first `num_batches` batches of every epoch.
 
-    If `dataloader` is prepared, both have the same epoch: after a pass over either, each visits the next one. A script
-    resumes in the middle of epoch e with `load_state`, `loader.set_epoch(e)` and this. In sequential and seedable
-    orders the batches that were left follow, and torch's generator stays as the checkpoint had it, so dropout goes on
-    too. In other random orders the rest of another epoch follows, with a warning. A stream is read again up to there.
+    If `dataloader` is prepared, these are batches of every process: whole steps. Then both loaders have the same epoch:
+    after a pass over either, each visits the next one. A script resumes in the middle of epoch e with `load_state`,
+    `loader.set_epoch(e)` and this. In sequential and seedable orders the batches that were left follow, and torch's
+    generator stays as the checkpoint had it, so dropout goes on too. In other random orders the rest of another epoch
+    follows, with a warning. A stream is read again up to there.
     """
     if isinstance(dataloader, DataLoaderShard):
         return dataloader.without_first(num_batches)

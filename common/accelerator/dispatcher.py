@@ -1,7 +1,6 @@
 """The loader whose batches the main process alone reads and sends to the others."""
 
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +9,7 @@ from torch.utils.data import DataLoader
 from .operations import RemoteError, broadcast_object_list
 from .position import Pass, put_back
 from .rows import READ_EVERYWHERE, check_rows, count_rows, fill_up, join_batches, slice_rows
-from .sampler import ShortStep, Step
+from .sampler import ShortStep, Step, groups_of
 from .shard import DataLoaderShard
 from .state import PartialState
 
@@ -71,20 +70,18 @@ class DataLoaderDispatcher(DataLoaderShard):
         return self.total_batch_size if self.short_step is None else self.short_step.num_real_all_ranks
 
     def __len__(self) -> int:
-        batches = DataLoader.__len__(self)
-        whole_steps, extra_batches = divmod(batches, self.batches_per_step)
-        steps = whole_steps if self._drop_last else whole_steps + (extra_batches > 0)
-        return max(0, steps - self.skip_batches)
+        whole_steps, extra_batches = divmod(DataLoader.__len__(self), self.batches_per_step)
+        has_short_step = extra_batches > 0 and not self._drop_last
+        steps = whole_steps + 1 if has_short_step else whole_steps
+        return max(0, steps - self.skipped_steps)
 
     def _read(self, this_pass: Pass) -> Iterator[Step]:
         """This process's part of the steps that the main process reads."""
-        steps = None
-        if self.state.is_main_process:
-            batches = self._read_steps(super()._read(this_pass))
-            steps = self._divide_steps(batches, this_pass)
-        else:
+        if not self.state.is_main_process:
             self._draw_torchs_seed()
-        return self._parts_of_steps(steps)
+            return self._parts_of_steps(None)
+        batches = self._read_steps(super()._read(this_pass))
+        return self._parts_of_steps(self._divide_steps(batches, this_pass))
 
     def _draw_torchs_seed(self) -> None:
         """Draw the seed that torch draws when it begins to read, so that the generators of all processes stay the same.
@@ -101,7 +98,8 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     def _read_steps(self, batches: Iterator[Step]) -> Iterator[Any]:
         """On the main process: the batch of each step, joined from batches of the script's loader."""
-        while parts := [part.content for part in islice(batches, self.batches_per_step)]:
+        for steps in groups_of(batches, self.batches_per_step):
+            parts = [step.content for step in steps]
             if self._drop_last and len(parts) < self.batches_per_step:
                 return
             if self.slice_fn is slice_rows:  # A script's own knows which rows belong together.
@@ -123,7 +121,9 @@ class DataLoaderDispatcher(DataLoaderShard):
                     f"a step of {num_real} samples cannot be divided by {world_size} processes: {READ_EVERYWHERE}"
                 )
             if this_pass.first_rows is None and not self._drop_last:
-                this_pass.first_rows = put_back(this_pass.start.first_rows, self._slice(batch, 0, world_size))
+                first_rows = self._slice(batch, 0, world_size)
+                # A resumed pass fills up with the rows of the epoch's first step, which the checkpoint holds.
+                this_pass.first_rows = put_back(this_pass.start.first_rows, first_rows)
             num_real = count_rows(batch)
             share, extra_rows = divmod(num_real, world_size)
             filled = batch
@@ -149,8 +149,8 @@ class DataLoaderDispatcher(DataLoaderShard):
             yield Step(self._slice(step.batch, rank * step.share, (rank + 1) * step.share), short_step)
 
     def _slice(self, batch: Any, begin: int, end: int) -> Any:
-        how = {"process_index": self.state.process_index, "num_processes": self.state.num_processes}
-        return self.slice_fn(batch, slice(begin, end), **how)
+        process = {"process_index": self.state.process_index, "num_processes": self.state.num_processes}
+        return self.slice_fn(batch, slice(begin, end), **process)
 
     def _receive(self, steps: Iterator[DispatchedStep] | None) -> DispatchedStep | None:
         """The next step, or None after the last one; on all processes what the main process reads, or raises."""

@@ -36,7 +36,7 @@ def _rows_by_name(batch: Any) -> dict[str, int]:
             arrays[name] = len(leaf)
         elif is_list_of_entries(leaf) and leaf:
             lists[name] = len(leaf)
-    return arrays or lists
+    return arrays if arrays else lists
 
 
 def count_rows(batch: Any) -> int:
@@ -72,17 +72,11 @@ def join_batches(batches: Sequence[Any]) -> Any:
         raise ValueError(f"only some of the batches of a step have {', '.join(sorted(more))}: {READ_EVERYWHERE}")
     joined = {}
     for name, first in leaves_by_batch[0].items():
-        with_rows = []
-        others = []
-        for leaves, rows in zip(leaves_by_batch, rows_by_batch, strict=True):
-            leaf = leaves.get(name)
-            if _has_rows(leaf, rows):
-                with_rows.append(leaf)
-            else:
-                others.append(leaf)
-        if not others:
-            joined[name] = _join_rows(name, with_rows)
-        elif not with_rows and all(_is_same(leaf, first) for leaf in others):
+        values = [leaves.get(name) for leaves in leaves_by_batch]
+        have_rows = list(map(_has_rows, values, rows_by_batch))
+        if all(have_rows):
+            joined[name] = _join_rows(name, values)
+        elif not any(have_rows) and all(_is_same(value, first) for value in values):
             joined[name] = first
         else:
             raise ValueError(f"{name} differs between the batches of a step: {READ_EVERYWHERE}")
@@ -90,7 +84,7 @@ def join_batches(batches: Sequence[Any]) -> Any:
 
 
 def _is_same(leaf: Any, other: Any) -> bool:
-    """True for two equal values without rows, and for two that are not a number."""
+    """True for two equal values without rows. NaN equals NaN here."""
     return bool(leaf == other or (leaf != leaf and other != other))
 
 

@@ -15,7 +15,7 @@ process 0:
                         `loader.short_step`
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, cycle, islice
 from typing import Any, NamedTuple
 
@@ -176,7 +176,7 @@ class BatchSamplerShard(BatchSampler):
         size = self.samples_per_process
         must_be_full = self.split_batches or self._fills_up_samples  # In other modes batches may have any size.
         first_step: list = []
-        steps = self._parts_of_batches() if self.split_batches else self._whole_batches()
+        steps = self._parts_of_batches() if self.split_batches else groups_of(self._batches(), self.num_processes)
         for batches in steps:
             if not first_step:
                 first_step = batches
@@ -193,24 +193,10 @@ class BatchSamplerShard(BatchSampler):
                 yield self._left_uneven(batches)
 
     def _parts_of_batches(self) -> Iterator[list]:
-        """For each step one batch, in equal parts for the processes. Two of them share `[0 1 2 3] [4 5 6]` like this:
-
-        step 0    `[0 1] [2 3]`
-        step 1    `[4 5] [6]`
-        """
+        """For each step one batch, in equal parts for the processes: `[0 1 2 3]` becomes `[0 1] [2 3]`."""
         size = self.samples_per_process
         for batch in self._batches():
             yield [batch[begin : begin + size] for begin in range(0, len(batch), size)]
-
-    def _whole_batches(self) -> Iterator[list]:
-        """For each step as many batches as there are processes. Two of them share `[0 1] [2 3] [4 5]` like this:
-
-        step 0    `[0 1] [2 3]`
-        step 1    `[4 5]`
-        """
-        batches = self._batches()
-        while group := list(islice(batches, self.num_processes)):
-            yield group
 
     def _batches(self) -> Iterator[list]:
         """All batches. With `even_batches`, raise a ValueError if any but the last has another size."""
@@ -260,9 +246,8 @@ class BatchSamplerShard(BatchSampler):
         whole_steps, extra_batches = divmod(total, self.num_processes)
         if self.drop_last:
             return whole_steps
-        if self.even_batches:
-            return whole_steps + (extra_batches > 0)
-        return whole_steps + (self.process_index < extra_batches)
+        has_last_step = extra_batches > 0 if self.even_batches else self.process_index < extra_batches
+        return whole_steps + 1 if has_last_step else whole_steps
 
     def _length_of_parts(self, total: int) -> int:
         if self.drop_last or self.even_batches or total == 0:
@@ -272,7 +257,7 @@ class BatchSamplerShard(BatchSampler):
         sampler: Any = self.batch_sampler.sampler
         in_last_batch = len(sampler) - (total - 1) * self.batch_size
         before_this_process = self.process_index * self.samples_per_process
-        return total - (in_last_batch <= before_this_process)
+        return total - 1 if in_last_batch <= before_this_process else total
 
 
 class SkipBatchSampler(BatchSampler):
@@ -290,6 +275,15 @@ class SkipBatchSampler(BatchSampler):
 
     def __len__(self) -> int:
         return max(0, len(self.batch_sampler) - self.skip_batches)
+
+
+def groups_of(batches: Iterable[Any], size: int) -> Iterator[list]:
+    """Lists of `size` batches, read when they are asked for; the last list may have fewer."""
+    batches = iter(batches)
+    group = list(islice(batches, size))
+    while group:
+        yield group
+        group = list(islice(batches, size))
 
 
 def check_split(batch_size: int | None, num_processes: int) -> None:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from .logging import get_logger
 from .operations import send_to_device
-from .position import Pass, PassSampler, Position, Progress, put_back, restored_generators, set_state, state_of
+from .position import Pass, Position, Progress, put_back, restored_generators, set_state, state_of
 from .sampler import (
     BatchSamplerShard,
     SeedableRandomSampler,
@@ -22,6 +22,7 @@ from .sampler import (
     generator_of,
     innermost_sampler,
     sampler_chain,
+    steps_of,
 )
 from .state import GradientState, PartialState
 from .streams import StreamShard, collate_step
@@ -56,6 +57,17 @@ class DataLoaderShard(DataLoader):
     One batch is read ahead, as in the original: so the last one is known. When a batch is yielded, data set and
     collator have drawn their random numbers for the next one too.
 
+    The way from a `for` to its batches, in the order of the calls:
+
+        begin_pass              notes where the pass begins
+        _begin_reading          takes over the generators of rank 0, and tells the epoch
+        _read                   asks torch's loader for an iterator, which draws its seed; a stream skips steps here
+        PassSampler             draws the order, skips steps, and keeps the ShortSteps
+        _join_short_steps       gives each batch its ShortStep back
+
+    For the first pass after a checkpoint, `_resume_reading` calls `_begin_reading`. Torch then draws a seed and
+    the order again, as the run did before the checkpoint. So the generators go back to where the checkpoint has them.
+
     Args:
         dataset, kwargs: of DataLoader.
         device: where the batches go; None leaves them.
@@ -85,19 +97,18 @@ class DataLoaderShard(DataLoader):
         self.device = device
         self.rng_types = rng_types
         self.synchronized_generator = synchronized_generator
-        self.skip_batches = skip_batches
+        # The steps that `skip_first_batches` leaves out of a prepared loader count too.
+        self.skipped_steps = skip_batches
         self.use_stateful_dataloader = use_stateful_dataloader
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
-        self._progress = Progress()
+        self._progress = Progress(first_step=skip_batches)
         # Torch's loader, which is kept only if its workers stay alive from pass to pass.
         self._reader: DataLoader | None = None
 
-    # A pass
-
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
         progress = self._progress
-        this_pass = progress.begin_pass(self.skip_batches)
+        this_pass = progress.begin_pass(self.skipped_steps)
         self.gradient_state._add_dataloader(self)
         try:
             reading = self._resume_reading(this_pass) if this_pass.is_resumed else self._begin_reading(this_pass)
@@ -111,7 +122,8 @@ class DataLoaderShard(DataLoader):
                 this_pass.short_step = short_step
                 this_pass.end_of_dataloader = following is None
                 this_pass.read_ahead = None if following is None else following.content
-                progress.make_current(this_pass)
+                progress.passes.remove(this_pass)
+                progress.passes.append(this_pass)  # The pass that yields stands last.
                 yield batch
         finally:
             progress.passes.remove(this_pass)
@@ -127,11 +139,7 @@ class DataLoaderShard(DataLoader):
         return self._read(this_pass)
 
     def _resume_reading(self, this_pass: Pass) -> Iterator[Step]:
-        """The steps of the first pass after a checkpoint was loaded, where it begins within an epoch.
-
-        Torch draws a seed again, and a sampler the order. The run drew both before the checkpoint was made. So
-        afterwards the generators go back to where the checkpoint has them.
-        """
+        """The steps of the first pass after a checkpoint was loaded, where it begins within an epoch."""
         is_known_order = self._reads_stream or follows_from_epoch(index_sampler_of(self))
         if not is_known_order and not this_pass.has_saved_order:
             # The sampler draws another order, and no generator goes back, as in the original.
@@ -141,7 +149,10 @@ class DataLoaderShard(DataLoader):
             reading = self._begin_reading(this_pass)
             if self.use_stateful_dataloader:
                 # Most samplers draw the order when the first batch is asked for, so it is asked for here.
-                reading = _read_first_step(reading, this_pass.start.read_ahead)
+                first = next(reading, None)
+                if first is not None:
+                    first = first._replace(content=put_back(this_pass.start.read_ahead, first.content))
+                    reading = chain([first], reading)
         return reading
 
     def _read(self, this_pass: Pass) -> Iterator[Step]:
@@ -169,8 +180,6 @@ class DataLoaderShard(DataLoader):
             self._reader = reader
         return reader
 
-    # What is known of the batch that was yielded last
-
     @property
     def gradient_state(self) -> GradientState:
         """That of the process."""
@@ -190,9 +199,10 @@ class DataLoaderShard(DataLoader):
 
     @property
     def remainder(self) -> int:
-        """Samples of all processes in the last step; 0 for a full one, -1 where it is not known and outside of a loop.
+        """Samples of all processes in the last step; 0 for a full one.
 
-        It is there for scripts that read it. `gather_for_metrics` goes by `short_step`.
+        It is -1 outside of a loop, with `drop_last`, and where the length of the data set is not known. It is there
+        for scripts that read it. `gather_for_metrics` goes by `short_step`.
         """
         if self._drop_last or self._progress.current is None:
             return -1
@@ -200,8 +210,6 @@ class DataLoaderShard(DataLoader):
             return self.total_dataset_length % self.total_batch_size
         except (TypeError, NotImplementedError):  # it has no length, or says that it does not know it
             return -1
-
-    # Where the next pass goes on
 
     @property
     def iteration(self) -> int:
@@ -225,7 +233,7 @@ class DataLoaderShard(DataLoader):
     def without_first(self, num_batches: int) -> "DataLoaderShard":
         """This loader without the first `num_batches` steps of every epoch. Both have the same epoch."""
         rest = copy.copy(self)
-        rest.skip_batches += num_batches
+        rest.skipped_steps += num_batches
         rest._progress = self._progress
         return rest
 
@@ -239,7 +247,7 @@ class DataLoaderShard(DataLoader):
         current = self._progress.current
         seed = sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
         if self.use_stateful_dataloader:
-            position = self._progress.next_position() if current is None else current.position()
+            position = self._progress.position()
             return position._asdict() | {
                 "process": self._own_process,
                 "step_size": self.total_batch_size,
@@ -250,7 +258,7 @@ class DataLoaderShard(DataLoader):
         if seed is None:
             return {}
         epoch = self.iteration if current is None else current.start.epoch
-        return {"epoch": epoch + self.end_of_dataloader, "sampler_seed": seed}
+        return {"epoch": epoch + 1 if self.end_of_dataloader else epoch, "sampler_seed": seed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next pass follow a checkpoint. A loader of which the checkpoint holds nothing gets `{}`.
@@ -287,12 +295,12 @@ class DataLoaderShard(DataLoader):
             # What was read ahead is a batch of another process, or of another size.
             position = position._replace(read_ahead=None)
         self._progress.loaded_position = position if step > 0 else None
-        self.iteration = epoch + position.is_over
+        self.iteration = epoch + 1 if position.is_over else epoch
 
     def _load_generators(self, state: dict[str, Any]) -> None:
         sampler = self._order_sampler
         saved = state["sampler_generator"]
-        # A sampler that has none on a single process was given one where the checkpoint's run had several.
+        # The checkpoint's run had several processes, so `prepare` gave the sampler a generator. On one it gives none.
         if saved is not None and hasattr(sampler, "generator") and sampler.generator is None:
             sampler.generator = torch.Generator()
         set_state(generator_of(sampler), saved)
@@ -301,14 +309,15 @@ class DataLoaderShard(DataLoader):
     @property
     def _own_process(self) -> tuple[int, int]:
         """The process whose batches these are, and the number of processes that share them."""
-        shard: Any = PartialState() if self._shard is None else self._shard
-        return shard.process_index, shard.num_processes
+        shard = self._shard
+        if shard is not None:
+            return shard.process_index, shard.num_processes
+        state = PartialState()
+        return state.process_index, state.num_processes
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is outside of the loops over this loader.
-        return vars(self) | {"_reader": None, "_progress": Progress(self.iteration)}
-
-    # Samplers and sizes
+        return vars(self) | {"_reader": None, "_progress": Progress(self.iteration, self._progress.first_step)}
 
     def get_sampler(self) -> Any:
         """See the function `get_sampler`."""
@@ -325,7 +334,7 @@ class DataLoaderShard(DataLoader):
 
     def __len__(self) -> int:
         """Batches in an epoch on this process, without those that are skipped."""
-        return max(0, super().__len__() - self.skip_batches)
+        return max(0, super().__len__() - self.skipped_steps)
 
     @property
     def _shard(self) -> BatchSamplerShard | None:
@@ -350,17 +359,62 @@ class DataLoaderShard(DataLoader):
         return dataset.total_length if hasattr(dataset, "total_length") else len(dataset)
 
 
-def _read_first_step(reading: Iterator[Step], read_ahead: list | None) -> Iterator[Step]:
-    """The steps of `reading`. The first one is read now, and gets the content that the checkpoint has of its batch."""
-    first = next(reading, None)
-    if first is None:
-        return reading
-    batch = put_back(read_ahead, first.content)
-    return chain([Step(batch, first.short_step)], reading)
+class PassSampler:
+    """The batch sampler of torch's loader: the batches of the pass that begins, from where it begins.
+
+    Torch calls `iter` when a pass begins; with new workers it calls it twice. Workers that stay alive keep this object
+    for all passes, so it finds the pass that begins in the loader's Progress, as the last one. It holds the Progress
+    and not the loader, because loader, workers, sampler and loader would be a circle of references. Its workers would
+    end only when the garbage collector runs, and torch waits five seconds for each.
+
+    Args:
+        batches: a BatchSamplerShard, or what the script reads by: batches of sample numbers, or single numbers.
+        batches_per_step: how many of them make a step.
+        progress: the loader's.
+        is_stateful: checkpoints hold the position, so the order must be drawn from states that are known.
+    """
+
+    def __init__(self, batches: Any, batches_per_step: int, progress: Progress, is_stateful: bool) -> None:
+        self.batches = batches
+        self.batches_per_step = batches_per_step
+        self.progress = progress
+        self.is_stateful = is_stateful
+
+    def __iter__(self) -> Iterator[Any]:
+        # Torch draws its seed after this call, and some samplers draw in `iter`. The first two rows are the original's:
+        #     nothing skipped    the order, then the seed
+        #     skipped steps      the seed, then the order
+        #     stateful           the same, because workers that stay alive draw no seed, and a resumed run draws one
+        this_pass = self.progress.passes[-1]
+        draws_at_once = not self.is_stateful and this_pass.start.step == 0
+        steps = steps_of(self.batches) if draws_at_once else self._draw_later(this_pass)
+        return self._remember_short_steps(steps, this_pass)
+
+    def _draw_later(self, this_pass: Pass) -> Iterator[Step]:
+        """The steps of an order that is drawn when torch asks for the first batch; if stateful, from known states."""
+        if self.is_stateful:
+            sampler = innermost_sampler(self.batches)
+            generator = generator_of(sampler)
+            states_now = torch.get_rng_state(), state_of(generator)
+            # An order that was drawn before the checkpoint is drawn again, from the states of that time.
+            this_pass.drawn_from = this_pass.start.drawn_from or states_now
+            torch_state, sampler_state = this_pass.drawn_from
+            torch.set_rng_state(torch_state)
+            set_state(generator, sampler_state)
+            if sampler_state is None and generator is not None:
+                # The one process that drew the order had no generator. `restored_generators` puts this one back.
+                sampler.generator = None
+        yield from steps_of(self.batches)
+
+    def _remember_short_steps(self, steps: Iterator[Step], this_pass: Pass) -> Iterator[Any]:
+        """The batches of the steps, without those that the pass skips. Their ShortSteps are remembered in the pass."""
+        for batch, short_step in islice(steps, this_pass.start.step * self.batches_per_step, None):
+            this_pass.drawn_short_steps.append(short_step)
+            yield batch
 
 
 def _join_short_steps(batches: Iterator[Any], short_steps: deque[ShortStep | None]) -> Iterator[Step]:
-    """The `batches` of torch's loader, each with its ShortStep. Those of a StreamShard come with theirs."""
+    """The `batches` of torch's loader, which keeps their order, with their ShortSteps. A stream's may have them."""
     for batch in batches:
         if isinstance(batch, Step):
             yield batch

@@ -39,7 +39,7 @@ def length_of(data: Any) -> int | None:
     """The length of a loader or a data set; None where it has none, as a stream."""
     try:
         return len(data)
-    except TypeError:
+    except (TypeError, NotImplementedError):  # a stream has none, or says that it does not know it
         return None
 
 

@@ -148,8 +148,8 @@ def run(library: str, script: SimpleNamespace, folder: str, seen: dict[str, Any]
     data_loader = importlib.import_module(f"{library}.data_loader")
     patience = root.utils.InitProcessGroupKwargs(timeout=datetime.timedelta(seconds=20))
     accelerator = root.Accelerator(cpu=True, kwargs_handlers=[patience])
-    # The generators of the processes differ, except where the original would then draw a seed for each.
-    needs_one_seed = script.use_seedable_sampler and script.data_seed is None
+    # The generators of the processes differ, except where the original would then draw a seed or a subset for each.
+    needs_one_seed = script.use_seedable_sampler and (script.data_seed is None or script.sampler == "subset")
     torch.manual_seed(script.seed if needs_one_seed else script.seed + accelerator.process_index)
     loading = {name: getattr(script, name) for name in LOADING}
     plain = make_loader(script)

@@ -46,10 +46,6 @@ def seeded():
     return torch.Generator().manual_seed(5)
 
 
-def workers(staying):
-    return Case(lambda size: DataLoader(DATA, size, shuffle=True, num_workers=1, persistent_workers=staying))
-
-
 class Batch(UserDict):
     """A mapping like a tokenizer's, whose class a checkpoint does not hold."""
 
@@ -88,6 +84,7 @@ ORDERS = {
     "drawn by the data set": Case(lambda size: DataLoader(Augmented(N), size, shuffle=True)),
     "drawn by the collator": Case(lambda size: DataLoader(DATA, size, shuffle=True, collate_fn=masked)),
     "a stream": Case(lambda size: DataLoader(Stream(DATA), size, collate_fn=masked)),
+    "a stream that skips": Case(lambda size: skip_first_batches(DataLoader(Stream(DATA), size), 6)),
 }
 ON_ONE_PROCESS = {
     "evaluation": Case(lambda size: DataLoader(DATA, size, sampler=DistributedEvalSampler(DATA, 1, 0, shuffle=True))),
@@ -95,8 +92,8 @@ ON_ONE_PROCESS = {
         lambda size: DataLoader(Augmented(N), size, shuffle=True), DISPATCHING | {"dispatch_batches": True}
     ),
     "a dispatched stream": Case(lambda size: DataLoader(Stream(DATA), size, collate_fn=masked), DISPATCHING),
-    "workers": workers(staying=False),
-    "workers that stay": workers(staying=True),
+    "workers": Case(lambda size: DataLoader(DATA, size, shuffle=True, num_workers=1)),
+    "workers that stay": Case(lambda size: DataLoader(DATA, size, True, num_workers=1, persistent_workers=True)),
 }
 CASES = ORDERS | ON_ONE_PROCESS
 
