@@ -25,8 +25,7 @@ _OWNERS = {
     "--checkpoint-dir": WITH_CHECKPOINTS,
     "--checkpoint-every": WITH_CHECKPOINTS,
 }
-# The settings of a script that has no flag for them. Code of such a script reads neither `timeout` nor
-# `checkpoint_every`, so these are not here.
+# The settings that are read also in a script that has no flag for them.
 _WITHOUT_FLAG = {
     "replicas": None,
     "tensor": 1,

@@ -4,7 +4,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch import nn
 
 from benchmarks.harness import level_runs
 from benchmarks.harness.replica_memory import track_replicas
@@ -73,34 +72,6 @@ def test_storage_that_is_resized_without_an_operation_is_followed():
         assert bytes_on(tracker) == 512 + 4096
         del gathered
         assert bytes_on(tracker) == 512
-
-
-def test_a_linear_layer_is_counted_to_the_byte():
-    """One step of AdamW on Linear(128 → 64) without bias, batch 32: everything is a multiple of 512 bytes."""
-    inputs, outputs, batch = 128, 64, 32
-    with track_memory() as tracker:
-        model = nn.Linear(inputs, outputs, bias=False).to(DEVICE)
-        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-        images = torch.ones(batch, inputs).to(DEVICE)
-        weights = inputs * outputs * FLOAT
-        assert bytes_on(tracker) == weights + batch * inputs * FLOAT
-        result = model(images)
-        after_forward = weights + batch * inputs * FLOAT + batch * outputs * FLOAT
-        assert bytes_on(tracker) == after_forward
-        result.backward(torch.ones_like(result))
-        assert bytes_on(tracker) == after_forward + weights
-        optimizer.step()
-        assert bytes_on(tracker) == after_forward + 3 * weights
-    peak = tracker.peaks()[0]
-    # At the peak AdamW holds two temporaries: the root of the second moment, and that divided by its bias correction.
-    assert peak == {
-        "parameters": weights,
-        "gradients": weights,
-        "optimizer state": 2 * weights,
-        "activations": batch * inputs * FLOAT,
-        "communication": 0,
-        "temporaries": batch * outputs * FLOAT + 2 * weights,
-    }
 
 
 def test_the_gradient_of_a_copy_flows_back_over_the_same_way():
