@@ -4,8 +4,8 @@
     torchrun --standalone --nproc-per-node 2 03_accelerate/train_full.py --checkpoint-dir checkpoints
     python -m common.accelerator launch --config_file 03_accelerate/two_processes.yaml 03_accelerate/train_full.py
 
-With --checkpoint-dir, SIGTERM and Ctrl-C save a checkpoint, and the same command continues a run that was stopped or
-killed.
+With --checkpoint-dir, SIGTERM and Ctrl-C save a checkpoint within ten further steps, if the training has so many left,
+and the same command continues a run that was stopped or killed.
 The same file runs on Hugging Face Accelerate: replace `common.accelerator` by `accelerate`.
 """
 
@@ -72,11 +72,20 @@ def resume(accelerator, args, progress):
 
 def save(accelerator, model, progress):
     refuse_not_finite(model, progress.global_step)
+    progress.average_loss(accelerator)  # a checkpoint holds one sum for all ranks
     # The number in the checkpoint's name. Accelerate takes it from nowhere else.
     accelerator.project_configuration.iteration = progress.global_step
     # By default common.accelerator waits for nobody: rank 0 alone may call it. Accelerate ignores the argument.
     accelerator.save_state(all_ranks=True)
     accelerator.print(f"saved at step {progress.global_step}")
+
+
+def save_or_stop(accelerator, model, progress, schedule, signals):
+    decision = schedule.decide(progress.global_step)
+    if decision.save:
+        save(accelerator, model, progress)
+    if decision.stop:
+        stop_run(accelerator, progress.global_step, signals)
 
 
 def rest_of_epoch(accelerator, loader, progress):
@@ -150,12 +159,7 @@ def train(args):
                 if accelerator.sync_gradients:  # the step is complete
                     progress.steps_done += 1
                     if saves:
-                        decision = schedule.decide(progress.global_step)
-                        if decision.save:
-                            progress.average_loss(accelerator)  # a checkpoint holds one sum for all ranks
-                            save(accelerator, model, progress)
-                        if decision.stop:
-                            stop_run(accelerator, progress.global_step, signals)
+                        save_or_stop(accelerator, model, progress, schedule, signals)
 
             progress.average_loss(accelerator)
             train_loss = progress.loss_sum.item() / progress.steps_per_epoch

@@ -3,8 +3,8 @@
     python 04_trainer/train_full.py --gradient-accumulation-steps 4 --mixed-precision bf16
     torchrun --standalone --nproc-per-node 2 04_trainer/train_full.py --checkpoint-dir checkpoints
 
-With --checkpoint-dir, SIGTERM and Ctrl-C save a checkpoint, and the same command continues a run that was stopped or
-killed.
+With --checkpoint-dir, SIGTERM and Ctrl-C save a checkpoint within ten further steps, if the training has so many left,
+and the same command continues a run that was stopped or killed.
 The same file runs on Hugging Face's Trainer: replace `common.trainer` by `transformers`. Its checkpoints do not hold
 `SameTraining`, so a run with another batch size is not refused there.
 """
@@ -25,7 +25,8 @@ from common.trainer import Trainer, TrainerCallback, TrainingArguments
 
 
 class DigitTrainer(Trainer):
-    # The hook of transformers for a sampler. It needs no seed: the Accelerator makes it one that `data_seed` orders.
+    # The hook of transformers for a sampler. The sampler gets no seed here: the Accelerator replaces it by a seedable
+    # one, which orders epoch e by data_seed + e.
     def _get_train_sampler(self, train_dataset=None):
         # An epoch is whole steps. dataloader_drop_last would keep micro-batches at its end that are too few for a step.
         args = self.args
@@ -38,11 +39,11 @@ class DigitTrainer(Trainer):
         return (loss, {"log_probs": log_probs}) if return_outputs else loss
 
 
-class SaveOnTime(TrainerCallback):
-    """Callback by which all ranks save when the time is up, and end the training after a signal.
+class ScheduledSaves(TrainerCallback):
+    """Callback by which all ranks save at the steps of the schedule, and end the training after a signal.
 
-    The Trainer saves every N steps by itself. It calls `on_train_begin` when it has loaded a checkpoint. After a step
-    it calls `on_step_end`, then `on_save` if it has saved, and then `on_epoch_end` if the epoch or the training ends.
+    The Trainer calls `on_train_begin` when it has loaded a checkpoint. After a step it calls `on_step_end`, saves if
+    the callback asks for it, and calls `on_epoch_end` if the epoch or the training ends.
     """
 
     def __init__(self, schedule):
@@ -50,18 +51,17 @@ class SaveOnTime(TrainerCallback):
         self.stops = False  # True once a signal has come
 
     def on_train_begin(self, args, state, control, **kwargs):
-        refuse_longer_training(args.num_train_epochs, state.global_step, state.max_steps // args.num_train_epochs)
+        steps_per_epoch = state.max_steps // args.num_train_epochs
+        refuse_longer_training(args.num_train_epochs, state.global_step, steps_per_epoch)
 
     def on_step_end(self, args, state, control, model, **kwargs):
         decision = self.schedule.decide(state.global_step)
-        control.should_save = control.should_save or decision.save
-        self.stops = decision.stop
-        if control.should_save:
+        if decision.save:
             refuse_not_finite(model, state.global_step)
-
-    def on_save(self, args, state, control, **kwargs):
-        if self.stops:
+            control.should_save = True
+        if decision.stop:
             control.should_training_stop = True
+            self.stops = True
 
     def on_epoch_end(self, args, state, control, **kwargs):
         if self.stops:  # the Trainer would log and evaluate a part of an epoch as if it were the whole
@@ -95,8 +95,7 @@ def train(args):
         bf16=args.mixed_precision == "bf16",
         eval_strategy="epoch",  # by default never
         logging_strategy="epoch",  # by default every 500 steps
-        save_strategy="steps" if args.checkpoint_dir else "no",
-        save_steps=args.checkpoint_every.steps,
+        save_strategy="no",  # by default every 500 steps; here ScheduledSaves alone says when
         save_total_limit=2,  # by default all checkpoints stay
         seed=args.seed,
         remove_unused_columns=False,  # by default only what model.forward takes reaches the collator
@@ -124,14 +123,14 @@ def train(args):
         if saves:
             total_steps = len(train_set) // args.batch_size * args.epochs
             schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, trainer.accelerator.device)
-            save_on_time = SaveOnTime(schedule)
-            trainer.add_callback(save_on_time)
+            scheduled_saves = ScheduledSaves(schedule)
+            trainer.add_callback(scheduled_saves)
         trainer.train(resume_from_checkpoint=resumes)
         steps = trainer.state.global_step
-        if saves and save_on_time.stops:
+        if saves and scheduled_saves.stops:
             stop_run(trainer.accelerator, steps, signals)
-        last = {}
-        for entry in trainer.state.log_history:  # later values replace earlier ones
+        last = {}  # the newest value of each name: the log has the loss and the evaluation in entries of their own
+        for entry in trainer.state.log_history:
             last.update(entry)
         result = report(last["loss"], last["eval_loss"], last["eval_accuracy"], last["eval_evaluated"], steps=steps)
     trainer.accelerator.end_training()

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,7 +25,7 @@ _OWNERS = {
     "--checkpoint-dir": WITH_CHECKPOINTS,
     "--checkpoint-every": WITH_CHECKPOINTS,
 }
-# The settings of a script that has no flag for them.
+# The settings that are read also in a script that has no flag for them.
 _WITHOUT_FLAG = {
     "replicas": None,
     "tensor": 1,
@@ -56,6 +57,9 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     path = Path(script).resolve()
     level = path.parent.name
     name = level if path.stem == "train" else f"{level}/{path.stem}"
+    accumulation = os.environ.get(LAUNCHER_ACCUMULATION, "1")
+    if name in WITH_CHECKPOINTS and not re.fullmatch("[1-9][0-9]*", accumulation):  # argparse would blame the flag.
+        fail(f"{LAUNCHER_ACCUMULATION} is {accumulation!r}: it must be a whole number of at least 1")
     parser = _make_parser(level, name, prog=f"{level}/{path.name}")
     args, unknown = parser.parse_known_args(argv)
     _refuse_unknown_flags(parser, name, unknown)

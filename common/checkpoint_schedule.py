@@ -24,8 +24,9 @@ from common.errors import fail
 from common.numbers import number, positive
 from common.process_group import all_gather_object
 
-# Optimizer steps. At a vote each rank waits for its GPU and for all other ranks, so not every step has one. Ten steps
-# and a checkpoint have to fit into the half minute between SIGTERM and the kill: lower it if steps take seconds.
+# Optimizer steps. At a vote each rank waits for its GPU and for all other ranks, so not every step has one. Ten steps,
+# an evaluation that lies between them, and a checkpoint have to fit into the half minute between SIGTERM and the kill:
+# lower it if steps take seconds. A signal after the last vote changes nothing, and the training runs to its end.
 STEPS_BETWEEN_VOTES = 10
 
 
@@ -71,7 +72,7 @@ class CheckpointSchedule:
         self._saved_at = time.monotonic()
 
     def decide(self, step: int) -> Decision:
-        """The decision after optimizer step `step`. A collective: all processes must call it at every step."""
+        """The decision after optimizer step `step`. All processes must call it at every step: some steps vote."""
         save = step == self._total_steps or step % self._interval.steps == 0
         stop = False
         if step % STEPS_BETWEEN_VOTES == 0:
@@ -87,10 +88,9 @@ class CheckpointSchedule:
 
 
 def has_checkpoint(folder: str, pattern: str) -> bool:
-    """True if a path in `folder` matches. Rank 0 looks, so that all ranks resume or none does: all must call this."""
-    saved = Path(folder).glob(pattern)
+    """True if rank 0 finds a path in `folder` that matches: all ranks resume or none does. All must call this."""
     # A damaged checkpoint that was set aside has a suffix: checkpoint_7.damaged-….
-    found = any(not path.suffix for path in saved)
+    found = any(not path.suffix for path in Path(folder).glob(pattern))
     return all_gather_object(found)[0]
 
 

@@ -21,7 +21,7 @@ def can_be_written(path: Path) -> bool:
     """True if `atomic_write` can write the file `path` now."""
     if path.exists() and not path.is_file():
         return not path.is_dir() and os.access(path, os.W_OK)
-    return os.access(path.parent, os.W_OK)
+    return os.access(os.path.dirname(os.path.realpath(path)), os.W_OK)  # atomic_write follows links.
 
 
 def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:

@@ -23,22 +23,21 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
 
 BLOCK = 512
 # Communication: the buckets and messages of collectives, scattered inputs, gathered outputs.
 CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "communication", "temporaries")
-COPY = torch.ops.aten._to_copy.default
 
 
 @dataclass(eq=False)
 class _Allocation:
-    """A storage of `size` bytes. Its category may become known only after the peak that contains it.
+    """A storage, of which its device holds `size` bytes. Its category may become known only after the peak.
 
     `device` is None on the host. A storage that is left out is never charged to a device.
     """
 
-    device: int | None
+    device: int | None = None
     size: int = 0
     category: str = "temporaries"
     is_left_out: bool = False
@@ -88,28 +87,20 @@ class MemoryTracker:
             return allocation.device if allocation else None
 
     def charge(self, tensor: Tensor, device: int | None) -> None:
-        """Enter the storage of a tensor with its present size.
-
-        It is on `device` if it is new or was on the host so far. Otherwise it stays where it is.
-        """
+        """Charge the storage of a tensor to `device`, or to the one that holds it already, with its present size."""
         storage = tensor.untyped_storage()
         with self._lock:
-            allocation = self._allocations.get(storage._cdata)
-            if allocation is None:
-                allocation = self._allocations[storage._cdata] = _Allocation(device)
-                weakref.finalize(storage, self._release, storage._cdata).atexit = False
-            elif allocation.device is None and not allocation.is_left_out:
+            allocation = self._allocations.get(storage._cdata) or self._enter(storage)
+            if allocation.device is None and not allocation.is_left_out:
                 allocation.device = device
-                allocation.size = 0
             self._resize(allocation, _in_blocks(storage))
 
     def leave_out_if_unknown(self, tensor: Tensor) -> None:
         """Charge the storage of `tensor` to no device, whatever it meets, unless it has been entered already."""
-        address = tensor.untyped_storage()._cdata
+        storage = tensor.untyped_storage()
         with self._lock:
-            if address not in self._allocations:
-                self.charge(tensor, None)
-                self._allocations[address].is_left_out = True
+            if storage._cdata not in self._allocations:
+                self._enter(storage).is_left_out = True
 
     def label(self, tensor: Tensor, category: str) -> None:
         """Give a storage a category. If it has several, the first in the order of CATEGORIES counts."""
@@ -137,11 +128,16 @@ class MemoryTracker:
                 allocation.category = "parameters"
                 self._resize(allocation, _in_blocks(storage))
 
+    def _enter(self, storage: torch.UntypedStorage) -> _Allocation:
+        allocation = self._allocations[storage._cdata] = _Allocation()
+        weakref.finalize(storage, self._release, storage._cdata).atexit = False
+        return allocation
+
     def _resize(self, allocation: _Allocation, size: int) -> None:
         added = size - allocation.size
-        allocation.size = size
         if allocation.device is None or added == 0:
             return
+        allocation.size = size
         device = self._devices.setdefault(allocation.device, _Device())
         device.held[allocation] = size
         device.total += added
@@ -199,18 +195,18 @@ class _Copy(torch.autograd.Function):
 
 
 def _copied(tensor: Tensor, device: int | None, category: str) -> Tensor:
-    """A copy of a tensor that `_Operations` charges to a device.
-
-    `_Operations` sees nothing but the arguments of an operation, and torch takes only devices of its own there. So
-    device 3 is passed as the CPU with the index 3. `_Operations` takes the index off before torch makes the copy.
-    """
-    place = torch.device("cpu") if device is None else torch.device("cpu", device)
-    result = COPY(tensor, device=place)
-    name_category(result, category)
+    """A copy of a tensor, charged to a device if memory is tracked."""
+    with _disable_current_modes():  # `_Operations` would charge it to the device of `tensor`.
+        result = tensor.clone()
+    if _active is not None:
+        _active.charge(_plain(result), device)
+        _active.label(result, category)
     return result
 
 
 class _Operations(TorchDispatchMode):
+    """A mode in which torch hands over each operation of this thread, whose results are then charged."""
+
     def __init__(self, tracker: MemoryTracker) -> None:
         super().__init__()
         self.tracker = tracker
@@ -227,9 +223,7 @@ class _Operations(TorchDispatchMode):
             return NotImplemented
         kwargs = kwargs or {}
         inputs = _tensors((args, kwargs))
-        if func is torch.ops.aten.split.Tensor and self.operation_before == "c10d::_reduce_scatter_base_":
-            # gloo has no reduce-scatter: it reduces a copy of the whole message, and splits that. nccl makes no copy,
-            # and when gloo frees it depends on its threads.
+        if self._splits_gloos_copy(func):
             self.tracker.leave_out_if_unknown(inputs[0])
         self.operation_before = func.name()
         if func.namespace == "c10d":  # A collective sends its inputs.
@@ -238,22 +232,23 @@ class _Operations(TorchDispatchMode):
         device = self._common_device(inputs)
         if device is not None:
             self._move_inputs(inputs, device)
-        target = kwargs.get("device") if func is COPY else None
-        if target is not None and target.index is not None:  # `_copied` has passed it.
-            device = target.index
-            kwargs["device"] = torch.device("cpu")
         results = func(*args, **kwargs)
         for tensor in _tensors(results):
             self.tracker.charge(tensor, device)
         return results
 
+    def _splits_gloos_copy(self, func) -> bool:
+        """True for the operation by which gloo, in torch 2.15, splits the copy that it makes for a reduce-scatter.
+
+        gloo has no reduce-scatter: it reduces a copy of the whole message, and splits that right after. nccl makes no
+        copy, and when gloo frees it depends on its threads.
+        """
+        return func is torch.ops.aten.split.Tensor and self.operation_before == "c10d::_reduce_scatter_base_"
+
     def _common_device(self, inputs: list[Tensor]) -> int | None:
         """The first device that holds an input; None if all are on the host."""
-        for tensor in inputs:
-            device = self.tracker.device_of(tensor)
-            if device is not None:
-                return device
-        return None
+        devices = map(self.tracker.device_of, inputs)
+        return next((device for device in devices if device is not None), None)
 
     def _move_inputs(self, inputs: list[Tensor], device: int) -> None:
         """Charge to `device` the inputs that are on the host. Single numbers may stay there."""
@@ -291,16 +286,15 @@ def _track_moves_and_sizes(tracker: MemoryTracker) -> Iterator[None]:
 
 def _in_blocks(storage: torch.UntypedStorage) -> int:
     """The bytes that CUDA's caching allocator would give out for a storage."""
-    blocks = math.ceil(storage.nbytes() / BLOCK)
-    return blocks * BLOCK
+    return math.ceil(storage.nbytes() / BLOCK) * BLOCK
 
 
 def _plain(tensor: Tensor) -> Tensor:
     """The tensor that has the storage: that of this rank where `tensor` is a DTensor, else `tensor` itself."""
     if not is_traceable_wrapper_subclass(tensor):
         return tensor
-    (attribute, *_), _ = tensor.__tensor_flatten__()
-    return getattr(tensor, attribute)
+    attributes, _ = tensor.__tensor_flatten__()
+    return getattr(tensor, attributes[0])
 
 
 def _tensors(nested) -> list[Tensor]:

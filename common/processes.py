@@ -125,22 +125,20 @@ class Ranks:
         if not self.workers:
             self.workers = [_start_worker(rank, self.on_cpu) for rank in range(self.world_size)]
         port = free_port()
-        for worker in self.workers:
-            job_environment = _rank_variables(worker.rank, self.world_size, port) | (environment or {})
-            try:
-                worker.pipe.send(Job(function, args, kwargs, job_environment))
-            except ConnectionError as error:  # It may have been killed because the machine had no memory left.
-                self.stop()
-                raise RankFailed({worker.rank: "its process has ended since the last job"}) from error
         try:
+            for worker in self.workers:
+                variables = _rank_variables(worker.rank, self.world_size, port) | (environment or {})
+                try:
+                    worker.pipe.send(Job(function, args, kwargs, variables))
+                except ConnectionError as error:  # It may have been killed because the machine had no memory left.
+                    raise RankFailed({worker.rank: "its process has ended since the last job"}) from error
             answers = self._receive_answers(timeout)
-        except BaseException:  # After Ctrl-C their answers to this job must not be taken for those to the next one.
+            failures = {rank: answer.failure for rank, answer in answers.items() if answer.failure}
+            if failures:
+                raise RankFailed(failures)
+        except BaseException:  # Also after Ctrl-C: late answers to this job would be taken for those to the next one.
             self.stop()
             raise
-        failures = {rank: answer.failure for rank, answer in answers.items() if answer.failure}
-        if failures:
-            self.stop()
-            raise RankFailed(failures)
         return [answers[rank].result for rank in range(self.world_size)]
 
     def stop(self) -> None:
@@ -159,7 +157,6 @@ class Ranks:
         while waiting:
             seconds = max(0, deadline - time.monotonic())
             if any(answer.failure for answer in answers.values()):
-                # The others may wait for the rank that failed, and would do so for ever.
                 seconds = min(seconds, SECONDS_AFTER_FAILURE)
             ready = wait(waiting, seconds)
             for pipe in ready:

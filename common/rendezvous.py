@@ -9,7 +9,7 @@ request has an id of its own, because the one in the store may be that of a dead
     rendezvous/reply/REQUEST      rank 0      the id of this attempt
     rendezvous/ATTEMPT/R          rank R      as JSON: the backend that its node has chosen, and the host
     rendezvous/ATTEMPT/choices    rank 0      as JSON: the list of these pairs, in rank order
-    rendezvous/ATTEMPT/read/R     rank R      nothing; the key says that it has read the choices, which differ
+    rendezvous/ATTEMPT/read/R     rank R      empty; written only when the choices differ
 """
 
 import contextlib
@@ -32,13 +32,13 @@ def join_attempt(store: dist.Store, rank: int, world_size: int, timeout: timedel
 
     Raises:
         TimeoutError: on rank 0, naming the ranks that did not show up.
+        torch.distributed.DistError: on another rank, if the store's own timeout passes before rank 0 replies.
         ValueError: on every rank, if the backends differ; it names the nodes and what each chose.
     """
     choice = [backend, socket.gethostname()]
     if rank == 0:
         attempt = uuid.uuid4().hex
-        others = _reply_to_all(store, attempt, world_size, timeout)
-        choices = [choice, *others]
+        choices = [choice, *_reply_to_all(store, attempt, world_size, timeout)]
         store.set(f"rendezvous/{attempt}/choices", json.dumps(choices))
     else:
         request = uuid.uuid4().hex

@@ -26,8 +26,8 @@ def prepare_process(args: Namespace) -> Namespace:
     """Set this process up for the run that the flags ask for. Returns its settings (see `fit_to_machine`).
 
     On a CPU the C library keeps large blocks of memory (`--allocator`). Each process has the threads of its device
-    (`--cores-per-device`) or an equal share of this machine's cores, where torchrun would give it a single thread. It
-    ends when its launcher does.
+    (`--cores-per-device`) or an equal share of this machine's cores, where torchrun would give it a single thread. On
+    Linux it gets SIGTERM when torchrun has ended: `train_full` with a folder for checkpoints then saves, others end.
 
     Raises:
         UserError: if the script was launched in a way that it cannot use, if its files cannot be written, or if the
@@ -66,11 +66,7 @@ def fit_to_machine(args: Namespace) -> Namespace:
 
 
 def check_launch(settings: Namespace) -> None:
-    """Refuse several processes of level 00 or 01, and level 02 without torchrun or with ranks that share a GPU.
-
-    Raises:
-        UserError: after one line that says what to do. `check_mesh` and `check_launchers_file` raise it, too.
-    """
+    """Raise UserError for several processes of level 00 or 01, for level 02 without torchrun, and for a shared GPU."""
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if settings.level in ONE_PROCESS and world_size > 1:
         advice = "start it with python, not torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "unset it"
@@ -86,7 +82,7 @@ def check_launch(settings: Namespace) -> None:
 
 
 def check_mesh(settings: Namespace) -> None:
-    """Refuse rows of `--tensor` ranks that the processes do not fill, or that cannot share a layer evenly."""
+    """Raise UserError for rows of `--tensor` ranks that are not whole, or that cannot share a layer evenly."""
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if world_size % settings.tensor:
         fail(f"--tensor {settings.tensor} does not divide the number of processes, {world_size}")
@@ -95,7 +91,7 @@ def check_mesh(settings: Namespace) -> None:
 
 
 def check_launchers_file(settings: Namespace) -> None:
-    """Refuse flags that a launcher's file contradicts, because levels 03 and 04 would obey the file."""
+    """Raise UserError for flags that a launcher's file contradicts, because levels 03 and 04 would obey the file."""
     if settings.script in WITH_CHECKPOINTS:
         flag = "--gradient-accumulation-steps"
         steps = settings.gradient_accumulation_steps
@@ -115,12 +111,9 @@ def _refuse_contradiction(flag: str, value: int, launchers_flag: str, variable: 
 
 
 def check_output_paths(settings: Namespace) -> None:
-    """Refuse files and folders that cannot be written: it is better to learn that before the training than after it.
+    """Raise UserError, before the training and not after it, for files and folders that cannot be written.
 
     Only rank 0 looks. It writes them, and the machines of the other ranks need not have the folders.
-
-    Raises:
-        UserError: after one line that names the flag.
     """
     if os.environ.get("RANK", "0") != "0":
         return
@@ -145,7 +138,7 @@ def end_with_launcher() -> None:
     """Let Linux send SIGTERM to this rank when torchrun has ended, for any reason.
 
     torchrun ends its ranks when it gets a signal. It cannot when it is killed, for example because memory ran out, and
-    its ranks would continue to train.
+    its ranks would continue to train. Where it has ended before this call, nothing is sent.
     """
     if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -14,7 +14,7 @@ from common.process_group import all_gather_object, is_distributed
 
 
 def load_data(args: Namespace) -> tuple[DigitImages, DigitImages]:
-    """The training and the test set that the flags ask for. With a process group, all ranks call this.
+    """The sets that the flags ask for, if batch and steps fit the training set. In a process group all ranks call this.
 
     `args.dataset` "auto" takes MNIST if it is in `args.data_dir` or can be downloaded, else the synthetic digits, and
     says so. On each machine local rank 0 looks for it, while the others wait.
@@ -60,33 +60,27 @@ def _provide_on_every_machine(args: Namespace) -> str:
 
 
 def _provide(args: Namespace) -> str:
-    if args.dataset == "synthetic":
-        draw_cache()
-        return "synthetic"
-    try:
-        if not mnist_on_disk(args.data_dir):
-            download(args.data_dir)
-        return "mnist"
-    except CannotDownload as reason:
-        missing = f"not in {raw_folder(args.data_dir)} and cannot be downloaded"
-        if args.dataset == "mnist":
-            fail(f"MNIST is {missing}: {reason}")
-        if os.environ.get("RANK", "0") == "0":
-            print(
-                f"NOT MNIST: it is {missing} ({reason}). "
-                "Training on the synthetic digits instead (--dataset mnist makes this an error).",
-                file=sys.stderr,
-            )
+    if args.dataset != "synthetic":
+        try:
+            if not mnist_on_disk(args.data_dir):
+                download(args.data_dir)
+            return "mnist"
+        except CannotDownload as reason:
+            missing = f"not in {raw_folder(args.data_dir)} and cannot be downloaded"
+            if args.dataset == "mnist":
+                fail(f"MNIST is {missing}: {reason}")
+            if os.environ.get("RANK", "0") == "0":
+                print(
+                    f"NOT MNIST: it is {missing} ({reason}). "
+                    "Training on the synthetic digits instead (--dataset mnist makes this an error).",
+                    file=sys.stderr,
+                )
     draw_cache()
     return "synthetic"
 
 
 def check_batch_size(args: Namespace, samples: int) -> None:
-    """Refuse a global batch that the processes cannot share evenly, or that so many samples do not fill.
-
-    Raises:
-        UserError: after one line, which names the nearest batches that divide.
-    """
+    """Raise UserError for a global batch that the processes cannot share evenly, and for too few or too many steps."""
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     num_shards = world_size // args.tensor  # The ranks of a row of a mesh have the same samples.
     accumulation = args.gradient_accumulation_steps

@@ -1,6 +1,7 @@
 """A clock that starts, counts and stops by torch's hooks for forwards and optimizer steps."""
 
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from tqdm import tqdm
 
 
+@dataclass
 class Clock:
     """Steps and seconds of the training in the block `with clock:`, without its evaluations.
 
@@ -34,31 +36,22 @@ class Clock:
         warm_up_seconds: those of the warm-up, or 0.0 if it has not ended.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        device: torch.device,
-        steps_per_epoch: int,
-        accumulation: int,
-        warm_up_steps: int,
-        bar: tqdm,
-    ) -> None:
-        self.seconds = 0.0
-        self.warm_up_seconds = 0.0
-        self._model = model
-        self._device = device
-        self._steps_per_epoch = steps_per_epoch
-        self._accumulation = accumulation
-        self._warm_up_steps = warm_up_steps
-        self._bar = bar
-        self._micro_batches = 0
-        self._micro_batches_of_earlier_epochs = 0
-        self._started_at: float | None = None
-        self._hooks: list[Any] = []
+    model: nn.Module
+    device: torch.device
+    steps_per_epoch: int
+    accumulation: int
+    warm_up_steps: int
+    bar: tqdm
+    seconds: float = field(default=0.0, init=False)
+    warm_up_seconds: float = field(default=0.0, init=False)
+    _micro_batches: int = field(default=0, init=False)
+    _micro_batches_of_earlier_epochs: int = field(default=0, init=False)
+    _started_at: float | None = field(default=None, init=False)
+    _hooks: list[Any] = field(default_factory=list, init=False)
 
     def __enter__(self) -> "Clock":
         self._hooks = [
-            self._model.register_forward_pre_hook(self._before_forward),
+            self.model.register_forward_pre_hook(self._before_forward),
             register_optimizer_step_post_hook(self._after_optimizer_step),
         ]
         return self
@@ -66,16 +59,16 @@ class Clock:
     def __exit__(self, *exception: Any) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._bar.close()
+        self.bar.close()
 
     @property
     def steps(self) -> int:
         """Optimizer steps so far."""
-        return self._micro_batches // self._accumulation
+        return self._micro_batches // self.accumulation
 
     def steps_per_second(self) -> float:
         """The speed after the warm-up, or from the start if no step follows the warm-up; 0.0 without any step."""
-        steps = self.steps - self._warm_up_steps
+        steps = self.steps - self.warm_up_steps
         seconds = self.seconds - self.warm_up_seconds
         if steps <= 0:
             steps = self.steps
@@ -93,21 +86,21 @@ class Clock:
             self.stop()
             self._micro_batches_of_earlier_epochs = self._micro_batches
             return
-        if self._micro_batches == self._warm_up_steps * self._accumulation:
+        if self._micro_batches == self.warm_up_steps * self.accumulation:
             self.stop()
             self.warm_up_seconds = self.seconds
         if self._started_at is None:
             self._started_at = self._now()
         self._micro_batches += 1
-        if self._micro_batches % self._accumulation == 0:
-            self._bar.update()
+        if self._micro_batches % self.accumulation == 0:
+            self.bar.update()
 
     def _after_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         micro_batches_of_epoch = self._micro_batches - self._micro_batches_of_earlier_epochs
-        if micro_batches_of_epoch == self._steps_per_epoch * self._accumulation:
+        if micro_batches_of_epoch == self.steps_per_epoch * self.accumulation:
             self.stop()
 
     def _now(self) -> float:
-        if self._device.type != "cpu":
-            torch.accelerator.synchronize(self._device)
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
         return time.perf_counter()

@@ -50,8 +50,8 @@ def measured(
     # The clock counts the forwards of a module that is called once for each micro-batch. Under DDP that is the network.
     # DataParallel calls copies of its network.
     called = network if isinstance(model, DistributedDataParallel) else model
-    # With None there is no bar where stderr is not a terminal.
-    bar = tqdm(total=None if resumes else total_steps, desc=args.script, leave=False, disable=None if is_main else True)
+    hides_bar = None if is_main else True  # None: tqdm hides it where stderr is not a terminal.
+    bar = tqdm(total=None if resumes else total_steps, desc=args.script, leave=False, disable=hides_bar)
     clock = Clock(called, device, steps_per_epoch, args.gradient_accumulation_steps, args.warm_up_steps, bar)
     gpus = _gpus(model, device)
     for gpu in gpus:
@@ -121,7 +121,7 @@ def _setting(args: Namespace, model: nn.Module, device: torch.device, dataset: s
         "world_size": world_size,
         "global_batch_size": args.batch_size,
         "epochs": args.epochs,
-        "steps": 0,
+        "steps": 0,  # The keys have the order of the file; `report` sets this one.
         "seed": args.seed,
     }
 

@@ -79,10 +79,12 @@ def whole_weights(network: nn.Module) -> dict[str, Tensor]:
     level_before = logger.level
     logger.setLevel(logging.ERROR)
     weights = {}
-    for name, value in network.state_dict().items():
-        whole = value.full_tensor() if hasattr(value, "full_tensor") else value
-        weights[name] = whole.cpu()
-    logger.setLevel(level_before)
+    try:
+        for name, value in network.state_dict().items():
+            whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+            weights[name] = whole.cpu()
+    finally:
+        logger.setLevel(level_before)
     return weights
 
 

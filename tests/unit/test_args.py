@@ -58,7 +58,11 @@ def torchrun(monkeypatch):
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """`gpus(n)`: the driver says that there are n. Whoever asks the CUDA runtime, and so starts it, fails."""
+    """`gpus(n)`: the driver says that there are n. Whoever asks the CUDA runtime, and so starts it, fails.
+
+    Once started it cannot be used in forked processes, as a notebook's are.
+    """
+    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
 
     def runtime():
         raise AssertionError("the CUDA runtime has been asked")
@@ -212,15 +216,6 @@ def test_replicas_are_the_visible_gpus_and_at_least_two(gpus):
     assert fit("01_data_parallel", "--replicas", "5").replicas == 5
 
 
-def test_looking_for_gpus_does_not_start_cuda(gpus, monkeypatch):
-    """Once started it cannot be used in forked processes, as a notebook's are."""
-    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
-    gpus(2)
-    assert fit("01_data_parallel").replicas == 2 and fit("04_trainer").device.type == "cuda"
-    with pytest.raises(AssertionError, match="has been asked"):
-        torch.cuda.is_available()
-
-
 def test_only_the_machine_of_rank_0_needs_the_folder_of_the_results(tmp_path, torchrun):
     path = tmp_path / "of_the_first_machine" / "w.pt"
     torchrun()
@@ -244,6 +239,8 @@ def test_what_the_launcher_was_configured_with_is_the_default(monkeypatch):
     assert "ACCELERATE_MIXED_PRECISION is 'fp8': it must be no, fp16 or bf16" in refusal(parse, FULL)
     contradiction = "--gradient-accumulation-steps 2 contradicts the launcher's --gradient_accumulation_steps 4"
     assert contradiction in refusal(launch, FULL, "--mixed-precision", "no", "--gradient-accumulation-steps", "2")
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "auto")
+    assert "ACCELERATE_GRADIENT_ACCUMULATION_STEPS is 'auto': it must be a whole" in refusal(parse, FULL)
 
 
 @pytest.mark.parametrize("precision, warnings", [("fp16", 1), ("bf16", 0), ("no", 0)])

@@ -45,6 +45,8 @@ def test_permissions_are_kept_links_are_followed_and_devices_are_not_replaced(tm
     assert reader.communicate()[0] == b"through"
     program = "from common import files; files.write_atomically('/dev/stdout', 'through')"
     assert subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE).stdout == b"through"
+    (tmp_path / "astray").symlink_to("missing/file")
+    assert files.can_be_written(tmp_path / "link") and not files.can_be_written(tmp_path / "astray")
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError, match="folder"):
         files.write_atomically(tmp_path / "folder", "")
