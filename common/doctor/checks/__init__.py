@@ -45,13 +45,9 @@ def ask_all(records: list[Record], patience: float) -> dict[str, Answer]:
 
 def why_nothing_was_examined(records: list[Record], answers: dict[str, Answer]) -> str | None:
     """The reason for which there was nothing to compare; None if there was something."""
-    if any(record.backend for record in records):
+    hung = all(record.end.reason != "crash" for record in records) and isinstance(answers["end of the script"], Finding)
+    if hung or any(record.backend for record in records):
         return None
-    trained = any(record.steps for record in records)
-    reasons = {record.end.reason for record in records}
-    hung = "stopped" in reasons and "crash" not in reasons
-    if (trained or hung) and isinstance(answers["end of the script"], Finding):
-        return None
-    if trained:
+    if any(record.steps for record in records):
         return "the script made no process group, and each process ran a training of its own"
     return f"no process group and no optimizer step were seen; the script printed last: {records[0].last_printed}"

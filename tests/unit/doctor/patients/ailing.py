@@ -21,14 +21,6 @@ class ForgottenWrapper(Engine):
         return self.net
 
 
-class UnfrozenAfterWrapping(Engine):
-    def wrap(self):
-        self.net.head.requires_grad_(False)
-        model = DDP(self.net)
-        self.net.head.requires_grad_(True)
-        return model
-
-
 class DoubleNet(Net):
     def forward(self, x):
         return super().forward(x.double())
@@ -135,11 +127,6 @@ class StreamReadWholeOnEachRank(Engine):
         return 16
 
 
-class StreamCalledByKeywords(StreamReadWholeOnEachRank):
-    def loss_of(self, batch):
-        return self.criterion(self.model(x=batch["x"]), batch["y"])
-
-
 class PaddedEvaluation(Engine):
     def make_valid_loader(self):
         return DataLoader(self.valid_set, self.opts.bs, sampler=DistributedSampler(self.valid_set))
@@ -167,15 +154,6 @@ class DataDrawnAnewOnEachRank(Engine):
         return Circles(self.opts.samples, seed=1 + self.rank, jitter=0.01)
 
 
-class WeightsLoadedOnOneRank(Engine):
-    def wrap(self):
-        model = DDP(self.net)
-        torch.manual_seed(5 + self.rank)
-        if self.is_chief:
-            self.net.load_state_dict(Net().state_dict())
-        return model
-
-
 class StreamSharedOut(Engine):
     """It looks like StreamReadWholeOnEachRank, and is right."""
 
@@ -184,18 +162,6 @@ class StreamSharedOut(Engine):
 
     def steps_per_epoch(self):
         return 8
-
-
-class BatchesCutByTheScript(Engine):
-    """It looks like NoSampler, and is right."""
-
-    def make_train_loader(self):
-        order = torch.Generator().manual_seed(1)
-        return DataLoader(self.train_set, self.opts.bs, shuffle=True, generator=order)
-
-    def loss_of(self, batch):
-        own = {key: values[self.rank :: self.world] for key, values in batch.items()}
-        return super().loss_of(own)
 
 
 class CollectiveOnRank0(Engine):
@@ -220,11 +186,6 @@ class UnusedParameter(Engine):
         net = Net()
         net.spare = nn.Linear(16, 2)
         return net
-
-
-class RankThatLeavesItsLoop(Engine):
-    def epochs(self):
-        return range(1) if self.rank else range(2)
 
 
 class Sharded(Engine):
