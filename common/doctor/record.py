@@ -36,7 +36,7 @@ class Epoch:
     dealt_out_by_torch: bool
     samples: list[int] | None = field(default_factory=list)  # the numbers read, in order; None where they have none
     batches: int = 0  # the number of batches that came
-    complete: bool = False  # the data came to their end; an epoch that goes on may be the longer one (`checks/end.py`)
+    complete: bool = False  # the data came to their end; `checks/end.py` asks whether they end on all ranks
     last_batch: int = 0  # the number of samples in the last one, which a sampler may have filled up or dropped
     forwards: int = 0  # the number of forwards in training with its batches
     contents: list[tuple[int, ...]] = field(default_factory=list)  # a fingerprint of each tensor of the first samples

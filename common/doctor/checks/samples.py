@@ -47,22 +47,22 @@ def _answer_by_numbers(number: int, epochs: tuple[Epoch, ...]) -> Answer:
         return NotExamined("the sampler draws samples with replacement")
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
     shared = sum(ranks > 1 for ranks in readers.values())
-    if not shared:  # its half of one order
+    if not shared:  # the row "its half of one order"
         return Right()
     pairs = read_by_two([contents_by_number([epoch]) for epoch in epochs])
     if pairs and not agree(pairs):
-        # An order of its own, of data of its own.
+        # The row "an order of its own, of data of its own".
         return NotExamined("a number has other contents on another rank: its own data set, or new with each read")
     advice = "deal one order out among the ranks, with one seed on all of them, as DistributedSampler does"
     samples = epochs[0].samples
-    if all(epoch.samples == samples for epoch in epochs):  # the whole
+    if all(epoch.samples == samples for epoch in epochs):  # the row "an order of its own, or the whole"
         return Finding(
             f"each rank read the same {len(samples)} samples in the same order in epoch {number}",
             f"{advice}. If the script cuts each rank's share out of a batch, it is right, but reads too much",
         )
     if shared < MIN_SAMPLES:  # as with a sampler that starts anew before its end
         return NotExamined(f"{shared} samples were read by several ranks, which may be the sampler's chance")
-    # An order of its own.
+    # The same row, where each rank has an order of its own.
     text = f"without the last batch, {shared} of {len(readers)} samples were read by several ranks in epoch {number}"
     return Finding(text, advice, pitfall="different_orders")
 
@@ -134,7 +134,8 @@ def agree(pairs: Pairs) -> bool:
 
     That value proves nothing: it may be the label of 95 % of the samples, or the mask of all.
     """
-    for tensor in range(min(len(content) for pair in pairs for content in pair)):
+    tensors = min(map(len, chain.from_iterable(pairs)))
+    for tensor in range(tensors):
         values = [(first[tensor], second[tensor]) for first, second in pairs]
         counts = Counter(first for first, _ in values)
         most_common = max(counts, key=counts.__getitem__)

@@ -42,7 +42,7 @@ class Reading:
 class LoaderObserver:
     """The epochs of a script over its DataLoaders.
 
-    torch calls a DataLoader's iterator for each batch as follows, without workers:
+    For each batch of a DataLoader without workers these are called, one after the other:
 
         before_batch   the states of the random generators
         after_indices  `asked` gets the numbers of a batch
