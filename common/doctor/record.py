@@ -24,9 +24,9 @@ class Epoch:
 
     Two ranks that train on 6 samples of one order, 2 0 5 4 1 3, in batches of 2:
 
-        rank  samples  batches  last_batch  complete  forwards
-        0     2 5 1    2        1           True      2
-        1     0 4 3    2        1           True      2
+        rank  samples  batches  last_batch  complete  forwards  samples_in_forwards
+        0     2 5 1    2        1           True      2         3
+        1     0 4 3    2        1           True      2         3
     """
 
     loader: int  # the `id` of the DataLoader
@@ -39,6 +39,7 @@ class Epoch:
     complete: bool = False  # the data came to their end; `checks/end.py` asks whether they end on all ranks
     last_batch: int = 0  # the number of samples in the last one, which a sampler may have filled up or dropped
     forwards: int = 0  # the number of forwards in training with its batches
+    samples_in_forwards: int = 0  # the number of samples in these, for `samples.check_training_samples`
     contents: list[tuple[int, ...]] = field(default_factory=list)  # a fingerprint of each tensor of the first samples
 
 

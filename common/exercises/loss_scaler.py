@@ -86,30 +86,23 @@ def attempt(solution: ModuleType, _: Traffic) -> list[Step]:
 def check(actual: list[list[Step]], expected: list[list[Step]]) -> None:
     """Raise the first mistake of the first step that has one."""
     for number in range(STEPS):
-        check_step(number, [steps[number] for steps in actual], [steps[number] for steps in expected])
+        for field in Step._fields:
+            of_ranks = [getattr(steps[number], field) for steps in actual]
+            right = [getattr(steps[number], field) for steps in expected]
+            if not near(of_ranks, right):
+                sentence = mistake_in(field, number, of_ranks, right)
+                raise Mistake(f"step {number + 1}: {sentence}", by_rank(of_ranks) | {"they should be": right})
 
 
-def check_step(number: int, actual: list[Step], expected: list[Step]) -> None:
-    """Raise the first mistake of a step, of which each rank has one."""
-    losses = [step.scaled_loss for step in actual]
-    right_losses = [step.scaled_loss for step in expected]
-    if not near(losses, right_losses):
-        raise mistake(number, "scale(loss) has to return the loss times the scale", losses, right_losses)
-    gradients = [step.gradients for step in actual]
-    right_gradients = [step.gradients for step in expected]
-    if not near(gradients, right_gradients):
-        raise mistake(number, about_gradients(number, gradients, right_gradients), gradients, right_gradients)
-    scales = [step.scale for step in actual]
-    right_scales = [step.scale for step in expected]
-    if not near(scales, right_scales):
-        sentence = "growth_interval steps in a row without an overflow double the scale. Then count anew"
-        if number in OVERFLOWS:
-            sentence = "an overflow on any rank halves the scale of all ranks"
-        raise mistake(number, sentence, scales, right_scales)
-
-
-def mistake(number: int, sentence: str, of_ranks: list, right: list) -> Mistake:
-    return Mistake(f"step {number + 1}: {sentence}", by_rank(of_ranks) | {"they should be": right})
+def mistake_in(field: str, number: int, of_ranks: list, right: list) -> str:
+    """The sentence about a field of a step that is wrong on some rank."""
+    if field == "scaled_loss":
+        return "scale(loss) has to return the loss times the scale"
+    if field == "gradients":
+        return about_gradients(number, of_ranks, right)
+    if number in OVERFLOWS:
+        return "an overflow on any rank halves the scale of all ranks"
+    return "growth_interval steps in a row without an overflow double the scale. Then count anew"
 
 
 def about_gradients(number: int, gradients: list, right: list) -> str:

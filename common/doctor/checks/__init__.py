@@ -45,9 +45,11 @@ def ask_all(records: list[Record], patience: float) -> dict[str, Answer]:
 
 def why_nothing_was_examined(records: list[Record], answers: dict[str, Answer]) -> str | None:
     """The reason for which there was nothing to compare; None if there was something."""
-    hung = all(record.end.reason != "crash" for record in records) and isinstance(answers["end of the script"], Finding)
-    if hung or any(record.backend for record in records):
+    trained = any(record.steps for record in records)
+    crashed = any(record.end.reason == "crash" for record in records)
+    ended_badly = isinstance(answers["end of the script"], Finding)
+    if any(record.backend for record in records) or (ended_badly and (trained or not crashed)):
         return None
-    if any(record.steps for record in records):
+    if trained:
         return "the script made no process group, and each process ran a training of its own"
     return f"no process group and no optimizer step were seen; the script printed last: {records[0].last_printed}"

@@ -8,6 +8,7 @@
     a part of a stream                            not examined        not examined
     an order of its own, of data of its own       not examined        not examined
     samples that are drawn with replacement       not examined        not examined
+    whole batches, and trains on its share        not examined        not examined
 
 Samples are compared by their numbers, and where that is not enough by their contents, fingerprints of their tensors.
 """
@@ -55,11 +56,13 @@ def _answer_by_numbers(number: int, epochs: tuple[Epoch, ...]) -> Answer:
         return NotExamined("a number has other contents on another rank: its own data set, or new with each read")
     advice = "deal one order out among the ranks, with one seed on all of them, as DistributedSampler does"
     samples = epochs[0].samples
-    if all(epoch.samples == samples for epoch in epochs):  # the row "an order of its own, or the whole"
-        return Finding(
-            f"each rank read the same {len(samples)} samples in the same order in epoch {number}",
-            f"{advice}. If the script cuts each rank's share out of a batch, it is right, but reads too much",
-        )
+    if all(epoch.samples == samples for epoch in epochs):
+        trained = sum(epoch.samples_in_forwards for epoch in epochs)
+        # A script that stops in the middle of the data may have read a last batch in vain.
+        if len(samples) - epochs[0].last_batch <= trained <= len(samples):
+            return NotExamined("the script itself cuts each rank's share out of a batch")
+        # The row "an order of its own, or the whole".
+        return Finding(f"each rank read the same {len(samples)} samples in the same order in epoch {number}", advice)
     if shared < MIN_SAMPLES:  # as with a sampler that starts anew before its end
         return NotExamined(f"{shared} samples were read by several ranks, which may be the sampler's chance")
     # The same row, where each rank has an order of its own.
@@ -137,8 +140,7 @@ def agree(pairs: Pairs) -> bool:
     tensors = min(map(len, chain.from_iterable(pairs)))
     for tensor in range(tensors):
         values = [(first[tensor], second[tensor]) for first, second in pairs]
-        counts = Counter(first for first, _ in values)
-        most_common = max(counts, key=counts.__getitem__)
+        most_common, _ = Counter(first for first, _ in values).most_common(1)[0]
         equal = [first == second for first, second in values if first != most_common]
         if equal and sum(equal) >= SAME * len(equal):
             return True

@@ -63,10 +63,11 @@ class LoaderObserver:
         self._recorder.wrap(_BaseDataLoaderIter, "_next_index", after=self.after_indices)
         self._recorder.wrap(_BaseDataLoaderIter, "__next__", self.before_batch, self.after_batch, self.after_error)
 
-    def note_forward(self) -> None:
-        """Count a forward in training for the newest batch."""
+    def note_forward(self, inputs: tuple) -> None:
+        """Count a forward in training, and its samples, for the newest batch."""
         if self._newest is not None:
             self._newest.forwards += 1
+            self._newest.samples_in_forwards += len(next(_tensors(inputs), ()))
 
     def after_start(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
         dealt_out_by_torch = type(loader.batch_sampler) in (BatchSampler, type(None))

@@ -66,7 +66,7 @@ class NetworkObserver:
         if self._forward is None:
             if next(module.parameters(), None) is None:
                 return  # no network, but for example a loss
-            self._forward = self._start(module)
+            self._forward = self._start(module, inputs)
         forward = self._forward
         # If DDP copies rank 0's buffers, it has done so before it calls the network.
         if module is forward.module and not module.training:
@@ -78,7 +78,7 @@ class NetworkObserver:
             self._forward = None
             self._record.draws += draws_since(forward.generators, "forwards in training", _device(module))
 
-    def _start(self, called: nn.Module) -> Forward:
+    def _start(self, called: nn.Module, inputs: Any) -> Forward:
         """Note that the script has called a network, by itself or in its wrappers."""
         *wrappers, module = _unwrapped(called)
         network = self._network(module)
@@ -86,7 +86,7 @@ class NetworkObserver:
         is_training = module.training and torch.is_grad_enabled()
         if is_training:
             network.forwards += 1
-            self._loaders.note_forward()
+            self._loaders.note_forward(inputs)
             self._compare_with_wrapping(module, network, wrappers)
             if network.forwards <= FORWARDS_WITH_DRAWS:
                 generators = states(_device(module))

@@ -127,6 +127,11 @@ class StreamReadWholeOnEachRank(Engine):
         return 16
 
 
+class StreamCalledByKeywords(StreamReadWholeOnEachRank):
+    def loss_of(self, batch):
+        return self.criterion(self.model(x=batch["x"]), batch["y"])
+
+
 class PaddedEvaluation(Engine):
     def make_valid_loader(self):
         return DataLoader(self.valid_set, self.opts.bs, sampler=DistributedSampler(self.valid_set))
@@ -164,6 +169,17 @@ class StreamSharedOut(Engine):
         return 8
 
 
+class BatchesCutByTheScript(Engine):
+    """It looks like NoSampler, and is right."""
+
+    def make_train_loader(self):
+        return DataLoader(self.train_set, self.opts.bs, shuffle=True, generator=torch.Generator().manual_seed(1))
+
+    def loss_of(self, batch):
+        own = {key: values[self.rank :: self.world] for key, values in batch.items()}
+        return super().loss_of(own)
+
+
 class CollectiveOnRank0(Engine):
     def add_up(self, running):
         if self.is_chief:
@@ -186,6 +202,11 @@ class UnusedParameter(Engine):
         net = Net()
         net.spare = nn.Linear(16, 2)
         return net
+
+
+class RankThatLeavesItsLoop(Engine):
+    def epochs(self):
+        return range(1) if self.rank else range(2)
 
 
 class Sharded(Engine):
