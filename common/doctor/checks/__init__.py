@@ -48,7 +48,8 @@ def why_nothing_was_examined(records: list[Record], answers: dict[str, Answer]) 
     trained = any(record.steps for record in records)
     crashed = any(record.end.reason == "crash" for record in records)
     ended_badly = isinstance(answers["end of the script"], Finding)
-    if any(record.backend for record in records) or (ended_badly and (trained or not crashed)):
+    with_group = any(record.backend for record in records)
+    if with_group or (ended_badly and (trained or not crashed)):
         return None
     if trained:
         return "the script made no process group, and each process ran a training of its own"
