@@ -106,11 +106,12 @@ def _wait(started: list[subprocess.Popen], folders: list[Path], patience: float)
 
 def _stop(started: list[subprocess.Popen]) -> list[int]:
     """End all ranks, and return those that had not ended by themselves."""
-    not_signalled = [process for process in started if process.returncode is None]
+    # A rank may have ended since the last poll: its group is still to be killed, but we have not stopped it.
+    not_yet_killed = [process for process in started if process.returncode is None]
     running = [rank for rank, process in enumerate(started) if process.poll() is None]
     # All are stopped before one is killed: a rank whose connections close would leave the line where it waits.
     for signal_number in (signal.SIGSTOP, signal.SIGKILL):
-        for process in not_signalled:
+        for process in not_yet_killed:
             _signal_group(process, signal_number)
     for process in started:  # after all are killed: a second Ctrl-C may interrupt this
         process.wait()
@@ -129,7 +130,8 @@ def _end_of(record: Record, exit_code: int, was_stopped: bool) -> End:
     if was_stopped:
         end = replace(end, reason="stopped")
     elif exit_code != 0 and end.reason is None:  # it was killed, or left by os._exit
-        end = replace(end, reason="crash", error=_exit_name(exit_code))
+        error = signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
+        end = replace(end, reason="crash", error=error)
     if end.reason == "crash" and not end.message:
         end = replace(end, message=f"last printed: {record.last_printed}")
     return end
@@ -143,8 +145,3 @@ def _record(rank: int, folder: Path) -> Record:
     printed = (folder / LOG).read_text(errors="replace")
     record.last_printed = printed.strip().split("\n")[-1]
     return record
-
-
-def _exit_name(code: int) -> str:
-    """The name of the signal that has killed a process, or its exit code."""
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"

@@ -24,22 +24,22 @@ class Epoch:
 
     Two ranks that train on 6 samples of one order, 2 0 5 4 1 3, in batches of 2:
 
-        rank  samples  batches  last_batch  complete  forwards  forwards_of_own_share
-        0     2 5 1    2        1           True      2         0
-        1     0 4 3    2        1           True      2         0
-
-    Where each rank reads the whole batch and cuts its own half out of it, all forwards are forwards_of_own_share.
+        rank  samples  batches  last_batch  complete  forwards  samples_in_forwards
+        0     2 5 1    2        1           True      2         3
+        1     0 4 3    2        1           True      2         3
     """
 
     loader: int  # the `id` of the DataLoader
     size: int | None  # the length of the whole data set, of which a `Subset` has a part; None if it is iterable
-    by_torch: bool  # torch's own batch sampler deals out the samples, not one of a library that corrects them later
+    # True if torch's own batch sampler deals out the samples. Those of a library may be corrected later, so they do not
+    # count in `epochs.check_evaluation_samples`.
+    dealt_out_by_torch: bool
     samples: list[int] | None = field(default_factory=list)  # the numbers read, in order; None where they have none
     batches: int = 0  # the number of batches that came
-    complete: bool = False  # the data came to their end
-    last_batch: int = 0  # the number of samples in the last one
+    complete: bool = False  # the data came to their end; `checks/end.py` asks whether they end on all ranks
+    last_batch: int = 0  # the number of samples in the last one, which a sampler may have filled up or dropped
     forwards: int = 0  # the number of forwards in training with its batches
-    forwards_of_own_share: int = 0  # their input was one rank's share of the batch, as the script has cut it out
+    samples_in_forwards: int = 0  # the number of samples in these, for `samples.check_training_samples`
     contents: list[tuple[int, ...]] = field(default_factory=list)  # a fingerprint of each tensor of the first samples
 
 
@@ -52,11 +52,10 @@ class Network:
     is_sharded: bool = False  # a rank holds parts of its parameters, as under FSDP
     has_module: bool = False  # a part of it is itself called `module`
     wrapped: bool = False  # DistributedDataParallel holds it, or it holds one
-    needs_all_gradients: bool = False  # DistributedDataParallel raises if a parameter gets no gradient
     forwards: int = 0  # calls in training mode with gradients
     past_wrapper: int = 0  # forwards that did not come through the wrapper
     changed: list[str] = field(default_factory=list)  # parameters that were exchanged, moved or converted once wrapped
-    # After some numbers of steps a part of each parameter; after 0, as DDP first trains with it.
+    # A part of each parameter, by the number of steps after which it was noted.
     weights: dict[int, Tensors] = field(default_factory=dict)
     # BatchNorm's statistics in evaluations, by the number of steps before them.
     statistics: dict[int, Tensors] = field(default_factory=dict)
@@ -85,14 +84,6 @@ class Membership:
 
     count_in_no_network: int  # parameters of an optimizer, without gradients; only a network has names for them
     in_no_optimizer: list[str]  # parameters of a trained network that have gradients
-    without_gradient: list[str]  # parameters whose gradients DistributedDataParallel waits for
-
-
-@dataclass
-class Clipping:
-    """A call that clipped gradients."""
-
-    scaled: bool  # a loss scale had multiplied the gradients, and nobody had divided them
 
 
 @dataclass
@@ -141,7 +132,8 @@ class Record:
     draws: list[Draw] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     memberships: list[Membership] = field(default_factory=list)
-    clippings: list[Clipping] = field(default_factory=list)
+    # For each call that clipped gradients: True if a loss scale had multiplied them, and nobody had divided them.
+    clippings: list[bool] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
     collectives: list[Call] = field(default_factory=list)  # calls in the group of all ranks
     observer_errors: list[str] = field(default_factory=list)
@@ -153,7 +145,6 @@ KINDS = {
     "draws": Draw,
     "steps": Step,
     "memberships": Membership,
-    "clippings": Clipping,
     "saves": Save,
     "collectives": Call,
 }

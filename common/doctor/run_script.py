@@ -34,11 +34,8 @@ def run(folder: Path, last_step: int | None, script: Path, arguments: list[str])
     try:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as exit:
-        if isinstance(exit.code, str):
-            recorder.finish("crash", message=exit.code)
-            raise
         if exit.code:
-            recorder.finish("crash", f"exit code {exit.code}")
+            recorder.finish("crash", "SystemExit", str(exit.code))
             raise
     except BaseException as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(script)]

@@ -47,7 +47,8 @@ def reference() -> list[float]:
     gradients = []
     for step in range(len(MICRO_BATCHES)):
         of_ranks = [samples_of(step, rank) for rank in range(dist.get_world_size())]
-        inputs, targets = map(torch.cat, zip(*of_ranks, strict=True))
+        inputs = torch.cat([inputs for inputs, _ in of_ranks])
+        targets = torch.cat([targets for _, targets in of_ranks])
         F.mse_loss(model(inputs), targets).backward()
         gradients.append(model.weight.grad.item())
         optimizer.step()
@@ -106,12 +107,12 @@ def check(actual: list[Result], expected: list[list[float]]) -> None:
 
 def check_events(where: str, count: int, of_ranks: list[list[str]]) -> None:
     """Raise a Mistake if the forwards, backwards, messages and optimizer steps of a rank are not in their order."""
-    right = [*PASSES * count, *MESSAGE, "step"]
+    right = count * PASSES + MESSAGE + ["step"]
     for events in of_ranks:
         if events == right:
             continue
         messages = events.count("all_reduce")
-        if [event for event in events if event not in MESSAGE] != [*PASSES * count, "step"]:
+        if [event for event in events if event not in MESSAGE] != count * PASSES + ["step"]:
             sentence = "call forward and backward of one micro-batch after the other, then make one optimizer step"
         elif messages == 0:
             sentence = (

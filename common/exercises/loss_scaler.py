@@ -22,16 +22,24 @@ LARGE = 16.0  # the gradient is 256, which times the scale is inf in fp16
 STEPS = 9  # steps 6 to 9 do not overflow, so the scale doubles after 7 and after 9
 # Parameters of each rank's part. Rank 1 has three, so that code which looks at the first or the last only is caught.
 PARAMETERS = (2, 3, 2)
-# The rank on which the gradient of the second parameter becomes inf or nan, and its factor; by step, from 0 on.
-OVERFLOWS = {1: (1, LARGE), 4: (0, math.nan)}
+
+
+class Overflow(NamedTuple):
+    """The rank on which the gradient of the second parameter becomes inf or nan, and the factor that makes it so."""
+
+    rank: int
+    factor: float
+
+
+OVERFLOWS = {1: Overflow(rank=1, factor=LARGE), 4: Overflow(rank=0, factor=math.nan)}  # by step, from 0 on
 
 
 def loss_of(parameters: list[torch.Tensor], step: int) -> torch.Tensor:
     """A loss that is computed in fp16 up to its last sum, as under autocast."""
     factors = torch.full((len(parameters), 2), SMALL).half()
-    rank, factor = OVERFLOWS.get(step, (None, SMALL))
-    if rank == dist.get_rank():
-        factors[1, 1] = factor
+    overflow = OVERFLOWS.get(step)
+    if overflow is not None and overflow.rank == dist.get_rank():
+        factors[1, 1] = overflow.factor
     products = torch.stack(parameters).half() * factors * factors
     return 1 + products.float().sum()
 
@@ -78,38 +86,30 @@ def attempt(solution: ModuleType, _: Traffic) -> list[Step]:
 def check(actual: list[list[Step]], expected: list[list[Step]]) -> None:
     """Raise the first mistake of the first step that has one."""
     for number in range(STEPS):
-        check_step(number, [steps[number] for steps in actual], [steps[number] for steps in expected])
+        for field in Step._fields:
+            of_ranks = [getattr(steps[number], field) for steps in actual]
+            right = [getattr(steps[number], field) for steps in expected]
+            if not near(of_ranks, right):
+                sentence = mistake_in(field, number, of_ranks, right)
+                raise Mistake(f"step {number + 1}: {sentence}", by_rank(of_ranks) | {"they should be": right})
 
 
-def check_step(number: int, actual: list[Step], expected: list[Step]) -> None:
-    """Raise the first mistake of a step, of which each rank has one."""
-    losses = [step.scaled_loss for step in actual]
-    right_losses = [step.scaled_loss for step in expected]
-    if not near(losses, right_losses):
-        raise mistake(number, "scale(loss) has to return the loss times the scale", losses, right_losses)
-    gradients = [step.gradients for step in actual]
-    right_gradients = [step.gradients for step in expected]
-    if not near(gradients, right_gradients):
-        raise mistake(number, about_gradients(number, gradients, right_gradients), gradients, right_gradients)
-    scales = [step.scale for step in actual]
-    right_scales = [step.scale for step in expected]
-    if not near(scales, right_scales):
-        sentence = "growth_interval steps in a row without an overflow double the scale. Then count anew"
-        if number in OVERFLOWS:
-            sentence = "an overflow on any rank halves the scale of all ranks"
-        raise mistake(number, sentence, scales, right_scales)
-
-
-def mistake(number: int, sentence: str, of_ranks: list, right: list) -> Mistake:
-    return Mistake(f"step {number + 1}: {sentence}", by_rank(of_ranks) | {"they should be": right})
+def mistake_in(field: str, number: int, of_ranks: list, right: list) -> str:
+    """The sentence about a field of a step that is wrong on some rank."""
+    if field == "scaled_loss":
+        return "scale(loss) has to return the loss times the scale"
+    if field == "gradients":
+        return about_gradients(number, of_ranks, right)
+    if number in OVERFLOWS:
+        return "an overflow on any rank halves the scale of all ranks"
+    return "growth_interval steps in a row without an overflow double the scale. Then count anew"
 
 
 def about_gradients(number: int, gradients: list, right: list) -> str:
     if number in OVERFLOWS:
-        rank, _ = OVERFLOWS[number]
         return (
-            f"a gradient had overflowed on rank {rank}, so all ranks have to skip the step. Look for inf and nan in "
-            "all gradients, and call one all-reduce in each step, after the loop over the parameters"
+            f"a gradient had overflowed on rank {OVERFLOWS[number].rank}, so all ranks have to skip the step. Look for "
+            "inf and nan in all gradients, and call one all-reduce in each step, after the loop over the parameters"
         )
     if near(gradients, scaled(right, SCALE)):  # before the first overflow the scale is still SCALE
         return "the gradients are still multiplied by the scale. Divide those of all param_groups before the step"

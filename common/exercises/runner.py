@@ -2,6 +2,13 @@
 
 Every way in which a solution fails to return ends in a Mistake with the learner's own line: a gap that is left, an
 exception, a collective that nobody answers, a loop without an end.
+
+    main thread of each rank                         solution thread
+    makes a group of its own, runs `reference`
+    waits for at most SECONDS                        imports the solution, runs `attempt`
+    notes the outcome: Returned, Stuck or Mistake    ends, or waits on in the group of the solution
+    meets the other ranks in its own group
+    leaves the groups, unless it is stuck
 """
 
 import importlib.util
@@ -42,7 +49,7 @@ class Stuck(NamedTuple):
     line: str
 
 
-def check(name: str, path: Path) -> None:
+def check_solution(name: str, path: Path) -> None:
     """Check the solution in `path` on all numbers of ranks.
 
     Raises:
@@ -135,7 +142,7 @@ class SolutionThread(threading.Thread):
             with simulated_network() as traffic:
                 spec.loader.exec_module(solution)
                 self.actual = self._checker.attempt(solution, traffic)
-            traffic.check()
+            traffic.check_all_waited()
         except BaseException as error:
             self.error = error
 

@@ -1,7 +1,8 @@
 """A simulated network, the slowest there is: each collective of a solution begins when somebody waits for it.
 
-On one machine an all-reduce in the background ends so soon that code which forgets to wait mostly works. Over this
-link it never does, so that each run of a wrong solution shows the same mistake.
+Only sends and receives begin at once, because in a ring a rank sends before it receives. On one machine an all-reduce
+in the background ends so soon that code which forgets to wait mostly works. Over this link it never does, so that each
+run of a wrong solution shows the same mistake.
 """
 
 import functools
@@ -57,9 +58,6 @@ class Message:
         """True once somebody has waited: a collective does not begin before."""
         return self.was_waited_for
 
-    def get_future(self) -> None:
-        raise Mistake("the handles of an exercise have wait() and is_completed(), and no get_future(): use wait()")
-
 
 class Traffic:
     """The messages of a solution on one rank.
@@ -82,7 +80,7 @@ class Traffic:
         return None
 
     def send_or_receive(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Message:
-        """A message that begins at once, because in a ring a rank sends and then receives."""
+        """A message that begins at once."""
         message = self._message(function, args, kwargs)
         message.begin()
         return message
@@ -92,7 +90,7 @@ class Traffic:
         while message in self.delayed:
             self.delayed.pop(0).begin()
 
-    def check(self) -> None:
+    def check_all_waited(self) -> None:
         """Raise a Mistake if a message was not waited for, or was changed on its way."""
         for message in self.messages:
             which = f"{message.name} of rank {dist.get_rank()}"

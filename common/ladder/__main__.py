@@ -123,7 +123,7 @@ def check_solution(name: str, solution: Path) -> None:
     if not solution.is_file():
         fail(f"there is no file {solution}")
     try:
-        runner.check(name, solution)
+        runner.check_solution(name, solution)
     except Mistake as mistake:
         print(f"NOT YET: {name}\n\n{textwrap.indent(str(mistake), '  ')}")
         sys.exit(1)

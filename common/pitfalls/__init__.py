@@ -17,6 +17,8 @@ import importlib
 from types import ModuleType
 from typing import NamedTuple
 
+from common.levels import LEVELS
+
 
 class Pitfall(NamedTuple):
     """The place of a pitfall on the ladder, and how it is run."""
@@ -29,11 +31,7 @@ class Pitfall(NamedTuple):
     world_size: int = 2  # processes
 
 
-LEVEL_00 = "00_single_gpu"
-LEVEL_01 = "01_data_parallel"
-LEVEL_02 = "02_ddp_raw"
-LEVEL_03 = "03_accelerate"
-LEVEL_04 = "04_trainer"
+LEVEL_00, LEVEL_01, LEVEL_02, LEVEL_03, LEVEL_04 = LEVELS
 # As a run meets them: data, gradients, schedule, collectives, files, clock.
 PITFALLS = {
     "batch_size_per_process": Pitfall(LEVEL_02),

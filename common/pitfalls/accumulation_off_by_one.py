@@ -1,10 +1,10 @@
-"""Gradient accumulation off by one: a step too early, and a rest without one.
+"""Gradient accumulation off by one: a step too early, and none for the rest.
 
 `number % 4 == 0` is true for micro-batch 0. The windows are then 1, 4, 4 … with
 an incomplete rest whose gradients are thrown away or leak into the next epoch.
-Count from 1, and close the last window where the data end: divided by 4, the
-gradient of a shorter one is too small, but not lost. `accelerator.accumulate`
-does both, and so does the Trainer.
+Count from 1, and close the last window where the data end. The gradient of a
+shorter window is then too small, because it too is divided by 4, but it is not
+lost. `accelerator.accumulate` does both, and so does the Trainer.
 """
 
 import torch

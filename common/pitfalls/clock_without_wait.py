@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 class AllReduce:
     # It stands for the handle of `dist.all_reduce(tensor, async_op=True)`. That
-    # work may end before anybody looks. This one begins when somebody waits.
+    # work may end before anybody looks. This one begins when somebody waits, so
+    # that it is never done before.
     def __init__(self, tensor):
         self.tensor = tensor
         self.completed = False
@@ -45,4 +46,4 @@ def detect(outcome):
     """Call it right after the clock was read."""
     seconds, work = outcome
     if not work.is_completed():
-        return f"the clock shows {seconds:.4f} s; the work was still under way"
+        return f"the clock shows {seconds:.4f} s; nobody waited for the work"

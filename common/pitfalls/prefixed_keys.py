@@ -1,4 +1,4 @@
-"""`module.` in front of every key: `strict=False` loads nothing of them.
+"""`module.` in front of every key: with `strict=False` none is loaded.
 
 The wrapper's state dict has the wrapper's names. Loaded into the bare network
 it is an error; the quick cure `strict=False` drops that error together with

@@ -2,8 +2,8 @@
 
 Exchanging the last layer for a new task makes new tensors, and so does a
 wrapper that flattens parameters. An optimizer keeps those it was given; the new
-layer gets gradients and never moves. DDP keeps the parameters it wraps: an
-optimizer made before it is right, and one made last always is.
+layer gets gradients and never moves. DDP keeps the parameters that it wraps, so
+an optimizer may be made before it. To make the optimizer last is always right.
 """
 
 import torch

@@ -45,12 +45,11 @@ def ask_all(records: list[Record], patience: float) -> dict[str, Answer]:
 
 def why_nothing_was_examined(records: list[Record], answers: dict[str, Answer]) -> str | None:
     """The reason for which there was nothing to compare; None if there was something."""
-    if any(record.backend for record in records):
-        return None
     trained = any(record.steps for record in records)
-    reasons = {record.end.reason for record in records}
-    hung = "stopped" in reasons and "crash" not in reasons
-    if (trained or hung) and isinstance(answers["end of the script"], Finding):
+    crashed = any(record.end.reason == "crash" for record in records)
+    ended_badly = isinstance(answers["end of the script"], Finding)
+    with_group = any(record.backend for record in records)
+    if with_group or (ended_badly and (trained or not crashed)):
         return None
     if trained:
         return "the script made no process group, and each process ran a training of its own"

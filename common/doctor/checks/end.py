@@ -10,6 +10,8 @@ from common.doctor.record import Call, Epoch, Record
 MAX_ERROR = 300  # characters, after which the text of an error is cut
 # Errors of a rank whose partner has left or has called another collective. torch's threads abort the process (SIGABRT).
 OF_COMMUNICATION = ("SIGABRT", "DistBackendError", "DistNetworkError", "DistStoreError")
+UNUSED = "parameters that were not used in producing loss"  # in the error of DistributedDataParallel
+WHAT_TO_SEE = "see what each line waits for: ranks must leave a loop at one step. If a line works, raise --time-out"
 
 
 def check_end(records: list[Record], patience: float) -> Answer:
@@ -51,42 +53,55 @@ def rank_with_own_error(records: list[Record]) -> Record | None:
 def _crashed(record: Record) -> Finding:
     error = record.end.error_line()[:MAX_ERROR]
     text = f"rank {record.rank} crashed after {len(record.steps)} optimizer steps: {error}"
-    unused = record.memberships[-1].without_gradient if record.memberships else []
-    if record.end.error != "RuntimeError" or not unused:
+    if UNUSED not in record.end.message:
         return Finding(text, "mend the error, and call the doctor again")
     return Finding(
-        f"{text}; DistributedDataParallel waits for the gradients of parameters that the forward does not use: "
-        f"{len(unused)} have none ({', '.join(unused[:3])})",
+        f"{text}; DistributedDataParallel waits for the gradients of parameters that the forward does not use",
         "freeze or remove them before wrapping, or let DDP look for them with find_unused_parameters=True",
         pitfall="unused_parameter",
     )
 
 
 def _waiting(records: list[Record], patience: float) -> Finding:
-    text = ", ".join(map(_where, records))
+    where = ", ".join(map(_where, records))
     if not any(record.end.reason == "crash" for record in records):
-        text = f"no rank made progress for {patience:g} s: {text}"
+        where = f"no rank made progress for {patience:g} s: {where}"
     # Uneven epochs come first: they also make the collectives differ, and explain it.
+    for cause in (_uneven_training, _uneven_evaluation, _different_collectives):
+        finding = cause(records, where)
+        if finding is not None:
+            return finding
+    return Finding(where, WHAT_TO_SEE)
+
+
+def _uneven_training(records: list[Record], where: str) -> Finding | None:
     uneven = _uneven_epoch(records, training_epochs)
-    if uneven:
-        advice = "give all ranks equally many batches, or use Join"
-        return Finding(f"{text}; in epoch {uneven}", advice, pitfall="uneven_inputs")
-    is_sharded = any(network.is_sharded for record in records for network in record.networks)
+    if uneven is None:
+        return None
+    advice = "give all ranks equally many batches, or use Join"
+    return Finding(f"{where}; in epoch {uneven}", advice, pitfall="uneven_inputs")
+
+
+def _uneven_evaluation(records: list[Record], where: str) -> Finding | None:
     uneven = _uneven_epoch(records, evaluations)
-    if uneven and is_sharded:
-        advice = "give all ranks equally many batches: each forward gathers the sharded parameters"
-        return Finding(f"{text}; in evaluation {uneven}", advice, pitfall="uneven_evaluation")
+    is_sharded = any(network.is_sharded for record in records for network in record.networks)
+    if uneven is None or not is_sharded:
+        return None
+    advice = "give all ranks equally many batches: each forward gathers the sharded parameters"
+    return Finding(f"{where}; in evaluation {uneven}", advice, pitfall="uneven_evaluation")
+
+
+def _different_collectives(records: list[Record], where: str) -> Finding | None:
     calls = _first_different_calls(records)
-    if calls:
-        by_rank = []
-        for rank, call in enumerate(calls):
-            by_rank.append(f"rank {rank} {call.name} in {call.line}" if call else f"rank {rank} none")
-        text = f"{text}; the first collective that is not the same: {', '.join(by_rank)}"
-        if calls[0] is not None and calls[0] not in calls[1:]:
-            return Finding(text, "let all ranks call it, and rank 0 print", pitfall="collective_on_rank_0")
-    return Finding(
-        text, "see what each line waits for: ranks must leave a loop at one step. If a line works, raise --time-out"
-    )
+    if not calls:
+        return None
+    by_rank = []
+    for rank, call in enumerate(calls):
+        by_rank.append(f"rank {rank} {call.name} in {call.line}" if call else f"rank {rank} none")
+    text = f"{where}; the first collective that is not the same: {', '.join(by_rank)}"
+    if calls[0] is not None and calls[0] not in calls[1:]:
+        return Finding(text, "let all ranks call it, and rank 0 print", pitfall="collective_on_rank_0")
+    return Finding(text, WHAT_TO_SEE)
 
 
 def _where(record: Record) -> str:

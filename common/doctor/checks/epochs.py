@@ -43,7 +43,7 @@ def check_evaluation_samples(records: list[Record]) -> Answer:
 
 
 def _evaluation(number: int, epochs: tuple[Epoch, ...]) -> Answer:
-    if not all(epoch.by_torch for epoch in epochs):
+    if not all(epoch.dealt_out_by_torch for epoch in epochs):
         reason = "a library deals out the samples, and may drop those that it repeats when metrics are gathered"
         return NotExamined(reason)
     reason = why_not_comparable(epochs)

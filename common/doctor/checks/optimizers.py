@@ -33,10 +33,7 @@ def check_learning_rates(records: list[Record]) -> Answer:
     if not different:
         return Right()
     first = different[0]
-    rates_by_rank = []
-    for rank, step in enumerate(steps[first]):
-        distinct = " and ".join(f"{rate:.3g}" for rate in dict.fromkeys(step.learning_rates))
-        rates_by_rank.append(f"rank {rank} has {distinct}")
+    rates_by_rank = [f"rank {rank} has {step.learning_rates}" for rank, step in enumerate(steps[first])]
     counted = f"the ranks' learning rates differ at {len(different)} of {len(steps)} steps"
     text = f"{counted}; at step {first + 1} {', '.join(rates_by_rank)}"
     changes = [_changes(record) for record in records]

@@ -19,22 +19,22 @@ def check_same_weights(records: list[Record]) -> Answer:
 
 def _weights(networks: tuple[Network, ...], same_rates: bool) -> Answer:
     by_step = differences([network.weights for network in networks])
-    before_training = by_step.pop(0, None)
     if not by_step:
         return NotExamined("no optimizer step was seen on all ranks, or no rank has whole parameters")
     steps_apart = [step for step, difference in by_step.items() if difference]
-    if not steps_apart:
+    if not steps_apart or come_together_again(networks[0], by_step, steps_apart[0]):
         return Right()
-    first = steps_apart[0]
-    if come_together_again(networks[0], by_step, first):
-        return Right()
-    text = f"{by_step[first]} after step {first}"
-    finding = _cause(text, before_training, networks)
-    if finding:
+    text = f"{by_step[steps_apart[0]]} after step {steps_apart[0]}"
+    finding = _with_cause(text, networks)
+    if finding is not None:
         return finding
     if not same_rates:
         return NotExamined("other learning rates make other weights")
-    return Finding(text, "no further cause was seen: look for `no_sync`, and for updates that not all ranks make")
+    return Finding(
+        text,
+        "no further cause was seen: look for weights that one rank loads after wrapping, for `no_sync`, and for "
+        "updates that not all ranks make",
+    )
 
 
 def come_together_again(network: Network, by_step: dict[int, str | None], first: int) -> bool:
@@ -49,7 +49,7 @@ def come_together_again(network: Network, by_step: dict[int, str | None], first:
     return False
 
 
-def _cause(text: str, before_training: str | None, networks: tuple[Network, ...]) -> Finding | None:
+def _with_cause(text: str, networks: tuple[Network, ...]) -> Finding | None:
     """The finding with its cause, where one was observed."""
     changed = max(len(network.changed) for network in networks)
     if changed:
@@ -69,11 +69,6 @@ def _cause(text: str, before_training: str | None, networks: tuple[Network, ...]
             f"{text}: no DistributedDataParallel holds the network",
             "wrap it, and train the wrapper: that copies rank 0's weights, and averages the gradients",
             pitfall="forward_through_module",
-        )
-    if before_training:
-        return Finding(
-            f"{before_training} before the first step, though DistributedDataParallel holds the network",
-            "load and initialise weights before wrapping, or on all ranks alike",
         )
     return None
 

@@ -8,7 +8,7 @@
     a part of a stream                            not examined        not examined
     an order of its own, of data of its own       not examined        not examined
     samples that are drawn with replacement       not examined        not examined
-    its half of a batch, which the script cuts    not examined        not examined
+    whole batches, and trains on its share        not examined        not examined
 
 Samples are compared by their numbers, and where that is not enough by their contents, fingerprints of their tensors.
 """
@@ -16,7 +16,6 @@ Samples are compared by their numbers, and where that is not enough by their con
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import chain
-from operator import eq
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
 from common.doctor.checks.by_rank import across_ranks, training_epochs, why_not_comparable
@@ -33,18 +32,11 @@ def check_training_samples(records: list[Record]) -> Answer:
     answers: list[Answer] = []
     for number, epochs in enumerate(across_ranks(map(training_epochs, records))):
         reason = why_not_comparable(epochs)
-        if all(_was_cut_by_the_script(epoch) for epoch in epochs):
-            answers.append(NotExamined("the script itself cuts each rank's share out of a batch"))
-        elif reason:
+        if reason:
             answers.append(_answer_by_contents(number, epochs, reason))
         else:
             answers.append(_answer_by_numbers(number, epochs))
     return overall(answers, "no pass over a DataLoader was seen in training on all ranks")
-
-
-def _was_cut_by_the_script(epoch: Epoch) -> bool:
-    """True if each forward was of a share of its batch, and of no micro-batch: they are no more than the batches."""
-    return epoch.forwards_of_own_share == epoch.forwards and epoch.forwards <= epoch.batches
 
 
 def _answer_by_numbers(number: int, epochs: tuple[Epoch, ...]) -> Answer:
@@ -56,17 +48,24 @@ def _answer_by_numbers(number: int, epochs: tuple[Epoch, ...]) -> Answer:
         return NotExamined("the sampler draws samples with replacement")
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
     shared = sum(ranks > 1 for ranks in readers.values())
-    if not shared:
+    if not shared:  # the row "its half of one order"
         return Right()
     pairs = read_by_two([contents_by_number([epoch]) for epoch in epochs])
-    if pairs and max(agreements(pairs).values(), default=0) < SAME:
+    if pairs and not agree(pairs):
+        # The row "an order of its own, of data of its own".
         return NotExamined("a number has other contents on another rank: its own data set, or new with each read")
     advice = "deal one order out among the ranks, with one seed on all of them, as DistributedSampler does"
     samples = epochs[0].samples
     if all(epoch.samples == samples for epoch in epochs):
+        trained = sum(epoch.samples_in_forwards for epoch in epochs)
+        # A script that stops in the middle of the data may have read a last batch in vain.
+        if len(samples) - epochs[0].last_batch <= trained <= len(samples):
+            return NotExamined("the script itself cuts each rank's share out of a batch")
+        # The row "an order of its own, or the whole".
         return Finding(f"each rank read the same {len(samples)} samples in the same order in epoch {number}", advice)
     if shared < MIN_SAMPLES:  # as with a sampler that starts anew before its end
         return NotExamined(f"{shared} samples were read by several ranks, which may be the sampler's chance")
+    # The same row, where each rank has an order of its own.
     text = f"without the last batch, {shared} of {len(readers)} samples were read by several ranks in epoch {number}"
     return Finding(text, advice, pitfall="different_orders")
 
@@ -87,7 +86,8 @@ def check_data_sets(records: list[Record]) -> Answer:
     """The answer about the data sets of the ranks, whose samples are dealt out by their numbers.
 
     Over several epochs a sample comes to several ranks, and its contents can be compared. Augmentation changes some
-    tensors of a sample at each read, but not the label. So only tensors that stay when one rank reads again count.
+    tensors of a sample at each read, but not the label. So one tensor that stays is enough, and nothing is said where
+    none stays when one rank reads again.
     """
     if not isinstance(check_training_samples(records), Right):
         return NotExamined("the samples are not dealt out among the ranks by their numbers")
@@ -103,13 +103,9 @@ def check_data_sets(records: list[Record]) -> Answer:
     by_two = read_by_two(by_rank)
     if min(len(read_again), len(by_two)) < MIN_SAMPLES:
         return NotExamined("too few samples were read again, by the same rank and by another one")
-    staying = [tensor for tensor, agreement in agreements(read_again).items() if agreement >= SAME]
-    if not staying:
-        return NotExamined("the samples change with each read")
-    between_ranks = [agreement for tensor, agreement in agreements(by_two).items() if tensor in staying]
-    if not between_ranks:
-        return NotExamined("the samples that two ranks have read are too alike")
-    if max(between_ranks) >= SAME:
+    if not agree(read_again):
+        return NotExamined("the samples change with each read, or are too alike")
+    if agree(by_two):
         return Right()
     return Finding(
         f"the sampler deals out numbers, but {len(by_two)} samples have other contents on another rank",
@@ -136,20 +132,16 @@ def read_by_two(by_rank: list[dict[int, list[Content]]]) -> Pairs:
     return pairs
 
 
-def agreements(pairs: Pairs) -> dict[int, float]:
-    """The agreement of each tensor: the part of equal pairs, less what is expected by chance (Cohen's kappa).
+def agree(pairs: Pairs) -> bool:
+    """True if a tensor is equal in nearly all pairs that do not begin with its most common value.
 
-    It is 1 if all pairs are equal, and about 0 for unrelated samples, also if 95 % of them have one label. A tensor
-    that is the same for all samples, such as a mask, proves nothing and is left out.
+    That value proves nothing: it may be the label of 95 % of the samples, or the mask of all.
     """
-    found = {}
-    firsts, seconds = zip(*pairs, strict=True)
-    columns = zip(zip(*firsts, strict=False), zip(*seconds, strict=False), strict=False)
-    for tensor, (first, second) in enumerate(columns):
-        if len({*first, *second}) == 1:
-            continue
-        equal = sum(map(eq, first, second)) / len(pairs)
-        counts = Counter(second)
-        by_chance = sum(counts[value] for value in first) / len(pairs) ** 2
-        found[tensor] = (equal - by_chance) / (1 - by_chance)
-    return found
+    tensors = min(map(len, chain.from_iterable(pairs)))
+    for tensor in range(tensors):
+        values = [(first[tensor], second[tensor]) for first, second in pairs]
+        most_common, _ = Counter(first for first, _ in values).most_common(1)[0]
+        equal = [first == second for first, second in values if first != most_common]
+        if equal and sum(equal) >= SAME * len(equal):
+            return True
+    return False

@@ -18,7 +18,7 @@ def check_clipping(records: list[Record]) -> Answer:
     clippings = records[0].clippings
     if not clippings:
         return NotExamined("no gradients were clipped")
-    scaled = sum(clipping.scaled for clipping in clippings)
+    scaled = sum(clippings)
     if not scaled:
         return Right()
     return Finding(

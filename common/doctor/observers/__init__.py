@@ -21,8 +21,8 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from common.doctor.observers import files
 from common.doctor.observers.clipping import ClippingObserver
-from common.doctor.observers.files import FileObserver
 from common.doctor.observers.group import GroupObserver
 from common.doctor.observers.heartbeat import Heartbeat
 from common.doctor.observers.loaders import LoaderObserver
@@ -41,7 +41,7 @@ def install(folder: Path, script: Path, last_step: int | None) -> Recorder:
     networks.install()
     OptimizerObserver(recorder, networks).install()
     ClippingObserver(recorder).install()
-    FileObserver(recorder).install()
+    files.install(recorder)
     GroupObserver(recorder, script).install()
     if last_step is not None:
         register_optimizer_step_post_hook(functools.partial(end_after, last_step, recorder))

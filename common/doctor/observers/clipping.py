@@ -1,4 +1,4 @@
-"""Clipping: whether a GradScaler's scale had multiplied the gradients that are clipped."""
+"""Clipping: the gradients that are clipped while the scale of a GradScaler multiplies them."""
 
 import inspect
 import weakref
@@ -8,7 +8,6 @@ import torch
 from torch.amp import GradScaler
 
 from common.doctor.observers.recorder import Recorder
-from common.doctor.record import Clipping
 
 SCALER_PARAMETERS = inspect.signature(GradScaler.__init__)
 
@@ -44,4 +43,4 @@ class ClippingObserver:
             self._has_scaled[scaler] = False
 
     def before_clipping(self, *args: Any, **kwargs: Any) -> None:
-        self._recorder.record.clippings.append(Clipping(any(self._has_scaled.values())))
+        self._recorder.record.clippings.append(any(self._has_scaled.values()))

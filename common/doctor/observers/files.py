@@ -12,20 +12,16 @@ from common.doctor.observers.recorder import Recorder
 from common.doctor.record import Save
 
 
-class FileObserver:
-    """The files that a script saves."""
+def install(recorder: Recorder) -> None:
+    """Let the recorder note the files that the script saves."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-
-    def install(self) -> None:
-        self._recorder.wrap(torch, "save", before=self.before_save)
-
-    def before_save(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+    def before_save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         path = getattr(f, "name", f)  # `f` is an open file, or itself a path
         if isinstance(path, str | os.PathLike):
             keys = [str(key) for state in _state_dicts(obj) for key in state]
-            self._recorder.record.saves.append(Save(str(Path(path).resolve()), keys))
+            recorder.record.saves.append(Save(str(Path(path).resolve()), keys))
+
+    recorder.wrap(torch, "save", before=before_save)
 
 
 def _state_dicts(value: Any) -> Iterator[dict[str, Tensor]]:

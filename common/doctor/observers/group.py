@@ -15,6 +15,7 @@ from common.doctor.record import Call
 from common.process_group import COLLECTIVES
 
 ON_ALL_RANKS = (*COLLECTIVES, "barrier", "monitored_barrier")
+MAX_WRITES = 256  # ranks that call different collectives do so early
 
 
 class GroupObserver:
@@ -34,8 +35,10 @@ class GroupObserver:
         group = parameters.bind(*args, **kwargs).arguments.get("group")
         if dist.is_initialized() and group in (None, dist.group.WORLD):
             line = script_line(sys._getframe(), self._script) or "?"
-            self._recorder.record.collectives.append(Call(name, line))
-            self._recorder.keep()
+            collectives = self._recorder.record.collectives
+            collectives.append(Call(name, line))
+            if len(collectives) <= MAX_WRITES:  # this very call may abort the process
+                self._recorder.write()
 
     def before_leaving(self, *args: Any, **kwargs: Any) -> None:
         self._recorder.record.end.time = time.monotonic()

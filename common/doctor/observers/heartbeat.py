@@ -12,8 +12,12 @@ from common.doctor.observers.recorder import Recorder
 from common.doctor.record import PROGRESS
 
 INTERVAL = 0.2  # seconds
-_INSTALLED = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-_LIBRARIES = ("<", *_INSTALLED, str(Path(__file__).parents[2]))
+_LIBRARY_FOLDERS = (
+    *[sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")],
+    str(Path(__file__).parents[2]),
+)
+# With a slash, so that /x/common2 does not belong to /x/common. A "<" begins the name of code that is in no file.
+_LIBRARIES = ("<", *[f"{folder}/" for folder in _LIBRARY_FOLDERS])
 
 
 class Heartbeat(threading.Thread):

@@ -3,7 +3,6 @@
 The observer wraps methods of the private class of a DataLoader's iterators, because torch has no hook for them.
 """
 
-import os
 import weakref
 import zlib
 from collections import deque
@@ -41,7 +40,15 @@ class Reading:
 
 
 class LoaderObserver:
-    """The epochs of a script over its DataLoaders."""
+    """The epochs of a script over its DataLoaders.
+
+    For each batch of a DataLoader without workers these are called, one after the other:
+
+        before_batch   the states of the random generators
+        after_indices  `asked` gets the numbers of a batch
+        after_batch    `asked` loses them to `epoch.samples`, and the epoch is the newest one
+        note_forward   a forward counts for the newest epoch
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -56,18 +63,15 @@ class LoaderObserver:
         self._recorder.wrap(_BaseDataLoaderIter, "_next_index", after=self.after_indices)
         self._recorder.wrap(_BaseDataLoaderIter, "__next__", self.before_batch, self.after_batch, self.after_error)
 
-    def note_forward(self, inputs: Any) -> None:
-        """Count a forward in training for the newest batch; the input may be a part of it."""
-        epoch = self._newest
-        if epoch is None:
-            return
-        epoch.forwards += 1
-        if _is_own_share(inputs, epoch.last_batch):
-            epoch.forwards_of_own_share += 1
+    def note_forward(self, inputs: tuple) -> None:
+        """Count a forward in training, and its samples, for the newest batch."""
+        if self._newest is not None:
+            self._newest.forwards += 1
+            self._newest.samples_in_forwards += len(next(_tensors(inputs), ()))
 
     def after_start(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
-        by_torch = type(loader.batch_sampler) in (BatchSampler, type(None))
-        self._readings[iterator] = Reading(Epoch(id(loader), _size(loader.dataset), by_torch))
+        dealt_out_by_torch = type(loader.batch_sampler) in (BatchSampler, type(None))
+        self._readings[iterator] = Reading(Epoch(id(loader), _size(loader.dataset), dealt_out_by_torch))
 
     def after_indices(self, numbers: Any, iterator: Any) -> None:
         self._readings[iterator].asked.append(numbers)
@@ -99,12 +103,6 @@ class LoaderObserver:
     def after_error(self, error: BaseException, iterator: Any) -> None:
         if isinstance(error, StopIteration):
             self._readings[iterator].epoch.complete = True
-
-
-def _is_own_share(inputs: Any, batch: int) -> bool:
-    """True if the network was given one rank's share of a batch: of 8 samples, 4 on two ranks."""
-    rows = next((len(tensor) for tensor in _tensors(inputs)), 0)
-    return 0 < rows * int(os.environ["WORLD_SIZE"]) == batch
 
 
 def _size(dataset: Any) -> int | None:

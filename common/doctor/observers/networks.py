@@ -24,12 +24,16 @@ FORWARDS_WITH_DRAWS = 64  # draws are looked for in the first forwards of a netw
 
 
 class Forward(NamedTuple):
-    """A forward that the script has started, and that has not returned. With a wrapper two modules have a part in it:
+    """A forward that the script has started, and that has not returned.
 
-        model = DistributedDataParallel(net)
-        model(inputs)  # `called` is model, `module` is net
+    With `model = DistributedDataParallel(net)`, torch calls the hooks in `model(inputs)` as follows:
 
-    Without one, in `net(inputs)`, both are net.
+        before_forward(model)  a Forward starts: `called` is model, `module` is net
+        before_forward(net)    in an evaluation the statistics are noted
+        after_forward(net)     nothing, because net was not `called`
+        after_forward(model)   the Forward ends
+
+    Without a wrapper, in `net(inputs)`, `called` and `module` are both net.
     """
 
     called: nn.Module
@@ -57,7 +61,6 @@ class NetworkObserver:
 
     def after_wrapping(self, _: None, ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         self._when_wrapped[ddp.module] = _identities(ddp.module)
-        self._network(ddp.module).needs_all_gradients = not (ddp.find_unused_parameters or ddp.static_graph)
 
     def before_forward(self, module: nn.Module, inputs: Any) -> None:
         if self._forward is None:
@@ -87,8 +90,7 @@ class NetworkObserver:
             self._compare_with_wrapping(module, network, wrappers)
             if network.forwards <= FORWARDS_WITH_DRAWS:
                 generators = states(_device(module))
-        # Without a wrapper, or in an evaluation before it is wrapped, the ranks' first weights may differ.
-        if self._record.steps or (is_training and network.wrapped):
+        if self._record.steps:  # before, the ranks' weights may differ
             self._note_weights(module, network)
         return Forward(called, module, network, generators)
 

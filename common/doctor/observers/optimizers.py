@@ -1,4 +1,4 @@
-"""Optimizers: their steps, and whether they have the parameters of the networks."""
+"""Optimizers: their steps, and their parameters beside those of the networks."""
 
 import math
 import weakref
@@ -58,18 +58,13 @@ class OptimizerObserver:
                 in_optimizers.update({id(parameter): parameter for parameter in group["params"]})
         in_networks = set()
         in_no_optimizer = []
-        without_gradient = []
         for module, network in self._networks.items():
             for name, parameter in module.named_parameters():
                 in_networks.add(id(parameter))
-                if not network.forwards:
-                    continue
-                if parameter.grad is not None and id(parameter) not in in_optimizers:
+                if network.forwards and parameter.grad is not None and id(parameter) not in in_optimizers:
                     in_no_optimizer.append(name)
-                if parameter.grad is None and parameter.requires_grad and network.needs_all_gradients:
-                    without_gradient.append(name)
         count_in_no_network = 0
         for key, parameter in in_optimizers.items():
             if key not in in_networks and parameter.grad is None:
                 count_in_no_network += 1
-        return Membership(count_in_no_network, in_no_optimizer, without_gradient)
+        return Membership(count_in_no_network, in_no_optimizer)

@@ -13,8 +13,6 @@ import torch.distributed as dist
 
 from common.doctor.record import End, Reason, Record, write
 
-MAX_KEEPS = 256  # ranks that differ do so early
-
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
     pass
@@ -30,7 +28,6 @@ class Recorder:
         self._path = path
         self._process = os.getpid()
         self._thread = threading.current_thread()
-        self._kept = 0
 
     def guarded(self, observe: Callable[..., None]) -> Callable[..., None]:
         """An observer that runs in the script's own thread only, not in its loader workers, and never fails it."""
@@ -83,12 +80,6 @@ class Recorder:
             return result
 
         setattr(owner, name, observed)
-
-    def keep(self) -> None:
-        """Write the record now, because the script's next line may abort the process; after many times no more."""
-        if self._kept < MAX_KEEPS:
-            self._kept += 1
-            self.write()
 
     def finish(self, reason: Reason, error: str = "", message: str = "", line: str = "") -> None:
         """Write the record for the last time."""

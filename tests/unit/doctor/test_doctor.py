@@ -19,12 +19,13 @@ from common import pitfalls
 from common.doctor import __main__ as program
 from common.doctor import checks, launch, record, report, run_script
 from common.doctor.answers import Answer, Finding, NotExamined, Right
-from common.doctor.checks import end, optimizers, replicas, samples, steps
+from common.doctor.checks import end, optimizers, random_numbers, replicas, samples, steps
 from common.doctor.observers import end_after
 from common.doctor.observers.clipping import ClippingObserver
+from common.doctor.observers.heartbeat import script_line
 from common.doctor.observers.loaders import contents
 from common.doctor.observers.optimizers import OptimizerObserver
-from common.doctor.record import End, Epoch, Network, Record, Step
+from common.doctor.record import Draw, End, Epoch, Network, Record, Step
 from common.errors import UserError
 from common.processes import Ranks, ranks
 
@@ -36,7 +37,6 @@ AILING = PATIENTS / "ailing.py"
 # For each class of ailing.py the topic of the first finding, the pitfall that it names, and a part of its text.
 MISTAKES = {
     "ForgottenWrapper": ("weights", "forward_through_module", ""),
-    "UnfrozenAfterWrapping": ("weights", "moved_after_wrapping", ""),
     "ConvertedAfterWrapping": ("weights", "moved_after_wrapping", ""),
     "HeadReplacedAfterTheOptimizer": ("parameters of the optimizer", "replaced_parameters", ""),
     "OptimizerMadeBeforeSharding": ("parameters of the optimizer", "optimizer_made_first", ""),
@@ -55,7 +55,6 @@ MISTAKES = {
     "EveryRankSaves": ("files", "every_rank_saves", ""),
     "PrefixedKeys": ("saved keys", "prefixed_keys", ""),
     "DataDrawnAnewOnEachRank": ("data sets", None, "have other contents on another rank"),
-    "WeightsLoadedOnOneRank": ("weights", None, "before the first step, though DistributedDataParallel holds"),
 }
 QUICK, *SLOW = MISTAKES
 # What looks like a mistake and is none: a part of the report.
@@ -69,7 +68,7 @@ ENDS = {
     "CollectiveOnRank0": ("collective_on_rank_0", "all_reduce in ailing.py:"),
     "UnevenInputs": ("uneven_inputs", "in epoch 0 rank 0 has 9 batches, rank 1 has 8 batches"),
     "UnevenEvaluation": ("uneven_evaluation", "in evaluation 0 rank 0 has 6 batches, rank 1 has 5 batches"),
-    "UnusedParameter": ("unused_parameter", "the forward does not use: 2 have none (spare.weight, spare.bias)"),
+    "UnusedParameter": ("unused_parameter", "gradients of parameters that the forward does not use"),
     "RankThatLeavesItsLoop": (None, "rank 1 has ended"),
 }
 
@@ -165,7 +164,6 @@ INF = float("inf")
         pytest.param([[1.0, 2.0], [NAN, 2.0]], Finding, id="a nan on another rank"),
         pytest.param([[NAN, NAN], [1.0, 2.0]], Finding, id="only nans on rank 0"),
         pytest.param([[NAN, 2.0], [NAN, 3.0]], Finding, id="a nan on both, and another number"),
-        pytest.param([[INF, 2.0], [1.0, 2.0]], Finding, id="an infinity on rank 0"),
         pytest.param([[INF, 2.0], [INF, 3.0]], Finding, id="an infinity on both, and another number"),
         pytest.param([[INF, 2.0], [-INF, 2.0]], Finding, id="two infinities"),
         pytest.param([[NAN, INF], [NAN, INF]], Right, id="the same on both"),
@@ -228,16 +226,12 @@ def drawn(rank: int, epoch: int, kind: str) -> list[tuple[int, ...]]:
     """The contents of the samples 0 to 99, of three tensors each."""
     if kind == "augmented":
         return [(1000 * rank + 100 * epoch + sample, sample % 7, 0) for sample in range(100)]
-    if kind == "rare":
-        return [(1000 * rank + sample, int(sample % 20 == rank), 0) for sample in range(100)]
     if kind == "new":
         return [(1000 * rank + 100 * epoch + sample, (sample + rank + epoch) % 7, 0) for sample in range(100)]
-    return [(1000 * rank + sample, (sample + rank) % 7, 0) for sample in range(100)]
+    return [(1000 * rank + sample, int(sample % 20 == rank), 0) for sample in range(100)]  # with a rare label
 
 
-@pytest.mark.parametrize(
-    "kind, expected", [("of each rank", Finding), ("rare", Finding), ("augmented", Right), ("new", NotExamined)]
-)
+@pytest.mark.parametrize("kind, expected", [("of each rank", Finding), ("augmented", Right), ("new", NotExamined)])
 def test_numbers_that_are_dealt_out_are_one_sample_on_all_ranks(kind, expected):
     records = [Record(rank) for rank in range(2)]
     for epoch in range(4):
@@ -258,6 +252,18 @@ def test_a_text_is_the_same_however_far_it_is_filled_up():
     assert alone[0] != padded[1]
 
 
+@pytest.mark.parametrize("of_ranks, kind", [((1, 2, 2), Finding), ((1, 1, 2), Finding), ((1, 2, 3), Right)])
+def test_no_two_ranks_draw_alike(of_ranks, kind):
+    records = [Record(rank, draws=[Draw("batches", "torch", state)]) for rank, state in enumerate(of_ranks)]
+    assert isinstance(random_numbers.check_draws(records), kind)
+
+
+@pytest.mark.parametrize("folder, line", [(f"{ROOT}/common", None), (f"{ROOT}/common2", "train.py:1")])
+def test_only_what_is_in_a_librarys_folder_is_of_the_library(folder, line):
+    frame = SimpleNamespace(f_code=SimpleNamespace(co_filename=f"{folder}/train.py"), f_lineno=1, f_back=None)
+    assert script_line(frame, Path("other.py")) == line
+
+
 LOST = End("crash", "RuntimeError", "closed by peer", time=2)
 
 
@@ -267,11 +273,7 @@ LOST = End("crash", "RuntimeError", "closed by peer", time=2)
         (LOST, End("crash", "ValueError", "no disk", "t.py:9", time=3), "rank 1 crashed after 0 optimizer steps: t.py"),
         (LOST, End("crash", "RuntimeError", "no disk", time=1), "rank 1 crashed after 0 optimizer steps: Runtime"),
         (LOST, End("finished", time=1), "rank 0 was left alone (RuntimeError: closed by peer), rank 1 has ended"),
-        (
-            LOST,
-            End("crash", "SIGABRT", "gloo"),
-            "rank 0 was left alone (RuntimeError: closed by peer), rank 1 was left",
-        ),
+        (LOST, End("crash", "SIGABRT", "gloo"), "rank 0 was left alone (RuntimeError: closed by peer), rank 1 was"),
         (End("stopped", line="t.py:7"), End("crash", "SIGKILL"), "rank 1 crashed after 0 optimizer steps: SIGKILL"),
         (End("stopped", line="t.py:7"), End("stopped"), "no rank made progress for 60 s: rank 0 is in t.py:7, rank 1"),
     ],
@@ -349,7 +351,6 @@ def test_an_optimizer_without_a_learning_rate_is_followed_to_the_last_step(monke
     [
         pytest.param(("cpu",), ["scale", "unscale_"], Right, id="divided before"),
         pytest.param(("cpu",), ["scale"], Finding, id="not divided"),
-        pytest.param(("cpu",), ["scale", "scale", "unscale_"], Right, id="divided after two micro-batches"),
         pytest.param(("cpu",), ["scale", "step"], Right, id="of the step before"),
         pytest.param(("cpu", 2.0**16, 2.0, 0.5, 2000, False), ["scale"], Right, id="never multiplied"),
     ],
@@ -422,12 +423,13 @@ def test_the_templates_are_healthy(level, tmp_path):
     assert "Healthy: nothing found" in text
 
 
-def test_without_a_process_group_only_a_hang_is_examined():
+def test_without_a_process_group_only_a_bad_end_is_examined():
     step = Step([0.1], 1)
     for expected, state in (
         ("the script printed last: no training", {"end": End("finished"), "last_printed": "no training"}),
         ("the script made no process group", {"end": End("finished"), "steps": [step]}),
         ("None", {"end": End("stopped", line="train.py:3")}),
+        ("None", {"end": End("crash", "ValueError"), "steps": [step]}),
     ):
         records = [Record(rank, **state) for rank in range(2)]
         reason = checks.why_nothing_was_examined(records, checks.ask_all(records, patience=60))

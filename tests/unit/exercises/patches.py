@@ -27,7 +27,6 @@ RIGHT = {
 WRONG = {
     "average_gradients": [
         ("dist.all_reduce(parameter.grad)", "dist.all_reduce(gradient)", "raised", "line 8 of solution.py"),
-        ("def average_gradients", "def average", "no attribute 'average_gradients'"),
         ("model: nn.Module", "", "take and return what the starter file says"),
         ("    for parameter", "    import os; os._exit(3)\n    for parameter", "a process ended"),
         (
@@ -54,7 +53,6 @@ WRONG = {
             "backward stood still",
         ),
         ("            handle.wait()", "            pass", "wait() was not called"),
-        ("handle.wait()", "handle.get_future().wait()", "use wait()"),
         ("register_post_accumulate_grad_hook(self.start_all_reduce)", "numel()", "0 all-reduces began"),
     ],
     "buckets": [
@@ -90,11 +88,7 @@ WRONG = {
     "exact_evaluation": [
         ("dist.all_reduce(counts)", "pass", "not the fraction of right answers"),
         ("dataset[dist.get_rank() :: dist.get_world_size()]", "dataset", "share them out"),
-        (
-            "dataset[dist.get_rank() :: dist.get_world_size()]",
-            "[dataset[:-1], dataset[-1:], []][dist.get_rank()]",
-            "17",
-        ),
+        ("[dist.get_rank() :: dist.get_world_size()]", "[16 * dist.get_rank() :][:16]", "rank 0: 16"),
         (
             "dist.all_reduce(counts)\n    return (counts[0] / counts[1]).item()",
             "mean = counts[0] / counts[1]\n    dist.all_reduce(mean)\n    return mean.item() / dist.get_world_size()",
@@ -109,13 +103,6 @@ WRONG = {
     "zero1": [
         ("dist.broadcast(parameter.detach(), ", "dict(", "exchange their parts"),
         ("[dist.get_rank() :: dist.get_world_size()]", "", "more than its part of the optimizer's state"),
-        (
-            "self.optimizer = torch.optim.AdamW(own, **settings)",
-            """optimizers = [torch.optim.AdamW([each], **settings) for each in self.parameters]
-        self.optimizer = nn.Module()
-        self.optimizer.step = lambda: [each.step() for each in optimizers]""",
-            "more than its part of the optimizer's state",
-        ),
         ("            parameter.grad /= dist.get_world_size()\n", "", "divide the sums by the world size"),
     ],
     "loss_scaler": [

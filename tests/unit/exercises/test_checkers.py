@@ -26,19 +26,19 @@ def solution(name: str, folder: Path, old: str = "", new: str = "") -> Path:
 def mistake_of(name: str, path: Path) -> str:
     """The text of the mistake that the check of a solution raises."""
     with pytest.raises(Mistake) as raised:
-        runner.check(name, path)
+        runner.check_solution(name, path)
     return str(raised.value)
 
 
 @pytest.mark.parametrize("name", exercises.NAMES)
 def test_a_right_solution_passes(name, tmp_path):
-    runner.check(name, solution(name, tmp_path))
+    runner.check_solution(name, solution(name, tmp_path))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, old, new", [(name, *row) for name, rows in RIGHT.items() for row in rows])
 def test_an_unusual_right_solution_passes(name, old, new, tmp_path):
-    runner.check(name, solution(name, tmp_path, old, new))
+    runner.check_solution(name, solution(name, tmp_path, old, new))
 
 
 @pytest.mark.slow

@@ -21,14 +21,6 @@ class ForgottenWrapper(Engine):
         return self.net
 
 
-class UnfrozenAfterWrapping(Engine):
-    def wrap(self):
-        self.net.head.requires_grad_(False)
-        model = DDP(self.net)
-        self.net.head.requires_grad_(True)
-        return model
-
-
 class DoubleNet(Net):
     def forward(self, x):
         return super().forward(x.double())
@@ -167,15 +159,6 @@ class DataDrawnAnewOnEachRank(Engine):
         return Circles(self.opts.samples, seed=1 + self.rank, jitter=0.01)
 
 
-class WeightsLoadedOnOneRank(Engine):
-    def wrap(self):
-        model = DDP(self.net)
-        torch.manual_seed(5 + self.rank)
-        if self.is_chief:
-            self.net.load_state_dict(Net().state_dict())
-        return model
-
-
 class StreamSharedOut(Engine):
     """It looks like StreamReadWholeOnEachRank, and is right."""
 
@@ -190,8 +173,7 @@ class BatchesCutByTheScript(Engine):
     """It looks like NoSampler, and is right."""
 
     def make_train_loader(self):
-        order = torch.Generator().manual_seed(1)
-        return DataLoader(self.train_set, self.opts.bs, shuffle=True, generator=order)
+        return DataLoader(self.train_set, self.opts.bs, shuffle=True, generator=torch.Generator().manual_seed(1))
 
     def loss_of(self, batch):
         own = {key: values[self.rank :: self.world] for key, values in batch.items()}
