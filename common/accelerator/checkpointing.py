@@ -111,9 +111,6 @@ def _numbered_name(file_name: str, index: int) -> str:
     return f"{stem}_{index}.{ending}" if index else file_name
 
 
-# Saving
-
-
 def save_state(
     run: RunState, output_dir: str | os.PathLike | None, safe_serialization: bool = True, all_ranks: bool = False
 ) -> Path:
@@ -303,9 +300,6 @@ def _write(run: RunState, part: Part, gathered: Gathered, weights_name: str) -> 
 def _remove_surplus(project: ProjectConfiguration, just_written: Path) -> None:
     if project.automatic_checkpoint_naming and project.total_limit is not None:
         remove_old_checkpoints(just_written, project.total_limit)
-
-
-# Loading
 
 
 def load_state(

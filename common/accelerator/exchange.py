@@ -131,9 +131,6 @@ def _device_of_messages() -> torch.device:
     return state.device if state.backend == "nccl" else torch.device("cpu")
 
 
-# Descriptions
-
-
 def describe(collective: str, named: Iterable[NamedLeaf]) -> str:
     """A line for the collective, and one for each leaf: its name, shape and dtype, or its class if it is no tensor."""
     lines = [collective]
@@ -158,9 +155,6 @@ def _differences(descriptions: list[str]) -> str:
         "`gather_for_metrics(..., use_gather_object=True)`."
     )
     return "\n".join(message)
-
-
-# Tensors as bytes
 
 
 def is_dense(leaf: Any) -> bool:

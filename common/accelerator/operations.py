@@ -27,8 +27,6 @@ from common.process_group import all_gather_object
 from .exchange import as_bytes, broadcast_bytes, compare, describe, exchange, exchange_each, from_bytes, is_dense
 from .state import DistributedType, PartialState
 
-# Nested structures
-
 
 def is_torch_tensor(tensor: Any) -> bool:
     """True for a tensor."""
@@ -90,9 +88,6 @@ def _has_to(data: Any) -> bool:
 def listify(data: Any) -> Any:
     """Nested `data` with numbers, or lists of numbers, in place of each tensor."""
     return recursively_apply(torch.Tensor.tolist, data)
-
-
-# Collectives
 
 
 def gather(tensor: Any) -> Any:
@@ -289,9 +284,6 @@ def _pad_one(tensor: torch.Tensor, dim: int, length: int, pad_index: float, pad_
     return torch.cat(parts, dim=dim)
 
 
-# The results of a batch
-
-
 def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = False) -> Any:
     """The results of all processes for the batch that `loader` yielded, without those of repeated samples.
 
@@ -403,9 +395,6 @@ def _join(values_of_ranks: tuple[Any, ...]) -> Any:
     return list(chain.from_iterable(values_of_ranks))
 
 
-# Errors on several ranks
-
-
 class RemoteError(RuntimeError):
     """Raised on a process that met no error itself, because another process met one; it quotes that error."""
 
@@ -432,9 +421,6 @@ def run_on_all_ranks(action: Callable[[], Any], runs_here: bool = True) -> Any:
     if errors:
         raise RemoteError(errors[0])
     return result
-
-
-# Precision
 
 
 def convert_to_fp32(tensor: Any) -> Any:

@@ -489,9 +489,6 @@ class GradientState:
         return GradientState, ()
 
 
-# Forgetting
-
-
 def forget_ended_training() -> None:
     """Let the next Accelerator start afresh, if the last one has left the process group."""
     if PartialState._has_left_group:

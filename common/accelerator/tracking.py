@@ -217,9 +217,6 @@ def _tracker_class(name: str, logging_dir: str | os.PathLike | None) -> type[Gen
     return LOGGER_TYPE_TO_CLASS[name]
 
 
-# Values
-
-
 def to_python_values(value: Any) -> Any:
     """Nested `value` in dicts and lists, with Python numbers and lists in place of tensors and arrays."""
     if hasattr(value, "tolist"):

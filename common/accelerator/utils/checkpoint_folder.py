@@ -56,9 +56,6 @@ logger = logging.getLogger(__name__)
 NEW_NAME = ".new"
 
 
-# Write
-
-
 class Part:
     """The part of a checkpoint that this process writes.
 
@@ -136,9 +133,6 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-# Finish: steps 4 and 5
-
-
 def finish_interrupted_save(folder: Path) -> None:
     """Move the files of all complete parts of the checkpoint in `folder` to their places.
 
@@ -209,9 +203,6 @@ def _require_places_for(names: Iterable[str], folder: Path) -> None:
             raise CheckpointError(f"{place} is a folder, or behind a link or a file, where a file is to be")
 
 
-# Find
-
-
 def numbered(parent: Path, prefix: str = "checkpoint_") -> list[Path]:
     """The folders in `parent` whose names are `prefix` and a number, the highest number first; no links."""
     if not parent.is_dir():
@@ -267,9 +258,6 @@ def finish_and_verify(folder: Path) -> None:
     """Finish a save that was interrupted, and verify the checkpoint. What is wrong with it is a CheckpointError."""
     finish_interrupted_save(folder)
     verify(folder)
-
-
-# Rotate
 
 
 def remove_old_checkpoints(just_written: Path, limit: int) -> None:

@@ -28,9 +28,6 @@ from .weights import is_dtensor
 logger = get_logger(__name__)
 
 
-# Sharding a model
-
-
 def shard_model(model: nn.Module, plugin: FullyShardedDataParallelPlugin, device: torch.device) -> None:
     """Leave this rank its shard of `model`, in place. A collective: the shards are cut from rank 0's weights.
 
@@ -122,9 +119,6 @@ def use_sharded_parameters(optimizer: torch.optim.Optimizer) -> None:
                 optimizer.state[shard] = _shard_state(state, shard)
 
 
-# Whole tensors and shards
-
-
 def _shard_like(parameter: Any, whole: Any) -> Any:
     """This rank's shard of `whole`, cut as `parameter` is; anything that is not as large stays as it is."""
     if not isinstance(whole, Tensor) or is_dtensor(whole) or whole.shape != parameter.shape:
@@ -189,9 +183,6 @@ def load_whole_optimizer_state(optimizer: torch.optim.Optimizer, state_dict: dic
         if number in states:
             states[number] = _shard_state(states[number], parameter)
     optimizer.load_state_dict({**state_dict, "state": states})
-
-
-# Gradients
 
 
 @contextmanager

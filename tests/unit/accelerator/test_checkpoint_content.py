@@ -98,9 +98,6 @@ def test_the_home_folder_is_the_same_for_saving_and_loading(tmp_path, monkeypatc
     accelerator.load_state("~/c")
 
 
-# Models
-
-
 def test_tied_and_overlapping_weights_survive(tmp_path):
     class Tied(torch.nn.Module):
         def __init__(self):
@@ -197,9 +194,6 @@ def models_in_a_checkpoint_after_preparing_twice(accelerator, folder):
 def test_a_model_that_two_processes_prepare_again_is_saved_once(tmp_path):
     on_ranks(2, models_in_a_checkpoint_after_preparing_twice, tmp_path)
     assert [path.name for path in tmp_path.glob("model*")] == ["model.safetensors"]
-
-
-# States
 
 
 def test_what_nothing_is_prepared_for_is_named_when_it_is_loaded(tmp_path, caplog):

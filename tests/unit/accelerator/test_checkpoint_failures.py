@@ -23,9 +23,6 @@ def started(folder=None, **config):
     return accelerator, accelerator.prepare(torch.nn.Linear(2, 1))
 
 
-# Refused, or failed
-
-
 @pytest.mark.parametrize("folder", ["new", "old"])
 def test_a_folder_has_its_name_when_it_is_whole_and_a_save_that_fails_leaves_nothing(folder, tmp_path):
     (tmp_path / "old").mkdir()
@@ -64,9 +61,6 @@ def test_a_link_that_a_hook_makes_is_refused_when_it_is_saved(tmp_path):
     with pytest.raises(CheckpointError, match="link is a symbolic link"):
         accelerator.save_state(tmp_path / "c")
     assert not (tmp_path / "c").exists()
-
-
-# On one of several processes
 
 
 def save_and_load(accelerator: Accelerator, folder: Path, failing: str) -> str:

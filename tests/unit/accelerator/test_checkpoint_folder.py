@@ -26,9 +26,6 @@ def accelerator(model):
     return accelerator
 
 
-# One checkpoint
-
-
 def cut_short(content: bytes, draw: random.Random) -> bytes:
     return content[: draw.randrange(len(content))]
 
@@ -115,9 +112,6 @@ def test_a_missing_folder_is_named(accelerator, tmp_path):
         accelerator.load_state(tmp_path / "file")
     with pytest.raises(ValueError, match="No input_dir"):
         accelerator.load_state()
-
-
-# Several checkpoints side by side
 
 
 def numbering(folder, **config):

@@ -42,9 +42,6 @@ def test_what_is_out_of_scope_is_refused_by_name():
         prepare_data_loader(DataLoader(Numbers(4), num_workers=1, in_order=False))
 
 
-# Samplers
-
-
 def test_the_sampler_can_be_read():
     sampler = WeightedRandomSampler([1.0, 2.0], 4)
     for world in (1, 2):
@@ -123,9 +120,6 @@ def test_a_loader_without_batches_yields_single_samples_in_the_samplers_order():
             played_loaders(2, make_one)
 
 
-# Epochs
-
-
 @pytest.mark.parametrize("how", [{}, DISPATCHING], ids=["sharded", "dispatched"])
 def test_epochs_reach_samplers_and_datasets_that_ask_for_them(how):
     data = NumbersOfEpoch(4)
@@ -165,18 +159,12 @@ def test_within_a_loop_the_remainder_is_the_originals(kind):
     assert loader.remainder == -1
 
 
-# Workers
-
-
 @pytest.mark.parametrize(("world", "how"), [(1, {}), (1, DISPATCHING), (2, {})], ids=["one", "dispatched", "two"])
 @pytest.mark.parametrize(("stream", "readers"), [(Stream, 2), (StreamOfWorkers, 1)])
 def test_a_stream_that_nobody_deals_out_comes_once_from_each_worker(stream, readers, world, how):
     """As in plain torch."""
     loaders = played_loaders(world, lambda: DataLoader(stream(range(13)), batch_size=2, num_workers=2), **how)
     assert sorted(gathered(loaders)) == sorted(list(range(13)) * readers)
-
-
-# Several processes
 
 
 def shuffled_with_other_seeds(accelerator):

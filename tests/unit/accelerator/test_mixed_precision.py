@@ -56,9 +56,6 @@ def test_unwrapping_can_restore_the_scripts_forward():
     assert plain.output.dtype == torch.float32
 
 
-# fp16: the loss is scaled
-
-
 def fp16(accumulation=1, init_scale=2.0**10, **scaler):
     return Accelerator(
         mixed_precision="fp16",
@@ -260,9 +257,6 @@ def test_an_optimizer_that_was_not_prepared_is_stepped_with_through_the_scaler()
         optimizer.zero_grad()
     assert_steps_in_float32(model, reference, steps=3)
     assert accelerator.scaler.get_scale() == 2.0**11
-
-
-# Checkpoints
 
 
 def test_loading_right_after_a_step_brings_the_saved_scale_back(tmp_path):

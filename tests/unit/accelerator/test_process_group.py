@@ -20,8 +20,6 @@ from common.processes import RankFailed, ranks
 from tests.states import forget_states
 from tests.unit.accelerator.several_processes import on_ranks
 
-# Meeting
-
 OF_TORCHRUN = {
     "WORLD_SIZE": "4",
     "RANK": "1",
@@ -94,9 +92,6 @@ def test_a_rank_that_never_joins_is_named():
     assert "ranks [1] of 2 did not join" in message or "1/2" in message
 
 
-# Working
-
-
 def enter_first(accelerator, path):
     with accelerator.main_process_first():
         if accelerator.is_main_process:
@@ -119,9 +114,6 @@ def fail_first(accelerator):
 def test_an_exception_in_the_first_process_does_not_leave_the_others_waiting():
     with pytest.raises(RankFailed, match="rank 0: RuntimeError: oops"):
         on_ranks(2, fail_first, timeout=20)
-
-
-# Parting
 
 
 def start_again_and_again():

@@ -65,9 +65,6 @@ def run_named(name: str) -> Iterator[None]:
         yield
 
 
-# Killed
-
-
 class Killed(Exception):
     """Stands for the end of the process. With `all_ranks` the others get an error, as when a connection breaks."""
 
@@ -187,9 +184,6 @@ def test_an_interruption_at_any_file_operation_leaves_a_complete_checkpoint(case
     assert on_ranks(case.world, saved_and_killed, tmp_path, case)[case.victim] > 4
 
 
-# On the main process alone
-
-
 def saved_alone(_, folder: Path) -> Loaded:
     """The steps that a new run loads, after one in which first all ranks saved, and then the main process alone."""
     with run_named(f"{folder}, the first"):
@@ -281,9 +275,6 @@ def saved_late(_, folder: Path) -> tuple:
 
 def test_a_rank_that_comes_late_completes_the_checkpoint_that_is_still_there(tmp_path):
     assert on_ranks(2, saved_late, tmp_path) == [(Loaded(3, 3), ["checkpoint_3"])] * 2
-
-
-# Where ranks disagree
 
 
 def saved_in_each_others_way(_, folder: Path) -> Loaded:

@@ -28,9 +28,6 @@ def libraries():
     forget_states(THEIRS)
 
 
-# One process, the same as accelerate
-
-
 def test_both_states_of_a_single_process_show_themselves_as_in_accelerate(libraries):
     shown = []
     for library in libraries:
@@ -69,9 +66,6 @@ def test_the_state_of_an_accelerator_needs_an_accelerator(libraries):
         assert library.state.AcceleratorState().mixed_precision == "bf16"
         with pytest.raises(ValueError, match="AcceleratorState has already been initialized and cannot be changed"):
             library.state.AcceleratorState(mixed_precision="no")
-
-
-# Several processes
 
 
 def identity(accelerator):
@@ -124,9 +118,6 @@ def test_cores_are_shared_out_unless_the_launcher_says_how_many_threads():
     """torchrun would leave every process one thread, whatever the number of cores."""
     assert ranks(2).run(threads) == [max(1, available_cores() // 2)] * 2
     assert ranks(2).run(threads, environment={"ACCELERATE_CPU_THREADS": "3"}) == [3, 3]
-
-
-# GPUs, without one
 
 
 @pytest.fixture

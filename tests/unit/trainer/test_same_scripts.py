@@ -26,9 +26,6 @@ from tests.unit.trainer.toy import make_trainer
 pytestmark = pytest.mark.usefixtures("transformers")
 
 
-# Losses, labels and outputs.
-
-
 class Texts(Points):
     """Rows of 6 labels, some of which are to be ignored."""
 
@@ -140,9 +137,6 @@ def test_a_number_among_the_outputs_does_not_change_how_the_others_are_cut(tmp_p
     assert theirs_with_number != theirs
 
 
-# How long it trains, with which optimizer and schedule.
-
-
 def test_the_scheduler_of_the_script_is_given_to_callbacks_and_kept_in_a_second_training(tmp_path):
     def script(library, folder):
         positions = []
@@ -191,9 +185,6 @@ def test_an_optimizer_with_modes_is_told_of_them(tmp_path):
 
     ours = same_on_both(script, tmp_path)
     assert ours[:2] == ["eval", "train"] and ours[-1] == "eval"
-
-
-# Loaders.
 
 
 class NoisyPoints(Points):
@@ -264,9 +255,6 @@ def test_with_persistent_workers_each_evaluation_reads_its_own_set(tmp_path):
 
     ours, theirs = on_both(script, tmp_path)
     assert theirs == [ours[0], ours[0]] and ours[0] != ours[1]
-
-
-# Callbacks, trackers and overrides.
 
 
 @pytest.mark.parametrize(
@@ -351,9 +339,6 @@ def test_overrides_of_what_the_loop_is_made_of_are_called(tmp_path):
         return calls, output.label_ids.tolist(), end(trainer)
 
     same_on_both(script, tmp_path)
-
-
-# Checkpoints.
 
 
 @pytest.mark.parametrize("loads_best", [False, True])
