@@ -99,7 +99,7 @@ def save(path, model, optimizer, schedule, epoch):
         "epoch": epoch,
     }
     torch.save(state, path + ".new")
-    os.replace(path + ".new", path)  # at once: a crash leaves the old one whole
+    os.replace(path + ".new", path)  # after a crash the old file is there, or the new one
 
 
 def load(path, model, optimizer, schedule, device):
@@ -127,7 +127,7 @@ def train(args):
     schedule = cosine_schedule(optimizer, args.epochs * len(train_loader))
     if args.checkpoint:
         os.makedirs(os.path.dirname(os.path.abspath(args.checkpoint)), exist_ok=True)
-        open(args.checkpoint + ".new", "wb").close()  # what cannot be saved is to fail now, not after an epoch
+        open(args.checkpoint + ".new", "wb").close()  # if that fails, it fails before the training
     first_epoch = 0
     if args.checkpoint and os.path.exists(args.checkpoint):
         first_epoch = load(args.checkpoint, model, optimizer, schedule, device)

@@ -8,7 +8,7 @@ It ends with the weights of `train.py --no-dropout`, and saves them in minimal.p
 import torch
 import torch.distributed as dist
 
-# Imported early: DDP imports it in the process group, and the program may then abort at its end. See
+# Imported before the group exists. DDP would import it later, and the program may then abort at its end:
 # https://github.com/pytorch/pytorch/issues/190489
 import torch.distributed.nn.functional
 import torch.nn.functional as F

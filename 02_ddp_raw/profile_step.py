@@ -23,7 +23,7 @@ STEPS = 5  # that are measured
 def milliseconds_by_kind(events):
     """The time of a mean step in operators that compute, in those that copy, and in none; and that of gloo's threads.
 
-    In "nothing" Python runs, or the rank waits for the other ones.
+    In none, Python and DDP's own code run, or the rank waits for the other ones.
     gloo sends in threads of its own, while others compute or wait. So its time is no part of the step's.
     """
     steps = computing = copying = sending = 0.0  # microseconds

@@ -13,7 +13,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # early, or it aborts: https://github.com/pytorch/pytorch/issues/190489
+import torch.distributed.nn.functional  # or the program may abort at its end: https://github.com/pytorch/pytorch/issues/190489
 import torch.nn.functional as F
 import torchvision
 from torch.nn.parallel import DistributedDataParallel
@@ -116,7 +116,7 @@ def save(path, model, optimizer, schedule, epoch):
         "epoch": epoch,
     }
     torch.save(state, path + ".new")
-    os.replace(path + ".new", path)  # at once: a crash leaves the old one whole
+    os.replace(path + ".new", path)  # after a crash the old file is there, or the new one
 
 
 def load(path, model, optimizer, schedule, device):
@@ -152,7 +152,7 @@ def train(args):
     schedule = cosine_schedule(optimizer, args.epochs * len(train_loader))
     if rank == 0 and args.checkpoint:
         os.makedirs(os.path.dirname(os.path.abspath(args.checkpoint)), exist_ok=True)
-        open(args.checkpoint + ".new", "wb").close()  # what cannot be saved is to fail now, not after an epoch
+        open(args.checkpoint + ".new", "wb").close()  # if that fails, it fails before the training
     first_epoch = 0
     found = [bool(args.checkpoint) and os.path.exists(args.checkpoint)]
     dist.broadcast_object_list(found)  # rank 0 looks: all ranks resume, or none

@@ -126,7 +126,7 @@ def train(args):
     model, optimizer, schedule, train_loader, val_loader = accelerator.prepare(
         model, optimizer, schedule, train_loader, val_loader
     )
-    if accelerator.is_main_process and args.checkpoint:  # what cannot be saved is to fail now, not after an epoch
+    if accelerator.is_main_process and args.checkpoint:  # if that fails, it fails before the training
         Path(args.checkpoint).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=args.checkpoint).close()
     first_epoch = 0

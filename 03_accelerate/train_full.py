@@ -47,7 +47,7 @@ class Progress:
         return self.steps_per_epoch * self.epoch + self.steps_done
 
     def average_loss(self, accelerator):
-        """Replace each rank's sum by the mean of all ranks. A collective."""
+        """Replace each rank's sum by the mean of all. A mean that is taken later is still that of all losses."""
         self.loss_sum = accelerator.reduce(self.loss_sum, reduction="mean")
 
     def begin_next_epoch(self):

@@ -7,7 +7,7 @@ The same file runs on Hugging Face's Trainer: replace `common.trainer` by `trans
 For a task of your own change three places: the data set with `load_data`, the network, the loss with its score.
 Ctrl-C stops it: each process prints a traceback with KeyboardInterrupt. What was saved after the last whole epoch
 stays, and the same command goes on with the next one. Without --checkpoint nothing is saved.
-Hugging Face's leaves half a checkpoint if it ends while it saves: remove that one before you run the command again.
+If Hugging Face's is killed while it saves, half a checkpoint stays. Remove it before you run the command again.
 """
 
 import argparse
@@ -161,7 +161,7 @@ def train(args):
         optimizers=(optimizer, schedule),
         callbacks=[NextEpoch(train_set)],
     )
-    if trainer.is_world_process_zero() and args.checkpoint:  # what cannot be saved is to fail now, not after an epoch
+    if trainer.is_world_process_zero() and args.checkpoint:  # if that fails, it fails before the training
         tempfile.TemporaryFile(dir=args.checkpoint).close()
     torch.manual_seed(args.seed + training_args.process_index)  # by default all ranks drop the same units out
     found = [bool(args.checkpoint) and any(Path(args.checkpoint).glob("checkpoint-*"))]

@@ -1,6 +1,6 @@
 """Count the memory of each device of the emulated DataParallel.
 
-`common.memory` follows one thread and one device. The emulation has a thread for each replica, and copies tensors
+`common.memory` follows one thread. The emulation has a thread for each replica, and copies tensors
 between replicas, so three functions are replaced while memory is tracked: its copy, its gather, and the start of a job
 on a thread.
 """

@@ -51,7 +51,7 @@ def table_of_levels() -> str:
 
 
 def lines_of_epoch(level: str) -> str:
-    """The result that one epoch at this level printed, and its cost.
+    """The result of one epoch at this level, in the form in which a run prints it, and its cost.
 
     One run alone says little about speed, so the run's own times are left out. The speed is that of the comparison's
     rounds, in which the levels took turns; the ratio is the median of the rounds' ratios.

@@ -1,4 +1,4 @@
-"""The measurements: `measure` of each module returns what its record holds. `python -m benchmarks` calls them.
+"""The measurements. `python -m benchmarks` calls `measure` of a module, which returns what its record holds.
 
-`benchmarks.compare` calls `memory`, and pytest-benchmark `test_levels`.
+`benchmarks.compare` uses parts of `throughput`, and `memory`. pytest-benchmark runs `test_levels`.
 """

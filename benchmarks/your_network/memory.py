@@ -26,6 +26,7 @@ from common.memory import MemoryTracker, name_category
 
 PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 GIB = 2**30
+LARGEST_BATCH = 2**40  # of one device, in the search
 TERMINAL_COLUMNS = 80
 LABEL_WIDTH = 17
 # The heads of the table's columns, and what they mean: first the categories of memory.
@@ -113,12 +114,18 @@ def row_of(network: UserNetwork, setting: Setting, batch: int, limit: int) -> Me
 
 
 def largest_batch(peak_of: Callable[[int], int], limit: int) -> int:
-    """The most samples, known to an eighth, of which a step holds at most `limit` bytes; 0 if not SMALLEST_BATCH."""
+    """The most samples, known to an eighth, of which a step holds at most `limit` bytes; 0 if not SMALLEST_BATCH.
+
+    Raises:
+        StepFailed: if LARGEST_BATCH fits: the network's own batches do not grow with the number of samples.
+    """
     fitting = 0
     too_many = SMALLEST_BATCH
     while peak_of(too_many) <= limit:
         fitting = too_many
         too_many *= 2
+        if fitting >= LARGEST_BATCH:
+            raise StepFailed(f"a step of {fitting} samples needs no more memory than one of fewer")
     while fitting and too_many - fitting > max(fitting // 8, 1):
         middle = (fitting + too_many) // 2
         if peak_of(middle) <= limit:

@@ -1,4 +1,4 @@
-"""An accelerator core in the shape of Hugging Face Accelerate, short enough to read.
+"""An accelerator core in the shape of Hugging Face Accelerate, written to be read.
 
 Where a comment in this package says "the original", it means Hugging Face Accelerate.
 """

@@ -8,8 +8,8 @@ checkpoints write. Three marks lie on the objects themselves, because a library 
 
     _is_accelerate_prepared   on each prepared object: the original's mark, by which `prepare` leaves it as it is
     _original_forward         on a model in mixed precision: the original's name for the forward without autocast
-    _part                     on a whole parameter of a model that is now sharded: its shard, which replaces it in
-                              optimizers that were made earlier
+    _shard                    on a whole parameter of a model that `utils/fsdp_utils.py` has sharded: its shard, which
+                              replaces it in optimizers that were made earlier
 """
 
 import contextlib
@@ -266,7 +266,8 @@ class Accelerator:
         parameter to train, DDP is left out; with `evaluation_mode` FSDP too. FSDP places a model by itself.
         """
         if _is_prepared(model):
-            # `_models` has the models that scripts gave to `prepare`. This is what came back, perhaps in a wrapper.
+            # Another Accelerator has prepared it, or this one before `free_memory`. Here it is only registered, so that
+            # checkpoints hold it: the script's own model, not the wrapper that came back.
             own = innermost_model(model)
             if not any(innermost_model(known) is own for known in self._models):
                 self._models.append(own)
@@ -318,7 +319,7 @@ class Accelerator:
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
     ) -> AcceleratedOptimizer:
-        """`optimizer`, stepping where a window ends and through the loss scaler under fp16."""
+        """A wrapper of `optimizer` that steps only where a window ends; under fp16 through the loss scaler."""
         prepared: Any = optimizer
         if not _is_prepared(optimizer):
             fsdp_utils.use_sharded_parameters(optimizer)
@@ -327,7 +328,7 @@ class Accelerator:
         return _remember(prepared, self._optimizers)
 
     def prepare_scheduler(self, scheduler: Any) -> AcceleratedScheduler:
-        """`scheduler`, stepping with its optimizer; with all prepared ones if it belongs to none of them."""
+        """A wrapper of `scheduler` that steps with its optimizer; if it has none here, with all prepared ones."""
         if not _is_prepared(scheduler):
             its_optimizer = getattr(scheduler, "optimizer", None)
             found = [prepared for prepared in self._optimizers if its_optimizer in (prepared, prepared.optimizer)]

@@ -456,7 +456,7 @@ def _read_file(manifest: Manifest, name: str, **load_kwargs: Any) -> Any:
 
 
 def _restore(run: RunState, saved: SavedRun, load_model_func_kwargs: dict[str, Any]) -> None:
-    """Give every object its state. What may raise without changing a weight comes first."""
+    """Give every object its state. First the steps that may raise and change no weight."""
     models = list(run.models)
     for hook in run.load_hooks:
         hook(models, str(saved.manifest.folder))

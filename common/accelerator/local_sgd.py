@@ -50,7 +50,7 @@ class LocalSGD:
     def __exit__(
         self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # After an error on this process the others would be waited for, and the error never be seen.
+        # After an error the other ranks do not come here. Averaging would wait for them, and hide the error.
         if self.enabled and value is None:
             self._average_weights()
         self._local_gradients.close()

@@ -110,7 +110,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         if hasattr(self.optimizer, "eval"):
             self.optimizer.eval()
 
-    # The attributes and methods of torch's class are those of the wrapped optimizer.
+    # These attributes and methods of torch's class are those of the wrapped optimizer.
 
     @property
     def state(self) -> Any:

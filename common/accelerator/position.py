@@ -136,6 +136,7 @@ class Progress:
         position = self.loaded_position
         if position is None or position.epoch != self.epoch:
             return Position(self.epoch, skipped_steps)
+        # The script skips nothing more than it did at `prepare`, or just what the saved run has done.
         if skipped_steps in (self.first_step, position.step):
             return position
         # A script that skips after loading knows better where to go on. There the batch that was read ahead is no use.

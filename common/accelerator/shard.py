@@ -381,10 +381,10 @@ class PassSampler:
         self.is_stateful = is_stateful
 
     def __iter__(self) -> Iterator[Any]:
-        # Torch draws its seed after this call, and some samplers draw in `iter`. The first two rows are the original's:
-        #     nothing skipped    the order, then the seed
-        #     skipped steps      the seed, then the order
-        #     stateful           the same, because workers that stay alive draw no seed, and a resumed run draws one
+        # Torch draws its seed after this call, and some samplers draw in `iter`. What is drawn first:
+        #     nothing skipped    the order, as in the original
+        #     skipped steps      the seed, as in the original
+        #     stateful           the seed, because workers that stay alive draw none, and a resumed run draws one
         this_pass = self.progress.passes[-1]
         draws_at_once = not self.is_stateful and this_pass.start.step == 0
         steps = steps_of(self.batches) if draws_at_once else self._draw_later(this_pass)

@@ -6,7 +6,8 @@ NAME of this package, with
     reference()                     on each rank: the numbers of our own code, mostly those of common/small
     attempt(solution, traffic)      on each rank: those of the learner's file, which is loaded as the module `solution`;
                                     `traffic` has the messages that it has sent
-    check(actual, expected)         raises a Mistake; the lists have what `attempt` and `reference` returned, by rank
+    check(actual, expected)         raises a Mistake if the numbers are wrong; the lists have what `attempt` and
+                                    `reference` returned, by rank
 
 `runner.check_solution` runs them on all ranks, `traffic` observes the messages, and `compare` compares numbers.
 """

@@ -79,7 +79,7 @@ def _run_on_ranks(world_size: int, name: str, path: Path) -> list[Returned]:
     try:
         outcomes = pool.run(_run_on_rank, *arguments, timeout=PATIENCE + SECONDS, environment=ONE_RANK_A_MACHINE)
     except RankFailed as error:
-        sentence = "a process ended without an exception (gloo ends one that receives more bytes than it has room for)"
+        sentence = "a process failed outside of your code. Gloo ends one that receives more bytes than it has room for"
         raise Mistake(f"{sentence}\n{error}") from error
     if all(isinstance(outcome, Returned) for outcome in outcomes):
         return outcomes
@@ -147,8 +147,11 @@ class SolutionThread(threading.Thread):
             self.error = error
 
     def line(self) -> str:
-        """The line that the solution has reached, or the checker that has called it."""
-        stack = traceback.extract_stack(sys._current_frames()[self.ident])
+        """The line that the solution has reached, or the checker that has called it; empty if it has just returned."""
+        frame = sys._current_frames().get(self.ident)
+        if frame is None:
+            return ""
+        stack = traceback.extract_stack(frame)
         return _line_in(self._path, stack) or _line_in(Path(self._checker.__file__), stack)
 
     def mistake(self) -> Mistake:

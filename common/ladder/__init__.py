@@ -12,6 +12,7 @@ all-reduce, and checks solutions of exercises.
 
 import argparse
 import ast
+import difflib
 import importlib.util
 from pathlib import Path
 from types import ModuleType
@@ -90,3 +91,16 @@ def lines_below_docstring(name: str) -> list[str]:
 def code_lines(name: str) -> list[str]:
     """The lines of a script without the module docstring and blank lines."""
     return [line for line in lines_below_docstring(name) if line.strip()]
+
+
+def unified_diff(before: str, after: str) -> str:
+    """The diff of two scripts as text, in the form of `diff -u`, without the module docstrings and line numbers."""
+    ours = lines_below_docstring(before)
+    theirs = lines_below_docstring(after)
+    old_path = script(before).relative_to(ROOT).as_posix()
+    new_path = script(after).relative_to(ROOT).as_posix()
+    text = ""
+    for line in difflib.unified_diff(ours, theirs, old_path, new_path, lineterm=""):
+        # Line numbers would be wrong, because the docstrings were cut off.
+        text += "@@\n" if line.startswith("@@ ") else f"{line}\n"
+    return text

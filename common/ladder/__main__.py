@@ -11,7 +11,6 @@ python -m common.ladder check average_gradients path/to/solution.py
 """
 
 import argparse
-import difflib
 import os
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from common import exercises
 from common.errors import fail
 from common.exercises import runner
 from common.exercises.mistake import Mistake
-from common.ladder import ROOT, find_script, lines_below_docstring, ring, script, small
+from common.ladder import ROOT, find_script, ring, small, unified_diff
 from common.levels import LEVELS
 
 
@@ -55,19 +54,6 @@ def make_parser() -> argparse.ArgumentParser:
     check_command.add_argument("solution", nargs="?", type=Path, metavar="PATH", help="the file with your solution")
     check_command.add_argument("--list", action="store_true", help="the exercises, a line for each")
     return parser
-
-
-def unified_diff(before: str, after: str) -> str:
-    """The diff of two scripts as text, in the form of `diff -u`, without the module docstrings and line numbers."""
-    ours = lines_below_docstring(before)
-    theirs = lines_below_docstring(after)
-    old_path = script(before).relative_to(ROOT).as_posix()
-    new_path = script(after).relative_to(ROOT).as_posix()
-    text = ""
-    for line in difflib.unified_diff(ours, theirs, old_path, new_path, lineterm=""):
-        # Line numbers would be wrong, because the docstrings were cut off.
-        text += "@@\n" if line.startswith("@@ ") else f"{line}\n"
-    return text
 
 
 def show_diff(before: str, after: str) -> None:

@@ -126,8 +126,8 @@ def mean_loss(batches: list[BatchResult], batch_size: int, filter_not_finite: bo
     if not batches:
         return None
     counts = [batch.rows.num_real for batch in batches]
-    # If all batches are equally large, `transformers` counts each loss `batch_size` times, also if they are smaller.
-    # The mean is the same, but is rounded in the same way only if it is taken over as many numbers.
+    # To round as `transformers` does, the mean is taken over as many numbers: where all batches are equally large, it
+    # counts each loss `batch_size` times, also if they are smaller.
     is_padded = any(batch.rows.is_padded for batch in batches)
     if not is_padded and len(set(counts)) == 1:
         counts = [batch_size] * len(batches)

@@ -173,7 +173,7 @@ class Trainer:
 
         self.model_wrapped.zero_grad()
         self.call_event("on_train_begin")
-        # A run that is resumed at its end makes no further step. A new run makes at least one, as in `transformers`.
+        # A run that is resumed at its end makes no further step. A new run makes one, as in `transformers`.
         is_over = self.control.should_training_stop or first_step >= self.state.max_steps
         if is_over and first_step > 0:
             self.control.should_training_stop = True

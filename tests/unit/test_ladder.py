@@ -12,8 +12,8 @@ from itertools import pairwise
 import pytest
 
 from common import ladder
-from common.ladder import small
-from common.ladder.__main__ import main, unified_diff
+from common.ladder import small, unified_diff
+from common.ladder.__main__ import main
 
 COMPARED = [
     *pairwise(ladder.LEVELS),

@@ -87,8 +87,8 @@ class Manifest:
         folder: where they and the files are.
         world_size: the number of processes of the run, whether they saved or not.
         ranks: the ranks whose parts are there; the one that wrote the main part is the first.
-        files: by the name of each file in the folder, the descriptions of which one must be true. There are several
-            if rank parts had a file of that name and the main part had none: the file that was moved last is there.
+        files: by the name of each file in the folder, its description. There are several descriptions if hooks wrote
+            a file of that name on several ranks, but not on the main one. The file that was moved last has one of them.
     """
 
     folder: Path

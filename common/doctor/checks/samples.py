@@ -50,8 +50,8 @@ def _answer_by_numbers(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     shared = sum(ranks > 1 for ranks in readers.values())
     if not shared:  # the row "its half of one order"
         return Right()
-    pairs = read_by_two([contents_by_number([epoch]) for epoch in epochs])
-    if pairs and not agree(pairs):
+    pairs = pairs_of_two_ranks([contents_by_number([epoch]) for epoch in epochs])
+    if pairs and not have_a_common_tensor(pairs):
         # The row "an order of its own, of data of its own".
         return NotExamined("a number has other contents on another rank: its own data set, or new with each read")
     advice = "deal one order out among the ranks, with one seed on all of them, as DistributedSampler does"
@@ -100,12 +100,12 @@ def check_data_sets(records: list[Record]) -> Answer:
         for contents in by_number.values():
             if len(contents) > 1:
                 read_again.append((contents[0], contents[1]))
-    by_two = read_by_two(by_rank)
+    by_two = pairs_of_two_ranks(by_rank)
     if min(len(read_again), len(by_two)) < MIN_SAMPLES:
         return NotExamined("too few samples were read again, by the same rank and by another one")
-    if not agree(read_again):
+    if not have_a_common_tensor(read_again):
         return NotExamined("the samples change with each read, or are too alike")
-    if agree(by_two):
+    if have_a_common_tensor(by_two):
         return Right()
     return Finding(
         f"the sampler deals out numbers, but {len(by_two)} samples have other contents on another rank",
@@ -122,7 +122,7 @@ def contents_by_number(epochs: Iterable[Epoch]) -> dict[int, list[Content]]:
     return found
 
 
-def read_by_two(by_rank: list[dict[int, list[Content]]]) -> Pairs:
+def pairs_of_two_ranks(by_rank: list[dict[int, list[Content]]]) -> Pairs:
     """The two contents of each sample that rank 0 and another rank have read."""
     first, *others = by_rank
     pairs = []
@@ -132,7 +132,7 @@ def read_by_two(by_rank: list[dict[int, list[Content]]]) -> Pairs:
     return pairs
 
 
-def agree(pairs: Pairs) -> bool:
+def have_a_common_tensor(pairs: Pairs) -> bool:
     """True if a tensor is equal in nearly all pairs that do not begin with its most common value.
 
     That value proves nothing: it may be the label of 95 % of the samples, or the mask of all.

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from benchmarks.harness.rows import DATA_PARALLEL, DDP, ONE_DEVICE, totals
 from benchmarks.your_network import __main__ as program
 from benchmarks.your_network import memory
+from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.memory import largest_batch
 from benchmarks.your_network.network import SMALLEST_BATCH, load
 from benchmarks.your_network.settings import Setting
@@ -103,6 +104,11 @@ def test_the_largest_batch_fits_and_an_eighth_more_does_not(of_a_sample, of_a_pa
         assert peak_of(found) <= limit < peak_of(found + max(found // 8, 1))
     else:
         assert peak_of(SMALLEST_BATCH) > limit
+
+
+def test_the_search_ends_where_a_batch_ignores_its_size():
+    with pytest.raises(StepFailed, match="needs no more memory"):
+        largest_batch(lambda samples: 1, limit=2)
 
 
 def test_a_row_whose_large_batch_fails_has_its_need_and_says_why(written, capsys, monkeypatch):
