@@ -79,7 +79,7 @@ def _run_on_ranks(world_size: int, name: str, path: Path) -> list[Returned]:
     try:
         outcomes = pool.run(_run_on_rank, *arguments, timeout=PATIENCE + SECONDS, environment=ONE_RANK_A_MACHINE)
     except RankFailed as error:
-        sentence = "a process failed outside of your code. Gloo ends one that receives more bytes than it has room for"
+        sentence = "a process ended, not in your code. Gloo ends one that receives more bytes than it has room for"
         raise Mistake(f"{sentence}\n{error}") from error
     if all(isinstance(outcome, Returned) for outcome in outcomes):
         return outcomes
