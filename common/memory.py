@@ -15,7 +15,7 @@ import math
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
@@ -23,7 +23,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+    _pop_mode_temporarily,
+    is_traceable_wrapper_subclass,
+)
 
 BLOCK = 512
 # Communication: the buckets and messages of collectives, scattered inputs, gathered outputs.
@@ -196,7 +201,9 @@ class _Copy(torch.autograd.Function):
 
 def _copied(tensor: Tensor, device: int | None, category: str) -> Tensor:
     """A copy of a tensor, charged to a device if memory is tracked."""
-    with _disable_current_modes():  # `_Operations` would charge it to the device of `tensor`.
+    # `_Operations`, the innermost mode, would charge it to the device of `tensor`. The modes around it stay.
+    is_tracked = isinstance(_get_current_dispatch_mode(), _Operations)
+    with _pop_mode_temporarily() if is_tracked else nullcontext():
         result = tensor.clone()
     if _active is not None:
         _active.charge(_plain(result), device)

@@ -9,16 +9,20 @@ from benchmarks.harness.rows import ONE_DEVICE
 from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.settings import Setting
 from benchmarks.your_network.without_computing import without_computing
+from common.memory import track_memory
 from tests.unit.benchmarks.user_network import need
 
 ALONE = Setting(ONE_DEVICE, 1)
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 
-@pytest.mark.skipif(
+LARGE = pytest.mark.skipif(
     OVERCOMMIT.exists() and OVERCOMMIT.read_text().strip() == "2",
     reason="this system gives no more address space than it has memory",
 )
+
+
+@LARGE
 def test_a_tensor_larger_than_the_machine_needs_no_memory():
     """It has 2**42 elements, in 16 TiB."""
     with without_computing():
@@ -26,6 +30,15 @@ def test_a_tensor_larger_than_the_machine_needs_no_memory():
         product = large @ large
     assert product.shape == large.shape
     assert product.untyped_storage().nbytes() == 2**44
+
+
+@LARGE
+def test_a_copy_that_is_charged_to_a_device_needs_no_memory():
+    """As each batch that a training moves, and each replica of DataParallel."""
+    with without_computing(), track_memory() as tracker:
+        moved = torch.zeros(2**21, 2**21).to("cpu")
+    assert tracker.device_of(moved) == 0
+    assert moved.untyped_storage().nbytes() == 2**44
 
 
 @pytest.mark.parametrize("rows", [2, 2**15])
