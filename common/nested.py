@@ -113,13 +113,19 @@ def named_leaves(data: Any, is_leaf: Callable[[Any], bool] | None = None, name: 
         yield from named_leaves(item, is_leaf, f"{name}[{shown}]")
 
 
+def replace_leaves(data: Any, new_leaves: Iterable[Any], is_leaf: Callable[[Any], bool] | None = None) -> Any:
+    """The structure of `data` with `new_leaves`, which come in the order of `leaves`, in place of its own."""
+    remaining = iter(new_leaves)
+    return map_nested(lambda _: next(remaining), data, is_leaf=is_leaf)
+
+
 def sorted_leaves(data: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[NamedLeaf]:
     """The leaves of `data` by their names: in the same order on all ranks, whatever the order of a mapping's keys."""
     return sorted(named_leaves(data, is_leaf), key=lambda named: named.name)
 
 
 def with_leaves(data: Any, new_leaves: Sequence[Any], is_leaf: Callable[[Any], bool] | None = None) -> Any:
-    """The structure of `data` with `new_leaves`, which come in the order of `sorted_leaves`, in place of its own.
+    """`replace_leaves` by `new_leaves` that come in the order of `sorted_leaves`.
 
     Of {"y": 2, "x": 1} the sorted leaves are 1 and 2. With the new leaves [10, 20] it becomes {"y": 20, "x": 10}.
     """
@@ -128,5 +134,4 @@ def with_leaves(data: Any, new_leaves: Sequence[Any], is_leaf: Callable[[Any], b
     in_place: list[Any] = [None] * len(names)
     for place, leaf in zip(order, new_leaves, strict=True):
         in_place[place] = leaf
-    remaining = iter(in_place)
-    return map_nested(lambda _: next(remaining), data, is_leaf=is_leaf)
+    return replace_leaves(data, in_place, is_leaf)

@@ -371,11 +371,11 @@ def _next_iteration(project: ProjectConfiguration, folder: Path, is_named: bool)
     if not project.automatic_checkpoint_naming or number is None:
         return project.iteration
     following = int(number[1]) + 1
-    if is_named:
+    if is_named and PartialState().is_main_process:
         # The script may go back to an older checkpoint. The newer ones stay, and numbers go on after them.
         on_disk = [int(path.name.removeprefix("checkpoint_")) for path in numbered(folder.parent)]
         following = max(following, project.iteration, *(taken + 1 for taken in on_disk))
-    return broadcast_object_list([following])[0]
+    return broadcast_object_list([following])[0]  # the main process's, which alone has looked at the folder
 
 
 @dataclass(frozen=True)

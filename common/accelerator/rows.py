@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from common.nested import honor_type, map_nested, named_leaves
+from common.nested import honor_type, map_nested, named_leaves, replace_leaves
 
 from .operations import is_list_of_entries
 
@@ -80,7 +80,7 @@ def join_batches(batches: Sequence[Any]) -> Any:
             joined[name] = first
         else:
             raise ValueError(f"{name} differs between the batches of a step: {READ_EVERYWHERE}")
-    return _with_leaves(batches[0], joined)
+    return replace_leaves(batches[0], joined.values(), is_list_of_entries)
 
 
 def _is_same(leaf: Any, other: Any) -> bool:
@@ -102,23 +102,18 @@ def fill_up(batch: Any, first_rows: Any) -> Any:
             filled[name] = _join_rows(name, [leaf, first])
         else:
             raise ValueError(f"{name} differs between the first step and the last: {READ_EVERYWHERE}")
-    return _with_leaves(batch, filled)
+    return replace_leaves(batch, filled.values(), is_list_of_entries)
 
 
 def slice_rows(batch: Any, rows: slice, process_index: int | None = None, num_processes: int | None = None) -> Any:
     """`rows` of everything in `batch` that has a row for each sample. The rest stays as it is."""
     # The process is in the signature because this is a `slice_fn`. It is not needed here.
     number = count_rows(batch)
-    sliced = {}
-    for name, leaf in named_leaves(batch, is_list_of_entries):
-        sliced[name] = leaf[rows] if _has_rows(leaf, number) else leaf
-    return _with_leaves(batch, sliced)
 
+    def slice_leaf(leaf: Any) -> Any:
+        return leaf[rows] if _has_rows(leaf, number) else leaf
 
-def _with_leaves(batch: Any, leaves: dict[str, Any]) -> Any:
-    """`batch` with the values of `leaves`, which has its names in the order of `named_leaves`, in place of its own."""
-    values = iter(leaves.values())
-    return map_nested(lambda _: next(values), batch, is_leaf=is_list_of_entries)
+    return map_nested(slice_leaf, batch, is_leaf=is_list_of_entries)
 
 
 def _join_rows(name: str, leaves: list[Any]) -> Any:
