@@ -36,9 +36,13 @@ def write_progress(folder: str, state: TrainerState, progress: dict[str, Any]) -
 
 def read_progress(folder: str) -> tuple[TrainerState, dict[str, Any]]:
     """State and progress in a checkpoint that `find_checkpoint` has found. All ranks must call this."""
-    state = run_on_all_ranks(lambda: TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}"))
-    text = run_on_all_ranks(lambda: Path(folder, PROGRESS_NAME).read_text(encoding="utf-8"))
+    state, text = run_on_all_ranks(lambda: _read_files(folder))
     return state, json.loads(text)
+
+
+def _read_files(folder: str) -> tuple[TrainerState, str]:
+    state = TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}")
+    return state, Path(folder, PROGRESS_NAME).read_text(encoding="utf-8")
 
 
 def delete_oldest(output_dir: str, saved_steps: list[int], kept: list[Path], limit: int) -> None:

@@ -752,9 +752,7 @@ class Trainer:
         Any object that can be iterated over will do: a resumed run reads it again up to the batch where it stopped. On
         several processes, the batches of a `DataLoader` are dealt out to the ranks, unless its sampler does that.
         """
-        return self._make_loader(
-            self.train_dataset, self.args.per_device_train_batch_size, self._get_train_sampler, is_training=True
-        )
+        return self._make_loader(self.train_dataset, is_training=True)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         """The sampler of the training set, a random one; None, for the order that it has, if it has no length."""
@@ -770,19 +768,17 @@ class Trainer:
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
             dataset = self.eval_dataset[dataset]
-        return self._make_loader(dataset, self.args.per_device_eval_batch_size, self._get_eval_sampler)
+        return self._make_loader(dataset)
 
     def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
         """The loader of this rank's share of `test_dataset`, in order."""
-        return self._make_loader(test_dataset, self.args.per_device_eval_batch_size, self._get_eval_sampler)
+        return self._make_loader(test_dataset)
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler | None:
         """The sampler of an evaluation; None for the order of the data set."""
         return None
 
-    def _make_loader(
-        self, dataset: Dataset | None, batch_size: int, get_sampler: Callable, is_training: bool = False
-    ) -> DataLoader:
+    def _make_loader(self, dataset: Dataset | None, is_training: bool = False) -> DataLoader:
         if dataset is None:
             raise ValueError("the Trainer has been given no dataset for this: pass train_dataset, eval_dataset or both")
         args = self.args
@@ -791,7 +787,7 @@ class Trainer:
             collator = batches.ColumnFilter(collator, self.model, self.label_names)
         settings: dict[str, Any] = {}
         if not isinstance(dataset, IterableDataset):  # which has its own order and, as in `transformers`, its own end
-            settings["sampler"] = get_sampler(dataset)
+            settings["sampler"] = self._get_train_sampler(dataset) if is_training else self._get_eval_sampler(dataset)
             if is_training:
                 workers = args.dataloader_num_workers
                 rank = self.accelerator.process_index
@@ -799,7 +795,7 @@ class Trainer:
                 settings["worker_init_fn"] = partial(loading.seed_worker, num_workers=workers, rank=rank)
         loader = DataLoader(
             dataset,
-            batch_size,
+            args.per_device_train_batch_size if is_training else args.per_device_eval_batch_size,
             collate_fn=collator,
             num_workers=args.dataloader_num_workers,
             persistent_workers=args.dataloader_persistent_workers,
