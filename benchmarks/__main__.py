@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
         records.check_writable(options.record, "--record")
     prepare_process(options.quick)
     # Check the load once, before the first suite: afterwards it includes our own.
-    records.warn_if_busy(records.run_metadata()["load"], available_cores())
+    records.warn_if_busy(records.load(), available_cores())
     measure_options = MeasureOptions(options.rounds, find_dataset(), options.quick)
     for suite in options.suites:
         began = records.run_metadata()

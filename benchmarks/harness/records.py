@@ -138,15 +138,19 @@ def machine() -> dict:
 
 def run_metadata() -> dict:
     """Circumstances of a recording: they differ from run to run, and so are no part of the machine."""
-    load = os.getloadavg() if hasattr(os, "getloadavg") else None
     return {
         "commit": _output(
             "git", "--no-optional-locks", "-C", str(ladder.ROOT), "describe", "--always", "--abbrev=12", "--dirty"
         ),
         "command": _command(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "load": [round(value, 2) for value in load] if load else None,
+        "load": load(),
     }
+
+
+def load() -> list[float] | None:
+    """The machine's load averages; None where the system does not tell them."""
+    return [round(value, 2) for value in os.getloadavg()] if hasattr(os, "getloadavg") else None
 
 
 def warn_if_busy(load: list[float] | None, cores: int) -> None:

@@ -131,7 +131,7 @@ class Record:
     networks: list[Network] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-    memberships: list[Membership] = field(default_factory=list)
+    memberships: list[Membership] = field(default_factory=list)  # the newest one, or none before the first step
     # For each call that clipped gradients: True if a loss scale had multiplied them, and nobody had divided them.
     clippings: list[bool] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)

@@ -22,7 +22,7 @@ from common.levels import DISTRIBUTED, LEVELS, MESH, WITH_CHECKPOINTS
 ROOT = Path(__file__).resolve().parents[2]
 FSDP = "02_ddp_raw/train_fsdp"
 SHARDED = (FSDP, MESH)  # each rank keeps a part of the network
-FULL = "03_accelerate/train_full"
+FULL = WITH_CHECKPOINTS[0]
 SCRIPTS = (*LEVELS, *SHARDED, *WITH_CHECKPOINTS)
 # They are copied for a network of one's own.
 TEMPLATES = ("00_single_gpu/template", "02_ddp_raw/template", "03_accelerate/template", "04_trainer/template")

@@ -25,8 +25,9 @@ class Pitfall(NamedTuple):
 
     level: str  # whose page names it
     symptom: str = "silent"  # the training goes on; or "error", or "hang"
-    timeout: int | None = None  # seconds after which a hang is ended
-    takes_trace: bool = False  # the last argument of its functions is a `Trace`
+    # Seconds after which a hang is ended. The last argument of the functions of
+    # such a pitfall is a `Trace`.
+    timeout: int | None = None
     takes_folder: bool = False  # it is a folder, new and the same on all ranks
     world_size: int = 2  # processes
 
@@ -48,12 +49,10 @@ PITFALLS = {
     "mean_of_means": Pitfall(LEVEL_04),
     "schedule_on_rank_0": Pitfall(LEVEL_02),
     "schedule_too_fast": Pitfall(LEVEL_03),
-    "uneven_inputs": Pitfall(LEVEL_02, "hang", timeout=2, takes_trace=True),
+    "uneven_inputs": Pitfall(LEVEL_02, "hang", timeout=2),
     # Before they hang, the ranks shard a network, which takes longer.
-    "uneven_evaluation": Pitfall(LEVEL_02, "hang", timeout=5, takes_trace=True),
-    "collective_on_rank_0": Pitfall(
-        LEVEL_02, "hang", timeout=2, takes_trace=True
-    ),
+    "uneven_evaluation": Pitfall(LEVEL_02, "hang", timeout=5),
+    "collective_on_rank_0": Pitfall(LEVEL_02, "hang", timeout=2),
     "padded_evaluation": Pitfall(LEVEL_02, world_size=3),
     "metrics_not_gathered": Pitfall(LEVEL_03),
     "batchnorm_statistics": Pitfall(LEVEL_02),

@@ -94,7 +94,7 @@ def run_on_rank(
     module = load(name)
     pitfall = PITFALLS[name]
     arguments: list[Any] = []
-    if pitfall.takes_trace:
+    if pitfall.timeout is not None:
         arguments = [Trace(folder)]
     elif pitfall.takes_folder:
         arguments = [folder]

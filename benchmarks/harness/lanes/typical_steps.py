@@ -35,17 +35,12 @@ def record_in_turns(
         samples[row] = []
         all_steps: list[Step] = []
         for by_rank in rounds:
-            round_steps = steps_of_round(by_rank)
+            round_steps: list[Step] = list(zip(*by_rank, strict=True))  # each has the record of every rank
             seconds = statistics.fmean(seconds_of(step) for step in round_steps)
             samples[row].append(1000 * seconds)
             all_steps += round_steps
         lanes[row] = lanes_of(typical(all_steps))
     return records.group(title, "ms", samples) | {"lanes": lanes}
-
-
-def steps_of_round(by_rank: list[list[RecordedStep]]) -> list[Step]:
-    """The steps of one round, from the list of each rank."""
-    return list(zip(*by_rank, strict=True))
 
 
 def seconds_of(step: Step) -> float:

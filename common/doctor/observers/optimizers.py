@@ -49,7 +49,7 @@ class OptimizerObserver:
         self._record.steps.append(Step(rates, forwards - self._forwards_before))
         self._forwards_before = forwards
         if len(self._record.steps) <= STEPS_COMPARED:
-            self._record.memberships.append(self._membership())
+            self._record.memberships = [self._membership()]
 
     def _membership(self) -> Membership:
         in_optimizers: dict[int, nn.Parameter] = {}
