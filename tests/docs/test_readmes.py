@@ -93,7 +93,9 @@ def test_every_deliberate_difference_names_its_kind_and_a_test(path):
 
 @pytest.mark.parametrize("path", DIFFERENCES, ids=name)
 def test_the_files_that_the_differences_are_grouped_by_are_there(path):
-    for heading in FILES_HEADING.findall(path.read_text()):
+    headings = FILES_HEADING.findall(path.read_text())
+    assert headings
+    for heading in headings:
         files = re.findall(r"`([\w/]+\.py|\w+/)`", heading)
         assert files and all((path.parent / file).exists() for file in files), heading
 

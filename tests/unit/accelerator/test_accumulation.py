@@ -7,11 +7,12 @@ import pickle
 import pytest
 import torch
 from torch.nn.functional import mse_loss
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from common.accelerator import Accelerator
 from tests.peers import import_or_skip
 from tests.states import OURS, THEIRS, forget_states
+from tests.toys import Stream
 from tests.unit.accelerator.several_processes import on_ranks
 
 SAMPLES = 16
@@ -129,14 +130,9 @@ def test_uneven_inputs_can_be_joined_on_gloo():
     assert on_ranks(2, trained_on_uneven_inputs) == [(3, last_step_counts_half, 3), (2, last_step_counts_half, 3)]
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(4))
-
-
 def warned_of_a_stream(accelerator):
     """The file that the warning names."""
-    accelerator.prepare(DataLoader(Stream()))
+    accelerator.prepare(DataLoader(Stream(range(4))))
     uneven = accelerator.join_uneven_inputs([], even_batches=False)
     with pytest.warns(UserWarning, match="only supported for map-style datasets") as warned, uneven:
         pass

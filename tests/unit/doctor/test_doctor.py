@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from common import pitfalls
+from common import ladder, pitfalls
 from common.doctor import __main__ as program
 from common.doctor import checks, launch, record, report, run_script
 from common.doctor.answers import Answer, Finding, NotExamined, Right
@@ -29,7 +29,6 @@ from common.doctor.record import Draw, End, Epoch, Network, Record, Step
 from common.errors import UserError
 from common.processes import Ranks, ranks
 
-ROOT = Path(__file__).parents[3]
 PATIENTS = Path(__file__).with_name("patients")
 HEALTHY = PATIENTS / "healthy.py"
 AILING = PATIENTS / "ailing.py"
@@ -258,7 +257,7 @@ def test_no_two_ranks_draw_alike(of_ranks, kind):
     assert isinstance(random_numbers.check_draws(records), kind)
 
 
-@pytest.mark.parametrize("folder, line", [(f"{ROOT}/common", None), (f"{ROOT}/common2", "train.py:1")])
+@pytest.mark.parametrize("folder, line", [(f"{ladder.ROOT}/common", None), (f"{ladder.ROOT}/common2", "train.py:1")])
 def test_only_what_is_in_a_librarys_folder_is_of_the_library(folder, line):
     frame = SimpleNamespace(f_code=SimpleNamespace(co_filename=f"{folder}/train.py"), f_lineno=1, f_back=None)
     assert script_line(frame, Path("other.py")) == line
@@ -308,7 +307,7 @@ def test_ctrl_c_ends_the_doctor_in_one_line_and_all_of_its_processes(tmp_path):
     note = "open(sys.argv[1] + os.environ['RANK'], 'w').write(str(os.getpid()))"
     script.write_text(f"import os, sys, time\n{note}\ntime.sleep(300)\n")
     command = [sys.executable, "-m", "common.doctor", script, f"{tmp_path}/pid"]
-    doctor = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    doctor = subprocess.Popen(command, cwd=ladder.ROOT, stderr=subprocess.PIPE, text=True)
     pids = [tmp_path / f"pid{rank}" for rank in range(2)]
     while not all(path.exists() and path.read_text() for path in pids):
         assert doctor.poll() is None
@@ -404,7 +403,7 @@ OURS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("script", OURS)
 def test_our_own_scripts_are_healthy(script, tmp_path):
-    answers, text = examined(ROOT / script, tmp_path, *OURS[script])
+    answers, text = examined(ladder.ROOT / script, tmp_path, *OURS[script])
     assert report.findings(answers) == {}
     assert "Healthy: " in text
 
@@ -418,7 +417,7 @@ def test_the_templates_are_healthy(level, tmp_path):
             folder.mkdir(parents=True)
             for number in range(count):
                 Image.new("RGB", (40, 48), (brightness, number, 9 * number)).save(folder / f"{number}.png")
-    code, text = ask(ROOT / level / "template.py", tmp_path, *TEMPLATE, "--checkpoint", tmp_path / "run")
+    code, text = ask(ladder.ROOT / level / "template.py", tmp_path, *TEMPLATE, "--checkpoint", tmp_path / "run")
     assert code == 0, text
     assert "Healthy: nothing found" in text
 
