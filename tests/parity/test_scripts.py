@@ -45,7 +45,7 @@ def test_a_level_trains_saves_and_says_so(level, processes, tmp_path):
 def test_a_batch_that_two_processes_cannot_share_is_one_line():
     done = run_to_end(level_command("02_ddp_raw", "--batch-size", "63", processes=2))
     assert done.returncode != 0 and done.stdout == ""
-    errors = [line for line in done.stderr.splitlines() if "does not divide" in line]
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert errors == ["error: --batch-size 63 is not divisible by 2 (2 processes): use 62 or 64"]
 
 

@@ -52,7 +52,7 @@ def test_out_of_scope_is_refused_by_name_and_passes_when_empty(tmp_path):
     [
         ("num_proceses: 2", "unknown key 'num_proceses'"),
         ("num_processes: two", "num_processes must be a whole number, not 'two'"),
-        ("{num_processes: 3, num_machines: 2, main_process_ip: h, main_process_port: 1}", "does not divide"),
+        ("{num_processes: 3, num_machines: 2, main_process_ip: h, main_process_port: 1}", "is not divisible"),
         ("{num_processes: 2, num_machines: 2}", "need main_process_ip and main_process_port"),
         ("distributed_type: DEEPSPEED", "distributed_type 'DEEPSPEED' is not supported"),
         ("{distributed_type: FSDP, fsdp_config: {fsdp_verison: 2}}", "unknown key 'fsdp_verison' in fsdp_config"),

@@ -117,7 +117,7 @@ class ClusterConfig:
         if self.num_processes not in (None, -1):
             processes = self.num_processes
             require(processes >= 1, f"num_processes must be at least 1, not {processes}")
-            require(processes % machines == 0, f"num_processes {processes} does not divide by num_machines {machines}")
+            require(processes % machines == 0, f"num_processes {processes} is not divisible by num_machines {machines}")
             is_one = self.distributed_type != "NO" or processes == 1
             require(is_one, f"distributed_type NO is one process, but num_processes is {processes}")
         is_sharded = self.distributed_type == "FSDP"
