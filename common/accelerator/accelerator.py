@@ -194,7 +194,6 @@ class Accelerator:
         self._optimizers: list[AcceleratedOptimizer] = []
         self._schedulers: list[AcceleratedScheduler] = []
         self._dataloaders: list[DataLoader] = []
-        self._has_forgotten_loaders = False
         self._custom_objects: list[Any] = []
         self._save_model_state_pre_hook: OrderedDict[int, Callable] = OrderedDict()
         self._load_model_state_pre_hook: OrderedDict[int, Callable] = OrderedDict()
@@ -354,7 +353,6 @@ class Accelerator:
     def forget_loader(self, prepared: DataLoader) -> None:
         """Leave a prepared loader out of checkpoints."""
         self._dataloaders = [loader for loader in self._dataloaders if loader is not prepared]
-        self._has_forgotten_loaders = True
 
     def forget_model(self, model: torch.nn.Module) -> None:
         """Undo `prepare_model`: the script's own `model` can be prepared anew, for instance in another precision.
@@ -465,31 +463,25 @@ class Accelerator:
             return
         are_even = self.even_batches if even_batches is None else even_batches
         to_join = [joinable for joinable in joinables if hasattr(joinable, "join_hook")]
-        with contextlib.ExitStack() as stack:
-            if even_batches is not None:
-                stack.enter_context(self._override_even_batches(even_batches))
-            if to_join and not are_even:
-                stack.enter_context(Join(to_join, throw_on_early_termination=False))
-            yield
-
-    @contextlib.contextmanager
-    def _override_even_batches(self, even_batches: bool) -> Iterator[None]:
-        """Within the block, the prepared loaders of map-style datasets have this `even_batches`."""
-        if any(isinstance(loader.dataset, IterableDataset) for loader in self._dataloaders):
-            warnings.warn(
-                "Overriding even_batches is only supported for map-style datasets, yet some dataloaders given were"
-                " iterable",
-                stacklevel=6,  # the line of the script's `with`, around those of `join_uneven_inputs` and the ExitStack
-            )
-        even_before: dict[BatchSamplerShard, bool] = {}
-        for shard in map(index_sampler_of, self._dataloaders):
-            if isinstance(shard, BatchSamplerShard):
-                even_before[shard] = shard.even_batches
+        joined: contextlib.AbstractContextManager = contextlib.nullcontext()
+        if to_join and not are_even:
+            joined = Join(to_join, throw_on_early_termination=False)
+        shards = [shard for shard in map(index_sampler_of, self._dataloaders) if isinstance(shard, BatchSamplerShard)]
+        even_before = [shard.even_batches for shard in shards]
+        if even_batches is not None:
+            if any(isinstance(loader.dataset, IterableDataset) for loader in self._dataloaders):
+                warnings.warn(
+                    "Overriding even_batches is only supported for map-style datasets, yet some dataloaders given were"
+                    " iterable",
+                    stacklevel=3,
+                )
+            for shard in shards:
                 shard.even_batches = even_batches
         try:
-            yield
+            with joined:
+                yield
         finally:
-            for shard, was_even in even_before.items():
+            for shard, was_even in zip(shards, even_before, strict=True):
                 shard.even_batches = was_even
 
     # Gradients
@@ -636,12 +628,16 @@ class Accelerator:
         self,
         input_dir: str | os.PathLike | None = None,
         load_kwargs: dict[str, Any] | None = None,
+        *,
+        with_loaders: bool = True,
         **load_model_func_kwargs: Any,
     ) -> None:
-        """Put the run where `save_state` left it: `checkpointing.load_state`. A collective."""
-        self.step = checkpointing.load_state(
-            self._run_state(), input_dir, load_kwargs, self._has_forgotten_loaders, **load_model_func_kwargs
-        )
+        """Put the run where `save_state` left it: `checkpointing.load_state`. A collective.
+
+        Without `with_loaders` the loaders stay where they are. (The original does not have this argument.)
+        """
+        run = self._run_state()
+        self.step = checkpointing.load_state(run, input_dir, load_kwargs, with_loaders, **load_model_func_kwargs)
 
     def _run_state(self) -> checkpointing.RunState:
         return checkpointing.RunState(

@@ -22,8 +22,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +35,8 @@ from .optimizer import AcceleratedOptimizer
 from .scheduler import AcceleratedScheduler
 from .state import GradientState, PartialState
 from .utils import save_ids
-from .utils.checkpoint_folder import Part, finish_interrupted_save, numbered, recover_newest, remove_old_checkpoints
-from .utils.checkpoint_manifest import CheckpointError, Manifest, read_manifest, verify
+from .utils.checkpoint_folder import Part, finish_and_verify, numbered, recover_newest, remove_old_checkpoints
+from .utils.checkpoint_manifest import CheckpointError, Manifest, read_manifest
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.dataclasses import ProjectConfiguration
 from .utils.fsdp_utils import whole_parameters
@@ -142,57 +141,37 @@ def save_state(
     An error before the new checkpoint begins to exist leaves what was there before as it was. After an error later, the
     next save or load finishes the new checkpoint.
     """
-    weights_name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
-    if all_ranks:
-        return _save_on_all_ranks(run, output_dir, weights_name)
-    return _save_alone(run, output_dir, weights_name)
-
-
-def _save_alone(run: RunState, output_dir: str | os.PathLike | None, weights_name: str) -> Path:
-    """Write the part of this process, and wait for no other process."""
     project = run.project
+    weights_name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
+    run_step = run_on_all_ranks if all_ranks else _run_alone
+    save_id = None
+    if all_ranks:
+        # All ranks take these from the main process, which may have saved alone before.
+        project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])
     folder = _folder_to_save(project, output_dir)
-    part = Part(folder, save_ids.next_id(folder), is_main=_writes_main_part(project))
+    part = Part(folder, save_id or save_ids.next_id(folder), is_main=_writes_main_part(project))
     try:
         # Under FSDP a collective. So it comes before what may fail on one rank alone: folders, hooks and files.
-        gathered = _gather(run)
-        _require_new_folder(part, project)
-        _stage(run, part, gathered.weights)
-        _write(run, part, gathered, weights_name)
-        part.publish()
-    except BaseException:
-        part.discard()
-        raise
-    finally:
-        # After a failure too: the other ranks may have saved, and go on with the next number.
-        project.iteration += 1
-    if part.is_main:
-        _remove_surplus(project, folder)
-    return folder
-
-
-def _save_on_all_ranks(run: RunState, output_dir: str | os.PathLike | None, weights_name: str) -> Path:
-    """Write the parts of all processes, each step on all of them before the next one begins."""
-    project = run.project
-    # All ranks take these from the main process, which may have saved alone before.
-    project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])
-    folder = _folder_to_save(project, output_dir)
-    part = Part(folder, save_id, is_main=_writes_main_part(project))
-    try:
-        gathered = run_on_all_ranks(lambda: _gather(run))
-        run_on_all_ranks(lambda: _require_new_folder(part, project))
-        run_on_all_ranks(lambda: _stage(run, part, gathered.weights))
-        run_on_all_ranks(lambda: _write(run, part, gathered, weights_name))
-        run_on_all_ranks(part.publish, runs_here=not part.is_main)
+        gathered = run_step(lambda: _gather(run))
+        run_step(lambda: _stage(part, project))
+        run_step(lambda: _call_hooks(run, part, gathered.weights))
+        run_step(lambda: _write(run, part, gathered, weights_name))
+        run_step(part.publish, runs_here=not part.is_main)
         # The main part comes last, because with it the checkpoint appears.
-        run_on_all_ranks(part.publish, runs_here=part.is_main)
+        run_step(part.publish, runs_here=part.is_main)
     except BaseException:
         part.discard()
+        if not all_ranks:
+            project.iteration += 1  # The other ranks may have saved, and go on with the next number.
         raise
-    # Not after a failure: all ranks have failed, and may try the same number again.
     project.iteration += 1
-    run_on_all_ranks(lambda: _remove_surplus(project, folder), runs_here=part.is_main)
+    run_step(lambda: _remove_surplus(project, folder), runs_here=part.is_main)
     return folder
+
+
+def _run_alone(action: Callable[[], Any], runs_here: bool = True) -> Any:
+    """Run `action` where `runs_here` is true. Unlike `run_on_all_ranks`, this waits for no other process."""
+    return action() if runs_here else None
 
 
 def _folder_to_save(project: ProjectConfiguration, output_dir: str | os.PathLike | None) -> Path:
@@ -226,19 +205,19 @@ class Gathered:
 
     Attributes:
         weights: those of each model.
-        gradients: those of each model in the middle of an accumulation window, else None.
+        gradients: those of each model in the middle of an accumulation window; empty between two windows.
         optimizer_states: the states of the optimizers by the names of their files.
     """
 
     weights: list[dict[str, Any]]
-    gradients: list[dict[str, torch.Tensor]] | None
+    gradients: list[dict[str, torch.Tensor]]
     optimizer_states: dict[str, Any]
 
 
 def _gather(run: RunState) -> Gathered:
     """The tensors of this rank, put together with those of the other ranks if models are sharded by FSDP."""
     weights = [run.get_state_dict(model) for model in run.models]
-    gradients = None
+    gradients = []
     if run.step % GradientState().num_steps != 0:
         gradients = [_gradients(model) for model in run.models]
     optimizers = _by_file(OPTIMIZER_FILE, run.optimizers)
@@ -252,16 +231,16 @@ def _gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         return {name: parameter.grad.cpu() for name, parameter in parameters if parameter.grad is not None}
 
 
-def _require_new_folder(part: Part, project: ProjectConfiguration) -> None:
-    """Raise a ValueError if automatic naming leads to a folder that is there already."""
+def _stage(part: Part, project: ProjectConfiguration) -> None:
+    """Make the staging folder, unless automatic naming leads to a checkpoint that is there already."""
     if part.is_main and project.automatic_checkpoint_naming and os.path.lexists(part.folder):
         how = "`load_state` first, or set `project_configuration.iteration`"
         raise ValueError(f"Checkpoint directory {part.folder} ({project.iteration}) already exists: {how}")
-
-
-def _stage(run: RunState, part: Part, weights: list[dict[str, Any]]) -> None:
-    """Make the staging folder, and call the hooks, which may change `weights` or write files of their own."""
     part.stage()
+
+
+def _call_hooks(run: RunState, part: Part, weights: list[dict[str, Any]]) -> None:
+    """Call the hooks of the script, which may change `weights`, or write files of their own to the staging folder."""
     for hook in run.save_hooks:
         hook(run.models, weights, str(part.staging))
 
@@ -282,7 +261,7 @@ def _write(run: RunState, part: Part, gathered: Gathered, weights_name: str) -> 
         if state:
             loader_states[name] = state
     rank_state = {"step": run.step, **get_random_states(PartialState().device)}
-    if gathered.gradients is not None:
+    if gathered.gradients:
         rank_state["gradients"] = gathered.gradients
     if part.is_main:
         contents = _by_file(weights_name, gathered.weights) | states | loader_states
@@ -306,7 +285,7 @@ def load_state(
     run: RunState,
     input_dir: str | os.PathLike | None = None,
     load_kwargs: dict[str, Any] | None = None,
-    has_forgotten_loaders: bool = False,
+    with_loaders: bool = True,
     **load_model_func_kwargs: Any,
 ) -> int:
     """Put weights, optimizers, schedules and generators where `save_state` left them, and return the saved `step`.
@@ -324,8 +303,7 @@ def load_state(
         input_dir: the folder, where ~ is the home folder; under automatic naming the newest complete checkpoint by
             default.
         load_kwargs: for `torch.load` of all but weights; `weights_only` is always on.
-        has_forgotten_loaders: True after `Accelerator.forget_loader`. Then no warning says that the checkpoint has the
-            state of a loader which nothing takes.
+        with_loaders: give loaders their states too. Without, they stay as they are, and no state of theirs is missed.
         load_model_func_kwargs: for the models' `load_state_dict`. The original's `map_location` changes nothing: files
             are read to the CPU, and each state goes to where the object is that gets it.
 
@@ -338,17 +316,17 @@ def load_state(
     """
     if load_model_func_kwargs.pop("map_location", None) is not None:
         logger.info("map_location changes nothing: files are read to the CPU, and each state goes to its object")
-    writes_main_part = _writes_main_part(run.project)
+    if not with_loaders:
+        run = replace(run, loaders=[])
     PartialState().wait_for_everyone()  # Now no process is saving, so what this run has saved is complete.
     folder = _folder_to_load(run.project, input_dir)
-    run_on_all_ranks(lambda: finish_interrupted_save(folder), runs_here=writes_main_part)
-    read = _verify_and_read if writes_main_part else _read
-    saved = run_on_all_ranks(lambda: read(run, folder, load_kwargs or {}))
+    run_on_all_ranks(lambda: finish_and_verify(folder), runs_here=_writes_main_part(run.project))
+    saved = run_on_all_ranks(lambda: _read(run, folder, load_kwargs or {}))
     run_on_all_ranks(lambda: _restore(run, saved, load_model_func_kwargs))
     # Under FSDP it has collectives. So it is a step of its own, which begins if no rank has failed.
     run_on_all_ranks(lambda: _restore_gradients(run.models, list(saved.rank_states.values())))
     _warn_of_ranks_without_part(saved)
-    _warn_of_files_without_object(run, saved, has_forgotten_loaders)
+    _warn_of_files_without_object(run, saved, with_loaders)
     run.project.iteration = _next_iteration(run.project, folder, is_named=input_dir is not None)
     return saved.step
 
@@ -401,19 +379,6 @@ class SavedRun:
     def weights_name(self) -> str:
         """The name of the file of the first model."""
         return SAFE_WEIGHTS_NAME if SAFE_WEIGHTS_NAME in self.manifest.files else WEIGHTS_NAME
-
-
-def _verify_and_read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
-    """`_read`, while another thread verifies the files. What verification finds is raised first."""
-    with ThreadPoolExecutor() as threads:
-        verification = threads.submit(verify, folder)
-        try:
-            saved = _read(run, folder, load_kwargs)
-        except Exception:
-            verification.result()
-            raise
-        verification.result()
-        return saved
 
 
 def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
@@ -501,10 +466,10 @@ def _warn_of_ranks_without_part(saved: SavedRun) -> None:
         logger.warning("%s holds no random states of ranks %s: they keep their own", saved.manifest.folder, ranks)
 
 
-def _warn_of_files_without_object(run: RunState, saved: SavedRun, has_forgotten_loaders: bool) -> None:
+def _warn_of_files_without_object(run: RunState, saved: SavedRun, with_loaders: bool) -> None:
     """Log the files of objects that this run has not prepared."""
     kinds = "model|pytorch_model|optimizer|scheduler"
-    if not has_forgotten_loaders:
+    if with_loaders:
         kinds += "|sampler|dl_state_dict"
     names = re.compile(rf"({kinds})(_[0-9]+)?\.(safetensors|bin)")
     taken = saved.states | _by_file(saved.weights_name, run.models)

@@ -154,9 +154,11 @@ def finish_interrupted_save(folder: Path) -> None:
 
 def _merge_pending_parts(folder: Path) -> None:
     """Move the rank parts that wait for the main part in `folder` to their places. A file of the main part stays."""
-    for part in _pending_parts(folder):
+    main = _read_main_manifest(folder)
+    if main is None:
+        return
+    for part in _pending_parts(folder, main):
         try:
-            main = read_part_manifest(folder / MANIFEST_NAME)
             _move_files(part, folder, unless_in=main.files)
         except FileNotFoundError:
             continue  # another rank moves this part now, and does the rest
@@ -164,12 +166,16 @@ def _merge_pending_parts(folder: Path) -> None:
             logger.warning("%s does not fit the main part, and is left out: %s", part, error)
 
 
-def _pending_parts(folder: Path) -> list[Path]:
-    """The complete rank parts that are of the same save as the main part in `folder`, and are not there yet."""
+def _read_main_manifest(folder: Path) -> PartManifest | None:
+    """The manifest of the main part in `folder`; None if there is no complete one."""
     try:
-        main = read_part_manifest(folder / MANIFEST_NAME)
+        return read_part_manifest(folder / MANIFEST_NAME)
     except CheckpointError:
-        return []
+        return None
+
+
+def _pending_parts(folder: Path, main: PartManifest) -> list[Path]:
+    """The complete rank parts that are of the same save as the main part in `folder`, and are not there yet."""
     without_rank = _hidden_path(folder, "part_")
     found = []
     for path in sorted(without_rank.parent.glob(f"{glob.escape(without_rank.name)}*")):
@@ -249,7 +255,9 @@ def _leftovers(parent: Path, prefix: str) -> list[Path]:
     pending = []
     for folder in numbered(parent, prefix):
         found += folder.glob(".staging_*")
-        pending += _pending_parts(folder)  # loading that checkpoint moves them there
+        main = _read_main_manifest(folder)
+        if main is not None:
+            pending += _pending_parts(folder, main)  # loading that checkpoint moves them there
     found += [part for part in parent.glob(f"{hidden}.part_*") if part not in pending]
     return found
 

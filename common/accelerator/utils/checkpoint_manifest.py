@@ -160,8 +160,9 @@ def describe_files(folder: Path) -> dict[str, Description]:
 def describe(path: Path) -> Description:
     """The size of a file in bytes, and a checksum.
 
-    Disks flip bits, and lose or exchange whole pages. So the numbers of 8 bytes in each page are added up, and the
-    checksum is the CRC-32 of these sums and of the bytes behind the last page.
+    Disks flip bits, and lose or exchange whole pages. A CRC-32 of all bytes would find that, but it takes a third of
+    the time of a save. To add numbers up is faster. So the checksum is the CRC-32 of the sums of the pages, each of
+    which adds up the page's numbers of 8 bytes, and of the bytes behind the last page.
     """
     size = path.stat().st_size
     content = torch.from_file(str(path), size=size, dtype=torch.uint8)  # mapped, not copied

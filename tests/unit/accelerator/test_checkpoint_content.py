@@ -220,6 +220,8 @@ def test_a_loader_that_is_prepared_only_after_loading_is_missed(setting, file, t
     accelerator.load_state(tmp_path / "c")
     assert not caplog.records
     accelerator.free_memory()
+    accelerator.load_state(tmp_path / "c", with_loaders=False)
+    assert not caplog.records
     accelerator.load_state(tmp_path / "c")
     (record,) = caplog.records
     assert f"c holds {file}, and nothing is prepared that takes it" in record.getMessage()
