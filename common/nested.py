@@ -45,7 +45,7 @@ def _mapping_like(data: Mapping, content: dict[Any, Any]) -> Any:
     made = _construct(type(data), content)
     if made is not None and made.keys() == content.keys():
         return made
-    if not isinstance(data, (dict, UserDict)):  # a copy of another kind might share its items with `data`
+    if not isinstance(data, (dict, UserDict)):  # A copy of another kind might share its items with `data`.
         raise TypeError(f"a {type(data).__name__} cannot be made of a dict with its items")
     made = copy.copy(data)
     for key, value in content.items():
@@ -57,7 +57,7 @@ def _construct(kind: Callable[..., Any], *arguments: Any) -> Any:
     """`kind(*arguments)`, or None where that raises: the constructor of a defaultdict takes a factory first."""
     try:
         return kind(*arguments)
-    except Exception:  # a class of the script's own may raise anything
+    except Exception:  # A class of the script's own may raise anything.
         return None
 
 

@@ -179,14 +179,15 @@ class Accelerator:
         self.rng_types = ["generator"] if rng_types is None else rng_types
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.log_with = select_trackers(log_with, self.logging_dir)
+        # A script may turn autocast off here.
         self.native_amp = self.mixed_precision != "no"
 
-        # From here on, what changes during the training.
+        # The rest changes during the training.
         self.scaler: LossScaler | None = None
         if self.mixed_precision == "fp16":
             self.scaler = LossScaler(self.device.type, **_kwargs_of(self.scaler_handler))
-        # Calls of `accumulate`. A window closes at every multiple of the steps, and at a loader's end, where the count
-        # begins again at 0.
+        # The calls of `accumulate` are counted here. A window closes at every multiple of its micro-batches, and at a
+        # loader's end, where the count begins again at 0.
         self.step = 0
         self.trackers: list[GeneralTracker] = []
         self._has_raised_flag = False
@@ -265,18 +266,18 @@ class Accelerator:
         parameter to train, DDP is left out; with `evaluation_mode` FSDP too. FSDP places a model by itself.
         """
         if _is_prepared(model):
-            # Another Accelerator has prepared it, or this one before `free_memory`. Here it is only registered, so that
-            # checkpoints hold it: the script's own model, not the wrapper that came back.
+            # Another Accelerator has prepared it, or this one has before `free_memory`. It is only registered, so that
+            # checkpoints hold it. They are made of the script's own model, so the wrapper is not registered.
             own = innermost_model(model)
             if not any(innermost_model(known) is own for known in self._models):
                 self._models.append(own)
             return model
         self._models.append(model)
-        # From the inside to the outside: the precision of the forward, the device, DDP, the compiler.
+        # The layers go from the inside to the outside: the precision of the forward, the device, DDP, the compiler.
         if self.native_amp:
             self._run_forward_in_mixed_precision(model)
         if self.is_fsdp2 and not evaluation_mode:
-            # This places the model too, piece by piece: whole, it may not fit.
+            # This places the model too. It does so piece by piece, because the whole model may not fit on the device.
             fsdp_utils.shard_model(innermost_model(model), self.state.fsdp_plugin, self.device)
             for optimizer in self._optimizers:
                 fsdp_utils.use_sharded_parameters(optimizer.optimizer)
@@ -294,7 +295,7 @@ class Accelerator:
         model._original_forward = model.forward
         autocast: Any = self._autocast(self.autocast_handler)
         if isinstance(model.forward, MethodType):
-            # Bound to the model again: a deep copy of the model then runs its own forward.
+            # It is a method of the model again, so that a deep copy of the model runs its own forward.
             function = operations.convert_outputs_to_fp32(autocast(model.forward.__func__))
             model.forward = MethodType(function, model)
         else:
@@ -302,7 +303,7 @@ class Accelerator:
 
     def _trains_in_ddp(self, model: torch.nn.Module) -> bool:
         """True on several processes, if there is something to train."""
-        # On the CPU also in a group of one process, as in the original.
+        # A group of one process uses DDP on the CPU, and not on a GPU, as in the original.
         is_on_cpu = self.distributed_type == DistributedType.MULTI_CPU
         is_on_gpus = self.distributed_type == DistributedType.MULTI_GPU and self.num_processes > 1
         is_trained = any(parameter.requires_grad for parameter in model.parameters())
@@ -404,15 +405,12 @@ class Accelerator:
         if num_steps > 1:
             loss = loss / num_steps
         if self.scaler is not None:
-            self._forget_unscaling_of_dropped_gradients()
+            for optimizer in self._optimizers:
+                # The script may have dropped gradients by `model.zero_grad()`, which the optimizer does not see.
+                if not optimizer.has_gradients():
+                    optimizer.forget_unscaling()
             loss = self.scaler.scale(loss)
         loss.backward(**kwargs)
-
-    def _forget_unscaling_of_dropped_gradients(self) -> None:
-        # A script may drop gradients by `model.zero_grad()`, which the optimizer does not see.
-        for optimizer in self._optimizers:
-            if not optimizer.has_gradients():
-                optimizer.forget_unscaling()
 
     @contextlib.contextmanager
     def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
@@ -499,7 +497,7 @@ class Accelerator:
         """
         parameters = _as_list(parameters)
         if self.scaler is not None and not self.sync_gradients:
-            # More micro-batches will add scaled gradients to these.
+            # The gradients stay scaled, because later micro-batches add scaled gradients to them.
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             return torch.nn.utils.get_total_norm(gradients, norm_type) / self.scaler.get_scale()
         self._unscale_gradients_of(parameters)
@@ -728,9 +726,9 @@ class Accelerator:
         init_kwargs = init_kwargs or {}
         for choice in self.log_with:
             tracker = choice
-            if isinstance(choice, type):  # `select_trackers` gives the class of one that was chosen by its name
+            if isinstance(choice, type):  # `select_trackers` returns a class where the script has given a name
                 tracker = choice(project_name, self.logging_dir, **init_kwargs.get(tracker.name, {}))
-            if hasattr(tracker, "start"):  # a tracker of the script's own need not have this method
+            if hasattr(tracker, "start"):  # A tracker of the script's own need not have this method.
                 tracker.start()
             if config is not None:
                 tracker.store_init_configuration(config)
@@ -767,7 +765,7 @@ class Accelerator:
         """The Accelerator itself: there is one run."""
         return self
 
-    # The rest of this class only forwards: to the GradientState, to the AcceleratorState, to the two configurations.
+    # The rest of this class only forwards to the GradientState, the AcceleratorState and the two configurations.
 
     @property
     def sync_gradients(self) -> bool:

@@ -151,7 +151,7 @@ def save_state(
     folder = _folder_to_save(project, output_dir)
     part = Part(folder, save_id or save_ids.next_id(folder), is_main=_writes_main_part(project))
     try:
-        # Under FSDP a collective. So it comes before what may fail on one rank alone: folders, hooks and files.
+        # This is a collective under FSDP. So it comes before folders, hooks and files, which may fail on one rank.
         gathered = run_step(lambda: _gather(run))
         run_step(lambda: _stage(part, project))
         run_step(lambda: _call_hooks(run, part, gathered.weights))
@@ -165,7 +165,9 @@ def save_state(
             project.iteration += 1  # The other ranks may have saved, and go on with the next number.
         raise
     project.iteration += 1
-    run_step(lambda: _remove_surplus(project, folder), runs_here=part.is_main)
+    limit = project.total_limit
+    if project.automatic_checkpoint_naming and limit is not None:
+        run_step(lambda: remove_old_checkpoints(folder, limit), runs_here=part.is_main)
     return folder
 
 
@@ -267,18 +269,13 @@ def _write(run: RunState, part: Part, gathered: Gathered, weights_name: str) -> 
         contents = _by_file(weights_name, gathered.weights) | states | loader_states
     else:
         contents = {}
-        rank_state["loaders"] = loader_states  # each rank has read another batch ahead
+        rank_state["loaders"] = loader_states  # Each rank has read another batch ahead.
     contents[RANDOM_STATES_FILE.format(part.rank)] = rank_state
     for name, content in contents.items():
         if name.endswith(".safetensors"):
             write_safetensors(content, part.staging / name)
         else:
             save_loadable(content, part.staging / name)
-
-
-def _remove_surplus(project: ProjectConfiguration, just_written: Path) -> None:
-    if project.automatic_checkpoint_naming and project.total_limit is not None:
-        remove_old_checkpoints(just_written, project.total_limit)
 
 
 def load_state(
@@ -323,7 +320,7 @@ def load_state(
     run_on_all_ranks(lambda: finish_and_verify(folder), runs_here=_writes_main_part(run.project))
     saved = run_on_all_ranks(lambda: _read(run, folder, load_kwargs or {}))
     run_on_all_ranks(lambda: _restore(run, saved, load_model_func_kwargs))
-    # Under FSDP it has collectives. So it is a step of its own, which begins if no rank has failed.
+    # This has collectives under FSDP. So it is a step of its own, which begins if no rank has failed.
     run_on_all_ranks(lambda: _restore_gradients(run.models, list(saved.rank_states.values())))
     _warn_of_ranks_without_part(saved)
     _warn_of_files_without_object(run, saved, with_loaders)
@@ -353,7 +350,7 @@ def _next_iteration(project: ProjectConfiguration, folder: Path, is_named: bool)
         # The script may go back to an older checkpoint. The newer ones stay, and numbers go on after them.
         on_disk = [int(path.name.removeprefix("checkpoint_")) for path in numbered(folder.parent)]
         following = max(following, project.iteration, *(taken + 1 for taken in on_disk))
-    return broadcast_object_list([following])[0]  # the main process's, which alone has looked at the folder
+    return broadcast_object_list([following])[0]  # Only the main process has looked at the folder.
 
 
 @dataclass(frozen=True)
@@ -416,7 +413,7 @@ def _read_file(manifest: Manifest, name: str, **load_kwargs: Any) -> Any:
         return load_safely(path, **load_kwargs)
     except CheckpointError:
         raise
-    except Exception as error:  # Also of a verified file: a forged manifest can match a forged file.
+    except Exception as error:  # A verified file can be unreadable too: a forged manifest can match a forged file.
         raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 
@@ -437,7 +434,7 @@ def _restore(run: RunState, saved: SavedRun, load_model_func_kwargs: dict[str, A
         weights = under_names_of(bare, _read_file(saved.manifest, name))
         bare.load_state_dict(weights, **load_model_func_kwargs)
     for optimizer in run.optimizers:
-        optimizer.forget_unscaling()  # its gradients are replaced
+        optimizer.forget_unscaling()  # Its gradients will be replaced.
     for name, each in run.objects_by_file().items():
         each.load_state_dict(saved.states[name])
     if own:
@@ -452,7 +449,7 @@ def _restore_gradients(models: list[torch.nn.Module], rank_states: list[dict[str
             for name, parameter in innermost_model(model).named_parameters():
                 parts = [gradients[name] for gradients in gradients_of_ranks if name in gradients]
                 parameter.grad = None
-                if parts:  # in the mean, a rank without this gradient counts as zero
+                if parts:  # A rank without this gradient counts as zero in the mean.
                     total = sum(parts[1:], start=parts[0])
                     parameter.grad = total.div(len(gradients_of_ranks)).to(parameter.device)
 
@@ -473,7 +470,7 @@ def _warn_of_files_without_object(run: RunState, saved: SavedRun, with_loaders: 
         kinds += "|sampler|dl_state_dict"
     names = re.compile(rf"({kinds})(_[0-9]+)?\.(safetensors|bin)")
     taken = saved.states | _by_file(saved.weights_name, run.models)
-    left = [name for name in saved.manifest.files if names.fullmatch(name) and name not in taken]
+    left = [name for name in sorted(saved.manifest.files) if names.fullmatch(name) and name not in taken]
     if left:
         what = "nothing is prepared that takes it: call `prepare` before `load_state`"
         logger.warning("%s holds %s, and %s", saved.manifest.folder, ", ".join(left), what)

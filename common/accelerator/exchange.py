@@ -70,7 +70,7 @@ def exchange(description: list[str], content: torch.Tensor) -> torch.Tensor:
     if PartialState().backend == "nccl":
         return all_gather_bytes(content)
     length = len(content)
-    checksum = zlib.crc32("\n".join(description).encode())  # Python's own `hash` differs between processes
+    checksum = zlib.crc32("\n".join(description).encode())  # Python's `hash` of a text differs between processes.
     header = torch.frombuffer(bytearray(HEADER.pack(checksum, length)), dtype=torch.uint8)
     fitting = content if length <= CONTENT_BYTES_IN_FIRST_MESSAGE else content[:0]
     zeros = torch.zeros(CONTENT_BYTES_IN_FIRST_MESSAGE - len(fitting), dtype=torch.uint8)
@@ -99,7 +99,7 @@ def exchange_each(description: list[str], contents: Sequence[torch.Tensor]) -> l
         return [all_gather_bytes(content) for content in contents]
     device = _device_of_messages()
     together = exchange(description, torch.cat([content.to(device) for content in contents]))
-    # A dtype can be viewed only at a multiple of its size, and the bytes of one of several begin anywhere.
+    # The rows are cloned, because a dtype can be viewed only at a multiple of its size, and a content begins anywhere.
     return [rows.clone(memory_format=torch.contiguous_format) for rows in together.split(lengths, dim=1)]
 
 
@@ -166,7 +166,7 @@ def is_dense(leaf: Any) -> bool:
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor, in its memory if it is contiguous. gloo and nccl each lack some dtypes, but not bytes."""
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    # Not `view(-1)`, which would keep the stride of a column of a single row: it counts as contiguous too.
+    # A column of a single row counts as contiguous too, and `view(-1)` would keep its stride.
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 

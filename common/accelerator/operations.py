@@ -73,7 +73,7 @@ def send_to_device(
             return leaf
         try:
             return leaf.to(device, non_blocking=non_blocking)
-        except TypeError:  # a `to` of somebody's own that takes only the device
+        except TypeError:  # The class is the script's own, and its `to` takes only the device.
             return leaf.to(device)
 
     if isinstance(skip_keys, str):
@@ -108,7 +108,7 @@ def gather(tensor: Any) -> Any:
 def _gather_tensors(collective: str, named: list[NamedLeaf]) -> list[torch.Tensor]:
     """The tensors of all processes, joined, for a collective of this name."""
     contents = [as_bytes(leaf) for _, leaf in named if is_dense(leaf)]
-    # The ranks compare their leaves in this exchange. Only then are the types checked: all ranks raise, or none does.
+    # The ranks compare their leaves in this exchange. The types are checked after it, so that all ranks raise, or none.
     rows_of_contents = exchange_each(describe(collective, named), contents)
     tensors = _require_dense_tensors(named)
     return [from_bytes(rows, tensor) for rows, tensor in zip(rows_of_contents, tensors, strict=True)]
@@ -149,7 +149,7 @@ def _gather_objects(own: Any, description: list[str]) -> list[Any]:
         return all_gather_object(own)
     try:
         pickled = pickle.dumps(own)
-    except Exception as error:  # an object of the script's own may raise anything, and the others wait
+    except Exception as error:  # The object's own code may raise anything, and the other ranks wait.
         pickled = _pickled_failure(error)
     content = torch.frombuffer(bytearray(pickled), dtype=torch.uint8)
     # `pickle.loads` stops where the object ends, so it does not mind the zeros that fill up a row.
@@ -203,7 +203,7 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
         return object_list
     try:
         pickled = pickle.dumps(object_list)
-    except Exception as error:  # an object of the script's own may raise anything, and the others wait
+    except Exception as error:  # The object's own code may raise anything, and the other ranks wait.
         broadcast_bytes(_pickled_failure(error), from_process)
         raise
     broadcast_bytes(pickled, from_process)
@@ -237,7 +237,7 @@ def _reduce_one(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
     if reduction == "none":
         return result
     operation = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
-    # The ranks add up what is at the same place in memory.
+    # Each rank has its tensor in this layout, because the ranks add up what is at the same place in memory.
     content = result.contiguous() if is_dense(result) else result
     dist.all_reduce(content, operation)
     if content is not result:
@@ -327,8 +327,8 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
             present = f"only ranks 0 to {short_step.num_ranks_present - 1} have a batch in this step"
             raise RuntimeError(f"{present}: evaluate with even_batches=True")
         is_uneven = not short_step.is_even
-        # Samples are repeated in the last step, and where one loader worker's share of a stream ends. A batch sampler
-        # may yield short batches before. They repeat nothing, so nothing is cut there.
+        # Samples are repeated in the last step, and where one loader worker's share of a stream ends. The short
+        # batches that a batch sampler may yield before the last step repeat nothing, so nothing of them is cut.
         if loader.end_of_dataloader or short_step.real != short_step.rows:
             num_real = short_step.num_real_all_ranks
 
@@ -389,11 +389,11 @@ def _gather_values(named: list[NamedLeaf], is_uneven: bool) -> list[Any]:
 def _as_joinable(value: Any) -> Any:
     """`value` as a tensor that can be pickled, or as something to iterate over: what `_join` takes of each process."""
     if isinstance(value, torch.Tensor):
-        # A tensor of a GPU would come out of its pickle on the GPU of the sender, and a view with the whole tensor.
+        # Otherwise a tensor would come out of its pickle on the GPU of the sender, and a view with the whole tensor.
         return torch.atleast_1d(value.detach()).to("cpu", copy=True)
     try:
         iter(value)
-    except TypeError:  # a single object
+    except TypeError:  # It is a single object.
         return [value]
     return [value] if isinstance(value, (str, bytes)) else value
 

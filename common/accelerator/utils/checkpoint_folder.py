@@ -161,7 +161,7 @@ def _merge_pending_parts(folder: Path) -> None:
         try:
             _move_files(part, folder, unless_in=main.files)
         except FileNotFoundError:
-            continue  # another rank moves this part now, and does the rest
+            continue  # Another rank is moving this part, and does the rest.
         except CheckpointError as error:
             logger.warning("%s does not fit the main part, and is left out: %s", part, error)
 
@@ -192,7 +192,7 @@ def _move_files(source: Path, folder: Path, unless_in: Collection[str] = ()) -> 
     """Move the files of `source` to their places in `folder`, but those named in `unless_in`, and remove `source`."""
     files = files_in(source)
     _require_places_for(files, folder)
-    for name in sorted(files, key=is_manifest):  # so the manifest comes last
+    for name in sorted(files, key=is_manifest):  # False comes before True, so the manifest is moved last.
         if name not in unless_in:
             place = folder / name
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -257,7 +257,7 @@ def _leftovers(parent: Path, prefix: str) -> list[Path]:
         found += folder.glob(".staging_*")
         main = _read_main_manifest(folder)
         if main is not None:
-            pending += _pending_parts(folder, main)  # loading that checkpoint moves them there
+            pending += _pending_parts(folder, main)  # They are moved there when that checkpoint is loaded.
     found += [part for part in parent.glob(f"{hidden}.part_*") if part not in pending]
     return found
 
