@@ -250,8 +250,8 @@ def _call_hooks(run: RunState, part: Part, weights: list[dict[str, Any]]) -> Non
 def _write(run: RunState, part: Part, gathered: Gathered, weights_name: str) -> None:
     """Write the files of `part`: the state of this rank; in the main part weights and the states of all objects too.
 
-    As in the original, objects are asked for their states after the hooks, which may have changed them, and on each
-    rank, because a `state_dict` of the script's own may be a collective.
+    As in the original, schedulers and the script's own objects are asked for their states after the hooks, which may
+    have changed them. Each rank asks, because a `state_dict` of the script's own may be a collective.
     """
     states = dict(gathered.optimizer_states)
     for name, each in run.objects_by_file().items():
@@ -392,10 +392,10 @@ def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
     # A loader that was prepared after the checkpoint has no file, and starts at its beginning.
     names += [name for name in run.loaders_by_file() if name in manifest.files]
     states = {name: _read_file(manifest, name, **load_kwargs) for name in names}
-    state = PartialState()
+    process = PartialState()
     ranks = manifest.ranks
-    if manifest.world_size == state.num_processes and state.process_index in ranks:
-        ranks = [state.process_index]
+    if manifest.world_size == process.num_processes and process.process_index in ranks:
+        ranks = [process.process_index]
     rank_states = {rank: _read_file(manifest, RANDOM_STATES_FILE.format(rank), **load_kwargs) for rank in ranks}
     return SavedRun(manifest, states, rank_states)
 
@@ -418,7 +418,7 @@ def _read_file(manifest: Manifest, name: str, **load_kwargs: Any) -> Any:
 
 
 def _restore(run: RunState, saved: SavedRun, load_model_func_kwargs: dict[str, Any]) -> None:
-    """Give every object its state. First the steps that may raise and change no weight."""
+    """Give every object its state. The steps that may raise and change no weight come first."""
     models = list(run.models)
     for hook in run.load_hooks:
         hook(models, str(saved.manifest.folder))

@@ -228,24 +228,31 @@ def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
     Raises:
         CheckpointError: if no checkpoint is complete and undamaged; then all stay as they are.
     """
-    damaged = []
-    for folder in numbered(parent, prefix):
+    folders = numbered(parent, prefix)
+    newest = _first_undamaged(folders)
+    if newest is None:
+        raise CheckpointError(f"there is no complete and undamaged checkpoint in {parent}")
+    logger.info("resuming from %s", newest)
+    # Where nobody may write, all of it stays. The run can go on from there nevertheless.
+    for damaged in folders[: folders.index(newest)]:
+        with contextlib.suppress(OSError):
+            damaged.rename(f"{damaged}.damaged-{uuid.uuid4().hex[:8]}")
+    for path in _leftovers(parent, prefix):
+        with contextlib.suppress(OSError):
+            remove(path)
+    return newest
+
+
+def _first_undamaged(folders: list[Path]) -> Path | None:
+    """The first of `folders` that holds a complete and undamaged checkpoint. Those before it are logged."""
+    for folder in folders:
         try:
             finish_and_verify(folder)
         except CheckpointError as error:
             logger.warning("skipping a checkpoint: %s", error)
-            damaged.append(folder)
         else:
-            logger.info("resuming from %s", folder)
-            # Where nobody may write, all of it stays. The run can go on from there nevertheless.
-            for path in damaged:
-                with contextlib.suppress(OSError):
-                    path.rename(f"{path}.damaged-{uuid.uuid4().hex[:8]}")
-            for path in _leftovers(parent, prefix):
-                with contextlib.suppress(OSError):
-                    remove(path)
             return folder
-    raise CheckpointError(f"there is no complete and undamaged checkpoint in {parent}")
+    return None
 
 
 def _leftovers(parent: Path, prefix: str) -> list[Path]:
