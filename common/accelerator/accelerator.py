@@ -117,7 +117,7 @@ class Accelerator:
         ValueError: if one thing is set twice, or a setting differs from that of an earlier Accelerator in this process.
     """
 
-    # Programs read these to learn that something is off.
+    # Programs read these to learn that DeepSpeed and model parallelism are not in use.
     deepspeed_plugin = None
     parallelism_config = None
 
@@ -179,7 +179,7 @@ class Accelerator:
         self.rng_types = ["generator"] if rng_types is None else rng_types
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.log_with = select_trackers(log_with, self.logging_dir)
-        # A script may turn autocast off here.
+        # Scripts read this, and turn autocast off by setting it to False.
         self.native_amp = self.mixed_precision != "no"
 
         # The rest changes during the training.
@@ -243,7 +243,7 @@ class Accelerator:
         stream. A DataLoaderDispatcher cuts the batches themselves, which the main process has read.
         """
         if _is_prepared(data_loader) or isinstance(data_loader, DataLoaderShard):
-            return _remember(data_loader, self._dataloaders)
+            return _register(data_loader, self._dataloaders)
         prepared = prepare_data_loader(
             data_loader,
             self.device,
@@ -255,7 +255,7 @@ class Accelerator:
             **asdict(self.dataloader_config),
         )
         prepared._is_accelerate_prepared = True
-        return _remember(prepared, self._dataloaders)
+        return _register(prepared, self._dataloaders)
 
     def prepare_model(
         self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
@@ -325,7 +325,7 @@ class Accelerator:
             fsdp_utils.use_sharded_parameters(optimizer)
             prepared = AcceleratedOptimizer(optimizer, self._is_placed(device_placement), self.scaler)
             prepared._is_accelerate_prepared = True
-        return _remember(prepared, self._optimizers)
+        return _register(prepared, self._optimizers)
 
     def prepare_scheduler(self, scheduler: Any) -> AcceleratedScheduler:
         """A wrapper of `scheduler` that steps with its optimizer; if it has none here, with all prepared ones."""
@@ -337,7 +337,7 @@ class Accelerator:
                 scheduler, optimizers, self.step_scheduler_with_optimizer, self.dataloader_config.split_batches
             )
             scheduler._is_accelerate_prepared = True
-        return _remember(scheduler, self._schedulers)
+        return _register(scheduler, self._schedulers)
 
     def _is_placed(self, device_placement: bool | None) -> bool:
         return self.device_placement if device_placement is None else device_placement
@@ -951,10 +951,10 @@ def _is_prepared(obj: Any) -> bool:
     return getattr(obj, "_is_accelerate_prepared", False)
 
 
-def _remember(prepared: Any, among: list) -> Any:
-    """Add `prepared` to the list `among`, unless it is there already, and return it."""
-    if not any(prepared is known for known in among):
-        among.append(prepared)
+def _register(prepared: Any, registered: list) -> Any:
+    """Add `prepared` to the list `registered`, unless it is there already, and return it."""
+    if not any(prepared is known for known in registered):
+        registered.append(prepared)
     return prepared
 
 

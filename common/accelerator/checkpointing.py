@@ -143,7 +143,7 @@ def save_state(
     """
     project = run.project
     weights_name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
-    run_step = run_on_all_ranks if all_ranks else _run_alone
+    perform = run_on_all_ranks if all_ranks else _run_alone
     save_id = None
     if all_ranks:
         # All ranks take these from the main process, which may have saved alone before.
@@ -152,13 +152,13 @@ def save_state(
     part = Part(folder, save_id or save_ids.next_id(folder), is_main=_writes_main_part(project))
     try:
         # This is a collective under FSDP. So it comes before folders, hooks and files, which may fail on one rank.
-        gathered = run_step(lambda: _gather(run))
-        run_step(lambda: _stage(part, project))
-        run_step(lambda: _call_hooks(run, part, gathered.weights))
-        run_step(lambda: _write(run, part, gathered, weights_name))
-        run_step(part.publish, runs_here=not part.is_main)
+        gathered = perform(lambda: _gather(run))
+        perform(lambda: _stage(part, project))
+        perform(lambda: _call_hooks(run, part, gathered.weights))
+        perform(lambda: _write(run, part, gathered, weights_name))
+        perform(part.publish, runs_here=not part.is_main)
         # The main part comes last, because with it the checkpoint appears.
-        run_step(part.publish, runs_here=part.is_main)
+        perform(part.publish, runs_here=part.is_main)
     except BaseException:
         part.discard()
         if not all_ranks:
@@ -167,7 +167,7 @@ def save_state(
     project.iteration += 1
     limit = project.total_limit
     if project.automatic_checkpoint_naming and limit is not None:
-        run_step(lambda: remove_old_checkpoints(folder, limit), runs_here=part.is_main)
+        perform(lambda: remove_old_checkpoints(folder, limit), runs_here=part.is_main)
     return folder
 
 
@@ -349,7 +349,7 @@ def _next_iteration(project: ProjectConfiguration, folder: Path, is_named: bool)
     if is_named and PartialState().is_main_process:
         # The script may go back to an older checkpoint. The newer ones stay, and numbers go on after them.
         on_disk = [int(path.name.removeprefix("checkpoint_")) for path in numbered(folder.parent)]
-        following = max(following, project.iteration, *(taken + 1 for taken in on_disk))
+        following = max(following, project.iteration, max(on_disk, default=0) + 1)
     return broadcast_object_list([following])[0]  # Only the main process has looked at the folder.
 
 

@@ -3,11 +3,11 @@
 A collective takes its structure apart, lets `exchange.py` compare what the ranks send and fetch the bytes of all of
 them, and puts the structure together again. With `gather({"y": y, "x": x})` on two ranks these steps follow each other:
 
-    SortedLeaves(data)      [("['x']", x), ("['y']", y)], in this order on both ranks
-    describe("gather", …)   ["gather", "['x'] [3] torch.int64", "['y'] [3, 2] torch.float32"]
-    exchange_each(…)        the bytes of x and those of y, of both ranks; an error on both if their descriptions differ
-    from_bytes(…)           x of the shape [6], and y of the shape [6, 2]
-    structure.replace(…)    {"y": y, "x": x}
+    structure = SortedLeaves(data)   its leaves are ("['x']", x) and ("['y']", y), in this order on both ranks
+    describe("gather", …)            ["gather", "['x'] [3] torch.int64", "['y'] [3, 2] torch.float32"]
+    exchange_each(…)                 the bytes of x and those of y, of both ranks; an error if the descriptions differ
+    from_bytes(…)                    x of the shape [6], and y of the shape [6, 2]
+    structure.replace(…)             {"y": y, "x": x}
 
 On nccl nothing is compared: `exchange.py` says why, and what happens there if the ranks differ.
 """

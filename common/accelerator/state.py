@@ -292,7 +292,7 @@ class PartialState:
             return tuple(inputs[row] for row in rows)
         if isinstance(inputs, torch.Tensor):
             return inputs[rows].to(self.device) if apply_padding else inputs[start:stop]
-        if hasattr(inputs, "with_format"):  # a datasets.Dataset, which gives columns where it is indexed with a list
+        if hasattr(inputs, "with_format"):  # A datasets.Dataset gives columns where it is indexed with a list.
             return inputs.select(rows)
         return inputs
 
@@ -322,7 +322,7 @@ class AcceleratorState(PartialState):
         NotImplementedError: for fp8, and for fp16 with a sharded model.
     """
 
-    # Programs read these to learn that something is off.
+    # Programs read these to learn that DeepSpeed and model parallelism are not in use.
     deepspeed_plugin: ClassVar[None] = None
     parallelism_config: ClassVar[None] = None
 
