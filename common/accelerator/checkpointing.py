@@ -155,7 +155,8 @@ def save_state(
         gathered = perform(lambda: _gather(run))
         perform(lambda: _stage(part, project))
         perform(lambda: _call_hooks(run, part, gathered.weights))
-        perform(lambda: _write(run, part, gathered, weights_name))
+        contents = perform(lambda: _contents_by_file(run, part, gathered, weights_name))
+        perform(lambda: _write(contents, part.staging))
         perform(part.publish, runs_here=not part.is_main)
         # The main part comes last, because with it the checkpoint appears.
         perform(part.publish, runs_here=part.is_main)
@@ -247,8 +248,8 @@ def _call_hooks(run: RunState, part: Part, weights: list[dict[str, Any]]) -> Non
         hook(run.models, weights, str(part.staging))
 
 
-def _write(run: RunState, part: Part, gathered: Gathered, weights_name: str) -> None:
-    """Write the files of `part`: the state of this rank; in the main part weights and the states of all objects too.
+def _contents_by_file(run: RunState, part: Part, gathered: Gathered, weights_name: str) -> dict[str, Any]:
+    """The content of each file of `part`: this rank's state, and in the main part weights and objects' states too.
 
     As in the original, schedulers and the script's own objects are asked for their states after the hooks, which may
     have changed them. Each rank asks, because a `state_dict` of the script's own may be a collective.
@@ -271,11 +272,16 @@ def _write(run: RunState, part: Part, gathered: Gathered, weights_name: str) -> 
         contents = {}
         rank_state["loaders"] = loader_states  # Each rank has read another batch ahead.
     contents[RANDOM_STATES_FILE.format(part.rank)] = rank_state
+    return contents
+
+
+def _write(contents: dict[str, Any], folder: Path) -> None:
+    """Write each of `contents` to the file of its name in `folder`."""
     for name, content in contents.items():
         if name.endswith(".safetensors"):
-            write_safetensors(content, part.staging / name)
+            write_safetensors(content, folder / name)
         else:
-            save_loadable(content, part.staging / name)
+            save_loadable(content, folder / name)
 
 
 def load_state(
