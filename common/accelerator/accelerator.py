@@ -454,9 +454,7 @@ class Accelerator:
         """
         if self.is_fsdp2:
             warnings.warn("`join_uneven_inputs` has no effect under FSDP", stacklevel=3)
-            yield
-            return
-        if self.distributed_type == DistributedType.NO:
+        if self.is_fsdp2 or self.distributed_type == DistributedType.NO:
             yield
             return
         are_even = self.even_batches if even_batches is None else even_batches

@@ -575,14 +575,11 @@ class Trainer:
         saved_position = TrainingPosition(**progress["position"])
         self.position = self.plan.resume(saved_position, progress["order"], saved.global_step)
         is_same_place = self.position == saved_position and progress["order"] == self.plan.order_settings
-        if is_same_place and loading.is_prepared(self.train_dataloader):
-            self.accelerator.load_state(folder)
-            return None
-
+        loader_goes_on = is_same_place and loading.is_prepared(self.train_dataloader)
         device = self.accelerator.device
         states_of_start = get_random_states(device)
-        self.accelerator.load_state(folder, with_loaders=False)
-        if not 0 < self.position.batches < self.plan.batches_per_epoch:
+        self.accelerator.load_state(folder, with_loaders=loader_goes_on)
+        if loader_goes_on or not 0 < self.position.batches < self.plan.batches_per_epoch:
             return None
         saved_states = get_random_states(device)
         set_random_states(device, states_of_start)

@@ -154,10 +154,11 @@ def finish_interrupted_save(folder: Path) -> None:
 
 def _merge_pending_parts(folder: Path) -> None:
     """Move the rank parts that wait for the main part in `folder` to their places. A file of the main part stays."""
-    main = _read_main_manifest(folder)
-    if main is None:
-        return
-    for part in _pending_parts(folder, main):
+    try:
+        main = read_part_manifest(folder / MANIFEST_NAME)
+    except CheckpointError:
+        return  # They go on waiting.
+    for part in _pending_parts(folder, main.save):
         try:
             _move_files(part, folder, unless_in=main.files)
         except FileNotFoundError:
@@ -166,16 +167,8 @@ def _merge_pending_parts(folder: Path) -> None:
             logger.warning("%s does not fit the main part, and is left out: %s", part, error)
 
 
-def _read_main_manifest(folder: Path) -> PartManifest | None:
-    """The manifest of the main part in `folder`; None if there is no complete one."""
-    try:
-        return read_part_manifest(folder / MANIFEST_NAME)
-    except CheckpointError:
-        return None
-
-
-def _pending_parts(folder: Path, main: PartManifest) -> list[Path]:
-    """The complete rank parts that are of the same save as the main part in `folder`, and are not there yet."""
+def _pending_parts(folder: Path, save_id: str) -> list[Path]:
+    """The complete rank parts of this save that are not in `folder` yet."""
     without_rank = _hidden_path(folder, "part_")
     found = []
     for path in sorted(without_rank.parent.glob(f"{glob.escape(without_rank.name)}*")):
@@ -183,7 +176,7 @@ def _pending_parts(folder: Path, main: PartManifest) -> list[Path]:
         # It may be no part, or another rank may have moved it just now.
         with contextlib.suppress(CheckpointError, FileNotFoundError):
             part = read_part_manifest(path / name)
-            if part.save == main.save and not path.is_symlink():
+            if part.save == save_id and not path.is_symlink():
                 found.append(path)
     return found
 
@@ -222,8 +215,8 @@ def numbered(parent: Path, prefix: str = "checkpoint_") -> list[Path]:
 def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
     """Make the newest checkpoint in `parent` that is complete and undamaged the newest of all, and return it.
 
-    Interrupted saves are finished first. Each damaged checkpoint that is newer is logged and renamed, because the run
-    will need its number again. What else killed processes have left is removed. No process may be saving meanwhile.
+    Interrupted saves are finished. Each damaged checkpoint that is newer is logged and renamed, because the run will
+    need its number again. What else killed processes have left is removed. No process may be saving meanwhile.
 
     Raises:
         CheckpointError: if no checkpoint is complete and undamaged; then all stay as they are.
@@ -233,8 +226,12 @@ def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
     if newest is None:
         raise CheckpointError(f"there is no complete and undamaged checkpoint in {parent}")
     logger.info("resuming from %s", newest)
+    place = folders.index(newest)
+    for older in folders[place + 1 :]:
+        with contextlib.suppress(CheckpointError):
+            finish_interrupted_save(older)
     # Where nobody may write, all of it stays. The run can go on from there nevertheless.
-    for damaged in folders[: folders.index(newest)]:
+    for damaged in folders[:place]:
         with contextlib.suppress(OSError):
             damaged.rename(f"{damaged}.damaged-{uuid.uuid4().hex[:8]}")
     for path in _leftovers(parent, prefix):
@@ -248,24 +245,19 @@ def _first_undamaged(folders: list[Path]) -> Path | None:
     for folder in folders:
         try:
             finish_and_verify(folder)
+            return folder
         except CheckpointError as error:
             logger.warning("skipping a checkpoint: %s", error)
-        else:
-            return folder
     return None
 
 
 def _leftovers(parent: Path, prefix: str) -> list[Path]:
-    """The paths that killed or failed processes have left of a save or of `remove_folder`."""
-    hidden = f".{glob.escape(prefix)}*"
-    found = [*parent.glob(f"{hidden}.staging_*"), *parent.glob(f"{hidden}.removed")]
-    pending = []
+    """The paths that killed or failed processes have left, if all interrupted saves have been finished."""
+    found: list[Path] = []
+    for kind in ("staging_*", "part_*", "removed"):
+        found += parent.glob(f".{glob.escape(prefix)}*.{kind}")
     for folder in numbered(parent, prefix):
         found += folder.glob(".staging_*")
-        main = _read_main_manifest(folder)
-        if main is not None:
-            pending += _pending_parts(folder, main)  # They are moved there when that checkpoint is loaded.
-    found += [part for part in parent.glob(f"{hidden}.part_*") if part not in pending]
     return found
 
 
