@@ -147,22 +147,26 @@ def _gather_objects(own: Any, description: list[str]) -> list[Any]:
     """The objects of all processes in rank order, if `description` is the same on all of them."""
     if PartialState().backend == "nccl":
         return all_gather_object(own)
-    try:
-        pickled = pickle.dumps(own)
-    except Exception as error:  # The object's own code may raise anything, and the other ranks wait.
-        pickled = _pickled_failure(error)
-    content = torch.frombuffer(bytearray(pickled), dtype=torch.uint8)
+    content = torch.frombuffer(bytearray(_pickle(own)), dtype=torch.uint8)
     # `pickle.loads` stops where the object ends, so it does not mind the zeros that fill up a row.
-    received = [pickle.loads(row.numpy().tobytes()) for row in exchange(description, content)]
-    for each in received:
-        if isinstance(each, RuntimeError):
-            raise each
+    return [_unpickle(row.numpy().tobytes()) for row in exchange(description, content)]
+
+
+def _pickle(own: Any) -> bytes:
+    """The pickle of `own`, or of an error that `_unpickle` raises where `own` cannot be pickled."""
+    try:
+        return pickle.dumps(own)
+    except Exception as error:  # The object's own code may raise anything, and the other ranks wait.
+        rank = PartialState().process_index
+        return pickle.dumps(RuntimeError(f"rank {rank} cannot pickle what it has to send: {error}"))
+
+
+def _unpickle(content: bytes) -> Any:
+    """What `_pickle` was given. Raises a RuntimeError if it could not be pickled."""
+    received = pickle.loads(content)
+    if isinstance(received, RuntimeError):
+        raise received
     return received
-
-
-def _pickled_failure(error: Exception) -> bytes:
-    """A RuntimeError to send in place of an object that this rank cannot pickle; who receives it raises it."""
-    return pickle.dumps(RuntimeError(f"rank {PartialState().process_index} cannot pickle what it has to send: {error}"))
 
 
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
@@ -190,23 +194,15 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     """Fill `object_list`, in place, with that of rank `from_process`, and return it.
 
     Raises:
-        RuntimeError: if rank `from_process` cannot pickle its list. That rank itself raises pickle's own error.
+        RuntimeError: on all processes, if rank `from_process` cannot pickle its list.
     """
     state = PartialState()
     if state.distributed_type == DistributedType.NO:
         return object_list
-    if state.process_index != from_process:
-        received = pickle.loads(broadcast_bytes(None, from_process))
-        if isinstance(received, RuntimeError):
-            raise received
-        object_list[:] = received
-        return object_list
-    try:
-        pickled = pickle.dumps(object_list)
-    except Exception as error:  # The object's own code may raise anything, and the other ranks wait.
-        broadcast_bytes(_pickled_failure(error), from_process)
-        raise
-    broadcast_bytes(pickled, from_process)
+    own = _pickle(object_list) if state.process_index == from_process else None
+    sent = _unpickle(broadcast_bytes(own, from_process))
+    if own is None:
+        object_list[:] = sent
     return object_list
 
 
