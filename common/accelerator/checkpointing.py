@@ -235,7 +235,7 @@ def _gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _stage(part: Part, project: ProjectConfiguration) -> None:
-    """Make the staging folder, unless automatic naming leads to a checkpoint that is there already."""
+    """Make the staging folder. If automatic naming leads to a checkpoint that is there already, raise a ValueError."""
     if part.is_main and project.automatic_checkpoint_naming and os.path.lexists(part.folder):
         how = "`load_state` first, or set `project_configuration.iteration`"
         raise ValueError(f"Checkpoint directory {part.folder} ({project.iteration}) already exists: {how}")
