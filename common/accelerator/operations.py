@@ -147,22 +147,24 @@ def _gather_objects(own: Any, description: list[str]) -> list[Any]:
     """The objects of all processes in rank order, if `description` is the same on all of them."""
     if PartialState().backend == "nccl":
         return all_gather_object(own)
-    content = torch.frombuffer(bytearray(_pickle(own)), dtype=torch.uint8)
+    pickled, _ = _pickle(own)
+    content = torch.frombuffer(bytearray(pickled), dtype=torch.uint8)
     # `pickle.loads` stops where the object ends, so it does not mind the zeros that fill up a row.
     return [_unpickle(row.numpy().tobytes()) for row in exchange(description, content)]
 
 
-def _pickle(own: Any) -> bytes:
-    """The pickle of `own`, or of an error that `_unpickle` raises where `own` cannot be pickled."""
+def _pickle(own: Any) -> tuple[bytes, RuntimeError | None]:
+    """The pickle of `own`, and None. If it cannot be pickled, that of an error for `_unpickle`, and the error."""
     try:
-        return pickle.dumps(own)
-    except Exception as error:  # The object's own code may raise anything, and the other ranks wait.
+        return pickle.dumps(own), None
+    except Exception as cause:  # The object's own code may raise anything, and the other ranks wait.
         rank = PartialState().process_index
-        return pickle.dumps(RuntimeError(f"rank {rank} cannot pickle what it has to send: {error}"))
+        error = RuntimeError(f"rank {rank} cannot pickle what it has to send: {cause}")
+        return pickle.dumps(error), error
 
 
 def _unpickle(content: bytes) -> Any:
-    """What `_pickle` was given. Raises a RuntimeError if it could not be pickled."""
+    """What was given to `_pickle`. Raises the error that was sent in its place, if there was one."""
     received = pickle.loads(content)
     if isinstance(received, RuntimeError):
         raise received
@@ -199,10 +201,13 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     state = PartialState()
     if state.distributed_type == DistributedType.NO:
         return object_list
-    own = _pickle(object_list) if state.process_index == from_process else None
-    sent = _unpickle(broadcast_bytes(own, from_process))
-    if own is None:
-        object_list[:] = sent
+    if state.process_index != from_process:
+        object_list[:] = _unpickle(broadcast_bytes(None, from_process))
+        return object_list
+    pickled, error = _pickle(object_list)
+    broadcast_bytes(pickled, from_process)
+    if error is not None:
+        raise error
     return object_list
 
 
