@@ -7,7 +7,7 @@ Hugging Face Accelerate.
 
 import copy
 from collections import UserDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 
@@ -45,7 +45,7 @@ def _mapping_like(data: Mapping, content: dict[Any, Any]) -> Any:
     made = _construct(type(data), content)
     if made is not None and made.keys() == content.keys():
         return made
-    if not isinstance(data, (dict, UserDict)):  # a copy of another kind might share its items with `data`
+    if not isinstance(data, (dict, UserDict)):  # A copy of another kind might share its items with `data`.
         raise TypeError(f"a {type(data).__name__} cannot be made of a dict with its items")
     made = copy.copy(data)
     for key, value in content.items():
@@ -57,7 +57,7 @@ def _construct(kind: Callable[..., Any], *arguments: Any) -> Any:
     """`kind(*arguments)`, or None where that raises: the constructor of a defaultdict takes a factory first."""
     try:
         return kind(*arguments)
-    except Exception:  # a class of the script's own may raise anything
+    except Exception:  # A class of the script's own may raise anything.
         return None
 
 
@@ -119,19 +119,26 @@ def replace_leaves(data: Any, new_leaves: Iterable[Any], is_leaf: Callable[[Any]
     return map_nested(lambda _: next(remaining), data, is_leaf=is_leaf)
 
 
-def sorted_leaves(data: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[NamedLeaf]:
-    """The leaves of `data` by their names: in the same order on all ranks, whatever the order of a mapping's keys."""
-    return sorted(named_leaves(data, is_leaf), key=lambda named: named.name)
+class SortedLeaves:
+    """The leaves of `data` by their names: in the same order on all ranks, whatever the order of a mapping's keys.
 
+    Those of {"y": 2, "x": 1} are 1 and 2. `replace([10, 20])` returns {"y": 20, "x": 10}.
 
-def with_leaves(data: Any, new_leaves: Sequence[Any], is_leaf: Callable[[Any], bool] | None = None) -> Any:
-    """`replace_leaves` by `new_leaves` that come in the order of `sorted_leaves`.
-
-    Of {"y": 2, "x": 1} the sorted leaves are 1 and 2. With the new leaves [10, 20] it becomes {"y": 20, "x": 10}.
+    Attributes:
+        named: the leaves with their names.
     """
-    names = [name for name, _ in named_leaves(data, is_leaf)]
-    order = sorted(range(len(names)), key=names.__getitem__)
-    in_place: list[Any] = [None] * len(names)
-    for place, leaf in zip(order, new_leaves, strict=True):
-        in_place[place] = leaf
-    return replace_leaves(data, in_place, is_leaf)
+
+    def __init__(self, data: Any, is_leaf: Callable[[Any], bool] | None = None) -> None:
+        in_structure = list(named_leaves(data, is_leaf))
+        self._data = data
+        self._is_leaf = is_leaf
+        # The place of each sorted leaf in the order in which `map_nested` visits the leaves.
+        self._places = sorted(range(len(in_structure)), key=lambda place: in_structure[place].name)
+        self.named = [in_structure[place] for place in self._places]
+
+    def replace(self, new_leaves: Iterable[Any]) -> Any:
+        """The structure of `data` with `new_leaves`, which come in the order of `named`, in place of its own."""
+        in_structure: list[Any] = [None] * len(self._places)
+        for place, leaf in zip(self._places, new_leaves, strict=True):
+            in_structure[place] = leaf
+        return replace_leaves(self._data, in_structure, self._is_leaf)

@@ -117,7 +117,7 @@ class Accelerator:
         ValueError: if one thing is set twice, or a setting differs from that of an earlier Accelerator in this process.
     """
 
-    # Programs read these to learn that something is off.
+    # Programs read these to learn that DeepSpeed and model parallelism are not in use.
     deepspeed_plugin = None
     parallelism_config = None
 
@@ -179,14 +179,15 @@ class Accelerator:
         self.rng_types = ["generator"] if rng_types is None else rng_types
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.log_with = select_trackers(log_with, self.logging_dir)
+        # Scripts read this, and turn autocast off by setting it to False.
         self.native_amp = self.mixed_precision != "no"
 
-        # From here on, what changes during the training.
+        # The rest changes during the training.
         self.scaler: LossScaler | None = None
         if self.mixed_precision == "fp16":
             self.scaler = LossScaler(self.device.type, **_kwargs_of(self.scaler_handler))
-        # Calls of `accumulate`. A window closes at every multiple of the steps, and at a loader's end, where the count
-        # begins again at 0.
+        # The calls of `accumulate` are counted here. A window closes at every multiple of its micro-batches, and at a
+        # loader's end, where the count begins again at 0.
         self.step = 0
         self.trackers: list[GeneralTracker] = []
         self._has_raised_flag = False
@@ -194,7 +195,6 @@ class Accelerator:
         self._optimizers: list[AcceleratedOptimizer] = []
         self._schedulers: list[AcceleratedScheduler] = []
         self._dataloaders: list[DataLoader] = []
-        self._has_forgotten_loaders = False
         self._custom_objects: list[Any] = []
         self._save_model_state_pre_hook: OrderedDict[int, Callable] = OrderedDict()
         self._load_model_state_pre_hook: OrderedDict[int, Callable] = OrderedDict()
@@ -243,7 +243,7 @@ class Accelerator:
         stream. A DataLoaderDispatcher cuts the batches themselves, which the main process has read.
         """
         if _is_prepared(data_loader) or isinstance(data_loader, DataLoaderShard):
-            return _remember(data_loader, self._dataloaders)
+            return _register(data_loader, self._dataloaders)
         prepared = prepare_data_loader(
             data_loader,
             self.device,
@@ -255,7 +255,7 @@ class Accelerator:
             **asdict(self.dataloader_config),
         )
         prepared._is_accelerate_prepared = True
-        return _remember(prepared, self._dataloaders)
+        return _register(prepared, self._dataloaders)
 
     def prepare_model(
         self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
@@ -266,18 +266,18 @@ class Accelerator:
         parameter to train, DDP is left out; with `evaluation_mode` FSDP too. FSDP places a model by itself.
         """
         if _is_prepared(model):
-            # Another Accelerator has prepared it, or this one before `free_memory`. Here it is only registered, so that
-            # checkpoints hold it: the script's own model, not the wrapper that came back.
+            # Another Accelerator has prepared it, or this one has before `free_memory`. It is only registered, so that
+            # checkpoints hold it. They are made of the script's own model, so the wrapper is not registered.
             own = innermost_model(model)
             if not any(innermost_model(known) is own for known in self._models):
                 self._models.append(own)
             return model
         self._models.append(model)
-        # From the inside to the outside: the precision of the forward, the device, DDP, the compiler.
+        # The layers go from the inside to the outside: the precision of the forward, the device, DDP, the compiler.
         if self.native_amp:
             self._run_forward_in_mixed_precision(model)
         if self.is_fsdp2 and not evaluation_mode:
-            # This places the model too, piece by piece: whole, it may not fit.
+            # This places the model too. It does so piece by piece, because the whole model may not fit on the device.
             fsdp_utils.shard_model(innermost_model(model), self.state.fsdp_plugin, self.device)
             for optimizer in self._optimizers:
                 fsdp_utils.use_sharded_parameters(optimizer.optimizer)
@@ -295,7 +295,7 @@ class Accelerator:
         model._original_forward = model.forward
         autocast: Any = self._autocast(self.autocast_handler)
         if isinstance(model.forward, MethodType):
-            # Bound to the model again: a deep copy of the model then runs its own forward.
+            # It is a method of the model again, so that a deep copy of the model runs its own forward.
             function = operations.convert_outputs_to_fp32(autocast(model.forward.__func__))
             model.forward = MethodType(function, model)
         else:
@@ -303,7 +303,7 @@ class Accelerator:
 
     def _trains_in_ddp(self, model: torch.nn.Module) -> bool:
         """True on several processes, if there is something to train."""
-        # On the CPU also in a group of one process, as in the original.
+        # A group of one process uses DDP on the CPU, and not on a GPU, as in the original.
         is_on_cpu = self.distributed_type == DistributedType.MULTI_CPU
         is_on_gpus = self.distributed_type == DistributedType.MULTI_GPU and self.num_processes > 1
         is_trained = any(parameter.requires_grad for parameter in model.parameters())
@@ -325,7 +325,7 @@ class Accelerator:
             fsdp_utils.use_sharded_parameters(optimizer)
             prepared = AcceleratedOptimizer(optimizer, self._is_placed(device_placement), self.scaler)
             prepared._is_accelerate_prepared = True
-        return _remember(prepared, self._optimizers)
+        return _register(prepared, self._optimizers)
 
     def prepare_scheduler(self, scheduler: Any) -> AcceleratedScheduler:
         """A wrapper of `scheduler` that steps with its optimizer; if it has none here, with all prepared ones."""
@@ -337,7 +337,7 @@ class Accelerator:
                 scheduler, optimizers, self.step_scheduler_with_optimizer, self.dataloader_config.split_batches
             )
             scheduler._is_accelerate_prepared = True
-        return _remember(scheduler, self._schedulers)
+        return _register(scheduler, self._schedulers)
 
     def _is_placed(self, device_placement: bool | None) -> bool:
         return self.device_placement if device_placement is None else device_placement
@@ -354,7 +354,6 @@ class Accelerator:
     def forget_loader(self, prepared: DataLoader) -> None:
         """Leave a prepared loader out of checkpoints."""
         self._dataloaders = [loader for loader in self._dataloaders if loader is not prepared]
-        self._has_forgotten_loaders = True
 
     def forget_model(self, model: torch.nn.Module) -> None:
         """Undo `prepare_model`: the script's own `model` can be prepared anew, for instance in another precision.
@@ -406,15 +405,12 @@ class Accelerator:
         if num_steps > 1:
             loss = loss / num_steps
         if self.scaler is not None:
-            self._forget_unscaling_of_dropped_gradients()
+            for optimizer in self._optimizers:
+                # The script may have dropped gradients by `model.zero_grad()`, which the optimizer does not see.
+                if not optimizer.has_gradients():
+                    optimizer.forget_unscaling()
             loss = self.scaler.scale(loss)
         loss.backward(**kwargs)
-
-    def _forget_unscaling_of_dropped_gradients(self) -> None:
-        # A script may drop gradients by `model.zero_grad()`, which the optimizer does not see.
-        for optimizer in self._optimizers:
-            if not optimizer.has_gradients():
-                optimizer.forget_unscaling()
 
     @contextlib.contextmanager
     def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
@@ -458,38 +454,30 @@ class Accelerator:
         """
         if self.is_fsdp2:
             warnings.warn("`join_uneven_inputs` has no effect under FSDP", stacklevel=3)
-            yield
-            return
-        if self.distributed_type == DistributedType.NO:
+        if self.is_fsdp2 or self.distributed_type == DistributedType.NO:
             yield
             return
         are_even = self.even_batches if even_batches is None else even_batches
         to_join = [joinable for joinable in joinables if hasattr(joinable, "join_hook")]
-        with contextlib.ExitStack() as stack:
-            if even_batches is not None:
-                stack.enter_context(self._override_even_batches(even_batches))
-            if to_join and not are_even:
-                stack.enter_context(Join(to_join, throw_on_early_termination=False))
-            yield
-
-    @contextlib.contextmanager
-    def _override_even_batches(self, even_batches: bool) -> Iterator[None]:
-        """Within the block, the prepared loaders of map-style datasets have this `even_batches`."""
-        if any(isinstance(loader.dataset, IterableDataset) for loader in self._dataloaders):
-            warnings.warn(
-                "Overriding even_batches is only supported for map-style datasets, yet some dataloaders given were"
-                " iterable",
-                stacklevel=6,  # the line of the script's `with`, around those of `join_uneven_inputs` and the ExitStack
-            )
-        even_before: dict[BatchSamplerShard, bool] = {}
-        for shard in map(index_sampler_of, self._dataloaders):
-            if isinstance(shard, BatchSamplerShard):
-                even_before[shard] = shard.even_batches
+        joined: contextlib.AbstractContextManager = contextlib.nullcontext()
+        if to_join and not are_even:
+            joined = Join(to_join, throw_on_early_termination=False)
+        shards = [shard for shard in map(index_sampler_of, self._dataloaders) if isinstance(shard, BatchSamplerShard)]
+        even_before = [shard.even_batches for shard in shards]
+        if even_batches is not None:
+            if any(isinstance(loader.dataset, IterableDataset) for loader in self._dataloaders):
+                warnings.warn(
+                    "Overriding even_batches is only supported for map-style datasets, yet some dataloaders given were"
+                    " iterable",
+                    stacklevel=3,
+                )
+            for shard in shards:
                 shard.even_batches = even_batches
         try:
-            yield
+            with joined:
+                yield
         finally:
-            for shard, was_even in even_before.items():
+            for shard, was_even in zip(shards, even_before, strict=True):
                 shard.even_batches = was_even
 
     # Gradients
@@ -507,7 +495,7 @@ class Accelerator:
         """
         parameters = _as_list(parameters)
         if self.scaler is not None and not self.sync_gradients:
-            # More micro-batches will add scaled gradients to these.
+            # The gradients stay scaled, because later micro-batches add scaled gradients to them.
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             return torch.nn.utils.get_total_norm(gradients, norm_type) / self.scaler.get_scale()
         self._unscale_gradients_of(parameters)
@@ -636,12 +624,16 @@ class Accelerator:
         self,
         input_dir: str | os.PathLike | None = None,
         load_kwargs: dict[str, Any] | None = None,
+        *,
+        with_loaders: bool = True,
         **load_model_func_kwargs: Any,
     ) -> None:
-        """Put the run where `save_state` left it: `checkpointing.load_state`. A collective."""
-        self.step = checkpointing.load_state(
-            self._run_state(), input_dir, load_kwargs, self._has_forgotten_loaders, **load_model_func_kwargs
-        )
+        """Put the run where `save_state` left it: `checkpointing.load_state`. A collective.
+
+        Without `with_loaders` the loaders stay where they are. (The original does not have this argument.)
+        """
+        run = self._run_state()
+        self.step = checkpointing.load_state(run, input_dir, load_kwargs, with_loaders, **load_model_func_kwargs)
 
     def _run_state(self) -> checkpointing.RunState:
         return checkpointing.RunState(
@@ -732,9 +724,9 @@ class Accelerator:
         init_kwargs = init_kwargs or {}
         for choice in self.log_with:
             tracker = choice
-            if isinstance(choice, type):  # `select_trackers` gives the class of one that was chosen by its name
+            if isinstance(choice, type):  # `select_trackers` returns a class where the script has given a name
                 tracker = choice(project_name, self.logging_dir, **init_kwargs.get(tracker.name, {}))
-            if hasattr(tracker, "start"):  # a tracker of the script's own need not have this method
+            if hasattr(tracker, "start"):  # A tracker of the script's own need not have this method.
                 tracker.start()
             if config is not None:
                 tracker.store_init_configuration(config)
@@ -771,7 +763,7 @@ class Accelerator:
         """The Accelerator itself: there is one run."""
         return self
 
-    # The rest of this class only forwards: to the GradientState, to the AcceleratorState, to the two configurations.
+    # The rest of this class only forwards to the GradientState, the AcceleratorState and the two configurations.
 
     @property
     def sync_gradients(self) -> bool:
@@ -957,10 +949,10 @@ def _is_prepared(obj: Any) -> bool:
     return getattr(obj, "_is_accelerate_prepared", False)
 
 
-def _remember(prepared: Any, among: list) -> Any:
-    """Add `prepared` to the list `among`, unless it is there already, and return it."""
-    if not any(prepared is known for known in among):
-        among.append(prepared)
+def _register(prepared: Any, registered: list) -> Any:
+    """Add `prepared` to the list `registered`, unless it is there already, and return it."""
+    if not any(prepared is known for known in registered):
+        registered.append(prepared)
     return prepared
 
 

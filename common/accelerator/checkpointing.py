@@ -22,8 +22,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +35,8 @@ from .optimizer import AcceleratedOptimizer
 from .scheduler import AcceleratedScheduler
 from .state import GradientState, PartialState
 from .utils import save_ids
-from .utils.checkpoint_folder import Part, finish_interrupted_save, numbered, recover_newest, remove_old_checkpoints
-from .utils.checkpoint_manifest import CheckpointError, Manifest, read_manifest, verify
+from .utils.checkpoint_folder import Part, finish_and_verify, numbered, recover_newest, remove_old_checkpoints
+from .utils.checkpoint_manifest import CheckpointError, Manifest, read_manifest
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.dataclasses import ProjectConfiguration
 from .utils.fsdp_utils import whole_parameters
@@ -142,57 +141,40 @@ def save_state(
     An error before the new checkpoint begins to exist leaves what was there before as it was. After an error later, the
     next save or load finishes the new checkpoint.
     """
+    project = run.project
     weights_name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
+    perform = run_on_all_ranks if all_ranks else _run_alone
+    save_id = None
     if all_ranks:
-        return _save_on_all_ranks(run, output_dir, weights_name)
-    return _save_alone(run, output_dir, weights_name)
-
-
-def _save_alone(run: RunState, output_dir: str | os.PathLike | None, weights_name: str) -> Path:
-    """Write the part of this process, and wait for no other process."""
-    project = run.project
+        # All ranks take these from the main process, which may have saved alone before.
+        project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])
     folder = _folder_to_save(project, output_dir)
-    part = Part(folder, save_ids.next_id(folder), is_main=_writes_main_part(project))
+    part = Part(folder, save_id or save_ids.next_id(folder), is_main=_writes_main_part(project))
     try:
-        # Under FSDP a collective. So it comes before what may fail on one rank alone: folders, hooks and files.
-        gathered = _gather(run)
-        _require_new_folder(part, project)
-        _stage(run, part, gathered.weights)
-        _write(run, part, gathered, weights_name)
-        part.publish()
-    except BaseException:
-        part.discard()
-        raise
-    finally:
-        # After a failure too: the other ranks may have saved, and go on with the next number.
-        project.iteration += 1
-    if part.is_main:
-        _remove_surplus(project, folder)
-    return folder
-
-
-def _save_on_all_ranks(run: RunState, output_dir: str | os.PathLike | None, weights_name: str) -> Path:
-    """Write the parts of all processes, each step on all of them before the next one begins."""
-    project = run.project
-    # All ranks take these from the main process, which may have saved alone before.
-    project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])
-    folder = _folder_to_save(project, output_dir)
-    part = Part(folder, save_id, is_main=_writes_main_part(project))
-    try:
-        gathered = run_on_all_ranks(lambda: _gather(run))
-        run_on_all_ranks(lambda: _require_new_folder(part, project))
-        run_on_all_ranks(lambda: _stage(run, part, gathered.weights))
-        run_on_all_ranks(lambda: _write(run, part, gathered, weights_name))
-        run_on_all_ranks(part.publish, runs_here=not part.is_main)
+        # This is a collective under FSDP. So it comes before folders, hooks and files, which may fail on one rank.
+        gathered = perform(lambda: _gather(run))
+        perform(lambda: _stage(part, project))
+        perform(lambda: _call_hooks(run, part, gathered.weights))
+        contents = perform(lambda: _contents_by_file(run, part, gathered, weights_name))
+        perform(lambda: _write(contents, part.staging))
+        perform(part.publish, runs_here=not part.is_main)
         # The main part comes last, because with it the checkpoint appears.
-        run_on_all_ranks(part.publish, runs_here=part.is_main)
+        perform(part.publish, runs_here=part.is_main)
     except BaseException:
         part.discard()
+        if not all_ranks:
+            project.iteration += 1  # The other ranks may have saved, and go on with the next number.
         raise
-    # Not after a failure: all ranks have failed, and may try the same number again.
     project.iteration += 1
-    run_on_all_ranks(lambda: _remove_surplus(project, folder), runs_here=part.is_main)
+    limit = project.total_limit
+    if project.automatic_checkpoint_naming and limit is not None:
+        perform(lambda: remove_old_checkpoints(folder, limit), runs_here=part.is_main)
     return folder
+
+
+def _run_alone(action: Callable[[], Any], runs_here: bool = True) -> Any:
+    """Run `action` where `runs_here` is true. Unlike `run_on_all_ranks`, this waits for no other process."""
+    return action() if runs_here else None
 
 
 def _folder_to_save(project: ProjectConfiguration, output_dir: str | os.PathLike | None) -> Path:
@@ -226,19 +208,19 @@ class Gathered:
 
     Attributes:
         weights: those of each model.
-        gradients: those of each model in the middle of an accumulation window, else None.
+        gradients: those of each model in the middle of an accumulation window; empty between two windows.
         optimizer_states: the states of the optimizers by the names of their files.
     """
 
     weights: list[dict[str, Any]]
-    gradients: list[dict[str, torch.Tensor]] | None
+    gradients: list[dict[str, torch.Tensor]]
     optimizer_states: dict[str, Any]
 
 
 def _gather(run: RunState) -> Gathered:
     """The tensors of this rank, put together with those of the other ranks if models are sharded by FSDP."""
     weights = [run.get_state_dict(model) for model in run.models]
-    gradients = None
+    gradients = []
     if run.step % GradientState().num_steps != 0:
         gradients = [_gradients(model) for model in run.models]
     optimizers = _by_file(OPTIMIZER_FILE, run.optimizers)
@@ -252,25 +234,25 @@ def _gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         return {name: parameter.grad.cpu() for name, parameter in parameters if parameter.grad is not None}
 
 
-def _require_new_folder(part: Part, project: ProjectConfiguration) -> None:
-    """Raise a ValueError if automatic naming leads to a folder that is there already."""
+def _stage(part: Part, project: ProjectConfiguration) -> None:
+    """Make the staging folder. If automatic naming leads to a checkpoint that is there already, raise a ValueError."""
     if part.is_main and project.automatic_checkpoint_naming and os.path.lexists(part.folder):
         how = "`load_state` first, or set `project_configuration.iteration`"
         raise ValueError(f"Checkpoint directory {part.folder} ({project.iteration}) already exists: {how}")
-
-
-def _stage(run: RunState, part: Part, weights: list[dict[str, Any]]) -> None:
-    """Make the staging folder, and call the hooks, which may change `weights` or write files of their own."""
     part.stage()
+
+
+def _call_hooks(run: RunState, part: Part, weights: list[dict[str, Any]]) -> None:
+    """Call the hooks of the script, which may change `weights`, or write files of their own to the staging folder."""
     for hook in run.save_hooks:
         hook(run.models, weights, str(part.staging))
 
 
-def _write(run: RunState, part: Part, gathered: Gathered, weights_name: str) -> None:
-    """Write the files of `part`: the state of this rank; in the main part weights and the states of all objects too.
+def _contents_by_file(run: RunState, part: Part, gathered: Gathered, weights_name: str) -> dict[str, Any]:
+    """The content of each file of `part`: this rank's state, and in the main part weights and objects' states too.
 
-    As in the original, objects are asked for their states after the hooks, which may have changed them, and on each
-    rank, because a `state_dict` of the script's own may be a collective.
+    As in the original, schedulers and the script's own objects are asked for their states after the hooks, which may
+    have changed them. Each rank asks, because a `state_dict` of the script's own may be a collective.
     """
     states = dict(gathered.optimizer_states)
     for name, each in run.objects_by_file().items():
@@ -282,31 +264,31 @@ def _write(run: RunState, part: Part, gathered: Gathered, weights_name: str) -> 
         if state:
             loader_states[name] = state
     rank_state = {"step": run.step, **get_random_states(PartialState().device)}
-    if gathered.gradients is not None:
+    if gathered.gradients:
         rank_state["gradients"] = gathered.gradients
     if part.is_main:
         contents = _by_file(weights_name, gathered.weights) | states | loader_states
     else:
         contents = {}
-        rank_state["loaders"] = loader_states  # each rank has read another batch ahead
+        rank_state["loaders"] = loader_states  # Each rank has read another batch ahead.
     contents[RANDOM_STATES_FILE.format(part.rank)] = rank_state
+    return contents
+
+
+def _write(contents: dict[str, Any], folder: Path) -> None:
+    """Write each of `contents` to the file of its name in `folder`."""
     for name, content in contents.items():
         if name.endswith(".safetensors"):
-            write_safetensors(content, part.staging / name)
+            write_safetensors(content, folder / name)
         else:
-            save_loadable(content, part.staging / name)
-
-
-def _remove_surplus(project: ProjectConfiguration, just_written: Path) -> None:
-    if project.automatic_checkpoint_naming and project.total_limit is not None:
-        remove_old_checkpoints(just_written, project.total_limit)
+            save_loadable(content, folder / name)
 
 
 def load_state(
     run: RunState,
     input_dir: str | os.PathLike | None = None,
     load_kwargs: dict[str, Any] | None = None,
-    has_forgotten_loaders: bool = False,
+    with_loaders: bool = True,
     **load_model_func_kwargs: Any,
 ) -> int:
     """Put weights, optimizers, schedules and generators where `save_state` left them, and return the saved `step`.
@@ -324,8 +306,7 @@ def load_state(
         input_dir: the folder, where ~ is the home folder; under automatic naming the newest complete checkpoint by
             default.
         load_kwargs: for `torch.load` of all but weights; `weights_only` is always on.
-        has_forgotten_loaders: True after `Accelerator.forget_loader`. Then no warning says that the checkpoint has the
-            state of a loader which nothing takes.
+        with_loaders: give loaders their states too. Without, they stay as they are, and no state of theirs is missed.
         load_model_func_kwargs: for the models' `load_state_dict`. The original's `map_location` changes nothing: files
             are read to the CPU, and each state goes to where the object is that gets it.
 
@@ -338,17 +319,17 @@ def load_state(
     """
     if load_model_func_kwargs.pop("map_location", None) is not None:
         logger.info("map_location changes nothing: files are read to the CPU, and each state goes to its object")
-    writes_main_part = _writes_main_part(run.project)
+    if not with_loaders:
+        run = replace(run, loaders=[])
     PartialState().wait_for_everyone()  # Now no process is saving, so what this run has saved is complete.
     folder = _folder_to_load(run.project, input_dir)
-    run_on_all_ranks(lambda: finish_interrupted_save(folder), runs_here=writes_main_part)
-    read = _verify_and_read if writes_main_part else _read
-    saved = run_on_all_ranks(lambda: read(run, folder, load_kwargs or {}))
+    run_on_all_ranks(lambda: finish_and_verify(folder), runs_here=_writes_main_part(run.project))
+    saved = run_on_all_ranks(lambda: _read(run, folder, load_kwargs or {}))
     run_on_all_ranks(lambda: _restore(run, saved, load_model_func_kwargs))
-    # Under FSDP it has collectives. So it is a step of its own, which begins if no rank has failed.
+    # This has collectives under FSDP. So it is a step of its own, which begins if no rank has failed.
     run_on_all_ranks(lambda: _restore_gradients(run.models, list(saved.rank_states.values())))
     _warn_of_ranks_without_part(saved)
-    _warn_of_files_without_object(run, saved, has_forgotten_loaders)
+    _warn_of_files_without_object(run, saved, with_loaders)
     run.project.iteration = _next_iteration(run.project, folder, is_named=input_dir is not None)
     return saved.step
 
@@ -374,8 +355,8 @@ def _next_iteration(project: ProjectConfiguration, folder: Path, is_named: bool)
     if is_named and PartialState().is_main_process:
         # The script may go back to an older checkpoint. The newer ones stay, and numbers go on after them.
         on_disk = [int(path.name.removeprefix("checkpoint_")) for path in numbered(folder.parent)]
-        following = max(following, project.iteration, *(taken + 1 for taken in on_disk))
-    return broadcast_object_list([following])[0]  # the main process's, which alone has looked at the folder
+        following = max(following, project.iteration, max(on_disk, default=0) + 1)
+    return broadcast_object_list([following])[0]  # Only the main process has looked at the folder.
 
 
 @dataclass(frozen=True)
@@ -403,19 +384,6 @@ class SavedRun:
         return SAFE_WEIGHTS_NAME if SAFE_WEIGHTS_NAME in self.manifest.files else WEIGHTS_NAME
 
 
-def _verify_and_read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
-    """`_read`, while another thread verifies the files. What verification finds is raised first."""
-    with ThreadPoolExecutor() as threads:
-        verification = threads.submit(verify, folder)
-        try:
-            saved = _read(run, folder, load_kwargs)
-        except Exception:
-            verification.result()
-            raise
-        verification.result()
-        return saved
-
-
 def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
     """Read everything but the weights of models, and change nothing in the run."""
     manifest = read_manifest(folder)
@@ -430,10 +398,10 @@ def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
     # A loader that was prepared after the checkpoint has no file, and starts at its beginning.
     names += [name for name in run.loaders_by_file() if name in manifest.files]
     states = {name: _read_file(manifest, name, **load_kwargs) for name in names}
-    state = PartialState()
+    process = PartialState()
     ranks = manifest.ranks
-    if manifest.world_size == state.num_processes and state.process_index in ranks:
-        ranks = [state.process_index]
+    if manifest.world_size == process.num_processes and process.process_index in ranks:
+        ranks = [process.process_index]
     rank_states = {rank: _read_file(manifest, RANDOM_STATES_FILE.format(rank), **load_kwargs) for rank in ranks}
     return SavedRun(manifest, states, rank_states)
 
@@ -451,12 +419,12 @@ def _read_file(manifest: Manifest, name: str, **load_kwargs: Any) -> Any:
         return load_safely(path, **load_kwargs)
     except CheckpointError:
         raise
-    except Exception as error:  # Also of a verified file: a forged manifest can match a forged file.
+    except Exception as error:  # A verified file can be unreadable too: a forged manifest can match a forged file.
         raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _restore(run: RunState, saved: SavedRun, load_model_func_kwargs: dict[str, Any]) -> None:
-    """Give every object its state. First the steps that may raise and change no weight."""
+    """Give every object its state. The steps that may raise and change no weight come first."""
     models = list(run.models)
     for hook in run.load_hooks:
         hook(models, str(saved.manifest.folder))
@@ -472,7 +440,7 @@ def _restore(run: RunState, saved: SavedRun, load_model_func_kwargs: dict[str, A
         weights = under_names_of(bare, _read_file(saved.manifest, name))
         bare.load_state_dict(weights, **load_model_func_kwargs)
     for optimizer in run.optimizers:
-        optimizer.forget_unscaling()  # its gradients are replaced
+        optimizer.forget_unscaling()  # Its gradients will be replaced.
     for name, each in run.objects_by_file().items():
         each.load_state_dict(saved.states[name])
     if own:
@@ -487,7 +455,7 @@ def _restore_gradients(models: list[torch.nn.Module], rank_states: list[dict[str
             for name, parameter in innermost_model(model).named_parameters():
                 parts = [gradients[name] for gradients in gradients_of_ranks if name in gradients]
                 parameter.grad = None
-                if parts:  # in the mean, a rank without this gradient counts as zero
+                if parts:  # A rank without this gradient counts as zero in the mean.
                     total = sum(parts[1:], start=parts[0])
                     parameter.grad = total.div(len(gradients_of_ranks)).to(parameter.device)
 
@@ -501,14 +469,14 @@ def _warn_of_ranks_without_part(saved: SavedRun) -> None:
         logger.warning("%s holds no random states of ranks %s: they keep their own", saved.manifest.folder, ranks)
 
 
-def _warn_of_files_without_object(run: RunState, saved: SavedRun, has_forgotten_loaders: bool) -> None:
+def _warn_of_files_without_object(run: RunState, saved: SavedRun, with_loaders: bool) -> None:
     """Log the files of objects that this run has not prepared."""
     kinds = "model|pytorch_model|optimizer|scheduler"
-    if not has_forgotten_loaders:
+    if with_loaders:
         kinds += "|sampler|dl_state_dict"
     names = re.compile(rf"({kinds})(_[0-9]+)?\.(safetensors|bin)")
     taken = saved.states | _by_file(saved.weights_name, run.models)
-    left = [name for name in saved.manifest.files if names.fullmatch(name) and name not in taken]
+    left = [name for name in sorted(saved.manifest.files) if names.fullmatch(name) and name not in taken]
     if left:
         what = "nothing is prepared that takes it: call `prepare` before `load_state`"
         logger.warning("%s holds %s, and %s", saved.manifest.folder, ", ".join(left), what)

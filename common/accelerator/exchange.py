@@ -7,8 +7,8 @@
     exchange_each(description, contents)  several contents, of which each has one length on all ranks: tensors
 
 A rank that enters a collective of torch with another shape or dtype than the others would not get an error: gloo aborts
-a process that receives more bytes than it expects. So each rank describes in a text what it sends, and first of all the
-ranks exchange messages of one fixed size, which gloo can always receive:
+a process that receives more bytes than it expects. So each rank describes what it sends in lines of text, and first of
+all the ranks exchange messages of one fixed size, which gloo can always receive:
 
     +----------+--------+---------------------------------------------+
     | checksum | length | the content if it fits, and zeros behind it |   FIRST_MESSAGE_BYTES from each rank
@@ -49,7 +49,7 @@ class DistributedOperationException(RuntimeError):
     """The processes enter a collective with other keys, numbers, shapes or dtypes; raised on all of them."""
 
 
-def compare(description: str) -> None:
+def compare(description: list[str]) -> None:
     """Check that all ranks have the same `description`, by an `exchange` without content.
 
     Raises:
@@ -58,7 +58,7 @@ def compare(description: str) -> None:
     exchange(description, torch.empty(0, dtype=torch.uint8))
 
 
-def exchange(description: str, content: torch.Tensor) -> torch.Tensor:
+def exchange(description: list[str], content: torch.Tensor) -> torch.Tensor:
     """A row of bytes for each rank: its `content`, and zeros up to the length of the longest one.
 
     All ranks must have the same `description`, whose first line is the name of a collective. Unlike in `exchange_each`,
@@ -70,7 +70,7 @@ def exchange(description: str, content: torch.Tensor) -> torch.Tensor:
     if PartialState().backend == "nccl":
         return all_gather_bytes(content)
     length = len(content)
-    checksum = zlib.crc32(description.encode())  # Python's own `hash` differs between processes
+    checksum = zlib.crc32("\n".join(description).encode())  # Python's `hash` of a text differs between processes.
     header = torch.frombuffer(bytearray(HEADER.pack(checksum, length)), dtype=torch.uint8)
     fitting = content if length <= CONTENT_BYTES_IN_FIRST_MESSAGE else content[:0]
     zeros = torch.zeros(CONTENT_BYTES_IN_FIRST_MESSAGE - len(fitting), dtype=torch.uint8)
@@ -85,7 +85,7 @@ def exchange(description: str, content: torch.Tensor) -> torch.Tensor:
     return all_gather_bytes(torch.nn.functional.pad(content, (0, longest - length)))
 
 
-def exchange_each(description: str, contents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def exchange_each(description: list[str], contents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """For each of `contents` a row of bytes for each rank. Each content has the same length on all ranks.
 
     Small contents travel together, in one `exchange`. Large ones, which it would copy, follow a comparison one by one.
@@ -99,7 +99,7 @@ def exchange_each(description: str, contents: Sequence[torch.Tensor]) -> list[to
         return [all_gather_bytes(content) for content in contents]
     device = _device_of_messages()
     together = exchange(description, torch.cat([content.to(device) for content in contents]))
-    # A dtype can be viewed only at a multiple of its size, and the bytes of one of several begin anywhere.
+    # The rows are cloned, because a dtype can be viewed only at a multiple of its size, and a content begins anywhere.
     return [rows.clone(memory_format=torch.contiguous_format) for rows in together.split(lengths, dim=1)]
 
 
@@ -131,24 +131,23 @@ def _device_of_messages() -> torch.device:
     return state.device if state.backend == "nccl" else torch.device("cpu")
 
 
-def describe(collective: str, named: Iterable[NamedLeaf]) -> str:
+def describe(collective: str, named: Iterable[NamedLeaf]) -> list[str]:
     """A line for the collective, and one for each leaf: its name, shape and dtype, or its class if it is no tensor."""
-    lines = [collective]
+    description = [collective]
     for name, leaf in named:
         content = type(leaf).__name__
         if isinstance(leaf, torch.Tensor):
             content = f"{list(leaf.shape) if is_dense(leaf) else leaf.layout} {leaf.dtype}"
-        lines.append(f"{name or 'tensor'} {content}")
-    return "\n".join(lines)
+        description.append(f"{name or 'tensor'} {content}")
+    return description
 
 
-def _differences(descriptions: list[str]) -> str:
+def _differences(descriptions: list[list[str]]) -> str:
     """An error message with each rank's lines that are not in the descriptions of all ranks, shortened."""
-    lines_of_ranks = [description.splitlines() for description in descriptions]
-    in_all = set(lines_of_ranks[0]).intersection(*lines_of_ranks)
-    message = [f"the processes enter `{lines_of_ranks[0][0]}` with different keys, shapes or dtypes:"]
-    for rank, lines in enumerate(lines_of_ranks):
-        own = "; ".join(line for line in lines if line not in in_all) or "nothing else"
+    in_all = set(descriptions[0]).intersection(*descriptions)
+    message = [f"the processes enter `{descriptions[0][0]}` with different keys, shapes or dtypes:"]
+    for rank, description in enumerate(descriptions):
+        own = "; ".join(line for line in description if line not in in_all) or "nothing else"
         message.append(f"  - rank {rank}: {textwrap.shorten(own, MAX_CHARACTERS_PER_RANK)}")
     message.append(
         "Fill tensors up to one shape with `pad_across_processes` first, or gather them as objects with "
@@ -167,7 +166,7 @@ def is_dense(leaf: Any) -> bool:
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor, in its memory if it is contiguous. gloo and nccl each lack some dtypes, but not bytes."""
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    # Not `view(-1)`, which would keep the stride of a column of a single row: it counts as contiguous too.
+    # A column of a single row counts as contiguous too, and `view(-1)` would keep its stride.
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 

@@ -3,11 +3,11 @@
 A collective takes its structure apart, lets `exchange.py` compare what the ranks send and fetch the bytes of all of
 them, and puts the structure together again. With `gather({"y": y, "x": x})` on two ranks these steps follow each other:
 
-    named = sorted_leaves(data)   [("['x']", x), ("['y']", y)], in this order on both ranks
-    describe("gather", named)     "gather", "['x'] [3] torch.int64", "['y'] [3, 2] torch.float32", a line each
-    exchange_each(…)              the bytes of x and those of y, of both ranks; an error on both if their lines differ
-    from_bytes(…)                 x of the shape [6], and y of the shape [6, 2]
-    with_leaves(data, …)          {"y": y, "x": x}
+    structure = SortedLeaves(data)   its leaves are ("['x']", x) and ("['y']", y), in this order on both ranks
+    describe("gather", …)            ["gather", "['x'] [3] torch.int64", "['y'] [3, 2] torch.float32"]
+    exchange_each(…)                 the bytes of x and those of y, of both ranks; an error if the descriptions differ
+    from_bytes(…)                    x of the shape [6], and y of the shape [6, 2]
+    structure.replace(…)             {"y": y, "x": x}
 
 On nccl nothing is compared: `exchange.py` says why, and what happens there if the ranks differ.
 """
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from common.nested import NamedLeaf, is_namedtuple, leaves, map_nested, sorted_leaves, with_leaves
+from common.nested import NamedLeaf, SortedLeaves, is_namedtuple, leaves, map_nested
 from common.process_group import all_gather_object
 
 from .exchange import as_bytes, broadcast_bytes, compare, describe, exchange, exchange_each, from_bytes, is_dense
@@ -73,7 +73,7 @@ def send_to_device(
             return leaf
         try:
             return leaf.to(device, non_blocking=non_blocking)
-        except TypeError:  # a `to` of somebody's own that takes only the device
+        except TypeError:  # The class is the script's own, and its `to` takes only the device.
             return leaf.to(device)
 
     if isinstance(skip_keys, str):
@@ -101,28 +101,33 @@ def gather(tensor: Any) -> Any:
     """
     if PartialState().distributed_type == DistributedType.NO:
         return tensor
-    named = sorted_leaves(tensor)
-    gathered = _gather_tensors(named, describe("gather", named))
-    return with_leaves(tensor, gathered)
+    structure = SortedLeaves(tensor)
+    return structure.replace(_gather_tensors("gather", structure.named))
 
 
-def _gather_tensors(named: list[NamedLeaf], description: str) -> list[torch.Tensor]:
-    """Tensors of all processes, joined, if `description` is the same on all of them."""
+def _gather_tensors(collective: str, named: list[NamedLeaf]) -> list[torch.Tensor]:
+    """The tensors of all processes, joined, for a collective of this name."""
     contents = [as_bytes(leaf) for _, leaf in named if is_dense(leaf)]
-    # The ranks compare their leaves in this exchange. Only then are the types checked: all ranks raise, or none does.
-    rows_of_contents = exchange_each(description, contents)
-    tensors = _require_tensors(named, require_dense=True)
+    # The ranks compare their leaves in this exchange. The types are checked after it, so that all ranks raise, or none.
+    rows_of_contents = exchange_each(describe(collective, named), contents)
+    tensors = _require_dense_tensors(named)
     return [from_bytes(rows, tensor) for rows, tensor in zip(rows_of_contents, tensors, strict=True)]
 
 
-def _require_tensors(named: list[NamedLeaf], require_dense: bool = False) -> list[torch.Tensor]:
-    """The leaves, which must be tensors; with `require_dense`, for a collective that sends their bytes, dense ones."""
+def _require_tensors(named: list[NamedLeaf]) -> list[torch.Tensor]:
+    """The leaves, which must be tensors."""
     for name, leaf in named:
         if not isinstance(leaf, torch.Tensor):
             raise TypeError(f"Unsupported types ({type(leaf)}) in a collective: {name or 'the input'} is no tensor")
-        if require_dense and not is_dense(leaf):
-            raise TypeError("sparse, nested and quantized tensors can be neither gathered nor broadcast")
     return [leaf for _, leaf in named]
+
+
+def _require_dense_tensors(named: list[NamedLeaf]) -> list[torch.Tensor]:
+    """The leaves, which must be tensors that can be sent as bytes."""
+    tensors = _require_tensors(named)
+    if not all(map(is_dense, tensors)):
+        raise TypeError("sparse, nested and quantized tensors can be neither gathered nor broadcast")
+    return tensors
 
 
 def gather_object(object: Any) -> Any:
@@ -135,29 +140,35 @@ def gather_object(object: Any) -> Any:
     """
     if PartialState().distributed_type == DistributedType.NO:
         return object
-    return list(chain.from_iterable(_gather_objects(object, "gather_object")))
+    return list(chain.from_iterable(_gather_objects(object, ["gather_object"])))
 
 
-def _gather_objects(own: Any, description: str) -> list[Any]:
+def _gather_objects(own: Any, description: list[str]) -> list[Any]:
     """The objects of all processes in rank order, if `description` is the same on all of them."""
     if PartialState().backend == "nccl":
         return all_gather_object(own)
-    try:
-        pickled = pickle.dumps(own)
-    except Exception as error:  # an object of the script's own may raise anything, and the others wait
-        pickled = _pickled_failure(error)
+    pickled, _ = _pickle(own)
     content = torch.frombuffer(bytearray(pickled), dtype=torch.uint8)
     # `pickle.loads` stops where the object ends, so it does not mind the zeros that fill up a row.
-    received = [pickle.loads(row.numpy().tobytes()) for row in exchange(description, content)]
-    for each in received:
-        if isinstance(each, RuntimeError):
-            raise each
+    return [_unpickle(row.numpy().tobytes()) for row in exchange(description, content)]
+
+
+def _pickle(own: Any) -> tuple[bytes, RuntimeError | None]:
+    """The pickle of `own`, and None. If it cannot be pickled, that of an error for `_unpickle`, and the error."""
+    try:
+        return pickle.dumps(own), None
+    except Exception as cause:  # The object's own code may raise anything, and the other ranks wait.
+        rank = PartialState().process_index
+        error = RuntimeError(f"rank {rank} cannot pickle what it has to send: {cause}")
+        return pickle.dumps(error), error
+
+
+def _unpickle(content: bytes) -> Any:
+    """What was given to `_pickle`. Raises the error that was sent in its place, if there was one."""
+    received = pickle.loads(content)
+    if isinstance(received, RuntimeError):
+        raise received
     return received
-
-
-def _pickled_failure(error: Exception) -> bytes:
-    """A RuntimeError to send in place of an object that this rank cannot pickle; who receives it raises it."""
-    return pickle.dumps(RuntimeError(f"rank {PartialState().process_index} cannot pickle what it has to send: {error}"))
 
 
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
@@ -168,9 +179,9 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
     """
     if PartialState().distributed_type == DistributedType.NO:
         return tensor
-    named = sorted_leaves(tensor)
-    compare(describe(f"broadcast from {from_process}", named))
-    tensors = _require_tensors(named, require_dense=True)
+    structure = SortedLeaves(tensor)
+    compare(describe(f"broadcast from {from_process}", structure.named))
+    tensors = _require_dense_tensors(structure.named)
     for each in tensors:
         own = each.detach()
         # A tensor with gaps in memory, such as a column, is sent and received as a copy without them.
@@ -178,30 +189,25 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
         dist.broadcast(as_bytes(content), from_process)
         if content is not own:
             own.copy_(content)
-    return with_leaves(tensor, tensors)
+    return structure.replace(tensors)
 
 
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
     """Fill `object_list`, in place, with that of rank `from_process`, and return it.
 
     Raises:
-        RuntimeError: if rank `from_process` cannot pickle its list. That rank itself raises pickle's own error.
+        RuntimeError: on all processes, if rank `from_process` cannot pickle its list.
     """
     state = PartialState()
     if state.distributed_type == DistributedType.NO:
         return object_list
     if state.process_index != from_process:
-        received = pickle.loads(broadcast_bytes(None, from_process))
-        if isinstance(received, RuntimeError):
-            raise received
-        object_list[:] = received
+        object_list[:] = _unpickle(broadcast_bytes(None, from_process))
         return object_list
-    try:
-        pickled = pickle.dumps(object_list)
-    except Exception as error:  # an object of the script's own may raise anything, and the others wait
-        broadcast_bytes(_pickled_failure(error), from_process)
-        raise
+    pickled, error = _pickle(object_list)
     broadcast_bytes(pickled, from_process)
+    if error is not None:
+        raise error
     return object_list
 
 
@@ -222,10 +228,9 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
         raise ValueError(f"reduction must be 'mean', 'sum', 'max' or 'none', not {reduction!r}")
     if PartialState().distributed_type == DistributedType.NO:
         return recursively_apply(torch.clone, tensor, error_on_other_type=True)
-    named = sorted_leaves(tensor)
-    compare(describe(f"reduce by {reduction}", named))
-    reduced = [_reduce_one(each, reduction) for each in _require_tensors(named)]
-    return with_leaves(tensor, reduced)
+    structure = SortedLeaves(tensor)
+    compare(describe(f"reduce by {reduction}", structure.named))
+    return structure.replace(_reduce_one(each, reduction) for each in _require_tensors(structure.named))
 
 
 def _reduce_one(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
@@ -233,7 +238,7 @@ def _reduce_one(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
     if reduction == "none":
         return result
     operation = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
-    # The ranks add up what is at the same place in memory.
+    # Each rank has its tensor in this layout, because the ranks add up what is at the same place in memory.
     content = result.contiguous() if is_dense(result) else result
     dist.all_reduce(content, operation)
     if content is not result:
@@ -252,22 +257,23 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
         TypeError: for leaves that are no tensors.
         DistributedOperationException: on all processes, if the keys differ between them; not on nccl.
     """
-    named = sorted_leaves(tensor)
+    structure = SortedLeaves(tensor)
     if PartialState().distributed_type == DistributedType.NO:
-        return with_leaves(tensor, _require_tensors(named))
+        return structure.replace(_require_tensors(structure.named))
+    lengths = torch.zeros(len(structure.named), dtype=torch.int64)
     # Unlike `describe`, this leaves out the shapes, which may differ, and the dtypes.
-    description = "pad_across_processes"
-    own_lengths = torch.zeros(len(named), dtype=torch.int64)
-    for place, (name, leaf) in enumerate(named):
-        description += f"\n{name} {'tensor' if is_torch_tensor(leaf) else type(leaf).__name__}"
+    description = ["pad_across_processes"]
+    for place, (name, leaf) in enumerate(structure.named):
+        kind = "tensor" if is_torch_tensor(leaf) else type(leaf).__name__
+        description.append(f"{name} {kind}")
         if _has_dimension(leaf, dim):
-            own_lengths[place] = leaf.shape[dim]
-    lengths = from_bytes(exchange(description, as_bytes(own_lengths)), own_lengths)
-    longest = lengths.view(PartialState().num_processes, len(named)).amax(0).tolist()
+            lengths[place] = leaf.shape[dim]
+    lengths_of_ranks = from_bytes(exchange(description, as_bytes(lengths)), lengths)
+    longest = lengths_of_ranks.view(PartialState().num_processes, len(lengths)).amax(0).tolist()
     padded = []
-    for each, length in zip(_require_tensors(named), longest, strict=True):
+    for each, length in zip(_require_tensors(structure.named), longest, strict=True):
         padded.append(_pad_one(each, dim, length, pad_index, pad_first))
-    return with_leaves(tensor, padded)
+    return structure.replace(padded)
 
 
 def _has_dimension(leaf: Any, dim: int) -> bool:
@@ -322,22 +328,16 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
             present = f"only ranks 0 to {short_step.num_ranks_present - 1} have a batch in this step"
             raise RuntimeError(f"{present}: evaluate with even_batches=True")
         is_uneven = not short_step.is_even
-        # Samples are repeated in the last step, and where one loader worker's share of a stream ends. A batch sampler
-        # may yield short batches before. They repeat nothing, so nothing is cut there.
+        # Samples are repeated in the last step, and where one loader worker's share of a stream ends. The short
+        # batches that a batch sampler may yield before the last step repeat nothing, so nothing of them is cut.
         if loader.end_of_dataloader or short_step.real != short_step.rows:
             num_real = short_step.num_real_all_ranks
 
     if use_gather_object:
-        entries = data
-        if PartialState().distributed_type != DistributedType.NO:
-            if isinstance(data, torch.Tensor):
-                # A list of its rows comes back, as in the original. A view would be pickled with the whole tensor.
-                entries = [row.clone() for row in torch.atleast_1d(data.detach()).cpu()]
-            entries = gather_object(_as_joinable(entries))
-        return _without_repeated(entries, num_real)
-    named = sorted_leaves(data, is_list_of_entries)
-    values = [_without_repeated(value, num_real) for value in _gather_values(named, is_uneven)]
-    return with_leaves(data, values, is_list_of_entries)
+        return _without_repeated(_gather_entries(data), num_real)
+    structure = SortedLeaves(data, is_list_of_entries)
+    gathered = _gather_values(structure.named, is_uneven)
+    return structure.replace(_without_repeated(value, num_real) for value in gathered)
 
 
 def is_list_of_entries(data: Any) -> bool:
@@ -355,6 +355,16 @@ def _without_repeated(value: Any, num_real: int | None) -> Any:
     return value[:num_real] if has_rows else value
 
 
+def _gather_entries(data: Any) -> Any:
+    """The entries of `data` of all processes, in one list; in a single process `data` itself."""
+    if PartialState().distributed_type == DistributedType.NO:
+        return data
+    if isinstance(data, torch.Tensor):
+        # A list of its rows comes back, as in the original. A view would be pickled with the whole tensor.
+        data = [row.clone() for row in torch.atleast_1d(data.detach()).cpu()]
+    return gather_object(_as_joinable(data))
+
+
 def _gather_values(named: list[NamedLeaf], is_uneven: bool) -> list[Any]:
     """The values in a structure, each gathered by its kind. In a single process they stay as they are.
 
@@ -365,14 +375,14 @@ def _gather_values(named: list[NamedLeaf], is_uneven: bool) -> list[Any]:
     if PartialState().distributed_type == DistributedType.NO:
         return values
     if not is_uneven and all(map(is_torch_tensor, values)):
-        return _gather_tensors(named, describe("gather_for_metrics", named))
-    description = "gather_for_metrics"
+        return _gather_tensors("gather_for_metrics", named)
+    description = ["gather_for_metrics"]
     for name, value in named:
         content = "objects"
         if isinstance(value, torch.Tensor):
             shape = value.shape[1:] if is_uneven else value.shape
             content = f"rows of {list(shape)} {value.dtype}"
-        description += f"\n{name} {content}"
+        description.append(f"{name} {content}")
     values_of_ranks = _gather_objects([_as_joinable(value) for value in values], description)
     return [_join(values_of_name) for values_of_name in zip(*values_of_ranks, strict=True)]
 
@@ -380,11 +390,11 @@ def _gather_values(named: list[NamedLeaf], is_uneven: bool) -> list[Any]:
 def _as_joinable(value: Any) -> Any:
     """`value` as a tensor that can be pickled, or as something to iterate over: what `_join` takes of each process."""
     if isinstance(value, torch.Tensor):
-        # A tensor of a GPU would come out of its pickle on the GPU of the sender, and a view with the whole tensor.
+        # Otherwise a tensor would come out of its pickle on the GPU of the sender, and a view with the whole tensor.
         return torch.atleast_1d(value.detach()).to("cpu", copy=True)
     try:
         iter(value)
-    except TypeError:  # a single object
+    except TypeError:  # It is a single object.
         return [value]
     return [value] if isinstance(value, (str, bytes)) else value
 

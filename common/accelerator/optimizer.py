@@ -32,11 +32,11 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.optimizer = optimizer
         self.scaler = scaler
         self.gradient_state = GradientState()
-        # After a step by the scaler, a scalar that is not 0 if it was skipped: see `LossScaler.found_inf_of`.
+        # The scaler's answer to its last step is a scalar that is not 0 if the step was skipped.
         self._found_inf: torch.Tensor | None = None
         self._takes_set_to_none = "set_to_none" in inspect.signature(optimizer.zero_grad).parameters
         if device_placement:
-            # Loading copies each state to the device of its parameter.
+            # `load_state_dict` copies each state to the device of its parameter.
             state_dict = optimizer.state_dict()
             optimizer.load_state_dict(state_dict)
 
@@ -50,7 +50,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             self.scaler.step(self.optimizer, closure)
             self._found_inf = self.scaler.found_inf_of(self.optimizer)
         else:
-            self._found_inf = None  # nothing was skipped: there was nothing to do
+            self._found_inf = None  # Without gradients there was no step to skip.
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Drop the gradients, if this micro-batch ends its window.

@@ -13,7 +13,7 @@ from common.nested import honor_type, map_nested, named_leaves, replace_leaves
 
 from .operations import is_list_of_entries
 
-# What to do where the main process cannot read for all.
+# The advice in each error about batches that the main process cannot divide among the others.
 READ_EVERYWHERE = "dispatch_batches=False lets every process read its own batches"
 
 

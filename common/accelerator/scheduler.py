@@ -50,7 +50,7 @@ class AcceleratedScheduler:
         if self.split_batches:
             self.scheduler.step(*args, **kwargs)
             return
-        # OneCycleLR raises beyond its total, which padded batches can exceed.
+        # OneCycleLR raises after its last step. Padded batches can make more steps than the script has planned.
         total_steps = getattr(self.scheduler, "total_steps", None)
         for _ in range(self.num_processes):
             if total_steps is None or self.scheduler._step_count <= total_steps:

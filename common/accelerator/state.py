@@ -42,11 +42,11 @@ from common.rendezvous import join_attempt
 from .environment import parse_choice_from_env, parse_flag_from_env
 from .process_environment import choose_backend, choose_device, default_timeout, read_processes, share_cores
 
-# The values of mixed_precision.
+# `mixed_precision` is one of these.
 PRECISIONS = ("no", "fp16", "bf16")
 
 
-# Not a StrEnum: scripts print it, and the original's text of a member is "DistributedType.MULTI_GPU".
+# It is no StrEnum, because scripts print it, and the original prints a member as "DistributedType.MULTI_GPU".
 class DistributedType(str, enum.Enum):  # noqa: UP042
     """The kind of a run. Ours are NO, MULTI_CPU, MULTI_GPU and FSDP; the other names exist to be compared with."""
 
@@ -103,7 +103,7 @@ class PartialState:
     """
 
     _shared_state: ClassVar[dict[str, Any]] = {}
-    # Set by `destroy_process_group`: the next Accelerator starts afresh.
+    # After `destroy_process_group` this is true, and the next Accelerator starts afresh.
     _has_left_group: ClassVar[bool] = False
 
     def __init__(self, cpu: bool = False, **kwargs: Any) -> None:
@@ -112,7 +112,7 @@ class PartialState:
             try:
                 self._start(cpu or parse_flag_from_env("ACCELERATE_USE_CPU"), **kwargs)
             except BaseException:
-                PartialState._reset_state()  # one that is half filled would look initialized to the next instance
+                PartialState._reset_state()  # To the next instance, a half filled state would look initialized.
                 raise
 
     def _start(
@@ -292,7 +292,7 @@ class PartialState:
             return tuple(inputs[row] for row in rows)
         if isinstance(inputs, torch.Tensor):
             return inputs[rows].to(self.device) if apply_padding else inputs[start:stop]
-        if hasattr(inputs, "with_format"):  # a datasets.Dataset, which gives columns where it is indexed with a list
+        if hasattr(inputs, "with_format"):  # A datasets.Dataset gives columns where it is indexed with a list.
             return inputs.select(rows)
         return inputs
 
@@ -322,7 +322,7 @@ class AcceleratorState(PartialState):
         NotImplementedError: for fp8, and for fp16 with a sharded model.
     """
 
-    # Programs read these to learn that something is off.
+    # Programs read these to learn that DeepSpeed and model parallelism are not in use.
     deepspeed_plugin: ClassVar[None] = None
     parallelism_config: ClassVar[None] = None
 
@@ -467,8 +467,8 @@ class GradientState:
         self.dataloader_references.append(dataloader)
 
     def _remove_dataloader(self, dataloader: Any) -> None:
-        # From the end, because the inner one of two loops over the same loader ends first. It is not there where the
-        # state was forgotten during the loop.
+        # The search begins at the end, because the inner one of two loops over the same loader ends first. It finds
+        # nothing if the state has begun again during the loop.
         for place in reversed(range(len(self.dataloader_references))):
             if self.dataloader_references[place] is dataloader:
                 del self.dataloader_references[place]

@@ -575,26 +575,15 @@ class Trainer:
         saved_position = TrainingPosition(**progress["position"])
         self.position = self.plan.resume(saved_position, progress["order"], saved.global_step)
         is_same_place = self.position == saved_position and progress["order"] == self.plan.order_settings
-        if is_same_place and loading.is_prepared(self.train_dataloader):
-            self.accelerator.load_state(folder)
-            return None
-
+        loader_goes_on = is_same_place and loading.is_prepared(self.train_dataloader)
         device = self.accelerator.device
         states_of_start = get_random_states(device)
-        self._load_without_loader(folder)
-        if not 0 < self.position.batches < self.plan.batches_per_epoch:
+        self.accelerator.load_state(folder, with_loaders=loader_goes_on)
+        if loader_goes_on or not 0 < self.position.batches < self.plan.batches_per_epoch:
             return None
         saved_states = get_random_states(device)
         set_random_states(device, states_of_start)
         return loading.SkippedBatches(self.position.batches, random_states_after=saved_states)
-
-    def _load_without_loader(self, folder: str) -> None:
-        """Load what a checkpoint holds of the accelerator's, but for the position of the loader."""
-        loader = self.train_dataloader
-        self.accelerator.forget_loader(loader)
-        self.accelerator.load_state(folder)
-        if loading.is_prepared(loader):
-            self.accelerator.prepare_data_loader(loader)  # registers it again, for the next checkpoints
 
     # Evaluation.
 

@@ -154,22 +154,21 @@ def finish_interrupted_save(folder: Path) -> None:
 
 def _merge_pending_parts(folder: Path) -> None:
     """Move the rank parts that wait for the main part in `folder` to their places. A file of the main part stays."""
-    for part in _pending_parts(folder):
+    try:
+        main = read_part_manifest(folder / MANIFEST_NAME)
+    except CheckpointError:
+        return  # They go on waiting.
+    for part in _pending_parts(folder, main.save):
         try:
-            main = read_part_manifest(folder / MANIFEST_NAME)
             _move_files(part, folder, unless_in=main.files)
         except FileNotFoundError:
-            continue  # another rank moves this part now, and does the rest
+            continue  # Another rank is moving this part, and does the rest.
         except CheckpointError as error:
             logger.warning("%s does not fit the main part, and is left out: %s", part, error)
 
 
-def _pending_parts(folder: Path) -> list[Path]:
-    """The complete rank parts that are of the same save as the main part in `folder`, and are not there yet."""
-    try:
-        main = read_part_manifest(folder / MANIFEST_NAME)
-    except CheckpointError:
-        return []
+def _pending_parts(folder: Path, save_id: str) -> list[Path]:
+    """The complete rank parts of this save that are not in `folder` yet."""
     without_rank = _hidden_path(folder, "part_")
     found = []
     for path in sorted(without_rank.parent.glob(f"{glob.escape(without_rank.name)}*")):
@@ -177,7 +176,7 @@ def _pending_parts(folder: Path) -> list[Path]:
         # It may be no part, or another rank may have moved it just now.
         with contextlib.suppress(CheckpointError, FileNotFoundError):
             part = read_part_manifest(path / name)
-            if part.save == main.save and not path.is_symlink():
+            if part.save == save_id and not path.is_symlink():
                 found.append(path)
     return found
 
@@ -186,7 +185,7 @@ def _move_files(source: Path, folder: Path, unless_in: Collection[str] = ()) -> 
     """Move the files of `source` to their places in `folder`, but those named in `unless_in`, and remove `source`."""
     files = files_in(source)
     _require_places_for(files, folder)
-    for name in sorted(files, key=is_manifest):  # so the manifest comes last
+    for name in sorted(files, key=is_manifest):  # False comes before True, so the manifest is moved last.
         if name not in unless_in:
             place = folder / name
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -216,41 +215,49 @@ def numbered(parent: Path, prefix: str = "checkpoint_") -> list[Path]:
 def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
     """Make the newest checkpoint in `parent` that is complete and undamaged the newest of all, and return it.
 
-    Interrupted saves are finished first. Each damaged checkpoint that is newer is logged and renamed, because the run
-    will need its number again. What else killed processes have left is removed. No process may be saving meanwhile.
+    Interrupted saves are finished. Each damaged checkpoint that is newer is logged and renamed, because the run will
+    need its number again. What else killed processes have left is removed. No process may be saving meanwhile.
 
     Raises:
         CheckpointError: if no checkpoint is complete and undamaged; then all stay as they are.
     """
-    damaged = []
-    for folder in numbered(parent, prefix):
+    folders = numbered(parent, prefix)
+    newest = _first_undamaged(folders)
+    if newest is None:
+        raise CheckpointError(f"there is no complete and undamaged checkpoint in {parent}")
+    logger.info("resuming from %s", newest)
+    place = folders.index(newest)
+    for older in folders[place + 1 :]:
+        with contextlib.suppress(CheckpointError):
+            finish_interrupted_save(older)
+    # Where nobody may write, all of it stays. The run can go on from there nevertheless.
+    for damaged in folders[:place]:
+        with contextlib.suppress(OSError):
+            damaged.rename(f"{damaged}.damaged-{uuid.uuid4().hex[:8]}")
+    for path in _leftovers(parent, prefix):
+        with contextlib.suppress(OSError):
+            remove(path)
+    return newest
+
+
+def _first_undamaged(folders: list[Path]) -> Path | None:
+    """The first of `folders` that holds a complete and undamaged checkpoint. Those before it are logged."""
+    for folder in folders:
         try:
             finish_and_verify(folder)
+            return folder
         except CheckpointError as error:
             logger.warning("skipping a checkpoint: %s", error)
-            damaged.append(folder)
-        else:
-            logger.info("resuming from %s", folder)
-            # Where nobody may write, all of it stays. The run can go on from there nevertheless.
-            for path in damaged:
-                with contextlib.suppress(OSError):
-                    path.rename(f"{path}.damaged-{uuid.uuid4().hex[:8]}")
-            for path in _leftovers(parent, prefix):
-                with contextlib.suppress(OSError):
-                    remove(path)
-            return folder
-    raise CheckpointError(f"there is no complete and undamaged checkpoint in {parent}")
+    return None
 
 
 def _leftovers(parent: Path, prefix: str) -> list[Path]:
-    """The paths that killed or failed processes have left of a save or of `remove_folder`."""
-    hidden = f".{glob.escape(prefix)}*"
-    found = [*parent.glob(f"{hidden}.staging_*"), *parent.glob(f"{hidden}.removed")]
-    pending = []
+    """The paths that killed or failed processes have left, if all interrupted saves have been finished."""
+    found: list[Path] = []
+    for kind in ("staging_*", "part_*", "removed"):
+        found += parent.glob(f".{glob.escape(prefix)}*.{kind}")
     for folder in numbered(parent, prefix):
         found += folder.glob(".staging_*")
-        pending += _pending_parts(folder)  # loading that checkpoint moves them there
-    found += [part for part in parent.glob(f"{hidden}.part_*") if part not in pending]
     return found
 
 

@@ -27,9 +27,10 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-# By collectives and folder. It is not kept in an Accelerator, because two of them may save into one folder.
+# The numbers of saves into a folder since a collective. All Accelerators of the process count here, because two of them
+# may save into one folder.
 _num_saves: Counter[tuple[str, Path]] = Counter()
-# The name of the run, by its process group.
+# The names of runs by their process groups.
 _names_of_runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 

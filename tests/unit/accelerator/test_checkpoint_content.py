@@ -196,33 +196,21 @@ def test_a_model_that_two_processes_prepare_again_is_saved_once(tmp_path):
     assert [path.name for path in tmp_path.glob("model*")] == ["model.safetensors"]
 
 
-def test_what_nothing_is_prepared_for_is_named_when_it_is_loaded(tmp_path, caplog):
-    accelerator, *_ = started()
-    accelerator.save_state(tmp_path / "c")
-    accelerator.load_state(tmp_path / "c")
-    assert not caplog.records
-    accelerator.free_memory()
-    model = accelerator.prepare(torch.nn.Linear(2, 1))
-    accelerator.load_state(tmp_path / "c")
-    assert "c holds optimizer.bin, and nothing is prepared that takes it" in caplog.text
-    accelerator.free_memory(model)
-    accelerator.load_state(tmp_path / "c")
-    assert "c holds model.safetensors, optimizer.bin, and" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("setting", "file"), [("use_seedable_sampler", "sampler.bin"), ("use_stateful_dataloader", "dl_state_dict.bin")]
 )
-def test_a_loader_that_is_prepared_only_after_loading_is_missed(setting, file, tmp_path, caplog):
+def test_what_nothing_is_prepared_for_is_named_when_it_is_loaded(setting, file, tmp_path, caplog):
     accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(**{setting: True}), cpu=True)
-    accelerator.prepare(DataLoader(Numbers(3), shuffle=True))
+    model = torch.nn.Linear(2, 1)
+    accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(Numbers(3), shuffle=True))
     accelerator.save_state(tmp_path / "c")
     accelerator.load_state(tmp_path / "c")
     assert not caplog.records
     accelerator.free_memory()
-    accelerator.load_state(tmp_path / "c")
-    (record,) = caplog.records
-    assert f"c holds {file}, and nothing is prepared that takes it" in record.getMessage()
+    for with_loaders, missed in ((False, []), (True, [file])):
+        accelerator.load_state(tmp_path / "c", with_loaders=with_loaders)
+        names = ", ".join(sorted(["model.safetensors", "optimizer.bin", *missed]))
+        assert f"c holds {names}, and nothing is prepared that takes it" in caplog.records[-1].getMessage()
 
 
 def test_numbers_and_arrays_of_numpy_come_back_as_they_were(tmp_path):

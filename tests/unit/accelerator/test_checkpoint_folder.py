@@ -198,8 +198,7 @@ def test_a_folder_where_nobody_may_write_is_loaded_whatever_is_left_over_in_it(t
 
 def test_the_newest_complete_checkpoint_is_picked_and_the_others_are_set_aside(tmp_path, caplog):
     accelerator = numbering(tmp_path)
-    thing = torch.nn.Linear(1, 1)
-    accelerator.prepare(thing)
+    thing = accelerator.prepare(torch.nn.Linear(1, 1))
     for value in (1.0, 2.0, 3.0, 4.0):
         torch.nn.init.constant_(thing.bias, value)
         accelerator.save_state()
@@ -210,10 +209,13 @@ def test_the_newest_complete_checkpoint_is_picked_and_the_others_are_set_aside(t
     (folder / "checkpoint_text").mkdir()
     (folder / ".checkpoint_4.staging_0").mkdir()  # of a run that was killed
     (folder / ".checkpoint_4.part_1").mkdir()
-    (folder / ".checkpoint_1.part_1").mkdir()
     (folder / "checkpoint_1/.staging_0").mkdir()
     (folder / ".checkpoint_0.removed").mkdir()
+    (folder / ".checkpoint_0.part_1").mkdir()  # It waits to be moved.
+    manifest = json.loads((folder / "checkpoint_0/manifest.json").read_text()) | {"rank": 1, "files": {}}
+    (folder / ".checkpoint_0.part_1/manifest_1.json").write_text(json.dumps(manifest))
     accelerator.load_state()
+    assert (folder / "checkpoint_0/manifest_1.json").exists()
     assert thing.bias.item() == 2.0 and accelerator.project_configuration.iteration == 2
     assert "checkpoint_3 holds no manifest" in caplog.text and "checkpoint_2/model.safetensors" in caplog.text
     assert not list((folder / "checkpoint_1").glob(".*"))

@@ -191,10 +191,9 @@ def enter_with_what_differs(accelerator):
         operations.gather_object([of_rank(rank, 1, lambda: 1)])
     with pytest.raises(RuntimeError, match="rank 0 cannot pickle what it has to send: not for sending"):
         operations.gather_object([NotForSending()])
-    with pytest.raises((AttributeError, RuntimeError), match=r"pickle|local object"):  # by Python
-        operations.broadcast_object_list([lambda: 1])
-    with pytest.raises((ValueError, RuntimeError), match="not for sending"):
-        operations.broadcast_object_list([NotForSending()])
+    for not_for_sending in (lambda: 1, NotForSending()):
+        with pytest.raises(RuntimeError, match="rank 0 cannot pickle what it has to send"):
+            operations.broadcast_object_list([not_for_sending])
     for collective in (gather, broadcast):
         with pytest.raises(TypeError, match="sparse, nested and quantized tensors can be neither gathered nor broad"):
             collective([ONE, ONE.to_sparse()])
