@@ -20,15 +20,11 @@ from .sampler import (
     SkipBatchSampler,
     check_split,
     generator_of,
-    innermost_sampler,
-    sampler_chain,
-)
-from .shard import (
-    DataLoaderShard,
     get_sampler,  # noqa: F401  # This name and the unused ones below are here because the original has them here.
     index_sampler_of,
-    loading_arguments,
+    sampler_chain,
 )
+from .shard import DataLoaderShard, loading_arguments
 from .state import DistributedType, GradientState, PartialState  # noqa: F401
 from .streams import StreamShard, seems_sharded_by_rank
 from .utils.dataclasses import RNGType  # noqa: F401
@@ -146,11 +142,11 @@ def _check_sharing(dataloader: DataLoader, num_processes: int, dispatch_batches:
         raise NotImplementedError("loaders with in_order=False are out of scope")
     if num_processes == 1:
         return
-    index_sampler = index_sampler_of(dataloader)
-    if isinstance(innermost_sampler(index_sampler), (DistributedSampler, DistributedEvalSampler)):
+    samplers = sampler_chain(index_sampler_of(dataloader))
+    if isinstance(samplers[-1], (DistributedSampler, DistributedEvalSampler)):
         raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
     # A SkipBatchSampler is a BatchSampler too, but in a loader without batches it leaves out single samples.
-    skipped_from = next(part for part in sampler_chain(index_sampler) if not isinstance(part, SkipBatchSampler))
+    skipped_from = next(sampler for sampler in samplers if not isinstance(sampler, SkipBatchSampler))
     makes_batches = dataloader.batch_sampler is not None or isinstance(skipped_from, BatchSampler)
     if not dispatch_batches and not makes_batches:
         raise ValueError("on several processes a loader needs batches to share: batch_size=None makes none")

@@ -1,31 +1,17 @@
 """The loader whose batches the main process alone reads and sends to the others."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from .operations import RemoteError, broadcast_object_list
-from .position import Pass, put_back
+from .position import Pass, put_back, states_before_order
 from .rows import READ_EVERYWHERE, check_rows, count_rows, fill_up, join_batches, slice_rows
 from .sampler import ShortStep, Step, groups_of
 from .shard import DataLoaderShard
 from .state import PartialState
-
-
-class DispatchedStep(NamedTuple):
-    """The message of the main process to all.
-
-    Attributes:
-        batch: the samples of all processes.
-        num_real: how many of them are real: the first ones. The others were repeated to fill the step up.
-        share: how many each process gets.
-    """
-
-    batch: Any
-    num_real: int
-    share: int
 
 
 class DataLoaderDispatcher(DataLoaderShard):
@@ -77,11 +63,14 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     def _read(self, this_pass: Pass) -> Iterator[Step]:
         """This process's part of the steps that the main process reads."""
-        if not self.state.is_main_process:
-            self._draw_torchs_seed()
-            return self._parts_of_steps(None)
-        batches = self._read_steps(super()._read(this_pass))
-        return self._parts_of_steps(self._divide_steps(batches, this_pass))
+        if self.state.is_main_process:
+            batches = self._join_batches(super()._read(this_pass))
+            steps = self._divisible_steps(batches, this_pass)
+            return self._own_parts(steps)
+        self._draw_torchs_seed()
+        if self.use_stateful_dataloader and this_pass.drawn_from is None:
+            this_pass.drawn_from = states_before_order(self._samplers[-1])
+        return self._own_parts(None)
 
     def _draw_torchs_seed(self) -> None:
         """Draw the seed that torch draws when it begins to read, so that the generators of all processes stay the same.
@@ -96,10 +85,10 @@ class DataLoaderDispatcher(DataLoaderShard):
         elif is_first_pass_of_workers:
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
 
-    def _read_steps(self, batches: Iterator[Step]) -> Iterator[Any]:
+    def _join_batches(self, steps: Iterator[Step]) -> Iterator[Any]:
         """On the main process: the batch of each step, joined from batches of the script's loader."""
-        for steps in groups_of(batches, self.batches_per_step):
-            parts = [step.content for step in steps]
+        for group in groups_of(steps, self.batches_per_step):
+            parts = [step.content for step in group]
             if self._drop_last and len(parts) < self.batches_per_step:
                 return
             if self.slice_fn is slice_rows:  # A script's own knows which rows belong together.
@@ -107,52 +96,57 @@ class DataLoaderDispatcher(DataLoaderShard):
                     check_rows(part)
             yield join_batches(parts)
 
-    def _divide_steps(self, batches: Iterator[Any], this_pass: Pass) -> Iterator[DispatchedStep]:
-        """On the main process: the steps of all processes.
+    def _divisible_steps(self, batches: Iterator[Any], this_pass: Pass) -> Iterator[Step]:
+        """On the main process: the steps of all processes, each with a batch that can be divided between them.
 
-        One that cannot be divided is filled up at once as the last step. If another one follows, this is an error.
+        A last step that cannot be divided is filled up, or loses the rest with `drop_last`.
         """
         world_size = self.state.num_processes
-        num_real = 0
-        extra_rows = 0
         for batch in batches:
-            if extra_rows > 0:
-                raise ValueError(
-                    f"a step of {num_real} samples cannot be divided by {world_size} processes: {READ_EVERYWHERE}"
-                )
             if this_pass.first_rows is None and not self._drop_last:
                 first_rows = self._slice(batch, 0, world_size)
                 # A resumed pass fills up with the rows of the epoch's first step, which the checkpoint holds.
                 this_pass.first_rows = put_back(this_pass.start.first_rows, first_rows)
             num_real = count_rows(batch)
             share, extra_rows = divmod(num_real, world_size)
-            filled = batch
+            if extra_rows > 0 and next(batches, None) is not None:
+                raise ValueError(
+                    f"a step of {num_real} samples cannot be divided by {world_size} processes: {READ_EVERYWHERE}"
+                )
             if extra_rows > 0 and not self._drop_last:
-                if count_rows(this_pass.first_rows) == 0:
-                    raise ValueError(f"the first step has no samples to fill up the last one: {READ_EVERYWHERE}")
                 share += 1
-                # The first step may have fewer rows than are missing. Rows that are too many are in no process's part.
-                while count_rows(filled) < share * world_size:
-                    filled = fill_up(filled, this_pass.first_rows)
-            yield DispatchedStep(filled, num_real, share)
+                batch = self._filled_up(batch, this_pass.first_rows, share * world_size)
+            short_step = None
+            if num_real != self.total_batch_size:
+                short_step = ShortStep(0, (share,) * world_size, min(num_real, share * world_size))
+            yield Step(batch, short_step)
 
-    def _parts_of_steps(self, steps: Iterator[DispatchedStep] | None) -> Iterator[Step]:
+    def _filled_up(self, batch: Any, first_rows: Any, least_rows: int) -> Any:
+        """`batch` with at least so many rows. Rows that are too many are in no process's part."""
+        if count_rows(first_rows) == 0:
+            raise ValueError(f"the first step has no samples to fill up the last one: {READ_EVERYWHERE}")
+        while count_rows(batch) < least_rows:  # The first step may have fewer rows than are missing.
+            batch = fill_up(batch, first_rows)
+        return batch
+
+    def _own_parts(self, steps: Iterator[Step] | None) -> Iterator[Step]:
         """The part of this process in each step; `steps` are there on the main process alone."""
         rank = self.state.process_index
-        while True:
+        step = self._receive(steps)
+        while step is not None:
+            batch, short_step = step
+            share = self.total_batch_size // self.state.num_processes
+            if short_step is not None:
+                short_step = short_step._replace(rank=rank)
+                share = short_step.own_rows
+            yield Step(self._slice(batch, rank * share, (rank + 1) * share), short_step)
             step = self._receive(steps)
-            if step is None:
-                return
-            short_step = None
-            if step.num_real != self.total_batch_size:
-                short_step = ShortStep.filled(step.num_real, step.share, rank, self.state.num_processes)
-            yield Step(self._slice(step.batch, rank * step.share, (rank + 1) * step.share), short_step)
 
     def _slice(self, batch: Any, begin: int, end: int) -> Any:
         process = {"process_index": self.state.process_index, "num_processes": self.state.num_processes}
         return self.slice_fn(batch, slice(begin, end), **process)
 
-    def _receive(self, steps: Iterator[DispatchedStep] | None) -> DispatchedStep | None:
+    def _receive(self, steps: Iterator[Step] | None) -> Step | None:
         """The next step, or None after the last one; on all processes what the main process reads, or raises."""
         error: Exception | None = None
         message: Any = None

@@ -324,7 +324,7 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
         is_uneven = not short_step.is_even
         # Samples are repeated in the last step, and where one loader worker's share of a stream ends. A batch sampler
         # may yield short batches before. They repeat nothing, so nothing is cut there.
-        if loader.end_of_dataloader or short_step.real != short_step.rows:
+        if loader.end_of_dataloader or short_step.has_repeated:
             num_real = short_step.num_real_all_ranks
 
     if use_gather_object:
