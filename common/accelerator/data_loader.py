@@ -51,10 +51,17 @@ def prepare_data_loader(
 ) -> DataLoaderShard:
     """The loader for one process: its share of the batches that `dataloader` would make on a single one.
 
-    On several processes a sampler without a generator gets one here, seeded from torch's, unless the loader dispatches.
-    With `use_seedable_sampler`, a RandomSampler is replaced, and of the others only those without replacement get one,
-    if the processes have different seeds. This is a collective: they compare seeds or, without `data_seed`, take over
-    rank 0's. All this changes the script's own sampler or batch sampler.
+    The script's sampler draws the order. With `use_seedable_sampler`, a RandomSampler is replaced by one whose order
+    depends on `data_seed` and the epoch alone. The others draw from these generators:
+
+        `sampler.generator`  processes             by default                       with `use_seedable_sampler`
+        is set               any number            that one                         that one
+        is None              one, or dispatching   torch's                          torch's
+        is None              several               a new one, seeded from torch's   torch's (*)
+
+    (*) Without replacement a new one too, if the processes have different seeds: each would draw another order, and
+    samples would be lost. This comparison is a collective, and so is the default of `data_seed`, which is the seed of
+    rank 0. A new generator or sampler is put into the script's own sampler or batch sampler.
 
     Args:
         dataloader: what a single process would iterate over.
@@ -92,7 +99,7 @@ def prepare_data_loader(
     _check_sharing(dataloader, num_processes, dispatch_batches)
     skipped_steps = _steps_skipped_by(dataloader, batches_per_step=1 if split_batches else num_processes)
     if use_seedable_sampler:
-        index_sampler = _make_seedable(index_sampler, data_seed)
+        index_sampler = _with_seedable_sampler(index_sampler, data_seed)
     if dispatch_batches:
         arguments = loading_arguments(dataloader, index_sampler)
         arguments["generator"] = None  # as in the original: what the loader itself draws comes from torch's generator
@@ -167,25 +174,26 @@ def _steps_skipped_by(dataloader: DataLoader, batches_per_step: int) -> int:
     return batches // batches_per_step
 
 
-def _make_seedable(index_sampler: Any, data_seed: int | None) -> Any:
-    """The sampler to read by: a seedable one for a RandomSampler, which is replaced in the script's batch sampler."""
-    makes_batches = not isinstance(index_sampler, RandomSampler)
-    sampler = getattr(index_sampler, "sampler", None) if makes_batches else index_sampler
-    if not isinstance(sampler, RandomSampler):
-        return index_sampler
+def _with_seedable_sampler(index_sampler: Any, data_seed: int | None) -> Any:
+    """`index_sampler`, with a seedable sampler in the place of the RandomSampler that it is, or draws from."""
+    if isinstance(index_sampler, RandomSampler):  # in a loader with `batch_size=None`
+        return _make_seedable(index_sampler, data_seed)
+    if isinstance(getattr(index_sampler, "sampler", None), RandomSampler):
+        index_sampler.sampler = _make_seedable(index_sampler.sampler, data_seed)
+    return index_sampler
+
+
+def _make_seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRandomSampler:
+    """A seedable sampler that draws as many samples as `sampler`; by default the seed is that of rank 0."""
     if data_seed is None:
         data_seed = broadcast_object_list([torch.initial_seed()])[0]
-    seedable = SeedableRandomSampler(
+    return SeedableRandomSampler(
         data_source=sampler.data_source,
         replacement=sampler.replacement,
         num_samples=sampler._num_samples,
         generator=sampler.generator,
         data_seed=data_seed,
     )
-    if not makes_batches:
-        return seedable
-    index_sampler.sampler = seedable
-    return index_sampler
 
 
 def _generator_to_synchronize(batch_sampler: Any, use_seedable_sampler: bool) -> torch.Generator | None:
@@ -197,10 +205,12 @@ def _generator_to_synchronize(batch_sampler: Any, use_seedable_sampler: bool) ->
     if not hasattr(sampler, "generator"):
         return None
     if use_seedable_sampler:
-        # As in the original, other samplers draw from torch's generator. Without replacement this would lose samples
-        # where processes have different seeds.
-        loses_nothing = isinstance(sampler, SeedableRandomSampler) or getattr(sampler, "replacement", False)
-        if loses_nothing or len(set(gather_object([torch.initial_seed()]))) == 1:
+        # As in the original, no generator is taken over then. A sampler without replacement draws from torch's, so
+        # samples would be lost if the processes had different seeds.
+        if isinstance(sampler, SeedableRandomSampler) or getattr(sampler, "replacement", False):
+            return None
+        seeds = gather_object([torch.initial_seed()])
+        if len(set(seeds)) == 1:
             return None
     if sampler.generator is None:
         sampler.generator = torch.Generator()

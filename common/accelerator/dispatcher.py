@@ -64,7 +64,7 @@ class DataLoaderDispatcher(DataLoaderShard):
     def _read(self, this_pass: Pass) -> Iterator[Step]:
         """This process's part of the steps that the main process reads."""
         if self.state.is_main_process:
-            batches = self._join_batches(super()._read(this_pass))
+            batches = self._joined_batches(super()._read(this_pass))
             steps = self._divisible_steps(batches, this_pass)
             return self._own_parts(steps)
         self._draw_torchs_seed()
@@ -85,7 +85,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         elif is_first_pass_of_workers:
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
 
-    def _join_batches(self, steps: Iterator[Step]) -> Iterator[Any]:
+    def _joined_batches(self, steps: Iterator[Step]) -> Iterator[Any]:
         """On the main process: the batch of each step, joined from batches of the script's loader."""
         for group in groups_of(steps, self.batches_per_step):
             parts = [step.content for step in group]
@@ -109,16 +109,19 @@ class DataLoaderDispatcher(DataLoaderShard):
                 this_pass.first_rows = put_back(this_pass.start.first_rows, first_rows)
             num_real = count_rows(batch)
             share, extra_rows = divmod(num_real, world_size)
-            if extra_rows > 0 and next(batches, None) is not None:
-                raise ValueError(
-                    f"a step of {num_real} samples cannot be divided by {world_size} processes: {READ_EVERYWHERE}"
-                )
-            if extra_rows > 0 and not self._drop_last:
-                share += 1
-                batch = self._filled_up(batch, this_pass.first_rows, share * world_size)
+            if extra_rows > 0:
+                if next(batches, None) is not None:
+                    raise ValueError(
+                        f"a step of {num_real} samples cannot be divided by {world_size} processes: {READ_EVERYWHERE}"
+                    )
+                if not self._drop_last:
+                    share += 1
+                    batch = self._filled_up(batch, this_pass.first_rows, share * world_size)
             short_step = None
             if num_real != self.total_batch_size:
-                short_step = ShortStep(0, (share,) * world_size, min(num_real, share * world_size))
+                rows = (share,) * world_size
+                # Each process puts its own rank in.
+                short_step = ShortStep(rank=0, rows=rows, num_real_all_ranks=min(num_real, sum(rows)))
             yield Step(batch, short_step)
 
     def _filled_up(self, batch: Any, first_rows: Any, least_rows: int) -> Any:

@@ -236,6 +236,10 @@ class DataLoaderShard(DataLoader):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy is outside of the loops over this loader.
+        return vars(self) | {"_reader": None, "_progress": Progress(self.iteration, self._progress.first_step)}
+
     def without_first(self, num_batches: int) -> "DataLoaderShard":
         """This loader without the first `num_batches` steps of every epoch. Both have the same epoch."""
         rest = copy.copy(self)
@@ -250,11 +254,9 @@ class DataLoaderShard(DataLoader):
         of the generators. Outside of a loop, also after a `break`, the position is the beginning of the epoch.
         """
         sampler = self._samplers[-1]
-        current = self._progress.current
         seed = sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
         if self.use_stateful_dataloader:
-            position = self._progress.position()
-            return position._asdict() | {
+            return self._progress.position()._asdict() | {
                 "process": self._own_process,
                 "step_size": self.total_batch_size,
                 "sampler_seed": seed,
@@ -263,8 +265,11 @@ class DataLoaderShard(DataLoader):
             }
         if seed is None:
             return {}
+        current = self._progress.current
         epoch = self.iteration if current is None else current.start.epoch
-        return {"epoch": epoch + 1 if self.end_of_dataloader else epoch, "sampler_seed": seed}
+        if self.end_of_dataloader:
+            epoch += 1
+        return {"epoch": epoch, "sampler_seed": seed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next pass follow a checkpoint. A loader of which the checkpoint holds nothing gets `{}`.
@@ -321,10 +326,6 @@ class DataLoaderShard(DataLoader):
         state = PartialState()
         return state.process_index, state.num_processes
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy is outside of the loops over this loader.
-        return vars(self) | {"_reader": None, "_progress": Progress(self.iteration, self._progress.first_step)}
-
     def get_sampler(self) -> Any:
         """See the function `get_sampler`."""
         return get_sampler(self)
@@ -338,15 +339,15 @@ class DataLoaderShard(DataLoader):
         """The `sampler_chain` of this loader; for a stream they are torch's, and draw nothing."""
         return sampler_chain(index_sampler_of(self))
 
-    def __len__(self) -> int:
-        """Batches in an epoch on this process, without those that are skipped."""
-        return max(0, super().__len__() - self.skipped_steps)
-
     @property
     def _shard(self) -> BatchSamplerShard | None:
         """The sampler that deals out the data among processes; None where a loader reads all of them."""
         source = self.dataset.shard if isinstance(self.dataset, StreamShard) else self._samplers[0]
         return source if isinstance(source, BatchSamplerShard) else None
+
+    def __len__(self) -> int:
+        """Batches in an epoch on this process, without those that are skipped."""
+        return max(0, super().__len__() - self.skipped_steps)
 
     @property
     def total_batch_size(self) -> int:
