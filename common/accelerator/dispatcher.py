@@ -68,6 +68,7 @@ class DataLoaderDispatcher(DataLoaderShard):
             steps = self._divisible_steps(batches, this_pass)
             return self._own_parts(steps)
         self._draw_torchs_seed()
+        # The main process draws the order from its own states. These here say that it was drawn.
         if self.use_stateful_dataloader and this_pass.drawn_from is None:
             this_pass.drawn_from = states_before_order(self._samplers[-1])
         return self._own_parts(None)
@@ -116,7 +117,7 @@ class DataLoaderDispatcher(DataLoaderShard):
                     )
                 if not self._drop_last:
                     share += 1
-                    batch = self._filled_up(batch, this_pass.first_rows, share * world_size)
+                    batch = fill_up(batch, this_pass.first_rows, least_rows=share * world_size)
             short_step = None
             if num_real != self.total_batch_size:
                 rows = (share,) * world_size
@@ -124,22 +125,15 @@ class DataLoaderDispatcher(DataLoaderShard):
                 short_step = ShortStep(rank=0, rows=rows, num_real_all_ranks=min(num_real, sum(rows)))
             yield Step(batch, short_step)
 
-    def _filled_up(self, batch: Any, first_rows: Any, least_rows: int) -> Any:
-        """`batch` with at least so many rows. Rows that are too many are in no process's part."""
-        if count_rows(first_rows) == 0:
-            raise ValueError(f"the first step has no samples to fill up the last one: {READ_EVERYWHERE}")
-        while count_rows(batch) < least_rows:  # The first step may have fewer rows than are missing.
-            batch = fill_up(batch, first_rows)
-        return batch
-
     def _own_parts(self, steps: Iterator[Step] | None) -> Iterator[Step]:
         """The part of this process in each step; `steps` are there on the main process alone."""
         rank = self.state.process_index
         step = self._receive(steps)
         while step is not None:
             batch, short_step = step
-            share = self.total_batch_size // self.state.num_processes
-            if short_step is not None:
+            if short_step is None:
+                share = self.total_batch_size // self.state.num_processes
+            else:
                 short_step = short_step._replace(rank=rank)
                 share = short_step.own_rows
             yield Step(self._slice(batch, rank * share, (rank + 1) * share), short_step)
@@ -153,15 +147,13 @@ class DataLoaderDispatcher(DataLoaderShard):
         """The next step, or None after the last one; on all processes what the main process reads, or raises."""
         error: Exception | None = None
         message: Any = None
-        if steps is not None:
-            try:
+        try:
+            if steps is not None:
                 message = next(steps, None)
-            except Exception as failure:
-                error = failure
-                message = RemoteError(f"rank 0: {type(failure).__name__}: {failure}")
+        except Exception as failure:
+            error = failure
+            message = RemoteError(f"rank 0: {type(failure).__name__}: {failure}")
         message = broadcast_object_list([message])[0]
-        if error is not None:
-            raise error
         if isinstance(message, RemoteError):
-            raise message
+            raise error or message
         return message

@@ -80,6 +80,8 @@ class Pass:
 
     def position(self) -> Position:
         """The position after the batch that was yielded last."""
+        if self.step == self.start.step:
+            return self.start
         return Position(
             epoch=self.start.epoch,
             step=self.step,
@@ -110,13 +112,9 @@ class Progress:
     loaded: Position | None = None
 
     @property
-    def current(self) -> Pass | None:
-        """The pass that yielded a batch last; None outside of a loop."""
-        return self.passes[-1] if self.passes else None
-
-    def position(self) -> Position:
-        """The position for a checkpoint: that of the current pass or, outside of a loop, where the next one begins."""
-        return self.next_position(self.first_step) if self.current is None else self.current.position()
+    def current(self) -> Pass:
+        """The pass that began or yielded a batch last. Outside of a loop it is the next one, which has yielded none."""
+        return self.passes[-1] if self.passes else Pass(self.next_position(self.first_step))
 
     def next_position(self, skipped_steps: int) -> Position:
         """The position at which the next pass begins, over a loader that leaves out so many steps of every epoch."""
@@ -156,28 +154,32 @@ class PassSampler:
         self.kept_steps: deque[Step] = deque()
 
     def __iter__(self) -> Iterator[Any]:
-        this_pass = self.progress.passes[-1]
-        self.kept_steps.clear()  # A pass over the same workers that ended early may have left some.
-        # Torch draws its seed after this call. A sampler that draws in `iter` draws before it, as in the original; if
-        # steps are skipped, after it, as in the original too. A stateful loader draws its order after the seed,
-        # because workers that stay alive draw no seed, and the resumed run draws one.
-        draws_later = self.is_stateful or this_pass.start.step > 0
-        steps = self._draw_later(this_pass) if draws_later else steps_of(self.batches)
-        return self._keep(steps, this_pass.start.step * self.batches_per_step)
+        """The sample numbers of each batch. Torch draws its seed after this call, and then asks for the first ones.
 
-    def _draw_later(self, this_pass: Pass) -> Iterator[Step]:
-        """The steps of an order that is drawn when torch asks for the first batch; if stateful, from known states."""
+        A sampler that draws in its own `iter` does so before the seed, as in the original; where steps are skipped,
+        after it, as in the original too. A stateful loader draws the order after the seed, because workers that stay
+        alive draw no seed, and the resumed run draws one.
+        """
+        this_pass = self.progress.current
+        self.kept_steps.clear()  # A pass over the same workers that ended early may have left some.
+        if self.is_stateful or this_pass.start.step > 0:
+            return self._draw_later(this_pass)
+        return self._keep(steps_of(self.batches))
+
+    def _draw_later(self, this_pass: Pass) -> Iterator[Any]:
+        """The same of an order that is drawn when torch asks for the first batch, after the steps to skip."""
         if self.is_stateful:
             sampler = sampler_chain(self.batches)[-1]
             if this_pass.drawn_from is None:
                 this_pass.drawn_from = states_before_order(sampler)
             else:
                 go_back_to(this_pass.drawn_from, sampler)
-        yield from steps_of(self.batches)
+        skipped_batches = this_pass.start.step * self.batches_per_step
+        rest = islice(steps_of(self.batches), skipped_batches, None)
+        yield from self._keep(rest)
 
-    def _keep(self, steps: Iterator[Step], num_skipped: int) -> Iterator[Any]:
-        """The sample numbers of the steps after the skipped ones."""
-        for step in islice(steps, num_skipped, None):
+    def _keep(self, steps: Iterator[Step]) -> Iterator[Any]:
+        for step in steps:
             self.kept_steps.append(step)
             yield step.content
 

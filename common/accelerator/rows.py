@@ -3,8 +3,9 @@
 Tensors and arrays have rows, and so do lists (`operations.is_list_of_entries`) that have as many entries.
 """
 
+import math
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -88,10 +89,17 @@ def _is_same(leaf: Any, other: Any) -> bool:
     return bool(leaf == other or (leaf != leaf and other != other))
 
 
-def fill_up(batch: Any, first_rows: Any) -> Any:
-    """`batch` with `first_rows` after its own rows. What has no rows stays as it is."""
+def fill_up(batch: Any, first_rows: Any, least_rows: int) -> Any:
+    """`batch` with at least so many rows: `first_rows` follow its own, as often as is needed. The rest stays as it is.
+
+    Raises:
+        ValueError: if there are no `first_rows`, or if they cannot be joined to those of `batch`.
+    """
     rows = count_rows(batch)
     num_first_rows = count_rows(first_rows)
+    if num_first_rows == 0:
+        raise ValueError(f"the first step has no samples to fill up the last one: {READ_EVERYWHERE}")
+    copies = math.ceil((least_rows - rows) / num_first_rows)
     first_leaves = dict(named_leaves(first_rows, is_list_of_entries))
     filled = {}
     for name, leaf in named_leaves(batch, is_list_of_entries):
@@ -99,7 +107,7 @@ def fill_up(batch: Any, first_rows: Any) -> Any:
         if not _has_rows(leaf, rows):
             filled[name] = leaf
         elif _has_rows(first, num_first_rows):
-            filled[name] = _join_rows(name, [leaf, first])
+            filled[name] = _join_rows(name, [leaf, *repeat(first, copies)])
         else:
             raise ValueError(f"{name} differs between the first step and the last: {READ_EVERYWHERE}")
     return replace_leaves(batch, filled.values(), is_list_of_entries)

@@ -70,7 +70,10 @@ class ShortStep(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One process's part of a step: sample numbers or a batch, and the ShortStep, None in a step of full batches."""
+    """One process's part of a step: sample numbers or a batch, and the ShortStep, None in a step of full batches.
+
+    What the main process sends in a dispatched step is one too, with the batch of all processes.
+    """
 
     content: Any
     short_step: ShortStep | None
@@ -160,8 +163,8 @@ class BatchSamplerShard(BatchSampler):
         return self.batch_size // self.num_processes if self.split_batches else self.batch_size
 
     @property
-    def _fills_up_samples(self) -> bool:
-        """True if the last step is filled up with single samples, see `_filled_up`."""
+    def _repeats_samples(self) -> bool:
+        """True if the last step is filled up with single samples. Without a `batch_size` it is with whole batches."""
         return self.even_batches and self.batch_size is not None
 
     def __iter__(self) -> Iterator[list]:
@@ -171,7 +174,7 @@ class BatchSamplerShard(BatchSampler):
     def steps(self) -> Iterator[Step]:
         """The batches of this process, each with what is known of its step."""
         size = self.samples_per_process
-        sizes_may_differ = not self.split_batches and not self._fills_up_samples
+        sizes_may_differ = not self.split_batches and not self._repeats_samples
         first_step: list = []
         steps = self._parts_of_batches() if self.split_batches else groups_of(self._batches(), self.num_processes)
         for batches in steps:  # one for each process, lowest ranks first; some may be missing
@@ -200,7 +203,7 @@ class BatchSamplerShard(BatchSampler):
         """All batches. Where samples are to be filled up, raise a ValueError if any but the last has another size."""
         batches = iter(self.batch_sampler)
         for batch in batches:
-            must_be_last = self._fills_up_samples and len(batch) != self.batch_size
+            must_be_last = self._repeats_samples and len(batch) != self.batch_size
             if must_be_last and next(batches, None) is not None:
                 raise ValueError("batches of different sizes need even_batches=False")
             yield batch
@@ -213,12 +216,12 @@ class BatchSamplerShard(BatchSampler):
         Without a `batch_size` it is not known how many samples are missing, so whole batches are repeated. After a
         first step `[0 1 2] [3]`, the last step `[4 5]` becomes `[4 5] [0 1 2]`: two of its samples are real.
         """
-        if not self._fills_up_samples:
-            missing = self.num_processes - len(batches)
-            return [*batches, *islice(cycle(first_step), missing)]
-        first_samples = chain(*first_step)
-        samples = chain(*batches, cycle(first_samples))
-        return [list(islice(samples, self.samples_per_process)) for _ in range(self.num_processes)]
+        if self._repeats_samples:
+            first_samples = chain(*first_step)
+            samples = chain(*batches, cycle(first_samples))
+            return [list(islice(samples, self.samples_per_process)) for _ in range(self.num_processes)]
+        missing = self.num_processes - len(batches)
+        return [*batches, *islice(cycle(first_step), missing)]
 
     def __len__(self) -> int:
         total = len(self.batch_sampler)

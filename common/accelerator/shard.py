@@ -194,14 +194,12 @@ class DataLoaderShard(DataLoader):
     @property
     def end_of_dataloader(self) -> bool:
         """True if the batch just yielded is the last."""
-        current = self._progress.current
-        return current is not None and current.end_of_dataloader
+        return self._progress.current.end_of_dataloader
 
     @property
     def short_step(self) -> ShortStep | None:
         """A ShortStep where some process lacks samples of its own in this step, else None."""
-        current = self._progress.current
-        return None if current is None else current.short_step
+        return self._progress.current.short_step
 
     @property
     def remainder(self) -> int:
@@ -210,7 +208,7 @@ class DataLoaderShard(DataLoader):
         It is -1 outside of a loop, with `drop_last`, and where the length of the data set is not known. It is there
         for scripts that read it. `gather_for_metrics` goes by `short_step`.
         """
-        if self._drop_last or self._progress.current is None:
+        if self._drop_last or not self._progress.passes:
             return -1
         try:
             return self.total_dataset_length % self.total_batch_size
@@ -253,10 +251,11 @@ class DataLoaderShard(DataLoader):
         With `use_stateful_dataloader` it holds the position, the batch that this process has read ahead, and the states
         of the generators. Outside of a loop, also after a `break`, the position is the beginning of the epoch.
         """
+        current = self._progress.current
         sampler = self._samplers[-1]
         seed = sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
         if self.use_stateful_dataloader:
-            return self._progress.position()._asdict() | {
+            return current.position()._asdict() | {
                 "process": self._own_process,
                 "step_size": self.total_batch_size,
                 "sampler_seed": seed,
@@ -265,11 +264,8 @@ class DataLoaderShard(DataLoader):
             }
         if seed is None:
             return {}
-        current = self._progress.current
-        epoch = self.iteration if current is None else current.start.epoch
-        if self.end_of_dataloader:
-            epoch += 1
-        return {"epoch": epoch, "sampler_seed": seed}
+        epoch = current.start.epoch
+        return {"epoch": epoch + 1 if current.end_of_dataloader else epoch, "sampler_seed": seed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next pass follow a checkpoint. A loader of which the checkpoint holds nothing gets `{}`.
