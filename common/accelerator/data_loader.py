@@ -99,7 +99,7 @@ def prepare_data_loader(
     _check_sharing(dataloader, num_processes, dispatch_batches)
     skipped_steps = _steps_skipped_by(dataloader, batches_per_step=1 if split_batches else num_processes)
     if use_seedable_sampler:
-        index_sampler = _with_seedable_sampler(index_sampler, data_seed)
+        index_sampler = _replace_random_sampler(index_sampler, data_seed)
     if dispatch_batches:
         arguments = loading_arguments(dataloader, index_sampler)
         arguments["generator"] = None  # as in the original: what the loader itself draws comes from torch's generator
@@ -125,7 +125,7 @@ def prepare_data_loader(
         dataset = StreamShard(dataset, shard)
         arguments["batch_size"] = shard.samples_per_process
     else:
-        generator = _generator_to_synchronize(index_sampler, use_seedable_sampler)
+        generator = _prepare_generator(index_sampler, use_seedable_sampler)
         shard = BatchSamplerShard(index_sampler, num_processes, process_index, split_batches, even_batches)
         arguments = loading_arguments(dataloader, shard)
     if rng_types is not None and generator is None:  # There is none to take over from rank 0.
@@ -174,8 +174,8 @@ def _steps_skipped_by(dataloader: DataLoader, batches_per_step: int) -> int:
     return batches // batches_per_step
 
 
-def _with_seedable_sampler(index_sampler: Any, data_seed: int | None) -> Any:
-    """`index_sampler`, with a seedable sampler in the place of the RandomSampler that it is, or draws from."""
+def _replace_random_sampler(index_sampler: Any, data_seed: int | None) -> Any:
+    """Replace the RandomSampler that `index_sampler` is, or draws from, by a seedable one; return the index sampler."""
     if isinstance(index_sampler, RandomSampler):  # in a loader with `batch_size=None`
         return _make_seedable(index_sampler, data_seed)
     if isinstance(getattr(index_sampler, "sampler", None), RandomSampler):
@@ -196,8 +196,8 @@ def _make_seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRan
     )
 
 
-def _generator_to_synchronize(batch_sampler: Any, use_seedable_sampler: bool) -> torch.Generator | None:
-    """The generator of the sampler within `batch_sampler`. A sampler that can have one and has none gets one.
+def _prepare_generator(batch_sampler: Any, use_seedable_sampler: bool) -> torch.Generator | None:
+    """Give the sampler of `batch_sampler` a generator if it lacks one; return the one to take over from rank 0, if any.
 
     As in the original, a sampler within a batch sampler within a batch sampler gets none.
     """

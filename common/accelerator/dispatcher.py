@@ -65,7 +65,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         """This process's part of the steps that the main process reads."""
         if self.state.is_main_process:
             batches = self._joined_batches(super()._read(this_pass))
-            steps = self._divisible_steps(batches, this_pass)
+            steps = self._whole_steps(batches, this_pass)
             return self._own_parts(steps)
         self._draw_torchs_seed()
         # The main process draws the order from its own states. These here say that it was drawn.
@@ -79,11 +79,10 @@ class DataLoaderDispatcher(DataLoaderShard):
         The order is drawn on the main process alone, when the first batch is asked for. If it is drawn from torch's
         generator, the state of that differs between the processes from then on.
         """
-        is_first_pass_of_workers = self._reader is None  # Workers that stay alive have one seed for all passes.
-        reader = self._get_reader()
         if self.num_workers == 0:
-            iter(reader)  # As in the original, `iter` of a stream is called on every process.
-        elif is_first_pass_of_workers:
+            iter(self._get_reader())  # As in the original, `iter` of a stream is called on every process.
+        elif self._reader is None:  # Workers that stay alive have one seed for all passes.
+            self._get_reader()
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
 
     def _joined_batches(self, steps: Iterator[Step]) -> Iterator[Any]:
@@ -97,7 +96,7 @@ class DataLoaderDispatcher(DataLoaderShard):
                     check_rows(part)
             yield join_batches(parts)
 
-    def _divisible_steps(self, batches: Iterator[Any], this_pass: Pass) -> Iterator[Step]:
+    def _whole_steps(self, batches: Iterator[Any], this_pass: Pass) -> Iterator[Step]:
         """On the main process: the steps of all processes, each with a batch that can be divided between them.
 
         A last step that cannot be divided is filled up, or loses the rest with `drop_last`.

@@ -61,22 +61,30 @@ class Position(NamedTuple):
 
 
 class Pass:
-    """One `for` over a loader, which begins at `start`."""
+    """One `for` over a loader.
+
+    Attributes:
+        start: where it begins.
+        step: steps of the epoch that were yielded or skipped.
+        short_step: that of the step that was yielded last.
+        read_ahead: the step that was read and not yielded; None after the last one.
+        drawn_from, first_rows: see Position. A pass that follows a checkpoint has both from there.
+    """
 
     def __init__(self, start: Position) -> None:
         self.start = start
         # The loop sets these for each batch that it yields.
-        self.step = start.step  # steps of the epoch that were yielded or skipped
+        self.step = start.step
         self.short_step: ShortStep | None = None
-        self.following: Step | None = None  # It was read ahead, and is not yielded yet.
-        # These are set when the epoch begins: by PassSampler, and by a DataLoaderDispatcher. See Position.
+        self.read_ahead: Step | None = None
+        # These are set when the order is drawn, and when a DataLoaderDispatcher has read the first step.
         self.drawn_from = start.drawn_from
         self.first_rows: Any = None
 
     @property
     def end_of_dataloader(self) -> bool:
         """True if the batch that was yielded last is the last one of the epoch."""
-        return self.step > self.start.step and self.following is None
+        return self.step > self.start.step and self.read_ahead is None
 
     def position(self) -> Position:
         """The position after the batch that was yielded last."""
@@ -87,7 +95,7 @@ class Pass:
             step=self.step,
             is_over=self.end_of_dataloader,
             drawn_from=self.drawn_from,
-            read_ahead=None if self.following is None else content_of(self.following.content),
+            read_ahead=None if self.read_ahead is None else content_of(self.read_ahead.content),
             first_rows=content_of(self.first_rows),
         )
 
@@ -101,9 +109,8 @@ class Progress:
         first_step: steps that were left out of every epoch when the loader was prepared.
         passes: those that have begun and not ended. A script may begin one within another. The one that began or
             yielded a batch last stands last.
-        loaded: the position in a checkpoint that was loaded after the last pass began; None without one. If the
-            checkpoint holds none within an epoch, because the loader is not stateful or was not in a pass, it is the
-            beginning of an epoch.
+        loaded: the position in the checkpoint that the next pass follows; None if it follows none. It is the beginning
+            of an epoch if the loader is not stateful, or was not in a pass.
     """
 
     epoch: int = 0
@@ -167,7 +174,7 @@ class PassSampler:
         return self._keep(steps_of(self.batches))
 
     def _draw_later(self, this_pass: Pass) -> Iterator[Any]:
-        """The same of an order that is drawn when torch asks for the first batch, after the steps to skip."""
+        """The sample numbers after the skipped steps, in an order that is drawn when torch asks for the first ones."""
         if self.is_stateful:
             sampler = sampler_chain(self.batches)[-1]
             if this_pass.drawn_from is None:
@@ -195,7 +202,7 @@ def state_of(generator: torch.Generator | None) -> torch.Tensor | None:
 
 
 def set_state(generator: torch.Generator | None, state: torch.Tensor | None) -> None:
-    """Put the generator into that state, if there are both."""
+    """Put the generator into that state. Nothing happens where there is no generator, or no state."""
     if generator is not None and state is not None:
         generator.set_state(state)
 

@@ -1,4 +1,4 @@
-"""The rows of a batch: to count, join and slice what has a row for each sample, and to leave the rest as it is.
+"""The rows of a batch: functions that count, join and slice what has a row for each sample, and leave the rest alone.
 
 Tensors and arrays have rows, and so do lists (`operations.is_list_of_entries`) that have as many entries.
 """
@@ -68,12 +68,14 @@ def join_batches(batches: Sequence[Any]) -> Any:
     """
     leaves_by_batch = [dict(named_leaves(batch, is_list_of_entries)) for batch in batches]
     rows_by_batch = [count_rows(batch) for batch in batches]
-    more = set().union(*leaves_by_batch) - set(leaves_by_batch[0])
-    if more:
-        raise ValueError(f"only some of the batches of a step have {', '.join(sorted(more))}: {READ_EVERYWHERE}")
+    first_leaves = leaves_by_batch[0]
+    for leaves in leaves_by_batch:
+        extra = leaves.keys() ^ first_leaves.keys()
+        if extra:
+            raise ValueError(f"only some of the batches of a step have {', '.join(sorted(extra))}: {READ_EVERYWHERE}")
     joined = {}
-    for name, first in leaves_by_batch[0].items():
-        values = [leaves.get(name) for leaves in leaves_by_batch]
+    for name, first in first_leaves.items():
+        values = [leaves[name] for leaves in leaves_by_batch]
         have_rows = list(map(_has_rows, values, rows_by_batch))
         if all(have_rows):
             joined[name] = _join_rows(name, values)

@@ -70,10 +70,7 @@ class ShortStep(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One process's part of a step: sample numbers or a batch, and the ShortStep, None in a step of full batches.
-
-    What the main process sends in a dispatched step is one too, with the batch of all processes.
-    """
+    """A process's part of a step, or a whole one to dispatch: sample numbers or a batch, and the ShortStep, if any."""
 
     content: Any
     short_step: ShortStep | None
@@ -291,8 +288,7 @@ def _steps_of_one_process(batches: Iterator[Any], full_size: int | None) -> Iter
     for batch in batches:
         short_step = None
         if full_size is not None and len(batch) != full_size:
-            rows = (len(batch),)
-            short_step = ShortStep(rank=0, rows=rows, num_real_all_ranks=len(batch))
+            short_step = ShortStep(rank=0, rows=(len(batch),), num_real_all_ranks=len(batch))
         yield Step(batch, short_step)
 
 
@@ -314,9 +310,7 @@ def sampler_chain(sampler: Any) -> list:
     while sampler is not None:
         samplers.append(sampler)
         inner = getattr(sampler, "batch_sampler", None)
-        if inner is None:
-            inner = getattr(sampler, "sampler", None)
-        sampler = inner
+        sampler = getattr(sampler, "sampler", None) if inner is None else inner
     return samplers
 
 

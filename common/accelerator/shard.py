@@ -1,4 +1,4 @@
-"""The loader of one process: its share of the batches, on its device, and what is known of each of them."""
+"""The loader of one process: it yields its share of the batches, on its device, and knows the last and short steps."""
 
 import copy
 from collections.abc import Iterator
@@ -29,11 +29,7 @@ from .utils.random import synchronize_rng_states
 
 logger = get_logger(__name__)
 
-ORDER_IS_LOST = (
-    "the order of the interrupted epoch is lost: in DataLoaderConfiguration, use_seedable_sampler=True "
-    "makes it a function of the epoch, and use_stateful_dataloader=True keeps it in checkpoints made within a loop"
-)
-# How a loader loads, as arguments for another one. What it loads is not among them.
+# The arguments of a DataLoader that are about its way to load, and not about the data.
 LOADING_OPTIONS = (
     "num_workers",
     "collate_fn",
@@ -122,7 +118,7 @@ class DataLoaderShard(DataLoader):
                 following = next(steps, None)
                 this_pass.step += 1
                 this_pass.short_step = short_step
-                this_pass.following = following
+                this_pass.read_ahead = following
                 progress.passes.remove(this_pass)
                 progress.passes.append(this_pass)  # The pass that yields stands last.
                 yield batch
@@ -145,7 +141,10 @@ class DataLoaderShard(DataLoader):
         is_known_order = self._reads_stream or follows_from_epoch(self._samplers)
         if not is_known_order and start.drawn_from is None:
             # The sampler draws another order, and no generator goes back, as in the original.
-            logger.warning(ORDER_IS_LOST)
+            logger.warning(
+                "the order of the interrupted epoch is lost: in DataLoaderConfiguration, use_seedable_sampler=True "
+                "makes it a function of the epoch; use_stateful_dataloader=True keeps it in checkpoints made in a loop"
+            )
             return self._begin_reading(this_pass)
         with restored_generators(self.device, self._samplers[-1], self.generator):
             steps = self._begin_reading(this_pass)
@@ -188,7 +187,7 @@ class DataLoaderShard(DataLoader):
 
     @property
     def gradient_state(self) -> GradientState:
-        """That of the process."""
+        """The GradientState of this process, which knows the loops over prepared loaders."""
         return GradientState()
 
     @property
@@ -227,10 +226,7 @@ class DataLoaderShard(DataLoader):
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass visit `epoch`; where a loaded checkpoint stopped in that epoch, it continues there."""
         self.iteration = epoch
-        parts: list[Any] = [self.dataset]
-        if not self._reads_stream:
-            parts += self._samplers
-        for part in parts:
+        for part in (self.dataset, *self._samplers):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
 
@@ -283,11 +279,16 @@ class DataLoaderShard(DataLoader):
         sampler = self._samplers[-1]
         if isinstance(sampler, SeedableRandomSampler):
             sampler.initial_seed = state_dict["sampler_seed"]
-        if self.use_stateful_dataloader:
-            self._load_position(state_dict)
-            self._load_generators(state_dict)
-        else:
+        if not self.use_stateful_dataloader:
             self.set_epoch(state_dict["epoch"])
+            return
+        self._load_position(state_dict)
+        sampler_state = state_dict["sampler_generator"]
+        # The checkpoint's run had several processes, so `prepare` gave the sampler a generator. On one it gives none.
+        if sampler_state is not None and hasattr(sampler, "generator") and sampler.generator is None:
+            sampler.generator = torch.Generator()
+        set_state(generator_of(sampler), sampler_state)
+        set_state(self.generator, state_dict["loader_generator"])
 
     def _load_position(self, state: dict[str, Any]) -> None:
         epoch = state["epoch"]
@@ -304,23 +305,11 @@ class DataLoaderShard(DataLoader):
             self._progress.loaded = position
         self.iteration = epoch + 1 if position.is_over else epoch
 
-    def _load_generators(self, state: dict[str, Any]) -> None:
-        sampler = self._samplers[-1]
-        saved = state["sampler_generator"]
-        # The checkpoint's run had several processes, so `prepare` gave the sampler a generator. On one it gives none.
-        if saved is not None and hasattr(sampler, "generator") and sampler.generator is None:
-            sampler.generator = torch.Generator()
-        set_state(generator_of(sampler), saved)
-        set_state(self.generator, state["loader_generator"])
-
     @property
     def _own_process(self) -> tuple[int, int]:
         """The process whose batches these are, and the number of processes that share them."""
-        shard = self._shard
-        if shard is not None:
-            return shard.process_index, shard.num_processes
-        state = PartialState()
-        return state.process_index, state.num_processes
+        holder = PartialState() if self._shard is None else self._shard
+        return holder.process_index, holder.num_processes
 
     def get_sampler(self) -> Any:
         """See the function `get_sampler`."""

@@ -283,7 +283,7 @@ REFUSED = {
     "lists": "['names']: 3, ['texts']: 4",
     "nothing": "nothing in the batch has a row",
     "varies": "['first'] differs between the batches of a step",
-    "keys": "['more'] differs between the batches of a step",
+    "keys": "only some of the batches of a step have ['more']",
     "longest": "['rows'] of the shapes [4, 1] and [4, 5] cannot be joined",
     "lambda": "<lambda>",
 }
