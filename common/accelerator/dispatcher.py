@@ -65,8 +65,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         """This process's part of the steps that the main process reads."""
         if self.state.is_main_process:
             batches = self._joined_batches(super()._read(this_pass))
-            steps = self._whole_steps(batches, this_pass)
-            return self._own_parts(steps)
+            return self._own_parts(self._whole_steps(batches, this_pass))
         self._draw_torchs_seed()
         # The main process draws the order from its own states. These here say that it was drawn.
         if self.use_stateful_dataloader and this_pass.drawn_from is None:

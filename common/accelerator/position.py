@@ -1,5 +1,10 @@
 """The position of a loader in an epoch, and how the next pass, a `for` over the loader, goes on from there.
 
+    Position      a place in an epoch, as a checkpoint holds it
+    Pass          one `for` over a loader, which begins at a Position
+    Progress      the epoch of a loader, its passes, and the Position in the checkpoint that the next one follows
+    PassSampler   what torch's loader reads by: it draws the order of a pass, and skips its first steps
+
 By default a script says where it goes on: `loader.set_epoch(e)` and `skip_first_batches(loader, n)`. With
 `DataLoaderConfiguration(use_stateful_dataloader=True)` checkpoints hold the position, and the next pass continues with
 the batch after the last one that was yielded: in any order that one of torch's samplers draws, and on any number of
@@ -29,7 +34,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from common.nested import leaves, map_nested
+from common.nested import leaves, replace_leaves
 
 from .sampler import ShortStep, Step, generator_of, sampler_chain, steps_of
 from .utils.random import get_random_states, set_random_states
@@ -251,8 +256,8 @@ def content_of(batch: Any) -> list | None:
         return None
     content: list[Any] = []
     for leaf in leaves(batch):
-        if type(leaf) is torch.Tensor:  # files with other classes would not be loaded
-            content.append(leaf.detach().cpu().clone())  # a part of a larger tensor would be saved with all of it
+        if type(leaf) is torch.Tensor:  # Files with other classes would not be loaded.
+            content.append(leaf.detach().cpu().clone())  # A part of a larger tensor would be saved with all of it.
         elif type(leaf) in (bool, int, float, complex, str, bytes):
             content.append(leaf)
         else:
@@ -264,13 +269,11 @@ def put_back(content: list | None, batch: Any) -> Any:
     """`batch`, which has been read again, with the saved content, if there is any, in the place of the new one."""
     if content is None:
         return batch
-    if len(list(leaves(batch))) != len(content):
+    new_leaves = list(leaves(batch))
+    if len(new_leaves) != len(content):
         logger.warning("the batch after a checkpoint has another structure now: its random numbers are other ones")
         return batch
-    saved = iter(content)
-
-    def choose(leaf: Any) -> Any:
-        kept = next(saved)
-        return leaf if kept is None else kept
-
-    return map_nested(choose, batch)
+    for place, saved in enumerate(content):
+        if saved is not None:
+            new_leaves[place] = saved
+    return replace_leaves(batch, new_leaves)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from common.nested import honor_type, map_nested, named_leaves, replace_leaves
+from common.nested import honor_type, leaves, named_leaves, replace_leaves
 
 from .operations import is_list_of_entries
 
@@ -69,13 +69,13 @@ def join_batches(batches: Sequence[Any]) -> Any:
     leaves_by_batch = [dict(named_leaves(batch, is_list_of_entries)) for batch in batches]
     rows_by_batch = [count_rows(batch) for batch in batches]
     first_leaves = leaves_by_batch[0]
-    for leaves in leaves_by_batch:
-        extra = leaves.keys() ^ first_leaves.keys()
+    for leaves_of_batch in leaves_by_batch:
+        extra = leaves_of_batch.keys() ^ first_leaves.keys()
         if extra:
             raise ValueError(f"only some of the batches of a step have {', '.join(sorted(extra))}: {READ_EVERYWHERE}")
     joined = {}
     for name, first in first_leaves.items():
-        values = [leaves[name] for leaves in leaves_by_batch]
+        values = [leaves_of_batch[name] for leaves_of_batch in leaves_by_batch]
         have_rows = list(map(_has_rows, values, rows_by_batch))
         if all(have_rows):
             joined[name] = _join_rows(name, values)
@@ -119,22 +119,22 @@ def slice_rows(batch: Any, rows: slice, process_index: int | None = None, num_pr
     """`rows` of everything in `batch` that has a row for each sample. The rest stays as it is."""
     # The process is in the signature because this is a `slice_fn`. It is not needed here.
     number = count_rows(batch)
+    sliced = list(leaves(batch, is_list_of_entries))
+    for place, leaf in enumerate(sliced):
+        if _has_rows(leaf, number):
+            sliced[place] = leaf[rows]
+    return replace_leaves(batch, sliced, is_list_of_entries)
 
-    def slice_leaf(leaf: Any) -> Any:
-        return leaf[rows] if _has_rows(leaf, number) else leaf
 
-    return map_nested(slice_leaf, batch, is_leaf=is_list_of_entries)
-
-
-def _join_rows(name: str, leaves: list[Any]) -> Any:
-    if is_list_of_entries(leaves[0]):
-        return honor_type(leaves[0], chain.from_iterable(leaves))
+def _join_rows(name: str, parts: list[Any]) -> Any:
+    if is_list_of_entries(parts[0]):
+        return honor_type(parts[0], chain.from_iterable(parts))
     try:
-        if isinstance(leaves[0], torch.Tensor):
-            return torch.cat(leaves)
+        if isinstance(parts[0], torch.Tensor):
+            return torch.cat(parts)
         import numpy
 
-        return numpy.concatenate(leaves)
+        return numpy.concatenate(parts)
     except (RuntimeError, TypeError, ValueError) as error:
-        shapes = " and ".join(str(list(leaf.shape)) for leaf in leaves)
+        shapes = " and ".join(str(list(part.shape)) for part in parts)
         raise ValueError(f"{name} of the shapes {shapes} cannot be joined to a step: {READ_EVERYWHERE}") from error

@@ -137,9 +137,8 @@ class DataLoaderShard(DataLoader):
 
     def _resume_reading(self, this_pass: Pass) -> Iterator[Step]:
         """The steps of the first pass after a checkpoint was loaded, where it begins within an epoch."""
-        start = this_pass.start
         is_known_order = self._reads_stream or follows_from_epoch(self._samplers)
-        if not is_known_order and start.drawn_from is None:
+        if not is_known_order and this_pass.start.drawn_from is None:
             # The sampler draws another order, and no generator goes back, as in the original.
             logger.warning(
                 "the order of the interrupted epoch is lost: in DataLoaderConfiguration, use_seedable_sampler=True "
@@ -152,7 +151,7 @@ class DataLoaderShard(DataLoader):
                 # Most samplers draw the order when the first batch is asked for, so it is asked for here.
                 first = next(steps, None)
                 if first is not None:
-                    first = first._replace(content=put_back(start.read_ahead, first.content))
+                    first = first._replace(content=put_back(this_pass.start.read_ahead, first.content))
                     steps = chain([first], steps)
         return steps
 
