@@ -102,7 +102,8 @@ def prepare_data_loader(
         index_sampler = _replace_random_sampler(index_sampler, data_seed)
     if dispatch_batches:
         arguments = loading_arguments(dataloader, index_sampler)
-        arguments["generator"] = None  # as in the original: what the loader itself draws comes from torch's generator
+        # As in the original, the seed that torch's loader draws comes from torch's generator.
+        arguments["generator"] = None
         return DataLoaderDispatcher(
             dataset,
             split_batches,
@@ -128,7 +129,7 @@ def prepare_data_loader(
         generator = _prepare_generator(index_sampler, use_seedable_sampler)
         shard = BatchSamplerShard(index_sampler, num_processes, process_index, split_batches, even_batches)
         arguments = loading_arguments(dataloader, shard)
-    if rng_types is not None and generator is None:  # There is none to take over from rank 0.
+    if rng_types is not None and generator is None:  # No generator is taken over from rank 0.
         rng_types = [kind for kind in rng_types if kind != "generator"]
     return DataLoaderShard(
         dataset,
@@ -176,7 +177,7 @@ def _steps_skipped_by(dataloader: DataLoader, batches_per_step: int) -> int:
 
 def _replace_random_sampler(index_sampler: Any, data_seed: int | None) -> Any:
     """Replace the RandomSampler that `index_sampler` is, or draws from, by a seedable one; return the index sampler."""
-    if isinstance(index_sampler, RandomSampler):  # in a loader with `batch_size=None`
+    if isinstance(index_sampler, RandomSampler):  # The loader has a `batch_size=None`.
         return _make_seedable(index_sampler, data_seed)
     if isinstance(getattr(index_sampler, "sampler", None), RandomSampler):
         index_sampler.sampler = _make_seedable(index_sampler.sampler, data_seed)

@@ -90,7 +90,7 @@ class DataLoaderDispatcher(DataLoaderShard):
             parts = [step.content for step in group]
             if self._drop_last and len(parts) < self.batches_per_step:
                 return
-            if self.slice_fn is slice_rows:  # A script's own knows which rows belong together.
+            if self.slice_fn is slice_rows:  # A script's own function knows which rows belong together.
                 for part in parts:
                     check_rows(part)
             yield join_batches(parts)

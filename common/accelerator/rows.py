@@ -14,7 +14,7 @@ from common.nested import honor_type, leaves, named_leaves, replace_leaves
 
 from .operations import is_list_of_entries
 
-# What to do where the main process cannot read for all.
+# The end of the messages here says what to do where the main process cannot read for all.
 READ_EVERYWHERE = "dispatch_batches=False lets every process read its own batches"
 
 

@@ -49,9 +49,8 @@ class ShortStep(NamedTuple):
     @property
     def num_real(self) -> int:
         """Real samples in this process's batch."""
-        on_lower_ranks = sum(self.rows[: self.rank])
-        left = max(0, self.num_real_all_ranks - on_lower_ranks)
-        return min(left, self.own_rows)
+        left = self.num_real_all_ranks - sum(self.rows[: self.rank])
+        return min(max(left, 0), self.own_rows)
 
     @property
     def has_repeated(self) -> bool:
@@ -161,7 +160,7 @@ class BatchSamplerShard(BatchSampler):
 
     @property
     def _repeats_samples(self) -> bool:
-        """True if the last step is filled up with single samples. Without a `batch_size` it is with whole batches."""
+        """True if the last step is filled up with single samples. Without a `batch_size`, whole batches are taken."""
         return self.even_batches and self.batch_size is not None
 
     def __iter__(self) -> Iterator[list]:
@@ -174,14 +173,14 @@ class BatchSamplerShard(BatchSampler):
         sizes_may_differ = not self.split_batches and not self._repeats_samples
         first_step: list = []
         steps = self._parts_of_batches() if self.split_batches else groups_of(self._batches(), self.num_processes)
-        for batches in steps:  # one for each process, lowest ranks first; some may be missing
-            if not first_step:
-                first_step = batches
+        for batches in steps:  # They are for the processes in rank order. In the last step some may be missing.
+            first_step = first_step or batches
             is_complete = len(batches) == self.num_processes
             if is_complete and all(len(batch) == size for batch in batches):
                 yield Step(batches[self.process_index], None)
                 continue
-            if self.drop_last and not (is_complete and sizes_may_differ):
+            is_whole = is_complete and sizes_may_differ
+            if self.drop_last and not is_whole:
                 return
             num_real = sum(map(len, batches))
             if self.even_batches:
@@ -234,7 +233,7 @@ class BatchSamplerShard(BatchSampler):
         if self.drop_last or self.even_batches or total == 0:
             return total
         if type(self.batch_sampler) is not BatchSampler:
-            return total  # as in the original: only the batch sampler knows how many samples its last batch has
+            return total  # As in the original: it is not known how many samples the last batch has.
         sampler: Any = self.batch_sampler.sampler
         in_last_batch = len(sampler) - (total - 1) * self.batch_size
         before_this_process = self.process_index * self.samples_per_process
@@ -247,7 +246,7 @@ class SkipBatchSampler(BatchSampler):
     def __init__(self, batch_sampler: Any, skip_batches: int = 0) -> None:
         self.batch_sampler = batch_sampler
         self.skip_batches = skip_batches
-        # A batch sampler of the script's own may have neither.
+        # A batch sampler of the script's own may lack these attributes.
         self.batch_size = getattr(batch_sampler, "batch_size", None)  # type: ignore[assignment]
         self.drop_last = getattr(batch_sampler, "drop_last", False)
 
@@ -261,10 +260,8 @@ class SkipBatchSampler(BatchSampler):
 def groups_of(batches: Iterable[Any], size: int) -> Iterator[list]:
     """Lists of `size` batches, read when they are asked for; the last list may have fewer."""
     batches = iter(batches)
-    group = list(islice(batches, size))
-    while group:
+    while group := list(islice(batches, size)):
         yield group
-        group = list(islice(batches, size))
 
 
 def check_split(batch_size: int | None, num_processes: int) -> None:
@@ -332,6 +329,6 @@ def follows_from_epoch(samplers: list) -> bool:
     """True if the order of a `sampler_chain` is known to be sequential, or a function of a seed and the epoch."""
     *wrappers, sampler = samplers
     known = (SequentialSampler, SeedableRandomSampler, DistributedSampler, DistributedEvalSampler, Sequence)
-    # These make batches of what they are given, and draw nothing by themselves; a script's own may draw.
+    # These make batches of what they are given, and draw nothing by themselves. A script's own class may draw.
     group_in_order = all(type(wrapper) in (BatchSampler, BatchSamplerShard, SkipBatchSampler) for wrapper in wrappers)
     return group_in_order and isinstance(sampler, known)

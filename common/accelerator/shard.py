@@ -29,7 +29,7 @@ from .utils.random import synchronize_rng_states
 
 logger = get_logger(__name__)
 
-# The arguments of a DataLoader that are about its way to load, and not about the data.
+# These arguments of a DataLoader say how it loads, and not what.
 LOADING_OPTIONS = (
     "num_workers",
     "collate_fn",
@@ -72,7 +72,7 @@ class DataLoaderShard(DataLoader):
         use_stateful_dataloader: checkpoints hold the position, see `position.py`.
     """
 
-    # Batches of the script's loader in one step of this loader. DataLoaderDispatcher may have several.
+    # So many batches of the script's loader make one step of this one. A DataLoaderDispatcher may need several.
     batches_per_step = 1
 
     def __init__(
@@ -125,7 +125,7 @@ class DataLoaderShard(DataLoader):
         finally:
             progress.passes.remove(this_pass)
             self.gradient_state._remove_dataloader(self)
-        if this_pass.step > 0:  # as in the original, a pass without batches is no epoch
+        if this_pass.step > 0:  # As in the original, a pass without batches is no epoch.
             progress.epoch += 1
 
     def _begin_reading(self, this_pass: Pass) -> Iterator[Step]:
@@ -210,7 +210,7 @@ class DataLoaderShard(DataLoader):
             return -1
         try:
             return self.total_dataset_length % self.total_batch_size
-        except (TypeError, NotImplementedError):  # it has no length, or says that it does not know it
+        except (TypeError, NotImplementedError):  # The data set has no length, or does not know it.
             return -1
 
     @property
