@@ -86,6 +86,7 @@ def prepare_data_loader(
         raise NotImplementedError("torch_device_mesh is out of scope")
     if dispatch_batches and not put_on_device:
         raise ValueError("dispatch_batches=True requires put_on_device=True")
+
     dataset: Any = dataloader.dataset
     is_stream = isinstance(dataset, IterableDataset)
     if dispatch_batches is None:
@@ -100,6 +101,7 @@ def prepare_data_loader(
     skipped_steps = _steps_skipped_by(dataloader, batches_per_step=1 if split_batches else num_processes)
     if use_seedable_sampler:
         index_sampler = _replace_random_sampler(index_sampler, data_seed)
+
     if dispatch_batches:
         arguments = loading_arguments(dataloader, index_sampler)
         # As in the original, the seed that torch's loader draws comes from torch's generator.

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from .operations import RemoteError, broadcast_object_list
-from .position import Pass, put_back, states_before_order
+from .position import Pass, put_back
 from .rows import READ_EVERYWHERE, check_rows, count_rows, fill_up, join_batches, slice_rows
 from .sampler import ShortStep, Step, groups_of
 from .shard import DataLoaderShard
@@ -67,9 +67,8 @@ class DataLoaderDispatcher(DataLoaderShard):
             batches = self._joined_batches(super()._read(this_pass))
             return self._own_parts(self._whole_steps(batches, this_pass))
         self._draw_torchs_seed()
-        # The main process draws the order from its own states. These here say that it was drawn.
-        if self.use_stateful_dataloader and this_pass.drawn_from is None:
-            this_pass.drawn_from = states_before_order(self._samplers[-1])
+        if self.use_stateful_dataloader:
+            this_pass.begin_order(self._samplers[-1])  # It is drawn on the main process; here it is noted that it was.
         return self._own_parts(None)
 
     def _draw_torchs_seed(self) -> None:

@@ -17,7 +17,7 @@ batches, with a checkpoint after the third, when the generators are in the state
     the resumed    S  a b c are drawn and left out    C  d e f
 
 The resumed pass remembers C, to which `load_state` has put the generators (`restored_generators`). It puts them to S
-(`go_back_to`), draws the order again, leaves out a, b and c (`PassSampler`), and goes back to C.
+(`Pass.begin_order`), draws the order again, leaves out a, b and c (`PassSampler`), and goes back to C.
 
 At C batch d has been read already, and its data set or its collator may have drawn random numbers for it. So its
 tensors, numbers and texts are saved too (`content_of`). The resumed pass reads d again, for its structure and for what
@@ -85,6 +85,22 @@ class Pass:
         # These are set when the order is drawn, and when a DataLoaderDispatcher has read the first step.
         self.drawn_from = start.drawn_from
         self.first_rows: Any = None
+
+    def begin_order(self, sampler: Any) -> None:
+        """Note the states from which `sampler` draws the order; in a resumed pass, go back to those that were noted.
+
+        On several processes `prepare` has given the sampler a generator. It is taken away if the order was drawn on one
+        process, where it has none. `restored_generators` puts it back.
+        """
+        generator = generator_of(sampler)
+        if self.drawn_from is None:
+            self.drawn_from = torch.get_rng_state(), state_of(generator)
+            return
+        torch_state, sampler_state = self.drawn_from
+        torch.set_rng_state(torch_state)
+        set_state(generator, sampler_state)
+        if generator is not None and sampler_state is None:
+            sampler.generator = None
 
     @property
     def end_of_dataloader(self) -> bool:
@@ -181,11 +197,7 @@ class PassSampler:
     def _draw_later(self, this_pass: Pass) -> Iterator[Any]:
         """The sample numbers after the skipped steps, in an order that is drawn when torch asks for the first ones."""
         if self.is_stateful:
-            sampler = sampler_chain(self.batches)[-1]
-            if this_pass.drawn_from is None:
-                this_pass.drawn_from = states_before_order(sampler)
-            else:
-                go_back_to(this_pass.drawn_from, sampler)
+            this_pass.begin_order(sampler_chain(self.batches)[-1])
         skipped_batches = this_pass.start.step * self.batches_per_step
         rest = islice(steps_of(self.batches), skipped_batches, None)
         yield from self._keep(rest)
@@ -210,24 +222,6 @@ def set_state(generator: torch.Generator | None, state: torch.Tensor | None) -> 
     """Put the generator into that state. Nothing happens where there is no generator, or no state."""
     if generator is not None and state is not None:
         generator.set_state(state)
-
-
-def states_before_order(sampler: Any) -> GeneratorStates:
-    """The states of the generators from which `sampler` may draw an order."""
-    return torch.get_rng_state(), state_of(generator_of(sampler))
-
-
-def go_back_to(states: GeneratorStates, sampler: Any) -> None:
-    """Put torch's generator and that of `sampler` into `states`; `restored_generators` around it undoes this.
-
-    On several processes `prepare` has given the sampler a generator. It is taken away if `states` come from a run on
-    one process, where the order was drawn without.
-    """
-    torch_state, sampler_state = states
-    torch.set_rng_state(torch_state)
-    set_state(generator_of(sampler), sampler_state)
-    if generator_of(sampler) is not None and sampler_state is None:
-        sampler.generator = None
 
 
 @contextmanager
