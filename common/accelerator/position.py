@@ -71,7 +71,7 @@ class Pass:
     Attributes:
         start: where it begins.
         step: steps of the epoch that were yielded or skipped.
-        short_step: that of the step that was yielded last.
+        short_step: the ShortStep of the step that was yielded last, if it has one.
         read_ahead: the step that was read and not yielded; None after the last one.
         drawn_from, first_rows: see Position. A pass that follows a checkpoint has both from there.
     """
@@ -182,11 +182,11 @@ class PassSampler:
         self.kept_steps: deque[Step] = deque()
 
     def __iter__(self) -> Iterator[Any]:
-        """The sample numbers of each batch. Torch draws its seed after this call, and then asks for the first ones.
+        """The sample numbers of each batch. Torch draws its seed between this call and the first of them.
 
-        A sampler that draws in its own `iter` does so before the seed, as in the original; where steps are skipped,
-        after it, as in the original too. A stateful loader draws the order after the seed, because workers that stay
-        alive draw no seed, and the resumed run draws one.
+        A sampler that draws in its own `iter` does so before the seed or, where steps are skipped, after it, as in the
+        original. A stateful loader draws the order after the seed, which workers that stay alive do not draw, and the
+        resumed run does. So the states before the order are the same in both.
         """
         this_pass = self.progress.current
         self.kept_steps.clear()  # A pass over the same workers that ended early may have left some.
