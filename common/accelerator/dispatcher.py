@@ -19,8 +19,14 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     It is for samples that the others cannot read, or that can be read only once. A step is `num_processes` batches of
     the script's loader, joined, or one with `split_batches`. Every process receives the whole step, and keeps an equal
-    part of it. A last step that cannot be divided is filled up with samples from the first one. What the main process
-    raises is raised on all.
+    part of it. A last step that cannot be divided is filled up with samples from the first one. For two processes, and
+    the samples 0 to 4 in batches of two:
+
+        the main process reads   all receive   process 0 keeps   process 1 keeps
+        [0 1] [2 3]              [0 1 2 3]     [0 1]             [2 3]
+        [4]                      [4 0]         [4]               [0]
+
+    What the main process raises is raised on all.
 
     Args:
         dataset, skip_batches, kwargs: of DataLoaderShard.
@@ -80,7 +86,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         if self.num_workers == 0:
             iter(self._get_reader())  # As in the original, `iter` of a stream is called on every process.
         elif self._reader is None:  # Workers that stay alive have one seed for all passes.
-            self._get_reader()
+            self._get_reader()  # It is kept if its workers stay alive.
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
 
     def _joined_batches(self, steps: Iterator[Step]) -> Iterator[Any]:

@@ -298,7 +298,7 @@ class DataLoaderShard(DataLoader):
             raise ValueError(f"{samples} samples of epoch {epoch} are no whole number of steps of {step_size}")
         position = Position(**{name: state[name] for name in Position._fields})._replace(step=step)
         if (state["process"], state["step_size"]) != (self._own_process, step_size):
-            # What was read ahead is a batch of another process, or of another size.
+            # The batch that was read ahead is one of another process, or of another size.
             position = position._replace(read_ahead=None)
         if step > 0:
             self._progress.loaded = position
