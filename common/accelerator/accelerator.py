@@ -35,9 +35,8 @@ from .environment import parse_flag_from_env
 from .logging import get_logger
 from .loss_scaler import LossScaler
 from .optimizer import AcceleratedOptimizer
-from .sampler import BatchSamplerShard
+from .sampler import BatchSamplerShard, index_sampler_of
 from .scheduler import AcceleratedScheduler
-from .shard import index_sampler_of
 from .state import AcceleratorState, DistributedType, GradientState, forget_ended_training, is_initialized
 from .tracking import GeneralTracker, select_trackers
 from .utils import fsdp_utils, other

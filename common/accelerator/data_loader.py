@@ -20,15 +20,11 @@ from .sampler import (
     SkipBatchSampler,
     check_split,
     generator_of,
-    innermost_sampler,
-    sampler_chain,
-)
-from .shard import (
-    DataLoaderShard,
     get_sampler,  # noqa: F401  # This name and the unused ones below are here because the original has them here.
     index_sampler_of,
-    loading_arguments,
+    sampler_chain,
 )
+from .shard import DataLoaderShard, loading_arguments
 from .state import DistributedType, GradientState, PartialState  # noqa: F401
 from .streams import StreamShard, seems_sharded_by_rank
 from .utils.dataclasses import RNGType  # noqa: F401
@@ -55,10 +51,17 @@ def prepare_data_loader(
 ) -> DataLoaderShard:
     """The loader for one process: its share of the batches that `dataloader` would make on a single one.
 
-    On several processes a sampler without a generator gets one here, seeded from torch's, unless the loader dispatches.
-    With `use_seedable_sampler`, a RandomSampler is replaced, and of the others only those without replacement get one,
-    if the processes have different seeds. This is a collective: they compare seeds or, without `data_seed`, take over
-    rank 0's. All this changes the script's own sampler or batch sampler.
+    The script's sampler draws the order. With `use_seedable_sampler`, a RandomSampler is replaced by one whose order
+    depends on `data_seed` and the epoch alone. The others draw from these generators:
+
+        `sampler.generator`  processes             by default                       with `use_seedable_sampler`
+        is set               any number            that one                         that one
+        is None              one, or dispatching   torch's                          torch's
+        is None              several               a new one, seeded from torch's   torch's (*)
+
+    (*) Without replacement a new one too, if the processes have different seeds: each would draw another order, and
+    samples would be lost. This comparison is a collective, and so is the default of `data_seed`, which is the seed of
+    rank 0. A new generator or sampler is put into the script's own sampler or batch sampler.
 
     Args:
         dataloader: what a single process would iterate over.
@@ -83,6 +86,7 @@ def prepare_data_loader(
         raise NotImplementedError("torch_device_mesh is out of scope")
     if dispatch_batches and not put_on_device:
         raise ValueError("dispatch_batches=True requires put_on_device=True")
+
     dataset: Any = dataloader.dataset
     is_stream = isinstance(dataset, IterableDataset)
     if dispatch_batches is None:
@@ -96,10 +100,12 @@ def prepare_data_loader(
     _check_sharing(dataloader, num_processes, dispatch_batches)
     skipped_steps = _steps_skipped_by(dataloader, batches_per_step=1 if split_batches else num_processes)
     if use_seedable_sampler:
-        index_sampler = _make_seedable(index_sampler, data_seed)
+        index_sampler = _replace_random_sampler(index_sampler, data_seed)
+
     if dispatch_batches:
         arguments = loading_arguments(dataloader, index_sampler)
-        arguments["generator"] = None  # as in the original: what the loader itself draws comes from torch's generator
+        # As in the original, the seed that torch's loader draws comes from torch's generator.
+        arguments["generator"] = None
         return DataLoaderDispatcher(
             dataset,
             split_batches,
@@ -122,10 +128,10 @@ def prepare_data_loader(
         dataset = StreamShard(dataset, shard)
         arguments["batch_size"] = shard.samples_per_process
     else:
-        generator = _generator_to_synchronize(index_sampler, use_seedable_sampler)
+        generator = _prepare_generator(index_sampler, use_seedable_sampler)
         shard = BatchSamplerShard(index_sampler, num_processes, process_index, split_batches, even_batches)
         arguments = loading_arguments(dataloader, shard)
-    if rng_types is not None and generator is None:  # There is none to take over from rank 0.
+    if rng_types is not None and generator is None:  # No generator is taken over from rank 0.
         rng_types = [kind for kind in rng_types if kind != "generator"]
     return DataLoaderShard(
         dataset,
@@ -146,11 +152,11 @@ def _check_sharing(dataloader: DataLoader, num_processes: int, dispatch_batches:
         raise NotImplementedError("loaders with in_order=False are out of scope")
     if num_processes == 1:
         return
-    index_sampler = index_sampler_of(dataloader)
-    if isinstance(innermost_sampler(index_sampler), (DistributedSampler, DistributedEvalSampler)):
+    samplers = sampler_chain(index_sampler_of(dataloader))
+    if isinstance(samplers[-1], (DistributedSampler, DistributedEvalSampler)):
         raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
     # A SkipBatchSampler is a BatchSampler too, but in a loader without batches it leaves out single samples.
-    skipped_from = next(part for part in sampler_chain(index_sampler) if not isinstance(part, SkipBatchSampler))
+    skipped_from = next(sampler for sampler in samplers if not isinstance(sampler, SkipBatchSampler))
     makes_batches = dataloader.batch_sampler is not None or isinstance(skipped_from, BatchSampler)
     if not dispatch_batches and not makes_batches:
         raise ValueError("on several processes a loader needs batches to share: batch_size=None makes none")
@@ -171,29 +177,30 @@ def _steps_skipped_by(dataloader: DataLoader, batches_per_step: int) -> int:
     return batches // batches_per_step
 
 
-def _make_seedable(index_sampler: Any, data_seed: int | None) -> Any:
-    """The sampler to read by: a seedable one for a RandomSampler, which is replaced in the script's batch sampler."""
-    makes_batches = not isinstance(index_sampler, RandomSampler)
-    sampler = getattr(index_sampler, "sampler", None) if makes_batches else index_sampler
-    if not isinstance(sampler, RandomSampler):
-        return index_sampler
+def _replace_random_sampler(index_sampler: Any, data_seed: int | None) -> Any:
+    """Replace the RandomSampler that `index_sampler` is, or draws from, by a seedable one; return the index sampler."""
+    if isinstance(index_sampler, RandomSampler):  # The loader has a `batch_size=None`.
+        return _make_seedable(index_sampler, data_seed)
+    if isinstance(getattr(index_sampler, "sampler", None), RandomSampler):
+        index_sampler.sampler = _make_seedable(index_sampler.sampler, data_seed)
+    return index_sampler
+
+
+def _make_seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRandomSampler:
+    """A seedable sampler that draws as many samples as `sampler`; by default the seed is that of rank 0."""
     if data_seed is None:
         data_seed = broadcast_object_list([torch.initial_seed()])[0]
-    seedable = SeedableRandomSampler(
+    return SeedableRandomSampler(
         data_source=sampler.data_source,
         replacement=sampler.replacement,
         num_samples=sampler._num_samples,
         generator=sampler.generator,
         data_seed=data_seed,
     )
-    if not makes_batches:
-        return seedable
-    index_sampler.sampler = seedable
-    return index_sampler
 
 
-def _generator_to_synchronize(batch_sampler: Any, use_seedable_sampler: bool) -> torch.Generator | None:
-    """The generator of the sampler within `batch_sampler`. A sampler that can have one and has none gets one.
+def _prepare_generator(batch_sampler: Any, use_seedable_sampler: bool) -> torch.Generator | None:
+    """Give the sampler of `batch_sampler` a generator if it lacks one; return the one to take over from rank 0, if any.
 
     As in the original, a sampler within a batch sampler within a batch sampler gets none.
     """
@@ -201,10 +208,12 @@ def _generator_to_synchronize(batch_sampler: Any, use_seedable_sampler: bool) ->
     if not hasattr(sampler, "generator"):
         return None
     if use_seedable_sampler:
-        # As in the original, other samplers draw from torch's generator. Without replacement this would lose samples
-        # where processes have different seeds.
-        loses_nothing = isinstance(sampler, SeedableRandomSampler) or getattr(sampler, "replacement", False)
-        if loses_nothing or len(set(gather_object([torch.initial_seed()]))) == 1:
+        # As in the original, no generator is taken over then. A sampler without replacement draws from torch's, so
+        # samples would be lost if the processes had different seeds.
+        if isinstance(sampler, SeedableRandomSampler) or getattr(sampler, "replacement", False):
+            return None
+        seeds = gather_object([torch.initial_seed()])
+        if len(set(seeds)) == 1:
             return None
     if sampler.generator is None:
         sampler.generator = torch.Generator()

@@ -1,7 +1,7 @@
 """The loader whose batches the main process alone reads and sends to the others."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -14,27 +14,19 @@ from .shard import DataLoaderShard
 from .state import PartialState
 
 
-class DispatchedStep(NamedTuple):
-    """The message of the main process to all.
-
-    Attributes:
-        batch: the samples of all processes.
-        num_real: how many of them are real: the first ones. The others were repeated to fill the step up.
-        share: how many each process gets.
-    """
-
-    batch: Any
-    num_real: int
-    share: int
-
-
 class DataLoaderDispatcher(DataLoaderShard):
     """A loader whose samples the main process alone reads, whole steps at a time, and sends to the others.
 
     It is for samples that the others cannot read, or that can be read only once. A step is `num_processes` batches of
     the script's loader, joined, or one with `split_batches`. Every process receives the whole step, and keeps an equal
-    part of it. A last step that cannot be divided is filled up with samples from the first one. What the main process
-    raises is raised on all.
+    part of it. A last step that cannot be divided is filled up with samples from the first one. For two processes, and
+    the samples 0 to 4 in batches of two:
+
+        the main process reads   all receive   process 0 keeps   process 1 keeps
+        [0 1] [2 3]              [0 1 2 3]     [0 1]             [2 3]
+        [4]                      [4 0]         [4]               [0]
+
+    What the main process raises is raised on all.
 
     Args:
         dataset, skip_batches, kwargs: of DataLoaderShard.
@@ -77,11 +69,13 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     def _read(self, this_pass: Pass) -> Iterator[Step]:
         """This process's part of the steps that the main process reads."""
-        if not self.state.is_main_process:
-            self._draw_torchs_seed()
-            return self._parts_of_steps(None)
-        batches = self._read_steps(super()._read(this_pass))
-        return self._parts_of_steps(self._divide_steps(batches, this_pass))
+        if self.state.is_main_process:
+            batches = self._joined_batches(super()._read(this_pass))
+            return self._own_parts(self._whole_steps(batches, this_pass))
+        self._draw_torchs_seed()
+        if self.use_stateful_dataloader:
+            this_pass.begin_order(self._samplers[-1])  # It is drawn on the main process; here it is noted that it was.
+        return self._own_parts(None)
 
     def _draw_torchs_seed(self) -> None:
         """Draw the seed that torch draws when it begins to read, so that the generators of all processes stay the same.
@@ -89,82 +83,80 @@ class DataLoaderDispatcher(DataLoaderShard):
         The order is drawn on the main process alone, when the first batch is asked for. If it is drawn from torch's
         generator, the state of that differs between the processes from then on.
         """
-        is_first_pass_of_workers = self._reader is None  # Workers that stay alive have one seed for all passes.
-        reader = self._get_reader()
         if self.num_workers == 0:
-            iter(reader)  # As in the original, `iter` of a stream is called on every process.
-        elif is_first_pass_of_workers:
+            iter(self._get_reader())  # As in the original, `iter` of a stream is called on every process.
+        elif self._reader is None:  # Workers that stay alive have one seed for all passes.
+            self._get_reader()  # It is kept if its workers stay alive.
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
 
-    def _read_steps(self, batches: Iterator[Step]) -> Iterator[Any]:
+    def _joined_batches(self, steps: Iterator[Step]) -> Iterator[Any]:
         """On the main process: the batch of each step, joined from batches of the script's loader."""
-        for steps in groups_of(batches, self.batches_per_step):
-            parts = [step.content for step in steps]
+        for group in groups_of(steps, self.batches_per_step):
+            parts = [step.content for step in group]
             if self._drop_last and len(parts) < self.batches_per_step:
                 return
-            if self.slice_fn is slice_rows:  # A script's own knows which rows belong together.
+            if self.slice_fn is slice_rows:  # A script's own function knows which rows belong together.
                 for part in parts:
                     check_rows(part)
             yield join_batches(parts)
 
-    def _divide_steps(self, batches: Iterator[Any], this_pass: Pass) -> Iterator[DispatchedStep]:
-        """On the main process: the steps of all processes.
+    def _whole_steps(self, batches: Iterator[Any], this_pass: Pass) -> Iterator[Step]:
+        """On the main process: the steps of all processes, each with a batch that can be divided between them.
 
-        One that cannot be divided is filled up at once as the last step. If another one follows, this is an error.
+        A last step that cannot be divided is filled up, or loses the rest with `drop_last`.
         """
         world_size = self.state.num_processes
-        num_real = 0
-        extra_rows = 0
         for batch in batches:
-            if extra_rows > 0:
-                raise ValueError(
-                    f"a step of {num_real} samples cannot be divided by {world_size} processes: {READ_EVERYWHERE}"
-                )
             if this_pass.first_rows is None and not self._drop_last:
                 first_rows = self._slice(batch, 0, world_size)
                 # A resumed pass fills up with the rows of the epoch's first step, which the checkpoint holds.
                 this_pass.first_rows = put_back(this_pass.start.first_rows, first_rows)
             num_real = count_rows(batch)
             share, extra_rows = divmod(num_real, world_size)
-            filled = batch
-            if extra_rows > 0 and not self._drop_last:
-                if count_rows(this_pass.first_rows) == 0:
-                    raise ValueError(f"the first step has no samples to fill up the last one: {READ_EVERYWHERE}")
-                share += 1
-                # The first step may have fewer rows than are missing. Rows that are too many are in no process's part.
-                while count_rows(filled) < share * world_size:
-                    filled = fill_up(filled, this_pass.first_rows)
-            yield DispatchedStep(filled, num_real, share)
+            if extra_rows > 0:
+                if next(batches, None) is not None:
+                    raise ValueError(
+                        f"a step of {num_real} samples cannot be divided by {world_size} processes: {READ_EVERYWHERE}"
+                    )
+                if not self._drop_last:
+                    share += 1
+                    batch = fill_up(batch, this_pass.first_rows, least_rows=share * world_size)
+            short_step = None
+            if num_real != self.total_batch_size:
+                rows = (share,) * world_size
+                # Each process puts its own rank in.
+                short_step = ShortStep(rank=0, rows=rows, num_real_all_ranks=min(num_real, sum(rows)))
+            yield Step(batch, short_step)
 
-    def _parts_of_steps(self, steps: Iterator[DispatchedStep] | None) -> Iterator[Step]:
+    def _own_parts(self, steps: Iterator[Step] | None) -> Iterator[Step]:
         """The part of this process in each step; `steps` are there on the main process alone."""
         rank = self.state.process_index
-        while True:
+        step = self._receive(steps)
+        while step is not None:
+            batch, short_step = step
+            if short_step is None:
+                share = self.total_batch_size // self.state.num_processes
+            else:
+                short_step = short_step._replace(rank=rank)
+                share = short_step.own_rows
+            yield Step(self._slice(batch, rank * share, (rank + 1) * share), short_step)
             step = self._receive(steps)
-            if step is None:
-                return
-            short_step = None
-            if step.num_real != self.total_batch_size:
-                short_step = ShortStep.filled(step.num_real, step.share, rank, self.state.num_processes)
-            yield Step(self._slice(step.batch, rank * step.share, (rank + 1) * step.share), short_step)
 
     def _slice(self, batch: Any, begin: int, end: int) -> Any:
         process = {"process_index": self.state.process_index, "num_processes": self.state.num_processes}
         return self.slice_fn(batch, slice(begin, end), **process)
 
-    def _receive(self, steps: Iterator[DispatchedStep] | None) -> DispatchedStep | None:
+    def _receive(self, steps: Iterator[Step] | None) -> Step | None:
         """The next step, or None after the last one; on all processes what the main process reads, or raises."""
         error: Exception | None = None
         message: Any = None
-        if steps is not None:
-            try:
+        try:
+            if steps is not None:
                 message = next(steps, None)
-            except Exception as failure:
-                error = failure
-                message = RemoteError(f"rank 0: {type(failure).__name__}: {failure}")
+        except Exception as failure:
+            error = failure
+            message = RemoteError(f"rank 0: {type(failure).__name__}: {failure}")
         message = broadcast_object_list([message])[0]
-        if error is not None:
-            raise error
         if isinstance(message, RemoteError):
-            raise message
+            raise error or message
         return message

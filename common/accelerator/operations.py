@@ -328,9 +328,9 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
             present = f"only ranks 0 to {short_step.num_ranks_present - 1} have a batch in this step"
             raise RuntimeError(f"{present}: evaluate with even_batches=True")
         is_uneven = not short_step.is_even
-        # Samples are repeated in the last step, and where one loader worker's share of a stream ends. The short
-        # batches that a batch sampler may yield before the last step repeat nothing, so nothing of them is cut.
-        if loader.end_of_dataloader or short_step.real != short_step.rows:
+        # Samples are repeated in the last step, and where one loader worker's share of a stream ends. A batch sampler
+        # may yield short batches before. They repeat nothing, so nothing is cut there.
+        if loader.end_of_dataloader or short_step.has_repeated:
             num_real = short_step.num_real_all_ranks
 
     if use_gather_object:

@@ -1,5 +1,10 @@
 """The position of a loader in an epoch, and how the next pass, a `for` over the loader, goes on from there.
 
+    Position      a place in an epoch, as a checkpoint holds it
+    Pass          one `for` over a loader, which begins at a Position
+    Progress      the epoch of a loader, its passes, and the Position in the checkpoint that the next one follows
+    PassSampler   what torch's loader reads by: it draws the order of a pass, and skips its first steps
+
 By default a script says where it goes on: `loader.set_epoch(e)` and `skip_first_batches(loader, n)`. With
 `DataLoaderConfiguration(use_stateful_dataloader=True)` checkpoints hold the position, and the next pass continues with
 the batch after the last one that was yielded: in any order that one of torch's samplers draws, and on any number of
@@ -11,8 +16,8 @@ batches, with a checkpoint after the third, when the generators are in the state
     the run        S  a b c are drawn and yielded     C  d e f
     the resumed    S  a b c are drawn and left out    C  d e f
 
-The resumed pass remembers C, to which `load_state` has put the generators (`restored_generators`). It puts them to S,
-draws the order again, leaves out a, b and c (`PassSampler`), and goes back to C.
+The resumed pass remembers C, to which `load_state` has put the generators (`restored_generators`). It puts them to S
+(`Pass.begin_order`), draws the order again, leaves out a, b and c (`PassSampler`), and goes back to C.
 
 At C batch d has been read already, and its data set or its collator may have drawn random numbers for it. So its
 tensors, numbers and texts are saved too (`content_of`). The resumed pass reads d again, for its structure and for what
@@ -24,13 +29,14 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 
-from common.nested import leaves, map_nested
+from common.nested import leaves, replace_leaves
 
-from .sampler import ShortStep, generator_of
+from .sampler import ShortStep, Step, generator_of, sampler_chain, steps_of
 from .utils.random import get_random_states, set_random_states
 
 logger = logging.getLogger(__name__)
@@ -46,8 +52,7 @@ class Position(NamedTuple):
         epoch: the number of the epoch.
         step: steps of the epoch that were yielded or skipped.
         is_over: True if the last of them was the last step of the epoch.
-        drawn_from: the states from which a stateful loader drew the order; None if it has drawn none on this process,
-            and for all other loaders.
+        drawn_from: the states of the generators when a stateful loader drew the order; None for all other loaders.
         read_ahead: `content_of` the batch that was read and not yielded.
         first_rows: `content_of` the rows that fill up a dispatched last step.
     """
@@ -60,44 +65,58 @@ class Position(NamedTuple):
     first_rows: list | None = None
 
 
-@dataclass(eq=False)
 class Pass:
-    """One `for` over a loader, from its beginning to its end.
+    """One `for` over a loader.
 
-    These are known when it begins:
+    Attributes:
         start: where it begins.
-        is_resumed: True if it is the first pass after a checkpoint was loaded, and begins within an epoch.
-        has_saved_order: True if this checkpoint was made in a stateful loader's pass over the same epoch.
-    The loop notes these:
         step: steps of the epoch that were yielded or skipped.
-        end_of_dataloader, short_step: what is known of the batch that was yielded last.
-        read_ahead: the batch that was read and not yielded.
-    PassSampler notes these:
-        drawn_from: see Position.
-        drawn_short_steps: those of the batches whose numbers torch's loader has drawn, and which it has not returned.
-    DataLoaderDispatcher notes this:
-        first_rows: the rows that fill up a last step.
+        short_step: the ShortStep of the step that was yielded last, if it has one.
+        read_ahead: the step that was read and not yielded; None after the last one.
+        drawn_from, first_rows: see Position. A pass that follows a checkpoint has both from there.
     """
 
-    start: Position
-    is_resumed: bool
-    has_saved_order: bool
-    step: int
-    end_of_dataloader: bool = False
-    short_step: ShortStep | None = None
-    read_ahead: Any = None
-    drawn_from: GeneratorStates | None = None
-    drawn_short_steps: deque[ShortStep | None] = field(default_factory=deque)
-    first_rows: Any = None
+    def __init__(self, start: Position) -> None:
+        self.start = start
+        # The loop sets these for each batch that it yields.
+        self.step = start.step
+        self.short_step: ShortStep | None = None
+        self.read_ahead: Step | None = None
+        # These are set when the order is drawn, and when a DataLoaderDispatcher has read the first step.
+        self.drawn_from = start.drawn_from
+        self.first_rows: Any = None
+
+    def begin_order(self, sampler: Any) -> None:
+        """Note the states from which `sampler` draws the order; in a resumed pass, go back to those that were noted.
+
+        On several processes `prepare` has given the sampler a generator. It is taken away if the order was drawn on one
+        process, where it has none. `restored_generators` puts it back.
+        """
+        generator = generator_of(sampler)
+        if self.drawn_from is None:
+            self.drawn_from = torch.get_rng_state(), state_of(generator)
+            return
+        torch_state, sampler_state = self.drawn_from
+        torch.set_rng_state(torch_state)
+        set_state(generator, sampler_state)
+        if generator is not None and sampler_state is None:
+            sampler.generator = None
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """True if the batch that was yielded last is the last one of the epoch."""
+        return self.step > self.start.step and self.read_ahead is None
 
     def position(self) -> Position:
         """The position after the batch that was yielded last."""
+        if self.step == self.start.step:
+            return self.start
         return Position(
             epoch=self.start.epoch,
             step=self.step,
             is_over=self.end_of_dataloader,
             drawn_from=self.drawn_from,
-            read_ahead=content_of(self.read_ahead),
+            read_ahead=None if self.read_ahead is None else content_of(self.read_ahead.content),
             first_rows=content_of(self.first_rows),
         )
 
@@ -111,47 +130,87 @@ class Progress:
         first_step: steps that were left out of every epoch when the loader was prepared.
         passes: those that have begun and not ended. A script may begin one within another. The one that began or
             yielded a batch last stands last.
-        follows_checkpoint: True if a checkpoint was loaded and no pass has begun since.
-        loaded_position: the position within an epoch that this checkpoint holds. None if there is no such checkpoint,
-            or if it holds none, because the loader is not stateful or was not in a pass.
+        loaded: the position in the checkpoint that the next pass follows; None if it follows none. It is the beginning
+            of an epoch if the loader is not stateful, or was not in a pass.
     """
 
     epoch: int = 0
     first_step: int = 0
     passes: list[Pass] = field(default_factory=list)
-    follows_checkpoint: bool = False
-    loaded_position: Position | None = None
+    loaded: Position | None = None
 
     @property
-    def current(self) -> Pass | None:
-        """The pass that yielded a batch last; None outside of a loop."""
-        return self.passes[-1] if self.passes else None
-
-    def position(self) -> Position:
-        """The position for a checkpoint: that of the current pass or, outside of a loop, where the next one begins."""
-        return self.next_position(self.first_step) if self.current is None else self.current.position()
+    def current(self) -> Pass:
+        """The pass that began or yielded a batch last. Outside of a loop it is the next one, which has yielded none."""
+        return self.passes[-1] if self.passes else Pass(self.next_position(self.first_step))
 
     def next_position(self, skipped_steps: int) -> Position:
         """The position at which the next pass begins, over a loader that leaves out so many steps of every epoch."""
-        position = self.loaded_position
-        if position is None or position.epoch != self.epoch:
+        loaded = self.loaded
+        if loaded is None or loaded.epoch != self.epoch:
             return Position(self.epoch, skipped_steps)
         # The script skips nothing more than it did at `prepare`, or just what the saved run has done.
-        if skipped_steps in (self.first_step, position.step):
-            return position
+        if skipped_steps in (self.first_step, loaded.step):
+            return loaded
         # A script that skips after loading knows better where to go on. There the batch that was read ahead is no use.
-        return position._replace(step=skipped_steps, read_ahead=None)
+        return loaded._replace(step=skipped_steps, read_ahead=None)
 
-    def begin_pass(self, skipped_steps: int) -> Pass:
-        """The pass that begins now. It follows the loaded checkpoint, if there is one, and later passes do not."""
-        start = self.next_position(skipped_steps)
-        is_resumed = self.follows_checkpoint and start.step > self.first_step
-        has_saved_order = self.loaded_position is not None and self.loaded_position.epoch == start.epoch
-        this_pass = Pass(start, is_resumed, has_saved_order, step=start.step)
-        self.passes.append(this_pass)
-        self.follows_checkpoint = False
-        self.loaded_position = None
-        return this_pass
+
+class PassSampler:
+    """The batch sampler of torch's loader: the batches of the pass that begins, from where it begins.
+
+    Torch's loader reads by the sample numbers alone, and returns the batches in their order. So the Steps of these
+    numbers are kept until then, and `steps_with` puts each batch into its Step.
+
+    Torch calls `iter` when a pass begins; with new workers it calls it twice. Workers that stay alive keep this object
+    for all passes, so it finds the pass that begins in the loader's Progress, as the last one. It holds the Progress
+    and not the loader, because loader, workers, sampler and loader would be a circle of references. Its workers would
+    end only when the garbage collector runs, and torch waits five seconds for each.
+
+    Args:
+        batches: a BatchSamplerShard, or what the script reads by: batches of sample numbers, or single numbers.
+        batches_per_step: how many of them make a step.
+        progress: the loader's.
+        is_stateful: checkpoints hold the position, so the order must be drawn from states that are known.
+    """
+
+    def __init__(self, batches: Any, batches_per_step: int, progress: Progress, is_stateful: bool) -> None:
+        self.batches = batches
+        self.batches_per_step = batches_per_step
+        self.progress = progress
+        self.is_stateful = is_stateful
+        self.kept_steps: deque[Step] = deque()
+
+    def __iter__(self) -> Iterator[Any]:
+        """The sample numbers of each batch. Torch draws its seed between this call and the first of them.
+
+        A sampler that draws in its own `iter` does so before the seed or, where steps are skipped, after it, as in the
+        original. A stateful loader draws the order after the seed, which workers that stay alive do not draw, and the
+        resumed run does. So the states before the order are the same in both.
+        """
+        this_pass = self.progress.current
+        self.kept_steps.clear()  # A pass over the same workers that ended early may have left some.
+        if self.is_stateful or this_pass.start.step > 0:
+            return self._draw_later(this_pass)
+        return self._keep(steps_of(self.batches))
+
+    def _draw_later(self, this_pass: Pass) -> Iterator[Any]:
+        """The sample numbers after the skipped steps, in an order that is drawn when torch asks for the first ones."""
+        if self.is_stateful:
+            this_pass.begin_order(sampler_chain(self.batches)[-1])
+        skipped_batches = this_pass.start.step * self.batches_per_step
+        rest = islice(steps_of(self.batches), skipped_batches, None)
+        yield from self._keep(rest)
+
+    def _keep(self, steps: Iterator[Step]) -> Iterator[Any]:
+        for step in steps:
+            self.kept_steps.append(step)
+            yield step.content
+
+    def steps_with(self, batches: Iterator[Any]) -> Iterator[Step]:
+        """The steps with the `batches` that torch's loader has read, in the place of their sample numbers."""
+        for batch in batches:
+            yield self.kept_steps.popleft()._replace(content=batch)
 
 
 def state_of(generator: torch.Generator | None) -> torch.Tensor | None:
@@ -160,7 +219,7 @@ def state_of(generator: torch.Generator | None) -> torch.Tensor | None:
 
 
 def set_state(generator: torch.Generator | None, state: torch.Tensor | None) -> None:
-    """Put the generator into that state, if there are both."""
+    """Put the generator into that state. Nothing happens where there is no generator, or no state."""
     if generator is not None and state is not None:
         generator.set_state(state)
 
@@ -169,19 +228,19 @@ def set_state(generator: torch.Generator | None, state: torch.Tensor | None) -> 
 def restored_generators(
     device: torch.device | None, sampler: Any, loader_generator: torch.Generator | None
 ) -> Iterator[None]:
-    """Restore all generators to where they are now, whatever is drawn within."""
+    """Restore all generators to where they are now, whatever is drawn or put back within."""
     device = device or torch.device("cpu")
     random_states = get_random_states(device)
-    own = generator_of(sampler)
-    own_state = state_of(own)
+    sampler_generator = generator_of(sampler)
+    sampler_state = state_of(sampler_generator)
     loader_state = state_of(loader_generator)
     try:
         yield
     finally:
         set_random_states(device, random_states)
-        if own is not None:  # PassSampler takes it away for an order that one process drew without.
-            sampler.generator = own
-        set_state(own, own_state)
+        if sampler_generator is not None:
+            sampler.generator = sampler_generator
+        set_state(sampler_generator, sampler_state)
         set_state(loader_generator, loader_state)
 
 
@@ -191,8 +250,8 @@ def content_of(batch: Any) -> list | None:
         return None
     content: list[Any] = []
     for leaf in leaves(batch):
-        if type(leaf) is torch.Tensor:  # files with other classes would not be loaded
-            content.append(leaf.detach().cpu().clone())  # a part of a larger tensor would be saved with all of it
+        if type(leaf) is torch.Tensor:  # Files with other classes would not be loaded.
+            content.append(leaf.detach().cpu().clone())  # A part of a larger tensor would be saved with all of it.
         elif type(leaf) in (bool, int, float, complex, str, bytes):
             content.append(leaf)
         else:
@@ -204,13 +263,11 @@ def put_back(content: list | None, batch: Any) -> Any:
     """`batch`, which has been read again, with the saved content, if there is any, in the place of the new one."""
     if content is None:
         return batch
-    if len(list(leaves(batch))) != len(content):
+    new_leaves = list(leaves(batch))
+    if len(new_leaves) != len(content):
         logger.warning("the batch after a checkpoint has another structure now: its random numbers are other ones")
         return batch
-    saved = iter(content)
-
-    def choose(leaf: Any) -> Any:
-        kept = next(saved)
-        return leaf if kept is None else kept
-
-    return map_nested(choose, batch)
+    for place, saved in enumerate(content):
+        if saved is not None:
+            new_leaves[place] = saved
+    return replace_leaves(batch, new_leaves)

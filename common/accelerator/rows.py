@@ -1,15 +1,16 @@
-"""The rows of a batch: to count, join and slice what has a row for each sample, and to leave the rest as it is.
+"""The rows of a batch: functions that count, join and slice what has a row for each sample, and leave the rest alone.
 
 Tensors and arrays have rows, and so do lists (`operations.is_list_of_entries`) that have as many entries.
 """
 
+import math
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 import torch
 
-from common.nested import honor_type, map_nested, named_leaves, replace_leaves
+from common.nested import honor_type, leaves, named_leaves, replace_leaves
 
 from .operations import is_list_of_entries
 
@@ -67,12 +68,14 @@ def join_batches(batches: Sequence[Any]) -> Any:
     """
     leaves_by_batch = [dict(named_leaves(batch, is_list_of_entries)) for batch in batches]
     rows_by_batch = [count_rows(batch) for batch in batches]
-    more = set().union(*leaves_by_batch) - set(leaves_by_batch[0])
-    if more:
-        raise ValueError(f"only some of the batches of a step have {', '.join(sorted(more))}: {READ_EVERYWHERE}")
+    first_leaves = leaves_by_batch[0]
+    for leaves_of_batch in leaves_by_batch:
+        extra = leaves_of_batch.keys() ^ first_leaves.keys()
+        if extra:
+            raise ValueError(f"only some of the batches of a step have {', '.join(sorted(extra))}: {READ_EVERYWHERE}")
     joined = {}
-    for name, first in leaves_by_batch[0].items():
-        values = [leaves.get(name) for leaves in leaves_by_batch]
+    for name, first in first_leaves.items():
+        values = [leaves_of_batch[name] for leaves_of_batch in leaves_by_batch]
         have_rows = list(map(_has_rows, values, rows_by_batch))
         if all(have_rows):
             joined[name] = _join_rows(name, values)
@@ -88,10 +91,17 @@ def _is_same(leaf: Any, other: Any) -> bool:
     return bool(leaf == other or (leaf != leaf and other != other))
 
 
-def fill_up(batch: Any, first_rows: Any) -> Any:
-    """`batch` with `first_rows` after its own rows. What has no rows stays as it is."""
+def fill_up(batch: Any, first_rows: Any, least_rows: int) -> Any:
+    """`batch` with at least so many rows: `first_rows` follow its own, as often as is needed. The rest stays as it is.
+
+    Raises:
+        ValueError: if there are no `first_rows`, or if they cannot be joined to those of `batch`.
+    """
     rows = count_rows(batch)
     num_first_rows = count_rows(first_rows)
+    if num_first_rows == 0:
+        raise ValueError(f"the first step has no samples to fill up the last one: {READ_EVERYWHERE}")
+    copies = math.ceil((least_rows - rows) / num_first_rows)
     first_leaves = dict(named_leaves(first_rows, is_list_of_entries))
     filled = {}
     for name, leaf in named_leaves(batch, is_list_of_entries):
@@ -99,7 +109,7 @@ def fill_up(batch: Any, first_rows: Any) -> Any:
         if not _has_rows(leaf, rows):
             filled[name] = leaf
         elif _has_rows(first, num_first_rows):
-            filled[name] = _join_rows(name, [leaf, first])
+            filled[name] = _join_rows(name, [leaf, *repeat(first, copies)])
         else:
             raise ValueError(f"{name} differs between the first step and the last: {READ_EVERYWHERE}")
     return replace_leaves(batch, filled.values(), is_list_of_entries)
@@ -109,22 +119,22 @@ def slice_rows(batch: Any, rows: slice, process_index: int | None = None, num_pr
     """`rows` of everything in `batch` that has a row for each sample. The rest stays as it is."""
     # The process is in the signature because this is a `slice_fn`. It is not needed here.
     number = count_rows(batch)
+    sliced = list(leaves(batch, is_list_of_entries))
+    for place, leaf in enumerate(sliced):
+        if _has_rows(leaf, number):
+            sliced[place] = leaf[rows]
+    return replace_leaves(batch, sliced, is_list_of_entries)
 
-    def slice_leaf(leaf: Any) -> Any:
-        return leaf[rows] if _has_rows(leaf, number) else leaf
 
-    return map_nested(slice_leaf, batch, is_leaf=is_list_of_entries)
-
-
-def _join_rows(name: str, leaves: list[Any]) -> Any:
-    if is_list_of_entries(leaves[0]):
-        return honor_type(leaves[0], chain.from_iterable(leaves))
+def _join_rows(name: str, parts: list[Any]) -> Any:
+    if is_list_of_entries(parts[0]):
+        return honor_type(parts[0], chain.from_iterable(parts))
     try:
-        if isinstance(leaves[0], torch.Tensor):
-            return torch.cat(leaves)
+        if isinstance(parts[0], torch.Tensor):
+            return torch.cat(parts)
         import numpy
 
-        return numpy.concatenate(leaves)
+        return numpy.concatenate(parts)
     except (RuntimeError, TypeError, ValueError) as error:
-        shapes = " and ".join(str(list(leaf.shape)) for leaf in leaves)
+        shapes = " and ".join(str(list(part.shape)) for part in parts)
         raise ValueError(f"{name} of the shapes {shapes} cannot be joined to a step: {READ_EVERYWHERE}") from error

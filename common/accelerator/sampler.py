@@ -8,11 +8,11 @@ sample 4 is left, and with samples from the beginning it becomes `[4 0]` and `[1
 `[4 0 1 2]`, and keeps the first `short_step.num_real_all_ranks` = 1 of them. This is the way of the ShortStep on
 process 0:
 
-    BatchSamplerShard   makes Step([4, 0], ShortStep(rank=0, rows=(2, 2), real=(1, 0)))
-    PassSampler         gives [4, 0] to torch's loader, which handles nothing but samples, and keeps the ShortStep
+    BatchSamplerShard   makes Step([4, 0], ShortStep(rank=0, rows=(2, 2), num_real_all_ranks=1))
+    PassSampler         gives [4, 0] to torch's loader, which handles nothing but samples, and keeps the Step
     torch's loader      reads the two samples and collates them to tensor([4, 0])
-    DataLoaderShard     joins the two again to Step(tensor([4, 0]), …), yields the tensor, and has the other as
-                        `loader.short_step`
+    PassSampler         puts the tensor into the Step, in the place of [4, 0]
+    DataLoaderShard     yields the tensor, and has the ShortStep as `loader.short_step`
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ from itertools import chain, cycle, islice
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from common.eval_sampler import DistributedEvalSampler
 
@@ -31,20 +31,15 @@ class ShortStep(NamedTuple):
     In all other steps every process has a full batch, all of its samples are real, and there is no ShortStep.
 
     Attributes:
-        rank: the process whose batch `own_rows` and `num_real` are about.
+        rank: the process that `own_rows` and `num_real` are about.
         rows: samples in the batch of each process that has one, lowest ranks first; the repeated ones count too.
-        real: how many of these samples are real: the first ones. The others were repeated to fill the batch.
+        num_real_all_ranks: how many of all these samples are real: the first ones, in rank order. The others were
+            repeated to fill up the batches.
     """
 
     rank: int
     rows: tuple[int, ...]
-    real: tuple[int, ...]
-
-    @classmethod
-    def filled(cls, num_real_all_ranks: int, rows: int, rank: int, num_ranks: int) -> "ShortStep":
-        """A step of so few real samples that is filled up to `rows` on each of `num_ranks` processes."""
-        real = [min(max(num_real_all_ranks - each * rows, 0), rows) for each in range(num_ranks)]
-        return cls(rank, (rows,) * num_ranks, tuple(real))
+    num_real_all_ranks: int
 
     @property
     def own_rows(self) -> int:
@@ -54,12 +49,13 @@ class ShortStep(NamedTuple):
     @property
     def num_real(self) -> int:
         """Real samples in this process's batch."""
-        return self.real[self.rank]
+        left = self.num_real_all_ranks - sum(self.rows[: self.rank])
+        return min(max(left, 0), self.own_rows)
 
     @property
-    def num_real_all_ranks(self) -> int:
-        """Real samples of all processes in this step."""
-        return sum(self.real)
+    def has_repeated(self) -> bool:
+        """True if some process has repeated samples."""
+        return self.num_real_all_ranks < sum(self.rows)
 
     @property
     def num_ranks_present(self) -> int:
@@ -73,7 +69,7 @@ class ShortStep(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One process's part of a step: sample numbers or a batch, and the ShortStep, None in a step of full batches."""
+    """A process's part of a step, or a whole one to dispatch: sample numbers or a batch, and the ShortStep, if any."""
 
     content: Any
     short_step: ShortStep | None
@@ -163,8 +159,8 @@ class BatchSamplerShard(BatchSampler):
         return self.batch_size // self.num_processes if self.split_batches else self.batch_size
 
     @property
-    def _fills_up_samples(self) -> bool:
-        """True if single samples are repeated. Without a `batch_size` it is not known how many are missing."""
+    def _repeats_samples(self) -> bool:
+        """True if the last step is filled up with single samples. Without a `batch_size`, whole batches are taken."""
         return self.even_batches and self.batch_size is not None
 
     def __iter__(self) -> Iterator[list]:
@@ -174,23 +170,24 @@ class BatchSamplerShard(BatchSampler):
     def steps(self) -> Iterator[Step]:
         """The batches of this process, each with what is known of its step."""
         size = self.samples_per_process
-        must_be_full = self.split_batches or self._fills_up_samples  # In other modes batches may have any size.
+        sizes_may_differ = not self.split_batches and not self._repeats_samples
         first_step: list = []
         steps = self._parts_of_batches() if self.split_batches else groups_of(self._batches(), self.num_processes)
-        for batches in steps:
-            if not first_step:
-                first_step = batches
+        for batches in steps:  # They are for the processes in rank order. In the last step some may be missing.
+            first_step = first_step or batches
             is_complete = len(batches) == self.num_processes
             if is_complete and all(len(batch) == size for batch in batches):
                 yield Step(batches[self.process_index], None)
-            elif self.drop_last and (must_be_full or not is_complete):
-                return  # The step lacks samples or, where batches may have any size, whole batches.
-            elif self._fills_up_samples:
-                yield self._filled_with_samples(batches, first_step)
-            elif self.even_batches:
-                yield self._filled_with_batches(batches, first_step)
-            elif self.process_index < len(batches):
-                yield self._left_uneven(batches)
+                continue
+            is_whole = is_complete and sizes_may_differ
+            if self.drop_last and not is_whole:
+                return
+            num_real = sum(map(len, batches))
+            if self.even_batches:
+                batches = self._filled_up(batches, first_step)
+            if self.process_index < len(batches):
+                rows = tuple(map(len, batches))
+                yield Step(batches[self.process_index], ShortStep(self.process_index, rows, num_real))
 
     def _parts_of_batches(self) -> Iterator[list]:
         """For each step one batch, in equal parts for the processes: `[0 1 2 3]` becomes `[0 1] [2 3]`."""
@@ -199,45 +196,28 @@ class BatchSamplerShard(BatchSampler):
             yield [batch[begin : begin + size] for begin in range(0, len(batch), size)]
 
     def _batches(self) -> Iterator[list]:
-        """All batches. With `even_batches`, raise a ValueError if any but the last has another size."""
-        must_be_last = False
-        for batch in self.batch_sampler:
-            if must_be_last:
+        """All batches. Where samples are to be filled up, raise a ValueError if any but the last has another size."""
+        batches = iter(self.batch_sampler)
+        for batch in batches:
+            must_be_last = self._repeats_samples and len(batch) != self.batch_size
+            if must_be_last and next(batches, None) is not None:
                 raise ValueError("batches of different sizes need even_batches=False")
-            must_be_last = self._fills_up_samples and len(batch) != self.batch_size
             yield batch
 
-    def _filled_with_samples(self, batches: list, first_step: list) -> Step:
-        """A last step with samples of the first one after its own, so that each process has a full batch.
+    def _filled_up(self, batches: list, first_step: list) -> list:
+        """The batches of a step, one for each process, with samples of the first step after their own.
 
         After a first step `[0 1] [2 3]`, the last step `[4]` becomes `[4 0] [1 2]`: one of its samples is real.
-        """
-        size = self.samples_per_process
-        samples = list(chain(*batches))
-        num_real = len(samples)
-        missing = self.num_processes * size - num_real
-        first_samples = chain(*first_step)
-        samples += islice(cycle(first_samples), missing)
-        begin = self.process_index * size
-        short_step = ShortStep.filled(num_real, size, self.process_index, self.num_processes)
-        return Step(samples[begin : begin + size], short_step)
 
-    def _filled_with_batches(self, batches: list, first_step: list) -> Step:
-        """A step with whole batches of the first one after its own, so that each process has a batch.
-
-        After a first step `[0 1 2] [3]`, the last step `[4 5]` becomes `[4 5] [0 1 2]`: two of its samples are real. A
-        complete step of batches that differ in size, such as the first one here, stays as it is.
+        Without a `batch_size` it is not known how many samples are missing, so whole batches are repeated. After a
+        first step `[0 1 2] [3]`, the last step `[4 5]` becomes `[4 5] [0 1 2]`: two of its samples are real.
         """
+        if self._repeats_samples:
+            first_samples = chain(*first_step)
+            samples = chain(*batches, cycle(first_samples))
+            return [list(islice(samples, self.samples_per_process)) for _ in range(self.num_processes)]
         missing = self.num_processes - len(batches)
-        filled = [*batches, *islice(cycle(first_step), missing)]
-        rows = tuple(map(len, filled))
-        real = rows[: len(batches)] + (0,) * missing
-        return Step(filled[self.process_index], ShortStep(self.process_index, rows, real))
-
-    def _left_uneven(self, batches: list) -> Step:
-        """A step as it is: `[4 5] [6]` gives process 0 two samples, and process 1 one; `[4 5]` gives process 1 none."""
-        rows = tuple(map(len, batches))
-        return Step(batches[self.process_index], ShortStep(self.process_index, rows, real=rows))
+        return [*batches, *islice(cycle(first_step), missing)]
 
     def __len__(self) -> int:
         total = len(self.batch_sampler)
@@ -253,7 +233,7 @@ class BatchSamplerShard(BatchSampler):
         if self.drop_last or self.even_batches or total == 0:
             return total
         if type(self.batch_sampler) is not BatchSampler:
-            return total  # as in the original: only the batch sampler knows how many samples its last batch has
+            return total  # As in the original: it is not known how many samples the last batch has.
         sampler: Any = self.batch_sampler.sampler
         in_last_batch = len(sampler) - (total - 1) * self.batch_size
         before_this_process = self.process_index * self.samples_per_process
@@ -266,7 +246,7 @@ class SkipBatchSampler(BatchSampler):
     def __init__(self, batch_sampler: Any, skip_batches: int = 0) -> None:
         self.batch_sampler = batch_sampler
         self.skip_batches = skip_batches
-        # A batch sampler of the script's own may have neither.
+        # A batch sampler of the script's own may lack these attributes.
         self.batch_size = getattr(batch_sampler, "batch_size", None)  # type: ignore[assignment]
         self.drop_last = getattr(batch_sampler, "drop_last", False)
 
@@ -280,10 +260,8 @@ class SkipBatchSampler(BatchSampler):
 def groups_of(batches: Iterable[Any], size: int) -> Iterator[list]:
     """Lists of `size` batches, read when they are asked for; the last list may have fewer."""
     batches = iter(batches)
-    group = list(islice(batches, size))
-    while group:
+    while group := list(islice(batches, size)):
         yield group
-        group = list(islice(batches, size))
 
 
 def check_split(batch_size: int | None, num_processes: int) -> None:
@@ -307,24 +285,38 @@ def _steps_of_one_process(batches: Iterator[Any], full_size: int | None) -> Iter
     for batch in batches:
         short_step = None
         if full_size is not None and len(batch) != full_size:
-            rows = (len(batch),)
-            short_step = ShortStep(rank=0, rows=rows, real=rows)
+            short_step = ShortStep(rank=0, rows=(len(batch),), num_real_all_ranks=len(batch))
         yield Step(batch, short_step)
 
 
-def sampler_chain(sampler: Any) -> Iterator[Any]:
-    """`sampler`, what it draws from, and so on."""
+def index_sampler_of(dataloader: DataLoader) -> Any:
+    """The sampler that the loader reads by: the batch sampler or, in a loader with `batch_size=None`, the sampler."""
+    return dataloader.sampler if dataloader.batch_sampler is None else dataloader.batch_sampler
+
+
+def sampler_chain(sampler: Any) -> list:
+    """`sampler`, what it draws from, and so on. The last one draws the sample numbers.
+
+    For example, `sampler_chain(index_sampler_of(loader))` of a shuffled loader, prepared on several processes:
+
+        BatchSamplerShard   the loader reads by it
+        BatchSampler        the script's
+        RandomSampler       draws the sample numbers; `get_sampler(loader)` is this one
+    """
+    samplers = []
     while sampler is not None:
-        yield sampler
+        samplers.append(sampler)
         inner = getattr(sampler, "batch_sampler", None)
-        if inner is None:
-            inner = getattr(sampler, "sampler", None)
-        sampler = inner
+        sampler = getattr(sampler, "sampler", None) if inner is None else inner
+    return samplers
 
 
-def innermost_sampler(sampler: Any) -> Any:
-    """The last of `sampler_chain`: what draws the sample numbers."""
-    return list(sampler_chain(sampler))[-1]
+def get_sampler(dataloader: DataLoader) -> Any:
+    """The attribute `sampler` of the script's batch sampler; None where there is none. This is for scripts."""
+    index_sampler = index_sampler_of(dataloader)
+    if isinstance(index_sampler, BatchSamplerShard):
+        index_sampler = index_sampler.batch_sampler
+    return getattr(index_sampler, "sampler", None)
 
 
 def generator_of(sampler: Any) -> torch.Generator | None:
@@ -333,10 +325,10 @@ def generator_of(sampler: Any) -> torch.Generator | None:
     return generator if isinstance(generator, torch.Generator) else None
 
 
-def follows_from_epoch(batches: Any) -> bool:
-    """True where the order of `batches` is sequential, or a function of a seed and the epoch, as far as is known."""
-    *wrappers, sampler = sampler_chain(batches)
+def follows_from_epoch(samplers: list) -> bool:
+    """True if the order of a `sampler_chain` is known to be sequential, or a function of a seed and the epoch."""
+    *wrappers, sampler = samplers
     known = (SequentialSampler, SeedableRandomSampler, DistributedSampler, DistributedEvalSampler, Sequence)
-    # These make batches of what they are given, and draw nothing by themselves; a script's own may draw.
+    # These make batches of what they are given, and draw nothing by themselves. A script's own class may draw.
     group_in_order = all(type(wrapper) in (BatchSampler, BatchSamplerShard, SkipBatchSampler) for wrapper in wrappers)
     return group_in_order and isinstance(sampler, known)

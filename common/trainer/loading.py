@@ -8,9 +8,9 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from common.accelerator import Accelerator, skip_first_batches, utils
-from common.accelerator.data_loader import DataLoaderShard, index_sampler_of
+from common.accelerator.data_loader import DataLoaderShard
 from common.accelerator.rows import count_rows
-from common.accelerator.sampler import innermost_sampler
+from common.accelerator.sampler import index_sampler_of, sampler_chain
 from common.accelerator.utils.random import set_random_states
 from common.eval_sampler import DistributedEvalSampler
 from common.trainer.batches import first_samples
@@ -31,7 +31,7 @@ def every_rank_reads_all(loader: Any, num_processes: int) -> bool:
     """True for a loader to be dealt out to several ranks: a `DataLoader` that gives all of them the same batches."""
     if num_processes == 1 or is_prepared(loader) or not isinstance(loader, DataLoader):
         return False
-    sampler = innermost_sampler(index_sampler_of(loader))
+    sampler = sampler_chain(index_sampler_of(loader))[-1]
     return not isinstance(sampler, DistributedSampler | DistributedEvalSampler)
 
 

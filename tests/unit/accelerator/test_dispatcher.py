@@ -143,14 +143,14 @@ class NoisyRows(Rows):
 
 
 def resumed(accelerator):
-    """The rest of an epoch after three steps: by going on, by a checkpoint, by skipping."""
+    """The rest of an epoch after three steps, with a draw beside each: by going on, by a checkpoint, by skipping."""
 
     def prepared():
         torch.manual_seed(1)
         return accelerator.prepare(DataLoader(NoisyRows(25, accelerator.process_index), batch_size=2, shuffle=True))
 
     def content(batch):
-        return batch["number"].tolist(), batch["noise"].tolist()
+        return batch["number"].tolist(), batch["noise"].tolist(), torch.rand(()).item()
 
     loader = prepared()
     whole = []
@@ -172,7 +172,7 @@ def test_it_continues_where_a_checkpoint_was_made_and_skips_whole_steps():
     for rest, after_load, after_skip in on_dispatching_ranks(2, resumed, use_stateful_dataloader=True):
         assert len(rest) == 4 and rest == after_load
         # As in the original, the last step is now filled up with rows of the first step that is left.
-        assert [numbers for numbers, _ in rest[:3]] == after_skip[:3]
+        assert [numbers for numbers, *_ in rest[:3]] == after_skip[:3]
 
 
 def sliced(accelerator):
@@ -283,7 +283,7 @@ REFUSED = {
     "lists": "['names']: 3, ['texts']: 4",
     "nothing": "nothing in the batch has a row",
     "varies": "['first'] differs between the batches of a step",
-    "keys": "['more'] differs between the batches of a step",
+    "keys": "only some of the batches of a step have ['more']",
     "longest": "['rows'] of the shapes [4, 1] and [4, 5] cannot be joined",
     "lambda": "<lambda>",
 }
