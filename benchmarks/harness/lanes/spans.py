@@ -5,6 +5,7 @@ different lanes may.
 """
 
 from collections.abc import Iterable
+from itertools import groupby
 from typing import NamedTuple
 
 ALL_REDUCE = "all-reduce"
@@ -53,6 +54,12 @@ def join(pieces: Iterable[tuple[float, float]], gap: float = 0.0) -> list[tuple[
             end = max(end_before, end)
         joined.append((start, end))
     return joined
+
+
+def count_backwards(spans: list[Span]) -> int:
+    """How many backwards the step has. One that waits in between has several spans; a forward separates two."""
+    names = [span.name for span in spans if span.name in (FORWARD, BACKWARD)]
+    return sum(name == BACKWARD for name, _ in groupby(names))
 
 
 def common_seconds(spans: list[Span], one: str, other: str) -> float:
