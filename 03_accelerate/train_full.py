@@ -85,7 +85,7 @@ def save_or_stop(accelerator, model, progress, schedule, signals):
     if decision.save:
         save(accelerator, model, progress)
     if decision.stop:
-        stop_run(accelerator, progress.global_step, signals)
+        stop_run(progress.global_step, signals)
 
 
 def rest_of_epoch(accelerator, loader, progress):

@@ -128,7 +128,7 @@ def train(args):
         trainer.train(resume_from_checkpoint=resumes)
         steps = trainer.state.global_step
         if saves and scheduled_saves.stops:
-            stop_run(trainer.accelerator, steps, signals)
+            stop_run(steps, signals)
         last = {}  # the newest value of each name: the log has the loss and the evaluation in entries of their own
         for entry in trainer.state.log_history:
             last.update(entry)

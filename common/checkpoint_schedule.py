@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ from torch import nn
 
 from common.errors import fail
 from common.numbers import number, positive
-from common.process_group import all_gather_object
+from common.process_group import all_gather_object, get_rank, leave_process_group
 
 # Optimizer steps. At a vote each rank waits for its GPU and for all other ranks, so not every step has one. Ten steps,
 # an evaluation that lies between them, and a checkpoint have to fit into the half minute between SIGTERM and the kill:
@@ -131,13 +131,14 @@ def caught_signals(enabled: bool = True) -> Iterator[list[int]]:
             signal.signal(each, handler)
 
 
-def stop_run(accelerator: Any, step: int, signals: list[int]) -> NoReturn:
+def stop_run(step: int, signals: list[int]) -> NoReturn:
     """Leave the process group and end the process. All ranks call this after a decision to stop.
 
     The exit code is 128 + the number of the signal, which shells and schedulers take for a process that the signal has
     ended. Where another rank has got the signal it is SIGTERM's.
     """
-    accelerator.print(f"stopped at step {step}: run it again to continue")
-    accelerator.end_training()
+    if get_rank() == 0:
+        print(f"stopped at step {step}: run it again to continue", flush=True)
+    leave_process_group()
     signal_number = signals[0] if signals else signal.SIGTERM
     raise SystemExit(128 + signal_number)
