@@ -18,7 +18,7 @@ from common.levels import ONE_PROCESS, WITH_CHECKPOINTS
 from common.machine import find_device
 from common.model import HIDDEN
 
-LAUNCHER_THREADS = "ACCELERATE_CPU_THREADS"  # A launcher sets this variable from its file.
+LAUNCHER_THREADS = "ACCELERATE_CPU_THREADS"  # A launcher sets this variable from its file and its flags.
 PR_SET_PDEATHSIG = 1  # in Linux's prctl.h
 
 
@@ -36,7 +36,7 @@ def prepare_process(args: Namespace) -> Namespace:
     settings = fit_to_machine(args)
     check_launch(settings)
     check_mesh(settings)
-    check_launchers_file(settings)
+    check_launchers_variables(settings)
     check_output_paths(settings)
     warn_of_slow_precision(settings)
     end_with_launcher()
@@ -53,10 +53,12 @@ def fit_to_machine(args: Namespace) -> Namespace:
     `device` becomes a torch.device, and level 01's `replicas` a number: by default the visible GPUs, and at least 2.
 
     Raises:
-        UserError: after one line that says what to do.
+        UserError: if the machine has not the device or the GPUs, or if GPUs are to be divided like cores.
     """
     settings = Namespace(**vars(args))
     settings.device = find_device(args.device, one_process=args.level in ONE_PROCESS)
+    if args.cores_per_device and settings.device.type != "cpu":
+        fail("--cores-per-device: this run computes on a GPU, and only a CPU can be divided into devices")
     if args.level == "01_data_parallel":
         gpus = torch.cuda.device_count() if settings.device.type == "cuda" else 0
         settings.replicas = args.replicas or max(2, gpus)
@@ -90,15 +92,13 @@ def check_mesh(settings: Namespace) -> None:
         fail(f"--tensor {settings.tensor} does not divide fc1's outputs, {HIDDEN}: it must be a power of 2")
 
 
-def check_launchers_file(settings: Namespace) -> None:
-    """Raise UserError for flags that a launcher's file contradicts, because levels 03 and 04 would obey the file."""
+def check_launchers_variables(settings: Namespace) -> None:
+    """Raise UserError for flags that contradict a launcher's variables: levels 03 and 04 would obey the variables."""
     if settings.script in WITH_CHECKPOINTS:
         flag = "--gradient-accumulation-steps"
         steps = settings.gradient_accumulation_steps
         _refuse_contradiction(flag, steps, "--gradient_accumulation_steps", LAUNCHER_ACCUMULATION)
     if settings.cores_per_device:
-        if settings.device.type != "cpu":
-            fail("--cores-per-device: this run computes on a GPU, and only a CPU can be divided into devices")
         threads = settings.cores_per_device
         _refuse_contradiction("--cores-per-device", threads, "--num_cpu_threads_per_process", LAUNCHER_THREADS)
 

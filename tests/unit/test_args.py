@@ -93,7 +93,7 @@ def launch(level: str, *argv: str) -> None:
     settings = fit(level, *argv)
     start.check_launch(settings)
     start.check_mesh(settings)
-    start.check_launchers_file(settings)
+    start.check_launchers_variables(settings)
 
 
 def refusal(step, *args) -> str:
