@@ -128,10 +128,8 @@ class Ranks:
         try:
             for worker in self.workers:
                 variables = _rank_variables(worker.rank, self.world_size, port) | (environment or {})
-                try:
+                with contextlib.suppress(ConnectionError):  # It has ended since the last job, which its answer says.
                     worker.pipe.send(Job(function, args, kwargs, variables))
-                except ConnectionError as error:  # It may have been killed because the machine had no memory left.
-                    raise RankFailed({worker.rank: "its process has ended since the last job"}) from error
             answers = self._receive_answers(timeout)
             failures = {rank: answer.failure for rank, answer in answers.items() if answer.failure}
             if failures:
