@@ -12,17 +12,14 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from common.errors import fail
 from common.numbers import number, positive
-from common.process_group import all_gather_object, get_rank, leave_process_group
+from common.process_group import get_rank, leave_process_group
 
 # Optimizer steps. At a vote each rank waits for its GPU and for all other ranks, so not every step has one. Ten steps,
 # an evaluation that lies between them, and a checkpoint have to fit into the half minute between SIGTERM and the kill:
@@ -85,20 +82,6 @@ class CheckpointSchedule:
         if save:
             self._saved_at = time.monotonic()
         return Decision(save, stop)
-
-
-def has_checkpoint(folder: str, pattern: str) -> bool:
-    """True if rank 0 finds a path in `folder` that matches: all ranks resume or none does. All must call this."""
-    # A damaged checkpoint that was set aside has a suffix: checkpoint_7.damaged-….
-    found = any(not path.suffix for path in Path(folder).glob(pattern))
-    return all_gather_object(found)[0]
-
-
-def refuse_not_finite(model: nn.Module, step: int) -> None:
-    """Raise UserError if a weight is NaN or infinite: a checkpoint of such a model would replace a good one."""
-    are_finite = [parameter.isfinite().all() for parameter in model.parameters()]
-    if not all(are_finite):
-        fail(f"the model's weights are not finite at step {step}: no checkpoint is made of them")
 
 
 @contextlib.contextmanager

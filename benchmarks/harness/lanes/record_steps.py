@@ -1,8 +1,9 @@
-"""Record what each device of a process does in a step, from the events of torch's profiler.
+"""Record what each device of this process does in its steps, by torch's profiler.
 
-A step lasts from the end of the optimizer's step before it to the end of its own. In one of PHASES a device computes
-while an operator runs on one of its threads. It waits in the rest of the step: for messages, or for another device. An
-example, where a device waits twice in backward and the step's messages are called "sending":
+A step lasts from the end of the optimizer's step before it to the end of its own. It has phases: forward, backward, the
+optimizer's step. Within a phase a device computes while an operator runs on one of its threads. In the rest of the step
+it waits: for messages, for another device, or because another process has its core. In this example a device waits once
+in forward and once in backward:
 
     phases       |----- forward -----|-------- backward --------|- optimizer -|
     operators     ## #### ####        ####### ##         ### ###  ## ## ## ##
@@ -19,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.harness.lanes.spans import BACKWARD, COPIES, FORWARD, MAIN, OPTIMIZER, WAITING, RecordedStep, Span, join
 
-# Who takes the steps names the phases by `record_function`, all but the optimizer's, which torch names.
+# The functions that take the steps name their phases by `record_function`. torch names the optimizer's step itself.
 PHASES = (FORWARD, BACKWARD, COPIES, OPTIMIZER)
 # In seconds. Between two operators Python runs for less, so what is longer is waiting.
 SHORTEST_WAIT = 0.001
