@@ -3,6 +3,8 @@
 import os
 from datetime import timedelta
 from pathlib import Path
+from unittest import mock
+from unittest.mock import DEFAULT
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from common.args import parse_args
 from common.checkpoint_schedule import CheckpointInterval
 from common.errors import UserError
 from common.levels import ONE_PROCESS
-from common.start import check_output_paths, fit_to_machine, warn_of_slow_precision
+from common.start import fit_to_machine, prepare_process
 
 FULL = "03_accelerate/train_full"
 DEFAULTS = {
@@ -84,16 +86,13 @@ def parse(level: str, *argv: str):
 
 
 def fit(level: str, *argv: str):
-    settings = fit_to_machine(parse(level, *argv))
-    check_output_paths(settings)
-    return settings
+    return fit_to_machine(parse(level, *argv))
 
 
-def launch(level: str, *argv: str) -> None:
-    settings = fit(level, *argv)
-    start.check_launch(settings)
-    start.check_mesh(settings)
-    start.check_launchers_variables(settings)
+def launch(level: str, *argv: str):
+    """`prepare_process`, which changes nothing of this process."""
+    with mock.patch.multiple(start, end_with_launcher=DEFAULT, keep_large_blocks=DEFAULT, share_out_cores=DEFAULT):
+        return prepare_process(parse(level, *argv))
 
 
 def refusal(step, *args) -> str:
@@ -138,7 +137,7 @@ def test_mnist_root_is_where_the_data_are_by_default(monkeypatch):
     ],
 )
 def test_a_wrong_value_is_one_clear_line(level, argv, message, capsys):
-    assert message in refusal(fit, level, *argv)
+    assert message in refusal(launch, level, *argv)
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.startswith("error: ") and captured.err.count("\n") == 1
 
@@ -221,14 +220,14 @@ def test_replicas_are_the_visible_gpus_and_at_least_two(gpus):
 def test_only_the_machine_of_rank_0_needs_the_folder_of_the_results(tmp_path, torchrun):
     path = tmp_path / "of_the_first_machine" / "w.pt"
     torchrun()
-    assert "must be a file in a folder that exists" in refusal(fit, "02_ddp_raw", "--save", str(path))
+    assert "must be a file in a folder that exists" in refusal(launch, "02_ddp_raw", "--save", str(path))
     torchrun(rank=1)
-    assert fit("02_ddp_raw", "--save", str(path)).save == path
+    assert launch("02_ddp_raw", "--save", str(path)).save == path
 
 
 def test_a_result_may_go_to_a_device_whose_folder_cannot_be_written(monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: path != Path("/dev"))
-    assert fit("00_single_gpu", "--json", "/dev/null").json == Path("/dev/null")
+    assert launch("00_single_gpu", "--json", "/dev/null").json == Path("/dev/null")
 
 
 def test_what_the_launcher_was_configured_with_is_the_default(monkeypatch):
@@ -251,5 +250,5 @@ def test_what_the_launcher_was_configured_with_is_the_default(monkeypatch):
 def test_a_slow_precision_on_a_cpu_is_warned_of_once(precision, warnings, capsys, torchrun):
     for rank in (0, 1):
         torchrun(rank=rank)
-        warn_of_slow_precision(fit(FULL, "--mixed-precision", precision, "--device", "cpu"))
+        launch(FULL, "--mixed-precision", precision, "--device", "cpu")
     assert capsys.readouterr().err.count("warning: ") == warnings

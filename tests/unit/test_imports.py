@@ -26,6 +26,7 @@ BASE = {
     "common.errors",
     "common.eval_sampler",
     "common.files",
+    "common.launch",
     "common.levels",
     "common.machine",
     "common.nested",
