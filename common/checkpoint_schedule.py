@@ -50,7 +50,7 @@ def checkpoint_interval(text: str) -> CheckpointInterval:
 
 
 class CheckpointSchedule:
-    """When all ranks save, and when they stop.
+    """The steps after which all ranks save, and the step after which they stop.
 
     Args:
         interval: how often to save.

@@ -217,7 +217,7 @@ class _Operations(TorchDispatchMode):
     def __init__(self, tracker: MemoryTracker) -> None:
         super().__init__()
         self.tracker = tracker
-        self.operation_before = ""  # its name
+        self.previous_operation = ""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -232,7 +232,7 @@ class _Operations(TorchDispatchMode):
         inputs = _tensors((args, kwargs))
         if self._splits_gloos_copy(func):
             self.tracker.leave_out_if_unknown(inputs[0])
-        self.operation_before = func.name()
+        self.previous_operation = func.name()
         if func.namespace == "c10d":  # A collective sends its inputs.
             for tensor in inputs:
                 self.tracker.label(tensor, "communication")
@@ -250,7 +250,7 @@ class _Operations(TorchDispatchMode):
         gloo has no reduce-scatter: it reduces a copy of the whole message, and splits that right after. nccl makes no
         copy, and when gloo frees it depends on its threads.
         """
-        return func is torch.ops.aten.split.Tensor and self.operation_before == "c10d::_reduce_scatter_base_"
+        return func is torch.ops.aten.split.Tensor and self.previous_operation == "c10d::_reduce_scatter_base_"
 
     def _common_device(self, inputs: list[Tensor]) -> int | None:
         """The first device that holds an input; None if all are on the host."""
