@@ -11,7 +11,7 @@ from benchmarks.harness.options import CannotMeasure
 from benchmarks.harness.two_nodes import ADDRESSES, INTERFACE, Nodes, two_nodes, why_not
 from common.processes import Ranks
 
-NAMESPACES = Path("/run/netns")  # `ip netns add` makes a file for each of them here
+NAMESPACES = Path("/var/run/netns")  # `ip netns add` makes a file for each of them here
 CLONE_NEWNET = 0x40000000  # in Linux's sched.h; Python has a name for it, and os.setns, from 3.12 on
 # A node has one rank. The address is that of rank 0's node.
 VARIABLES = {
