@@ -128,7 +128,7 @@ class Ranks:
         try:
             for worker in self.workers:
                 variables = rank_variables(worker.rank, self.world_size, port) | (environment or {})
-                with contextlib.suppress(ConnectionError):  # It has ended since the last job, which its answer says.
+                with contextlib.suppress(ConnectionError):  # The rank has ended since the last job; _receive says so.
                     worker.pipe.send(Job(function, args, kwargs, variables))
             answers = self._receive_answers(timeout)
             failures = {rank: answer.failure for rank, answer in answers.items() if answer.failure}
@@ -157,14 +157,14 @@ class Ranks:
             if any(answer.failure for answer in answers.values()):
                 seconds = min(seconds, SECONDS_AFTER_FAILURE)
             ready = wait(waiting, seconds)
+            if not ready:
+                break
             for pipe in ready:
                 worker = waiting.pop(pipe)
                 answers[worker.rank] = _receive(worker)
-            if not ready:
-                for worker in waiting.values():
-                    state = "alive" if worker.process.is_alive() else "dead"
-                    answers[worker.rank] = Answer(failure=f"no answer ({state})")
-                break
+        for worker in waiting.values():
+            state = "alive" if worker.process.is_alive() else "dead"
+            answers[worker.rank] = Answer(failure=f"no answer ({state})")
         return answers
 
 
