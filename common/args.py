@@ -12,13 +12,11 @@ import torch
 from common.checkpoint_schedule import checkpoint_interval
 from common.errors import fail
 from common.instruments.flags import add_instrument_flags
+from common.launch import LAUNCHER_ACCUMULATION, LAUNCHER_PRECISION
 from common.levels import DISTRIBUTED, MESH, WITH_CHECKPOINTS
 from common.numbers import natural, number, positive, positive_float
 
 PRECISIONS = ("no", "fp16", "bf16")
-# A launcher sets these variables from its configuration file and its flags.
-LAUNCHER_PRECISION = "ACCELERATE_MIXED_PRECISION"
-LAUNCHER_ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
 
 
 class _Parser(argparse.ArgumentParser):

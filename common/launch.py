@@ -1,14 +1,20 @@
-"""The place of this process among those of its run, as the launcher says it, before there is a process group."""
+"""The variables by which a launcher tells a process of its place in the run and of the launcher's configuration."""
 
 import os
 from typing import NamedTuple
 
+# `python -m common.accelerator launch` sets these from its file and its flags.
+LAUNCHER_PRECISION = "ACCELERATE_MIXED_PRECISION"
+LAUNCHER_ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+LAUNCHER_THREADS = "ACCELERATE_CPU_THREADS"
+
 
 class Launch(NamedTuple):
-    """The variables that torchrun and other launchers set; a process that was started alone is rank 0 of 1.
+    """The place of this process in the run, known before there is a process group. Alone it is rank 0 of 1.
 
     Attributes:
-        rank, world_size: the number of this process, and of how many processes of the whole run.
+        rank: the number of this process in the run, counted from 0.
+        world_size: the number of processes of the run.
         local_rank, local_world_size: the same among the processes of this machine.
     """
 

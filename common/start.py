@@ -10,16 +10,14 @@ from pathlib import Path
 import torch
 
 from common.allocator import keep_large_blocks
-from common.args import LAUNCHER_ACCUMULATION
 from common.cores import available_cores, confine_to_device, threads_per_worker, use_all_cores
 from common.errors import fail
 from common.files import can_be_written, nearest_existing
-from common.launch import Launch, read_launch
+from common.launch import LAUNCHER_ACCUMULATION, LAUNCHER_THREADS, Launch, read_launch
 from common.levels import ONE_PROCESS, WITH_CHECKPOINTS
 from common.machine import find_device
 from common.model import HIDDEN
 
-LAUNCHER_THREADS = "ACCELERATE_CPU_THREADS"  # A launcher sets this variable from its file and its flags.
 PR_SET_PDEATHSIG = 1  # in Linux's prctl.h
 
 

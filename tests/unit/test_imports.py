@@ -59,7 +59,7 @@ ROOMS = {
     "common.small": set(),
     "common.trainer": {"common.accelerator"},
     "common.args": {"common.checkpoint_schedule", "common.instruments"},
-    "common.start": {"common.allocator", "common.args", "common.model"},
+    "common.start": {"common.allocator", "common.model"},
     "common.checkpoint_checks": set(),
     "common.checkpoint_schedule": set(),
     "common.data": set(),
