@@ -33,7 +33,8 @@ def load_data(args: Namespace) -> tuple[DigitImages, DigitImages]:
     test_set = DigitImages(name, *test, dtype=args.dtype)
     train_set.keep_first(args.train_samples)
     test_set.keep_first(args.eval_samples)
-    check_batch_size(args, len(train_set))
+    check_batch_size(args)
+    check_steps(args, len(train_set))
     if args.max_steps:
         train_set.keep_first(args.max_steps * args.batch_size)
     if args.data == "device":
@@ -77,8 +78,8 @@ def _provide(args: Namespace) -> str:
     return "synthetic"
 
 
-def check_batch_size(args: Namespace, samples: int) -> None:
-    """Raise UserError for a global batch that the processes cannot share evenly, and for too few or too many steps."""
+def check_batch_size(args: Namespace) -> None:
+    """Raise UserError for a global batch that the processes cannot share evenly."""
     world_size = read_launch().world_size
     num_shards = world_size // args.tensor  # The ranks of a row of a mesh have the same samples.
     accumulation = args.gradient_accumulation_steps
@@ -91,6 +92,10 @@ def check_batch_size(args: Namespace, samples: int) -> None:
             processes = f"{num_shards} × {args.tensor} processes"
         micro = f" × {accumulation} accumulation steps" if accumulation > 1 else ""
         fail(f"--batch-size {args.batch_size} is not divisible by {parts} ({processes}{micro}): use {nearest}")
+
+
+def check_steps(args: Namespace, samples: int) -> None:
+    """Raise UserError if an epoch has no step, or if `--max-steps` is not for a part of one epoch."""
     steps = samples // args.batch_size
     if steps == 0:
         fail(f"{samples} training samples are fewer than one batch of {args.batch_size}")
