@@ -18,11 +18,11 @@ from torch.utils.data import DataLoader
 from common.accelerator import Accelerator
 from common.accelerator.utils import DataLoaderConfiguration, InitProcessGroupKwargs, ProjectConfiguration, set_seed
 from common.args import parse_args
-from common.checkpoint_schedule import CheckpointSchedule, caught_signals, has_checkpoint, refuse_not_finite, stop_run
+from common.checkpoint_checks import SameTraining, has_checkpoint, refuse_longer_training, refuse_not_finite
+from common.checkpoint_schedule import CheckpointSchedule, caught_signals, stop_run
 from common.data import collate, load_data
 from common.instruments import measured
 from common.model import build_model
-from common.same_training import SameTraining, refuse_longer_training
 from common.start import prepare_process
 
 
@@ -85,7 +85,7 @@ def save_or_stop(accelerator, model, progress, schedule, signals):
     if decision.save:
         save(accelerator, model, progress)
     if decision.stop:
-        stop_run(accelerator, progress.global_step, signals)
+        stop_run(progress.global_step, signals)
 
 
 def rest_of_epoch(accelerator, loader, progress):

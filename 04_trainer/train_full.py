@@ -15,11 +15,11 @@ from torch.utils.data import RandomSampler
 
 from common.accelerator import PartialState
 from common.args import parse_args
-from common.checkpoint_schedule import CheckpointSchedule, caught_signals, has_checkpoint, refuse_not_finite, stop_run
+from common.checkpoint_checks import SameTraining, has_checkpoint, refuse_longer_training, refuse_not_finite
+from common.checkpoint_schedule import CheckpointSchedule, caught_signals, stop_run
 from common.data import collate, load_data
 from common.instruments import measured
 from common.model import build_model
-from common.same_training import SameTraining, refuse_longer_training
 from common.start import prepare_process
 from common.trainer import Trainer, TrainerCallback, TrainingArguments
 
@@ -128,7 +128,7 @@ def train(args):
         trainer.train(resume_from_checkpoint=resumes)
         steps = trainer.state.global_step
         if saves and scheduled_saves.stops:
-            stop_run(trainer.accelerator, steps, signals)
+            stop_run(steps, signals)
         last = {}  # the newest value of each name: the log has the loss and the evaluation in entries of their own
         for entry in trainer.state.log_history:
             last.update(entry)

@@ -12,36 +12,42 @@ import torch
 from common.checkpoint_schedule import checkpoint_interval
 from common.errors import fail
 from common.instruments.flags import add_instrument_flags
+from common.launch import LAUNCHER_ACCUMULATION, LAUNCHER_PRECISION
 from common.levels import DISTRIBUTED, MESH, WITH_CHECKPOINTS
 from common.numbers import natural, number, positive, positive_float
 
-# The flags that not all scripts have. Each belongs to all scripts of a level, or to single scripts.
-_OWNERS = {
-    "--replicas": ("01_data_parallel",),
-    "--timeout": DISTRIBUTED,
-    "--tensor": (MESH,),
-    "--mixed-precision": WITH_CHECKPOINTS,
-    "--gradient-accumulation-steps": WITH_CHECKPOINTS,
-    "--checkpoint-dir": WITH_CHECKPOINTS,
-    "--checkpoint-every": WITH_CHECKPOINTS,
-}
-# The settings that are read also in a script that has no flag for them.
-_WITHOUT_FLAG = {
-    "replicas": None,
-    "tensor": 1,
-    "mixed_precision": "no",
-    "gradient_accumulation_steps": 1,
-    "checkpoint_dir": None,
-}
 PRECISIONS = ("no", "fp16", "bf16")
-# A launcher sets these variables from its configuration file.
-LAUNCHER_PRECISION = "ACCELERATE_MIXED_PRECISION"
-LAUNCHER_ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
 
 
 class _Parser(argparse.ArgumentParser):
+    """The parser of one script, which has the flags of all scripts, those of its level and those of its own."""
+
+    def __init__(self, level: str, script: str, prog: str) -> None:
+        super().__init__(prog=prog, allow_abbrev=False)
+        self.level = level
+        self.script = script
+
     def error(self, message: str) -> NoReturn:
         fail(message)
+
+    def add_flag_of(self, owners: tuple[str, ...], option: str, otherwise: Any = None, **settings: Any) -> None:
+        """Add a flag of some levels or scripts. The others refuse it, and have the setting `otherwise`."""
+        if self.level in owners or self.script in owners:
+            self.add_argument(option, **settings)
+        else:
+            self.add_argument(option, action=_Refusal, owners=owners, script=self.script, default=otherwise)
+
+
+class _Refusal(argparse.Action):
+    """A flag that belongs to other scripts."""
+
+    def __init__(self, owners: tuple[str, ...], script: str, **settings: Any) -> None:
+        super().__init__(nargs="?", help=argparse.SUPPRESS, **settings)
+        self.owners = owners
+        self.script = script
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> NoReturn:
+        fail(f"{option_string} belongs to {' and '.join(self.owners)}, not to {self.script}")
 
 
 def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace:
@@ -57,14 +63,13 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     path = Path(script).resolve()
     level = path.parent.name
     name = level if path.stem == "train" else f"{level}/{path.stem}"
-    accumulation = os.environ.get(LAUNCHER_ACCUMULATION, "1")
-    if name in WITH_CHECKPOINTS and not re.fullmatch("[1-9][0-9]*", accumulation):  # argparse would blame the flag.
-        fail(f"{LAUNCHER_ACCUMULATION} is {accumulation!r}: it must be a whole number of at least 1")
-    parser = _make_parser(level, name, prog=f"{level}/{path.name}")
+    if name in WITH_CHECKPOINTS:
+        _check_launchers_variables()
+    parser = _Parser(level, name, prog=f"{level}/{path.name}")
+    _add_flags(parser)
     args, unknown = parser.parse_known_args(argv)
-    _refuse_unknown_flags(parser, name, unknown)
-    if args.mixed_precision not in PRECISIONS:  # argparse compares no default with `choices`.
-        fail(f"{LAUNCHER_PRECISION} is {args.mixed_precision!r}: it must be no, fp16 or bf16")
+    if unknown:
+        fail(f"unknown argument {unknown[0]}; {parser.prog} --help lists the flags")
     if args.data == "device" and args.num_workers > 0:
         fail("argument --data: on the device there is nothing for loader workers to do; leave --num-workers out")
     args.level = level
@@ -73,9 +78,17 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     return args
 
 
-def _make_parser(level: str, name: str, prog: str) -> _Parser:
-    parser = _Parser(prog=prog, allow_abbrev=False)
-    parser.set_defaults(**_WITHOUT_FLAG)
+def _check_launchers_variables() -> None:
+    """Refuse wrong values of a launcher's variables, which argparse would blame on flags that nobody has given."""
+    precision = os.environ.get(LAUNCHER_PRECISION, "no")
+    if precision not in PRECISIONS:
+        fail(f"{LAUNCHER_PRECISION} is {precision!r}: it must be no, fp16 or bf16")
+    accumulation = os.environ.get(LAUNCHER_ACCUMULATION, "1")
+    if not re.fullmatch("[1-9][0-9]*", accumulation):
+        fail(f"{LAUNCHER_ACCUMULATION} is {accumulation!r}: it must be a whole number of at least 1")
+
+
+def _add_flags(parser: _Parser) -> None:
     flag = parser.add_argument
     flag("--epochs", type=positive, default=1, metavar="N", help="passes over the training set")
     flag("--batch-size", type=positive, default=64, metavar="N", help="global batch: samples per optimizer step")
@@ -86,25 +99,33 @@ def _make_parser(level: str, name: str, prog: str) -> _Parser:
     flag("--device", default="auto", help="auto, cpu or cuda; at levels 00 and 01 also cuda:N")
     flag("--num-workers", type=natural, default=0, metavar="N", help="loader workers per process")
     flag("--data", choices=["host", "device"], default="host", help="where the images wait for their turn")
-
-    def own_flag(option: str, **settings: Any) -> None:
-        if level in _OWNERS[option] or name in _OWNERS[option]:
-            flag(option, **settings)
-
-    own_flag("--replicas", type=positive, metavar="N", help="copies of the model (default: visible GPUs, at least 2)")
-    own_flag("--timeout", type=_seconds, default="300", metavar="SECONDS", help="of a collective")
-    own_flag("--tensor", type=positive, default=2, metavar="N", help="ranks that share a layer (a power of 2, to 128)")
-    precision = os.environ.get(LAUNCHER_PRECISION, "no")
-    own_flag("--mixed-precision", choices=PRECISIONS, default=precision, help="default: the launcher's, or no")
-    own_flag(
+    flag_of = parser.add_flag_of
+    replicas = "copies of the model (default: visible GPUs, at least 2)"
+    flag_of(("01_data_parallel",), "--replicas", type=positive, metavar="N", help=replicas)
+    flag_of(DISTRIBUTED, "--timeout", type=_seconds, default="300", metavar="SECONDS", help="of a collective")
+    tensor = "ranks that share a layer (a power of 2, to 128)"
+    flag_of((MESH,), "--tensor", otherwise=1, type=positive, default=2, metavar="N", help=tensor)
+    flag_of(
+        WITH_CHECKPOINTS,
+        "--mixed-precision",
+        otherwise="no",
+        choices=PRECISIONS,
+        default=os.environ.get(LAUNCHER_PRECISION, "no"),
+        help="default: the launcher's, or no",
+    )
+    flag_of(
+        WITH_CHECKPOINTS,
         "--gradient-accumulation-steps",
+        otherwise=1,
         type=positive,
         default=os.environ.get(LAUNCHER_ACCUMULATION, "1"),
         metavar="N",
         help="micro-batches per optimizer step (default: the launcher's, or 1)",
     )
-    own_flag("--checkpoint-dir", type=_folder, metavar="PATH", help="save there, and resume from the newest one in it")
-    own_flag(
+    folder = "save there, and resume from the newest one in it"
+    flag_of(WITH_CHECKPOINTS, "--checkpoint-dir", type=_folder, metavar="PATH", help=folder)
+    flag_of(
+        WITH_CHECKPOINTS,
         "--checkpoint-every",
         type=checkpoint_interval,
         default="100",
@@ -112,16 +133,6 @@ def _make_parser(level: str, name: str, prog: str) -> _Parser:
         help="optimizer steps between checkpoints, or seconds: 60s",
     )
     add_instrument_flags(parser)
-    return parser
-
-
-def _refuse_unknown_flags(parser: _Parser, name: str, unknown: list[str]) -> None:
-    if unknown:
-        word = unknown[0]
-        flag = word.partition("=")[0]
-        if flag in _OWNERS:
-            fail(f"{flag} belongs to {' and '.join(_OWNERS[flag])}, not to {name}")
-        fail(f"unknown argument {word}; {parser.prog} --help lists the flags")
 
 
 def _seed(text: str) -> int:

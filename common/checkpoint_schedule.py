@@ -12,17 +12,14 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from common.errors import fail
 from common.numbers import number, positive
-from common.process_group import all_gather_object
+from common.process_group import get_rank, leave_process_group
 
 # Optimizer steps. At a vote each rank waits for its GPU and for all other ranks, so not every step has one. Ten steps,
 # an evaluation that lies between them, and a checkpoint have to fit into the half minute between SIGTERM and the kill:
@@ -53,7 +50,7 @@ def checkpoint_interval(text: str) -> CheckpointInterval:
 
 
 class CheckpointSchedule:
-    """When all ranks save, and when they stop.
+    """The steps after which all ranks save, and the step after which they stop.
 
     Args:
         interval: how often to save.
@@ -87,20 +84,6 @@ class CheckpointSchedule:
         return Decision(save, stop)
 
 
-def has_checkpoint(folder: str, pattern: str) -> bool:
-    """True if rank 0 finds a path in `folder` that matches: all ranks resume or none does. All must call this."""
-    # A damaged checkpoint that was set aside has a suffix: checkpoint_7.damaged-….
-    found = any(not path.suffix for path in Path(folder).glob(pattern))
-    return all_gather_object(found)[0]
-
-
-def refuse_not_finite(model: nn.Module, step: int) -> None:
-    """Raise UserError if a weight is NaN or infinite: a checkpoint of such a model would replace a good one."""
-    are_finite = [parameter.isfinite().all() for parameter in model.parameters()]
-    if not all(are_finite):
-        fail(f"the model's weights are not finite at step {step}: no checkpoint is made of them")
-
-
 @contextlib.contextmanager
 def caught_signals(enabled: bool = True) -> Iterator[list[int]]:
     """A block in which SIGTERM and the first Ctrl-C do not end the process: their numbers are added to the list.
@@ -131,13 +114,14 @@ def caught_signals(enabled: bool = True) -> Iterator[list[int]]:
             signal.signal(each, handler)
 
 
-def stop_run(accelerator: Any, step: int, signals: list[int]) -> NoReturn:
+def stop_run(step: int, signals: list[int]) -> NoReturn:
     """Leave the process group and end the process. All ranks call this after a decision to stop.
 
     The exit code is 128 + the number of the signal, which shells and schedulers take for a process that the signal has
     ended. Where another rank has got the signal it is SIGTERM's.
     """
-    accelerator.print(f"stopped at step {step}: run it again to continue")
-    accelerator.end_training()
+    if get_rank() == 0:
+        print(f"stopped at step {step}: run it again to continue", flush=True)
+    leave_process_group()
     signal_number = signals[0] if signals else signal.SIGTERM
     raise SystemExit(128 + signal_number)

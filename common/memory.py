@@ -11,159 +11,17 @@ charged to the device on which it would be on a machine with GPUs:
 Storage is rounded up to 512 bytes as CUDA's caching allocator does, and released when its last tensor dies.
 """
 
-import math
-import threading
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode,
-    _pop_mode_temporarily,
-    is_traceable_wrapper_subclass,
-)
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode_temporarily
 
-BLOCK = 512
-# Communication: the buckets and messages of collectives, scattered inputs, gathered outputs.
-CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "communication", "temporaries")
-
-
-@dataclass(eq=False)
-class _Allocation:
-    """A storage, of which its device holds `size` bytes. Its category may become known only after the peak.
-
-    `device` is None on the host. A storage that is left out is never charged to a device.
-    """
-
-    device: int | None = None
-    size: int = 0
-    category: str = "temporaries"
-    is_left_out: bool = False
-
-
-@dataclass
-class _Device:
-    """The bytes of each allocation on a device, now and at its peak, and their sums."""
-
-    held: dict[_Allocation, int] = field(default_factory=dict)
-    total: int = 0
-    at_peak: dict[_Allocation, int] = field(default_factory=dict)
-    peak: int = 0
-
-
-class MemoryTracker:
-    """The bytes that are held now, by device and category, and each device's at its peak."""
-
-    def __init__(self) -> None:
-        # It is reentrant because this thread may free a storage while it makes an entry.
-        self._lock = threading.RLock()
-        # The keys are the addresses of the storages that are alive.
-        self._allocations: dict[int, _Allocation] = {}
-        self._devices: dict[int, _Device] = {}
-
-    def peaks(self) -> dict[int, dict[str, int]]:
-        """Per device the bytes in each of CATEGORIES at the moment when their sum was largest."""
-        with self._lock:
-            return {index: _by_category(self._devices[index].at_peak) for index in sorted(self._devices)}
-
-    def reset_peaks(self) -> None:
-        """Start again from the bytes held now, as `torch.cuda.reset_peak_memory_stats` does."""
-        with self._lock:
-            for device in self._devices.values():
-                device.at_peak = dict(device.held)
-                device.peak = device.total
-
-    def now(self, device: int = 0) -> dict[str, int]:
-        """The bytes in each of CATEGORIES that `device` holds now."""
-        with self._lock:
-            return _by_category(self._devices.get(device, _Device()).held)
-
-    def device_of(self, tensor: Tensor) -> int | None:
-        """The device that `tensor` is charged to; None for the host."""
-        with self._lock:
-            allocation = self._allocations.get(tensor.untyped_storage()._cdata)
-            return allocation.device if allocation else None
-
-    def charge(self, tensor: Tensor, device: int | None) -> None:
-        """Charge the storage of a tensor to `device`, or to the one that holds it already, with its present size."""
-        storage = tensor.untyped_storage()
-        with self._lock:
-            allocation = self._allocations.get(storage._cdata) or self._enter(storage)
-            if allocation.device is None and not allocation.is_left_out:
-                allocation.device = device
-            self._resize(allocation, _in_blocks(storage))
-
-    def leave_out_if_unknown(self, tensor: Tensor) -> None:
-        """Charge the storage of `tensor` to no device, whatever it meets, unless it has been entered already."""
-        storage = tensor.untyped_storage()
-        with self._lock:
-            if storage._cdata not in self._allocations:
-                self._enter(storage).is_left_out = True
-
-    def label(self, tensor: Tensor, category: str) -> None:
-        """Give a storage a category. If it has several, the first in the order of CATEGORIES counts."""
-        with self._lock:
-            allocation = self._allocations.get(_plain(tensor).untyped_storage()._cdata)
-            if allocation is not None:
-                allocation.category = min(allocation.category, category, key=CATEGORIES.index)
-
-    def label_trained(self, optimizer: Optimizer) -> None:
-        """Label the parameters of an optimizer, their gradients and their state."""
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                self.label(parameter, "parameters")
-                if parameter.grad is not None:
-                    self.label(parameter.grad, "gradients")
-                for value in optimizer.state[parameter].values():
-                    if isinstance(value, Tensor):
-                        self.label(value, "optimizer state")
-
-    def enter_resized_parameters(self, storage: torch.UntypedStorage) -> None:
-        """Enter the new size of a storage of gathered parameters, which was resized without an operation."""
-        with self._lock:
-            allocation = self._allocations.get(storage._cdata)
-            if allocation is not None:
-                allocation.category = "parameters"
-                self._resize(allocation, _in_blocks(storage))
-
-    def _enter(self, storage: torch.UntypedStorage) -> _Allocation:
-        allocation = self._allocations[storage._cdata] = _Allocation()
-        weakref.finalize(storage, self._release, storage._cdata).atexit = False
-        return allocation
-
-    def _resize(self, allocation: _Allocation, size: int) -> None:
-        added = size - allocation.size
-        if allocation.device is None or added == 0:
-            return
-        allocation.size = size
-        device = self._devices.setdefault(allocation.device, _Device())
-        device.held[allocation] = size
-        device.total += added
-        if device.total > device.peak:
-            device.at_peak = dict(device.held)
-            device.peak = device.total
-
-    def _release(self, address: int) -> None:
-        with self._lock:
-            allocation = self._allocations.pop(address)
-            device = self._devices.get(allocation.device)
-            if device is not None:
-                device.total -= device.held.pop(allocation, 0)
-
-
-def _by_category(held: dict[_Allocation, int]) -> dict[str, int]:
-    split = dict.fromkeys(CATEGORIES, 0)
-    for allocation, size in held.items():
-        split[allocation.category] += size
-    return split
-
+from common.memory_tracker import MemoryTracker
 
 _active: MemoryTracker | None = None  # None: no memory is tracked in this process
 
@@ -206,7 +64,7 @@ def _copied(tensor: Tensor, device: int | None, category: str) -> Tensor:
     with _pop_mode_temporarily() if is_tracked else nullcontext():
         result = tensor.clone()
     if _active is not None:
-        _active.charge(_plain(result), device)
+        _active.charge(result, device)
         _active.label(result, category)
     return result
 
@@ -217,7 +75,7 @@ class _Operations(TorchDispatchMode):
     def __init__(self, tracker: MemoryTracker) -> None:
         super().__init__()
         self.tracker = tracker
-        self.operation_before = ""  # its name
+        self.previous_operation = ""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -232,7 +90,7 @@ class _Operations(TorchDispatchMode):
         inputs = _tensors((args, kwargs))
         if self._splits_gloos_copy(func):
             self.tracker.leave_out_if_unknown(inputs[0])
-        self.operation_before = func.name()
+        self.previous_operation = func.name()
         if func.namespace == "c10d":  # A collective sends its inputs.
             for tensor in inputs:
                 self.tracker.label(tensor, "communication")
@@ -250,7 +108,7 @@ class _Operations(TorchDispatchMode):
         gloo has no reduce-scatter: it reduces a copy of the whole message, and splits that right after. nccl makes no
         copy, and when gloo frees it depends on its threads.
         """
-        return func is torch.ops.aten.split.Tensor and self.operation_before == "c10d::_reduce_scatter_base_"
+        return func is torch.ops.aten.split.Tensor and self.previous_operation == "c10d::_reduce_scatter_base_"
 
     def _common_device(self, inputs: list[Tensor]) -> int | None:
         """The first device that holds an input; None if all are on the host."""
@@ -289,19 +147,6 @@ def _track_moves_and_sizes(tracker: MemoryTracker) -> Iterator[None]:
 
     with patch.object(Tensor, "to", to), patch.object(torch.UntypedStorage, "resize_", resize):
         yield
-
-
-def _in_blocks(storage: torch.UntypedStorage) -> int:
-    """The bytes that CUDA's caching allocator would give out for a storage."""
-    return math.ceil(storage.nbytes() / BLOCK) * BLOCK
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """The tensor that has the storage: that of this rank where `tensor` is a DTensor, else `tensor` itself."""
-    if not is_traceable_wrapper_subclass(tensor):
-        return tensor
-    attributes, _ = tensor.__tensor_flatten__()
-    return getattr(tensor, attributes[0])
 
 
 def _tensors(nested) -> list[Tensor]:

@@ -127,11 +127,9 @@ class Ranks:
         port = free_port()
         try:
             for worker in self.workers:
-                variables = _rank_variables(worker.rank, self.world_size, port) | (environment or {})
-                try:
+                variables = rank_variables(worker.rank, self.world_size, port) | (environment or {})
+                with contextlib.suppress(ConnectionError):  # The rank has ended since the last job; _receive says so.
                     worker.pipe.send(Job(function, args, kwargs, variables))
-                except ConnectionError as error:  # It may have been killed because the machine had no memory left.
-                    raise RankFailed({worker.rank: "its process has ended since the last job"}) from error
             answers = self._receive_answers(timeout)
             failures = {rank: answer.failure for rank, answer in answers.items() if answer.failure}
             if failures:
@@ -159,18 +157,18 @@ class Ranks:
             if any(answer.failure for answer in answers.values()):
                 seconds = min(seconds, SECONDS_AFTER_FAILURE)
             ready = wait(waiting, seconds)
+            if not ready:
+                break
             for pipe in ready:
                 worker = waiting.pop(pipe)
                 answers[worker.rank] = _receive(worker)
-            if not ready:
-                for worker in waiting.values():
-                    state = "alive" if worker.process.is_alive() else "dead"
-                    answers[worker.rank] = Answer(failure=f"no answer ({state})")
-                break
+        for worker in waiting.values():
+            state = "alive" if worker.process.is_alive() else "dead"
+            answers[worker.rank] = Answer(failure=f"no answer ({state})")
         return answers
 
 
-def _rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
+def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
     """The environment variables from which torch.distributed reads a rank of this machine, and its address."""
     return {
         "RANK": str(rank),

@@ -10,15 +10,14 @@ from pathlib import Path
 import torch
 
 from common.allocator import keep_large_blocks
-from common.args import LAUNCHER_ACCUMULATION
 from common.cores import available_cores, confine_to_device, threads_per_worker, use_all_cores
 from common.errors import fail
 from common.files import can_be_written, nearest_existing
+from common.launch import LAUNCHER_ACCUMULATION, LAUNCHER_THREADS, Launch, read_launch
 from common.levels import ONE_PROCESS, WITH_CHECKPOINTS
 from common.machine import find_device
 from common.model import HIDDEN
 
-LAUNCHER_THREADS = "ACCELERATE_CPU_THREADS"  # A launcher sets this variable from its file.
 PR_SET_PDEATHSIG = 1  # in Linux's prctl.h
 
 
@@ -33,17 +32,19 @@ def prepare_process(args: Namespace) -> Namespace:
         UserError: if the script was launched in a way that it cannot use, if its files cannot be written, or if the
             cores are too few for the devices that the flags ask for.
     """
+    launch = read_launch()
     settings = fit_to_machine(args)
-    check_launch(settings)
-    check_mesh(settings)
-    check_launchers_file(settings)
-    check_output_paths(settings)
-    warn_of_slow_precision(settings)
+    check_launch(settings, launch)
+    check_mesh(settings, launch)
+    check_launchers_variables(settings)
+    if launch.rank == 0:  # It writes the files, and the machines of the other ranks need not have the folders.
+        check_output_paths(settings)
+        warn_of_slow_precision(settings)
     end_with_launcher()
     if settings.device.type == "cpu":
         if settings.allocator == "keep":
             keep_large_blocks()
-        share_out_cores(settings)
+        share_out_cores(settings, launch)
     return settings
 
 
@@ -53,10 +54,12 @@ def fit_to_machine(args: Namespace) -> Namespace:
     `device` becomes a torch.device, and level 01's `replicas` a number: by default the visible GPUs, and at least 2.
 
     Raises:
-        UserError: after one line that says what to do.
+        UserError: if the machine has not the device or the GPUs, or if GPUs are to be divided like cores.
     """
     settings = Namespace(**vars(args))
     settings.device = find_device(args.device, one_process=args.level in ONE_PROCESS)
+    if args.cores_per_device and settings.device.type != "cpu":
+        fail("--cores-per-device: this run computes on a GPU, and only a CPU can be divided into devices")
     if args.level == "01_data_parallel":
         gpus = torch.cuda.device_count() if settings.device.type == "cuda" else 0
         settings.replicas = args.replicas or max(2, gpus)
@@ -65,40 +68,36 @@ def fit_to_machine(args: Namespace) -> Namespace:
     return settings
 
 
-def check_launch(settings: Namespace) -> None:
+def check_launch(settings: Namespace, launch: Launch) -> None:
     """Raise UserError for several processes of level 00 or 01, for level 02 without torchrun, and for a shared GPU."""
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
-    if settings.level in ONE_PROCESS and world_size > 1:
+    if settings.level in ONE_PROCESS and launch.world_size > 1:
         advice = "start it with python, not torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "unset it"
-        fail(f"{settings.script} is one process, but WORLD_SIZE is {world_size}: {advice}")
+        fail(f"{settings.script} is one process, but WORLD_SIZE is {launch.world_size}: {advice}")
     if settings.level == "02_ddp_raw":
         if "RANK" not in os.environ:
             file = settings.script.partition("/")[2] or "train"
             fail(f"{settings.script} needs torchrun: torchrun --standalone --nproc-per-node 2 02_ddp_raw/{file}.py")
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        ranks = launch.local_world_size
         gpus = torch.cuda.device_count()
         if settings.device.type == "cuda" and ranks > gpus:  # nccl gives no GPU to two ranks
             fail(f"{ranks} processes need as many GPUs, {gpus} are visible: start fewer, or add --device cpu")
 
 
-def check_mesh(settings: Namespace) -> None:
+def check_mesh(settings: Namespace, launch: Launch) -> None:
     """Raise UserError for rows of `--tensor` ranks that are not whole, or that cannot share a layer evenly."""
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
-    if world_size % settings.tensor:
-        fail(f"--tensor {settings.tensor} does not divide the number of processes, {world_size}")
+    if launch.world_size % settings.tensor:
+        fail(f"--tensor {settings.tensor} does not divide the number of processes, {launch.world_size}")
     if HIDDEN % settings.tensor:
         fail(f"--tensor {settings.tensor} does not divide fc1's outputs, {HIDDEN}: it must be a power of 2")
 
 
-def check_launchers_file(settings: Namespace) -> None:
-    """Raise UserError for flags that a launcher's file contradicts, because levels 03 and 04 would obey the file."""
+def check_launchers_variables(settings: Namespace) -> None:
+    """Raise UserError for flags that contradict a launcher's variables: levels 03 and 04 would obey the variables."""
     if settings.script in WITH_CHECKPOINTS:
         flag = "--gradient-accumulation-steps"
         steps = settings.gradient_accumulation_steps
         _refuse_contradiction(flag, steps, "--gradient_accumulation_steps", LAUNCHER_ACCUMULATION)
     if settings.cores_per_device:
-        if settings.device.type != "cpu":
-            fail("--cores-per-device: this run computes on a GPU, and only a CPU can be divided into devices")
         threads = settings.cores_per_device
         _refuse_contradiction("--cores-per-device", threads, "--num_cpu_threads_per_process", LAUNCHER_THREADS)
 
@@ -111,12 +110,7 @@ def _refuse_contradiction(flag: str, value: int, launchers_flag: str, variable: 
 
 
 def check_output_paths(settings: Namespace) -> None:
-    """Raise UserError, before the training and not after it, for files and folders that cannot be written.
-
-    Only rank 0 looks. It writes them, and the machines of the other ranks need not have the folders.
-    """
-    if os.environ.get("RANK", "0") != "0":
-        return
+    """Raise UserError, before the training and not after it, for files and folders that cannot be written."""
     for flag, path in (("--save", settings.save), ("--json", settings.json)):
         if path is not None and not can_be_written(path):
             fail(f"argument {flag}: '{path}' cannot be written: it must be a file in a folder that exists")
@@ -127,9 +121,8 @@ def check_output_paths(settings: Namespace) -> None:
 
 
 def warn_of_slow_precision(settings: Namespace) -> None:
-    """Print a warning, on rank 0, for fp16 on a CPU."""
-    is_slow = settings.mixed_precision == "fp16" and settings.device.type == "cpu"
-    if is_slow and os.environ.get("RANK", "0") == "0":
+    """Print a warning for fp16 on a CPU."""
+    if settings.mixed_precision == "fp16" and settings.device.type == "cpu":
         slow = "fp16 on a CPU works, but its convolutions are some 90 times slower than float32's"
         print(f"warning: {slow}", file=sys.stderr, flush=True)
 
@@ -144,20 +137,19 @@ def end_with_launcher() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def share_out_cores(settings: Namespace) -> None:
+def share_out_cores(settings: Namespace, launch: Launch) -> None:
     """Give this process the cores of its device, or the threads of its share of this machine's cores.
 
     Raises:
         UserError: if the cores are too few for the devices.
     """
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     use_all_cores()  # An earlier run in this process may have confined it.
     each = settings.cores_per_device
     if each:
-        devices = settings.replicas or processes
+        devices = settings.replicas or launch.local_world_size
         cores = available_cores()
         if each * devices > cores:
             fail(f"--cores-per-device {each}: {devices} × {each} cores are needed, there are {cores}")
-        confine_to_device(int(os.environ.get("LOCAL_RANK", 0)), each)
+        confine_to_device(launch.local_rank, each)
     if LAUNCHER_THREADS not in os.environ:
-        torch.set_num_threads(threads_per_worker(processes))
+        torch.set_num_threads(threads_per_worker(launch.local_world_size))

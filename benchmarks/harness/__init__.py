@@ -5,7 +5,8 @@ paired                    turns, and what their samples say: medians, quartiles,
 records                   the groups and files that suites write, and the machine they belong to
 rows                      the names of rows
 level_runs                jobs that run a level's own train.py, on ranks
-node_ranks, two_nodes     ranks on two nodes; those of one machine are `common.processes.ranks`
+two_nodes                 two network namespaces with a cable between them, which can be throttled
+node_ranks                ranks on two nodes; those of one machine are `common.processes.ranks`
 replica_memory            the memory of DataParallel's replicas
 lanes                     steps that are recorded thread by thread
 """

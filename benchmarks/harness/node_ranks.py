@@ -1,109 +1,69 @@
-"""Ranks on two nodes. Like `common.processes.ranks`, they run one job after another.
+"""Ranks on two nodes: two ranks of `common.processes`, each of which has moved into one of two network namespaces."""
 
-torchrun starts this module once on each node. Network namespaces share the file system, so a rank connects to a Unix
-socket, over which it receives jobs and sends what their functions return. A job names the port at which the ranks meet
-for it, so that no job finds the keys of an earlier one.
-"""
-
-import contextlib
-import itertools
+import ctypes
 import os
-import socket
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Client, Connection
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.harness.options import CannotMeasure
-from benchmarks.harness.two_nodes import Nodes, two_nodes, why_not
-from common.allocator import keep_large_blocks
-from common.errors import UserError
+from benchmarks.harness.two_nodes import ADDRESSES, INTERFACE, Nodes, two_nodes, why_not
+from common.processes import Ranks
 
-START_SECONDS = 300
+NAMESPACES = Path("/var/run/netns")  # `ip netns add` makes a file for each of them here
+CLONE_NEWNET = 0x40000000  # in Linux's sched.h; Python has a name for it, and os.setns, from 3.12 on
+# A node has one rank. The address is that of rank 0's node, on which nothing else uses a port.
+VARIABLES = {
+    "MASTER_ADDR": ADDRESSES[0],
+    "GLOO_SOCKET_IFNAME": INTERFACE,
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+}
 
 
 class NodeRanks:
     """The two ranks, seen from the process that gives them jobs; `nodes` has the cable between them."""
 
-    def __init__(self, nodes: Nodes, connections: list[Connection]) -> None:
+    def __init__(self, nodes: Nodes, ranks: Ranks) -> None:
         self.nodes = nodes
-        self._connections = connections
-        self._ports = itertools.count(20_000)
+        self._ranks = ranks
 
     def run(self, function: Callable, *args: Any, timeout: float) -> list:
-        """Call `function(*args)` on both ranks, and return their results.
+        """Call `function(*args)` on both ranks, and return their results. See `common.processes.Ranks.run`.
 
         Raises:
-            RuntimeError: if a rank ends, or has no result after `timeout` seconds. Its own error is on stderr.
+            RankFailed: if a rank raises, ends or is silent.
         """
-        job = (next(self._ports), function, args)
-        with contextlib.suppress(BrokenPipeError):  # a rank has ended, so its result will be missing
-            for connection in self._connections:
-                connection.send(job)
-        deadline = time.monotonic() + timeout
-        results = []
-        for node, connection in enumerate(self._connections):
-            try:
-                if not connection.poll(deadline - time.monotonic()):
-                    raise TimeoutError(f"nothing in {timeout} s")
-                results.append(connection.recv())
-            except (EOFError, OSError) as error:
-                raise RuntimeError(f"{function.__name__}{args}: no answer of node {node}") from error
-        return results
+        if not self._ranks.workers:  # before the first job, and after one that has failed
+            self._ranks.run(move_to_node, self.nodes.names)
+        return self._ranks.run(function, *args, timeout=timeout, environment=VARIABLES)
 
 
-@contextlib.contextmanager
+@contextmanager
 def node_ranks() -> Iterator[NodeRanks]:
-    """Two nodes with a waiting rank on each. CannotMeasure is raised where there can be no nodes."""
+    """Two nodes with a rank on each. CannotMeasure is raised where there can be no nodes."""
     reason = why_not()
     if reason:
         raise CannotMeasure(f"no two nodes: {reason}")
-    # Not a Listener of multiprocessing, which would wait for ever for a rank that cannot start.
-    with (
-        tempfile.TemporaryDirectory(prefix="two-nodes-") as folder,
-        socket.socket(socket.AF_UNIX) as server,
-        two_nodes() as nodes,
-    ):
-        address = f"{folder}/jobs"
-        server.settimeout(START_SECONDS)
-        server.bind(address)
-        server.listen()
-        environment = {"OMP_NUM_THREADS": "1", "TMPDIR": folder, "CUDA_VISIBLE_DEVICES": ""}
-        environment["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # it warns that a namespace has no host name
-        module = ["-m", "benchmarks.harness.node_ranks", address]
-        for node in (0, 1):
-            nodes.torchrun(node, module, environment, stdin=subprocess.DEVNULL)
-        connections = {}
-        while len(connections) < 2:
-            accepted, _ = server.accept()
-            connection = Connection(accepted.detach())
-            connections[connection.recv()] = connection  # a rank sends its number first
-        yield NodeRanks(nodes, [connections[0], connections[1]])
+    with two_nodes() as nodes:
+        ranks = Ranks(2, on_cpu=True)
+        try:
+            yield NodeRanks(nodes, ranks)
+        finally:
+            ranks.stop()
 
 
-def main() -> None:
-    """One of the two ranks: run the jobs that come from the socket which the command line names."""
-    keep_large_blocks()  # as the levels do, but before the first tensor of the first job
+def move_to_node(names: tuple[str, str]) -> None:
+    """Move this rank into the network namespace of its node, and onto a core, as though each node had its own.
+
+    Linux moves the calling thread. The threads that it starts later, such as those of gloo, follow it.
+    """
     rank = int(os.environ["RANK"])
-    torch.set_num_threads(1)
+    with (NAMESPACES / names[rank]).open() as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"setns into {names[rank]}")
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})  # one core a node, as though each had its own
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # rank 0 opens a store at the job's port, not torchrun's agent
-    with Client(sys.argv[1]) as connection:
-        connection.send(rank)
-        while True:  # until the node is switched off
-            port, function, args = connection.recv()
-            os.environ["MASTER_PORT"] = str(port)
-            try:
-                connection.send(function(*args))
-            except UserError as error:
-                sys.exit(f"error: {error}")  # a level's own line is lost, as `level_runs.train` shows nothing of it
-
-
-if __name__ == "__main__":
-    main()
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    # At each connection torch warns on stderr that an address of a node has no name. Errors are sent as RankFailed.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -150,7 +150,9 @@ def run_metadata() -> dict:
 
 def load() -> list[float] | None:
     """The machine's load averages; None where the system does not tell them."""
-    return [round(value, 2) for value in os.getloadavg()] if hasattr(os, "getloadavg") else None
+    if not hasattr(os, "getloadavg"):
+        return None
+    return [round(value, 2) for value in os.getloadavg()]
 
 
 def warn_if_busy(load: list[float] | None, cores: int) -> None:

@@ -17,8 +17,6 @@ from common import ladder
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 INTERFACE = "cable"
-# The namespaces are ours alone, and so are all their ports.
-RENDEZVOUS = f"{ADDRESSES[0]}:29400"
 # After a pause a throttled cable lets a burst through at its own speed. tbf refills its bucket at timer ticks. If the
 # bucket is smaller than one tick's bytes, the link stays below its rate. At 10 Gbit/s the largest one is enough.
 BURST_SECONDS = 1e-3
@@ -37,26 +35,12 @@ class Nodes:
         self.names = names
         self._started: tuple[list[subprocess.Popen], list[subprocess.Popen]] = ([], [])
 
-    def start(
-        self, node: int, command: list[str], environment: dict[str, str] | None = None, **popen
-    ) -> subprocess.Popen:
+    def start(self, node: int, command: list[str], **popen) -> subprocess.Popen:
         """A process on `node`, as `subprocess.Popen` starts it, in the repository's root."""
-        environment = os.environ | {"GLOO_SOCKET_IFNAME": INTERFACE} | (environment or {})
         command = ["ip", "netns", "exec", self.names[node], *command]
-        process = subprocess.Popen(command, env=environment, cwd=ladder.ROOT, text=True, **popen)
+        process = subprocess.Popen(command, cwd=ladder.ROOT, text=True, **popen)
         self._started[node].append(process)
         return process
-
-    def torchrun(self, node: int, arguments: list[str], environment: dict[str, str], **popen) -> subprocess.Popen:
-        """torchrun's agent for `node`, with one rank, which runs the script or module that `arguments` name.
-
-        A namespace has no host name, so torchrun gets the address of each node, and is told which one hosts the
-        rendezvous.
-        """
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
-        command += ["--rdzv-id", "two-nodes", "--rdzv-backend", "c10d", "--rdzv-endpoint", RENDEZVOUS]
-        command += ["--rdzv-conf", f"is_host={node == 0}", "--local-addr", ADDRESSES[node], *arguments]
-        return self.start(node, command, environment, **popen)
 
     def limit(self, bits_per_second: float | None) -> None:
         """Throttle the cable in both directions; None lifts the limit."""

@@ -13,6 +13,7 @@ from benchmarks.harness.lanes.spans import (
     SENDING,
     WAITING,
     Span,
+    count_backwards,
     hidden_share,
 )
 from benchmarks.report.plots import BLUE, GREEN, ORANGE, PALE, PURPLE, SKY, legend, save, subplots
@@ -70,11 +71,11 @@ def spans_of(group: dict) -> dict[str, RankSpans]:
 
 def _title(wrapper: str, rank_spans: RankSpans, median: float) -> str:
     """The wrapper, the time of its step for each backward, and how much of its sending rank 0's backward hides."""
-    names = [span.name for span in rank_spans[0]]
-    backwards = names.count(BACKWARD)
+    spans = rank_spans[0]
+    backwards = count_backwards(spans)
     times = f"{backwards} × " if backwards > 1 else ""
-    hidden = hidden_share(rank_spans[0])
-    return f"{wrapper}: {times}{median / backwards:.0f} ms, {names.count(ALL_REDUCE)} all-reduces, {hidden:.0%} hidden"
+    all_reduces = sum(span.name == ALL_REDUCE for span in spans)
+    return f"{wrapper}: {times}{median / backwards:.0f} ms, {all_reduces} all-reduces, {hidden_share(spans):.0%} hidden"
 
 
 def _draw_panels(panels: list[Panel], unit: str, caption: str, machine: dict, path: Path) -> None:

@@ -8,8 +8,7 @@ typical step, from which `benchmarks.report` draws pictures.
 from functools import partial
 
 from benchmarks.harness.lanes import typical_steps
-from benchmarks.harness.lanes.gradient_averaging import IMAGES_PER_BACKWARD, WRAPPERS
-from benchmarks.harness.lanes.record_averaging import record_rank
+from benchmarks.harness.lanes.gradient_averaging import IMAGES_PER_BACKWARD, WRAPPERS, record_rank
 from benchmarks.harness.node_ranks import NodeRanks, node_ranks
 from benchmarks.harness.options import CannotMeasure, MeasureOptions
 from benchmarks.suites.network import BANDWIDTHS

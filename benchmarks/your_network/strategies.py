@@ -67,7 +67,7 @@ def make_optimizer(network: UserNetwork, model: nn.Module, strategy: str) -> tor
 class OneAfterTheOther(EmulatedDataParallel):
     """DataParallel without threads, because `without_computing` runs the operations of one thread."""
 
-    def _parallel_apply(self, replicas: list[nn.Module], shards: list[tuple[tuple, dict]]) -> list[Any]:
+    def parallel_apply(self, replicas: list[nn.Module], shards: list[tuple[tuple, dict]]) -> list[Any]:
         return [replica(*args, **kwargs) for replica, (args, kwargs) in zip(replicas, shards, strict=True)]
 
 

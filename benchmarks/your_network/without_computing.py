@@ -5,8 +5,14 @@ gives no memory to pages that nobody writes to, so a step that would need 40 GiB
 tensors these are ordinary CPU tensors: DDP's C++ code, FSDP and optimizers work on them, and
 `common.memory.track_memory` counts their storages.
 
-Small tensors are computed, because optimizers and wrappers read step counts and sizes. The numbers of large ones mean
-nothing: a network that only reads them, as `tolist` does, gets arbitrary ones.
+    large = torch.randn(8192, 8192)   allocated: 256 MiB of addresses, and hardly any memory
+    large.t()                         runs: a view writes nothing
+    product = large @ large.t()       allocated like the result on torch's device "meta", which has no numbers
+    product.sum()                     allocated, and 0, because small results may be read
+    torch.tensor(3.0) + 1             runs: small tensors are computed, as optimizers read step counts and sizes
+    product[0, :2].tolist()           runs, and returns arbitrary numbers
+    dist.all_reduce(product)          runs on an empty tensor: nothing has to be sent
+    large[large > 0]                  raises DependsOnNumbers: its shape depends on numbers that are not there
 """
 
 import functools

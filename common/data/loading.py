@@ -1,6 +1,5 @@
 """The two sets that a run trains and evaluates on: found, verified, and the same on every rank."""
 
-import os
 import sys
 from argparse import Namespace
 
@@ -10,6 +9,7 @@ from common.data.digits import DigitImages
 from common.data.mnist import CannotDownload, download, mnist_on_disk, raw_folder, read_mnist
 from common.data.synthetic import draw_cache, read_synthetic
 from common.errors import fail
+from common.launch import read_launch
 from common.process_group import all_gather_object, is_distributed
 
 
@@ -33,15 +33,15 @@ def load_data(args: Namespace) -> tuple[DigitImages, DigitImages]:
     test_set = DigitImages(name, *test, dtype=args.dtype)
     train_set.keep_first(args.train_samples)
     test_set.keep_first(args.eval_samples)
-    check_batch_size(args, len(train_set))
+    check_batch_size(args)
+    check_steps(args, len(train_set))
     if args.max_steps:
         train_set.keep_first(args.max_steps * args.batch_size)
     if args.data == "device":
         device = args.device
         if device.type == "cuda" and device.index is None:
             # This is the rank's own GPU. It may not be the current one yet: a Trainer chooses it when it is made.
-            local_rank = int(os.environ.get("LOCAL_RANK", 0))
-            device = torch.device("cuda", local_rank % torch.cuda.device_count())
+            device = torch.device("cuda", read_launch().local_rank % torch.cuda.device_count())
         train_set.move_to(device)
         test_set.move_to(device)
     return train_set, test_set
@@ -51,8 +51,7 @@ def _provide_on_every_machine(args: Namespace) -> str:
     """The name of the dataset whose files are on this machine when this returns; the same name on all ranks."""
     if not is_distributed():
         return _provide(args)
-    is_first_of_machine = os.environ.get("LOCAL_RANK", "0") == "0"
-    names = all_gather_object(_provide(args) if is_first_of_machine else None)
+    names = all_gather_object(_provide(args) if read_launch().local_rank == 0 else None)
     for rank, name in enumerate(names):
         if name not in (None, names[0]):
             fail(f"the ranks have different data: rank 0 {names[0]}, rank {rank} {name}. Name one with --dataset")
@@ -69,7 +68,7 @@ def _provide(args: Namespace) -> str:
             missing = f"not in {raw_folder(args.data_dir)} and cannot be downloaded"
             if args.dataset == "mnist":
                 fail(f"MNIST is {missing}: {reason}")
-            if os.environ.get("RANK", "0") == "0":
+            if read_launch().rank == 0:
                 print(
                     f"NOT MNIST: it is {missing} ({reason}). "
                     "Training on the synthetic digits instead (--dataset mnist makes this an error).",
@@ -79,9 +78,9 @@ def _provide(args: Namespace) -> str:
     return "synthetic"
 
 
-def check_batch_size(args: Namespace, samples: int) -> None:
-    """Raise UserError for a global batch that the processes cannot share evenly, and for too few or too many steps."""
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
+def check_batch_size(args: Namespace) -> None:
+    """Raise UserError for a global batch that the processes cannot share evenly."""
+    world_size = read_launch().world_size
     num_shards = world_size // args.tensor  # The ranks of a row of a mesh have the same samples.
     accumulation = args.gradient_accumulation_steps
     parts = num_shards * accumulation
@@ -93,6 +92,10 @@ def check_batch_size(args: Namespace, samples: int) -> None:
             processes = f"{num_shards} × {args.tensor} processes"
         micro = f" × {accumulation} accumulation steps" if accumulation > 1 else ""
         fail(f"--batch-size {args.batch_size} is not divisible by {parts} ({processes}{micro}): use {nearest}")
+
+
+def check_steps(args: Namespace, samples: int) -> None:
+    """Raise UserError if an epoch has no step, or if `--max-steps` is not for a part of one epoch."""
     steps = samples // args.batch_size
     if steps == 0:
         fail(f"{samples} training samples are fewer than one batch of {args.batch_size}")

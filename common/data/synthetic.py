@@ -68,7 +68,7 @@ def _cache_folder() -> Path:
 
 
 def draw_sets(seed: int, sizes: dict[str, int]) -> dict[str, tuple[Tensor, Tensor]]:
-    """For each part: uint8 images (n, 28, 28) and uint8 labels (n,).
+    """The digits of each part: uint8 images (n, 28, 28) and uint8 labels (n,).
 
     The same arguments draw the same digits with the same matplotlib, whose fonts and FreeType make the glyphs.
     """

@@ -14,11 +14,9 @@ from tqdm import tqdm
 class Clock:
     """Steps and seconds of the training in the block `with clock:`, without its evaluations.
 
-    The first forward of an epoch starts it. The first of these stops it:
-
-    - the epoch's last optimizer step, so that neither loading an evaluation batch nor saving a checkpoint counts;
-    - the first forward of the evaluation, if an earlier run has done a part of the epoch, or its last step was skipped;
-    - `stop`, if in such an epoch no sample is left for this rank to evaluate.
+    The first forward of an epoch starts it, and the epoch's last optimizer step stops it, so that neither loading an
+    evaluation batch nor saving a checkpoint counts. The clock does not see that step if an earlier run has done a part
+    of the epoch, or if fp16 has skipped it. Then the first forward of the evaluation stops it, or `end_epoch`.
 
     Steps are counted by forwards, because fp16 may skip an optimizer step. The clock waits for the device when it
     starts, when it stops and at the end of the warm-up, and at no other step.
@@ -45,7 +43,7 @@ class Clock:
     seconds: float = field(default=0.0, init=False)
     warm_up_seconds: float = field(default=0.0, init=False)
     _micro_batches: int = field(default=0, init=False)
-    _micro_batches_of_earlier_epochs: int = field(default=0, init=False)
+    _micro_batches_of_epoch: int = field(default=0, init=False)
     _started_at: float | None = field(default=None, init=False)
     _hooks: list[Any] = field(default_factory=list, init=False)
 
@@ -59,7 +57,6 @@ class Clock:
     def __exit__(self, *exception: Any) -> None:
         for hook in self._hooks:
             hook.remove()
-        self.bar.close()
 
     @property
     def steps(self) -> int:
@@ -75,30 +72,34 @@ class Clock:
             seconds = self.seconds
         return steps / seconds if seconds else 0.0
 
-    def stop(self) -> None:
-        """Add the time since the clock has started to `seconds`; if it does not run, nothing changes."""
-        if self._started_at is not None:
-            self.seconds += self._now() - self._started_at
-            self._started_at = None
+    def end_epoch(self) -> None:
+        """Stop, if the clock runs still. The next training forward begins an epoch."""
+        self._stop()
+        self._micro_batches_of_epoch = 0
 
     def _before_forward(self, model: nn.Module, inputs: Any) -> None:
         if not model.training:  # an evaluation follows each epoch
-            self.stop()
-            self._micro_batches_of_earlier_epochs = self._micro_batches
+            self.end_epoch()
             return
         if self._micro_batches == self.warm_up_steps * self.accumulation:
-            self.stop()
+            self._stop()
             self.warm_up_seconds = self.seconds
         if self._started_at is None:
             self._started_at = self._now()
         self._micro_batches += 1
+        self._micro_batches_of_epoch += 1
         if self._micro_batches % self.accumulation == 0:
             self.bar.update()
 
     def _after_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        micro_batches_of_epoch = self._micro_batches - self._micro_batches_of_earlier_epochs
-        if micro_batches_of_epoch == self.steps_per_epoch * self.accumulation:
-            self.stop()
+        if self._micro_batches_of_epoch == self.steps_per_epoch * self.accumulation:
+            self._stop()
+
+    def _stop(self) -> None:
+        """Add the time since the clock has started to `seconds`; if it does not run, nothing changes."""
+        if self._started_at is not None:
+            self.seconds += self._now() - self._started_at
+            self._started_at = None
 
     def _now(self) -> float:
         if self.device.type != "cpu":

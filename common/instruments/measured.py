@@ -57,7 +57,7 @@ def measured(
     for gpu in gpus:
         torch.cuda.reset_peak_memory_stats(gpu)
     measurement = _Measurement(setting, clock, gpus)
-    with clock:
+    with bar, clock:
         yield measurement.report
     weights = whole_weights(network) if args.save else {}
     if is_main:
@@ -85,7 +85,7 @@ class _Measurement:
             evaluated: the number of samples that were evaluated.
             steps: of the whole training, if it was resumed.
         """
-        self.clock.stop()
+        self.clock.end_epoch()
         steps = steps or self.clock.steps
         for name, value in (("training", loss), ("evaluation", eval_loss)):
             if not math.isfinite(value):

@@ -70,10 +70,10 @@ class EmulatedDataParallel(nn.Module):
             self._generators = draw_generators(len(self._threads), batch.device)
         shards = scatter((args, kwargs), len(self._threads))
         replicas = replicate(self.module, len(shards))
-        outputs = self._parallel_apply(replicas, shards)
+        outputs = self.parallel_apply(replicas, shards)
         return gather(outputs)
 
-    def _parallel_apply(self, replicas: list[nn.Module], shards: list[tuple[tuple, dict]]) -> list[Any]:
+    def parallel_apply(self, replicas: list[nn.Module], shards: list[tuple[tuple, dict]]) -> list[Any]:
         """Run every replica on its shard, all at the same time; an exception in one is raised here."""
         # Settings of each thread.
         gradients = torch.is_grad_enabled()

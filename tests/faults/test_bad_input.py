@@ -41,5 +41,5 @@ def test_any_flags_are_settings_that_can_be_used_or_one_line(level, pairs, capsy
         assert captured.err.count("\n") == 1, captured.err
     else:
         assert args.lr > 0 and args.epochs >= 1 and args.seed < 2**32 - 2**16
-        if hasattr(args, "timeout"):
+        if args.timeout is not None:
             assert 1 <= args.timeout.total_seconds() <= 10**6

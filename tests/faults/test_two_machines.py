@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.harness.two_nodes import ADDRESSES, INTERFACE, RENDEZVOUS, Nodes, two_nodes, why_not
+from benchmarks.harness.two_nodes import ADDRESSES, INTERFACE, Nodes, two_nodes, why_not
 from common import ladder
 from common.weights import farthest
 from tests.faults.jobs import Job, job, launcher, newest_checkpoint, script, torchrun
@@ -30,6 +30,7 @@ pytestmark = [
     pytest.mark.skipif(why_not() is not None, reason=f"no two nodes: {why_not()}"),
 ]
 
+RENDEZVOUS = f"{ADDRESSES[0]}:29400"  # All ports of the namespaces are free.
 TOLERANCE = 1e-9
 STEPS = 12
 TIMEOUT = 20  # Seconds. The slowest rank may come that late to any collective, the first one included.

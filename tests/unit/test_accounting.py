@@ -1,12 +1,9 @@
 """The memory accounting on cases whose every byte can be counted by hand, and on the levels."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 
 from benchmarks.harness import level_runs
-from benchmarks.harness.replica_memory import track_replicas
 from common import ladder
 from common.memory import MemoryTracker, track_memory, tracked_copy
 from common.model import BasicNet
@@ -82,13 +79,6 @@ def test_the_gradient_of_a_copy_flows_back_over_the_same_way():
         del replica
         assert bytes_on(tracker, 1) == 0
     assert tracker.peaks()[1]["parameters"] == 2048 and tracker.peaks()[1]["gradients"] >= 2048
-
-
-def test_the_jobs_of_a_thread_pool_are_accounted_for():
-    with track_replicas() as tracker, ThreadPoolExecutor(1) as pool:
-        weight = torch.ones(128).to(DEVICE)
-        kept = pool.submit(torch.add, weight, 1).result()
-        assert kept.numel() == 128 and bytes_on(tracker) == 1024
 
 
 def test_only_one_tracker_at_a_time_and_none_after_an_error():

@@ -3,6 +3,8 @@
 import os
 from datetime import timedelta
 from pathlib import Path
+from unittest import mock
+from unittest.mock import DEFAULT
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from common.args import parse_args
 from common.checkpoint_schedule import CheckpointInterval
 from common.errors import UserError
 from common.levels import ONE_PROCESS
-from common.start import check_output_paths, fit_to_machine, warn_of_slow_precision
+from common.start import fit_to_machine, prepare_process
 
 FULL = "03_accelerate/train_full"
 DEFAULTS = {
@@ -34,10 +36,12 @@ DEFAULTS = {
     "allocator": "keep",
     "cores_per_device": None,
     "replicas": None,  # as many as there are GPUs
+    "timeout": None,
     "tensor": 1,
     "mixed_precision": "no",
     "gradient_accumulation_steps": 1,
     "checkpoint_dir": None,
+    "checkpoint_every": None,
     "save": None,
     "json": None,
 }
@@ -82,16 +86,13 @@ def parse(level: str, *argv: str):
 
 
 def fit(level: str, *argv: str):
-    settings = fit_to_machine(parse(level, *argv))
-    check_output_paths(settings)
-    return settings
+    return fit_to_machine(parse(level, *argv))
 
 
-def launch(level: str, *argv: str) -> None:
-    settings = fit(level, *argv)
-    start.check_launch(settings)
-    start.check_mesh(settings)
-    start.check_launchers_file(settings)
+def launch(level: str, *argv: str):
+    """`prepare_process`, which changes nothing of this process."""
+    with mock.patch.multiple(start, end_with_launcher=DEFAULT, keep_large_blocks=DEFAULT, share_out_cores=DEFAULT):
+        return prepare_process(parse(level, *argv))
 
 
 def refusal(step, *args) -> str:
@@ -127,7 +128,7 @@ def test_mnist_root_is_where_the_data_are_by_default(monkeypatch):
         ("00_single_gpu", ["--save", "/no/such/folder/w.pt"], "it must be a file in a folder that exists"),
         ("00_single_gpu", ["--batch", "64"], "unknown argument --batch"),
         ("00_single_gpu", ["--data", "device", "--num-workers", "1"], "nothing for loader workers to do"),
-        ("00_single_gpu", ["--replicas", "2"], "--replicas belongs to 01_data_parallel, not to 00_single_gpu"),
+        ("00_single_gpu", ["--replicas"], "--replicas belongs to 01_data_parallel, not to 00_single_gpu"),
         ("03_accelerate", ["--mixed-precision=bf16"], "belongs to 03_accelerate/train_full and 04_trainer/train_full"),
         (FULL, ["--checkpoint-dir", ""], "argument --checkpoint-dir: must name a folder"),
         (FULL, ["--checkpoint-dir", f"{__file__}/a/b"], "argument --checkpoint-dir: nothing can be written to"),
@@ -136,7 +137,7 @@ def test_mnist_root_is_where_the_data_are_by_default(monkeypatch):
     ],
 )
 def test_a_wrong_value_is_one_clear_line(level, argv, message, capsys):
-    assert message in refusal(fit, level, *argv)
+    assert message in refusal(launch, level, *argv)
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.startswith("error: ") and captured.err.count("\n") == 1
 
@@ -219,14 +220,14 @@ def test_replicas_are_the_visible_gpus_and_at_least_two(gpus):
 def test_only_the_machine_of_rank_0_needs_the_folder_of_the_results(tmp_path, torchrun):
     path = tmp_path / "of_the_first_machine" / "w.pt"
     torchrun()
-    assert "must be a file in a folder that exists" in refusal(fit, "02_ddp_raw", "--save", str(path))
+    assert "must be a file in a folder that exists" in refusal(launch, "02_ddp_raw", "--save", str(path))
     torchrun(rank=1)
-    assert fit("02_ddp_raw", "--save", str(path)).save == path
+    assert launch("02_ddp_raw", "--save", str(path)).save == path
 
 
 def test_a_result_may_go_to_a_device_whose_folder_cannot_be_written(monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: path != Path("/dev"))
-    assert fit("00_single_gpu", "--json", "/dev/null").json == Path("/dev/null")
+    assert launch("00_single_gpu", "--json", "/dev/null").json == Path("/dev/null")
 
 
 def test_what_the_launcher_was_configured_with_is_the_default(monkeypatch):
@@ -235,10 +236,12 @@ def test_what_the_launcher_was_configured_with_is_the_default(monkeypatch):
     args = parse(FULL)
     assert (args.mixed_precision, args.gradient_accumulation_steps) == ("bf16", 4)
     assert parse(FULL, "--mixed-precision", "no").mixed_precision == "no"
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
-    assert "ACCELERATE_MIXED_PRECISION is 'fp8': it must be no, fp16 or bf16" in refusal(parse, FULL)
     contradiction = "--gradient-accumulation-steps 2 contradicts the launcher's --gradient_accumulation_steps 4"
-    assert contradiction in refusal(launch, FULL, "--mixed-precision", "no", "--gradient-accumulation-steps", "2")
+    assert contradiction in refusal(launch, FULL, "--gradient-accumulation-steps", "2")
+    with monkeypatch.context() as patched:
+        patched.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+        assert "ACCELERATE_MIXED_PRECISION is 'fp8': it must be no, fp16 or bf16" in refusal(parse, FULL)
+        parse("03_accelerate")
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "auto")
     assert "ACCELERATE_GRADIENT_ACCUMULATION_STEPS is 'auto': it must be a whole" in refusal(parse, FULL)
 
@@ -247,5 +250,5 @@ def test_what_the_launcher_was_configured_with_is_the_default(monkeypatch):
 def test_a_slow_precision_on_a_cpu_is_warned_of_once(precision, warnings, capsys, torchrun):
     for rank in (0, 1):
         torchrun(rank=rank)
-        warn_of_slow_precision(fit(FULL, "--mixed-precision", precision, "--device", "cpu"))
+        launch(FULL, "--mixed-precision", precision, "--device", "cpu")
     assert capsys.readouterr().err.count("warning: ") == warnings

@@ -1,7 +1,4 @@
-"""Ways to average the gradients of two ranks: `common.small.ddp`, torch's DDP, and what makes it send less often.
-
-The phases of a step bear the names of spans: torch's profiler records them, and `record_averaging` reads them.
-"""
+"""Steps by which two ranks average their gradients: with `common.small.ddp`, and with torch's DDP."""
 
 import contextlib
 from collections.abc import Callable
@@ -15,8 +12,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
-from benchmarks.harness.lanes.spans import BACKWARD, FORWARD, OPTIMIZER
+from benchmarks.harness.lanes.record_steps import record
+from benchmarks.harness.lanes.spans import ALL_REDUCE, BACKWARD, FORWARD, RecordedStep
 from benchmarks.harness.paired import WARM_UP_STEPS
+from common.process_group import process_group
 from common.small.ddp import BucketedDDP, NaiveDDP, OverlappedDDP
 
 IMAGE = (1, 28, 28)
@@ -26,9 +25,6 @@ BLOCKS_PER_WIDTH = 4
 IMAGES_PER_BACKWARD = 8
 LEARNING_RATE = 3e-4
 NO_SYNC = "torch's DDP, no_sync"
-# Phases that are no spans: the whole step, and what the naive wrapper does after backward.
-STEP = "step"
-AVERAGE_GRADIENTS = "average_gradients"
 
 
 @dataclass(frozen=True)
@@ -73,24 +69,29 @@ def deep_net() -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def warmed_up(name: str) -> Callable[[], None]:
-    """A function that takes one step of `deep_net` on this rank's noise, after a warm-up. A collective of all ranks.
+def record_rank(name: str, steps: int) -> list[RecordedStep]:
+    """Some steps of `deep_net` on this rank's noise, after a warm-up. A collective of all ranks.
 
     Args:
         name: one of WRAPPERS.
     """
-    torch.manual_seed(0)  # the same weights on every rank
-    wrapper = WRAPPERS[name]
-    model = wrapper.wrap(deep_net())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    generator = torch.Generator().manual_seed(dist.get_rank())
-    images = torch.randn(wrapper.backwards, IMAGES_PER_BACKWARD, *IMAGE, generator=generator)
-    targets = torch.randint(CLASSES, (wrapper.backwards, IMAGES_PER_BACKWARD), generator=generator)
-    step = partial(_step, model, optimizer, images, targets)
-    for _ in range(WARM_UP_STEPS):
-        step()
-    dist.barrier()
-    return step
+    with process_group():
+        torch.manual_seed(0)  # the same weights on every rank
+        wrapper = WRAPPERS[name]
+        model = wrapper.wrap(deep_net())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        images = torch.randn(wrapper.backwards, IMAGES_PER_BACKWARD, *IMAGE, generator=generator)
+        targets = torch.randint(CLASSES, (wrapper.backwards, IMAGES_PER_BACKWARD), generator=generator)
+
+        def take_steps(count: int) -> None:
+            for _ in range(count):
+                _step(model, optimizer, images, targets)
+
+        take_steps(WARM_UP_STEPS)
+        dist.barrier()
+        (recorded,) = record(partial(take_steps, 1 + steps), sending=ALL_REDUCE)
+        return recorded
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, targets: Tensor) -> None:
@@ -101,16 +102,13 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, ta
         targets: of shape (backwards, N).
     """
     last = len(images) - 1
-    with record_function(STEP):
-        for index in range(len(images)):
-            with contextlib.nullcontext() if index == last else model.no_sync():
-                with record_function(FORWARD):
-                    loss = F.nll_loss(model(images[index]), targets[index])
-                with record_function(BACKWARD):
-                    loss.backward()
-        if isinstance(model, NaiveDDP):
-            with record_function(AVERAGE_GRADIENTS):
-                model.average_gradients()
-        with record_function(OPTIMIZER):
-            optimizer.step()
-            optimizer.zero_grad()
+    for index in range(len(images)):
+        with contextlib.nullcontext() if index == last else model.no_sync():
+            with record_function(FORWARD):
+                loss = F.nll_loss(model(images[index]), targets[index])
+            with record_function(BACKWARD):
+                loss.backward()
+    if isinstance(model, NaiveDDP):
+        model.average_gradients()
+    optimizer.step()
+    optimizer.zero_grad()

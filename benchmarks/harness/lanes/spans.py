@@ -5,6 +5,7 @@ different lanes may.
 """
 
 from collections.abc import Iterable
+from itertools import groupby
 from typing import NamedTuple
 
 ALL_REDUCE = "all-reduce"
@@ -55,8 +56,14 @@ def join(pieces: Iterable[tuple[float, float]], gap: float = 0.0) -> list[tuple[
     return joined
 
 
+def count_backwards(spans: list[Span]) -> int:
+    """The number of backwards in a step. One that waits has several spans; between two of them lies a forward."""
+    names = [span.name for span in spans if span.name in (FORWARD, BACKWARD)]
+    return sum(name == BACKWARD for name, _ in groupby(names))
+
+
 def common_seconds(spans: list[Span], one: str, other: str) -> float:
-    """For how long spans of both names were under way at the same time."""
+    """The seconds in which a span of each of two names was under way."""
     total = 0.0
     for start, end in intervals(spans, one):
         for other_start, other_end in intervals(spans, other):

@@ -28,17 +28,19 @@ def record_in_turns(
         record_steps: records so many steps of a row, and returns for each rank a list of them.
     """
     count = QUICK_STEPS_PER_ROUND if options.quick else STEPS_PER_ROUND
-    recorded = take_turns({row: partial(record_steps, row, count) for row in rows}, range(options.rounds))
-    samples = {}
+
+    def record_round(row: str) -> list[Step]:
+        return list(zip(*record_steps(row, count), strict=True))
+
+    rounds_of_rows = take_turns({row: partial(record_round, row) for row in rows}, range(options.rounds))
+    samples: dict[str, list[float]] = {}
     lanes = {}
-    for row, rounds in recorded.items():
+    for row, rounds in rounds_of_rows.items():
         samples[row] = []
         all_steps: list[Step] = []
-        for by_rank in rounds:
-            round_steps: list[Step] = list(zip(*by_rank, strict=True))  # each has the record of every rank
-            seconds = statistics.fmean(seconds_of(step) for step in round_steps)
-            samples[row].append(1000 * seconds)
-            all_steps += round_steps
+        for steps in rounds:
+            samples[row].append(1000 * statistics.fmean(map(seconds_of, steps)))
+            all_steps += steps
         lanes[row] = lanes_of(typical(all_steps))
     return records.group(title, "ms", samples) | {"lanes": lanes}
 
@@ -59,12 +61,9 @@ def lanes_of(step: Step) -> list[list[Span]]:
     first = min(rank_step.began for rank_step in step)
     lanes = []
     for rank_step in step:
-        shift = rank_step.began - first
-        lanes.append([_in_milliseconds(span, shift) for span in rank_step.spans])
+        later = rank_step.began - first
+        spans = []
+        for name, lane, start, end in rank_step.spans:
+            spans.append(Span(name, lane, round(1000 * (later + start), 3), round(1000 * (later + end), 3)))
+        lanes.append(spans)
     return lanes
-
-
-def _in_milliseconds(span: Span, shift: float) -> Span:
-    start = round(1000 * (span.start + shift), 3)
-    end = round(1000 * (span.end + shift), 3)
-    return Span(span.name, span.lane, start, end)

@@ -1,25 +1,21 @@
 """The lanes of a step: what is computed from spans, how they come from a profiler's events, and real ones."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from benchmarks.harness.lanes import typical_steps
 from benchmarks.harness.lanes.gradient_averaging import NO_SYNC, deep_net
-from benchmarks.harness.lanes.profiler_events import Event
-from benchmarks.harness.lanes.record_averaging import steps_of
-from benchmarks.harness.lanes.record_level import steps_of_devices
+from benchmarks.harness.lanes.record_steps import Event, steps_of_devices
 from benchmarks.harness.lanes.spans import (
     ALL_REDUCE,
     BACKWARD,
     FORWARD,
     MAIN,
     OPTIMIZER,
-    SENDING,
     WAITING,
     RecordedStep,
     Span,
     common_seconds,
+    count_backwards,
     hidden_share,
 )
 from benchmarks.harness.options import MeasureOptions
@@ -52,47 +48,10 @@ def test_what_backward_hides_is_the_time_that_both_share():
     assert hidden_share([span for span in STEP if span.name != ALL_REDUCE]) == 0
 
 
-def _given(name: str, start: float, end: float, thread: int = 1) -> SimpleNamespace:
-    """As torch's profiler gives it, in microseconds."""
-    return SimpleNamespace(name=name, time_range=SimpleNamespace(start=start * 1e6, end=end * 1e6), thread=thread)
-
-
-def test_backward_ends_with_the_last_gradient_and_what_follows_is_waiting():
-    node = "autograd::engine::evaluate_function: ConvolutionBackward0"
-    events = [
-        _given("step", 10, 19),
-        _given("forward", 10, 11),
-        _given("backward", 11, 17),
-        _given(node, 11, 12),
-        _given(node, 12, 14),
-        _given("gloo:all_reduce", 12, 16, thread=7),
-        _given("gloo:all_reduce", 13, 17, thread=5),
-        _given("optimizer", 17, 19),
-        _given("step", 20, 24),
-        _given("forward", 20, 21),
-        _given("backward", 21, 23),
-        _given(node, 21, 22.9),
-        _given("average_gradients", 23, 24),
-    ]
-    first, second = steps_of(events, began=100.0)
-    assert (first.began, first.seconds) == (100.0, 9.0)
-    assert first.spans == [
-        Span(FORWARD, MAIN, 0, 1),
-        Span(BACKWARD, MAIN, 1, 4),
-        Span(WAITING, MAIN, 4, 7),
-        Span(OPTIMIZER, MAIN, 7, 9),
-        Span(ALL_REDUCE, "gloo thread 1", 2, 6),
-        Span(ALL_REDUCE, "gloo thread 2", 3, 7),
-    ]
-    assert second.began == 110.0
-    # No message was under way: nobody waited before average_gradients.
-    assert second.spans[1:] == [Span(BACKWARD, MAIN, 1, 3), Span(WAITING, MAIN, 3, 4)]
-
-
 def test_a_device_waits_where_no_operator_of_its_threads_runs():
     """Two replicas on threads of their own; the main thread, which is device 0's, has the backward of both."""
     seen = [
-        Event(0, 1, "Optimizer.step#AdamW.step", 1),
+        Event(0, 1, OPTIMIZER, 1),
         Event(2, 5, FORWARD, 7),
         Event(2, 5, "aten::conv2d", 7),
         Event(2, 9, FORWARD, 8),
@@ -102,10 +61,10 @@ def test_a_device_waits_where_no_operator_of_its_threads_runs():
         Event(9, 10, "aten::mm", 1),
         Event(9.5, 11, "gloo:all_reduce", 3),
         Event(11, 12, "aten::mm", 1),
-        Event(12, 14, "Optimizer.step#AdamW.step", 1),
+        Event(12, 14, OPTIMIZER, 1),
         Event(12, 14, "aten::add_", 1),
     ]
-    (first,), (second,) = steps_of_devices(sorted(seen), zero=100.0)
+    (first,), (second,) = steps_of_devices(sorted(seen), 100.0, ALL_REDUCE)
     assert (first.began, first.seconds) == (second.began, second.seconds) == (101.0, 13.0)
     shown = [(span.name, round(span.start, 6), round(span.end, 6)) for span in first.spans]
     assert shown == [
@@ -116,8 +75,9 @@ def test_a_device_waits_where_no_operator_of_its_threads_runs():
         (WAITING, 9, 10),
         (BACKWARD, 10, 11),
         (OPTIMIZER, 11, 13),
-        (SENDING, 8.5, 10),
+        (ALL_REDUCE, 8.5, 10),
     ]
+    assert count_backwards(first.spans) == 1
     shown = [(span.name, round(span.start, 6), round(span.end, 6)) for span in second.spans]
     assert shown[:3] == [(WAITING, 0, 1), (FORWARD, 1, 8), (WAITING, 8, 13)]
 
@@ -145,8 +105,8 @@ def check_lanes(lanes: dict[str, list[list[Span]]]) -> None:
         for wrapper in (OVERLAPPED, BUCKETED, TORCH):
             assert common_seconds(of_wrappers[wrapper], BACKWARD, ALL_REDUCE) > 0, wrapper
         # no_sync sends nothing before its second backward.
-        first, _ = [span for span in of_wrappers[NO_SYNC] if span.name == BACKWARD]
-        assert all(span.start >= first.end for span in of_wrappers[NO_SYNC] if span.name == ALL_REDUCE)
+        *_, last_forward = [span for span in of_wrappers[NO_SYNC] if span.name == FORWARD]
+        assert all(span.start >= last_forward.end for span in of_wrappers[NO_SYNC] if span.name == ALL_REDUCE)
 
 
 @pytest.mark.parametrize("link", ["1 Gbit/s", "100 Mbit/s"])

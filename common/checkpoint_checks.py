@@ -1,9 +1,20 @@
-"""Refusals of a training that resumes with other settings than it began with."""
+"""Checks of a training with checkpoints: whether there is one, whether it fits, and whether the next may be made."""
 
 import math
+from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from common.errors import fail
+from common.process_group import all_gather_object
+
+
+def has_checkpoint(folder: str, pattern: str) -> bool:
+    """True if rank 0 finds a path in `folder` that matches: all ranks resume or none does. All must call this."""
+    # A damaged checkpoint that was set aside has a suffix: checkpoint_7.damaged-….
+    found = any(not path.suffix for path in Path(folder).glob(pattern))
+    return all_gather_object(found)[0]
 
 
 class SameTraining:
@@ -34,3 +45,10 @@ def refuse_longer_training(epochs: int, step: int, steps_per_epoch: int) -> None
     if step > epochs * steps_per_epoch:
         epoch = math.ceil(step / steps_per_epoch)
         fail(f"--epochs {epochs}: the checkpoint is of a longer training, in its epoch {epoch}")
+
+
+def refuse_not_finite(model: nn.Module, step: int) -> None:
+    """Raise UserError if a weight is NaN or infinite: a checkpoint of such a model would replace a good one."""
+    are_finite = [parameter.isfinite().all() for parameter in model.parameters()]
+    if not all(are_finite):
+        fail(f"the model's weights are not finite at step {step}: no checkpoint is made of them")

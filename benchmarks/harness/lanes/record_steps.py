@@ -1,0 +1,117 @@
+"""Record what each device of this process does in its steps, by torch's profiler.
+
+A step lasts from the end of the optimizer's step before it to the end of its own. It has phases: forward, backward, the
+optimizer's step. Within a phase a device computes while an operator runs on one of its threads. In the rest of the step
+it waits: for messages, for another device, or because another process has its core. In this example a device waits once
+in forward and once in backward:
+
+    phases       |----- forward -----|-------- backward --------|- optimizer -|
+    operators     ## #### ####        ####### ##         ### ###  ## ## ## ##
+    spans        |-- forward --|wait |-backward-| wait  |-backw-|- optimizer -|
+    gloo                                   |--- sending ---|
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.harness.lanes.spans import BACKWARD, COPIES, FORWARD, MAIN, OPTIMIZER, WAITING, RecordedStep, Span, join
+
+# The functions that take the steps name their phases by `record_function`. torch names the optimizer's step itself.
+PHASES = (FORWARD, BACKWARD, COPIES, OPTIMIZER)
+# In seconds. Between two operators Python runs for less, so what is longer is waiting.
+SHORTEST_WAIT = 0.001
+
+
+class Event(NamedTuple):
+    """An operator, a phase or a message on a thread, in seconds since the profiler started."""
+
+    start: float
+    end: float
+    name: str
+    thread: int
+
+
+def record(take_steps: Callable[[], object], sending: str) -> list[list[RecordedStep]]:
+    """The steps that the function takes, but for the first, of each device that this process computes on.
+
+    Args:
+        sending: the name of the spans of gloo's messages.
+    """
+    every_thread = _ExperimentalConfig(profile_all_threads=True)
+    with profile(activities=[ProfilerActivity.CPU], experimental_config=every_thread) as profiler:
+        take_steps()
+    events = []
+    for event in profiler.events():
+        name = OPTIMIZER if event.name.startswith("Optimizer.step#") else event.name
+        events.append(Event(event.time_range.start / 1e6, event.time_range.end / 1e6, name, event.thread))
+    profiler_started = profiler.profiler.kineto_results.trace_start_ns() / 1e9
+    return steps_of_devices(sorted(events), profiler_started, sending)
+
+
+def steps_of_devices(events: list[Event], profiler_started: float, sending: str) -> list[list[RecordedStep]]:
+    """The steps of each device: one in a rank, and one for each of DataParallel's replicas.
+
+    Args:
+        events: in the order in which they began.
+        profiler_started: in seconds, by the clock that all processes of this machine share.
+    """
+    updates = [event for event in events if event.name == OPTIMIZER]
+    devices = []
+    for threads in _threads_of_devices(events, main=updates[0].thread):
+        steps = []
+        for before, update in pairwise(updates):
+            seconds = update.end - before.end
+            in_step = _within(events, before.end, update.end)
+            spans = _phases_and_waiting([event for event in in_step if event.thread in threads], seconds)
+            steps.append(RecordedStep(profiler_started + before.end, seconds, spans + _messages(in_step, sending)))
+        devices.append(steps)
+    return devices
+
+
+def _threads_of_devices(events: list[Event], main: int) -> list[set[int]]:
+    """The threads of each device: a replica's forward has one of its own; all else is on the main one, device 0's."""
+    replicas = sorted({event.thread for event in events if event.name == FORWARD} - {main})
+    devices = [{thread} for thread in replicas] or [set()]
+    devices[0].add(main)
+    return devices
+
+
+def _within(events: list[Event], start: float, end: float) -> list[Event]:
+    """The events that began from `start` to `end`, in seconds since `start`."""
+    found = []
+    for event in events:
+        if start <= event.start < end:
+            found.append(event._replace(start=event.start - start, end=event.end - start))
+    return found
+
+
+def _messages(events: list[Event], name: str) -> list[Span]:
+    """Spans for the messages of a step; each of gloo's threads has a lane, numbered by their first messages."""
+    lanes: dict[int, str] = {}
+    spans = []
+    for event in events:
+        if event.name.startswith("gloo:"):
+            lane = lanes.setdefault(event.thread, f"gloo thread {len(lanes) + 1}")
+            spans.append(Span(name, lane, event.start, event.end))
+    return spans
+
+
+def _phases_and_waiting(events: list[Event], seconds: float) -> list[Span]:
+    """Spans for what a device does in a step of so many seconds; `events` are those of its threads."""
+    spans = []
+    for phase in events:
+        if phase.name in PHASES:
+            operators = []
+            for event in events:
+                if event.name.startswith("aten::") and phase.start <= event.start < phase.end:
+                    operators.append((event.start, event.end))
+            spans += [Span(phase.name, MAIN, start, end) for start, end in join(operators, gap=SHORTEST_WAIT)]
+    computing = [(span.start, span.end) for span in spans]
+    busy = join([(0.0, 0.0), *computing, (seconds, seconds)], gap=SHORTEST_WAIT)
+    for (_, busy_until), (busy_again, _) in pairwise(busy):
+        spans.append(Span(WAITING, MAIN, busy_until, busy_again))
+    return sorted(spans, key=lambda span: span.start)
