@@ -1,7 +1,7 @@
 """The checker of `accumulate`: what happens in each step, in which order, and with which gradient it ends."""
 
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from common.exercises.compare import near
 from common.exercises.mistake import Mistake, by_rank
 from common.exercises.traffic import Traffic
 
+LR = 0.1
 MICRO_BATCHES = (3, 2)  # by step
 PASSES = ["forward of 2", "backward"]  # of a micro-batch of two samples
 MESSAGE = ["all_reduce", "wait"]
@@ -34,7 +35,7 @@ def samples_of(step: int, rank: int) -> tuple[Tensor, Tensor]:
 
 
 class Result(NamedTuple):
-    """The events of each step, and the gradient at each call of the optimizer's step."""
+    """The events of each step, and the gradient that the optimizer has subtracted in it."""
 
     events: list[list[str]]
     gradients: list[float]
@@ -43,7 +44,7 @@ class Result(NamedTuple):
 def reference() -> list[float]:
     """The gradient of each step, on one device that has the samples of all ranks."""
     model = network()
-    optimizer = SGD(model.parameters(), lr=0.1)
+    optimizer = SGD(model.parameters(), lr=LR)
     gradients = []
     for step in range(len(MICRO_BATCHES)):
         of_ranks = [samples_of(step, rank) for rank in range(dist.get_world_size())]
@@ -56,33 +57,32 @@ def reference() -> list[float]:
     return gradients
 
 
+def mean_over_ranks(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """DDP's communication hook. DDP's own all-reduce is C++, and would not go over the simulated network."""
+    mean = bucket.buffer() / dist.get_world_size()
+    dist.all_reduce(mean)
+    averaged: torch.futures.Future[Tensor] = torch.futures.Future()
+    averaged.set_result(mean)
+    return averaged
+
+
 def attempt(solution: ModuleType, traffic: Traffic) -> Result:
     model = DistributedDataParallel(network())
+    model.register_comm_hook(None, mean_over_ranks)
     weight = model.module.weight
-    optimizer = SGD(model.parameters(), lr=0.1)
+    optimizer = SGD(model.parameters(), lr=LR)
+    events = traffic.events
+    model.module.register_forward_pre_hook(lambda _, inputs: events.append(f"forward of {len(inputs[0])}"))
+    weight.register_hook(lambda _: events.append("backward"))
+    optimizer.register_step_pre_hook(lambda *_: events.append("step"))
     result = Result([], [])
-
-    def average(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """DDP's own all-reduce, as an event."""
-        mean = bucket.buffer() / dist.get_world_size()
-        dist.all_reduce(mean)
-        averaged: torch.futures.Future[Tensor] = torch.futures.Future()
-        averaged.set_result(mean)
-        return averaged
-
-    def note_step(*_: Any) -> None:
-        traffic.events.append("step")
-        result.gradients.append(0.0 if weight.grad is None else weight.grad.item())
-
-    model.register_comm_hook(None, average)
-    model.module.register_forward_pre_hook(lambda _, inputs: traffic.events.append(f"forward of {len(inputs[0])}"))
-    weight.register_hook(lambda _: traffic.events.append("backward"))
-    optimizer.register_step_pre_hook(note_step)
     for step in range(len(MICRO_BATCHES)):
-        traffic.events.clear()
+        events.clear()
+        before = weight.item()
         micro_batches = list(zip(*samples_of(step, dist.get_rank()), strict=True))
         solution.train_step(model, optimizer, micro_batches)
-        result.events.append(list(traffic.events))
+        result.events.append(list(events))
+        result.gradients.append((before - weight.item()) / LR)
     return result
 
 

@@ -1,4 +1,9 @@
-"""The checker of `loss_scaler`: which gradients a step is made with, on which ranks, and how the scale goes on."""
+"""The checker of `loss_scaler`: which gradients a step is made with, on which ranks, and how the scale goes on.
+
+step             1     2       3    4     5       6    7     8     9
+overflow               rank 1             rank 0
+scale after it   1024  512     512  1024  512     512  1024  1024  2048
+"""
 
 import math
 from types import ModuleType
@@ -16,10 +21,10 @@ from common.exercises.traffic import Traffic
 
 SCALE = 1024.0
 GROWTH_INTERVAL = 2
+STEPS = 9
 # A parameter is multiplied by its factor twice, so its gradient is the factor's square.
 SMALL = 2.0**-13  # the gradient is 1.5e-8, which is 0 in fp16
 LARGE = 16.0  # the gradient is 256, which times the scale is inf in fp16
-STEPS = 9  # steps 6 to 9 do not overflow, so the scale doubles after 7 and after 9
 # Parameters of each rank's part. Rank 1 has three, so that code which looks at the first or the last only is caught.
 PARAMETERS = (2, 3, 2)
 
@@ -31,7 +36,7 @@ class Overflow(NamedTuple):
     factor: float
 
 
-OVERFLOWS = {1: Overflow(rank=1, factor=LARGE), 4: Overflow(rank=0, factor=math.nan)}  # by step, from 0 on
+OVERFLOWS = {2: Overflow(rank=1, factor=LARGE), 5: Overflow(rank=0, factor=math.nan)}  # by step, from 1 on
 
 
 def loss_of(parameters: list[torch.Tensor], step: int) -> torch.Tensor:
@@ -64,7 +69,7 @@ def steps_with(scaler: Any) -> list[Step]:
 
     optimizer.register_step_pre_hook(note_gradients)
     steps = []
-    for number in range(STEPS):
+    for number in range(1, STEPS + 1):
         gradients.clear()
         scaled_loss = scaler.scale(loss_of(parameters, number))
         scaled_loss.backward()
@@ -85,13 +90,13 @@ def attempt(solution: ModuleType, _: Traffic) -> list[Step]:
 
 def check(actual: list[list[Step]], expected: list[list[Step]]) -> None:
     """Raise the first mistake of the first step that has one."""
-    for number in range(STEPS):
+    for number in range(1, STEPS + 1):
         for field in Step._fields:
-            of_ranks = [getattr(steps[number], field) for steps in actual]
-            right = [getattr(steps[number], field) for steps in expected]
+            of_ranks = [getattr(steps[number - 1], field) for steps in actual]
+            right = [getattr(steps[number - 1], field) for steps in expected]
             if not near(of_ranks, right):
                 sentence = mistake_in(field, number, of_ranks, right)
-                raise Mistake(f"step {number + 1}: {sentence}", by_rank(of_ranks) | {"they should be": right})
+                raise Mistake(f"step {number}: {sentence}", by_rank(of_ranks) | {"they should be": right})
 
 
 def mistake_in(field: str, number: int, of_ranks: list, right: list) -> str:

@@ -49,6 +49,10 @@ class Stuck(NamedTuple):
     line: str
 
 
+# A Mistake is returned, because a raised one would end the job before the other ranks have reported their lines.
+Outcome = Returned | Stuck | Mistake
+
+
 def check_solution(name: str, path: Path) -> None:
     """Check the solution in `path` on all numbers of ranks.
 
@@ -96,11 +100,8 @@ def _run_on_ranks(world_size: int, name: str, path: Path) -> list[Returned]:
     )
 
 
-def _run_on_rank(name: str, path: Path, seconds: int) -> Returned | Stuck | Mistake:
-    """The outcome of the solution on this rank, in a process group of all ranks.
-
-    A Mistake is returned, because a raised one would end the job before the other ranks have reported their lines.
-    """
+def _run_on_rank(name: str, path: Path, seconds: int) -> Outcome:
+    """The outcome of the solution on this rank, in a process group of all ranks."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE))
     # A group for the end. In the solution's a barrier would answer a collective that one rank has called too many.
     everyone: Any = dist.new_group()
@@ -111,13 +112,7 @@ def _run_on_rank(name: str, path: Path, seconds: int) -> Returned | Stuck | Mist
         warnings.simplefilter("ignore")  # torch's warnings would stand before the findings
         thread.start()
         thread.join(seconds)
-    outcome: Returned | Stuck | Mistake
-    if thread.is_alive():
-        outcome = Stuck(thread.line())
-    elif thread.error is not None:
-        outcome = thread.mistake()
-    else:
-        outcome = Returned(thread.actual, expected)
+    outcome = thread.outcome(expected)
     # No rank leaves while another one is stuck: the lost connection would end its wait before its line is known.
     dist.barrier(everyone)
     if isinstance(outcome, Returned):
@@ -130,8 +125,8 @@ class SolutionThread(threading.Thread):
 
     def __init__(self, checker: ModuleType, path: Path) -> None:
         super().__init__(daemon=True)
-        self.actual: Any = None
-        self.error: BaseException | None = None
+        self._actual: Any = None
+        self._error: BaseException | None = None
         self._checker = checker
         self._path = path
 
@@ -141,12 +136,19 @@ class SolutionThread(threading.Thread):
             solution = importlib.util.module_from_spec(spec)
             with simulated_network() as traffic:
                 spec.loader.exec_module(solution)
-                self.actual = self._checker.attempt(solution, traffic)
+                self._actual = self._checker.attempt(solution, traffic)
             traffic.check_all_waited()
         except BaseException as error:
-            self.error = error
+            self._error = error
 
-    def line(self) -> str:
+    def outcome(self, expected: Any) -> Outcome:
+        if self.is_alive():
+            return Stuck(self._line())
+        if self._error is not None:
+            return self._mistake(self._error)
+        return Returned(self._actual, expected)
+
+    def _line(self) -> str:
         """The line that the solution has reached, or the checker that has called it; empty if it has just returned."""
         frame = sys._current_frames().get(self.ident)
         if frame is None:
@@ -154,19 +156,19 @@ class SolutionThread(threading.Thread):
         stack = traceback.extract_stack(frame)
         return _line_in(self._path, stack) or _line_in(Path(self._checker.__file__), stack)
 
-    def mistake(self) -> Mistake:
-        """The mistake that the error shows, and the line where it was raised."""
-        if isinstance(self.error, Mistake):
-            return self.error
-        stack = traceback.extract_tb(self.error.__traceback__)
+    def _mistake(self, error: BaseException) -> Mistake:
+        """The mistake that an error of the solution shows, and the line where it was raised."""
+        if isinstance(error, Mistake):
+            return error
+        stack = traceback.extract_tb(error.__traceback__)
         line = _line_in(self._path, stack)
-        if line and isinstance(self.error, NotImplementedError):
+        if line and isinstance(error, NotImplementedError):
             return Mistake(f"this line is still a gap\n    {line}")
-        message = str(self.error).partition("\n")[0]
-        raised = f"rank {dist.get_rank()} raised {type(self.error).__name__}: {message}"
+        message = str(error).partition("\n")[0]
+        raised = f"rank {dist.get_rank()} raised {type(error).__name__}: {message}"
         if line:
             return Mistake(f"{raised}\n    {line}")
-        if isinstance(self.error, SyntaxError):  # whose message names the line
+        if isinstance(error, SyntaxError):  # whose message names the line
             return Mistake(raised)
         line = _line_in(Path(self._checker.__file__), stack)
         return Mistake(f"{raised}\n    {line}\nDoes your code define, take and return what the starter file says?")

@@ -1,5 +1,6 @@
 """The checker of `zero1`: how much of the optimizer's state each rank keeps, and which weights come out."""
 
+import math
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -16,9 +17,9 @@ from common.small.zero import ZeRO1
 
 INPUTS = ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), (7.0, 2.0, 9.0))  # by rank
 STEPS = 2
-WIDTHS = ((3, 1), (1, 3), (3, 1), (1, 3), (3, 1))  # of five layers, which the ranks cannot share out equally
-WEIGHTS = sum(inputs * outputs for inputs, outputs in WIDTHS)
-MOMENTS = 2 * WEIGHTS  # numbers in the whole state of AdamW
+WIDTHS = ((3, 1), (1, 3), (3, 1), (1, 3), (3, 1))  # of the layers, which the ranks cannot share out equally
+WEIGHTS = 3  # of each layer
+MOMENTS = 2  # of each weight, which AdamW keeps
 # AdamW divides by the gradient's size plus eps. With the usual 1e-8 a sum gives the same step as a mean.
 SETTINGS: dict[str, Any] = {"lr": 0.1, "eps": 1.0}
 
@@ -88,14 +89,21 @@ def attempt(solution: ModuleType, _: Traffic) -> Result:
     return Result(sum(sizes.values()), after)
 
 
+def largest_part(world_size: int) -> int:
+    """The numbers in a rank's state, at most: where whole layers are dealt out, and where each layer is cut."""
+    whole_layers = math.ceil(len(WIDTHS) / world_size) * WEIGHTS
+    part_of_each = len(WIDTHS) * math.ceil(WEIGHTS / world_size)  # filled up with zeros
+    return MOMENTS * max(whole_layers, part_of_each)
+
+
 def check(actual: list[Result], expected: list[Expected]) -> None:
     sizes = [of_rank.state for of_rank in actual]
-    # A part is at most 3 of the 5 layers, 18 numbers of 30, or the halves of 5 layers with one zero more each, 20.
-    if max(sizes) > MOMENTS * 2 / 3:
+    most = largest_part(len(actual))
+    if max(sizes) > most:
         raise Mistake(
             "a rank keeps more than its part of the optimizer's state: give each rank's AdamW this rank's part of the "
             "parameters only. Numbers in the state:",
-            by_rank(sizes) | {"all parameters": MOMENTS, "a part": MOMENTS // len(actual)},
+            by_rank(sizes) | {"all parameters": MOMENTS * WEIGHTS * len(WIDTHS), "a part, at most": most},
         )
     for step in range(STEPS):
         after = [of_rank.weights[step] for of_rank in actual]

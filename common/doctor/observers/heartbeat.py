@@ -30,7 +30,7 @@ class Heartbeat(threading.Thread):
         self._script = script
         self._script_thread = threading.get_ident()
         self._doctor = os.getppid()
-        self._shown = -1  # events
+        self._shown = -1  # the number of events at the last progress
 
     def run(self) -> None:
         while os.getppid() == self._doctor:
@@ -40,16 +40,16 @@ class Heartbeat(threading.Thread):
         os._exit(1)  # nobody will read the record
 
     def _beat(self) -> None:
-        end = self._recorder.record.end
+        record = self._recorder.record
         line = script_line(sys._current_frames().get(self._script_thread), self._script)
-        if end.reason is not None or line is None:
+        if record.end.reason is not None or line is None:
             return
         if self._recorder.events != self._shown:
             self._shown = self._recorder.events
-            end.line = ""
-            self._progress.write_text(str(self._shown))
-        elif end.line != line:  # no progress since the last beat: it may hang
-            end.line = line
+            record.waits_in = ""
+            self._progress.touch()
+        elif record.waits_in != line:  # no progress since the last beat: it may hang
+            record.waits_in = line
             self._recorder.write()
 
 

@@ -63,6 +63,8 @@ class NetworkObserver:
         self._when_wrapped[ddp.module] = _identities(ddp.module)
 
     def before_forward(self, module: nn.Module, inputs: Any) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            return  # in a backward, in which activation checkpointing computes a part again
         if self._forward is None:
             if next(module.parameters(), None) is None:
                 return  # no network, but for example a loss

@@ -10,7 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from common.doctor.observers.networks import NetworkObserver
 from common.doctor.observers.recorder import Recorder
-from common.doctor.record import Membership, Step
+from common.doctor.record import Step
 
 STEPS_COMPARED = 16  # the parameters are compared after each of the first steps
 
@@ -49,22 +49,22 @@ class OptimizerObserver:
         self._record.steps.append(Step(rates, forwards - self._forwards_before))
         self._forwards_before = forwards
         if len(self._record.steps) <= STEPS_COMPARED:
-            self._record.memberships = [self._membership()]
+            self._note_parameters()
 
-    def _membership(self) -> Membership:
+    def _note_parameters(self) -> None:
+        """Note the parameters that are in an optimizer and in no network, or in a network and in no optimizer."""
         in_optimizers: dict[int, nn.Parameter] = {}
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 in_optimizers.update({id(parameter): parameter for parameter in group["params"]})
         in_networks = set()
-        in_no_optimizer = []
+        self._record.in_no_optimizer = []
         for module, network in self._networks.items():
             for name, parameter in module.named_parameters():
                 in_networks.add(id(parameter))
                 if network.forwards and parameter.grad is not None and id(parameter) not in in_optimizers:
-                    in_no_optimizer.append(name)
-        count_in_no_network = 0
+                    self._record.in_no_optimizer.append(name)
+        self._record.in_no_network = 0
         for key, parameter in in_optimizers.items():
             if key not in in_networks and parameter.grad is None:
-                count_in_no_network += 1
-        return Membership(count_in_no_network, in_no_optimizer)
+                self._record.in_no_network += 1

@@ -81,11 +81,11 @@ class Recorder:
 
         setattr(owner, name, observed)
 
-    def finish(self, reason: Reason, error: str = "", message: str = "", line: str = "") -> None:
+    def finish(self, reason: Reason, error: str = "", text: str = "") -> None:
         """Write the record for the last time."""
         with self.lock:
             moment = self.record.end.time or time.monotonic()  # the earlier one: it may have left its group
-            self.record.end = End(reason, error, message, line, moment)
+            self.record.end = End(reason, error, text, moment)
             self.write()
 
     def write(self) -> None:
