@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from common.exercises.compare import near
-from common.exercises.mistake import Mistake, by_rank
+from common.exercises.compare import Mistake, by_rank, near
 from common.exercises.traffic import Traffic
 
 LR = 0.1

@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from common.exercises.compare import Gradients, check_means, flat, gradients
-from common.exercises.mistake import Mistake
+from common.exercises.compare import Gradients, Mistake, check_means, flat, gradients
 from common.exercises.traffic import Traffic
 from common.small.ddp.bucketed import BucketedDDP, fill_buckets
 

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from common.exercises.compare import as_numbers, near
-from common.exercises.mistake import Mistake, by_rank
+from common.exercises.compare import Mistake, as_numbers, by_rank, near
 from common.exercises.traffic import Traffic
 
 SIZES = (17, 2)  # on three ranks: a remainder of two, and fewer samples than ranks

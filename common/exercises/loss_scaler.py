@@ -15,8 +15,7 @@ from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim import SGD
 
-from common.exercises.compare import as_numbers, near, scaled
-from common.exercises.mistake import Mistake, by_rank
+from common.exercises.compare import Mistake, as_numbers, by_rank, near, scaled
 from common.exercises.traffic import Traffic
 
 SCALE = 1024.0

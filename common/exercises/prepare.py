@@ -12,8 +12,7 @@ from torch import nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader, Dataset
 
-from common.exercises.compare import flat, near
-from common.exercises.mistake import Mistake, by_rank
+from common.exercises.compare import Mistake, by_rank, flat, near
 from common.exercises.traffic import Traffic
 
 SAMPLES = 24  # so many that a rank does not by chance have the same ones with and without shuffling

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from common.exercises import load
-from common.exercises.mistake import Mistake
+from common.exercises.compare import Mistake
 from common.exercises.traffic import simulated_network
 from common.process_group import leave_process_group
 from common.processes import RankFailed, ranks

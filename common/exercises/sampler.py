@@ -7,8 +7,7 @@ import torch
 import torch.distributed as dist
 
 from common.eval_sampler import DistributedEvalSampler
-from common.exercises.compare import as_numbers, flat
-from common.exercises.mistake import Mistake, by_rank
+from common.exercises.compare import Mistake, as_numbers, by_rank, flat
 from common.exercises.traffic import Traffic
 
 SEED = 43

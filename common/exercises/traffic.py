@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from common.exercises.mistake import Mistake
+from common.exercises.compare import Mistake
 from common.process_group import COLLECTIVES
 
 POINT_TO_POINT = ("isend", "irecv")

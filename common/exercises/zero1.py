@@ -10,8 +10,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from common.exercises.compare import near, weights
-from common.exercises.mistake import Mistake, by_rank
+from common.exercises.compare import Mistake, by_rank, near, weights
 from common.exercises.traffic import Traffic
 from common.small.zero import ZeRO1
 

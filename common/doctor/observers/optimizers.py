@@ -1,6 +1,7 @@
 """Optimizers: their steps, and their parameters beside those of the networks."""
 
 import math
+import os
 import weakref
 from typing import Any
 
@@ -18,10 +19,11 @@ STEPS_COMPARED = 16  # the parameters are compared after each of the first steps
 class OptimizerObserver:
     """The optimizers of a script."""
 
-    def __init__(self, recorder: Recorder, networks: NetworkObserver) -> None:
+    def __init__(self, recorder: Recorder, networks: NetworkObserver, last_step: int | None) -> None:
         self._recorder = recorder
         self._record = recorder.record
         self._networks = networks.networks
+        self._last_step = last_step  # the number of the step after which the script is ended
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._inner: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # another one's step calls theirs
         self._forwards_before = 0  # the number of forwards in training until the last step
@@ -50,6 +52,9 @@ class OptimizerObserver:
         self._forwards_before = forwards
         if len(self._record.steps) <= STEPS_COMPARED:
             self._note_parameters()
+        if len(self._record.steps) == self._last_step:
+            self._recorder.finish("steps")
+            os._exit(0)
 
     def _note_parameters(self) -> None:
         """Note the parameters that are in an optimizer and in no network, or in a network and in no optimizer."""
