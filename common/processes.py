@@ -127,7 +127,7 @@ class Ranks:
         port = free_port()
         try:
             for worker in self.workers:
-                variables = _rank_variables(worker.rank, self.world_size, port) | (environment or {})
+                variables = rank_variables(worker.rank, self.world_size, port) | (environment or {})
                 try:
                     worker.pipe.send(Job(function, args, kwargs, variables))
                 except ConnectionError as error:  # It may have been killed because the machine had no memory left.
@@ -170,7 +170,7 @@ class Ranks:
         return answers
 
 
-def _rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
+def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
     """The environment variables from which torch.distributed reads a rank of this machine, and its address."""
     return {
         "RANK": str(rank),

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from common.doctor.record import FILE, PROGRESS, Record, read
-from common.processes import free_port
+from common.processes import free_port, rank_variables
 
 POLL = 0.2  # seconds
 AFTER_A_CRASH = 5.0  # seconds that the other ranks have
@@ -63,17 +63,8 @@ def _start(number: int, folder: Path, command: list[str], environment: dict[str,
 
 
 def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
-    environment = {
-        "OMP_NUM_THREADS": "1",  # torchrun's default
-        **os.environ,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "GROUP_RANK": "0",
-        "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+    own = rank_variables(rank, processes, port)
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, **own, "GROUP_RANK": "0"}  # 1 is torchrun's default
     if torch.cuda.device_count() < processes:
         environment["CUDA_VISIBLE_DEVICES"] = ""  # nccl wants a GPU for each
     return environment

@@ -62,11 +62,7 @@ def steps_with(scaler: Any) -> list[Step]:
         parameters.append(nn.Parameter(torch.ones(2)))
     optimizer = SGD([{"params": parameters[:1]}, {"params": parameters[1:]}], lr=1.0)
     gradients: list[list] = []  # of each call in the present step
-
-    def note_gradients(*_: Any) -> None:
-        gradients.append([as_numbers(parameter.grad) for parameter in parameters])
-
-    optimizer.register_step_pre_hook(note_gradients)
+    optimizer.register_step_pre_hook(lambda *_: gradients.append([as_numbers(each.grad) for each in parameters]))
     steps = []
     for number in range(1, STEPS + 1):
         gradients.clear()

@@ -135,12 +135,9 @@ def run_on_rank(
 def _meet(place: str, store: dist.Store, count: int) -> None:
     """Wait for all ranks, in the store, whose time-out is long.
 
-    before the group    its time-out, which may be 2 s, also holds while it is
-                        made, and one rank may come later than another
-    before the pitfall  a rank that fails at once closes its connections, and
-                        a rank that still makes them would fail too
-    after the pitfall   a rank that leaves closes its connections, and one that
-                        still waits would see that instead of its time-out
+    The group's may be 2 s, and counts while the group is made. And a rank that
+    fails or leaves closes its connections, while others must neither still make
+    theirs nor wait for their time-out.
     """
     store.set(f"{place}/{os.environ['RANK']}", "")
     store.wait([f"{place}/{rank}" for rank in range(count)])

@@ -23,7 +23,6 @@ CPU = torch.device("cpu")  # batches are read there
 MAX_EPOCHS = 64
 MAX_FINGERPRINTS = 4096  # per epoch
 VALUES_PER_TENSOR = 1024  # go into a fingerprint, spread over the tensor
-BATCHES_WITH_DRAWS = 16  # draws are looked for in the first batches of an epoch
 
 
 @dataclass
@@ -78,10 +77,9 @@ class LoaderObserver:
 
     def before_batch(self, iterator: Any) -> None:
         reading = self._readings[iterator]
-        reading.generators = {}
-        # The first batch may bring the draws of the sampler, which are wanted to be equal.
-        if iterator._num_workers == 0 and 0 < reading.epoch.batches <= BATCHES_WITH_DRAWS:
-            reading.generators = states(CPU)
+        # The first batch may bring the draws of the sampler, which are wanted to be equal. Workers draw elsewhere.
+        is_looked_at = reading.epoch.batches > 0 and iterator._num_workers == 0
+        reading.generators = states(CPU) if is_looked_at else {}
 
     def after_batch(self, batch: Any, iterator: Any) -> None:
         reading = self._readings[iterator]

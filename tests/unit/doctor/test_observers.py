@@ -42,7 +42,6 @@ def test_an_optimizer_without_a_learning_rate_is_followed_to_the_last_step(monke
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     optimizer.param_groups[0]["lr"] = None
     for _ in range(2):
-        observer.before_step(optimizer, (), {})
         observer.after_step(optimizer, (), {})
     assert ended == ["steps", 0]
     assert optimizers.check_learning_rates([recorder.record, recorder.record]) == Right()
