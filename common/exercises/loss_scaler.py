@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim import SGD
 
-from common.exercises.compare import Mistake, as_numbers, by_rank, near, scaled
+from common.exercises.compare import Mistake, as_numbers, by_rank, gradients, near, scaled
 from common.exercises.traffic import Traffic
 
 SCALE = 1024.0
@@ -57,21 +57,20 @@ class Step(NamedTuple):
 
 
 def steps_with(scaler: Any) -> list[Step]:
-    parameters: list[torch.Tensor] = []
-    for _ in range(PARAMETERS[dist.get_rank()]):
-        parameters.append(nn.Parameter(torch.ones(2)))
-    optimizer = SGD([{"params": parameters[:1]}, {"params": parameters[1:]}], lr=1.0)
-    gradients: list[list] = []  # of each call in the present step
-    optimizer.register_step_pre_hook(lambda *_: gradients.append([as_numbers(each.grad) for each in parameters]))
+    parameters = nn.ParameterList([torch.ones(2) for _ in range(PARAMETERS[dist.get_rank()])])
+    first, *others = parameters
+    optimizer = SGD([{"params": [first]}, {"params": others}], lr=1.0)
+    calls: list[list] = []  # the gradients at each call of the optimizer's step
+    optimizer.register_step_pre_hook(lambda *_: calls.append(gradients(parameters)))
     steps = []
     for number in range(1, STEPS + 1):
-        gradients.clear()
-        scaled_loss = scaler.scale(loss_of(parameters, number))
+        calls.clear()
+        scaled_loss = scaler.scale(loss_of(list(parameters), number))
         scaled_loss.backward()
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-        steps.append(Step(as_numbers(scaled_loss), list(gradients), as_numbers(scaler.get_scale())))
+        steps.append(Step(as_numbers(scaled_loss), list(calls), as_numbers(scaler.get_scale())))
     return steps
 
 
@@ -105,14 +104,14 @@ def mistake_in(field: str, number: int, of_ranks: list, right: list) -> str:
     return "growth_interval steps in a row without an overflow double the scale. Then count anew"
 
 
-def about_gradients(number: int, gradients: list, right: list) -> str:
+def about_gradients(number: int, of_ranks: list, right: list) -> str:
     if number in OVERFLOWS:
         return (
             f"a gradient had overflowed on rank {OVERFLOWS[number].rank}, so all ranks have to skip the step. Look for "
             "inf and nan in all gradients, and call one all-reduce in each step, after the loop over the parameters"
         )
-    if near(gradients, scaled(right, SCALE)):  # before the first overflow the scale is still SCALE
+    if near(of_ranks, scaled(right, SCALE)):  # before the first overflow the scale is still SCALE
         return "the gradients are still multiplied by the scale. Divide those of all param_groups before the step"
-    if [len(calls) for calls in gradients] != [len(calls) for calls in right]:
+    if [len(calls) for calls in of_ranks] != [len(calls) for calls in right]:
         return "call optimizer.step() once on each rank"
     return "these are not the gradients of the loss. Divide those of all param_groups by the scale, once"

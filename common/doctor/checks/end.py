@@ -133,7 +133,8 @@ def own_calls(records: list[Record]) -> dict[int, Call]:
     for number, calls in enumerate(zip_longest(*by_rank)):
         if number < answered:
             names = {call.name for call in calls}
-            if len(names) == 1 and all(callers[call] < len(records) for call in calls):
+            is_of_all = any(callers[call] == len(records) for call in calls)
+            if len(names) == 1 and not is_of_all:
                 continue
         for rank, call in enumerate(calls):
             if call is not None and callers[call] == 1:

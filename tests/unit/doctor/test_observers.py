@@ -48,20 +48,21 @@ def test_an_optimizer_without_a_learning_rate_is_followed_to_the_last_step(monke
 
 
 @pytest.mark.parametrize(
-    "calls, kind",
+    "calls, enabled, kind",
     [
-        pytest.param("scale unscale_", Right, id="divided before"),
-        pytest.param("scale", Finding, id="not divided"),
-        pytest.param("scale step", Right, id="of the step before"),
-        pytest.param("scale scale_of_other unscale_", Right, id="the loss of another scaler is scaled too"),
+        pytest.param("scale unscale_", True, Right, id="divided before"),
+        pytest.param("scale", True, Finding, id="not divided"),
+        pytest.param("scale step", True, Right, id="of the step before"),
+        pytest.param("scale", False, Right, id="never multiplied"),
+        pytest.param("scale scale_of_other unscale_", True, Right, id="the loss of another scaler is scaled too"),
     ],
 )
-def test_gradients_are_clipped_at_their_own_scale(calls, kind):
+def test_gradients_are_clipped_at_their_own_scale(calls, enabled, kind):
     recorder = SimpleNamespace(record=Record(rank=0))
     observer = ClippingObserver(recorder)
     scalers = [torch.amp.GradScaler("cpu") for _ in range(2)]
     for scaler in scalers:
-        observer.after_init(None, scaler, "cpu")
+        observer.after_init(None, scaler, "cpu", enabled=enabled)
     for call in calls.split():
         if call.startswith("scale"):
             observer.after_scale(None, scalers[call == "scale_of_other"], torch.ones(1))
@@ -69,16 +70,6 @@ def test_gradients_are_clipped_at_their_own_scale(calls, kind):
             observer.before_division(scalers[0])
     observer.before_clipping()
     assert isinstance(steps.check_clipping([recorder.record]), kind)
-
-
-def test_a_scaler_that_the_script_has_disabled_scales_nothing():
-    recorder = SimpleNamespace(record=Record(rank=0))
-    observer = ClippingObserver(recorder)
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    observer.after_init(None, scaler, "cpu", enabled=False)
-    observer.after_scale(None, scaler, torch.ones(1))
-    observer.before_clipping()
-    assert recorder.record.clippings == [False]
 
 
 class Checkpointed(nn.Module):

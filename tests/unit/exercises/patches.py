@@ -37,7 +37,6 @@ WRONG = {
         ),
         ("parameter.grad /= dist.get_world_size()", "pass", "are the sums"),
         ("dist.get_world_size()", "3", "all was right on 3 ranks"),
-        ("parameter.grad)", "parameter.grad, async_op=True)", "wait() was not called"),
         (
             "dist.all_reduce(parameter.grad)\n            parameter.grad /= dist.get_world_size()",
             """handle = dist.all_reduce(parameter.grad, async_op=True)
