@@ -73,7 +73,7 @@ def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
 def _wait(ranks: list[Rank], patience: float) -> None:
     """Wait until all ranks have ended, or none has made progress for `patience` seconds."""
     running = list(ranks)
-    beats = [_last_progress(rank) for rank in ranks]
+    progress = [_last_progress(rank) for rank in ranks]
     changed = time.monotonic()
     while running:
         for rank in list(running):
@@ -82,12 +82,12 @@ def _wait(ranks: list[Rank], patience: float) -> None:
                 # What it has started ends now: later another group of processes may have its number.
                 _signal_group(rank, signal.SIGKILL)
         newest = [_last_progress(rank) for rank in ranks]
-        if newest != beats:
-            beats = newest
+        if newest != progress:
+            progress = newest
             changed = time.monotonic()
         if any(rank.process.returncode for rank in ranks):  # after a crash the others may wait for that rank in vain
             limit = AFTER_A_CRASH
-        elif None in beats:  # a rank has not begun to run the script
+        elif None in progress:  # a rank has not begun to run the script
             limit = max(patience, START)
         else:
             limit = patience

@@ -97,14 +97,10 @@ def mistake_in(field: str, number: int, of_ranks: list, right: list) -> str:
     """The sentence about a field of a step that is wrong on some rank."""
     if field == "scaled_loss":
         return "scale(loss) has to return the loss times the scale"
-    if field == "gradients":
-        return about_gradients(number, of_ranks, right)
-    if number in OVERFLOWS:
-        return "an overflow on any rank halves the scale of all ranks"
-    return "growth_interval steps in a row without an overflow double the scale. Then count anew"
-
-
-def about_gradients(number: int, of_ranks: list, right: list) -> str:
+    if field == "scale":
+        if number in OVERFLOWS:
+            return "an overflow on any rank halves the scale of all ranks"
+        return "growth_interval steps in a row without an overflow double the scale. Then count anew"
     if number in OVERFLOWS:
         return (
             f"a gradient had overflowed on rank {OVERFLOWS[number].rank}, so all ranks have to skip the step. Look for "

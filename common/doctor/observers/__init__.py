@@ -3,7 +3,7 @@
     observer    of what                     by
     loaders     samples and epochs          wrappers of a DataLoader's iterator
     networks    forwards and weights        torch's hooks for all modules, a wrapper of DDP.__init__
-    optimizers  steps and parameters        torch's hooks for all optimizers
+    optimizers  steps and parameters        torch's hook for all optimizers
     clipping    loss scaling and clipping   wrappers of GradScaler and of clip_grad_…
     files       saved files                 a wrapper of torch.save
     group       collectives                 wrappers of torch.distributed

@@ -21,7 +21,7 @@ _LIBRARIES = ("<", *[f"{folder}/" for folder in _LIBRARY_FOLDERS])
 
 
 def start(recorder: Recorder, folder: Path, script: Path) -> None:
-    """Let a thread look at the script every 0.2 s, which will run on the thread that calls this."""
+    """Start a thread that looks at the script every 0.2 s. Call this on the thread that will run the script."""
     arguments = (recorder, folder / PROGRESS, script, threading.get_ident())
     threading.Thread(target=_watch, args=arguments, name="doctor", daemon=True).start()
 

@@ -51,12 +51,22 @@ class NetworkObserver:
     def after_wrapping(self, _: None, ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         self._when_wrapped[ddp.module] = _identities(ddp.module)
 
-    def before_forward(self, module: nn.Module, inputs: Any) -> None:
-        if self._forward is not None or next(module.parameters(), None) is None:
+    def before_forward(self, called: nn.Module, inputs: Any) -> None:
+        if self._forward is not None or next(called.parameters(), None) is None:
             return  # a part of a network, or a loss
         if torch._C._current_graph_task_id() != -1:
             return  # in a backward, in which activation checkpointing computes a part again
-        self._forward = self._start(module, inputs)
+        *wrappers, module = _unwrapped(called)
+        network = self._network(module)
+        generators = {}
+        if module.training and torch.is_grad_enabled():
+            network.forwards += 1
+            self._loaders.note_forward(inputs)
+            self._compare_with_wrapping(module, network, wrappers)
+            generators = states(_device(module))
+        if self._record.steps:  # before, the ranks' weights may differ
+            self._note_weights(module, network)
+        self._forward = Forward(called, module, network, generators)
 
     def after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
         forward = self._forward
@@ -69,20 +79,6 @@ class NetworkObserver:
         # If DDP copies rank 0's statistics, it has done so in this forward. An evaluation changes none.
         if not forward.module.training and steps not in statistics:
             statistics[steps] = _statistics(forward.module)
-
-    def _start(self, called: nn.Module, inputs: Any) -> Forward:
-        """Note that the script has called a network, by itself or in its wrappers."""
-        *wrappers, module = _unwrapped(called)
-        network = self._network(module)
-        generators = {}
-        if module.training and torch.is_grad_enabled():
-            network.forwards += 1
-            self._loaders.note_forward(inputs)
-            self._compare_with_wrapping(module, network, wrappers)
-            generators = states(_device(module))
-        if self._record.steps:  # before, the ranks' weights may differ
-            self._note_weights(module, network)
-        return Forward(called, module, network, generators)
 
     def _network(self, module: nn.Module) -> Network:
         """The record of a network, which may be new."""

@@ -1,7 +1,5 @@
 """The doctor on a script that knows nothing of this repository: healthy, and with one mistake at a time."""
 
-import contextlib
-import io
 import os
 import runpy
 import signal
@@ -131,19 +129,17 @@ def test_what_looks_like_a_mistake_raises_no_alarm(name, tmp_path):
     assert HARMLESS[name] in text
 
 
-def ask(*arguments: object) -> tuple[int, str]:
+def ask(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
     """The doctor's exit code and report, from this process, which has imported torch already."""
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        code = program.main([*map(str, arguments)])
-    return code, unwrapped(out.getvalue())
+    code = program.main([*map(str, arguments)])
+    return code, unwrapped(capsys.readouterr().out)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENDS)
-def test_a_bad_end_is_explained(name, tmp_path):
+def test_a_bad_end_is_explained(name, tmp_path, capsys):
     pitfall, part = ENDS[name]
-    code, text = ask("--time-out", 12, AILING, name, "--out", tmp_path)
+    code, text = ask(capsys, "--time-out", 12, AILING, name, "--out", tmp_path)
     assert code == 1, text
     assert text.index("FOUND end of the script: ") == text.index("FOUND")
     assert part in text
@@ -198,31 +194,31 @@ def test_our_own_scripts_are_healthy(script, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("level", ["02_ddp_raw", "03_accelerate", "04_trainer"])
-def test_the_templates_are_healthy(level, tmp_path):
+def test_the_templates_are_healthy(level, tmp_path, capsys):
     for split, count in {"train": 25, "val": 9}.items():
         for brightness in (60, 120):
             folder = tmp_path / split / str(brightness)
             folder.mkdir(parents=True)
             for number in range(count):
                 Image.new("RGB", (40, 48), (brightness, number, 9 * number)).save(folder / f"{number}.png")
-    code, text = ask(ladder.ROOT / level / "template.py", tmp_path, *TEMPLATE, "--checkpoint", tmp_path / "run")
+    code, text = ask(capsys, ladder.ROOT / level / "template.py", tmp_path, *TEMPLATE, "--checkpoint", tmp_path / "run")
     assert code == 0, text
     assert "Healthy: nothing found" in text
 
 
 @pytest.mark.slow
-def test_a_script_that_starts_its_own_processes_is_not_examined(tmp_path):
+def test_a_script_that_starts_its_own_processes_is_not_examined(tmp_path, capsys):
     script = tmp_path / "script.py"
     script.write_text("import torch.multiprocessing as mp\n\nmp.spawn(print, nprocs=2)\n")
-    code, text = ask(script)
+    code, text = ask(capsys, script)
     assert code == 2, text
     assert "Nothing was examined: " in text
     assert "the script starts its own processes with torch.multiprocessing" in text
 
 
 @pytest.mark.slow
-def test_a_script_is_ended_after_some_steps(tmp_path):
-    code, text = ask("--steps", 3, HEALTHY, "--out", tmp_path)
+def test_a_script_is_ended_after_some_steps(tmp_path, capsys):
+    code, text = ask(capsys, "--steps", 3, HEALTHY, "--out", tmp_path)
     assert code == 0, text
     assert "healthy.py on 2 processes (gloo): 3 optimizer steps" in text
 

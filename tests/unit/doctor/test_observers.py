@@ -72,23 +72,12 @@ def test_gradients_are_clipped_at_their_own_scale(calls, enabled, kind):
     assert isinstance(steps.check_clipping([recorder.record]), kind)
 
 
-class Checkpointed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Linear(2, 1)
-
-    def forward(self, inputs):
-        return checkpoint(self.body, inputs, use_reentrant=False)
-
-
-def test_a_part_that_backward_computes_again_is_no_network_of_its_own():
+def test_what_backward_computes_again_is_no_further_forward():
     recorder = SimpleNamespace(record=Record(rank=0))
     observer = NetworkObserver(recorder, SimpleNamespace(note_forward=lambda inputs: None))
-    hooks = [
-        register_module_forward_pre_hook(observer.before_forward),
-        register_module_forward_hook(observer.after_forward),
-    ]
-    Checkpointed()(torch.ones(3, 2)).sum().backward()
-    for hook in hooks:
-        hook.remove()
-    assert [(network.kind, network.forwards) for network in recorder.record.networks] == [("Checkpointed", 1)]
+    before = register_module_forward_pre_hook(observer.before_forward)
+    after = register_module_forward_hook(observer.after_forward)
+    checkpoint(nn.Linear(2, 1), torch.ones(3, 2), use_reentrant=False).sum().backward()
+    before.remove()
+    after.remove()
+    assert [(network.kind, network.forwards) for network in recorder.record.networks] == [("Linear", 1)]
