@@ -17,8 +17,8 @@ from common.small.zero import ZeRO1
 INPUTS = ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), (7.0, 2.0, 9.0))  # by rank
 STEPS = 2
 WIDTHS = ((3, 1), (1, 3), (3, 1), (1, 3), (3, 1))  # of the layers, which the ranks cannot share out equally
-WEIGHTS = 3  # of each layer
-MOMENTS = 2  # of each weight, which AdamW keeps
+WEIGHTS = 3  # in each layer
+MOMENTS = 2  # numbers that AdamW keeps for each weight
 # AdamW divides by the gradient's size plus eps. With the usual 1e-8 a sum gives the same step as a mean.
 SETTINGS: dict[str, Any] = {"lr": 0.1, "eps": 1.0}
 
@@ -85,7 +85,7 @@ def attempt(solution: ModuleType, _: Traffic) -> Result:
 
 
 def largest_part(world_size: int) -> int:
-    """The numbers in a rank's state, at most: where whole layers are dealt out, and where each layer is cut."""
+    """The most numbers in a rank's part of the state, whether whole layers are dealt out or each layer is cut."""
     whole_layers = math.ceil(len(WIDTHS) / world_size) * WEIGHTS
     part_of_each = len(WIDTHS) * math.ceil(WEIGHTS / world_size)  # filled up with zeros
     return MOMENTS * max(whole_layers, part_of_each)

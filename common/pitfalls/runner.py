@@ -135,9 +135,11 @@ def run_on_rank(
 def _meet(place: str, store: dist.Store, count: int) -> None:
     """Wait for all ranks, in the store, whose time-out is long.
 
-    The group's may be 2 s, and counts while the group is made. And a rank that
-    fails or leaves closes its connections, while others must neither still make
-    theirs nor wait for their time-out.
+    The group's time-out may be 2 s, and counts while the group is made: so all
+    ranks begin that together. A rank that fails closes its connections: so the
+    pitfall begins when all ranks have made theirs. A rank that leaves closes
+    them too, and one that still waits would see that instead of its time-out:
+    so all leave together.
     """
     store.set(f"{place}/{os.environ['RANK']}", "")
     store.wait([f"{place}/{rank}" for rank in range(count)])

@@ -39,8 +39,6 @@ class Recorder:
             with self.lock:
                 self.events += 1
                 try:
-                    if self.record.backend is None and dist.is_initialized():
-                        self.record.backend = dist.get_backend()
                     observe(*args, **kwargs)
                 except Exception as error:  # a fault of the doctor: the script goes on, and the report names it
                     where = traceback.extract_tb(error.__traceback__)[-1].name
@@ -89,5 +87,7 @@ class Recorder:
             self.write()
 
     def write(self) -> None:
-        """Write the record as it is. The caller has the lock."""
+        """Write the record as it is, with the backend if there is a process group now. The caller has the lock."""
+        if dist.is_initialized():
+            self.record.backend = dist.get_backend()
         write(self.record, self._path)
