@@ -18,9 +18,9 @@ import torch
 from common.doctor.record import FILE, PROGRESS, Record, read
 from common.processes import free_port, rank_variables
 
-POLL = 0.2  # seconds
-AFTER_A_CRASH = 5.0  # seconds that the other ranks have
-START = 120.0  # seconds until all ranks run the script: on a busy machine imports alone may take half a minute
+POLL_SECONDS = 0.2
+SECONDS_AFTER_A_CRASH = 5.0  # the other ranks have these to end by themselves
+SECONDS_TO_START = 120.0  # the imports before the script may take half a minute on a busy machine
 LOG = "log"
 
 
@@ -63,8 +63,8 @@ def _start(number: int, folder: Path, command: list[str], environment: dict[str,
 
 
 def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
-    own = rank_variables(rank, processes, port)
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, **own, "GROUP_RANK": "0"}  # 1 is torchrun's default
+    environment = {**os.environ, **rank_variables(rank, processes, port), "GROUP_RANK": "0"}
+    environment.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default
     if torch.cuda.device_count() < processes:
         environment["CUDA_VISIBLE_DEVICES"] = ""  # nccl wants a GPU for each
     return environment
@@ -86,14 +86,14 @@ def _wait(ranks: list[Rank], patience: float) -> None:
             progress = newest
             changed = time.monotonic()
         if any(rank.process.returncode for rank in ranks):  # after a crash the others may wait for that rank in vain
-            limit = AFTER_A_CRASH
+            limit = SECONDS_AFTER_A_CRASH
         elif None in progress:  # a rank has not begun to run the script
-            limit = max(patience, START)
+            limit = max(patience, SECONDS_TO_START)
         else:
             limit = patience
         if time.monotonic() - changed > limit:
             return
-        time.sleep(POLL)
+        time.sleep(POLL_SECONDS)
 
 
 def _last_progress(rank: Rank) -> int | None:

@@ -48,7 +48,7 @@ class Network:
     """A network that the script has called."""
 
     kind: str  # the name of its class
-    parameter_count: int = 0  # tensors
+    parameter_count: int = 0  # the number of parameter tensors
     is_sharded: bool = False  # a rank holds parts of its parameters, as under FSDP
     has_module: bool = False  # a part of it is itself called `module`
     wrapped: bool = False  # DistributedDataParallel holds it, or it holds one
@@ -105,8 +105,8 @@ class End:
     """
 
     reason: Reason | None = None  # None while it runs
-    error: str = ""  # of a crash: the name of the error's class or of the signal, or the exit code
-    text: str = ""  # of a crash: one line, such as "train.py:9: ValueError: no disk"
+    error: str = ""  # after a crash the name of the error's class or of the signal, or the exit code
+    text: str = ""  # after a crash one line, such as "train.py:9: ValueError: no disk"
     time: float | None = None  # the second when the rank left its process group or ended; all ranks have one clock
 
 

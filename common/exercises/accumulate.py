@@ -14,8 +14,8 @@ from common.exercises.compare import Mistake, by_rank, near
 from common.exercises.traffic import Traffic
 
 LR = 0.1
-MICRO_BATCHES = (3, 2)  # by step
-PASSES = ["forward of 2", "backward"]  # of a micro-batch of two samples
+MICRO_BATCHES_BY_STEP = (3, 2)
+PASSES = ["forward of 2", "backward"]  # the events of a micro-batch, which has two samples
 MESSAGE = ["all_reduce", "wait"]
 
 
@@ -29,7 +29,7 @@ def network() -> nn.Linear:
 def samples_of(step: int, rank: int) -> tuple[Tensor, Tensor]:
     """Inputs and targets of a rank in a step, in micro-batches of two."""
     generator = torch.Generator().manual_seed(10 * step + rank)
-    inputs = torch.rand(MICRO_BATCHES[step], 2, 1, generator=generator).double()
+    inputs = torch.rand(MICRO_BATCHES_BY_STEP[step], 2, 1, generator=generator).double()
     return inputs, 3 * inputs + torch.rand(inputs.shape, generator=generator)
 
 
@@ -45,7 +45,7 @@ def reference() -> list[float]:
     model = network()
     optimizer = SGD(model.parameters(), lr=LR)
     gradients = []
-    for step in range(len(MICRO_BATCHES)):
+    for step in range(len(MICRO_BATCHES_BY_STEP)):
         of_ranks = [samples_of(step, rank) for rank in range(dist.get_world_size())]
         inputs = torch.cat([inputs for inputs, _ in of_ranks])
         targets = torch.cat([targets for _, targets in of_ranks])
@@ -75,7 +75,7 @@ def attempt(solution: ModuleType, traffic: Traffic) -> Result:
     weight.register_hook(lambda _: events.append("backward"))
     optimizer.register_step_pre_hook(lambda *_: events.append("step"))
     result = Result([], [])
-    for step in range(len(MICRO_BATCHES)):
+    for step in range(len(MICRO_BATCHES_BY_STEP)):
         events.clear()
         before = weight.item()
         micro_batches = list(zip(*samples_of(step, dist.get_rank()), strict=True))
@@ -86,7 +86,7 @@ def attempt(solution: ModuleType, traffic: Traffic) -> Result:
 
 
 def check(actual: list[Result], expected: list[list[float]]) -> None:
-    for number, count in enumerate(MICRO_BATCHES):
+    for number, count in enumerate(MICRO_BATCHES_BY_STEP):
         where = f"step {number + 1}, of {count} micro-batches"
         check_events(where, count, [of_rank.events[number] for of_rank in actual])
         gradients = [of_rank.gradients[number] for of_rank in actual]

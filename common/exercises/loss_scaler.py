@@ -35,13 +35,13 @@ class Overflow(NamedTuple):
     factor: float
 
 
-OVERFLOWS = {2: Overflow(rank=1, factor=LARGE), 5: Overflow(rank=0, factor=math.nan)}  # by step, from 1 on
+OVERFLOWS_BY_STEP = {2: Overflow(rank=1, factor=LARGE), 5: Overflow(rank=0, factor=math.nan)}
 
 
 def loss_of(parameters: list[torch.Tensor], step: int) -> torch.Tensor:
     """A loss that is computed in fp16 up to its last sum, as under autocast."""
     factors = torch.full((len(parameters), 2), SMALL).half()
-    overflow = OVERFLOWS.get(step)
+    overflow = OVERFLOWS_BY_STEP.get(step)
     if overflow is not None and overflow.rank == dist.get_rank():
         factors[1, 1] = overflow.factor
     products = torch.stack(parameters).half() * factors * factors
@@ -95,15 +95,16 @@ def check(actual: list[list[Step]], expected: list[list[Step]]) -> None:
 
 def mistake_in(field: str, number: int, of_ranks: list, right: list) -> str:
     """The sentence about a field of a step that is wrong on some rank."""
+    overflow = OVERFLOWS_BY_STEP.get(number)
     if field == "scaled_loss":
         return "scale(loss) has to return the loss times the scale"
     if field == "scale":
-        if number in OVERFLOWS:
+        if overflow is not None:
             return "an overflow on any rank halves the scale of all ranks"
         return "growth_interval steps in a row without an overflow double the scale. Then count anew"
-    if number in OVERFLOWS:
+    if overflow is not None:
         return (
-            f"a gradient had overflowed on rank {OVERFLOWS[number].rank}, so all ranks have to skip the step. Look for "
+            f"a gradient had overflowed on rank {overflow.rank}, so all ranks have to skip the step. Look for "
             "inf and nan in all gradients, and call one all-reduce in each step, after the loop over the parameters"
         )
     if near(of_ranks, scaled(right, SCALE)):  # before the first overflow the scale is still SCALE

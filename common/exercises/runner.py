@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from common.exercises import load
-from common.exercises.compare import Mistake
+from common.exercises.compare import Mistake, by_rank
 from common.exercises.traffic import simulated_network
 from common.process_group import leave_process_group
 from common.processes import RankFailed, ranks
@@ -88,15 +88,15 @@ def _run_on_ranks(world_size: int, name: str, path: Path) -> list[Returned]:
     if all(isinstance(outcome, Returned) for outcome in outcomes):
         return outcomes
     pool.stop()  # in its processes a thread may still wait
-    lines = {}
-    for rank, outcome in enumerate(outcomes):
+    lines = []
+    for outcome in outcomes:
         if isinstance(outcome, Mistake):
             raise outcome  # the other ranks may have waited for this one
-        lines[f"rank {rank}"] = outcome.line if isinstance(outcome, Stuck) else "has returned"
+        lines.append(outcome.line if isinstance(outcome, Stuck) else "has returned")
     raise Mistake(
         f"after {SECONDS} seconds not every rank had returned. All ranks must call the same collectives in the same "
         "order, a rank without samples or parameters of its own too. While a rank sends, its neighbour must receive",
-        lines,
+        by_rank(lines),
     )
 
 

@@ -12,7 +12,7 @@ from common.doctor.record import Call, Epoch, Record
 MAX_ERROR = 300  # characters, after which the text of an error is cut
 # Errors of a rank whose partner has left or has called another collective. torch's threads abort the process (SIGABRT).
 OF_COMMUNICATION = ("SIGABRT", "DistBackendError", "DistNetworkError", "DistStoreError")
-UNUSED = "parameters that were not used in producing loss"  # in the error of DistributedDataParallel
+UNUSED = "parameters that were not used in producing loss"  # a part of DistributedDataParallel's error
 WHAT_TO_SEE = "see what each line waits for: ranks must leave a loop at one step. If a line works, raise --time-out"
 
 
@@ -100,7 +100,7 @@ class UnevenEpoch(NamedTuple):
     """An epoch that has ended on one rank, and goes on on another one."""
 
     number: int
-    batches: list[int]  # that each rank has read
+    batches: list[int]  # the number that each rank has read
 
     def batches_by_rank(self) -> str:
         """For example "rank 0 has 9 batches, rank 1 has 8 batches"."""

@@ -97,9 +97,8 @@ def check_data_sets(records: list[Record]) -> Answer:
         epochs = training_epochs(record)
         by_number = contents_by_number(epoch for epoch in epochs if epoch.loader == epochs[0].loader)
         by_rank.append(by_number)
-        for contents in by_number.values():
-            if len(contents) > 1:
-                read_again.append((contents[0], contents[1]))
+        twice = [contents for contents in by_number.values() if len(contents) > 1]
+        read_again += [(contents[0], contents[1]) for contents in twice]
     by_two = pairs_of_two_ranks(by_rank)
     if min(len(read_again), len(by_two)) < MIN_SAMPLES:
         return NotExamined("too few samples were read again, by the same rank and by another one")

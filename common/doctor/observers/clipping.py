@@ -22,7 +22,7 @@ class ClippingObserver:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._enabled: weakref.WeakSet[GradScaler] = weakref.WeakSet()
-        self._are_scaled = False  # the last call of an enabled scaler was `scale`
+        self._are_scaled = False  # True if the last call of an enabled scaler was `scale`
 
     def install(self) -> None:
         self._recorder.wrap(GradScaler, "__init__", after=self.after_init)

@@ -21,8 +21,8 @@ from common.doctor.record import Epoch
 
 CPU = torch.device("cpu")  # batches are read there
 MAX_EPOCHS = 64
-MAX_FINGERPRINTS = 4096  # per epoch
-VALUES_PER_TENSOR = 1024  # go into a fingerprint, spread over the tensor
+MAX_FINGERPRINTS = 4096  # the samples of an epoch that get one
+VALUES_PER_TENSOR = 1024  # a fingerprint has so many, spread over the tensor
 
 
 @dataclass
@@ -52,8 +52,8 @@ class LoaderObserver:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._record = recorder.record
-        self._readings: weakref.WeakKeyDictionary[Any, Reading] = weakref.WeakKeyDictionary()  # by iterator
-        self._newest: Epoch | None = None  # the one whose batch was handed out last
+        self._readings: weakref.WeakKeyDictionary[Any, Reading] = weakref.WeakKeyDictionary()  # that of each iterator
+        self._newest: Epoch | None = None  # the epoch whose batch was handed out last
 
     def install(self) -> None:
         self._recorder.wrap(_BaseDataLoaderIter, "__init__", after=self.after_start)

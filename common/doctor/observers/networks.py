@@ -18,7 +18,7 @@ from common.doctor.observers.loaders import LoaderObserver
 from common.doctor.observers.recorder import Recorder
 from common.doctor.record import Network, Tensors
 
-VALUES_PER_PARAMETER = 512  # are noted, spread over the parameter
+VALUES_PER_PARAMETER = 512  # so many are noted, spread over the parameter
 EACH_STEP_UNTIL = 16  # weights are noted after each step up to this one, then after every power of two
 
 
@@ -39,7 +39,7 @@ class NetworkObserver:
         self._recorder = recorder
         self._record = recorder.record
         self._loaders = loaders
-        self._forward: Forward | None = None  # the one that runs
+        self._forward: Forward | None = None  # the forward that runs
         # The identities of a network's parameters when DistributedDataParallel was given it.
         self._when_wrapped: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple]] = weakref.WeakKeyDictionary()
 

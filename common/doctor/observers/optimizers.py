@@ -13,7 +13,7 @@ from common.doctor.observers.networks import NetworkObserver
 from common.doctor.observers.recorder import Recorder
 from common.doctor.record import Step
 
-FIRST_STEPS = 16  # after each of these the parameters are noted
+FIRST_STEPS = 16  # the parameters are noted after each of these
 
 
 class OptimizerObserver:
