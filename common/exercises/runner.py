@@ -107,12 +107,13 @@ def _run_on_rank(name: str, path: Path, seconds: int) -> Outcome:
     everyone: Any = dist.new_group()
     checker = load(name)
     expected = checker.reference()
-    thread = SolutionThread(checker, path)
+    thread = SolutionThread(checker, path, expected)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's warnings would stand before the findings
         thread.start()
         thread.join(seconds)
-    outcome = thread.outcome(expected)
+    ended = thread.ended
+    outcome = Stuck(thread.line()) if ended is None else ended
     # No rank leaves while another one is stuck: the lost connection would end its wait before its line is known.
     dist.barrier(everyone)
     if isinstance(outcome, Returned):
@@ -123,12 +124,12 @@ def _run_on_rank(name: str, path: Path, seconds: int) -> Outcome:
 class SolutionThread(threading.Thread):
     """The run of a solution, on a thread that can be abandoned when the time is over."""
 
-    def __init__(self, checker: ModuleType, path: Path) -> None:
+    def __init__(self, checker: ModuleType, path: Path, expected: Any) -> None:
         super().__init__(daemon=True)
-        self._actual: Any = None
-        self._error: BaseException | None = None
+        self.ended: Returned | Mistake | None = None  # None while the solution runs
         self._checker = checker
         self._path = path
+        self._expected = expected
 
     def run(self) -> None:
         try:
@@ -136,19 +137,13 @@ class SolutionThread(threading.Thread):
             solution = importlib.util.module_from_spec(spec)
             with simulated_network() as traffic:
                 spec.loader.exec_module(solution)
-                self._actual = self._checker.attempt(solution, traffic)
+                actual = self._checker.attempt(solution, traffic)
             traffic.check_all_waited()
+            self.ended = Returned(actual, self._expected)
         except BaseException as error:
-            self._error = error
+            self.ended = self._mistake(error)
 
-    def outcome(self, expected: Any) -> Outcome:
-        if self.is_alive():
-            return Stuck(self._line())
-        if self._error is not None:
-            return self._mistake(self._error)
-        return Returned(self._actual, expected)
-
-    def _line(self) -> str:
+    def line(self) -> str:
         """The line that the solution has reached, or the checker that has called it; empty if it has just returned."""
         frame = sys._current_frames().get(self.ident)
         if frame is None:

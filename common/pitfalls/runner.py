@@ -119,17 +119,16 @@ def run_on_rank(
         _meet("before the pitfall", store, pitfall.world_size)
         try:
             outcome = getattr(module, version)(*arguments)
-            hung = False
         except RuntimeError as error:
             # gloo has no class of its own for a time-out, but none comes
             # before its time.
-            hung = may_hang and time.monotonic() - started >= pitfall.timeout
-            if not hung:
+            waited = time.monotonic() - started
+            if not may_hang or waited < pitfall.timeout:
                 raise
             outcome = error
         finding = module.detect(outcome, *arguments)
         _meet("after the pitfall", store, pitfall.world_size)
-    return finding, hung
+    return finding, isinstance(outcome, RuntimeError)
 
 
 def _meet(place: str, store: dist.Store, count: int) -> None:

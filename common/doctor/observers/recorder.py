@@ -87,7 +87,7 @@ class Recorder:
             self.write()
 
     def write(self) -> None:
-        """Write the record as it is, with the backend if there is a process group now. The caller has the lock."""
-        if dist.is_initialized():
+        """Write the record as it is, with the backend once there is a process group. The caller has the lock."""
+        if self.record.backend is None and dist.is_initialized():
             self.record.backend = dist.get_backend()
         write(self.record, self._path)

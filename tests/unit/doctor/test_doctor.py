@@ -66,7 +66,7 @@ def examined(script: Path, folder: Path, *flags: object) -> tuple[dict[str, Answ
     """The doctor's answers and report on a script that runs in forks, which saves the import of torch."""
     pool = Ranks(2, on_cpu=True)  # of its own: the observers stay in it
     try:
-        pool.run(run_watched, folder, script, flags or ("--out", folder), timeout=120)
+        pool.run(run_watched, folder, script, flags, timeout=120)
     finally:
         pool.stop()
     records = [record.read(folder / f"rank{rank}" / record.FILE) for rank in range(2)]
@@ -87,7 +87,7 @@ def unwrapped(text: str) -> str:
 def test_a_healthy_script_raises_no_alarm_and_trains_the_weights_that_it_would_alone(tmp_path):
     alone = tmp_path / "alone"
     alone.mkdir()
-    answers, text = examined(HEALTHY, tmp_path)
+    answers, text = examined(HEALTHY, tmp_path, "--out", tmp_path)
     assert "Healthy: nothing found" in text
     right = {topic for topic, answer in answers.items() if answer == Right()}
     assert answers.keys() - right == {"BatchNorm's statistics"}
