@@ -90,7 +90,7 @@ def _waiting(records: list[Record], patience: float) -> Finding:
 
 def _where(record: Record) -> str:
     if record.end.reason == "crash":
-        return f"rank {record.rank} was left alone ({record.end.text[:MAX_ERROR]})"
+        return f"rank {record.rank} could not communicate ({record.end.text[:MAX_ERROR]})"
     if record.end.reason == "stopped" and record.waits_in:
         return f"rank {record.rank} is in {record.waits_in}"
     return f"rank {record.rank} has ended"
