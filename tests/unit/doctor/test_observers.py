@@ -34,16 +34,19 @@ def test_only_what_is_in_a_librarys_folder_is_of_the_library(folder, line):
     assert script_line(frame, Path("other.py")) == line
 
 
-def test_an_optimizer_without_a_learning_rate_is_followed_to_the_last_step(monkeypatch):
+def test_an_optimizer_without_a_learning_rate_or_with_an_inner_one_is_followed_to_the_last_step(monkeypatch):
     ended = []
     monkeypatch.setattr(os, "_exit", ended.append)
     recorder = SimpleNamespace(record=Record(rank=0), finish=ended.append)
     observer = OptimizerObserver(recorder, SimpleNamespace(networks={}), last_step=2)
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-    optimizer.param_groups[0]["lr"] = None
+    inner, outer = (torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1) for _ in range(2))
+    inner.param_groups[0]["lr"] = None
+    outer.optim = inner  # as a ZeroRedundancyOptimizer has one
     for _ in range(2):
-        observer.after_step(optimizer, (), {})
+        observer.after_step(inner, (), {})
+        observer.after_step(outer, (), {})
     assert ended == ["steps", 0]
+    assert len(recorder.record.steps) == 2
     assert optimizers.check_learning_rates([recorder.record, recorder.record]) == Right()
 
 
