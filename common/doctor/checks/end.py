@@ -127,15 +127,15 @@ def own_calls(records: list[Record]) -> dict[int, Call]:
     Calls are answered by their order, so `barrier` has answered the `all_reduce` here.
     """
     by_rank = [record.collectives for record in records]
-    callers = Counter(call for calls in by_rank for call in set(calls))  # the number of ranks
-    answered = min(map(len, by_rank)) - 1  # calls after which all ranks have gone on to another one
+    callers = Counter(call for calls in by_rank for call in set(calls))  # the number of ranks with each call
+    answered = min(map(len, by_rank)) - 1  # the number of calls after which all ranks have called another one
     own: dict[int, Call] = {}
     for number, calls in enumerate(zip_longest(*by_rank)):
         if number < answered:
             names = {call.name for call in calls}
-            is_of_all = any(callers[call] == len(records) for call in calls)
-            if len(names) == 1 and not is_of_all:
-                continue
+            is_in_one_line = any(callers[call] == len(records) for call in calls)
+            if len(names) == 1 and not is_in_one_line:
+                continue  # the branches of an `if`
         for rank, call in enumerate(calls):
             if call is not None and callers[call] == 1:
                 own.setdefault(rank, call)
