@@ -40,7 +40,7 @@ def examine(options: argparse.Namespace) -> int:
         records = launch.observe(command, options.processes, Path(folder), options.time_out)
     seconds = time.monotonic() - started
     answers = checks.ask_all(records, options.time_out)
-    reason = checks.why_nothing_was_examined(records, answers)
+    reason = checks.why_nothing_was_examined(records)
     print(report.summary(options.script.name, records, seconds), end="\n\n")
     if reason:
         print(f"Nothing was examined: {reason}")

@@ -1,7 +1,7 @@
 """The start of a script on several processes, as torchrun starts it, and its end: by itself, or because it hangs.
 
 A rank makes progress when one of its observers is called: when it reads a batch, calls a network, makes a step, saves
-or calls a collective. Its heartbeat shows that in a file. The script hangs when no rank makes progress for some time.
+or calls a collective. Then its heartbeat touches a file. The script hangs when no rank makes progress for some time.
 """
 
 import contextlib
@@ -10,138 +10,130 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from common.doctor.record import FILE, PROGRESS, End, Record, read
-from common.processes import free_port
+from common.doctor.record import FILE, PROGRESS, Record, read
+from common.processes import free_port, rank_variables
 
-POLL = 0.2  # seconds
-AFTER_A_CRASH = 5.0  # seconds that the other ranks have
-START = 120.0  # seconds until all ranks run the script: on a busy machine imports alone may take half a minute
+POLL_SECONDS = 0.2
+SECONDS_AFTER_A_CRASH = 5.0  # the other ranks have these to end by themselves
+SECONDS_TO_START = 120.0  # the imports before the script may take half a minute on a busy machine
 LOG = "log"
+
+
+class Rank(NamedTuple):
+    """The process of a rank, and the folder for what it prints and for its record."""
+
+    number: int
+    folder: Path
+    process: subprocess.Popen
 
 
 def observe(command: list[str], processes: int, folder: Path, patience: float) -> list[Record]:
     """Run a command on several processes until it ends, or no rank has made progress for `patience` seconds.
 
-    The command runs `run_script.py`. Each rank has a folder in `folder`, for what it prints and for its record.
+    The command runs `run_script.py`. Each rank has a folder of its own in `folder`.
     """
     port = free_port()
-    folders = [folder / f"rank{rank}" for rank in range(processes)]
-    started: list[subprocess.Popen] = []
+    ranks: list[Rank] = []
     try:
-        for rank, rank_folder in enumerate(folders):
-            rank_folder.mkdir()
-            with (rank_folder / LOG).open("wb") as output:
-                process = subprocess.Popen(
-                    [sys.executable, "-u", *command],
-                    env=_environment(rank, processes, port),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C is for the doctor, which then ends all ranks
-                )
-            started.append(process)
-        _wait(started, folders, patience)
+        for number in range(processes):
+            ranks.append(_start(number, folder / f"rank{number}", command, _environment(number, processes, port)))
+        _wait(ranks, patience)
     finally:
-        stopped = _stop(started)
-    records = []
-    for rank, process in enumerate(started):
-        record = _record(rank, folders[rank])
-        record.end = _end_of(record, process.returncode, was_stopped=rank in stopped)
-        records.append(record)
-    return records
+        stopped = _stop(ranks)
+    return [_record(rank, was_stopped=rank in stopped) for rank in ranks]
+
+
+def _start(number: int, folder: Path, command: list[str], environment: dict[str, str]) -> Rank:
+    folder.mkdir()
+    with (folder / LOG).open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-u", *command],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for the doctor, which then ends all ranks
+        )
+    return Rank(number, folder, process)
 
 
 def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
-    environment = {
-        "OMP_NUM_THREADS": "1",  # torchrun's default
-        **os.environ,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "GROUP_RANK": "0",
-        "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+    environment = {**os.environ, **rank_variables(rank, processes, port), "GROUP_RANK": "0"}
+    environment.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default
     if torch.cuda.device_count() < processes:
         environment["CUDA_VISIBLE_DEVICES"] = ""  # nccl wants a GPU for each
     return environment
 
 
-def _wait(started: list[subprocess.Popen], folders: list[Path], patience: float) -> None:
-    """Wait until all ranks have ended, or none has made progress for `patience` seconds.
-
-    What an ended rank has started is ended at once: later another group of processes may have its number.
-    """
-    running = list(started)
-    progress = [""] * len(folders)
-    last_progress = time.monotonic()
+def _wait(ranks: list[Rank], patience: float) -> None:
+    """Wait until all ranks have ended, or none has made progress for `patience` seconds."""
+    running = list(ranks)
+    progress = [_last_progress(rank) for rank in ranks]
+    changed = time.monotonic()
     while running:
-        for process in list(running):
-            if process.poll() is not None:
-                running.remove(process)
-                _signal_group(process, signal.SIGKILL)
-        for rank, rank_folder in enumerate(folders):
-            file = rank_folder / PROGRESS
-            text = file.read_text() if file.exists() else ""
-            if text not in ("", progress[rank]):  # it is empty while it is written
-                progress[rank] = text
-                last_progress = time.monotonic()
-        idle = time.monotonic() - last_progress
-        if any(process.returncode for process in started):  # after a crash the others may wait for that rank in vain
-            limit = AFTER_A_CRASH
-        elif all(progress):
+        for rank in list(running):
+            if rank.process.poll() is not None:
+                running.remove(rank)
+                # What it has started ends now: later another group of processes may have its number.
+                _signal_group(rank, signal.SIGKILL)
+        newest = [_last_progress(rank) for rank in ranks]
+        if newest != progress:
+            progress = newest
+            changed = time.monotonic()
+        if any(rank.process.returncode for rank in ranks):  # after a crash the others may wait for that rank in vain
+            limit = SECONDS_AFTER_A_CRASH
+        elif None in progress:  # a rank has not begun to run the script
+            limit = max(patience, SECONDS_TO_START)
+        else:
             limit = patience
-        else:  # a rank has not begun to run the script
-            limit = max(patience, START)
-        if idle > limit:
+        if time.monotonic() - changed > limit:
             return
-        time.sleep(POLL)
+        time.sleep(POLL_SECONDS)
 
 
-def _stop(started: list[subprocess.Popen]) -> list[int]:
+def _last_progress(rank: Rank) -> int | None:
+    """The time of the last progress, in nanoseconds; None before the first."""
+    file = rank.folder / PROGRESS
+    return file.stat().st_mtime_ns if file.exists() else None
+
+
+def _stop(ranks: list[Rank]) -> list[Rank]:
     """End all ranks, and return those that had not ended by themselves."""
     # A rank may have ended since the last poll: its group is still to be killed, but we have not stopped it.
-    not_yet_killed = [process for process in started if process.returncode is None]
-    running = [rank for rank, process in enumerate(started) if process.poll() is None]
+    not_yet_killed = [rank for rank in ranks if rank.process.returncode is None]
+    running = [rank for rank in not_yet_killed if rank.process.poll() is None]
     # All are stopped before one is killed: a rank whose connections close would leave the line where it waits.
     for signal_number in (signal.SIGSTOP, signal.SIGKILL):
-        for process in not_yet_killed:
-            _signal_group(process, signal_number)
-    for process in started:  # after all are killed: a second Ctrl-C may interrupt this
-        process.wait()
+        for rank in not_yet_killed:
+            _signal_group(rank, signal_number)
+    for rank in ranks:  # after all are killed: a second Ctrl-C may interrupt this
+        rank.process.wait()
     return running
 
 
-def _signal_group(process: subprocess.Popen, signal_number: int) -> None:
-    """Signal a process and what it has started."""
+def _signal_group(rank: Rank, signal_number: int) -> None:
+    """Signal a rank and what it has started."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal_number)
+        os.killpg(rank.process.pid, signal_number)
 
 
-def _end_of(record: Record, exit_code: int, was_stopped: bool) -> End:
-    """The end that a rank has noted, and what it could not note itself."""
-    end = record.end
-    if was_stopped:
-        end = replace(end, reason="stopped")
-    elif exit_code != 0 and end.reason is None:  # it was killed, or left by os._exit
-        error = signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
-        end = replace(end, reason="crash", error=error)
-    if end.reason == "crash" and not end.message:
-        end = replace(end, message=f"last printed: {record.last_printed}")
-    return end
-
-
-def _record(rank: int, folder: Path) -> Record:
-    """The record that a rank has left, or an empty one, with the last line that it has printed."""
-    record = Record(rank)
-    if (folder / FILE).exists():
-        record = read(folder / FILE)
-    printed = (folder / LOG).read_text(errors="replace")
+def _record(rank: Rank, was_stopped: bool) -> Record:
+    """The record that a rank has left, or an empty one, and what it could not note itself."""
+    file = rank.folder / FILE
+    record = read(file) if file.exists() else Record(rank.number)
+    printed = (rank.folder / LOG).read_text(errors="replace")
     record.last_printed = printed.strip().split("\n")[-1]
+    end = record.end
+    exit_code = rank.process.returncode
+    if was_stopped and end.reason != "crash":
+        end.reason = "stopped"
+    elif exit_code != 0 and end.reason is None:  # it was killed, or left by os._exit
+        end.reason = "crash"
+        end.error = signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
+        end.text = f"{end.error}: last printed: {record.last_printed}"
     return record

@@ -11,7 +11,7 @@ from typing import Literal
 
 from torch import Tensor
 
-# Two files in the folder of a rank: its record, and the number of observed events until now.
+# Two files in the folder of a rank: its record, and an empty one that is touched when the rank has made progress.
 FILE = "record.pickle"
 PROGRESS = "progress"
 Tensors = dict[str, Tensor]
@@ -48,7 +48,7 @@ class Network:
     """A network that the script has called."""
 
     kind: str  # the name of its class
-    parameter_count: int = 0  # tensors
+    parameter_count: int = 0  # the number of parameter tensors
     is_sharded: bool = False  # a rank holds parts of its parameters, as under FSDP
     has_module: bool = False  # a part of it is itself called `module`
     wrapped: bool = False  # DistributedDataParallel holds it, or it holds one
@@ -79,14 +79,6 @@ class Step:
 
 
 @dataclass
-class Membership:
-    """The parameters of the optimizers beside those of the networks, after one of the first steps."""
-
-    count_in_no_network: int  # parameters of an optimizer, without gradients; only a network has names for them
-    in_no_optimizer: list[str]  # parameters of a trained network that have gradients
-
-
-@dataclass
 class Save:
     """A call of `torch.save`: the file, and the keys of the state dicts that went into it."""
 
@@ -104,19 +96,18 @@ class Call:
 
 @dataclass
 class End:
-    """The end of the script on a rank, or the line where it stands still."""
+    """The end of the script on a rank.
 
-    # "finished": it came to its last line; "steps": it made as many steps as --steps asked for; "crash": an error or a
-    # signal ended it; "stopped": the doctor ended it, because no rank made progress; None: it runs.
-    reason: Reason | None = None
-    error: str = ""  # the name of its class or of the signal, or the exit code
-    message: str = ""  # the text of the error
-    line: str = ""  # the line of the script that raised the error, or at which the script stands still
+    finished  it came to its last line
+    steps     it made as many optimizer steps as --steps asked for
+    crash     an error or a signal ended it
+    stopped   the doctor ended it, because no rank made progress
+    """
+
+    reason: Reason | None = None  # None while it runs
+    error: str = ""  # after a crash the name of the error's class or of the signal, or the exit code
+    text: str = ""  # after a crash one line, such as "train.py:9: ValueError: no disk"
     time: float | None = None  # the second when the rank left its process group or ended; all ranks have one clock
-
-    def error_line(self) -> str:
-        """The error in one line, such as "train.py:9: ValueError: no disk"."""
-        return ": ".join(part for part in (self.line, self.error, self.message) if part)
 
 
 @dataclass
@@ -126,12 +117,15 @@ class Record:
     rank: int
     backend: str | None = None  # the process group's, if there was one
     last_printed: str = ""  # the last line of its output
+    waits_in: str = ""  # the line at which the script stands still, such as "train.py:9"; empty while it makes progress
     end: End = field(default_factory=End)
     epochs: list[Epoch] = field(default_factory=list)
     networks: list[Network] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-    memberships: list[Membership] = field(default_factory=list)  # the newest one, or none before the first step
+    # The parameters of the optimizers beside those of the networks, as they were after the last of the first steps.
+    in_no_network: int = 0  # parameters of an optimizer, without gradients; only a network has names for them
+    in_no_optimizer: list[str] = field(default_factory=list)  # parameters of a trained network that have gradients
     # For each call that clipped gradients: True if a loss scale had multiplied them, and nobody had divided them.
     clippings: list[bool] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
@@ -144,7 +138,6 @@ KINDS = {
     "networks": Network,
     "draws": Draw,
     "steps": Step,
-    "memberships": Membership,
     "saves": Save,
     "collectives": Call,
 }

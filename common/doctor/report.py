@@ -31,22 +31,14 @@ def summary(script: str, records: list[Record], seconds: float) -> str:
 def lines(answers: dict[str, Answer], records: list[Record]) -> list[str]:
     """Each finding with its reason and its remedy, then the rest."""
     text = []
-    wrong = findings(answers)
-    for topic, finding in wrong.items():
+    for topic, finding in findings(answers).items():
         text += _wrapped(f"FOUND {topic}: {finding.text}.")
         text += _wrapped(f"  What to do: {finding.advice}.")
         if finding.pitfall:
             text += _wrapped(f"  `python -m common.pitfalls {finding.pitfall}` shows it: {title(finding.pitfall)}")
         text.append("")
     observer_errors = sorted({error for record in records for error in record.observer_errors})
-    if wrong:
-        text.append(f"Not healthy: {len(wrong)} found.")
-    elif observer_errors:
-        text.append("Nothing found, but an observer failed, and does not know all.")
-    elif isinstance(answers["weights"], Right):
-        text.append("Healthy: nothing found.")
-    else:
-        text.append("Nothing found, but the weights were not compared.")
+    text.append(_verdict(answers, observer_errors))
     right = [topic for topic, answer in answers.items() if isinstance(answer, Right)]
     others = [f"{topic} ({answer.reason})" for topic, answer in answers.items() if isinstance(answer, NotExamined)]
     text += _wrapped(f"Right: {', '.join(right) or 'nothing'}.")
@@ -55,6 +47,17 @@ def lines(answers: dict[str, Answer], records: list[Record]) -> list[str]:
     for error in observer_errors:
         text += _wrapped(f"An observer failed: {error}")
     return text
+
+
+def _verdict(answers: dict[str, Answer], observer_errors: list[str]) -> str:
+    found = len(findings(answers))
+    if found:
+        return f"Not healthy: {found} found."
+    if observer_errors:
+        return "Nothing found, but an observer failed, and does not know all."
+    if isinstance(answers["weights"], Right):
+        return "Healthy: nothing found."
+    return "Nothing found, but the weights were not compared."
 
 
 def _wrapped(text: str) -> list[str]:

@@ -33,16 +33,18 @@ def run(folder: Path, last_step: int | None, script: Path, arguments: list[str])
     sys.path[0] = str(script.resolve().parent)
     try:
         runpy.run_path(str(script), run_name="__main__")
-    except SystemExit as exit:
-        if exit.code:
-            recorder.finish("crash", "SystemExit", str(exit.code))
-            raise
     except BaseException as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(script)]
-        line = f"{script.name}:{lines[-1]}" if lines else ""
-        recorder.finish("crash", type(error).__name__, " ".join(str(error).split()), line)
-        raise
+        if not isinstance(error, SystemExit) or error.code:
+            recorder.finish("crash", type(error).__name__, one_line(error, script))
+            raise
     recorder.finish("finished")
+
+
+def one_line(error: BaseException, script: Path) -> str:
+    """A text such as "train.py:9: ValueError: no disk", with the innermost line of the script, if there is one."""
+    text = " ".join("".join(traceback.format_exception_only(error)).split())
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(script)]
+    return f"{script.name}:{lines[-1]}: {text}" if lines else text
 
 
 def refuse(*args: Any, **kwargs: Any) -> None:

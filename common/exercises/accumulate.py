@@ -1,7 +1,7 @@
 """The checker of `accumulate`: what happens in each step, in which order, and with which gradient it ends."""
 
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from common.exercises.compare import near
-from common.exercises.mistake import Mistake, by_rank
+from common.exercises.compare import Mistake, by_rank, near
 from common.exercises.traffic import Traffic
 
-MICRO_BATCHES = (3, 2)  # by step
-PASSES = ["forward of 2", "backward"]  # of a micro-batch of two samples
+LR = 0.1
+MICRO_BATCHES_BY_STEP = (3, 2)
+PASSES = ["forward of 2", "backward"]  # the events of a micro-batch, which has two samples
 MESSAGE = ["all_reduce", "wait"]
 
 
@@ -29,12 +29,12 @@ def network() -> nn.Linear:
 def samples_of(step: int, rank: int) -> tuple[Tensor, Tensor]:
     """Inputs and targets of a rank in a step, in micro-batches of two."""
     generator = torch.Generator().manual_seed(10 * step + rank)
-    inputs = torch.rand(MICRO_BATCHES[step], 2, 1, generator=generator).double()
+    inputs = torch.rand(MICRO_BATCHES_BY_STEP[step], 2, 1, generator=generator).double()
     return inputs, 3 * inputs + torch.rand(inputs.shape, generator=generator)
 
 
 class Result(NamedTuple):
-    """The events of each step, and the gradient at each call of the optimizer's step."""
+    """The events of each step, and the gradient that the optimizer has subtracted in it."""
 
     events: list[list[str]]
     gradients: list[float]
@@ -43,9 +43,9 @@ class Result(NamedTuple):
 def reference() -> list[float]:
     """The gradient of each step, on one device that has the samples of all ranks."""
     model = network()
-    optimizer = SGD(model.parameters(), lr=0.1)
+    optimizer = SGD(model.parameters(), lr=LR)
     gradients = []
-    for step in range(len(MICRO_BATCHES)):
+    for step in range(len(MICRO_BATCHES_BY_STEP)):
         of_ranks = [samples_of(step, rank) for rank in range(dist.get_world_size())]
         inputs = torch.cat([inputs for inputs, _ in of_ranks])
         targets = torch.cat([targets for _, targets in of_ranks])
@@ -56,38 +56,37 @@ def reference() -> list[float]:
     return gradients
 
 
+def mean_over_ranks(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """DDP's communication hook. DDP's own all-reduce is C++, and would not go over the simulated network."""
+    mean = bucket.buffer() / dist.get_world_size()
+    dist.all_reduce(mean)
+    averaged: torch.futures.Future[Tensor] = torch.futures.Future()
+    averaged.set_result(mean)
+    return averaged
+
+
 def attempt(solution: ModuleType, traffic: Traffic) -> Result:
     model = DistributedDataParallel(network())
+    model.register_comm_hook(None, mean_over_ranks)
     weight = model.module.weight
-    optimizer = SGD(model.parameters(), lr=0.1)
+    optimizer = SGD(model.parameters(), lr=LR)
+    events = traffic.events
+    model.module.register_forward_pre_hook(lambda _, inputs: events.append(f"forward of {len(inputs[0])}"))
+    weight.register_hook(lambda _: events.append("backward"))
+    optimizer.register_step_pre_hook(lambda *_: events.append("step"))
     result = Result([], [])
-
-    def average(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """DDP's own all-reduce, as an event."""
-        mean = bucket.buffer() / dist.get_world_size()
-        dist.all_reduce(mean)
-        averaged: torch.futures.Future[Tensor] = torch.futures.Future()
-        averaged.set_result(mean)
-        return averaged
-
-    def note_step(*_: Any) -> None:
-        traffic.events.append("step")
-        result.gradients.append(0.0 if weight.grad is None else weight.grad.item())
-
-    model.register_comm_hook(None, average)
-    model.module.register_forward_pre_hook(lambda _, inputs: traffic.events.append(f"forward of {len(inputs[0])}"))
-    weight.register_hook(lambda _: traffic.events.append("backward"))
-    optimizer.register_step_pre_hook(note_step)
-    for step in range(len(MICRO_BATCHES)):
-        traffic.events.clear()
+    for step in range(len(MICRO_BATCHES_BY_STEP)):
+        events.clear()
+        before = weight.item()
         micro_batches = list(zip(*samples_of(step, dist.get_rank()), strict=True))
         solution.train_step(model, optimizer, micro_batches)
-        result.events.append(list(traffic.events))
+        result.events.append(list(events))
+        result.gradients.append((before - weight.item()) / LR)
     return result
 
 
 def check(actual: list[Result], expected: list[list[float]]) -> None:
-    for number, count in enumerate(MICRO_BATCHES):
+    for number, count in enumerate(MICRO_BATCHES_BY_STEP):
         where = f"step {number + 1}, of {count} micro-batches"
         check_events(where, count, [of_rank.events[number] for of_rank in actual])
         gradients = [of_rank.gradients[number] for of_rank in actual]

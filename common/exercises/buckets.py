@@ -8,13 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from common.exercises.compare import Gradients, check_means, flat, gradients
-from common.exercises.mistake import Mistake
+from common.exercises.compare import Gradients, Mistake, check_means, flat, gradients
 from common.exercises.traffic import Traffic
 from common.small.ddp.bucketed import BucketedDDP, fill_buckets
 
-FACTORS = (1.0, 3.2, 8.0)  # of the gradients, by rank: their mean has no exact float32
-SHAPES = {"a": (2, 2), "b": (2,), "c": (3,), "d": (1,), "e": (5,)}  # of the parameters, with numbers of 8 bytes
+FACTORS_BY_RANK = (1.0, 3.2, 8.0)  # their mean has no exact float32
+PARAMETER_SHAPES = {"a": (2, 2), "b": (2,), "c": (3,), "d": (1,), "e": (5,)}  # a number has 8 bytes
 # In bytes. At 24, what e has too much would close the next bucket early if it were carried over.
 CAPACITIES = (40, 24, 10_000)
 
@@ -24,14 +23,14 @@ class Parameters(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        for name, shape in SHAPES.items():
+        for name, shape in PARAMETER_SHAPES.items():
             self.register_parameter(name, nn.Parameter(torch.full(shape, 100.0).double()))
 
     def forward(self) -> torch.Tensor:
         """A loss in which the gradient of a number is its position among all numbers, times the rank's factor."""
         numbers = torch.cat([parameter.flatten() for parameter in self.parameters()])
         positions = torch.arange(1.0, len(numbers) + 1).double()
-        return FACTORS[dist.get_rank()] * (positions * numbers).sum()
+        return FACTORS_BY_RANK[dist.get_rank()] * (positions * numbers).sum()
 
 
 def named(buckets: Iterable[list], module: nn.Module) -> list[list[str]]:

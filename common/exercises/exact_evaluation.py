@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from common.exercises.compare import as_numbers, near
-from common.exercises.mistake import Mistake, by_rank
+from common.exercises.compare import Mistake, as_numbers, by_rank, near
 from common.exercises.traffic import Traffic
 
-SIZES = (17, 2)  # on three ranks: a remainder of two, and fewer samples than ranks
+SIZES = (17, 2)  # on three ranks 17 samples leave a remainder, and 2 are fewer samples than ranks
 
 
 class CountingNetwork(nn.Module):

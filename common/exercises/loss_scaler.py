@@ -1,4 +1,9 @@
-"""The checker of `loss_scaler`: which gradients a step is made with, on which ranks, and how the scale goes on."""
+"""The checker of `loss_scaler`: which gradients a step is made with, on which ranks, and how the scale goes on.
+
+step             1     2       3    4     5       6    7     8     9
+overflow               rank 1             rank 0
+scale after it   1024  512     512  1024  512     512  1024  1024  2048
+"""
 
 import math
 from types import ModuleType
@@ -10,16 +15,15 @@ from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim import SGD
 
-from common.exercises.compare import as_numbers, near, scaled
-from common.exercises.mistake import Mistake, by_rank
+from common.exercises.compare import Mistake, as_numbers, by_rank, gradients, near, scaled
 from common.exercises.traffic import Traffic
 
 SCALE = 1024.0
 GROWTH_INTERVAL = 2
+STEPS = 9
 # A parameter is multiplied by its factor twice, so its gradient is the factor's square.
 SMALL = 2.0**-13  # the gradient is 1.5e-8, which is 0 in fp16
 LARGE = 16.0  # the gradient is 256, which times the scale is inf in fp16
-STEPS = 9  # steps 6 to 9 do not overflow, so the scale doubles after 7 and after 9
 # Parameters of each rank's part. Rank 1 has three, so that code which looks at the first or the last only is caught.
 PARAMETERS = (2, 3, 2)
 
@@ -31,13 +35,13 @@ class Overflow(NamedTuple):
     factor: float
 
 
-OVERFLOWS = {1: Overflow(rank=1, factor=LARGE), 4: Overflow(rank=0, factor=math.nan)}  # by step, from 0 on
+OVERFLOWS_BY_STEP = {2: Overflow(rank=1, factor=LARGE), 5: Overflow(rank=0, factor=math.nan)}
 
 
 def loss_of(parameters: list[torch.Tensor], step: int) -> torch.Tensor:
     """A loss that is computed in fp16 up to its last sum, as under autocast."""
     factors = torch.full((len(parameters), 2), SMALL).half()
-    overflow = OVERFLOWS.get(step)
+    overflow = OVERFLOWS_BY_STEP.get(step)
     if overflow is not None and overflow.rank == dist.get_rank():
         factors[1, 1] = overflow.factor
     products = torch.stack(parameters).half() * factors * factors
@@ -53,25 +57,20 @@ class Step(NamedTuple):
 
 
 def steps_with(scaler: Any) -> list[Step]:
-    parameters: list[torch.Tensor] = []
-    for _ in range(PARAMETERS[dist.get_rank()]):
-        parameters.append(nn.Parameter(torch.ones(2)))
-    optimizer = SGD([{"params": parameters[:1]}, {"params": parameters[1:]}], lr=1.0)
-    gradients: list[list] = []  # of each call in the present step
-
-    def note_gradients(*_: Any) -> None:
-        gradients.append([as_numbers(parameter.grad) for parameter in parameters])
-
-    optimizer.register_step_pre_hook(note_gradients)
+    parameters = nn.ParameterList([torch.ones(2) for _ in range(PARAMETERS[dist.get_rank()])])
+    first, *others = parameters
+    optimizer = SGD([{"params": [first]}, {"params": others}], lr=1.0)
+    calls: list[list] = []  # the gradients at each call of the optimizer's step
+    optimizer.register_step_pre_hook(lambda *_: calls.append(gradients(parameters)))
     steps = []
-    for number in range(STEPS):
-        gradients.clear()
-        scaled_loss = scaler.scale(loss_of(parameters, number))
+    for number in range(1, STEPS + 1):
+        calls.clear()
+        scaled_loss = scaler.scale(loss_of(list(parameters), number))
         scaled_loss.backward()
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-        steps.append(Step(as_numbers(scaled_loss), list(gradients), as_numbers(scaler.get_scale())))
+        steps.append(Step(as_numbers(scaled_loss), list(calls), as_numbers(scaler.get_scale())))
     return steps
 
 
@@ -85,34 +84,31 @@ def attempt(solution: ModuleType, _: Traffic) -> list[Step]:
 
 def check(actual: list[list[Step]], expected: list[list[Step]]) -> None:
     """Raise the first mistake of the first step that has one."""
-    for number in range(STEPS):
+    for number in range(1, STEPS + 1):
         for field in Step._fields:
-            of_ranks = [getattr(steps[number], field) for steps in actual]
-            right = [getattr(steps[number], field) for steps in expected]
+            of_ranks = [getattr(steps[number - 1], field) for steps in actual]
+            right = [getattr(steps[number - 1], field) for steps in expected]
             if not near(of_ranks, right):
                 sentence = mistake_in(field, number, of_ranks, right)
-                raise Mistake(f"step {number + 1}: {sentence}", by_rank(of_ranks) | {"they should be": right})
+                raise Mistake(f"step {number}: {sentence}", by_rank(of_ranks) | {"they should be": right})
 
 
 def mistake_in(field: str, number: int, of_ranks: list, right: list) -> str:
     """The sentence about a field of a step that is wrong on some rank."""
+    overflow = OVERFLOWS_BY_STEP.get(number)
     if field == "scaled_loss":
         return "scale(loss) has to return the loss times the scale"
-    if field == "gradients":
-        return about_gradients(number, of_ranks, right)
-    if number in OVERFLOWS:
-        return "an overflow on any rank halves the scale of all ranks"
-    return "growth_interval steps in a row without an overflow double the scale. Then count anew"
-
-
-def about_gradients(number: int, gradients: list, right: list) -> str:
-    if number in OVERFLOWS:
+    if field == "scale":
+        if overflow is not None:
+            return "an overflow on any rank halves the scale of all ranks"
+        return "growth_interval steps in a row without an overflow double the scale. Then count anew"
+    if overflow is not None:
         return (
-            f"a gradient had overflowed on rank {OVERFLOWS[number].rank}, so all ranks have to skip the step. Look for "
+            f"a gradient had overflowed on rank {overflow.rank}, so all ranks have to skip the step. Look for "
             "inf and nan in all gradients, and call one all-reduce in each step, after the loop over the parameters"
         )
-    if near(gradients, scaled(right, SCALE)):  # before the first overflow the scale is still SCALE
+    if near(of_ranks, scaled(right, SCALE)):  # before the first overflow the scale is still SCALE
         return "the gradients are still multiplied by the scale. Divide those of all param_groups before the step"
-    if [len(calls) for calls in gradients] != [len(calls) for calls in right]:
+    if [len(calls) for calls in of_ranks] != [len(calls) for calls in right]:
         return "call optimizer.step() once on each rank"
     return "these are not the gradients of the loss. Divide those of all param_groups by the scale, once"

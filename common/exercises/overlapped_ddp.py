@@ -7,12 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from common.exercises.compare import Gradients, check_means, gradients
-from common.exercises.mistake import Mistake
+from common.exercises.compare import Gradients, Mistake, check_means, gradients
 from common.exercises.traffic import Traffic
 from common.small.ddp.overlapped import OverlappedDDP
 
-INPUTS = (1.0, 3.0, 8.0)  # by rank
+INPUTS_BY_RANK = (1.0, 3.0, 8.0)
 STEPS = 2
 LAYERS = 3
 
@@ -26,7 +25,7 @@ def network() -> nn.Sequential:
 
 
 def backward(model: nn.Module) -> None:
-    model(torch.tensor([[INPUTS[dist.get_rank()]]]).double()).sum().backward()
+    model(torch.tensor([[INPUTS_BY_RANK[dist.get_rank()]]]).double()).sum().backward()
 
 
 class Step(NamedTuple):

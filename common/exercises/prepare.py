@@ -12,12 +12,11 @@ from torch import nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader, Dataset
 
-from common.exercises.compare import flat, near
-from common.exercises.mistake import Mistake, by_rank
+from common.exercises.compare import Mistake, by_rank, flat, near
 from common.exercises.traffic import Traffic
 
 SAMPLES = 24  # so many that a rank does not by chance have the same ones with and without shuffling
-BATCH_SIZE = 6  # of all ranks
+GLOBAL_BATCH_SIZE = 6
 
 
 class Numbers(Dataset):
@@ -42,7 +41,7 @@ def as_batch(numbers: list[int]) -> dict[str, torch.Tensor]:
 
 
 def loader(numbers: Numbers, shuffle: bool) -> DataLoader:
-    return DataLoader(numbers, BATCH_SIZE, collate_fn=as_batch, shuffle=shuffle)
+    return DataLoader(numbers, GLOBAL_BATCH_SIZE, collate_fn=as_batch, shuffle=shuffle)
 
 
 def model_and_optimizer(weight: float) -> tuple[nn.Linear, SGD]:
@@ -65,10 +64,10 @@ def train(batches: Iterable[Any], model: nn.Module, optimizer: SGD) -> list[list
 class Result(NamedTuple):
     """The samples and the weight that a rank's prepared objects have read and trained."""
 
-    samples: list  # of each step
-    read: list  # samples, from the dataset
-    weight: float  # after the last step
-    shuffled: list  # samples of each step, where the loader shuffles
+    samples: list  # the samples of each step
+    read: list  # the samples that were read from the dataset
+    weight: float  # the weight after the last step
+    shuffled: list  # the samples of each step with a loader that shuffles
 
 
 def reference() -> float:
@@ -118,7 +117,7 @@ def joined(of_ranks: list[list[list[int]]]) -> list[list[int]]:
 
 def check_samples(of_ranks: list[list[list[int]]]) -> None:
     """Raise a Mistake if the ranks together do not have the batches of the loader that does not shuffle."""
-    batches = torch.arange(SAMPLES).view(-1, BATCH_SIZE).tolist()
+    batches = torch.arange(SAMPLES).view(-1, GLOBAL_BATCH_SIZE).tolist()
     if joined(of_ranks) == batches:
         return
     sentence = (

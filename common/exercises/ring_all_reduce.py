@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from common.exercises.compare import as_numbers, flat, near
-from common.exercises.mistake import Mistake, by_rank, shown
+from common.exercises.compare import Mistake, as_numbers, by_rank, flat, near, shown
 from common.exercises.traffic import POINT_TO_POINT, Traffic
 from common.small.ring import ring_messages
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from common.exercises import load
-from common.exercises.mistake import Mistake
+from common.exercises.compare import Mistake, by_rank
 from common.exercises.traffic import simulated_network
 from common.process_group import leave_process_group
 from common.processes import RankFailed, ranks
@@ -47,6 +47,10 @@ class Stuck(NamedTuple):
     """The line that a rank had reached when the time was over."""
 
     line: str
+
+
+# A Mistake is returned, because a raised one would end the job before the other ranks have reported their lines.
+Outcome = Returned | Stuck | Mistake
 
 
 def check_solution(name: str, path: Path) -> None:
@@ -84,40 +88,32 @@ def _run_on_ranks(world_size: int, name: str, path: Path) -> list[Returned]:
     if all(isinstance(outcome, Returned) for outcome in outcomes):
         return outcomes
     pool.stop()  # in its processes a thread may still wait
-    lines = {}
-    for rank, outcome in enumerate(outcomes):
+    lines = []
+    for outcome in outcomes:
         if isinstance(outcome, Mistake):
             raise outcome  # the other ranks may have waited for this one
-        lines[f"rank {rank}"] = outcome.line if isinstance(outcome, Stuck) else "has returned"
+        lines.append(outcome.line if isinstance(outcome, Stuck) else "has returned")
     raise Mistake(
         f"after {SECONDS} seconds not every rank had returned. All ranks must call the same collectives in the same "
         "order, a rank without samples or parameters of its own too. While a rank sends, its neighbour must receive",
-        lines,
+        by_rank(lines),
     )
 
 
-def _run_on_rank(name: str, path: Path, seconds: int) -> Returned | Stuck | Mistake:
-    """The outcome of the solution on this rank, in a process group of all ranks.
-
-    A Mistake is returned, because a raised one would end the job before the other ranks have reported their lines.
-    """
+def _run_on_rank(name: str, path: Path, seconds: int) -> Outcome:
+    """The outcome of the solution on this rank, in a process group of all ranks."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE))
     # A group for the end. In the solution's a barrier would answer a collective that one rank has called too many.
     everyone: Any = dist.new_group()
     checker = load(name)
     expected = checker.reference()
-    thread = SolutionThread(checker, path)
+    thread = SolutionThread(checker, path, expected)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's warnings would stand before the findings
         thread.start()
         thread.join(seconds)
-    outcome: Returned | Stuck | Mistake
-    if thread.is_alive():
-        outcome = Stuck(thread.line())
-    elif thread.error is not None:
-        outcome = thread.mistake()
-    else:
-        outcome = Returned(thread.actual, expected)
+    ended = thread.ended
+    outcome = Stuck(thread.line()) if ended is None else ended
     # No rank leaves while another one is stuck: the lost connection would end its wait before its line is known.
     dist.barrier(everyone)
     if isinstance(outcome, Returned):
@@ -128,12 +124,12 @@ def _run_on_rank(name: str, path: Path, seconds: int) -> Returned | Stuck | Mist
 class SolutionThread(threading.Thread):
     """The run of a solution, on a thread that can be abandoned when the time is over."""
 
-    def __init__(self, checker: ModuleType, path: Path) -> None:
+    def __init__(self, checker: ModuleType, path: Path, expected: Any) -> None:
         super().__init__(daemon=True)
-        self.actual: Any = None
-        self.error: BaseException | None = None
+        self.ended: Returned | Mistake | None = None  # None while the solution runs
         self._checker = checker
         self._path = path
+        self._expected = expected
 
     def run(self) -> None:
         try:
@@ -141,10 +137,11 @@ class SolutionThread(threading.Thread):
             solution = importlib.util.module_from_spec(spec)
             with simulated_network() as traffic:
                 spec.loader.exec_module(solution)
-                self.actual = self._checker.attempt(solution, traffic)
+                actual = self._checker.attempt(solution, traffic)
             traffic.check_all_waited()
+            self.ended = Returned(actual, self._expected)
         except BaseException as error:
-            self.error = error
+            self.ended = self._mistake(error)
 
     def line(self) -> str:
         """The line that the solution has reached, or the checker that has called it; empty if it has just returned."""
@@ -154,19 +151,19 @@ class SolutionThread(threading.Thread):
         stack = traceback.extract_stack(frame)
         return _line_in(self._path, stack) or _line_in(Path(self._checker.__file__), stack)
 
-    def mistake(self) -> Mistake:
-        """The mistake that the error shows, and the line where it was raised."""
-        if isinstance(self.error, Mistake):
-            return self.error
-        stack = traceback.extract_tb(self.error.__traceback__)
+    def _mistake(self, error: BaseException) -> Mistake:
+        """The mistake that an error of the solution shows, and the line where it was raised."""
+        if isinstance(error, Mistake):
+            return error
+        stack = traceback.extract_tb(error.__traceback__)
         line = _line_in(self._path, stack)
-        if line and isinstance(self.error, NotImplementedError):
+        if line and isinstance(error, NotImplementedError):
             return Mistake(f"this line is still a gap\n    {line}")
-        message = str(self.error).partition("\n")[0]
-        raised = f"rank {dist.get_rank()} raised {type(self.error).__name__}: {message}"
+        message = str(error).partition("\n")[0]
+        raised = f"rank {dist.get_rank()} raised {type(error).__name__}: {message}"
         if line:
             return Mistake(f"{raised}\n    {line}")
-        if isinstance(self.error, SyntaxError):  # whose message names the line
+        if isinstance(error, SyntaxError):  # whose message names the line
             return Mistake(raised)
         line = _line_in(Path(self._checker.__file__), stack)
         return Mistake(f"{raised}\n    {line}\nDoes your code define, take and return what the starter file says?")

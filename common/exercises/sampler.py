@@ -7,12 +7,11 @@ import torch
 import torch.distributed as dist
 
 from common.eval_sampler import DistributedEvalSampler
-from common.exercises.compare import as_numbers, flat
-from common.exercises.mistake import Mistake, by_rank
+from common.exercises.compare import Mistake, as_numbers, by_rank, flat
 from common.exercises.traffic import Traffic
 
 SEED = 43
-SIZES = (11, 2)  # which no number of ranks divides; fewer samples than ranks
+SIZES = (11, 2)  # 11 samples leave a remainder on two and three ranks, and 2 are fewer samples than three ranks
 LENGTH = "len()"
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from common.exercises.mistake import Mistake
+from common.exercises.compare import Mistake
 from common.process_group import COLLECTIVES
 
 POINT_TO_POINT = ("isend", "irecv")
@@ -26,18 +26,16 @@ class Message:
     """A call of torch.distributed by a solution, which gets it as its handle."""
 
     def __init__(self, traffic: "Traffic", function: Callable[..., Any], arguments: dict[str, Any]) -> None:
+        tensor = arguments.get("tensor")
         self.name = function.__name__
         self.arguments = arguments
-        self.sent: Tensor | None = None  # a copy of the argument `tensor` from the time of the call
+        self.sent = tensor.detach().clone() if isinstance(tensor, Tensor) else None  # as it was when it was called
         self.was_changed = False  # the tensor changed between the call and the begin
         self.was_waited_for = False
         self._traffic = traffic
         self._function = function
         # The work of a send or a receive that has begun, until somebody waits for it.
         self._work: dist.Work | None = None
-        tensor = arguments.get("tensor")
-        if isinstance(tensor, Tensor):
-            self.sent = tensor.detach().clone()
 
     def begin(self) -> None:
         if self.sent is not None:

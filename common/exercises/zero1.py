@@ -1,5 +1,6 @@
 """The checker of `zero1`: how much of the optimizer's state each rank keeps, and which weights come out."""
 
+import math
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -9,16 +10,15 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from common.exercises.compare import near, weights
-from common.exercises.mistake import Mistake, by_rank
+from common.exercises.compare import Mistake, by_rank, near, weights
 from common.exercises.traffic import Traffic
 from common.small.zero import ZeRO1
 
-INPUTS = ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), (7.0, 2.0, 9.0))  # by rank
+INPUTS_BY_RANK = ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), (7.0, 2.0, 9.0))
 STEPS = 2
-WIDTHS = ((3, 1), (1, 3), (3, 1), (1, 3), (3, 1))  # of five layers, which the ranks cannot share out equally
-WEIGHTS = sum(inputs * outputs for inputs, outputs in WIDTHS)
-MOMENTS = 2 * WEIGHTS  # numbers in the whole state of AdamW
+LAYER_WIDTHS = ((3, 1), (1, 3), (3, 1), (1, 3), (3, 1))  # two or three ranks cannot share out five layers equally
+WEIGHTS_PER_LAYER = 3
+MOMENTS_PER_WEIGHT = 2  # AdamW keeps two numbers for each weight
 # AdamW divides by the gradient's size plus eps. With the usual 1e-8 a sum gives the same step as a mean.
 SETTINGS: dict[str, Any] = {"lr": 0.1, "eps": 1.0}
 
@@ -26,7 +26,7 @@ SETTINGS: dict[str, Any] = {"lr": 0.1, "eps": 1.0}
 def network() -> nn.Sequential:
     """Layers of three weights each. No two weights have the same gradient."""
     torch.manual_seed(0)
-    layers = [nn.Linear(*widths, bias=False) for widths in WIDTHS]
+    layers = [nn.Linear(*widths, bias=False) for widths in LAYER_WIDTHS]
     for layer in layers:
         nn.init.uniform_(layer.weight, 0.5, 1.5)
     return nn.Sequential(*layers).double()
@@ -36,7 +36,7 @@ def train(module: nn.Module, optimizer: Any, factor: float = 1.0) -> list:
     """The weights after each step, with `factor` times the gradients."""
     found = []
     for _ in range(STEPS):
-        loss = module(torch.tensor([INPUTS[dist.get_rank()]]).double()).sum()
+        loss = module(torch.tensor([INPUTS_BY_RANK[dist.get_rank()]]).double()).sum()
         (factor * loss).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -77,25 +77,29 @@ def reference() -> Expected:
 
 def attempt(solution: ModuleType, _: Traffic) -> Result:
     module = network()
-    sizes: dict[Optimizer, int] = {}
-
-    def note_size(optimizer: Optimizer, *_: Any) -> None:
-        sizes[optimizer] = state_size(optimizer)
-
-    hook = register_optimizer_step_post_hook(note_size)
+    optimizers: set[Optimizer] = set()  # those that have made a step
+    hook = register_optimizer_step_post_hook(lambda optimizer, *_: optimizers.add(optimizer))
     after = train(module, solution.ZeRO1(module, **SETTINGS))
     hook.remove()
-    return Result(sum(sizes.values()), after)
+    return Result(sum(map(state_size, optimizers)), after)
+
+
+def largest_part(world_size: int) -> int:
+    """The most numbers in a rank's part of the state, whether whole layers are dealt out or each layer is cut."""
+    whole_layers = math.ceil(len(LAYER_WIDTHS) / world_size) * WEIGHTS_PER_LAYER
+    part_of_each = len(LAYER_WIDTHS) * math.ceil(WEIGHTS_PER_LAYER / world_size)  # filled up with zeros
+    return MOMENTS_PER_WEIGHT * max(whole_layers, part_of_each)
 
 
 def check(actual: list[Result], expected: list[Expected]) -> None:
     sizes = [of_rank.state for of_rank in actual]
-    # A part is at most 3 of the 5 layers, 18 numbers of 30, or the halves of 5 layers with one zero more each, 20.
-    if max(sizes) > MOMENTS * 2 / 3:
+    whole = MOMENTS_PER_WEIGHT * WEIGHTS_PER_LAYER * len(LAYER_WIDTHS)
+    most = largest_part(len(actual))
+    if max(sizes) > most:
         raise Mistake(
             "a rank keeps more than its part of the optimizer's state: give each rank's AdamW this rank's part of the "
             "parameters only. Numbers in the state:",
-            by_rank(sizes) | {"all parameters": MOMENTS, "a part": MOMENTS // len(actual)},
+            by_rank(sizes) | {"all parameters": whole, "a part, at most": most},
         )
     for step in range(STEPS):
         after = [of_rank.weights[step] for of_rank in actual]

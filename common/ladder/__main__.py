@@ -20,7 +20,7 @@ from pathlib import Path
 from common import exercises
 from common.errors import fail
 from common.exercises import runner
-from common.exercises.mistake import Mistake
+from common.exercises.compare import Mistake
 from common.ladder import ROOT, find_script, ring, small, unified_diff
 from common.levels import LEVELS
 

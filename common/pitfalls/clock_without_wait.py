@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 
 class AllReduce:
-    # It stands for the handle of `dist.all_reduce(tensor, async_op=True)`. That
-    # work may end before anybody looks. This one begins when somebody waits, so
-    # that it is never done before.
+    # A handle like that of `dist.all_reduce(tensor, async_op=True)`. That work
+    # is sometimes done before anybody looks, and no mistake would show. This
+    # work begins when somebody waits.
     def __init__(self, tensor):
         self.tensor = tensor
         self.completed = False

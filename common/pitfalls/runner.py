@@ -106,7 +106,7 @@ def run_on_rank(
     store = dist.FileStore(str(folder / "meeting"), pitfall.world_size)
     store.set_timeout(PATIENCE)
     torch.manual_seed(0)
-    _wait_for_all("join", store, pitfall.world_size)
+    _meet("before the group", store, pitfall.world_size)
     group = process_group(
         store=dist.PrefixStore("group", store),
         rank=int(os.environ["RANK"]),
@@ -115,29 +115,33 @@ def run_on_rank(
     )
     # The process runs other pitfalls too, and an Accelerator keeps its state.
     with fresh_states(), group:
-        started = time.monotonic()  # before any rank can begin to wait
-        # Who has joined and fails at once would take down those who join.
-        _wait_for_all("start", store, pitfall.world_size)
+        started = time.monotonic()  # earlier than any rank begins to wait
+        _meet("before the pitfall", store, pitfall.world_size)
         try:
             outcome = getattr(module, version)(*arguments)
-            hung = False
         except RuntimeError as error:
             # gloo has no class of its own for a time-out, but none comes
             # before its time.
-            hung = may_hang and time.monotonic() - started >= pitfall.timeout
-            if not hung:
+            waited = time.monotonic() - started
+            if not may_hang or waited < pitfall.timeout:
                 raise
             outcome = error
         finding = module.detect(outcome, *arguments)
-        # A rank that leaves closes its connections. Whoever still waits for it
-        # would see that, and not a time-out.
-        _wait_for_all("end", store, pitfall.world_size)
-    return finding, hung
+        _meet("after the pitfall", store, pitfall.world_size)
+    return finding, isinstance(outcome, RuntimeError)
 
 
-def _wait_for_all(what: str, store: dist.Store, count: int) -> None:
-    store.set(f"{what}/{os.environ['RANK']}", "")
-    store.wait([f"{what}/{rank}" for rank in range(count)])
+def _meet(place: str, store: dist.Store, count: int) -> None:
+    """Wait for all ranks, in the store, whose time-out is long.
+
+    The group's time-out may be 2 s, and counts while the group is made: so all
+    ranks begin that together. A rank that fails closes its connections: so the
+    pitfall begins when all ranks have made theirs. A rank that leaves closes
+    them too, and one that still waits would see that instead of its time-out:
+    so all leave together.
+    """
+    store.set(f"{place}/{os.environ['RANK']}", "")
+    store.wait([f"{place}/{rank}" for rank in range(count)])
 
 
 def own_samples(dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -29,8 +29,10 @@ def shard_sizes(batch: int, replicas: int) -> str:
     return ", ".join(str(len(shard)) for shard in torch.empty(batch).chunk(replicas))
 
 
-def positions_of_rank_1() -> list[int]:
-    return list(DistributedSampler(range(IMAGES), 4, 1, shuffle=False))[:16]
+def mean_gradient_of_one_step() -> float:
+    source = (ladder.ROOT / "02_ddp_raw" / "one_step.py").read_text()
+    targets = [float(value) for value in re.findall(r"\[1\.0, (-?\d\.\d)\]", source)]
+    return 2 - sum(targets) / len(targets)
 
 
 def evaluated_on_three_ranks() -> int:
@@ -43,89 +45,57 @@ def as_dtype(value: float, dtype: torch.dtype) -> str:
     return f"{torch.tensor(value, dtype=dtype).item():.3g}"
 
 
+GRADIENT = mean_gradient_of_one_step()
+RANK_1 = list(DistributedSampler(range(IMAGES), 4, 1, shuffle=False))[:16]
+SENT_IN_A_STEP = 2 * (4 - 1) / 4 * WEIGHTS * FLOAT32_BYTES  # A rank of a ring of four sends this.
+COMPUTED = evaluated_on_three_ranks()
+BATCH = 16 * 2 * 2  # The batch of a device, ranks and accumulation.
 # The numbers in bold in each level's answers, by what its question asks for.
-
-
-def answers_00() -> dict[str, list[str]]:
-    return {
+ANSWERS = {
+    "00_single_gpu": {
         "steps and images left out, with batches of 96 and of 64": [
-            str(IMAGES // 96),
-            str(IMAGES % 96),
-            str(IMAGES // 64),
-            str(IMAGES % 64),
+            *map(str, divmod(IMAGES, 96)),
+            *map(str, divmod(IMAGES, 64)),
         ],
         "memory of the training state": [f"{STATES * WEIGHTS * FLOAT32_BYTES / 2**20:.1f} MiB"],
         "first images of epochs 0 and 1": [str(first_image(0)), str(first_image(1))],
-    }
-
-
-def answers_01() -> dict[str, list[str]]:
-    return {
+    },
+    "01_data_parallel": {
         "shards of a batch for 3 and for 7 replicas": [shard_sizes(64, 3), shard_sizes(64, 7)],
         "replicas that get a part of 2 images": [str(len(torch.empty(2).chunk(4)))],
         "weights that a step copies": [f"{3 * WEIGHTS * FLOAT32_BYTES / 1e6:.1f} MB"],
-    }
-
-
-def answers_02() -> dict[str, list[str]]:
-    samples = ladder.ROOT / "02_ddp_raw" / "one_step.py"
-    y = torch.tensor([float(value) for value in re.findall(r"\[1\.0, (-?\d\.\d)\]", samples.read_text())])
-    gradient = (2 - y).mean().item()
-    positions = [str(position) for position in positions_of_rank_1()]
-    ranks = 4
-    sent_in_a_step = 2 * (ranks - 1) / ranks * WEIGHTS * FLOAT32_BYTES  # A rank of a ring sends this.
-    sent = IMAGES // 64 * sent_in_a_step
-    return {
-        "mean gradient and new weight": [f"{gradient:g}", f"{2 - 0.1 * gradient:g}"],
-        "positions of rank 1": [", ".join(positions[:3]), positions[-1], str(len(positions))],
-        "sent in an epoch": [f"{sent / 1e9:.1f} GB"],
-    }
-
-
-def answers_03() -> dict[str, list[str]]:
-    computed = evaluated_on_three_ranks()
-    return {
+    },
+    "02_ddp_raw": {
+        "mean gradient and new weight": [f"{GRADIENT:g}", f"{2 - 0.1 * GRADIENT:g}"],
+        "positions of rank 1": [", ".join(map(str, RANK_1[:3])), str(RANK_1[-1]), str(len(RANK_1))],
+        "sent in an epoch": [f"{IMAGES // 64 * SENT_IN_A_STEP / 1e9:.1f} GB"],
+    },
+    "03_accelerate": {
         "samples of a forward, forwards and synchronized backwards": [
             str(64 // 4 // 2),
             str(IMAGES // 64 * 4),
             str(IMAGES // 64),
         ],
-        "samples that are evaluated, and padding": [str(computed), str(computed - 10_000)],
+        "samples that are evaluated, and padding": [str(COMPUTED), str(COMPUTED - 10_000)],
         "1e-8 in fp16, in bf16 and, scaled, in fp16": [
             as_dtype(1e-8, torch.float16),
             as_dtype(1e-8, torch.bfloat16),
             as_dtype(1e-8 * 65536, torch.float16),
         ],
-    }
-
-
-def answers_04() -> dict[str, list[str]]:
-    per_device = 16
-    ranks = 2
-    accumulation = 2
-    batch = per_device * ranks * accumulation
-    schedule = TrainingArguments("out").lr_scheduler_type
-    assert schedule == "linear"
-    return {
-        "global batch": [str(batch)],
-        "steps of an epoch, with the tail and without it": [str(math.ceil(IMAGES / batch)), str(IMAGES // batch)],
-        "learning rate in the middle": [f"{1e-3 / 2:g}"],
-    }
-
-
-ANSWERS = {
-    "00_single_gpu": answers_00,
-    "01_data_parallel": answers_01,
-    "02_ddp_raw": answers_02,
-    "03_accelerate": answers_03,
-    "04_trainer": answers_04,
+    },
+    "04_trainer": {
+        "global batch": [str(BATCH)],
+        "steps of an epoch, with the tail and without it": [str(math.ceil(IMAGES / BATCH)), str(IMAGES // BATCH)],
+        "learning rate in the middle, which the default schedule, linear, has halved": [f"{1e-3 / 2:g}"],
+    },
 }
 
 
 @pytest.mark.parametrize("level", ladder.LEVELS)
 def test_the_numbers_in_the_answers_are_right(level):
+    assert TrainingArguments("out").lr_scheduler_type == "linear"
     text = section(level, "Exercises")
     answers = ANSWER.findall(text)
     assert text.count("**Predict:**") == len(answers) >= 3
-    for (question, numbers), answer in zip(ANSWERS[level]().items(), answers, strict=True):
+    for (question, numbers), answer in zip(ANSWERS[level].items(), answers, strict=True):
         assert BOLD.findall(answer) == numbers, question

@@ -3,7 +3,7 @@
 Those in `steps` look at rank 0 alone.
 """
 
-from common.doctor.answers import Answer, Finding
+from common.doctor.answers import Answer
 from common.doctor.checks import epochs, files, optimizers, random_numbers, replicas, samples, steps
 from common.doctor.checks.end import check_end
 from common.doctor.record import Record
@@ -43,14 +43,14 @@ def ask_all(records: list[Record], patience: float) -> dict[str, Answer]:
     return answers
 
 
-def why_nothing_was_examined(records: list[Record], answers: dict[str, Answer]) -> str | None:
+def why_nothing_was_examined(records: list[Record]) -> str | None:
     """The reason for which there was nothing to compare; None if there was something."""
-    trained = any(record.steps for record in records)
-    crashed = any(record.end.reason == "crash" for record in records)
-    ended_badly = isinstance(answers["end of the script"], Finding)
-    with_group = any(record.backend for record in records)
-    if with_group or (ended_badly and (trained or not crashed)):
+    if any(record.backend for record in records):
         return None
+    trained = any(record.steps for record in records)
+    reasons = [record.end.reason for record in records]
+    if ("crash" in reasons and trained) or ("stopped" in reasons and "crash" not in reasons):
+        return None  # the end itself is worth a finding
     if trained:
         return "the script made no process group, and each process ran a training of its own"
     return f"no process group and no optimizer step were seen; the script printed last: {records[0].last_printed}"

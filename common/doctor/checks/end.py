@@ -1,7 +1,9 @@
 """The script's end: a rank has crashed, or ranks wait for each other, mostly in different collectives."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Iterable
 from itertools import zip_longest
+from typing import NamedTuple
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
 from common.doctor.checks.by_rank import across_ranks, evaluations, training_epochs
@@ -10,18 +12,16 @@ from common.doctor.record import Call, Epoch, Record
 MAX_ERROR = 300  # characters, after which the text of an error is cut
 # Errors of a rank whose partner has left or has called another collective. torch's threads abort the process (SIGABRT).
 OF_COMMUNICATION = ("SIGABRT", "DistBackendError", "DistNetworkError", "DistStoreError")
-UNUSED = "parameters that were not used in producing loss"  # in the error of DistributedDataParallel
+UNUSED = "parameters that were not used in producing loss"  # a part of DistributedDataParallel's error
 WHAT_TO_SEE = "see what each line waits for: ranks must leave a loop at one step. If a line works, raise --time-out"
 
 
 def check_end(records: list[Record], patience: float) -> Answer:
     """The answer about the end, where ranks that made no progress for `patience` seconds were stopped."""
-    record = rank_with_own_error(records)
-    if record is not None:
-        return _crashed(record)
     reasons = [record.end.reason for record in records]
     if "crash" in reasons or "stopped" in reasons:
-        return _waiting(records, patience)
+        record = rank_with_own_error(records)
+        return _waiting(records, patience) if record is None else _crashed(record)
     if "steps" in reasons:
         return NotExamined(f"ended after {len(records[0].steps)} steps, as --steps asked")
     return Right()
@@ -43,7 +43,9 @@ def rank_with_own_error(records: list[Record]) -> Record | None:
     for record in crashed:
         if record.end.error not in (*OF_COMMUNICATION, "RuntimeError"):
             return record
-    if any(record.end.error in OF_COMMUNICATION for record in crashed) or _uneven_epoch(records, training_epochs):
+    if any(record.end.error in OF_COMMUNICATION for record in crashed):
+        return None
+    if uneven_epoch(map(training_epochs, records)) is not None:
         return None
     gone = [record for record in records if record.end.time is not None]
     first = min(gone, key=lambda record: record.end.time, default=None)
@@ -51,9 +53,8 @@ def rank_with_own_error(records: list[Record]) -> Record | None:
 
 
 def _crashed(record: Record) -> Finding:
-    error = record.end.error_line()[:MAX_ERROR]
-    text = f"rank {record.rank} crashed after {len(record.steps)} optimizer steps: {error}"
-    if UNUSED not in record.end.message:
+    text = f"rank {record.rank} crashed after {len(record.steps)} optimizer steps: {record.end.text[:MAX_ERROR]}"
+    if UNUSED not in record.end.text:
         return Finding(text, "mend the error, and call the doctor again")
     return Finding(
         f"{text}; DistributedDataParallel waits for the gradients of parameters that the forward does not use",
@@ -67,65 +68,75 @@ def _waiting(records: list[Record], patience: float) -> Finding:
     if not any(record.end.reason == "crash" for record in records):
         where = f"no rank made progress for {patience:g} s: {where}"
     # Uneven epochs come first: they also make the collectives differ, and explain it.
-    for cause in (_uneven_training, _uneven_evaluation, _different_collectives):
-        finding = cause(records, where)
-        if finding is not None:
-            return finding
-    return Finding(where, WHAT_TO_SEE)
-
-
-def _uneven_training(records: list[Record], where: str) -> Finding | None:
-    uneven = _uneven_epoch(records, training_epochs)
-    if uneven is None:
-        return None
-    advice = "give all ranks equally many batches, or use Join"
-    return Finding(f"{where}; in epoch {uneven}", advice, pitfall="uneven_inputs")
-
-
-def _uneven_evaluation(records: list[Record], where: str) -> Finding | None:
-    uneven = _uneven_epoch(records, evaluations)
+    uneven = uneven_epoch(map(training_epochs, records))
+    if uneven is not None:
+        text = f"{where}; in epoch {uneven.number} {uneven.batches_by_rank()}"
+        return Finding(text, "give all ranks equally many batches, or use Join", pitfall="uneven_inputs")
+    uneven = uneven_epoch(map(evaluations, records))
     is_sharded = any(network.is_sharded for record in records for network in record.networks)
-    if uneven is None or not is_sharded:
-        return None
-    advice = "give all ranks equally many batches: each forward gathers the sharded parameters"
-    return Finding(f"{where}; in evaluation {uneven}", advice, pitfall="uneven_evaluation")
-
-
-def _different_collectives(records: list[Record], where: str) -> Finding | None:
-    calls = _first_different_calls(records)
-    if not calls:
-        return None
-    by_rank = []
-    for rank, call in enumerate(calls):
-        by_rank.append(f"rank {rank} {call.name} in {call.line}" if call else f"rank {rank} none")
-    text = f"{where}; the first collective that is not the same: {', '.join(by_rank)}"
-    if calls[0] is not None and calls[0] not in calls[1:]:
+    if uneven is not None and is_sharded:
+        text = f"{where}; in evaluation {uneven.number} {uneven.batches_by_rank()}"
+        advice = "give all ranks equally many batches: each forward gathers the sharded parameters"
+        return Finding(text, advice, pitfall="uneven_evaluation")
+    own = own_calls(records)
+    if not own:
+        return Finding(where, WHAT_TO_SEE)
+    alone = [f"rank {rank} alone has called {call.name} in {call.line}" for rank, call in own.items()]
+    text = f"{where}; {', '.join(alone)}"
+    if len(own) == 1:
         return Finding(text, "let all ranks call it, and rank 0 print", pitfall="collective_on_rank_0")
     return Finding(text, WHAT_TO_SEE)
 
 
 def _where(record: Record) -> str:
-    end = record.end
-    if end.reason == "crash":
-        return f"rank {record.rank} was left alone ({end.error_line()[:MAX_ERROR]})"
-    if end.line:
-        return f"rank {record.rank} is in {end.line}"
+    if record.end.reason == "crash":
+        return f"rank {record.rank} could not communicate ({record.end.text[:MAX_ERROR]})"
+    if record.end.reason == "stopped" and record.waits_in:
+        return f"rank {record.rank} is in {record.waits_in}"
     return f"rank {record.rank} has ended"
 
 
-def _uneven_epoch(records: list[Record], epochs_of: Callable[[Record], list[Epoch]]) -> str | None:
-    """The first epoch that has ended on one rank and goes on on another one, such as "0 rank 0 has 4 batches, …"."""
-    for number, epochs in enumerate(across_ranks(map(epochs_of, records))):
+class UnevenEpoch(NamedTuple):
+    """An epoch that has ended on one rank, and goes on on another one."""
+
+    number: int
+    batches: list[int]  # the number that each rank has read
+
+    def batches_by_rank(self) -> str:
+        """For example "rank 0 has 9 batches, rank 1 has 8 batches"."""
+        return ", ".join(f"rank {rank} has {count} batches" for rank, count in enumerate(self.batches))
+
+
+def uneven_epoch(of_ranks: Iterable[list[Epoch]]) -> UnevenEpoch | None:
+    """The first uneven one among the epochs of all ranks."""
+    for number, epochs in enumerate(across_ranks(of_ranks)):
         shortest = min(epochs, key=lambda epoch: epoch.batches)
         if shortest.complete and any(epoch.batches > shortest.batches for epoch in epochs):
-            batches = [f"rank {rank} has {epoch.batches} batches" for rank, epoch in enumerate(epochs)]
-            return f"{number} {', '.join(batches)}"
+            return UnevenEpoch(number, [epoch.batches for epoch in epochs])
     return None
 
 
-def _first_different_calls(records: list[Record]) -> tuple[Call | None, ...]:
-    """The first collective that is not the same on all ranks; None for a rank that has called no more."""
-    for calls in zip_longest(*[record.collectives for record in records]):
-        if len(set(calls)) > 1:
-            return calls
-    return ()
+def own_calls(records: list[Record]) -> dict[int, Call]:
+    """For each rank that has called a collective in a line where no other rank has called it: the first such call.
+
+        rank 0                    rank 1
+        broadcast in t.py:1       broadcast in t.py:2      the branches of an `if`: they have answered each other
+        all_reduce in t.py:3      barrier in t.py:4        rank 0's own
+        barrier in t.py:4
+
+    Calls are answered by their order, so `barrier` has answered the `all_reduce` here.
+    """
+    by_rank = [record.collectives for record in records]
+    callers = Counter(call for calls in by_rank for call in set(calls))  # the number of ranks with each call
+    answered = min(map(len, by_rank)) - 1  # the number of calls after which all ranks have called another one
+    own: dict[int, Call] = {}
+    for number, calls in enumerate(zip_longest(*by_rank)):
+        if number < answered:
+            names = {call.name for call in calls}
+            is_in_one_line = any(callers[call] == len(records) for call in calls)
+            if len(names) == 1 and not is_in_one_line:
+                continue  # the branches of an `if`
+        for rank, call in enumerate(calls):
+            if call is not None and callers[call] == 1:
+                own.setdefault(rank, call)
+    return own

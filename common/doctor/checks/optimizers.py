@@ -7,18 +7,17 @@ from common.doctor.record import Record
 
 def check_parameters(records: list[Record]) -> Answer:
     networks = trained_networks(records)
-    memberships = [record.memberships[-1] for record in records if record.memberships]
-    if not memberships or not networks:
+    if not networks or not any(record.steps for record in records):
         return NotExamined("no optimizer step was seen")
     # Either alone may be meant: a part that is frozen by leaving it out, or a parameter that no network holds. Both
     # together are a part that was replaced: the optimizer has the old parameters, and the network the new ones.
-    for membership in memberships:
-        missing = membership.in_no_optimizer
-        if missing and membership.count_in_no_network:
-            is_sharded = any(network.is_sharded for of_ranks in networks for network in of_ranks)
+    for record in records:
+        if record.in_no_network and record.in_no_optimizer:
+            is_sharded = any(network.is_sharded for network in record.networks)
             return Finding(
-                f"{membership.count_in_no_network} parameters of the optimizers are of no network, and {len(missing)} "
-                f"parameters of the networks have gradients and are in no optimizer ({', '.join(missing[:3])})",
+                f"{record.in_no_network} parameters of the optimizers are of no network, and "
+                f"{len(record.in_no_optimizer)} parameters of the networks have gradients and are in no optimizer "
+                f"({', '.join(record.in_no_optimizer[:3])})",
                 "make the optimizer last, from the parameters that are trained",
                 pitfall="optimizer_made_first" if is_sharded else "replaced_parameters",
             )

@@ -1,16 +1,18 @@
 """Training samples: each belongs to one rank, and its number in the data set means the same sample on all ranks.
 
-    each rank reads                               training samples    data sets
-    its half of one order                         right               right
-    its half of one order, of data of its own     right               found
-    an order of its own, or the whole             found               not examined
-    the whole of a stream without numbers         found by contents   not examined
-    a part of a stream                            not examined        not examined
-    an order of its own, of data of its own       not examined        not examined
-    samples that are drawn with replacement       not examined        not examined
-    whole batches, and trains on its share        not examined        not examined
+       each rank reads                              training samples    data sets
+    1  its half of one order                        right               right
+    2  its half of one order, of data of its own    right               found
+    3  all samples in one order                     found               not examined
+    4  an order of its own                          found               not examined
+    5  an order of its own, of data of its own      not examined        not examined
+    6  samples that are drawn with replacement      not examined        not examined
+    7  whole batches, and trains on its share       not examined        not examined
+    8  all samples of a stream without numbers      found by contents   not examined
+    9  a part of such a stream                      not examined        not examined
 
 Samples are compared by their numbers, and where that is not enough by their contents, fingerprints of their tensors.
+Comments in the code name the rows of this table.
 """
 
 from collections import Counter, defaultdict
@@ -25,7 +27,7 @@ MIN_SAMPLES = 16  # fewer samples may have something in common by chance
 SAME = 0.9  # two ranks have read the same samples if a tensor agrees at least so often
 
 Content = tuple[int, ...]  # a fingerprint of each tensor of a sample
-Pairs = list[tuple[Content, Content]]  # two contents that were read under one number
+Pairs = list[tuple[Content, Content]]  # pairs of contents that were read under one number
 
 
 def check_training_samples(records: list[Record]) -> Answer:
@@ -44,34 +46,32 @@ def _answer_by_numbers(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     shares = [epoch.samples[: -epoch.last_batch] for epoch in epochs]
     if not all(shares):
         return NotExamined("fewer than two batches were read")
-    if any(len(share) > len(set(share)) for share in shares):
+    if any(len(share) > len(set(share)) for share in shares):  # row 6
         return NotExamined("the sampler draws samples with replacement")
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
     shared = sum(ranks > 1 for ranks in readers.values())
-    if not shared:  # the row "its half of one order"
+    if not shared:  # rows 1 and 2
         return Right()
     pairs = pairs_of_two_ranks([contents_by_number([epoch]) for epoch in epochs])
-    if pairs and not have_a_common_tensor(pairs):
-        # The row "an order of its own, of data of its own".
+    if pairs and not have_a_common_tensor(pairs):  # row 5
         return NotExamined("a number has other contents on another rank: its own data set, or new with each read")
     advice = "deal one order out among the ranks, with one seed on all of them, as DistributedSampler does"
     samples = epochs[0].samples
     if all(epoch.samples == samples for epoch in epochs):
         trained = sum(epoch.samples_in_forwards for epoch in epochs)
         # A script that stops in the middle of the data may have read a last batch in vain.
-        if len(samples) - epochs[0].last_batch <= trained <= len(samples):
+        if len(samples) - epochs[0].last_batch <= trained <= len(samples):  # row 7
             return NotExamined("the script itself cuts each rank's share out of a batch")
-        # The row "an order of its own, or the whole".
-        return Finding(f"each rank read the same {len(samples)} samples in the same order in epoch {number}", advice)
+        text = f"each rank read the same {len(samples)} samples in the same order in epoch {number}"
+        return Finding(text, advice)  # row 3
     if shared < MIN_SAMPLES:  # as with a sampler that starts anew before its end
         return NotExamined(f"{shared} samples were read by several ranks, which may be the sampler's chance")
-    # The same row, where each rank has an order of its own.
     text = f"without the last batch, {shared} of {len(readers)} samples were read by several ranks in epoch {number}"
-    return Finding(text, advice, pitfall="different_orders")
+    return Finding(text, advice, pitfall="different_orders")  # row 4
 
 
 def _answer_by_contents(number: int, epochs: tuple[Epoch, ...], why_not_by_numbers: str) -> Answer:
-    """A finding if all ranks have read the same contents, as where each reads the whole of an iterable data set."""
+    """The answer about samples without numbers, in rows 8 and 9."""
     contents = epochs[0].contents
     all_equal = all(epoch.contents == contents for epoch in epochs)
     if not all_equal or len(set(contents)) < MIN_SAMPLES:
@@ -97,9 +97,8 @@ def check_data_sets(records: list[Record]) -> Answer:
         epochs = training_epochs(record)
         by_number = contents_by_number(epoch for epoch in epochs if epoch.loader == epochs[0].loader)
         by_rank.append(by_number)
-        for contents in by_number.values():
-            if len(contents) > 1:
-                read_again.append((contents[0], contents[1]))
+        twice = [contents for contents in by_number.values() if len(contents) > 1]
+        read_again += [(contents[0], contents[1]) for contents in twice]
     by_two = pairs_of_two_ranks(by_rank)
     if min(len(read_again), len(by_two)) < MIN_SAMPLES:
         return NotExamined("too few samples were read again, by the same rank and by another one")

@@ -47,9 +47,7 @@ def check_schedule(records: list[Record]) -> Answer:
     if all(of_step == rates[0] for of_step in rates):
         return NotExamined("the learning rate did not change")
     zeros = 0
-    for of_step in reversed(rates):
-        if any(of_step):
-            break
+    while not any(rates[-1 - zeros]):  # it ends, because the learning rate has changed, so that it is not always 0
         zeros += 1
     if zeros < TRAILING_ZEROS:
         return Right()

@@ -3,7 +3,7 @@
     observer    of what                     by
     loaders     samples and epochs          wrappers of a DataLoader's iterator
     networks    forwards and weights        torch's hooks for all modules, a wrapper of DDP.__init__
-    optimizers  steps and parameters        torch's hooks for all optimizers
+    optimizers  steps and parameters        torch's hook for all optimizers
     clipping    loss scaling and clipping   wrappers of GradScaler and of clip_grad_…
     files       saved files                 a wrapper of torch.save
     group       collectives                 wrappers of torch.distributed
@@ -14,17 +14,12 @@ DataLoaders, so `loaders` wraps the methods of the private class `_BaseDataLoade
 the start fail at once, and not the findings wrong. The process ends with the script, so nothing is taken out of torch.
 """
 
-import functools
 import os
 from pathlib import Path
-from typing import Any
 
-from torch.optim.optimizer import register_optimizer_step_post_hook
-
-from common.doctor.observers import files
+from common.doctor.observers import files, heartbeat
 from common.doctor.observers.clipping import ClippingObserver
 from common.doctor.observers.group import GroupObserver
-from common.doctor.observers.heartbeat import Heartbeat
 from common.doctor.observers.loaders import LoaderObserver
 from common.doctor.observers.networks import NetworkObserver
 from common.doctor.observers.optimizers import OptimizerObserver
@@ -39,18 +34,9 @@ def install(folder: Path, script: Path, last_step: int | None) -> Recorder:
     networks = NetworkObserver(recorder, loaders)
     loaders.install()
     networks.install()
-    OptimizerObserver(recorder, networks).install()
+    OptimizerObserver(recorder, networks, last_step).install()
     ClippingObserver(recorder).install()
     files.install(recorder)
     GroupObserver(recorder, script).install()
-    if last_step is not None:
-        register_optimizer_step_post_hook(functools.partial(end_after, last_step, recorder))
-    Heartbeat(recorder, folder, script).start()
+    heartbeat.start(recorder, folder, script)
     return recorder
-
-
-def end_after(last_step: int, recorder: Recorder, *_: Any) -> None:
-    """A hook of all optimizers that ends the process after a step."""
-    if len(recorder.record.steps) == last_step:
-        recorder.finish("steps")
-        os._exit(0)

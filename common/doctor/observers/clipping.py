@@ -13,12 +13,16 @@ SCALER_PARAMETERS = inspect.signature(GradScaler.__init__)
 
 
 class ClippingObserver:
-    """The clippings of a script."""
+    """The clippings of a script, which may have several scalers, one for each network.
+
+    scale  backward  unscale_  clip   right
+    scale  backward  clip             wrong: the last call of a scaler before it was `scale`
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        # For each scaler that the script has enabled: True from `scale` to `unscale_` or `step`.
-        self._has_scaled: weakref.WeakKeyDictionary[GradScaler, bool] = weakref.WeakKeyDictionary()
+        self._enabled: weakref.WeakSet[GradScaler] = weakref.WeakSet()
+        self._are_scaled = False  # True if the last call of an enabled scaler was `scale`
 
     def install(self) -> None:
         self._recorder.wrap(GradScaler, "__init__", after=self.after_init)
@@ -32,15 +36,15 @@ class ClippingObserver:
         given = SCALER_PARAMETERS.bind(scaler, *args, **kwargs).arguments
         # Without a GPU torch disables a scaler for CUDA, but the mistake is the same: so what the script asked counts.
         if given.get("enabled", True):
-            self._has_scaled[scaler] = False
+            self._enabled.add(scaler)
 
     def after_scale(self, _: Any, scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
-        if scaler in self._has_scaled:
-            self._has_scaled[scaler] = True
+        if scaler in self._enabled:
+            self._are_scaled = True
 
     def before_division(self, scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
-        if scaler in self._has_scaled:
-            self._has_scaled[scaler] = False
+        if scaler in self._enabled:
+            self._are_scaled = False
 
     def before_clipping(self, *args: Any, **kwargs: Any) -> None:
-        self._recorder.record.clippings.append(any(self._has_scaled.values()))
+        self._recorder.record.clippings.append(self._are_scaled)

@@ -29,6 +29,6 @@ def _state_dicts(value: Any) -> Iterator[dict[str, Tensor]]:
         return
     if all(isinstance(part, Tensor) for part in value.values()):
         yield value
-        return
-    for part in value.values():
-        yield from _state_dicts(part)
+    else:
+        for part in value.values():
+            yield from _state_dicts(part)

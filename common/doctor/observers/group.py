@@ -42,3 +42,4 @@ class GroupObserver:
 
     def before_leaving(self, *args: Any, **kwargs: Any) -> None:
         self._recorder.record.end.time = time.monotonic()
+        self._recorder.write()  # while the group is there

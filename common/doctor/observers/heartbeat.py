@@ -20,37 +20,30 @@ _LIBRARY_FOLDERS = (
 _LIBRARIES = ("<", *[f"{folder}/" for folder in _LIBRARY_FOLDERS])
 
 
-class Heartbeat(threading.Thread):
-    """A look at the script every 0.2 s. Create it on the thread that will run the script."""
+def start(recorder: Recorder, folder: Path, script: Path) -> None:
+    """Start a thread that looks at the script every 0.2 s. Call this on the thread that will run the script."""
+    arguments = (recorder, folder / PROGRESS, script, threading.get_ident())
+    threading.Thread(target=_watch, args=arguments, name="doctor", daemon=True).start()
 
-    def __init__(self, recorder: Recorder, folder: Path, script: Path) -> None:
-        super().__init__(name="doctor", daemon=True)
-        self._recorder = recorder
-        self._progress = folder / PROGRESS
-        self._script = script
-        self._script_thread = threading.get_ident()
-        self._doctor = os.getppid()
-        self._shown = -1  # events
 
-    def run(self) -> None:
-        while os.getppid() == self._doctor:
-            time.sleep(INTERVAL)
-            with self._recorder.lock:
-                self._beat()
-        os._exit(1)  # nobody will read the record
-
-    def _beat(self) -> None:
-        end = self._recorder.record.end
-        line = script_line(sys._current_frames().get(self._script_thread), self._script)
-        if end.reason is not None or line is None:
-            return
-        if self._recorder.events != self._shown:
-            self._shown = self._recorder.events
-            end.line = ""
-            self._progress.write_text(str(self._shown))
-        elif end.line != line:  # no progress since the last beat: it may hang
-            end.line = line
-            self._recorder.write()
+def _watch(recorder: Recorder, progress: Path, script: Path, script_thread: int) -> None:
+    record = recorder.record
+    doctor = os.getppid()
+    events = -1  # the number of them at the last progress
+    while os.getppid() == doctor:
+        time.sleep(INTERVAL)
+        with recorder.lock:
+            line = script_line(sys._current_frames().get(script_thread), script)
+            if record.end.reason is not None or line is None:
+                continue
+            if recorder.events != events:
+                events = recorder.events
+                record.waits_in = ""
+                progress.touch()
+            elif record.waits_in != line:  # no progress since the last look: it may hang
+                record.waits_in = line
+                recorder.write()
+    os._exit(1)  # nobody will read the record
 
 
 def script_line(frame: FrameType | None, script: Path) -> str | None:

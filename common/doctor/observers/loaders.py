@@ -21,9 +21,8 @@ from common.doctor.record import Epoch
 
 CPU = torch.device("cpu")  # batches are read there
 MAX_EPOCHS = 64
-MAX_FINGERPRINTS = 4096  # per epoch
-VALUES_PER_TENSOR = 1024  # go into a fingerprint, spread over the tensor
-BATCHES_WITH_DRAWS = 16  # draws are looked for in the first batches of an epoch
+MAX_FINGERPRINTS = 4096  # the samples of an epoch that get one
+VALUES_PER_TENSOR = 1024  # a fingerprint has so many, spread over the tensor
 
 
 @dataclass
@@ -53,8 +52,8 @@ class LoaderObserver:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._record = recorder.record
-        self._readings: weakref.WeakKeyDictionary[Any, Reading] = weakref.WeakKeyDictionary()  # by iterator
-        self._newest: Epoch | None = None  # the one whose batch was handed out last
+        self._readings: weakref.WeakKeyDictionary[Any, Reading] = weakref.WeakKeyDictionary()  # that of each iterator
+        self._newest: Epoch | None = None  # the epoch whose batch was handed out last
 
     def install(self) -> None:
         self._recorder.wrap(_BaseDataLoaderIter, "__init__", after=self.after_start)
@@ -78,10 +77,9 @@ class LoaderObserver:
 
     def before_batch(self, iterator: Any) -> None:
         reading = self._readings[iterator]
-        reading.generators = {}
-        # The first batch may bring the draws of the sampler, which are wanted to be equal.
-        if iterator._num_workers == 0 and 0 < reading.epoch.batches <= BATCHES_WITH_DRAWS:
-            reading.generators = states(CPU)
+        # The first batch may bring the draws of the sampler, which are wanted to be equal. Workers draw elsewhere.
+        is_looked_at = reading.epoch.batches > 0 and iterator._num_workers == 0
+        reading.generators = states(CPU) if is_looked_at else {}
 
     def after_batch(self, batch: Any, iterator: Any) -> None:
         reading = self._readings[iterator]

@@ -18,28 +18,17 @@ from common.doctor.observers.loaders import LoaderObserver
 from common.doctor.observers.recorder import Recorder
 from common.doctor.record import Network, Tensors
 
-VALUES_PER_PARAMETER = 512  # are noted, spread over the parameter
+VALUES_PER_PARAMETER = 512  # so many are noted, spread over the parameter
 EACH_STEP_UNTIL = 16  # weights are noted after each step up to this one, then after every power of two
-FORWARDS_WITH_DRAWS = 64  # draws are looked for in the first forwards of a network
 
 
 class Forward(NamedTuple):
-    """A forward that the script has started, and that has not returned.
+    """A forward that the script has started, and that has not returned. What it calls in turn is a part of it."""
 
-    With `model = DistributedDataParallel(net)`, torch calls the hooks in `model(inputs)` as follows:
-
-        before_forward(model)  a Forward starts: `called` is model, `module` is net
-        before_forward(net)    in an evaluation the statistics are noted
-        after_forward(net)     nothing, because net was not `called`
-        after_forward(model)   the Forward ends
-
-    Without a wrapper, in `net(inputs)`, `called` and `module` are both net.
-    """
-
-    called: nn.Module
-    module: nn.Module
+    called: nn.Module  # the network, or its wrapper
+    module: nn.Module  # the network
     network: Network
-    generators: dict[str, int]  # the states of the random generators at its start, if looked at
+    generators: dict[str, int]  # the states of the random generators at its start; empty in an evaluation
 
 
 class NetworkObserver:
@@ -50,7 +39,7 @@ class NetworkObserver:
         self._recorder = recorder
         self._record = recorder.record
         self._loaders = loaders
-        self._forward: Forward | None = None  # the one that runs
+        self._forward: Forward | None = None  # the forward that runs
         # The identities of a network's parameters when DistributedDataParallel was given it.
         self._when_wrapped: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple]] = weakref.WeakKeyDictionary()
 
@@ -62,37 +51,34 @@ class NetworkObserver:
     def after_wrapping(self, _: None, ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         self._when_wrapped[ddp.module] = _identities(ddp.module)
 
-    def before_forward(self, module: nn.Module, inputs: Any) -> None:
-        if self._forward is None:
-            if next(module.parameters(), None) is None:
-                return  # no network, but for example a loss
-            self._forward = self._start(module, inputs)
-        forward = self._forward
-        # If DDP copies rank 0's buffers, it has done so before it calls the network.
-        if module is forward.module and not module.training:
-            forward.network.statistics.setdefault(len(self._record.steps), _statistics(module))
-
-    def after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        forward = self._forward
-        if forward is not None and module is forward.called:
-            self._forward = None
-            self._record.draws += draws_since(forward.generators, "forwards in training", _device(module))
-
-    def _start(self, called: nn.Module, inputs: Any) -> Forward:
-        """Note that the script has called a network, by itself or in its wrappers."""
+    def before_forward(self, called: nn.Module, inputs: Any) -> None:
+        if self._forward is not None or next(called.parameters(), None) is None:
+            return  # a part of a network, or a loss
+        if torch._C._current_graph_task_id() != -1:
+            return  # in a backward, in which activation checkpointing computes a part again
         *wrappers, module = _unwrapped(called)
         network = self._network(module)
         generators = {}
-        is_training = module.training and torch.is_grad_enabled()
-        if is_training:
+        if module.training and torch.is_grad_enabled():
             network.forwards += 1
             self._loaders.note_forward(inputs)
             self._compare_with_wrapping(module, network, wrappers)
-            if network.forwards <= FORWARDS_WITH_DRAWS:
-                generators = states(_device(module))
+            generators = states(_device(module))
         if self._record.steps:  # before, the ranks' weights may differ
             self._note_weights(module, network)
-        return Forward(called, module, network, generators)
+        self._forward = Forward(called, module, network, generators)
+
+    def after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        forward = self._forward
+        if forward is None or module is not forward.called:
+            return
+        self._forward = None
+        self._record.draws += draws_since(forward.generators, "forwards in training", _device(module))
+        statistics = forward.network.statistics
+        steps = len(self._record.steps)
+        # If DDP copies rank 0's statistics, it has done so in this forward. An evaluation changes none.
+        if not forward.module.training and steps not in statistics:
+            statistics[steps] = _statistics(forward.module)
 
     def _network(self, module: nn.Module) -> Network:
         """The record of a network, which may be new."""

@@ -1,44 +1,39 @@
 """Optimizers: their steps, and their parameters beside those of the networks."""
 
 import math
+import os
 import weakref
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from common.doctor.observers.networks import NetworkObserver
 from common.doctor.observers.recorder import Recorder
-from common.doctor.record import Membership, Step
+from common.doctor.record import Step
 
-STEPS_COMPARED = 16  # the parameters are compared after each of the first steps
+FIRST_STEPS = 16  # the parameters are noted after each of these
 
 
 class OptimizerObserver:
     """The optimizers of a script."""
 
-    def __init__(self, recorder: Recorder, networks: NetworkObserver) -> None:
+    def __init__(self, recorder: Recorder, networks: NetworkObserver, last_step: int | None) -> None:
         self._recorder = recorder
         self._record = recorder.record
         self._networks = networks.networks
+        self._last_step = last_step  # the number of the step after which the script is ended
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._inner: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # another one's step calls theirs
         self._forwards_before = 0  # the number of forwards in training until the last step
 
     def install(self) -> None:
-        register_optimizer_step_pre_hook(self._recorder.guarded(self.before_step))
         register_optimizer_step_post_hook(self._recorder.guarded(self.after_step))
-
-    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        inner = getattr(optimizer, "optim", None)  # a ZeroRedundancyOptimizer has one
-        if isinstance(inner, Optimizer):
-            self._inner.add(inner)
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._optimizers.add(optimizer)
-        if optimizer in self._inner:
-            return
+        if isinstance(getattr(optimizer, "optim", None), Optimizer):
+            return  # a ZeroRedundancyOptimizer: the optimizer of its part has made the step
         rates = []
         for group in optimizer.param_groups:
             rate = group["lr"]
@@ -48,23 +43,24 @@ class OptimizerObserver:
         forwards = sum(network.forwards for network in self._record.networks)
         self._record.steps.append(Step(rates, forwards - self._forwards_before))
         self._forwards_before = forwards
-        if len(self._record.steps) <= STEPS_COMPARED:
-            self._record.memberships = [self._membership()]
+        if len(self._record.steps) <= FIRST_STEPS:
+            self._note_parameters()
+        if len(self._record.steps) == self._last_step:
+            self._recorder.finish("steps")
+            os._exit(0)
 
-    def _membership(self) -> Membership:
-        in_optimizers: dict[int, nn.Parameter] = {}
+    def _note_parameters(self) -> None:
+        """Note the parameters that are in an optimizer and in no network, or in a network and in no optimizer."""
+        in_optimizers: set[nn.Parameter] = set()
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
-                in_optimizers.update({id(parameter): parameter for parameter in group["params"]})
-        in_networks = set()
+                in_optimizers.update(group["params"])
+        in_networks: set[nn.Parameter] = set()
         in_no_optimizer = []
         for module, network in self._networks.items():
             for name, parameter in module.named_parameters():
-                in_networks.add(id(parameter))
-                if network.forwards and parameter.grad is not None and id(parameter) not in in_optimizers:
+                in_networks.add(parameter)
+                if network.forwards and parameter.grad is not None and parameter not in in_optimizers:
                     in_no_optimizer.append(name)
-        count_in_no_network = 0
-        for key, parameter in in_optimizers.items():
-            if key not in in_networks and parameter.grad is None:
-                count_in_no_network += 1
-        return Membership(count_in_no_network, in_no_optimizer)
+        self._record.in_no_optimizer = in_no_optimizer
+        self._record.in_no_network = sum(parameter.grad is None for parameter in in_optimizers - in_networks)

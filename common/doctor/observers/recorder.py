@@ -39,8 +39,6 @@ class Recorder:
             with self.lock:
                 self.events += 1
                 try:
-                    if self.record.backend is None and dist.is_initialized():
-                        self.record.backend = dist.get_backend()
                     observe(*args, **kwargs)
                 except Exception as error:  # a fault of the doctor: the script goes on, and the report names it
                     where = traceback.extract_tb(error.__traceback__)[-1].name
@@ -81,13 +79,15 @@ class Recorder:
 
         setattr(owner, name, observed)
 
-    def finish(self, reason: Reason, error: str = "", message: str = "", line: str = "") -> None:
+    def finish(self, reason: Reason, error: str = "", text: str = "") -> None:
         """Write the record for the last time."""
         with self.lock:
             moment = self.record.end.time or time.monotonic()  # the earlier one: it may have left its group
-            self.record.end = End(reason, error, message, line, moment)
+            self.record.end = End(reason, error, text, moment)
             self.write()
 
     def write(self) -> None:
-        """Write the record as it is. The caller has the lock."""
+        """Write the record as it is, with the backend once there is a process group. The caller has the lock."""
+        if self.record.backend is None and dist.is_initialized():
+            self.record.backend = dist.get_backend()
         write(self.record, self._path)

@@ -37,7 +37,6 @@ WRONG = {
         ),
         ("parameter.grad /= dist.get_world_size()", "pass", "are the sums"),
         ("dist.get_world_size()", "3", "all was right on 3 ranks"),
-        ("parameter.grad)", "parameter.grad, async_op=True)", "wait() was not called"),
         (
             "dist.all_reduce(parameter.grad)\n            parameter.grad /= dist.get_world_size()",
             """handle = dist.all_reduce(parameter.grad, async_op=True)
@@ -88,7 +87,6 @@ WRONG = {
     "exact_evaluation": [
         ("dist.all_reduce(counts)", "pass", "not the fraction of right answers"),
         ("dataset[dist.get_rank() :: dist.get_world_size()]", "dataset", "share them out"),
-        ("[dist.get_rank() :: dist.get_world_size()]", "[16 * dist.get_rank() :][:16]", "rank 0: 16"),
         (
             "dist.all_reduce(counts)\n    return (counts[0] / counts[1]).item()",
             "mean = counts[0] / counts[1]\n    dist.all_reduce(mean)\n    return mean.item() / dist.get_world_size()",

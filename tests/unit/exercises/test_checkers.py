@@ -6,7 +6,7 @@ import pytest
 
 from common import exercises
 from common.exercises import runner
-from common.exercises.mistake import Mistake
+from common.exercises.compare import Mistake
 from common.ladder.__main__ import main
 from tests.unit.exercises.patches import RIGHT, WRONG
 

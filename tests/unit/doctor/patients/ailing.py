@@ -7,7 +7,7 @@ import sys
 
 import healthy
 import torch
-from healthy import Circles, Engine, EveryNth, Net
+from healthy import BATCH_SIZE, LR, SAMPLES, SEED, Circles, Engine, Net
 from torch import nn, optim
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -34,20 +34,26 @@ class ConvertedAfterWrapping(Engine):
         return DDP(self.net).to(torch.float64)
 
 
-class HeadReplacedAfterTheOptimizer(Engine):
+class OptimizerMadeFirst(Engine):
     def make_net(self):
         net = Net()
         self.old = list(net.parameters())
-        net.head = nn.Linear(16, 2)
         return net
 
     def make_optimizer(self):
-        return optim.Adam(self.old, lr=self.opts.lr)
+        return optim.Adam(self.old, lr=LR)
+
+
+class HeadReplacedAfterTheOptimizer(OptimizerMadeFirst):
+    def make_net(self):
+        net = super().make_net()
+        net.head = nn.Linear(16, 2)
+        return net
 
 
 class ScheduleOnRank0(Engine):
     def step_schedule(self):
-        if self.is_chief:
+        if self.rank == 0:
             self.sched.step()
 
 
@@ -89,7 +95,7 @@ class ClippedWhileScaled(Engine):
 
 class NoSampler(Engine):
     def make_train_loader(self):
-        return DataLoader(self.train_set, self.opts.bs, shuffle=True)
+        return DataLoader(self.train_set, BATCH_SIZE, shuffle=True)
 
 
 class SetEpochForgotten(Engine):
@@ -99,12 +105,12 @@ class SetEpochForgotten(Engine):
 
 class SameDropout(Engine):
     def seed_rank(self):
-        self.seed_everything(self.opts.seed)
+        self.seed_everything(SEED)
 
 
 class SameAugmentation(Engine):
     def seed_rank(self):
-        torch.manual_seed(self.opts.seed + self.rank)
+        torch.manual_seed(SEED + self.rank)
 
 
 class Stream(IterableDataset):
@@ -118,10 +124,10 @@ class Stream(IterableDataset):
 
 class StreamReadWholeOnEachRank(Engine):
     def make_train_set(self):
-        return Circles(self.opts.samples, seed=1)
+        return Circles(SAMPLES, seed=1)
 
     def make_train_loader(self):
-        return DataLoader(Stream(self.train_set), self.opts.bs)
+        return DataLoader(Stream(self.train_set), BATCH_SIZE)
 
     def steps_per_epoch(self):
         return 16
@@ -134,7 +140,7 @@ class StreamCalledByKeywords(StreamReadWholeOnEachRank):
 
 class PaddedEvaluation(Engine):
     def make_valid_loader(self):
-        return DataLoader(self.valid_set, self.opts.bs, sampler=DistributedSampler(self.valid_set))
+        return DataLoader(self.valid_set, BATCH_SIZE, sampler=DistributedSampler(self.valid_set))
 
 
 class StatisticsOfEachRank(Engine):
@@ -156,14 +162,14 @@ class PrefixedKeys(Engine):
 
 class DataDrawnAnewOnEachRank(Engine):
     def make_train_set(self):
-        return Circles(self.opts.samples, seed=1 + self.rank, jitter=0.01)
+        return Circles(SAMPLES, seed=1 + self.rank, jitter=0.01)
 
 
 class StreamSharedOut(Engine):
     """It looks like StreamReadWholeOnEachRank, and is right."""
 
     def make_train_loader(self):
-        return DataLoader(Stream(self.train_set, self.rank, self.world), self.opts.bs)
+        return DataLoader(Stream(self.train_set, self.rank, self.world), BATCH_SIZE)
 
     def steps_per_epoch(self):
         return 8
@@ -173,7 +179,7 @@ class BatchesCutByTheScript(Engine):
     """It looks like NoSampler, and is right."""
 
     def make_train_loader(self):
-        return DataLoader(self.train_set, self.opts.bs, shuffle=True, generator=torch.Generator().manual_seed(1))
+        return DataLoader(self.train_set, BATCH_SIZE, shuffle=True, generator=torch.Generator().manual_seed(1))
 
     def loss_of(self, batch):
         own = {key: values[self.rank :: self.world] for key, values in batch.items()}
@@ -182,7 +188,7 @@ class BatchesCutByTheScript(Engine):
 
 class CollectiveOnRank0(Engine):
     def add_up(self, running):
-        if self.is_chief:
+        if self.rank == 0:
             torch.distributed.all_reduce(running)
 
 
@@ -191,7 +197,7 @@ class UnevenInputs(Engine):
         return Circles(257, seed=1)
 
     def make_sampler(self):
-        return EveryNth(self.train_set, self.rank, self.world)
+        return self.every_nth(self.train_set)
 
     def begin_epoch(self, epoch):
         pass
@@ -218,19 +224,13 @@ class Sharded(Engine):
         return self.net
 
 
-class OptimizerMadeBeforeSharding(Sharded):
-    def make_net(self):
-        net = Net()
-        self.old = list(net.parameters())
-        return net
-
-    def make_optimizer(self):
-        return optim.Adam(self.old, lr=self.opts.lr)
+class OptimizerMadeBeforeSharding(OptimizerMadeFirst, Sharded):
+    pass
 
 
 class UnevenEvaluation(Sharded):
     def make_valid_loader(self):
-        return DataLoader(self.valid_set, 10, sampler=EveryNth(self.valid_set, self.rank, self.world))
+        return DataLoader(self.valid_set, 10, sampler=self.every_nth(self.valid_set))
 
 
 if __name__ == "__main__":

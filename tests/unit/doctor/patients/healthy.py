@@ -20,8 +20,14 @@ import torch
 import torch.distributed
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
+
+EPOCHS = 2
+SAMPLES = 256
+BATCH_SIZE = 16
+LR = 3e-3
+SEED = 7
 
 
 class Circles(Dataset):
@@ -43,19 +49,6 @@ class Circles(Dataset):
         return {"x": point, "y": self.inside[i]}
 
 
-class EveryNth(Sampler):
-    """One rank's part of a data set, without padding."""
-
-    def __init__(self, dataset, rank, world):
-        self.mine = range(rank, len(dataset), world)
-
-    def __iter__(self):
-        return iter(self.mine)
-
-    def __len__(self):
-        return len(self.mine)
-
-
 class Net(nn.Module):
     def __init__(self, width: int = 16):
         super().__init__()
@@ -67,11 +60,11 @@ class Net(nn.Module):
 
 
 class Engine:
-    def __init__(self, opts):
-        self.opts = opts
+    def __init__(self, out):
+        self.out = out
         self.rank = int(os.environ.get("RANK", "0"))
         self.world = int(os.environ.get("WORLD_SIZE", "1"))
-        self.seed_everything(opts.seed)
+        self.seed_everything(SEED)
         self.train_set = self.make_train_set()
         self.valid_set = Circles(101, seed=2)
         self.sampler = self.make_sampler()
@@ -80,23 +73,26 @@ class Engine:
         self.net = self.make_net()
         self.model = self.wrap()
         self.opt = self.make_optimizer()
-        steps = opts.epochs * self.steps_per_epoch()
+        steps = EPOCHS * self.steps_per_epoch()
         self.sched = optim.lr_scheduler.LambdaLR(self.opt, lambda step: max(0.0, 1.0 - step / (steps + 1)))
         self.criterion = nn.CrossEntropyLoss()
         self.best = math.inf
         self.seed_rank()
 
     def make_train_set(self):
-        return Circles(self.opts.samples, seed=1, jitter=0.01)
+        return Circles(SAMPLES, seed=1, jitter=0.01)
 
     def make_sampler(self):
-        return DistributedSampler(self.train_set, self.world, self.rank, shuffle=True, seed=self.opts.seed)
+        return DistributedSampler(self.train_set, self.world, self.rank, shuffle=True, seed=SEED)
 
     def make_train_loader(self):
-        return DataLoader(self.train_set, self.opts.bs, sampler=self.sampler)
+        return DataLoader(self.train_set, BATCH_SIZE, sampler=self.sampler)
 
     def make_valid_loader(self):
-        return DataLoader(self.valid_set, self.opts.bs, sampler=EveryNth(self.valid_set, self.rank, self.world))
+        return DataLoader(self.valid_set, BATCH_SIZE, sampler=self.every_nth(self.valid_set))
+
+    def every_nth(self, dataset):
+        return range(self.rank, len(dataset), self.world)
 
     def make_net(self):
         return Net()
@@ -105,13 +101,13 @@ class Engine:
         return DDP(self.net)
 
     def make_optimizer(self):
-        return optim.Adam(self.model.parameters(), lr=self.opts.lr)
+        return optim.Adam(self.model.parameters(), lr=LR)
 
     def steps_per_epoch(self):
         return len(self.train_loader)
 
     def seed_rank(self):
-        self.seed_everything(self.opts.seed + self.rank)
+        self.seed_everything(SEED + self.rank)
 
     @staticmethod
     def seed_everything(seed):
@@ -119,12 +115,8 @@ class Engine:
         np.random.seed(seed)
         torch.manual_seed(seed)
 
-    @property
-    def is_chief(self):
-        return self.rank == 0
-
     def epochs(self):
-        return range(self.opts.epochs)
+        return range(EPOCHS)
 
     def fit(self):
         for epoch in self.epochs():
@@ -132,7 +124,7 @@ class Engine:
             running = self.one_epoch()
             loss = self.validate()
             self.add_up(running)
-            if self.is_chief:
+            if self.rank == 0:
                 print(f"[{epoch}] train {running.item() / self.world:.4f} valid {loss:.4f}")
             if loss < self.best:
                 self.best = loss
@@ -179,31 +171,22 @@ class Engine:
         return (counts[0] / counts[1]).item()
 
     def keep(self, epoch):
-        if self.is_chief:
+        if self.rank == 0:
             self.save(epoch)
 
     def save(self, epoch):
-        torch.save({"weights": self.weights(), "epoch": epoch}, self.opts.out / "best.pt")
+        torch.save({"weights": self.weights(), "epoch": epoch}, self.out / "best.pt")
 
     def weights(self):
         return self.net.state_dict()
 
 
-def cli():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--samples", type=int, default=256)
-    parser.add_argument("--bs", type=int, default=16)
-    parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("."))
-    return parser.parse_args()
-
-
 def main(engine=Engine):
-    opts = cli()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("."))
+    out = parser.parse_args().out
     torch.distributed.init_process_group("gloo")
-    engine(opts).fit()
+    engine(out).fit()
     torch.distributed.destroy_process_group()
 
 

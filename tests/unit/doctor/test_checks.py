@@ -1,0 +1,174 @@
+"""The checks of the doctor, on records that are made by hand."""
+
+import pytest
+import torch
+
+from common.doctor import checks, report
+from common.doctor.answers import Finding, NotExamined, Right
+from common.doctor.checks import end, optimizers, random_numbers, replicas, samples, steps
+from common.doctor.record import Call, Draw, End, Epoch, Network, Record, Step
+
+NAN = float("nan")
+INF = float("inf")
+
+
+def test_weights_that_are_averaged_now_and_then_are_no_finding():
+    apart, equal = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 3.0])
+    records = [Record(rank, networks=[Network("Net", wrapped=True, forwards=4)]) for rank in range(2)]
+    for rank, one in enumerate(records):
+        one.networks[0].weights = {step: {"w": apart + rank if step % 2 else equal} for step in range(1, 5)}
+    assert replicas.check_same_weights(records) == Right()
+    for one in records:
+        del one.networks[0].weights[2], one.networks[0].weights[4]
+    assert isinstance(replicas.check_same_weights(records), Finding)
+    for one in records:
+        one.networks[0].weights[4] = {"w": torch.tensor([NAN, NAN])}
+    assert isinstance(replicas.check_same_weights(records), Finding)
+
+
+@pytest.mark.parametrize(
+    "of_ranks, kind",
+    [
+        pytest.param([[1.0, 2.0], [NAN, 2.0]], Finding, id="a nan on another rank"),
+        pytest.param([[NAN, NAN], [1.0, 2.0]], Finding, id="only nans on rank 0"),
+        pytest.param([[NAN, 2.0], [NAN, 3.0]], Finding, id="a nan on both, and another number"),
+        pytest.param([[INF, 2.0], [-INF, 2.0]], Finding, id="two infinities"),
+        pytest.param([[NAN, INF], [NAN, INF]], Right, id="the same on both"),
+    ],
+)
+def test_ranks_differ_in_what_is_not_finite_too(of_ranks, kind):
+    records = [Record(rank, networks=[Network("Net", wrapped=True, forwards=1)]) for rank in range(2)]
+    for one, values in zip(records, of_ranks, strict=True):
+        one.networks[0].weights = {1: {"w": torch.tensor(values)}}
+        one.networks[0].statistics = {1: {"mean": torch.tensor(values)}}
+    assert isinstance(replicas.check_same_weights(records), kind)
+    assert isinstance(replicas.check_same_statistics(records), kind)
+
+
+@pytest.mark.parametrize("rates, kind", [((NAN, NAN), Right), ((0.1, NAN), Finding), ((NAN, 0.1), Finding)])
+def test_a_learning_rate_that_is_no_number_differs_from_one_that_is(rates, kind):
+    records = [Record(rank, steps=[Step([float(str(rate))], 1)]) for rank, rate in enumerate(rates)]
+    assert isinstance(optimizers.check_learning_rates(records), kind)
+
+
+def shuffled(seed: int) -> list[int]:
+    return torch.randperm(1000, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+HALVES = [(shuffled(epoch)[::2], shuffled(epoch)[1::2]) for epoch in range(4)]
+ALL = [(shuffled(0), shuffled(0))]
+OWN = [(shuffled(0), shuffled(1))]
+DRAWN = [([1, 2, 3, 1, *range(4, 30)], range(1, 31))]
+# The contents of a sample: an image and a label, where another rank or another epoch reads it.
+CONTENTS = {
+    "same": lambda rank, epoch, sample: (sample, sample % 20 == 0),
+    "of each rank": lambda rank, epoch, sample: (1000 * rank + sample, sample % 20 == rank),
+    "augmented": lambda rank, epoch, sample: (9000 * rank + 1000 * epoch + sample, sample % 7),
+    "new": lambda rank, epoch, sample: (9000 * rank + 1000 * epoch + sample, (sample + rank + epoch) % 7),
+}
+
+
+@pytest.mark.parametrize(
+    "epochs, kind, training, pitfall, data_sets",
+    [
+        pytest.param(HALVES, "same", Right, None, Right, id="row 1"),
+        pytest.param(HALVES, "augmented", Right, None, Right, id="row 1, augmented"),
+        pytest.param(HALVES, "new", Right, None, NotExamined, id="row 1, new with each read"),
+        pytest.param(HALVES, "of each rank", Right, None, Finding, id="row 2"),
+        pytest.param(ALL, "same", Finding, None, NotExamined, id="row 3"),
+        pytest.param([(range(12), range(12))], "same", Finding, None, NotExamined, id="row 3, a few"),
+        pytest.param(OWN, "same", Finding, "different_orders", NotExamined, id="row 4"),
+        pytest.param(OWN, "of each rank", NotExamined, None, NotExamined, id="row 5"),
+        pytest.param(DRAWN, "same", NotExamined, None, NotExamined, id="row 6"),
+    ],
+)
+def test_samples_are_compared_as_the_table_of_the_checks_says(epochs, kind, training, pitfall, data_sets):
+    records = [Record(rank) for rank in range(2)]
+    for number, orders in enumerate(epochs):
+        for one, order in zip(records, orders, strict=True):
+            contents = [CONTENTS[kind](one.rank, number, sample) for sample in order]
+            epoch = Epoch(0, 1000, True, samples=list(order), batches=9, last_batch=4, forwards=9, contents=contents)
+            one.epochs.append(epoch)
+    answer = samples.check_training_samples(records)
+    assert (type(answer), getattr(answer, "pitfall", None)) == (training, pitfall)
+    assert isinstance(samples.check_data_sets(records), data_sets)
+
+
+@pytest.mark.parametrize("of_ranks, kind", [((1, 2, 2), Finding), ((1, 1, 2), Finding), ((1, 2, 3), Right)])
+def test_no_two_ranks_draw_alike(of_ranks, kind):
+    records = [Record(rank, draws=[Draw("batches", "torch", state)]) for rank, state in enumerate(of_ranks)]
+    assert isinstance(random_numbers.check_draws(records), kind)
+
+
+@pytest.mark.parametrize(
+    "micro_batches, kind",
+    [([1, 3, 3, 2], Finding), ([3, 3, 3, 2], Right), ([1, 1, 1, 1], Right), ([1, 3], NotExamined)],
+)
+def test_the_first_window_of_accumulation_is_as_long_as_the_next(micro_batches, kind):
+    steps_of = [Step([0.1], count) for count in micro_batches]
+    first = Record(0, steps=steps_of, networks=[Network("Net", forwards=12)])
+    assert isinstance(steps.check_accumulation([first]), kind)
+
+
+@pytest.mark.parametrize(
+    "rates, kind", [([0.3, 0.2, 0.1, 0.0], Right), ([0.1, 0.0, 0.0, 0.0], Finding), ([0.1, 0.1, 0.1], NotExamined)]
+)
+def test_a_schedule_lasts_as_long_as_the_training(rates, kind):
+    assert isinstance(steps.check_schedule([Record(0, steps=[Step([rate], 1) for rate in rates])]), kind)
+
+
+LOST = End("crash", "RuntimeError", "closed by peer", time=2)
+STOPPED = End("stopped")
+
+
+@pytest.mark.parametrize(
+    "of_rank_0, of_rank_1, found",
+    [
+        (LOST, End("crash", "ValueError", "no disk", time=3), "rank 1 crashed after 0 optimizer steps: no disk"),
+        (LOST, End("crash", "RuntimeError", "no disk", time=1), "rank 1 crashed after 0 optimizer steps: no disk"),
+        (LOST, End("finished", time=1), "rank 0 could not communicate (closed by peer), rank 1 has ended"),
+        (LOST, End("crash", "SIGABRT", "gloo"), "rank 0 could not communicate (closed by peer), rank 1 could not"),
+        (STOPPED, End("crash", "SIGKILL", "SIGKILL"), "rank 1 crashed after 0 optimizer steps: SIGKILL"),
+        (STOPPED, STOPPED, "no rank made progress for 60 s: rank 0 is in t.py:7, rank 1 has ended"),
+    ],
+)
+def test_an_end_is_explained_by_the_rank_that_did_not_lose_another_one(of_rank_0, of_rank_1, found):
+    records = [Record(0, end=of_rank_0, waits_in="t.py:7"), Record(1, end=of_rank_1)]
+    assert end.check_end(records, patience=60).text.startswith(found)
+
+
+@pytest.mark.parametrize(
+    "of_ranks, pitfall, found",
+    [
+        pytest.param(["R1 R3", "R1"], "collective_on_rank_0", "; rank 0 alone has called R in t.py:3", id="nobody"),
+        pytest.param(["B2", "R1 B2"], "collective_on_rank_0", "; rank 1 alone has called R in t.py:1", id="the next"),
+        pytest.param(["B1 B2", "B3"], None, "; rank 0 alone has called B in t.py:1, rank 1 alone", id="another one"),
+        pytest.param(["R1 R1", "R1"], None, "rank 1 has ended", id="the same once more"),
+        pytest.param(["B1 R3", "B2 R3", "B2 R3"], None, "rank 2 has ended", id="branches"),
+        pytest.param(["B1 R3 R4", "B2 R3"], "collective_on_rank_0", "rank 0 alone has called R in t.py:4", id="both"),
+    ],
+)
+def test_a_rank_with_a_collective_of_its_own_is_named(of_ranks, pitfall, found):
+    records = [Record(rank, end=STOPPED) for rank in range(len(of_ranks))]
+    for one, calls in zip(records, of_ranks, strict=True):
+        one.collectives = [Call(name, f"t.py:{line}") for name, line in calls.split()]
+    answer = end.check_end(records, patience=60)
+    assert answer.pitfall == pitfall
+    assert answer.text.endswith(found) or f"{found} " in answer.text
+
+
+def test_without_a_process_group_only_a_bad_end_is_examined():
+    step = Step([0.1], 1)
+    for expected, state in (
+        ("the script printed last: no training", {"end": End("finished"), "last_printed": "no training"}),
+        ("the script made no process group", {"end": End("finished"), "steps": [step]}),
+        ("None", {"end": STOPPED}),
+        ("None", {"end": End("crash", "ValueError"), "steps": [step]}),
+    ):
+        assert expected in str(checks.why_nothing_was_examined([Record(rank, **state) for rank in range(2)]))
+
+
+def test_where_an_observer_failed_nothing_is_called_healthy():
+    watched = Record(rank=0, observer_errors=["ValueError: a rate"])
+    assert "Healthy" not in "\n".join(report.lines({"weights": Right()}, [watched]))
+    assert "Healthy" in "\n".join(report.lines({"weights": Right()}, [Record(rank=0)]))

@@ -1,0 +1,86 @@
+"""The observers of the doctor, each alone."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils.checkpoint import checkpoint
+
+from common import ladder
+from common.doctor.answers import Finding, Right
+from common.doctor.checks import optimizers, steps
+from common.doctor.observers.clipping import ClippingObserver
+from common.doctor.observers.heartbeat import script_line
+from common.doctor.observers.loaders import contents
+from common.doctor.observers.networks import NetworkObserver
+from common.doctor.observers.optimizers import OptimizerObserver
+from common.doctor.record import Record
+
+
+def test_a_text_is_the_same_however_far_it_is_filled_up():
+    alone = contents(torch.tensor([[5, 6, 7, 8]]))
+    padded = contents({"words": torch.tensor([[5, 6, 7, 8, 0, 0], [3, 1, 4, 5, 9, 2]])})
+    assert alone[0] == padded[0]
+    assert alone[0] != padded[1]
+
+
+@pytest.mark.parametrize("folder, line", [(f"{ladder.ROOT}/common", None), (f"{ladder.ROOT}/common2", "train.py:1")])
+def test_only_what_is_in_a_librarys_folder_is_of_the_library(folder, line):
+    frame = SimpleNamespace(f_code=SimpleNamespace(co_filename=f"{folder}/train.py"), f_lineno=1, f_back=None)
+    assert script_line(frame, Path("other.py")) == line
+
+
+def test_an_optimizer_without_a_learning_rate_or_with_an_inner_one_is_followed_to_the_last_step(monkeypatch):
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    recorder = SimpleNamespace(record=Record(rank=0), finish=ended.append)
+    observer = OptimizerObserver(recorder, SimpleNamespace(networks={}), last_step=2)
+    inner, outer = (torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1) for _ in range(2))
+    inner.param_groups[0]["lr"] = None
+    outer.optim = inner  # as a ZeroRedundancyOptimizer has one
+    for _ in range(2):
+        observer.after_step(inner, (), {})
+        observer.after_step(outer, (), {})
+    assert ended == ["steps", 0]
+    assert len(recorder.record.steps) == 2
+    assert optimizers.check_learning_rates([recorder.record, recorder.record]) == Right()
+
+
+@pytest.mark.parametrize(
+    "calls, enabled, kind",
+    [
+        pytest.param("scale unscale_", True, Right, id="divided before"),
+        pytest.param("scale", True, Finding, id="not divided"),
+        pytest.param("scale step", True, Right, id="of the step before"),
+        pytest.param("scale", False, Right, id="never multiplied"),
+        pytest.param("scale scale_of_other unscale_", True, Right, id="the loss of another scaler is scaled too"),
+    ],
+)
+def test_gradients_are_clipped_at_their_own_scale(calls, enabled, kind):
+    recorder = SimpleNamespace(record=Record(rank=0))
+    observer = ClippingObserver(recorder)
+    scalers = [torch.amp.GradScaler("cpu") for _ in range(2)]
+    for scaler in scalers:
+        observer.after_init(None, scaler, "cpu", enabled=enabled)
+    for call in calls.split():
+        if call.startswith("scale"):
+            observer.after_scale(None, scalers[call == "scale_of_other"], torch.ones(1))
+        else:
+            observer.before_division(scalers[0])
+    observer.before_clipping()
+    assert isinstance(steps.check_clipping([recorder.record]), kind)
+
+
+def test_what_backward_computes_again_is_no_further_forward():
+    recorder = SimpleNamespace(record=Record(rank=0))
+    observer = NetworkObserver(recorder, SimpleNamespace(note_forward=lambda inputs: None))
+    before = register_module_forward_pre_hook(observer.before_forward)
+    after = register_module_forward_hook(observer.after_forward)
+    checkpoint(nn.Linear(2, 1), torch.ones(3, 2), use_reentrant=False).sum().backward()
+    before.remove()
+    after.remove()
+    assert [(network.kind, network.forwards) for network in recorder.record.networks] == [("Linear", 1)]
