@@ -29,11 +29,6 @@ def row_name(bandwidth: str, batch: int) -> str:
     return f"{bandwidth}, batch {batch} per process"
 
 
-def link_of(row: str) -> str:
-    """The bandwidth in a name that `row_name` has made, which may be of an older record."""
-    return row.partition(", batch ")[0]
-
-
 def one_node(batch: int) -> str:
     """The name of the row of one process, while the other node is idle."""
     return f"one node, batch {batch}"

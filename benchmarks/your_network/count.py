@@ -62,24 +62,24 @@ def count_products(network: UserNetwork, model: nn.Module, samples: int) -> tupl
     The operations of normalisations and activations are not counted.
     """
     batch = network.make_batch(samples)
-    counter = FlopCounterMode(display=False)
+    forward = FlopCounterMode(display=False)
+    backward = FlopCounterMode(display=False)
+    operations = 2 * samples  # in a multiply-add of each sample
     gradients: list[Gradient] = []
 
-    def multiply_adds() -> int:
-        return counter.get_total_flops() // (2 * samples)  # a multiplication and an addition are two operations
-
     def record_gradient(parameter: nn.Parameter) -> None:
-        gradients.append(Gradient(parameter.numel(), multiply_adds() - forward_products))
+        gradients.append(Gradient(parameter.numel(), backward.get_total_flops() // operations))
 
     hooks = [parameter.register_post_accumulate_grad_hook(record_gradient) for parameter in trainable(model)]
     # A fused attention, which the counter does not know of every device, multiplies what its parts multiply.
-    with sdpa_kernel(SDPBackend.MATH), counter:
-        loss = network.compute_loss(model, batch)
-        forward_products = multiply_adds()
-        loss.backward()
+    with sdpa_kernel(SDPBackend.MATH):
+        with forward:
+            loss = network.compute_loss(model, batch)
+        with backward:
+            loss.backward()
     for hook in hooks:
         hook.remove()
-    return forward_products, tuple(gradients)
+    return forward.get_total_flops() // operations, tuple(gradients)
 
 
 class StepCount(TorchDispatchMode):

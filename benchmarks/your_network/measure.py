@@ -157,18 +157,13 @@ def time_steps(setting: Setting, work: Work, steps: int) -> float:
     with group:
         model = wrap(network.make_model().to(device), setting)
         optimizer = network.make_optimizer(model)
-
-        def step() -> None:
+        for number in range(WARM_UP_STEPS + steps):
+            if number == WARM_UP_STEPS:
+                began = _now(device)
             device_batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
             network.compute_loss(model, device_batch).backward()
             optimizer.step()
             optimizer.zero_grad()
-
-        for _ in range(WARM_UP_STEPS):
-            step()
-        began = _now(device)
-        for _ in range(steps):
-            step()
         return (_now(device) - began) / steps
 
 

@@ -7,7 +7,7 @@ from benchmarks.your_network.settings import Setting
 
 def need(network: UserNetwork, setting: Setting, samples: int) -> memory.DeviceBytes:
     """The need of a step of so many samples on each device."""
-    with memory.lone_training(network, setting) as training:
+    with memory.simulated_training(network, setting) as training:
         return training.need(samples)
 
 
