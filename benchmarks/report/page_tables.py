@@ -11,7 +11,7 @@ from common import ladder
 RESULTS = ladder.ROOT / "benchmarks" / "results" / "intel-xeon-2-cores"
 WORLD_SIZES = (2, 4, 8)
 SPEED_HEAD = ("images/s", "× level 00")
-MEMORY_HEAD = "MiB of each device"
+MEMORY_HEAD = "MiB per device"
 
 
 def recorded(name: str) -> dict:

@@ -28,7 +28,6 @@ from common.processes import ranks
 
 # More rounds make an interval narrow, longer samples do not.
 SECONDS_OF_A_SAMPLE = 0.5
-MOST_STEPS_ON_CPU = 400
 TIMEOUT_SECONDS = 900
 BATCH_SIZES = (64, 256)
 QUICK_BATCH = 64
@@ -102,18 +101,12 @@ class Configuration:
 def calibrated(configurations: list[Configuration], data_flags: tuple[str, ...]) -> Steps:
     """The steps that take about SECONDS_OF_A_SAMPLE here. All take as many: the same work per image."""
     in_an_epoch = SIZES["train"] // max(configuration.global_batch_size for configuration in configurations)
-    counted = steps_in_time(configurations, Steps(WARM_UP_STEPS, 2), data_flags)
-    if torch.cuda.is_available():
-        return _calibrated_on_gpus(configurations, data_flags, counted, in_an_epoch // 2)
-    return Steps(WARM_UP_STEPS, min(counted, MOST_STEPS_ON_CPU, in_an_epoch - WARM_UP_STEPS))
-
-
-def _calibrated_on_gpus(
-    configurations: list[Configuration], data_flags: tuple[str, ...], estimate: int, most: int
-) -> Steps:
-    """The steps by a second run. Clocks need about a sample's time to settle, so a warm-up is as long as a sample."""
-    settling = min(estimate, most)
-    counted = min(steps_in_time(configurations, Steps(settling, settling), data_flags), most)
+    most = in_an_epoch // 2  # a warm-up may be as long as a sample, and both are steps of one epoch
+    counted = min(steps_in_time(configurations, Steps(WARM_UP_STEPS, 2), data_flags), most)
+    if not torch.cuda.is_available():
+        return Steps(WARM_UP_STEPS, counted)
+    # The clocks of a GPU need about the time of a sample to settle, so a warm-up is as long as a sample, here too.
+    counted = min(steps_in_time(configurations, Steps(counted, counted), data_flags), most)
     return Steps(counted, counted)
 
 
@@ -124,11 +117,11 @@ def steps_in_time(configurations: list[Configuration], steps: Steps, data_flags:
     return max(2, round(SECONDS_OF_A_SAMPLE / seconds))
 
 
-def measure_in_turns(
-    title: str, configurations: list[Configuration], data_flags: tuple[str, ...], steps: Steps, rounds: int
-) -> dict:
+def measure_in_turns(title: str, configurations: list[Configuration], options: MeasureOptions) -> dict:
     """The group of `benchmarks.harness.records`: all rows to level 00, levels 03 and 04 also to level 02."""
-    results = take_turns({row.name: partial(row.run, steps, data_flags) for row in configurations}, range(rounds))
+    steps = QUICK_STEPS if options.quick else calibrated(configurations, options.data_flags)
+    contestants = {row.name: partial(row.run, steps, options.data_flags) for row in configurations}
+    results = take_turns(contestants, range(options.rounds))
     samples = {}
     metadata = {}
     for row in configurations:
@@ -188,13 +181,8 @@ def measure(options: MeasureOptions) -> dict:
     groups = []
     for size in sizes:
         title = f"strong scaling: global batch {size}, shared by all workers"
-        groups.append(_measure_group(title, strong_scaling(size), options))
+        groups.append(measure_in_turns(title, strong_scaling(size), options))
     for size in sizes:
         title = f"weak scaling: batch {size} for each worker"
-        groups.append(_measure_group(title, weak_scaling(size), options))
+        groups.append(measure_in_turns(title, weak_scaling(size), options))
     return {"groups": groups}
-
-
-def _measure_group(title: str, rows: list[Configuration], options: MeasureOptions) -> dict:
-    steps = QUICK_STEPS if options.quick else calibrated(rows, options.data_flags)
-    return measure_in_turns(title, rows, options.data_flags, steps, options.rounds)
