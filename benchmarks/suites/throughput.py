@@ -5,8 +5,8 @@ level once; a sample is one call of the unmodified `train(args)` for some steps,
 and the slowest rank's images per second.
 
 Without GPUs a device is an equal part of the cores: see `common.cores`. Level 00 has one device, as it would have one
-GPU; several processes or replicas have one each. What one process does with all cores is a row apart, because only a
-CPU offers this choice.
+GPU; several processes or replicas have one each. One process with all cores is a row apart, because only a CPU offers
+this choice.
 """
 
 import statistics

@@ -51,7 +51,7 @@ def count(network: UserNetwork, batch: int) -> NetworkCosts:
         more = count_step(network, model, optimizer, more_samples)
     if not multiply_adds:
         raise StepFailed(f"{network.title} multiplies nothing that is counted, so no time can be predicted")
-    # What does not depend on the batch, such as the optimizer's bytes, cancels.
+    # Bytes that do not depend on the batch, such as the optimizer's, cancel.
     bytes_of_a_sample = (more.bytes - few.bytes) // (more_samples - SMALLEST_BATCH)
     return NetworkCosts(network.title, gradients, multiply_adds, few.operators, bytes_of_a_sample)
 

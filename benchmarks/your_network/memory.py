@@ -1,4 +1,4 @@
-"""What would each strategy need on each device, and which batch fits?
+"""The memory that each strategy needs on each device, and the largest batch that fits.
 
 A step is run `without_computing`, and every storage is charged to its device (`common.memory`). So a step of a million
 samples takes no longer than a step of two.

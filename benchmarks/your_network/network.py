@@ -5,8 +5,8 @@
 
 Beside `build` the file may have `batch(n)`, which returns inputs and targets, `loss(outputs, targets)`, by default the
 cross-entropy, and `optimizer(parameters)`, by default AdamW. Inputs may be a tensor, a tuple of arguments of the
-module or a dict of named ones; targets may be nested as you like. What all samples share, such as a causal mask, is a
-buffer of the module.
+module or a dict of named ones; targets may be nested as you like. A tensor that all samples share, such as a causal
+mask, is a buffer of the module.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""How fast would a step be on 1 to 512 GPUs, and from which batch on would they pay?"""
+"""The predicted time of a step on 1 to 512 GPUs, and the batch from which on they pay."""
 
 import argparse
 from dataclasses import dataclass, replace

@@ -67,7 +67,7 @@ NETWORK = {
 
 LAUNCH_SECONDS = 10e-6  # To start an operator from Python is assumed to take so long.
 
-# What a NetworkCosts of torchvision's ResNet-50 has.
+# The costs of torchvision's ResNet-50, as `count` finds them.
 RESNET50_MULTIPLY_ADDS = 4_089_184_256
 RESNET50_BYTES_OF_A_SAMPLE = 780_116_880
 

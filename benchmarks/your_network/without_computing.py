@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -68,24 +68,34 @@ class FusedAttention(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
+class _Layout(NamedTuple):
+    """The results of an operation on torch's device "meta", whose tensors have shapes and no numbers.
+
+    Attributes:
+        argument_of: the position of the argument that has a storage, by the address of the storage.
+    """
+
+    results: Any
+    argument_of: dict[int, int]
+
+
 class _WithoutComputing(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        # The results of `_run_on_meta`, by operation and arguments. They keep their storages alive, so that no other
-        # storage can get the address of one.
-        self._results: dict[tuple, tuple[Any, dict[int, int]]] = {}
+        # By operation and arguments. They keep their storages alive, so that no other storage gets the address of one.
+        self._layouts: dict[tuple, _Layout] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False: to keep torch's compiler out of each call would take longer than the call."""
+        """Return False, because it would take longer than a call to keep torch's compiler out of it."""
         return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        leaves = key_leaves((args, kwargs))
+        leaves = _leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         are_small = all(map(_is_small, tensors))
-        # What makes a view or reads a number writes nothing, so it may run.
+        # An operation that makes a view, or reads a number, writes nothing.
         if _changes_metadata_only(func) or func in _READ_NUMBERS or func.namespace == "profiler":
             return func(*args, **kwargs)
         # The fake process group would copy what is sent, so it gets empty tensors in place of large ones.
@@ -93,21 +103,18 @@ class _WithoutComputing(TorchDispatchMode):
             if not are_small:
                 args, kwargs = tree_map_only(Tensor, lambda tensor: tensor[:0], (args, kwargs))
             return func(*args, **kwargs)
-        # A mask, for example, would have to be computed.
         if _shape_depends_on_numbers(func, tensors):
             raise DependsOnNumbers(f"the result of {func} has a shape that depends on numbers")
         if tensors and are_small and func not in _UNFILLED:
             return func(*args, **kwargs)
-        # Tensors on torch's device "meta", which have no numbers, tell the layout of the results: in the memory of an
-        # argument, or new.
         key = (func, *map(_key, leaves))
-        if key not in self._results:
-            self._results[key] = _run_on_meta(func, args, kwargs)
-        results, storages = self._results[key]
-        return tree_map_only(Tensor, partial(_allocated, tensors, storages), results)
+        if key not in self._layouts:
+            self._layouts[key] = _layout_of(func, args, kwargs)
+        layout = self._layouts[key]
+        return tree_map_only(Tensor, partial(_allocated, tensors, layout.argument_of), layout.results)
 
 
-def key_leaves(nested: Any) -> list:
+def _leaves(nested: Any) -> list:
     """The leaves of an operation's arguments, each list after its length, so that f([1], 2) and f(1, [2]) differ."""
     if isinstance(nested, dict):
         nested = [*nested, *nested.values()]
@@ -115,7 +122,7 @@ def key_leaves(nested: Any) -> list:
         return [nested]
     leaves = [len(nested)]
     for value in nested:
-        leaves += key_leaves(value)
+        leaves += _leaves(value)
     return leaves
 
 
@@ -141,7 +148,7 @@ def _shape_depends_on_numbers(func: torch._ops.OpOverload, tensors: list[Tensor]
 
 @functools.cache
 def _changes_metadata_only(func: torch._ops.OpOverload) -> bool:
-    """True where the results are views of the arguments, or the arguments with another shape or storage."""
+    """True if the results are views of the arguments, or the arguments with another shape or storage."""
     if torch.Tag.inplace_view in func.tags:
         return True
     results = func._schema.returns
@@ -149,8 +156,7 @@ def _changes_metadata_only(func: torch._ops.OpOverload) -> bool:
     return len(views) == len(results) > 0
 
 
-def _run_on_meta(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, dict[int, int]]:
-    """The results of the operation on the device "meta", and the positions of its arguments by their storages."""
+def _layout_of(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> _Layout:
     metas: list[Tensor] = []
 
     def meta(tensor: Tensor) -> Tensor:
@@ -161,20 +167,20 @@ def _run_on_meta(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any
     if not metas or kwargs.get("device") is not None:  # without tensors it is a factory, such as torch.randn
         kwargs["device"] = "meta"
     results = func(*args, **kwargs)
-    return results, {_storage(argument): position for position, argument in enumerate(metas)}
+    return _Layout(results, {_storage(argument): position for position, argument in enumerate(metas)})
 
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _allocated(arguments: list[Tensor], storages: dict[int, int], meta: Tensor) -> Tensor:
-    """A tensor like `meta`: in the memory of the argument whose storage `meta` has, or new.
+def _allocated(arguments: list[Tensor], argument_of: dict[int, int], meta: Tensor) -> Tensor:
+    """A tensor like `meta`: in the memory of an argument, if `meta` is in that of the argument on "meta", or new.
 
     Not every operation says in its schema that it returns an argument. Small new ones are 0, because they may be read.
     """
-    if _storage(meta) in storages:
-        argument = arguments[storages[_storage(meta)]]
+    if _storage(meta) in argument_of:
+        argument = arguments[argument_of[_storage(meta)]]
         return argument.as_strided(meta.shape, meta.stride(), argument.storage_offset() + meta.storage_offset())
     try:
         tensor = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)

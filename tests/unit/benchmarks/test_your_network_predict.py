@@ -136,13 +136,8 @@ def test_the_answer_has_every_number_of_gpus(texts_file, capsys):
 )
 def test_what_cannot_be_predicted_is_one_line(flags, message, written, capsys):
     table = written(
-        "class Table(nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.weight = nn.Parameter(torch.ones(4))\n"
-        "    def forward(self, inputs): return self.weight + inputs\n"
-        "def build(): return Table()\n"
-        "def batch(n): return torch.zeros(n, 4), torch.zeros(n, dtype=torch.long)\n"
+        "def build(): return nn.Embedding(4, 3)\n"
+        "def batch(n): return torch.zeros(n, dtype=torch.long), torch.zeros(n, dtype=torch.long)\n"
     )
     with pytest.raises(SystemExit) as end:
         program.main(["predict", table, *flags])
