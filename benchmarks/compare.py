@@ -148,7 +148,10 @@ def train(level: str, settings: Settings) -> dict:
 
 
 def compare_weights(script: str, settings: Settings, folder: Path) -> dict:
-    """The distance of the weights from level 00's, which come first, after steps in float64; and their checksum."""
+    """The distance from level 00's weights after some steps in float64, and the checksum of the script's weights.
+
+    Level 00 comes first: its weights are then in `folder`.
+    """
     path = folder / f"{script.replace('/', '_')}.pt"
     proof = [*EXACT, "--max-steps", str(PROOF_STEPS), "--save", str(path), *level_runs.EVALUATE_FEW]
     run_on_ranks(level_runs.train, script, [*level_flags(script, settings), *proof], settings.world_size)
@@ -178,9 +181,9 @@ def evaluate(level: str, settings: Settings) -> dict:
 
 def time_in_turns(size: int, settings: Settings) -> dict:
     """The group of all levels' images per second at a global batch, each worker on a device of its own."""
-    configurations = throughput.configurations({1: size, settings.world_size: size})
+    rows = throughput.configurations({1: size, settings.world_size: size})
     options = MeasureOptions(settings.rounds, settings.data_flags, quick=False)
-    return throughput.measure_in_turns(f"global batch {size}", configurations, options)
+    return throughput.measure_in_turns(f"global batch {size}", rows, options)
 
 
 def level_flags(level: str, settings: Settings, batch_size: int | None = None) -> list[str]:

@@ -41,11 +41,13 @@ def table_of_levels() -> str:
     memory = peaks(record["levels"])
     rows = []
     for name, row in group["rows"].items():
-        level_cells = [comparison_table.MISSING, comparison_table.MISSING]
-        if not row["all_cores"]:
+        cells = [comparison_table.label(name, row), *speed_cells(group, name)]
+        if row["all_cores"]:
+            cells += [comparison_table.MISSING, comparison_table.MISSING]
+        else:
             level = row["level"]
-            level_cells = [comparison_table.per_device(memory[level]), record["levels"][level]["weight_checksum"]]
-        rows.append([comparison_table.label(name, row), *speed_cells(group, name), *level_cells])
+            cells += [comparison_table.per_device(memory[level]), record["levels"][level]["weight_checksum"]]
+        rows.append(cells)
     return markdown(["level", *SPEED_HEAD, MEMORY_HEAD, "weights"], rows)
 
 

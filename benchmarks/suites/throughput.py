@@ -98,40 +98,40 @@ class Configuration:
         return min(results, key=lambda result: result["images_per_sec"])
 
 
-def calibrated(configurations: list[Configuration], data_flags: tuple[str, ...]) -> Steps:
+def calibrated(rows: list[Configuration], data_flags: tuple[str, ...]) -> Steps:
     """The steps that take about SECONDS_OF_A_SAMPLE here. All take as many: the same work per image."""
-    in_an_epoch = SIZES["train"] // max(configuration.global_batch_size for configuration in configurations)
+    in_an_epoch = SIZES["train"] // max(row.global_batch_size for row in rows)
     most = in_an_epoch // 2  # a warm-up may be as long as a sample, and both are steps of one epoch
-    counted = min(steps_in_time(configurations, Steps(WARM_UP_STEPS, 2), data_flags), most)
+    counted = min(steps_in_time(rows, Steps(WARM_UP_STEPS, 2), data_flags), most)
     if not torch.cuda.is_available():
         return Steps(WARM_UP_STEPS, counted)
     # The clocks of a GPU need about the time of a sample to settle, so a warm-up is as long as a sample, here too.
-    counted = min(steps_in_time(configurations, Steps(counted, counted), data_flags), most)
+    counted = min(steps_in_time(rows, Steps(counted, counted), data_flags), most)
     return Steps(counted, counted)
 
 
-def steps_in_time(configurations: list[Configuration], steps: Steps, data_flags: tuple[str, ...]) -> int:
-    """The number of steps that a sample takes, 2 at least, by a run of `steps` of every configuration."""
-    results = [configuration.run(steps, data_flags) for configuration in configurations]
+def steps_in_time(rows: list[Configuration], steps: Steps, data_flags: tuple[str, ...]) -> int:
+    """The number of steps that a sample takes, 2 at least, by a run of `steps` of every row."""
+    results = [row.run(steps, data_flags) for row in rows]
     seconds = statistics.median(result["global_batch_size"] / result["images_per_sec"] for result in results)
     return max(2, round(SECONDS_OF_A_SAMPLE / seconds))
 
 
-def measure_in_turns(title: str, configurations: list[Configuration], options: MeasureOptions) -> dict:
+def measure_in_turns(title: str, rows: list[Configuration], options: MeasureOptions) -> dict:
     """The group of `benchmarks.harness.records`: all rows to level 00, levels 03 and 04 also to level 02."""
-    steps = QUICK_STEPS if options.quick else calibrated(configurations, options.data_flags)
-    contestants = {row.name: partial(row.run, steps, options.data_flags) for row in configurations}
+    steps = QUICK_STEPS if options.quick else calibrated(rows, options.data_flags)
+    contestants = {row.name: partial(row.run, steps, options.data_flags) for row in rows}
     results = take_turns(contestants, range(options.rounds))
     samples = {}
     metadata = {}
-    for row in configurations:
+    for row in rows:
         samples[row.name] = [result["images_per_sec"] for result in results[row.name]]
         last = results[row.name][-1]
         facts = {key: last[key] for key in ("device", "backend", "dataset")}
         metadata[row.name] = asdict(row) | {"steps": steps.counted} | facts
     ratios = [(name, BASELINE) for name in samples if name != BASELINE]
     for level in ladder.DISTRIBUTED[1:]:
-        for workers in sorted({row.workers for row in configurations}):
+        for workers in sorted({row.workers for row in rows}):
             ratios.append((Configuration(level, workers).name, Configuration(RAW_DDP, workers).name))
     return records.group(title, "images/s", samples, metadata, ratios)
 

@@ -159,11 +159,9 @@ def _torchvision_builder(name: str) -> Callable[[], nn.Module]:
 
 def _imported(path: Path) -> Any:
     """The module in a file, as if it was run: it may import what lies beside it."""
-    if not path.is_file():
-        fail(f"there is no file {path}")
+    if path.suffix != ".py" or not path.is_file():
+        fail(f"there is no Python file {path}")
     spec = importlib.util.spec_from_file_location(f"network_in_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        fail(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # a dataclass looks there for annotations that are texts
     sys.path.insert(0, str(path.parent.resolve()))

@@ -206,7 +206,7 @@ ROWS = "def loss(outputs, targets): return nn.functional.cross_entropy(outputs, 
     [
         ("resnet18", GOOD, "", "names no network"),
         ("torchvision:resnet19", GOOD, "", "no classification network 'resnet19'"),
-        ("nowhere.py:build", GOOD, "", "there is no file nowhere.py"),
+        ("nowhere.py:build", GOOD, "", "there is no Python file nowhere.py"),
         ("FILE:make", GOOD, "", "has no function 'make'"),
         ("FILE:right --input 3x8x8", GOOD, "", "has a function 'batch', which says what a sample is"),
         ("FILE:right --batch 3 --devices 2", GOOD, "", "3 samples cannot be divided among 2 devices"),
