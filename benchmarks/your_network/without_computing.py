@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -24,10 +25,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-DROPOUT_POSITION = 4  # among the arguments of scaled_dot_product_attention
 SMALL_BYTES = 2**14
 OUT_OF_MEMORY = "can't allocate memory"  # The message of torch's RuntimeError has these words.
 MAP_NORESERVE = 0x4000  # Linux's; Python has a name for it from 3.13 on
+_ATTEND = F.scaled_dot_product_attention
 _READ_NUMBERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
 # These leave their results unfilled. A small one is set to 0 here: the operation that fills it may be skipped.
 _UNFILLED = (
@@ -48,24 +49,32 @@ def without_computing() -> Iterator[None]:
     Raises:
         DependsOnNumbers: from an operation within the block, such as `nonzero`, that has to know the numbers.
     """
-    with _WithoutComputing(), FusedAttention():
+    with _WithoutComputing(), fused_attention():
         yield
 
 
-class FusedAttention(TorchFunctionMode):
+@contextmanager
+def fused_attention() -> Iterator[None]:
     """Attention as a GPU computes it: one fused operator, which keeps no scores for backward.
 
     The fused operator of a GPU includes dropout. That of a CPU does not: with dropout, a CPU computes attention in some
     ten operators, which keep the scores of each pair of positions. So the dropout is left out here.
     """
+    # torch's own modules find the function in its module, also when checkpointing computes them again in backward. A
+    # file may have imported it by name: a mode sees that call, but none that is made within another function of torch.
+    with patch.object(F, "scaled_dot_product_attention", _attend_without_dropout), _AttentionByName():
+        yield
 
+
+def _attend_without_dropout(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options) -> Tensor:
+    return _ATTEND(query, key, value, attn_mask, 0.0, is_causal, **options)
+
+
+class _AttentionByName(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if function is F.scaled_dot_product_attention:
-            kwargs.pop("dropout_p", None)
-            if len(args) > DROPOUT_POSITION:
-                args = (*args[:DROPOUT_POSITION], 0.0, *args[DROPOUT_POSITION + 1 :])
-        return function(*args, **kwargs)
+        if function is _ATTEND:
+            function = _attend_without_dropout
+        return function(*args, **(kwargs or {}))
 
 
 class _Layout(NamedTuple):

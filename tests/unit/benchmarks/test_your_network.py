@@ -20,7 +20,7 @@ from common.errors import UserError
 from common.memory import track_memory
 from common.process_group import process_group
 from common.processes import ranks
-from tests.unit.benchmarks.user_network import need
+from tests.unit.benchmarks.user_network import decoder, need
 
 ALONE = Setting(ONE_DEVICE, 1)
 
@@ -138,30 +138,21 @@ def test_weights_that_fit_only_where_they_are_shared_out_have_a_largest_batch_th
     assert largest["ZeRO-3 / FSDP"] > 0
 
 
-ATTENTION = """
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inputs = nn.Linear(32, 96)
-        self.score = nn.Linear(32, 3)
-    def forward(self, x):
-        heads = self.inputs(x).unflatten(2, (3, 4, 8)).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(*heads, dropout_p=DROPOUT)
-        return self.score(y.transpose(1, 2).flatten(2).mean(dim=1))
-def build(): return Attention()
-def batch(n): return torch.randn(n, 200, 32), torch.zeros(n, dtype=torch.long)
+LAYER = """
+def build(): return nn.Sequential(nn.TransformerEncoderLayer(32, 4, 32, DROPOUT, batch_first=True), nn.Linear(32, 3))
+def batch(n): return torch.randn(n, 200, 32), torch.zeros(n, 200, dtype=torch.long)
+def loss(scores, classes): return F.cross_entropy(scores.flatten(0, 1), classes.flatten())
 """
+ATTENTION = decoder(200, "F.scaled_dot_product_attention(*heads, dropout_p=DROPOUT)")
 
 
+@pytest.mark.parametrize("text", [ATTENTION, LAYER], ids=["function", "layer"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_attention_keeps_no_scores_also_where_it_drops_some(checkpointing, network_of):
+def test_attention_keeps_no_scores_also_where_it_drops_some(text, checkpointing, network_of):
     """A GPU's fused attention draws its dropout anew in backward. The CPU's has no dropout."""
-    needs = []
     for dropout in ("0.0", "0.1"):
-        network = replace(network_of(ATTENTION.replace("DROPOUT", dropout)), checkpointing=checkpointing)
-        needs.append(need(network, ALONE, 8))
-    assert needs[0] == needs[1]
-    assert max(totals(needs[0])) < 4 * 8 * 4 * 200 * 200  # bytes of the scores
+        network = replace(network_of(text.replace("DROPOUT", dropout)), checkpointing=checkpointing)
+        assert max(totals(need(network, ALONE, 8))) < 4 * 8 * 4 * 200 * 200  # bytes of the scores
 
 
 def test_a_file_may_have_dataclasses_whose_annotations_are_texts(tmp_path):

@@ -8,6 +8,7 @@ from benchmarks.your_network.count import count
 from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.network import load
 from benchmarks.your_network.scaling import NetworkCosts
+from tests.unit.benchmarks.user_network import decoder
 
 
 @pytest.fixture
@@ -41,28 +42,9 @@ def test_the_operators_of_a_step_are_those_that_start_a_kernel(counted):
     assert network.operators == 3 + 5 + 9
 
 
-DECODER = """
-class Attention(nn.Module):
-    def forward(self, heads):
-        return F.scaled_dot_product_attention(*heads, None, DROPOUT, is_causal=True)
-class Decoder(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inputs = nn.Linear(32, 96, bias=False)
-        self.attention = Attention()
-        self.score = nn.Linear(32, 3, bias=False)
-    def forward(self, x):
-        heads = self.inputs(x).unflatten(2, (3, 4, 8)).permute(2, 0, 3, 1, 4)
-        return self.score(self.attention(heads).transpose(1, 2).flatten(2))
-def build(): return Decoder()
-def batch(n): return torch.randn(n, 50, 32), torch.zeros(n, 50, dtype=torch.long)
-def loss(scores, classes): return F.cross_entropy(scores.flatten(0, 1), classes.flatten())
-"""
-
-
 @pytest.mark.parametrize("dropout", ["0.0", "0.1"])
 def test_attention_is_one_operator_in_forward_and_one_in_backward(dropout, counted):
-    network = counted(DECODER.replace("DROPOUT", dropout))
+    network = counted(decoder(50, f"scaled_dot_product_attention(*heads, None, {dropout}, is_causal=True)"))
     # Forward: two products, attention, log_softmax, nll_loss. Backward: the gradient of 1, of nll_loss, of log_softmax,
     # of two weights and one input, of attention, and queries, keys and values in one tensor, which is copied for the
     # product. AdamW: 9.
