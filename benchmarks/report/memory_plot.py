@@ -25,7 +25,8 @@ def draw_devices(report: dict, path: Path) -> None:
     titles = {row["network"]: f"{row['title']}, global batch {row['global_batch_size']}" for row in rows}
     counts = sorted({row["devices"] for row in rows})
     widths = [count + 2.5 for count in counts]
-    figure, panels = plots.subplots(len(titles), len(counts), AROUND_INCHES + PANEL_INCHES * len(titles), widths)
+    height = AROUND_INCHES + PANEL_INCHES * len(titles)
+    figure, panels = plots.subplots(len(titles), len(counts), height, width_ratios=widths)
     for (network, devices), panel in zip(product(titles, counts), panels, strict=True):
         network_rows = [row for row in rows if row["network"] == network]
         top = max(max(_mib(row["peaks"])) for row in network_rows)

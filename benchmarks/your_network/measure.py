@@ -55,7 +55,8 @@ class Work(NamedTuple):
 
 def answer(options: argparse.Namespace) -> Samples:
     """Print a table; seconds of a step of each row in each round."""
-    devices = options.devices or usual_devices()
+    has_one_gpu = torch.cuda.device_count() == 1
+    devices = options.devices or ([1] if has_one_gpu else [1, 2])
     check_batch(options.batch, devices)
     cores = cores_per_device(max(devices))
     device = f"{cores} of this machine's {available_cores()} cores" if cores else torch.cuda.get_device_name()
@@ -69,11 +70,6 @@ def answer(options: argparse.Namespace) -> Samples:
         samples = take_turns(contestants, rounds)
     print_table(samples, options.batch)
     return samples
-
-
-def usual_devices() -> list[int]:
-    """One device and two; on a machine with one GPU this one."""
-    return [1] if torch.cuda.device_count() == 1 else [1, 2]
 
 
 def cores_per_device(devices: int) -> int | None:

@@ -27,13 +27,7 @@ than {PAYING_EFFICIENCY:.0%}. –: more than {LARGEST_GLOBAL_BATCH:,} samples, i
 
 @dataclass(frozen=True)
 class PredictedRow:
-    """N GPUs, each with a batch of B samples.
-
-    Attributes:
-        seconds: of a step.
-        scaling_efficiency: throughput / (N × that of one GPU with the same global batch).
-        pays_from: the smallest global batch at which the efficiency is more than PAYING_EFFICIENCY, if there is one.
-    """
+    """The seconds of a step on so many GPUs; LEGEND explains the rest. `pays_from` is None where no batch is enough."""
 
     gpus: int
     seconds: float
