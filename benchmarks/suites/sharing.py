@@ -1,7 +1,7 @@
 """The bytes that each of four ranks holds at level 02: under DDP, with FSDP, and on a mesh of 2 × 2.
 
 `common.memory` counts parameters, gradients and optimizer state at the end of `optimizer.step()`, before `zero_grad()`
-frees the gradients. DDP's buckets are left out. Nothing is timed.
+frees the gradients. DDP's buckets are left out. Nothing is timed, so the record has rows of bytes and no groups.
 """
 
 from benchmarks.harness import level_runs

@@ -32,7 +32,7 @@ NO_KERNEL = {
 
 @without_computing()
 def count(network: UserNetwork, batch: int) -> NetworkCosts:
-    """The network as the prediction takes it, for a `batch` on each GPU.
+    """The costs of a network, for a `batch` on each GPU.
 
     Raises:
         StepFailed: if the network, its batch or its loss does not work, it multiplies nothing, or it is recurrent.
@@ -43,7 +43,7 @@ def count(network: UserNetwork, batch: int) -> NetworkCosts:
         raise StepFailed(f"{network.title} has recurrent layers, and no source says how long they take on a GPU")
     optimizer = network.make_optimizer(model)
     with failing_as(f"a step of {network.title} failed"):
-        # A sample may multiply more in a larger batch, as where each is compared with each.
+        # A sample may multiply more in a larger batch, for example if each is compared with each.
         multiply_adds, gradients = count_products(network, model, max(batch, SMALLEST_BATCH))
         optimizer.step()  # the first one also makes its state
         few = count_step(network, model, optimizer, SMALLEST_BATCH)
@@ -83,10 +83,7 @@ def count_products(network: UserNetwork, model: nn.Module, samples: int) -> tupl
 
 
 class StepCount(TorchDispatchMode):
-    """Counts the operators that compute, and the bytes that they read and write.
-
-    A view of a tensor starts no kernel, and what NO_KERNEL names none either.
-    """
+    """Counts the operators that start a kernel, and the bytes that they read and write. A view starts none."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -110,7 +110,7 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 def use_foreach(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer that was not told otherwise take all parameters at once, as torch's do on a GPU."""
+    """Let an optimizer take all parameters at once, as torch's do on a GPU, unless its maker chose otherwise."""
     for group in optimizer.param_groups:
         if group.get("foreach", True) is None and not group.get("fused"):
             group["foreach"] = True
