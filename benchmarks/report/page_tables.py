@@ -111,7 +111,7 @@ def table_of_smaller_memory() -> str:
 
 
 def recorded_peaks() -> dict[tuple[str, str, int], list[dict[str, int]]]:
-    """By network, wrapper and number of devices: the recorded bytes of each device, by category."""
+    """The recorded bytes of each device by category, under (network, wrapper, number of devices)."""
     return {(row["network"], row["wrapper"], row["devices"]): row["peaks"] for row in recorded("results")["memory"]}
 
 

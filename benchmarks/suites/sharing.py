@@ -14,7 +14,7 @@ NAMES = {"02_ddp_raw": "DDP", ladder.FSDP: "FSDP", ladder.MESH: "mesh of 2 × 2"
 
 
 def measure(_: MeasureOptions) -> dict:
-    """For each script the bytes of each rank, by category."""
+    """The bytes of each rank by category, for each script."""
     flags = ["--dataset", "synthetic", "--batch-size", "64"]
     rows = {}
     for script, name in NAMES.items():
