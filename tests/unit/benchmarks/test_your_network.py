@@ -45,7 +45,7 @@ def two_ranks():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [strategy for strategy in ON_SEVERAL if strategy != DATA_PARALLEL])
-def test_a_lone_rank_needs_what_ranks_need_that_compute_and_communicate(strategy, two_ranks):
+def test_a_rank_of_a_fake_group_needs_what_ranks_need_that_compute_and_communicate(strategy, two_ranks):
     spec, shape = "torchvision:resnet18", (3, 64, 64)
     setting = Setting(strategy, 2)
     of_ranks = two_ranks.run(on_ranks, spec, shape, setting, 8, timeout=280)
