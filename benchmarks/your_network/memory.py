@@ -28,7 +28,7 @@ PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 GIB = 2**30
 LARGEST_BATCH = 2**40  # of one device, in the search
 TERMINAL_COLUMNS = 80
-# The first six are common.memory.CATEGORIES.
+# The first six stand for common.memory.CATEGORIES, in their order.
 HEADS = ("params", "grads", "optim.", "acts.", "comm.", "temp.", "peak", "least", "fits")
 LEGEND = """
 MiB at the peak of a step on the device that needs most. acts.: activations,
@@ -71,8 +71,8 @@ def answer(options: argparse.Namespace) -> list[MemoryRow]:
     check_batch(options.batch, options.devices)
     network = load(options.spec, options.input)
     network = replace(network, autocast=PRECISIONS[options.precision], checkpointing=options.checkpointing)
-    settings = f"global batch {options.batch}, mixed precision: {options.precision}, devices of {options.gib} GiB"
-    print(f"{network.title}, {settings}\n")
+    asked_for = f"global batch {options.batch}, mixed precision: {options.precision}, devices of {options.gib} GiB"
+    print(f"{network.title}, {asked_for}\n")
     print(in_columns("on devices", HEADS), flush=True)
     rows = []
     for setting in settings_on(options.devices, strategies.ON_SEVERAL):
