@@ -1,4 +1,4 @@
-"""Measures suites: prints how the rows of each compare, and writes records, from which pictures and tables are made.
+"""Measures suites, prints a table of each, and writes its record and its pictures.
 
 python -m benchmarks all --quick
 python -m benchmarks throughput overhead --record results

@@ -15,6 +15,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.harness import level_runs, records
+from benchmarks.harness.options import MeasureOptions
 from benchmarks.harness.rows import BASELINE, REPLICATED
 from benchmarks.report.comparison_table import summary, wrapped
 from benchmarks.report.pictures import COMPARISON, draw
@@ -94,33 +95,36 @@ def choose_settings(options: argparse.Namespace, gpus: int) -> Settings:
     )
 
 
+def new_report(settings: Settings) -> dict:
+    """The report of a comparison that begins now. `run_parts` fills in the results."""
+    return {
+        "machine": records.machine(),
+        "began": records.run_metadata(),
+        "world_size": settings.world_size,
+        "cores_per_device": throughput.cores_of_a_device(settings.world_size),
+        "global_batch_size": settings.batch_sizes[0],
+        "steps": settings.steps,
+        "proof_steps": PROOF_STEPS,
+        "levels": {level: {} for level in ladder.LEVELS},
+        "sharded": {script: {} for script in ladder.SHARDED},
+        "throughput": [],
+        "memory": [],
+    }
+
+
 def run_parts(settings: Settings, folder: Path, show_part: Callable[[str], None], report: dict) -> None:
-    """Run every part, after its name is shown, and put its results into `report`.
+    """Run every part, after its name is shown, and put its results into `report`, where they stay if a later one fails.
 
     The weights that are compared are saved in `folder`.
 
     Raises:
         RankFailed: if a rank of a part fails.
     """
-    levels: dict[str, dict] = {level: {} for level in ladder.LEVELS}
-    sharded: dict[str, dict] = {script: {} for script in ladder.SHARDED}
-    groups: list[dict] = []
-    memory_rows: list[dict] = []
-    report |= {
-        "world_size": settings.world_size,
-        "cores_per_device": throughput.cores_of_a_device(settings.world_size),
-        "global_batch_size": settings.batch_sizes[0],
-        "steps": settings.steps,
-        "proof_steps": PROOF_STEPS,
-        "levels": levels,
-        "sharded": sharded,
-        "throughput": groups,
-        "memory": memory_rows,
-    }
+    levels = report["levels"]
     for level in levels:
         show_part(f"training {level}")
         levels[level]["run"] = train(level, settings)
-    for script, result in (levels | sharded).items():
+    for script, result in (levels | report["sharded"]).items():
         show_part(f"weights and memory of {script}")
         result.update(compare_weights(script, settings, folder))
         result["simulated_peak_memory"] = simulate_memory(script, settings)
@@ -129,12 +133,12 @@ def run_parts(settings: Settings, folder: Path, show_part: Callable[[str], None]
         levels[level].update(evaluate(level, settings))
     for size in settings.batch_sizes:
         show_part(f"timing all levels in turn, batch {size}")
-        groups.append(time_in_turns(size, settings))
+        report["throughput"].append(time_in_turns(size, settings))
     networks = list(memory.NETWORKS) if settings.full else ["basic_net", "big_output"]
     wrappers = memory.ALL_WRAPPERS if settings.full else memory.WRAPPERS
     for devices in memory.DEVICES:
         show_part(f"memory on {devices} devices")
-        memory_rows += memory.rows_on(devices, networks, wrappers)
+        report["memory"] += memory.rows_on(devices, networks, wrappers)
 
 
 def train(level: str, settings: Settings) -> dict:
@@ -144,7 +148,10 @@ def train(level: str, settings: Settings) -> dict:
 
 
 def compare_weights(script: str, settings: Settings, folder: Path) -> dict:
-    """The distance of the weights from level 00's, which come first, after steps in float64; and their checksum."""
+    """The distance from level 00's weights after some steps in float64, and the checksum of the script's weights.
+
+    Level 00 comes first: its weights are then in `folder`.
+    """
     path = folder / f"{script.replace('/', '_')}.pt"
     proof = [*EXACT, "--max-steps", str(PROOF_STEPS), "--save", str(path), *level_runs.EVALUATE_FEW]
     run_on_ranks(level_runs.train, script, [*level_flags(script, settings), *proof], settings.world_size)
@@ -174,10 +181,9 @@ def evaluate(level: str, settings: Settings) -> dict:
 
 def time_in_turns(size: int, settings: Settings) -> dict:
     """The group of all levels' images per second at a global batch, each worker on a device of its own."""
-    configurations = throughput.configurations({1: size, settings.world_size: size})
-    steps = throughput.calibrated(configurations, settings.data_flags)
-    title = f"global batch {size}"
-    return throughput.measure_in_turns(title, configurations, settings.data_flags, steps, settings.rounds)
+    rows = throughput.configurations({1: size, settings.world_size: size})
+    options = MeasureOptions(settings.rounds, settings.data_flags, quick=False)
+    return throughput.measure_in_turns(f"global batch {size}", rows, options)
 
 
 def level_flags(level: str, settings: Settings, batch_size: int | None = None) -> list[str]:
@@ -205,7 +211,7 @@ def main() -> None:
     options = parse_options()
     settings = choose_settings(options, torch.cuda.device_count())
     records.check_writable(options.out, "--out")
-    report = {"machine": records.machine(), "began": records.run_metadata()}
+    report = new_report(settings)
     records.warn_if_busy(report["began"]["load"], available_cores())
     try:
         # disable=None: silent where stderr is not a terminal.

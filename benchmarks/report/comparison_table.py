@@ -27,17 +27,18 @@ def tables(report: dict) -> str:
 
 
 def _speeds(group: dict) -> str:
+    """A line for each row of a group: its speed, and how many times as fast as level 00 on one device it is."""
     pairs = speed_ups(group)
-    lines = [f"Speed at {group['group']}, medians of {group['rounds']} rounds"]
+    heading = f"Speed at {group['group']}, medians of {group['rounds']} rounds"
     cores = {row["cores_per_device"] for row in group["rows"].values()} - {None}
     if cores:
-        lines[0] += f", {quantity(min(cores), 'core')} for each device"
+        heading += f", {quantity(min(cores), 'core')} for each device"
     confidence = min(pair["confidence"] for pair in pairs.values())
     speed_up = f"× level 00 ({confidence:.0%} interval)"
-    lines.append(SPEED_COLUMNS.format("level", "devices", "images/s", "spread", speed_up))
+    lines = [heading, SPEED_COLUMNS.format("level", "devices", "images/s", "spread", speed_up)]
     for name, row in group["rows"].items():
-        ratio = "1" if name == BASELINE else MISSING
-        if name in pairs:
+        ratio = "1"
+        if name != BASELINE:
             low, high = pairs[name]["interval"]
             ratio = f"{pairs[name]['median']:.2f} ({low:.2f} to {high:.2f})"
         devices = MISSING if row["all_cores"] else row["workers"]
@@ -47,15 +48,19 @@ def _speeds(group: dict) -> str:
 
 
 def _checks(report: dict) -> str:
+    """A line for each level and sharded script: accuracy, evaluated samples, memory and weights."""
     levels = report["levels"]
     datasets = sorted({result["run"]["dataset"] for result in levels.values()})
-    lines = [f"Training: {report['steps']} steps on {', '.join(datasets)}"]
+    heading = f"Training: {report['steps']} steps on {', '.join(datasets)}"
     if "synthetic" in datasets:
-        lines[0] += ": NOT MNIST"
+        heading += ": NOT MNIST"
     measured = are_measured(levels)
     source = "measured MiB," if measured else "simulated MiB,"
-    lines.append(CHECK_COLUMNS.format("", "", "", "", source, "weight").rstrip())
-    lines.append(CHECK_COLUMNS.format("level", "processes", "accuracy", "evaluated", "peak per device", "checksum"))
+    lines = [
+        heading,
+        CHECK_COLUMNS.format("", "", "", "", source, "weight"),
+        CHECK_COLUMNS.format("level", "processes", "accuracy", "evaluated", "peak per device", "checksum"),
+    ]
     for level, sizes in peaks(levels).items():
         result = levels[level]
         run = result["run"]

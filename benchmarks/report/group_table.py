@@ -5,10 +5,10 @@ from benchmarks.report.comparison_table import per_device
 
 
 def tables(record: dict) -> str:
-    """A table for each group of a suite's record; for `suites.sharing`, which has no groups, the one of its rows."""
-    if record["suite"] == "sharing":
-        return held_memory(record["rows"])
-    return "\n\n".join(table(group) for group in record["groups"])
+    """A table for each group of a suite's record, or the one of a record of memory, whose rows take no turns."""
+    if "groups" in record:
+        return "\n\n".join(table(group) for group in record["groups"])
+    return held_memory(record["rows"])
 
 
 def table(group: dict) -> str:

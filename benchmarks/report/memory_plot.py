@@ -1,5 +1,6 @@
 """The pictures of memory, drawn from records alone: what each device holds, at its peak or after `optimizer.step()`."""
 
+from itertools import product
 from pathlib import Path
 
 from benchmarks.harness.rows import DATA_PARALLEL, DDP, totals
@@ -24,40 +25,39 @@ def draw_devices(report: dict, path: Path) -> None:
     titles = {row["network"]: f"{row['title']}, global batch {row['global_batch_size']}" for row in rows}
     counts = sorted({row["devices"] for row in rows})
     widths = [count + 2.5 for count in counts]
-    figure, panels = plots.subplots(len(titles), len(counts), AROUND_INCHES + PANEL_INCHES * len(titles), widths)
-    for line, (network, title) in enumerate(titles.items()):
+    height = AROUND_INCHES + PANEL_INCHES * len(titles)
+    figure, panels = plots.subplots(len(titles), len(counts), height, width_ratios=widths)
+    for (network, devices), panel in zip(product(titles, counts), panels, strict=True):
         network_rows = [row for row in rows if row["network"] == network]
-        network_panels = panels[line * len(counts) : (line + 1) * len(counts)]
-        _network(network_rows, title, dict(zip(counts, network_panels, strict=True)))
+        top = max(max(_mib(row["peaks"])) for row in network_rows)
+        _panel(panel, {row["wrapper"]: row["peaks"] for row in network_rows if row["devices"] == devices}, top)
+        is_first = devices == counts[0]
+        panel.tick_params(axis="y", labelleft=is_first)
+        if is_first:
+            panel.set_ylabel("peak MiB per device")
+            # It is wider than the panel, whose height is 1 here.
+            panel.text(0, 1.06, titles[network], transform=panel.transAxes, weight="bold", in_layout=False)
     plots.legend(figure, COLOURS, 3)
     caption = "Simulated: every tensor charged to its device. DP: DataParallel; ratio: fullest / emptiest device"
     plots.save(figure, path, caption, report["machine"], LEGEND_INCHES)
 
 
-def _network(rows: list[dict], title: str, panels: dict) -> None:
-    """A network's panels, each for a number of devices, on one scale: DataParallel's bars left, DDP's right."""
-    top = max(max(_mib(row["peaks"])) for row in rows)
-    for devices, panel in panels.items():
-        middle = (devices - 1) / 2
-        panel.set_xticks([middle, devices + 1 + middle], ["DP", "DDP"])
-        panel.set(xlim=(-MARGIN, 2 * devices + MARGIN), ylim=(0, HEADROOM * top))
-        panel.grid(axis="y")
-        panel.set_title(" ")  # room for the network's name, which is wider than the first panel
-        panel.tick_params(axis="x", length=0)
-        panel.tick_params(axis="y", labelleft=False)
-        panel.set_xlabel(f"{devices} devices")
-    for row in rows:
-        devices = row["devices"]
-        start = 0 if row["wrapper"] == DATA_PARALLEL else devices + 1
-        for device, split in enumerate(row["peaks"]):
-            _stack(panels[devices], start + device, split)
-        heights = _mib(row["peaks"])
-        above = max(heights) + 0.03 * top
-        panels[devices].text(start + (devices - 1) / 2, above, f"ratio\n{imbalance(heights):.2f}", **ABOVE_BARS)
-    first = next(iter(panels.values()))
-    first.tick_params(axis="y", labelleft=True)
-    first.set_ylabel("peak MiB per device")
-    first.text(0, 1.06, title, transform=first.transAxes, weight="bold", in_layout=False)  # 1 is the panel's height
+def _panel(panel, peaks: dict[str, list[dict[str, int]]], top: float) -> None:
+    """DataParallel's bars left and DDP's right, one for each device; `top` is the highest bar of the network."""
+    devices = len(peaks[DDP])
+    middles = []
+    for start, wrapper in ((0, DATA_PARALLEL), (devices + 1, DDP)):
+        for device, split in enumerate(peaks[wrapper]):
+            _stack(panel, start + device, split)
+        heights = _mib(peaks[wrapper])
+        middles.append(start + (devices - 1) / 2)
+        panel.text(middles[-1], max(heights) + 0.03 * top, f"ratio\n{imbalance(heights):.2f}", **ABOVE_BARS)
+    panel.set_xticks(middles, ["DP", "DDP"])
+    panel.set(xlim=(-MARGIN, 2 * devices + MARGIN), ylim=(0, HEADROOM * top))
+    panel.grid(axis="y")
+    panel.set_title(" ")  # room for the network's name
+    panel.tick_params(axis="x", length=0)
+    panel.set_xlabel(f"{devices} devices")
 
 
 def _stack(panel, position: float, split: dict[str, int]) -> None:
@@ -75,7 +75,7 @@ def _mib(devices: list[dict[str, int]]) -> list[float]:
 
 
 def draw_sharing(record: dict, path: Path) -> None:
-    """What each rank holds at the end of `optimizer.step()`, without DDP's buckets: a panel for each script."""
+    """The memory of each rank at the end of `optimizer.step()`, without DDP's buckets: a panel for each script."""
     rows = record["rows"]
     top = max(max(_mib(ranks)) for ranks in rows.values())
     figure, panels = plots.subplots(1, len(rows), 4.3)

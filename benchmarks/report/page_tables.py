@@ -5,12 +5,13 @@ import json
 from benchmarks.harness.rows import BASELINE, BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP_ROW, totals
 from benchmarks.report import comparison_table
 from benchmarks.report.verdicts import peaks
-from benchmarks.suites.network import link_of
+from benchmarks.suites.network import BANDWIDTHS, BATCHES_PER_PROCESS, row_name
 from common import ladder
-from common.instruments.result import quantity, result_parts
 
 RESULTS = ladder.ROOT / "benchmarks" / "results" / "intel-xeon-2-cores"
 WORLD_SIZES = (2, 4, 8)
+SPEED_HEAD = ("images/s", "× level 00")
+MEMORY_HEAD = "MiB per device"
 
 
 def recorded(name: str) -> dict:
@@ -38,51 +39,40 @@ def table_of_levels() -> str:
     record = recorded("results")
     group = record["throughput"][0]
     memory = peaks(record["levels"])
-    speed_ups = comparison_table.speed_ups(group)
     rows = []
     for name, row in group["rows"].items():
-        speed_up = 1.0 if name == BASELINE else speed_ups[name]["median"]
-        level_cells = [comparison_table.MISSING, comparison_table.MISSING]
-        if not row["all_cores"]:
+        cells = [comparison_table.label(name, row), *speed_cells(group, name)]
+        if row["all_cores"]:
+            cells += [comparison_table.MISSING, comparison_table.MISSING]
+        else:
             level = row["level"]
-            level_cells = [comparison_table.per_device(memory[level]), record["levels"][level]["weight_checksum"]]
-        rows.append([comparison_table.label(name, row), f"{row['median']:.0f}", f"{speed_up:.2f}", *level_cells])
-    return markdown(["level", "images/s", "× level 00", "MiB of each device", "weights"], rows)
+            cells += [comparison_table.per_device(memory[level]), record["levels"][level]["weight_checksum"]]
+        rows.append(cells)
+    return markdown(["level", *SPEED_HEAD, MEMORY_HEAD, "weights"], rows)
 
 
-def lines_of_epoch(level: str) -> str:
-    """The result of one epoch at this level, in the form in which a run prints it, and its cost.
+def speed_cells(group: dict, name: str) -> list[str]:
+    """Images per second of a row, and the median of its rounds' ratios to level 00."""
+    speed_up = 1.0 if name == BASELINE else comparison_table.speed_ups(group)[name]["median"]
+    return [f"{group['rows'][name]['median']:.0f}", f"{speed_up:.2f}"]
 
-    One run alone says little about speed, so the run's own times are left out. The speed is that of the comparison's
-    rounds, in which the levels took turns; the ratio is the median of the rounds' ratios.
-    """
+
+def table_of_epoch(level: str) -> str:
+    """Accuracy and losses of one epoch at this level, and the speed and memory that `table_of_levels` has of it."""
     record = recorded("results")
     name = ladder.find_script(level)
     run = record["levels"][name]["run"]
-    accuracy, losses, *_ = result_parts(run)
+    results = [f"{run['accuracy']:.2%}", f"{run['loss']:.4f}", f"{run['eval_loss']:.4f}"]
     group = record["throughput"][0]
-    speed = group["rows"][row_of(group, name)]["median"]
-    cores = quantity(record["cores_per_device"], "core")
-    memory = " and ".join(f"{size / 2**20:.0f}" for size in peaks(record["levels"])[name])
-    lines = [
-        accuracy,
-        f"    {losses} | {quantity(run['steps'], 'step')}",
-        f"    {speed:.0f} images/s, {cores} a device | peak {memory} MiB",
-    ]
-    if name != BASELINE:
-        lines.append(f"    {speed_up_of(group, name):.2f} of level 00's speed, round by round")
-    return "\n".join(f"    {line}" for line in lines)
+    speed = speed_cells(group, row_of(group, name))
+    memory = comparison_table.per_device(peaks(record["levels"])[name])
+    return markdown(["accuracy", "loss", "eval loss", *SPEED_HEAD, MEMORY_HEAD], [[*results, *speed, memory]])
 
 
 def row_of(group: dict, level: str) -> str:
     """The name of the row in which the level has a device for each worker."""
     (name,) = [name for name, row in group["rows"].items() if row["level"] == level and not row["all_cores"]]
     return name
-
-
-def speed_up_of(group: dict, level: str) -> float:
-    """The level's throughput over level 00's: the median of the ratios of rounds that were run in turn."""
-    return comparison_table.speed_ups(group)[row_of(group, level)]["median"]
 
 
 def table_of_devices() -> str:
@@ -121,17 +111,20 @@ def table_of_smaller_memory() -> str:
 
 
 def recorded_peaks() -> dict[tuple[str, str, int], list[dict[str, int]]]:
-    """By network, wrapper and number of devices: the recorded bytes of each device, by category."""
+    """The recorded bytes of each device by category, under (network, wrapper, number of devices)."""
     return {(row["network"], row["wrapper"], row["devices"]): row["peaks"] for row in recorded("results")["memory"]}
 
 
 def table_of_links() -> str:
     """Ratios of two nodes' throughput to one node's, in the same rounds, by link and by batch of each process."""
     (group,) = recorded("network")["groups"]
-    batches = sorted({row["batch_per_process"] for row in group["rows"].values()})
-    cells: dict[str, list[str]] = {}
-    for pair in group["pairs"]:  # in the order of the batches
-        low, high = pair["interval"]
-        cells.setdefault(link_of(pair["of"]), []).append(f"{pair['median']:.2f} ({low:.2f}–{high:.2f})")
-    rows = [[link, *ratios] for link, ratios in cells.items()]
-    return markdown(["link", *(f"batch {batch} each" for batch in batches)], rows)
+    pairs = {pair["of"]: pair for pair in group["pairs"]}
+    rows = []
+    for link in BANDWIDTHS:
+        cells = [link]
+        for batch in BATCHES_PER_PROCESS:
+            pair = pairs[row_name(link, batch)]
+            low, high = pair["interval"]
+            cells.append(f"{pair['median']:.2f} ({low:.2f}–{high:.2f})")
+        rows.append(cells)
+    return markdown(["link", *(f"batch {batch} each" for batch in BATCHES_PER_PROCESS)], rows)

@@ -81,18 +81,15 @@ def legend(figure, colours: dict[str, str], columns: int, spacing: float = 1.2) 
     figure.legend(handles, list(colours), **place_above)
 
 
-def subplots(
-    rows: int,
-    columns: int,
-    height: float,
-    width_ratios: list[float] | None = None,
-    height_ratios: list[float] | None = None,
-):
-    """A figure `height` inches high and as wide as all are, and its panels, row by row."""
+def subplots(rows: int, columns: int, height: float, **ratios: list[float]):
+    """A figure `height` inches high and as wide as all are, and its panels, row by row.
+
+    `ratios` are the `width_ratios` and `height_ratios` of matplotlib's `Figure.subplots`.
+    """
     from matplotlib.figure import Figure  # not pyplot: no window, no state
 
     figure = Figure((WIDTH, height), dpi=DPI, layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False, width_ratios=width_ratios, height_ratios=height_ratios)
+    panels = figure.subplots(rows, columns, squeeze=False, **ratios)
     return figure, list(panels.flat)
 
 

@@ -90,7 +90,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "mistakes": mistakes,
     "comparison": page_tables.text_of_comparison,
     "five_levels": page_tables.table_of_levels,
-    "epoch": page_tables.lines_of_epoch,
+    "epoch": page_tables.table_of_epoch,
     "devices": page_tables.table_of_devices,
     "memory_split": page_tables.table_of_categories,
     "smaller": page_tables.table_of_smaller_memory,

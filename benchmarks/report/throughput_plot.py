@@ -59,7 +59,7 @@ def _speeds(panel, group: dict, fastest: float) -> None:
 
 
 def draw_scaling(record: dict, path: Path) -> None:
-    """Of every group what several devices, or all cores, reach of level 00 on one device."""
+    """The speed of several devices, or of all cores, as a multiple of level 00's on one: a panel for each group."""
     groups = record["groups"]
     lines = len(groups) // SCALING_COLUMNS  # as many groups of weak scaling as of strong scaling
     most_rows = max(len(speed_ups(group)) for group in groups)

@@ -35,17 +35,16 @@ IDLE = 0.16  # nothing is done there: a line, so that the eye is led to the rest
 
 # The spans of each rank, in milliseconds.
 RankSpans = list[list[Span]]
-Panel = tuple[str, RankSpans]  # its title, and what it shows
 
 
 def draw_link(link: str, record: dict, path: Path) -> None:
     """The step over one link: a panel for each wrapper, all on one scale of time."""
     for group in record["groups"]:
         if group["link"] == link:
-            panels = []
+            panels = {}
             for wrapper, rank_spans in spans_of(group).items():
                 title = _title(wrapper, rank_spans, group["rows"][wrapper]["median"])
-                panels.append((title, rank_spans))
+                panels[title] = rank_spans
             caption = f"Two ranks over {link}, medians of {group['rounds']} rounds"
             _draw_panels(panels, "rank", caption, record["machine"], path)
 
@@ -53,10 +52,9 @@ def draw_link(link: str, record: dict, path: Path) -> None:
 def draw_levels(record: dict, path: Path) -> None:
     """A step of each level that has a row: a panel for each, with a lane for each device, on one scale of time."""
     (group,) = record["groups"]
-    panels = []
+    panels = {}
     for name, rank_spans in spans_of(group).items():
-        title = f"{name}: {group['rows'][name]['median']:.0f} ms"
-        panels.append((title, rank_spans))
+        panels[f"{name}: {group['rows'][name]['median']:.0f} ms"] = rank_spans
     caption = f"Medians of {group['rounds']} rounds: {group['group']}"
     _draw_panels(panels, "device", caption, record["machine"], path)
 
@@ -78,13 +76,13 @@ def _title(wrapper: str, rank_spans: RankSpans, median: float) -> str:
     return f"{wrapper}: {times}{median / backwards:.0f} ms, {all_reduces} all-reduces, {hidden_share(spans):.0%} hidden"
 
 
-def _draw_panels(panels: list[Panel], unit: str, caption: str, machine: dict, path: Path) -> None:
-    """The panels, one below the other; `unit` is the name of what has lanes, rank or device."""
-    ranks = [len(rank_spans) for _, rank_spans in panels]
+def _draw_panels(panels: dict[str, RankSpans], unit: str, caption: str, machine: dict, path: Path) -> None:
+    """The panels by their titles, one below the other; `unit` is the name of what has lanes, rank or device."""
+    ranks = [len(rank_spans) for rank_spans in panels.values()]
     inches = 1.15 + INCHES_OF_A_RANK * sum(ranks) + 0.42 * len(panels)
     figure, all_axes = subplots(len(panels), 1, inches, height_ratios=ranks)
     spans: list[Span] = []
-    for axes, (title, rank_spans) in zip(all_axes, panels, strict=True):
+    for axes, (title, rank_spans) in zip(all_axes, panels.items(), strict=True):
         axes.set_title(title)
         _draw_spans(axes, rank_spans, unit)
         spans += chain.from_iterable(rank_spans)

@@ -79,7 +79,7 @@ def balanced(levels: dict[str, dict]) -> Verdict:
 
 
 def peaks(levels: dict[str, dict]) -> dict[str, list[int]]:
-    """Of each level the peak bytes of each device. See `are_measured`."""
+    """The peak bytes of each device, by level. See `are_measured`."""
     if are_measured(levels):
         return {level: result["run"]["peak_memory_bytes"] for level, result in levels.items()}
     sizes = {}
@@ -89,7 +89,7 @@ def peaks(levels: dict[str, dict]) -> dict[str, list[int]]:
 
 
 def are_measured(levels: dict[str, dict]) -> bool:
-    """Did the allocator keep a peak for each device of every level? Replicas on one GPU have none of their own.
+    """True if the allocator kept a peak for each device of every level. Replicas on one GPU have none of their own.
 
     If one is missing, the accounting's peaks count for all levels, so that they can be compared.
     """

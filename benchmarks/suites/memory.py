@@ -120,7 +120,7 @@ def train(network: ReferenceNetwork, device: torch.device, wrapper: str, devices
 
 
 def peaks_of_process(name: str, wrapper: str, devices: int) -> list[dict[str, int]]:
-    """For each of this process's devices, the bytes in each category at its peak."""
+    """The bytes in each category at the peak of each of this process's devices."""
     group = nullcontext() if wrapper == DATA_PARALLEL else process_group("gloo")
     with group, track_replicas() as tracker:
         train(NETWORKS[name], torch.device("cpu"), wrapper, devices)

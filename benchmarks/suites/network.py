@@ -29,11 +29,6 @@ def row_name(bandwidth: str, batch: int) -> str:
     return f"{bandwidth}, batch {batch} per process"
 
 
-def link_of(row: str) -> str:
-    """The bandwidth in a name that `row_name` has made, which may be of an older record."""
-    return row.partition(", batch ")[0]
-
-
 def one_node(batch: int) -> str:
     """The name of the row of one process, while the other node is idle."""
     return f"one node, batch {batch}"
@@ -45,23 +40,17 @@ def measure(options: MeasureOptions) -> dict:
     contestants = {}
     with node_ranks() as pair:
         for batch in batches:
-            contestants[one_node(batch)] = partial(on_one_node, pair, batch)
-            for bandwidth in BANDWIDTHS:
-                contestants[row_name(bandwidth, batch)] = partial(on_two_nodes, pair, batch, bandwidth)
+            contestants[one_node(batch)] = partial(images_per_second, pair, 1, batch, None)
+            for name, bandwidth in BANDWIDTHS.items():
+                contestants[row_name(name, batch)] = partial(images_per_second, pair, 2, batch, bandwidth)
         samples = take_turns(contestants, range(options.rounds))
     return {"groups": [record(samples)]}
 
 
-def on_one_node(pair: NodeRanks, batch: int) -> float:
-    """Images per second of one node, with so many images for its process."""
-    speed, _ = pair.run(train, 1, batch, timeout=TIMEOUT_SECONDS)
-    return speed
-
-
-def on_two_nodes(pair: NodeRanks, batch: int, bandwidth: str) -> float:
-    """Images per second of both nodes by the slower rank's clock, with so many images for each process."""
-    pair.nodes.limit(BANDWIDTHS[bandwidth])
-    return min(pair.run(train, 2, batch, timeout=TIMEOUT_SECONDS))
+def images_per_second(pair: NodeRanks, nodes: int, batch: int, bandwidth: float | None) -> float:
+    """Images per second of the first nodes by the slowest rank's clock, with so many images for each process."""
+    pair.nodes.limit(bandwidth)
+    return min(pair.run(train, nodes, batch, timeout=TIMEOUT_SECONDS)[:nodes])
 
 
 def train(nodes: int, batch_per_process: int) -> float | None:

@@ -33,7 +33,7 @@ def measure(options: MeasureOptions) -> dict:
 
 
 def record_devices(data_flags: tuple[str, ...], row: str, steps: int) -> list[list[RecordedStep]]:
-    """For each device the recorded steps of one run, after the warm-up."""
+    """The recorded steps of one run after the warm-up, for each device."""
     script = SCRIPTS[row]
     cores = available_cores() // DEVICES
     argv = [*script.argv(Steps(WARM_UP_STEPS, steps)), "--device", "cpu", "--cores-per-device", str(cores), *data_flags]

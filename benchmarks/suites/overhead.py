@@ -2,9 +2,9 @@
 
 The model is Linear(16, 10), the batch 64 samples, in memory, on the CPU with one thread: next to nothing to compute, so
 that what is left is the loop's own cost. Each round runs every contestant once over the same batches, in an order that
-is drawn anew. What counts is the difference to a raw loop of the same round that does the same work. The Trainers' raw
+is drawn anew. The result is the difference to a raw loop of the same round that does the same work. The Trainers' raw
 loop also measures the gradients' norm, steps a schedule and sums the losses, as they do. They measure the norm by
-clipping to no limit, which leaves the gradients as they are. Nobody logs or saves.
+clipping to no limit, which leaves the gradients as they are. No contestant logs or saves.
 
 A contestant's sample is its median step. A step takes some hundred microseconds, and a process that loses its core for
 one step would else add milliseconds to the mean.
@@ -78,12 +78,14 @@ def timed(model, optimizer, loader, backward: Callable, accumulate: Callable = n
     return median_step(ends)
 
 
-def raw() -> float:
+def raw_loop() -> float:
+    """Seconds of the median step of a plain loop."""
     model, optimizer, loader = pieces()
     return timed(model, optimizer, loader, torch.Tensor.backward)
 
 
-def accelerated(library: str, accumulating: bool) -> float:
+def by_accelerator(library: str, accumulating: bool) -> float:
+    """Seconds of the median step of the Accelerator of `library`, "common.accelerator" or "accelerate"."""
     module = importlib.import_module(library)
     accelerator = module.Accelerator(cpu=True)
     model, optimizer, loader = accelerator.prepare(*pieces())
@@ -93,7 +95,7 @@ def accelerated(library: str, accumulating: bool) -> float:
     return seconds
 
 
-def fabric() -> float:
+def by_fabric() -> float:
     from lightning.fabric import Fabric
 
     engine = Fabric(accelerator="cpu", devices=1)
@@ -111,8 +113,8 @@ def optimizer_and_schedule(model: torch.nn.Module):
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
 
 
-def by_hand() -> float:
-    """Seconds of the median step of a loop that does what a Trainer does: also the norm, the schedule, the losses."""
+def raw_loop_like_trainer() -> float:
+    """Seconds of the median step of a plain loop with all that a Trainer does: the norm, the schedule, the losses."""
     torch.manual_seed(0)
     model = torch.nn.Linear(16, 10)
     optimizer, schedule = optimizer_and_schedule(model)
@@ -178,18 +180,18 @@ def installed_peers() -> set[str]:
 
 def loops(peers: set[str]) -> dict[str, Callable[[], float]]:
     """The raw loop, the core's and those of the installed `peers`. Each returns seconds per step."""
-    found = {RAW: raw}
+    found = {RAW: raw_loop}
     for library in ("common.accelerator", *(peers & {"accelerate"})):
-        found[library] = partial(accelerated, library, False)
-        found[f"{library}, accumulate()"] = partial(accelerated, library, True)
+        found[library] = partial(by_accelerator, library, accumulating=False)
+        found[f"{library}, accumulate()"] = partial(by_accelerator, library, accumulating=True)
     if "lightning" in peers:
-        found["lightning.fabric"] = fabric
+        found["lightning.fabric"] = by_fabric
     return found
 
 
 def trainers(peers: set[str]) -> dict[str, Callable[[], float]]:
     """The raw loop like a Trainer's, our Trainer and that of the installed `peers`. Each returns seconds per step."""
-    found = {RAW_LIKE_TRAINER: by_hand, "common.trainer": partial(by_trainer, "common.trainer")}
+    found = {RAW_LIKE_TRAINER: raw_loop_like_trainer, "common.trainer": partial(by_trainer, "common.trainer")}
     if {"accelerate", "transformers"} <= peers:
         found["transformers.Trainer"] = partial(by_trainer, "transformers")
     return found

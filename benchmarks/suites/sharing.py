@@ -1,7 +1,7 @@
 """The bytes that each of four ranks holds at level 02: under DDP, with FSDP, and on a mesh of 2 × 2.
 
 `common.memory` counts parameters, gradients and optimizer state at the end of `optimizer.step()`, before `zero_grad()`
-frees the gradients. DDP's buckets are left out. Nothing is timed.
+frees the gradients. DDP's buckets are left out. Nothing is timed, so the record has rows of bytes and no groups.
 """
 
 from benchmarks.harness import level_runs
@@ -14,7 +14,7 @@ NAMES = {"02_ddp_raw": "DDP", ladder.FSDP: "FSDP", ladder.MESH: "mesh of 2 × 2"
 
 
 def measure(_: MeasureOptions) -> dict:
-    """For each script the bytes of each rank, by category."""
+    """The bytes of each rank by category, for each script."""
     flags = ["--dataset", "synthetic", "--batch-size", "64"]
     rows = {}
     for script, name in NAMES.items():

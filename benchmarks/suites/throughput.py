@@ -5,8 +5,8 @@ level once; a sample is one call of the unmodified `train(args)` for some steps,
 and the slowest rank's images per second.
 
 Without GPUs a device is an equal part of the cores: see `common.cores`. Level 00 has one device, as it would have one
-GPU; several processes or replicas have one each. What one process does with all cores is a row apart, because only a
-CPU offers this choice.
+GPU; several processes or replicas have one each. One process with all cores is a row apart, because only a CPU offers
+this choice.
 """
 
 import statistics
@@ -28,7 +28,6 @@ from common.processes import ranks
 
 # More rounds make an interval narrow, longer samples do not.
 SECONDS_OF_A_SAMPLE = 0.5
-MOST_STEPS_ON_CPU = 400
 TIMEOUT_SECONDS = 900
 BATCH_SIZES = (64, 256)
 QUICK_BATCH = 64
@@ -99,46 +98,40 @@ class Configuration:
         return min(results, key=lambda result: result["images_per_sec"])
 
 
-def calibrated(configurations: list[Configuration], data_flags: tuple[str, ...]) -> Steps:
+def calibrated(rows: list[Configuration], data_flags: tuple[str, ...]) -> Steps:
     """The steps that take about SECONDS_OF_A_SAMPLE here. All take as many: the same work per image."""
-    in_an_epoch = SIZES["train"] // max(configuration.global_batch_size for configuration in configurations)
-    counted = steps_in_time(configurations, Steps(WARM_UP_STEPS, 2), data_flags)
-    if torch.cuda.is_available():
-        return _calibrated_on_gpus(configurations, data_flags, counted, in_an_epoch // 2)
-    return Steps(WARM_UP_STEPS, min(counted, MOST_STEPS_ON_CPU, in_an_epoch - WARM_UP_STEPS))
-
-
-def _calibrated_on_gpus(
-    configurations: list[Configuration], data_flags: tuple[str, ...], estimate: int, most: int
-) -> Steps:
-    """The steps by a second run. Clocks need about a sample's time to settle, so a warm-up is as long as a sample."""
-    settling = min(estimate, most)
-    counted = min(steps_in_time(configurations, Steps(settling, settling), data_flags), most)
+    in_an_epoch = SIZES["train"] // max(row.global_batch_size for row in rows)
+    most = in_an_epoch // 2  # a warm-up may be as long as a sample, and both are steps of one epoch
+    counted = min(steps_in_time(rows, Steps(WARM_UP_STEPS, 2), data_flags), most)
+    if not torch.cuda.is_available():
+        return Steps(WARM_UP_STEPS, counted)
+    # The clocks of a GPU need about the time of a sample to settle, so a warm-up is as long as a sample, here too.
+    counted = min(steps_in_time(rows, Steps(counted, counted), data_flags), most)
     return Steps(counted, counted)
 
 
-def steps_in_time(configurations: list[Configuration], steps: Steps, data_flags: tuple[str, ...]) -> int:
-    """The number of steps that a sample takes, 2 at least, by a run of `steps` of every configuration."""
-    results = [configuration.run(steps, data_flags) for configuration in configurations]
+def steps_in_time(rows: list[Configuration], steps: Steps, data_flags: tuple[str, ...]) -> int:
+    """The number of steps that a sample takes, 2 at least, by a run of `steps` of every row."""
+    results = [row.run(steps, data_flags) for row in rows]
     seconds = statistics.median(result["global_batch_size"] / result["images_per_sec"] for result in results)
     return max(2, round(SECONDS_OF_A_SAMPLE / seconds))
 
 
-def measure_in_turns(
-    title: str, configurations: list[Configuration], data_flags: tuple[str, ...], steps: Steps, rounds: int
-) -> dict:
+def measure_in_turns(title: str, rows: list[Configuration], options: MeasureOptions) -> dict:
     """The group of `benchmarks.harness.records`: all rows to level 00, levels 03 and 04 also to level 02."""
-    results = take_turns({row.name: partial(row.run, steps, data_flags) for row in configurations}, range(rounds))
+    steps = QUICK_STEPS if options.quick else calibrated(rows, options.data_flags)
+    contestants = {row.name: partial(row.run, steps, options.data_flags) for row in rows}
+    results = take_turns(contestants, range(options.rounds))
     samples = {}
     metadata = {}
-    for row in configurations:
+    for row in rows:
         samples[row.name] = [result["images_per_sec"] for result in results[row.name]]
         last = results[row.name][-1]
         facts = {key: last[key] for key in ("device", "backend", "dataset")}
         metadata[row.name] = asdict(row) | {"steps": steps.counted} | facts
     ratios = [(name, BASELINE) for name in samples if name != BASELINE]
     for level in ladder.DISTRIBUTED[1:]:
-        for workers in sorted({row.workers for row in configurations}):
+        for workers in sorted({row.workers for row in rows}):
             ratios.append((Configuration(level, workers).name, Configuration(RAW_DDP, workers).name))
     return records.group(title, "images/s", samples, metadata, ratios)
 
@@ -188,13 +181,8 @@ def measure(options: MeasureOptions) -> dict:
     groups = []
     for size in sizes:
         title = f"strong scaling: global batch {size}, shared by all workers"
-        groups.append(_measure_group(title, strong_scaling(size), options))
+        groups.append(measure_in_turns(title, strong_scaling(size), options))
     for size in sizes:
         title = f"weak scaling: batch {size} for each worker"
-        groups.append(_measure_group(title, weak_scaling(size), options))
+        groups.append(measure_in_turns(title, weak_scaling(size), options))
     return {"groups": groups}
-
-
-def _measure_group(title: str, rows: list[Configuration], options: MeasureOptions) -> dict:
-    steps = QUICK_STEPS if options.quick else calibrated(rows, options.data_flags)
-    return measure_in_turns(title, rows, options.data_flags, steps, options.rounds)

@@ -1,10 +1,11 @@
-"""Questions about a network that is not of this repository: its memory, its speed here, and its speed on many GPUs.
+"""Questions about a network that is not of this repository: its memory, its speed on many GPUs, and its speed here.
 
-Each question has a module, whose `answer` prints a table. It stands on:
+`__main__` reads the question, and the `answer` of its module prints a table:
 
-    memory     strategies, units, without_computing     a step on each device, run but not computed
-    predict    count (on without_computing), scaling    a step on many GPUs (`presets`), calculated
-    measure    benchmarks.harness.paired                a step on this machine, timed
+    memory     network → strategies, on a rank of a fake group → a step without_computing → common.memory
+    predict    network → count, of a step without_computing → presets, the hardware → scaling, the model
+    measure    network → ranks that train it in turns (benchmarks.harness.paired)
 
-All of them load the network, and take its steps, by `network`.
+`network` loads the network, and has the parts of its training step. `settings` and `formats` are the rows of the
+tables, and their numbers.
 """

@@ -5,7 +5,7 @@
     python -m benchmarks.your_network predict torchvision:resnet50 --gpu h100 --network 8x400g
     python -m benchmarks.your_network measure torchvision:resnet18 --input 3x64x64 --batch 32 --devices 1 2
 
-What my_file.py may hold beside `build` is said in benchmarks/your_network/network.py.
+benchmarks/your_network/network.py says which functions my_file.py may have beside `build`.
 """
 
 import argparse
@@ -49,13 +49,11 @@ def add_memory_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_predict_flags(parser: argparse.ArgumentParser) -> None:
     flag = parser.add_argument
-    usual = presets.Hardware()
     flag("--batch-per-gpu", type=positive, default=64, metavar="N", help="samples of a step on each GPU (64)")
-    flag("--gpu", choices=presets.GPUS, default=usual.gpu, help="kind of GPU (%(default)s)")
-    flag("--inner", choices=presets.INNER, default=usual.inner, help="links between a node's GPUs (%(default)s)")
-    flag("--network", choices=presets.NETWORK, default=usual.network, help="network cards of a node (%(default)s)")
-    sizes = {"choices": presets.GPUS_PER_NODE, "default": usual.gpus_per_node}
-    flag("--gpus-per-node", type=int, **sizes, metavar="N", help="1, 2, 4 or 8 (%(default)s)")
+    flag("--gpu", choices=presets.GPUS, default="a100", help="kind of GPU (a100)")
+    flag("--inner", choices=presets.INNER, default="nvlink", help="links between a node's GPUs (nvlink)")
+    flag("--network", choices=presets.NETWORK, default="8x200g", help="network cards of a node (8x200g)")
+    flag("--gpus-per-node", type=int, choices=(1, 2, 4, 8), default=8, metavar="N", help="1, 2, 4 or 8 (8)")
     measured_step = "milliseconds of a step of --batch-per-gpu samples on one GPU, if you measured it"
     flag("--measured-ms", type=positive_float, metavar="T", help=measured_step)
 

@@ -32,7 +32,7 @@ NO_KERNEL = {
 
 @without_computing()
 def count(network: UserNetwork, batch: int) -> NetworkCosts:
-    """The network as the prediction takes it, for a `batch` on each GPU.
+    """The costs of a network, for a `batch` on each GPU.
 
     Raises:
         StepFailed: if the network, its batch or its loss does not work, it multiplies nothing, or it is recurrent.
@@ -43,7 +43,7 @@ def count(network: UserNetwork, batch: int) -> NetworkCosts:
         raise StepFailed(f"{network.title} has recurrent layers, and no source says how long they take on a GPU")
     optimizer = network.make_optimizer(model)
     with failing_as(f"a step of {network.title} failed"):
-        # A sample may multiply more in a larger batch, as where each is compared with each.
+        # A sample may multiply more in a larger batch, for example if each is compared with each.
         multiply_adds, gradients = count_products(network, model, max(batch, SMALLEST_BATCH))
         optimizer.step()  # the first one also makes its state
         few = count_step(network, model, optimizer, SMALLEST_BATCH)
@@ -51,7 +51,7 @@ def count(network: UserNetwork, batch: int) -> NetworkCosts:
         more = count_step(network, model, optimizer, more_samples)
     if not multiply_adds:
         raise StepFailed(f"{network.title} multiplies nothing that is counted, so no time can be predicted")
-    # What does not depend on the batch, such as the optimizer's bytes, cancels.
+    # Bytes that do not depend on the batch, such as the optimizer's, cancel.
     bytes_of_a_sample = (more.bytes - few.bytes) // (more_samples - SMALLEST_BATCH)
     return NetworkCosts(network.title, gradients, multiply_adds, few.operators, bytes_of_a_sample)
 
@@ -62,31 +62,28 @@ def count_products(network: UserNetwork, model: nn.Module, samples: int) -> tupl
     The operations of normalisations and activations are not counted.
     """
     batch = network.make_batch(samples)
-    counter = FlopCounterMode(display=False)
+    forward = FlopCounterMode(display=False)
+    backward = FlopCounterMode(display=False)
+    operations = 2 * samples  # in a multiply-add of each sample
     gradients: list[Gradient] = []
 
-    def multiply_adds() -> int:
-        return counter.get_total_flops() // (2 * samples)  # a multiplication and an addition are two operations
-
     def record_gradient(parameter: nn.Parameter) -> None:
-        gradients.append(Gradient(parameter.numel(), multiply_adds() - forward_products))
+        gradients.append(Gradient(parameter.numel(), backward.get_total_flops() // operations))
 
     hooks = [parameter.register_post_accumulate_grad_hook(record_gradient) for parameter in trainable(model)]
     # A fused attention, which the counter does not know of every device, multiplies what its parts multiply.
-    with sdpa_kernel(SDPBackend.MATH), counter:
-        loss = network.compute_loss(model, batch)
-        forward_products = multiply_adds()
-        loss.backward()
+    with sdpa_kernel(SDPBackend.MATH):
+        with forward:
+            loss = network.compute_loss(model, batch)
+        with backward:
+            loss.backward()
     for hook in hooks:
         hook.remove()
-    return forward_products, tuple(gradients)
+    return forward.get_total_flops() // operations, tuple(gradients)
 
 
 class StepCount(TorchDispatchMode):
-    """Counts the operators that compute, and the bytes that they read and write.
-
-    A view of a tensor starts no kernel, and what NO_KERNEL names none either.
-    """
+    """Counts the operators that start a kernel, and the bytes that they read and write. A view starts none."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Failures in somebody else's code, each told in one line."""
+"""Failures in somebody else's code, each in one line."""
 
 import contextlib
 import sysconfig
@@ -8,6 +8,7 @@ from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
 _INSTALLED = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+# A file name such as <string> or <frozen runpy> is nobody's.
 _NOT_THE_USERS = ("<", *_INSTALLED, str(_ROOT / "benchmarks"), str(_ROOT / "common"))
 
 

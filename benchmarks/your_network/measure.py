@@ -1,4 +1,4 @@
-"""How long does a step take here, on one device and, under DataParallel and DDP, on several of this machine?
+"""The time of a step on this machine: on one device and, under DataParallel and DDP, on several.
 
 A device is a GPU. On a machine without GPUs it is an equal part of the cores (see `common.cores`), so that one device
 has as much to compute with as each of several. All rows have the same global batch, which every step takes from the
@@ -55,17 +55,15 @@ class Work(NamedTuple):
 
 def answer(options: argparse.Namespace) -> Samples:
     """Print a table; seconds of a step of each row in each round."""
-    devices = options.devices or usual_devices()
+    has_one_gpu = torch.cuda.device_count() == 1
+    devices = options.devices or ([1] if has_one_gpu else [1, 2])
     check_batch(options.batch, devices)
-    check_devices(max(devices))
     cores = cores_per_device(max(devices))
+    device = f"{cores} of this machine's {available_cores()} cores" if cores else torch.cuda.get_device_name()
     title = load(options.spec, options.input).title
     work = Work(options.spec, options.input, options.batch, cores)
     seconds = try_settings(settings_on(devices, (DATA_PARALLEL, DDP)), work)
     steps = max(1, min(round(SECONDS_OF_A_SAMPLE / statistics.median(seconds.values())), MOST_STEPS_OF_A_SAMPLE))
-    device = f"{cores} of this machine's {available_cores()} cores"
-    if cores is None:
-        device = torch.cuda.get_device_name()
     print(f"{title}, global batch {options.batch}, {options.rounds} rounds; a device is {device}.", flush=True)
     contestants = {setting.name: partial(seconds_of_step, setting, work, steps) for setting in seconds}
     with tqdm(range(options.rounds), leave=False, disable=None) as rounds:
@@ -74,16 +72,11 @@ def answer(options: argparse.Namespace) -> Samples:
     return samples
 
 
-def usual_devices() -> list[int]:
-    """One device and two; on a machine with one GPU this one."""
-    return [1] if torch.cuda.device_count() == 1 else [1, 2]
-
-
-def check_devices(devices: int) -> None:
-    """Refuse more devices than this machine has GPUs or, without GPUs, cores.
+def cores_per_device(devices: int) -> int | None:
+    """The cores of each of so many devices; None where the devices are GPUs.
 
     Raises:
-        UserError: after one line that says so.
+        UserError: if this machine has fewer GPUs or, without GPUs, fewer cores.
     """
     gpus = torch.cuda.device_count()
     cores = available_cores()
@@ -91,13 +84,7 @@ def check_devices(devices: int) -> None:
         fail(f"this machine has {gpus} GPUs, not {devices}; without them (CUDA_VISIBLE_DEVICES=) devices are cores")
     if not gpus and cores < devices:
         fail(f"{devices} devices need more than this machine's {cores} cores")
-
-
-def cores_per_device(devices: int) -> int | None:
-    """The cores of each device; None where the devices are GPUs."""
-    if torch.cuda.device_count():
-        return None
-    return available_cores() // devices
+    return None if gpus else cores // devices
 
 
 def try_settings(settings: Sequence[Setting], work: Work) -> dict[Setting, float]:
@@ -157,18 +144,13 @@ def time_steps(setting: Setting, work: Work, steps: int) -> float:
     with group:
         model = wrap(network.make_model().to(device), setting)
         optimizer = network.make_optimizer(model)
-
-        def step() -> None:
+        for number in range(WARM_UP_STEPS + steps):
+            if number == WARM_UP_STEPS:
+                began = _now(device)
             device_batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
             network.compute_loss(model, device_batch).backward()
             optimizer.step()
             optimizer.zero_grad()
-
-        for _ in range(WARM_UP_STEPS):
-            step()
-        began = _now(device)
-        for _ in range(steps):
-            step()
         return (_now(device) - began) / steps
 
 

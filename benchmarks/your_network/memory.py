@@ -1,21 +1,21 @@
-"""What would each strategy need on each device, and which batch fits?
+"""The memory that each strategy needs on each device, and the largest batch that fits.
 
 A step is run `without_computing`, and every storage is charged to its device (`common.memory`). So a step of a million
 samples takes no longer than a step of two.
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from textwrap import fill, shorten
+from textwrap import fill
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from benchmarks.harness.paired import WARM_UP_STEPS
 from benchmarks.harness.replica_memory import track_replicas
-from benchmarks.harness.rows import DATA_PARALLEL, totals
+from benchmarks.harness.rows import DATA_PARALLEL, ONE_DEVICE, totals
 from benchmarks.your_network import strategies
 from benchmarks.your_network.errors import StepFailed, failing_as
 from benchmarks.your_network.formats import mib
@@ -28,20 +28,15 @@ PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 GIB = 2**30
 LARGEST_BATCH = 2**40  # of one device, in the search
 TERMINAL_COLUMNS = 80
-LABEL_WIDTH = 17
-# The heads of the table's columns, and what they mean: first the categories of memory.
-COLUMNS = {
-    "params": "parameters, the gathered ones too",
-    "grads": "gradients",
-    "optim.": "the optimizer's state",
-    "acts.": "activations, which forward keeps for backward",
-    "comm.": "DDP's buckets, DataParallel's copies, messages",
-    "temp.": "what an operation needs for a moment",
-    "peak": "all of these together",
-    "least": "the peak of the device that needs least",
-    "fits": "largest global batch for devices of {gib} GiB (--gib), to an eighth; –: none",
-}
-NOT_COUNTED = """
+# The first six stand for common.memory.CATEGORIES, in their order.
+HEADS = ("params", "grads", "optim.", "acts.", "comm.", "temp.", "peak", "least", "fits")
+LEGEND = """
+MiB at the peak of a step on the device that needs most. acts.: activations,
+which forward keeps for backward. comm.: DDP's buckets, DataParallel's copies,
+messages. temp.: what an operation needs for a moment. least: the peak of the
+device that needs least. fits: the largest global batch for these devices, known
+to an eighth; –: none, ?: a larger batch failed.
+
 Not counted: the CUDA context (some 0.5 GiB), workspaces of cuBLAS and cuDNN,
 NCCL's buffers, fragmentation. ZeRO-1 shares out whole parameters: the row is of
 the device that has the largest. ZeRO-2 is FSDP2 without resharding: parameters
@@ -57,8 +52,8 @@ class MemoryRow:
 
     Attributes:
         need: of a step with the global batch that was asked for.
-        largest: the largest global batch that fits; 0 if none does, or if it was not found.
-        search_failure: the failure of a batch that was tried to find it, for example of one that cannot be made.
+        largest: the largest global batch that fits; 0 if none does, or if the search for it failed.
+        search_failure: the failure of a larger batch in this search, such as one that the user's file cannot make.
     """
 
     setting: Setting
@@ -68,33 +63,29 @@ class MemoryRow:
 
 
 def answer(options: argparse.Namespace) -> list[MemoryRow]:
-    """Print a line for each setting as soon as it is known. Returns the rows of those that can train the network.
+    """Print a row for each setting as soon as it is known. Returns the rows of those that can train the network.
 
     Raises:
-        StepFailed: if one device cannot train it. Nothing is printed then.
+        StepFailed: if one device cannot train it.
     """
     check_batch(options.batch, options.devices)
     network = load(options.spec, options.input)
     network = replace(network, autocast=PRECISIONS[options.precision], checkpointing=options.checkpointing)
-    limit = options.gib * GIB
-    one_device, *several = settings_on(options.devices, strategies.ON_SEVERAL)
-    rows = [row_of(network, one_device, options.batch, limit)]
-    print(f"{network.title}, global batch {options.batch}, mixed precision: {options.precision}\n")
-    print_heads(options.gib)
-    print(line_of(rows[0]), flush=True)
-    failures = {}
-    for setting in several:
+    asked_for = f"global batch {options.batch}, mixed precision: {options.precision}, devices of {options.gib} GiB"
+    print(f"{network.title}, {asked_for}\n")
+    print(in_columns("on devices", HEADS), flush=True)
+    rows = []
+    for setting in settings_on(options.devices, strategies.ON_SEVERAL):
         try:
-            row = row_of(network, setting, options.batch, limit)
-            rows.append(row)
-            print(line_of(row), flush=True)
+            row = row_of(network, setting, options.batch, options.gib * GIB)
         except StepFailed as failure:
-            failures[setting.strategy] = failure
-            print(line_of_failure(setting, failure), flush=True)
-    failures |= {row.setting.strategy: row.search_failure for row in rows if row.search_failure}
-    for strategy, failure in failures.items():
-        print(fill(f"{strategy}: {failure}", TERMINAL_COLUMNS))
-    print(NOT_COUNTED)
+            if setting.strategy == ONE_DEVICE:
+                raise
+            print_failure(f"{setting.name}: {failure}")
+            continue
+        rows.append(row)
+        print_row(row)
+    print(LEGEND)
     return rows
 
 
@@ -104,7 +95,7 @@ def row_of(network: UserNetwork, setting: Setting, batch: int, limit: int) -> Me
     Raises:
         StepFailed: if a step of that batch fails.
     """
-    with lone_training(network, setting) as training:
+    with simulated_training(network, setting) as training:
         need = training.need(batch // setting.devices)
         try:
             largest = largest_batch(training.peak, limit)
@@ -181,37 +172,29 @@ class Training:
 
 
 @contextmanager
-def lone_training(network: UserNetwork, setting: Setting) -> Iterator[Training]:
-    """The training on rank 0, whose group has no other members, after a warm-up. Raises what `Training` raises."""
-    with strategies.lone_rank(setting.devices) as mesh, without_computing(), track_replicas() as tracker:
+def simulated_training(network: UserNetwork, setting: Setting) -> Iterator[Training]:
+    """The training on rank 0 of a fake process group, after a warm-up. Raises what `Training` raises."""
+    with strategies.fake_group(setting.devices) as mesh, without_computing(), track_replicas() as tracker:
         training = Training(network, setting, mesh, tracker)
         for _ in range(WARM_UP_STEPS):
             training.step(SMALLEST_BATCH)
         yield training
 
 
-def print_heads(gib: int) -> None:
-    """Print what each column means, and the heads of the columns."""
-    print("MiB at the peak of a step on the device that needs most:")
-    for head, meaning in COLUMNS.items():
-        print(f"{head:<7} {meaning.format(gib=gib)}")
-    print(f"\n{in_columns('on devices', list(COLUMNS))}")
-
-
-def line_of(row: MemoryRow) -> str:
-    """MiB of the fullest device by category, and of the emptiest, and the batch that fits, in one line."""
+def print_row(row: MemoryRow) -> None:
+    """Print MiB of the fullest device by category, and of the emptiest, and the batch that fits, in one line."""
     peaks = totals(row.need)
     fullest = row.need[peaks.index(max(peaks))]
     sizes = [*fullest.values(), max(peaks), min(peaks)]
-    fits = "cannot" if row.search_failure else str(row.largest or "–")
-    return in_columns(row.setting.name, [*map(mib, sizes), fits])
+    fits = "?" if row.search_failure else str(row.largest or "–")
+    print(in_columns(row.setting.name, [*map(mib, sizes), fits]), flush=True)
+    if row.search_failure:
+        print_failure(f"?: {row.search_failure}")
 
 
-def line_of_failure(setting: Setting, failure: StepFailed) -> str:
-    """The beginning of the failure, as far as it fits into one line of a terminal."""
-    reason = shorten(f"cannot: {failure}", TERMINAL_COLUMNS - LABEL_WIDTH - 1, placeholder=" …")
-    return f"{setting.name:<{LABEL_WIDTH}} {reason}"
+def print_failure(text: str) -> None:
+    print(fill(text, TERMINAL_COLUMNS, subsequent_indent="  "), flush=True)
 
 
-def in_columns(label: str, cells: list[str]) -> str:
-    return f"{label:<{LABEL_WIDTH}}" + "".join(f" {cell:>6}" for cell in cells)
+def in_columns(label: str, cells: Sequence[str]) -> str:
+    return f"{label:<17}" + "".join(f" {cell:>6}" for cell in cells)

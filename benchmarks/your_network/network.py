@@ -5,8 +5,8 @@
 
 Beside `build` the file may have `batch(n)`, which returns inputs and targets, `loss(outputs, targets)`, by default the
 cross-entropy, and `optimizer(parameters)`, by default AdamW. Inputs may be a tensor, a tuple of arguments of the
-module or a dict of named ones; targets may be nested as you like. What all samples share, such as a causal mask, is a
-buffer of the module.
+module or a dict of named ones; targets may be nested as you like. A tensor that all samples share, such as a causal
+mask, is a buffer of the module.
 """
 
 import importlib.util
@@ -110,7 +110,7 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 def use_foreach(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer that was not told otherwise take all parameters at once, as torch's do on a GPU."""
+    """Let an optimizer take all parameters at once, as torch's do on a GPU, unless its maker chose otherwise."""
     for group in optimizer.param_groups:
         if group.get("foreach", True) is None and not group.get("fused"):
             group["foreach"] = True
@@ -159,11 +159,9 @@ def _torchvision_builder(name: str) -> Callable[[], nn.Module]:
 
 def _imported(path: Path) -> Any:
     """The module in a file, as if it was run: it may import what lies beside it."""
-    if not path.is_file():
-        fail(f"there is no file {path}")
+    if path.suffix != ".py" or not path.is_file():
+        fail(f"there is no Python file {path}")
     spec = importlib.util.spec_from_file_location(f"network_in_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        fail(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # a dataclass looks there for annotations that are texts
     sys.path.insert(0, str(path.parent.resolve()))

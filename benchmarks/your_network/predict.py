@@ -1,4 +1,4 @@
-"""How fast would a step be on 1 to 512 GPUs, and from which batch on would they pay?"""
+"""The predicted time of a step on 1 to 512 GPUs, and the batch from which on they pay."""
 
 import argparse
 from dataclasses import dataclass, replace
@@ -7,7 +7,6 @@ from benchmarks.your_network import presets
 from benchmarks.your_network.count import count
 from benchmarks.your_network.formats import milliseconds, short
 from benchmarks.your_network.network import load
-from benchmarks.your_network.presets import Hardware
 from benchmarks.your_network.scaling import (
     GRADIENT_BYTES,
     LARGEST_GLOBAL_BATCH,
@@ -21,20 +20,14 @@ from benchmarks.your_network.scaling import (
 
 GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 LEGEND = f"""
-efficiency: throughput / (N × that of one GPU with the same global batch, N × B).
+efficiency: throughput / (N × that of one GPU with the same global batch).
 pays from: the smallest global batch, a power of two, with an efficiency of more
 than {PAYING_EFFICIENCY:.0%}. –: more than {LARGEST_GLOBAL_BATCH:,} samples, if there is one."""
 
 
 @dataclass(frozen=True)
 class PredictedRow:
-    """N GPUs, each with a batch of B samples.
-
-    Attributes:
-        seconds: of a step.
-        scaling_efficiency: throughput / (N × that of one GPU with the same global batch, N × B).
-        pays_from: the smallest global batch at which the efficiency is more than PAYING_EFFICIENCY, if there is one.
-    """
+    """The seconds of a step on so many GPUs; LEGEND explains the rest. `pays_from` is None where no batch is enough."""
 
     gpus: int
     seconds: float
@@ -46,18 +39,15 @@ def answer(options: argparse.Namespace) -> list[PredictedRow]:
     """Print the table of all rows."""
     batch = options.batch_per_gpu
     costs = count(load(options.spec, options.input), batch)
-    hardware = Hardware(options.gpu, options.inner, options.gpus_per_node, options.network)
-    setup = presets.setup(costs, hardware)
-    gpu = presets.GPUS[options.gpu].name
+    setup = presets.setup(costs, options.gpu, options.inner, options.gpus_per_node, options.network)
     if options.measured_ms:
         setup = with_measured_step(setup, options.measured_ms / 1000, batch)
-        gpu = f"your GPU, measured: {options.measured_ms:g} ms for {batch}"
     rows = []
     for gpus in GPU_COUNTS:
         seconds = step(setup, batch, gpus)
         efficiency = scaling_efficiency(setup, gpus * batch, gpus)
         rows.append(PredictedRow(gpus, seconds, efficiency, pays_from(setup, gpus)))
-    print_heading(costs, setup, batch, gpu, hardware)
+    print_heading(options, costs, setup)
     print_table(rows, batch)
     return rows
 
@@ -71,14 +61,18 @@ def with_measured_step(setup: Setup, seconds: float, batch: int) -> Setup:
     return replace(setup, sample_seconds=seconds / batch, launch_seconds=launch_seconds)
 
 
-def print_heading(costs: NetworkCosts, setup: Setup, batch: int, gpu: str, hardware: Hardware) -> None:
+def print_heading(options: argparse.Namespace, costs: NetworkCosts, setup: Setup) -> None:
     """Print what is predicted, and what a step on one GPU consists of."""
+    batch = options.batch_per_gpu
+    gpu = presets.GPUS[options.gpu].name
+    if options.measured_ms:
+        gpu = f"of your GPUs, measured: {options.measured_ms:g} ms"
     gradients = costs.parameters * GRADIENT_BYTES / 2**20
     kernels = milliseconds(batch * setup.sample_seconds)
     launches = milliseconds(setup.launch_seconds)
-    print(f"A PREDICTION, not a measurement, for a batch of {batch} on each GPU:")
-    print(f"{costs.name} on {gpu};")
-    print(f"nodes of {hardware.gpus_per_node}, {hardware.inner} within, {hardware.network} between.")
+    print("A PREDICTION, not a measurement, and without a range of error:")
+    print(f"{costs.name}, {batch} samples on each {gpu};")
+    print(f"nodes of {options.gpus_per_node}, {options.inner} within, {options.network} between.")
     print(f"{costs.parameters:,} parameters ({gradients:,.1f} MiB of gradients),")
     print(f"{short(costs.multiply_adds)} multiply-adds a sample, {costs.operators:,} operators a step.")
     print(f"A step on one GPU: {kernels} ms of kernels; to start them takes {launches} ms beside it.")

@@ -64,22 +64,12 @@ NETWORK = {
     "8x200g": ethernet(8 * 200),
     "8x400g": ethernet(8 * 400),
 }
-GPUS_PER_NODE = (1, 2, 4, 8)
 
 LAUNCH_SECONDS = 10e-6  # To start an operator from Python is assumed to take so long.
 
-# What a NetworkCosts of torchvision's ResNet-50 has.
+# The costs of torchvision's ResNet-50, as `count` finds them.
 RESNET50_MULTIPLY_ADDS = 4_089_184_256
 RESNET50_BYTES_OF_A_SAMPLE = 780_116_880
-
-
-class Hardware(NamedTuple):
-    """The hardware that a prediction is for, by the names above."""
-
-    gpu: str = "a100"
-    inner: str = "nvlink"
-    gpus_per_node: int = 8
-    network: str = "8x200g"
 
 
 def times_resnet50(costs: NetworkCosts) -> float:
@@ -93,15 +83,14 @@ def times_resnet50(costs: NetworkCosts) -> float:
     return max(by_operations, by_bytes)
 
 
-def setup(costs: NetworkCosts, hardware: Hardware) -> Setup:
-    """A network on the hardware under DDP."""
-    gpu = GPUS[hardware.gpu]
-    inner = PCIE | {"nvlink": gpu.nvlink}
+def setup(costs: NetworkCosts, gpu: str, inner: str, gpus_per_node: int, network: str) -> Setup:
+    """A network under DDP on hardware that is named as above: in GPUS, INNER and NETWORK."""
+    inner_links = PCIE | {"nvlink": GPUS[gpu].nvlink}
     return Setup(
         buckets=fill_buckets(costs.gradients),
-        sample_seconds=times_resnet50(costs) / gpu.resnet50_per_second,
+        sample_seconds=times_resnet50(costs) / GPUS[gpu].resnet50_per_second,
         launch_seconds=costs.operators * LAUNCH_SECONDS,
-        gpus_per_node=hardware.gpus_per_node,
-        inner=inner[hardware.inner],
-        between=NETWORK[hardware.network],
+        gpus_per_node=gpus_per_node,
+        inner=inner_links[inner],
+        between=NETWORK[network],
     )

@@ -1,7 +1,7 @@
 """The strategies to train one network on several devices, as they look from one process.
 
-The process is one rank of a group that has no other members (torch's fake backend): its collectives return at once.
-What a rank allocates does not depend on what the others send. DataParallel is one process for all devices.
+The process is rank 0 of a group whose other ranks are not there (torch's fake backend): its collectives return at once.
+The memory that a rank allocates does not depend on what the others send. DataParallel is one process for all devices.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from benchmarks.your_network.errors import failing_as
 from benchmarks.your_network.network import UserNetwork, trainable, use_foreach
 from benchmarks.your_network.units import units
 from common.memory import name_category
-from common.small.data_parallel import EmulatedDataParallel
+from common.small import data_parallel
 
 ZERO_1 = "ZeRO-1"
 ZERO_2 = "ZeRO-2"
@@ -31,8 +31,8 @@ ON_SEVERAL = (DATA_PARALLEL, DDP, ZERO_1, ZERO_2, ZERO_3)
 
 
 @contextmanager
-def lone_rank(world_size: int) -> Iterator[DeviceMesh]:
-    """This process as rank 0 of a group without other members."""
+def fake_group(world_size: int) -> Iterator[DeviceMesh]:
+    """This process as rank 0 of a group whose other ranks are not there."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     try:
         yield init_device_mesh("cpu", (world_size,))
@@ -43,10 +43,10 @@ def lone_rank(world_size: int) -> Iterator[DeviceMesh]:
 def wrap(model: nn.Module, strategy: str, mesh: DeviceMesh) -> nn.Module:
     """The model as the strategy trains it: ONE_DEVICE, or one of ON_SEVERAL on the devices of `mesh`."""
     if strategy == DATA_PARALLEL:
-        return OneAfterTheOther(model, mesh.size())
+        return SequentialDataParallel(model, mesh.size())
     if strategy in (DDP, ZERO_1):
         wrapped = DistributedDataParallel(model)
-        wrapped.register_comm_hook(None, _averaged_already)
+        wrapped.register_comm_hook(None, _skip_all_reduce)
         return wrapped
     if strategy in (ZERO_2, ZERO_3):
         for part in [*units(model), model]:
@@ -64,15 +64,25 @@ def make_optimizer(network: UserNetwork, model: nn.Module, strategy: str) -> tor
         return optimizer
 
 
-class OneAfterTheOther(EmulatedDataParallel):
-    """DataParallel without threads, because `without_computing` runs the operations of one thread."""
+class SequentialDataParallel(nn.Module):
+    """DataParallel whose replicas compute one after another: `without_computing` sees the operations of one thread."""
 
-    def parallel_apply(self, replicas: list[nn.Module], shards: list[tuple[tuple, dict]]) -> list[Any]:
-        return [replica(*args, **kwargs) for replica, (args, kwargs) in zip(replicas, shards, strict=True)]
+    def __init__(self, module: nn.Module, devices: int) -> None:
+        super().__init__()
+        self.module = module
+        self.devices = devices
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        shards = data_parallel.scatter((args, kwargs), self.devices)
+        replicas = data_parallel.replicate(self.module, len(shards))
+        outputs = []
+        for replica, (shard_args, shard_kwargs) in zip(replicas, shards, strict=True):
+            outputs.append(replica(*shard_args, **shard_kwargs))
+        return data_parallel.gather(outputs)
 
 
-def _averaged_already(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """A hook in place of the all-reduce, of whose result the fake group would say nothing."""
+def _skip_all_reduce(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """A hook of DDP in place of the all-reduce: the fake group's has no result, and DDP asks for one."""
     name_category(bucket.buffer(), "communication")
     future: torch.futures.Future[Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())

@@ -7,10 +7,11 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def units(model: nn.Module) -> list[nn.Module]:
-    """The elements of each Sequential, ModuleList and ModuleDict, as far as they have parameters.
+    """The elements of each Sequential, ModuleList and ModuleDict, if they have parameters.
 
-    An element that is a container of such elements itself is opened. One that chains single layers is a block, as a
-    U-Net's are, and stays whole: to keep each layer's input would save nothing. What lies deeper belongs to it.
+    An element that contains blocks is opened, and they are the units. A chain of single layers, as a U-Net has them, is
+    one unit: if each layer were one, checkpointing would keep the input of each layer, and save nothing. Modules inside
+    a unit belong to it.
     """
     found = []
     for child in model.children():

@@ -21,7 +21,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -30,10 +31,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-DROPOUT_POSITION = 4  # among the arguments of scaled_dot_product_attention
 SMALL_BYTES = 2**14
 OUT_OF_MEMORY = "can't allocate memory"  # The message of torch's RuntimeError has these words.
 MAP_NORESERVE = 0x4000  # Linux's; Python has a name for it from 3.13 on
+_ATTEND = F.scaled_dot_product_attention
 _READ_NUMBERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
 # These leave their results unfilled. A small one is set to 0 here: the operation that fills it may be skipped.
 _UNFILLED = (
@@ -54,44 +55,62 @@ def without_computing() -> Iterator[None]:
     Raises:
         DependsOnNumbers: from an operation within the block, such as `nonzero`, that has to know the numbers.
     """
-    with _WithoutComputing(), FusedAttention():
+    with _WithoutComputing(), fused_attention():
         yield
 
 
-class FusedAttention(TorchFunctionMode):
+@contextmanager
+def fused_attention() -> Iterator[None]:
     """Attention as a GPU computes it: one fused operator, which keeps no scores for backward.
 
     The fused operator of a GPU includes dropout. That of a CPU does not: with dropout, a CPU computes attention in some
     ten operators, which keep the scores of each pair of positions. So the dropout is left out here.
     """
+    # torch's own modules find the function in its module, also when checkpointing computes them again in backward. A
+    # file may have imported it by name: a mode sees that call, but none that is made within another function of torch.
+    with patch.object(F, "scaled_dot_product_attention", _attend_without_dropout), _AttentionByName():
+        yield
 
+
+def _attend_without_dropout(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options) -> Tensor:
+    return _ATTEND(query, key, value, attn_mask, 0.0, is_causal, **options)
+
+
+class _AttentionByName(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if function is F.scaled_dot_product_attention:
-            kwargs.pop("dropout_p", None)
-            if len(args) > DROPOUT_POSITION:
-                args = (*args[:DROPOUT_POSITION], 0.0, *args[DROPOUT_POSITION + 1 :])
-        return function(*args, **kwargs)
+        if function is _ATTEND:
+            function = _attend_without_dropout
+        return function(*args, **(kwargs or {}))
+
+
+class _Layout(NamedTuple):
+    """The results of an operation on torch's device "meta", whose tensors have shapes and no numbers.
+
+    Attributes:
+        argument_of: the position of the argument that has a storage, by the address of the storage.
+    """
+
+    results: Any
+    argument_of: dict[int, int]
 
 
 class _WithoutComputing(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        # The results of `_run_on_meta`, by operation and arguments. They keep their storages alive, so that no other
-        # storage can get the address of one.
-        self._results: dict[tuple, tuple[Any, dict[int, int]]] = {}
+        # By operation and arguments. They keep their storages alive, so that no other storage gets the address of one.
+        self._layouts: dict[tuple, _Layout] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False: to keep torch's compiler out of each call would take longer than the call."""
+        """Return False, because it would take longer than a call to keep torch's compiler out of it."""
         return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        leaves = key_leaves((args, kwargs))
+        leaves = _leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         are_small = all(map(_is_small, tensors))
-        # What makes a view or reads a number writes nothing, so it may run.
+        # An operation that makes a view, or reads a number, writes nothing.
         if _changes_metadata_only(func) or func in _READ_NUMBERS or func.namespace == "profiler":
             return func(*args, **kwargs)
         # The fake process group would copy what is sent, so it gets empty tensors in place of large ones.
@@ -99,21 +118,18 @@ class _WithoutComputing(TorchDispatchMode):
             if not are_small:
                 args, kwargs = tree_map_only(Tensor, lambda tensor: tensor[:0], (args, kwargs))
             return func(*args, **kwargs)
-        # A mask, for example, would have to be computed.
         if _shape_depends_on_numbers(func, tensors):
             raise DependsOnNumbers(f"the result of {func} has a shape that depends on numbers")
         if tensors and are_small and func not in _UNFILLED:
             return func(*args, **kwargs)
-        # Tensors on torch's device "meta", which have no numbers, tell the layout of the results: in the memory of an
-        # argument, or new.
         key = (func, *map(_key, leaves))
-        if key not in self._results:
-            self._results[key] = _run_on_meta(func, args, kwargs)
-        results, storages = self._results[key]
-        return tree_map_only(Tensor, partial(_allocated, tensors, storages), results)
+        if key not in self._layouts:
+            self._layouts[key] = _layout_of(func, args, kwargs)
+        layout = self._layouts[key]
+        return tree_map_only(Tensor, partial(_allocated, tensors, layout.argument_of), layout.results)
 
 
-def key_leaves(nested: Any) -> list:
+def _leaves(nested: Any) -> list:
     """The leaves of an operation's arguments, each list after its length, so that f([1], 2) and f(1, [2]) differ."""
     if isinstance(nested, dict):
         nested = [*nested, *nested.values()]
@@ -121,7 +137,7 @@ def key_leaves(nested: Any) -> list:
         return [nested]
     leaves = [len(nested)]
     for value in nested:
-        leaves += key_leaves(value)
+        leaves += _leaves(value)
     return leaves
 
 
@@ -147,7 +163,7 @@ def _shape_depends_on_numbers(func: torch._ops.OpOverload, tensors: list[Tensor]
 
 @functools.cache
 def _changes_metadata_only(func: torch._ops.OpOverload) -> bool:
-    """True where the results are views of the arguments, or the arguments with another shape or storage."""
+    """True if the results are views of the arguments, or the arguments with another shape or storage."""
     if torch.Tag.inplace_view in func.tags:
         return True
     results = func._schema.returns
@@ -155,8 +171,7 @@ def _changes_metadata_only(func: torch._ops.OpOverload) -> bool:
     return len(views) == len(results) > 0
 
 
-def _run_on_meta(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, dict[int, int]]:
-    """The results of the operation on the device "meta", and the positions of its arguments by their storages."""
+def _layout_of(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> _Layout:
     metas: list[Tensor] = []
 
     def meta(tensor: Tensor) -> Tensor:
@@ -167,20 +182,20 @@ def _run_on_meta(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any
     if not metas or kwargs.get("device") is not None:  # without tensors it is a factory, such as torch.randn
         kwargs["device"] = "meta"
     results = func(*args, **kwargs)
-    return results, {_storage(argument): position for position, argument in enumerate(metas)}
+    return _Layout(results, {_storage(argument): position for position, argument in enumerate(metas)})
 
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _allocated(arguments: list[Tensor], storages: dict[int, int], meta: Tensor) -> Tensor:
-    """A tensor like `meta`: in the memory of the argument whose storage `meta` has, or new.
+def _allocated(arguments: list[Tensor], argument_of: dict[int, int], meta: Tensor) -> Tensor:
+    """A tensor like `meta`: in the memory of an argument, if `meta` is in that of the argument on "meta", or new.
 
     Not every operation says in its schema that it returns an argument. Small new ones are 0, because they may be read.
     """
-    if _storage(meta) in storages:
-        argument = arguments[storages[_storage(meta)]]
+    if _storage(meta) in argument_of:
+        argument = arguments[argument_of[_storage(meta)]]
         return argument.as_strided(meta.shape, meta.stride(), argument.storage_offset() + meta.storage_offset())
     try:
         tensor = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)

@@ -6,7 +6,7 @@ from benchmarks.report import page_tables
 from benchmarks.your_network import memory
 from benchmarks.your_network.network import UserNetwork, load
 from benchmarks.your_network.settings import Setting
-from benchmarks.your_network.without_computing import FusedAttention
+from benchmarks.your_network.without_computing import fused_attention
 from tests.unit.benchmarks.user_network import TEXTS, need
 
 
@@ -55,7 +55,7 @@ def computed_need(monkeypatch):
 
     def computed(network: UserNetwork, setting: Setting, samples: int) -> memory.DeviceBytes:
         with monkeypatch.context() as patched:
-            patched.setattr(memory, "without_computing", FusedAttention)
+            patched.setattr(memory, "without_computing", fused_attention)
             return need(network, setting, samples)
 
     return computed

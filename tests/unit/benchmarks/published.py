@@ -111,7 +111,6 @@ def goyal() -> Case:
     seconds = 30 / (1.28e6 / 11_264) / 1.12
     buckets = fill_buckets(counted("ResNet-50").gradients, first=0, others=0)
     setup = trained(buckets, 32 / seconds, 8, NVLINK_P100, gigabits=50)
-
     setup = replace(setup, backward_share=0.120 / seconds)
     return Case(
         "Goyal et al., ResNet-50, 8 to 256 GPUs",

@@ -22,12 +22,7 @@ from tests.levels import SHORT
 FLOAT, LABEL, SCALAR = 4, 8, 512  # bytes; a scalar fills a block
 INPUTS, OUTPUTS, BATCH = 128, 64, 32
 
-
-def _linear() -> nn.Module:
-    return nn.Linear(INPUTS, OUTPUTS, bias=False)
-
-
-LINEAR = ReferenceNetwork("linear", _linear, (INPUTS,), OUTPUTS, BATCH)
+LINEAR = ReferenceNetwork("linear", partial(nn.Linear, INPUTS, OUTPUTS, bias=False), (INPUTS,), OUTPUTS, BATCH)
 WEIGHTS = INPUTS * OUTPUTS * FLOAT
 
 

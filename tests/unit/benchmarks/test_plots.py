@@ -38,17 +38,17 @@ def test_a_comparison_is_drawn_again(tmp_path, capsys, report):
 @pytest.fixture
 def panels(tmp_path, monkeypatch):
     """`panels(file, report)`: the panels of a comparison's picture."""
-    saved = []
-    savefig = Figure.savefig
+    figures = []
 
-    def remember(figure, *args, **kwargs):
-        saved.append(figure)
-        savefig(figure, *args, **kwargs)
+    def remember(figure, draft, format):
+        figures.append(figure)
+        draft.touch()
+
+    monkeypatch.setattr(Figure, "savefig", remember)
 
     def draw(file: str, report: dict) -> list:
-        monkeypatch.setattr(Figure, "savefig", remember)
         PICTURES[COMPARISON][file](report, tmp_path / file)
-        return saved[-1].axes
+        return figures[-1].axes
 
     return draw
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch.torch_version import TorchVersion
 
 from benchmarks.your_network import presets
-from benchmarks.your_network.presets import Hardware
 from benchmarks.your_network.scaling import (
     ALL_REDUCE_START_SECONDS,
     LARGEST_GLOBAL_BATCH,
@@ -58,6 +57,11 @@ SETUPS = st.builds(
     speed_spread=st.floats(0, 0.1),
     contention=st.floats(0, 0.5),
 )
+
+
+def on_a100(network: str) -> Setup:
+    """A network on the hardware of the page's table, which `predict` takes unless it is told otherwise."""
+    return presets.setup(counted(network), "a100", "nvlink", 8, "8x200g")
 
 
 def without_effects(setup: Setup) -> Setup:
@@ -109,7 +113,7 @@ def test_a_bucket_is_sent_when_it_is_full():
 
 
 def test_a_small_step_is_bound_by_launches_which_hide_what_makes_kernels_slower():
-    setup = presets.setup(counted("BasicNet"), Hardware())
+    setup = on_a100("BasicNet")
     even = without_effects(setup)
     slower = replace(setup, speed_spread=0.05, contention=0.4)
     assert step(setup, 1, 1) == step(setup, 64, 1) == pytest.approx(42 * 10e-6)
@@ -131,7 +135,7 @@ def test_gpus_pay_from_the_smallest_batch_that_is_enough(setup, gpus):
 
 def test_gpus_pay_only_where_fewer_with_more_samples_each_are_slower():
     """A step of BasicNet is launch-bound: one GPU takes 64 samples in the time of 32."""
-    setup = presets.setup(counted("BasicNet"), Hardware())
+    setup = on_a100("BasicNet")
     assert scaling_efficiency(setup, 64, 1) == 1
     assert scaling_efficiency(setup, 64, 2) <= 0.5
     assert pays_from(setup, 2) > 64
@@ -178,7 +182,7 @@ def test_predicted_losses_are_within_a_factor_of_two_of_published_ones():
 def pays_markdown() -> str:
     lines = ["| network | 2 GPUs | 8 GPUs | 64 GPUs | 512 GPUs |", "|---|--:|--:|--:|--:|"]
     for name in ("BasicNet", "ResNet-50", "VGG-16"):
-        setup = presets.setup(counted(name), Hardware())
+        setup = on_a100(name)
         batches = [f"{pays_from(setup, gpus):,}" for gpus in (2, 8, 64, 512)]
         lines.append(f"| {name} | {' | '.join(batches)} |")
     return "\n".join(lines)

@@ -14,8 +14,6 @@ from tests.unit.benchmarks.user_network import need
 
 ALONE = Setting(ONE_DEVICE, 1)
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
-
-
 LARGE = pytest.mark.skipif(
     OVERCOMMIT.exists() and OVERCOMMIT.read_text().strip() == "2",
     reason="this system gives no more address space than it has memory",

@@ -8,6 +8,7 @@ from benchmarks.your_network.count import count
 from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.network import load
 from benchmarks.your_network.scaling import NetworkCosts
+from tests.unit.benchmarks.user_network import decoder
 
 
 @pytest.fixture
@@ -41,28 +42,9 @@ def test_the_operators_of_a_step_are_those_that_start_a_kernel(counted):
     assert network.operators == 3 + 5 + 9
 
 
-DECODER = """
-class Attention(nn.Module):
-    def forward(self, heads):
-        return F.scaled_dot_product_attention(*heads, None, DROPOUT, is_causal=True)
-class Decoder(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inputs = nn.Linear(32, 96, bias=False)
-        self.attention = Attention()
-        self.score = nn.Linear(32, 3, bias=False)
-    def forward(self, x):
-        heads = self.inputs(x).unflatten(2, (3, 4, 8)).permute(2, 0, 3, 1, 4)
-        return self.score(self.attention(heads).transpose(1, 2).flatten(2))
-def build(): return Decoder()
-def batch(n): return torch.randn(n, 50, 32), torch.zeros(n, 50, dtype=torch.long)
-def loss(scores, classes): return F.cross_entropy(scores.flatten(0, 1), classes.flatten())
-"""
-
-
 @pytest.mark.parametrize("dropout", ["0.0", "0.1"])
 def test_attention_is_one_operator_in_forward_and_one_in_backward(dropout, counted):
-    network = counted(DECODER.replace("DROPOUT", dropout))
+    network = counted(decoder(50, f"scaled_dot_product_attention(*heads, None, {dropout}, is_causal=True)"))
     # Forward: two products, attention, log_softmax, nll_loss. Backward: the gradient of 1, of nll_loss, of log_softmax,
     # of two weights and one input, of attention, and queries, keys and values in one tensor, which is copied for the
     # product. AdamW: 9.
@@ -120,8 +102,10 @@ def test_the_answer_has_every_number_of_gpus(texts_file, capsys):
     rows = program.main(["predict", texts_file, "--gpu", "h200", "--batch-per-gpu", "48"])
     printed = capsys.readouterr().out
     assert [row.gpus for row in rows] == [2**exponent for exponent in range(10)]
-    assert printed.startswith("A PREDICTION, not a measurement, for a batch of 48 on each GPU:\ntexts:build on H200,")
-    assert max(map(len, printed.splitlines())) <= 90
+    first, second, *_ = printed.splitlines()
+    assert first == "A PREDICTION, not a measurement, and without a range of error:"
+    assert second.startswith("texts:build, 48 samples on each H200,")
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(
@@ -134,13 +118,8 @@ def test_the_answer_has_every_number_of_gpus(texts_file, capsys):
 )
 def test_what_cannot_be_predicted_is_one_line(flags, message, written, capsys):
     table = written(
-        "class Table(nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.weight = nn.Parameter(torch.ones(4))\n"
-        "    def forward(self, inputs): return self.weight + inputs\n"
-        "def build(): return Table()\n"
-        "def batch(n): return torch.zeros(n, 4), torch.zeros(n, dtype=torch.long)\n"
+        "def build(): return nn.Embedding(4, 3)\n"
+        "def batch(n): return torch.zeros(n, dtype=torch.long), torch.zeros(n, dtype=torch.long)\n"
     )
     with pytest.raises(SystemExit) as end:
         program.main(["predict", table, *flags])

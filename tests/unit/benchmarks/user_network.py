@@ -1,4 +1,4 @@
-"""A network with two inputs, as a user of `benchmarks.your_network` would have it in a file; the need of a network."""
+"""Networks as users of `benchmarks.your_network` would have them in a file, and the need of one."""
 
 from benchmarks.your_network import memory
 from benchmarks.your_network.network import UserNetwork
@@ -7,7 +7,7 @@ from benchmarks.your_network.settings import Setting
 
 def need(network: UserNetwork, setting: Setting, samples: int) -> memory.DeviceBytes:
     """The need of a step of so many samples on each device."""
-    with memory.lone_training(network, setting) as training:
+    with memory.simulated_training(network, setting) as training:
         return training.need(samples)
 
 
@@ -41,3 +41,21 @@ def batch(n):
 def loss(outputs, targets):
     return nn.functional.cross_entropy(outputs["scores"], targets)
 '''
+
+
+def decoder(length: int, attention: str) -> str:
+    """A file with a unit of attention over texts of so many words; `attention` is its text."""
+    return f"""
+from torch.nn.functional import scaled_dot_product_attention
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inputs = nn.Linear(32, 96, bias=False)
+        self.score = nn.Linear(32, 3, bias=False)
+    def forward(self, x):
+        heads = self.inputs(x).unflatten(2, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        return self.score({attention}.transpose(1, 2).flatten(2))
+def build(): return nn.Sequential(Decoder())
+def batch(n): return torch.randn(n, {length}, 32), torch.zeros(n, {length}, dtype=torch.long)
+def loss(scores, classes): return F.cross_entropy(scores.flatten(0, 1), classes.flatten())
+"""
