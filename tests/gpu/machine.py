@@ -31,14 +31,14 @@ from common.accelerator.state import PartialState
 from tests.gpu.labels import Calls, Misplaced, Operations, Watch, device_of
 from tests.states import forget_states
 
-GPUS = 4
+GPUS = 8  # of each machine
 WORLD_SIZE = 8
-# The variables that torchrun sets for the second rank on the second of two machines.
+# The variables that torchrun sets for the second rank on the second of two machines. They use four GPUs each.
 RANK = {
     "RANK": "5",
     "LOCAL_RANK": "1",
     "WORLD_SIZE": str(WORLD_SIZE),
-    "LOCAL_WORLD_SIZE": str(GPUS),
+    "LOCAL_WORLD_SIZE": "4",
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "1",
 }
