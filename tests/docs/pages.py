@@ -1,4 +1,15 @@
-"""All that is written for readers: the pages, the docstrings of modules, and the commands in them."""
+"""All that is written for readers: the pages, the docstrings of modules, and the commands in them.
+
+what a page has                       what is checked of it              by
+------------------------------------  ---------------------------------  ------------------------------------
+commands, also those of docstrings    their programs take them           test_commands
+what a command prints                 the command prints it              test_failures, test_one_step
+answers of the exercises              each number is computed            test_exercises
+tables of the collectives             each number is counted             test_collectives
+diffs, lists, tables of measurements  made from scripts and records      test_readmes
+links, files, tests                   they are there                     test_readmes
+the notebook, files for a cluster     they run, or start what they say   test_notebook, test_cluster
+"""
 
 import ast
 import os
@@ -67,3 +78,14 @@ def text_block(page: Path, start: str) -> str:
         if below.endswith(start) or block.startswith(start):
             return block
     raise AssertionError(f"{name(page)} shows no {start}")
+
+
+def table_rows(text: str) -> list[list[str]]:
+    """The cells of each row of the tables in a text, but for the heads."""
+    rows = []
+    for line in text.splitlines():
+        if line.startswith("|---"):
+            rows.pop()  # The row above it is the head.
+        elif line.startswith("| "):
+            rows.append([cell.strip() for cell in line.strip("|").split(" | ")])
+    return rows

@@ -40,7 +40,7 @@ class Watch:
         collectives: the names of those so far.
     """
 
-    own_gpus: range
+    own_gpus: list[int]
     current_gpu: int = 0
     waits: list[list[str]] = field(default_factory=lambda: [[]])
     collectives: list[str] = field(default_factory=list)

@@ -16,6 +16,7 @@ says what else this cannot see.
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -50,6 +51,7 @@ _init_process_group = dist.init_process_group
 _group_by_device_and_dtype = torch._C._group_tensors_by_device_and_dtype
 
 
+@dataclass
 class Machine:
     """The answers to what a process asks of torch.cuda and of the process group.
 
@@ -59,10 +61,9 @@ class Machine:
         backend: the one for which `init_process_group` was asked.
     """
 
-    def __init__(self, own_gpus: range) -> None:
-        self.watch = Watch(own_gpus)
-        self.peaks: dict[int, int] = {}
-        self.backend: str | None = None
+    watch: Watch
+    peaks: dict[int, int] = field(default_factory=dict)
+    backend: str | None = None
 
     def set_device(self, device: Any) -> None:
         self.watch.current_gpu = self.watch.own_gpu(device, "set_device").index
@@ -90,7 +91,7 @@ class Machine:
         _init_process_group("fake", store=FakeStore(), rank=int(os.environ["RANK"]), world_size=WORLD_SIZE)
 
     def barrier(self, *args: Any, device_ids: list[int] | None = None, **kwargs: Any) -> None:
-        if self.backend == "nccl" and device_ids != list(self.watch.own_gpus):
+        if self.backend == "nccl" and device_ids != self.watch.own_gpus:
             raise Misplaced(f"barrier with device_ids {device_ids}: nccl would guess a GPU")
         self.watch.note_wait("barrier")
 
@@ -153,8 +154,8 @@ def group_by_label_and_dtype(lists: list[list], with_indices: bool) -> dict:
 @contextlib.contextmanager
 def imitated(environment: dict[str, str]) -> Iterator[Machine]:
     """This process on an imitated machine, with torchrun's variables: RANK or ALONE."""
-    own_gpus = range(OWN_GPU.index, OWN_GPU.index + 1) if environment else range(GPUS)
-    machine = Machine(own_gpus)
+    own_gpus = [OWN_GPU.index] if environment else list(range(GPUS))
+    machine = Machine(Watch(own_gpus))
     forget_states()
     with contextlib.ExitStack() as stack:
         stack.callback(forget_states)

@@ -15,40 +15,21 @@ from tests.states import forget_states
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 # Level 02 needs torchrun, and level 01 takes several GPUs or computes in threads.
 LEVELS = ["00_single_gpu", "03_accelerate", "04_trainer", *ladder.WITH_CHECKPOINTS]
-STEPS = 9
-EPOCH = ["--dataset", "synthetic", "--batch-size", "16", "--train-samples", str(16 * STEPS), "--eval-samples", "32"]
-
-
-@pytest.fixture(autouse=True)
-def fresh_states():
-    forget_states()
-    yield
-    torch.cuda.set_sync_debug_mode("default")
-    forget_states()
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_gpu_trains_the_weights_of_the_cpu(level):
-    _, of_gpu = run_level(level, [*EXACT, "--device", "cuda"])
-    forget_states()
-    _, of_cpu = run_level("00_single_gpu", [*EXACT, "--device", "cpu"])
-    assert farthest(of_gpu, of_cpu) < 1e-9
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_no_step_waits_for_a_gpu(level):
-    """Between the first step and the last one of the epoch, torch raises where the CPU would wait."""
-    steps = itertools.count(1)
-
-    def watch_next_step(*_) -> None:
-        torch.cuda.set_sync_debug_mode("error" if next(steps) < STEPS else "default")
-
-    hook = register_optimizer_step_post_hook(watch_next_step)
+def test_a_gpu_trains_the_weights_of_the_cpu_and_no_step_waits_for_it(level):
+    """An epoch has two steps. After the first one and until the end of the second torch raises where the CPU waits."""
+    modes = itertools.cycle(["error", "default"])
+    hook = register_optimizer_step_post_hook(lambda *_: torch.cuda.set_sync_debug_mode(next(modes)))
     try:
-        run_level(level, [*EPOCH, "--device", "cuda"])
+        _, of_gpu = run_level(level, [*EXACT, "--device", "cuda"])
     finally:
         hook.remove()
-    assert next(steps) == STEPS + 1
+        torch.cuda.set_sync_debug_mode("default")
+        forget_states()
+    _, of_cpu = run_level("00_single_gpu", [*EXACT, "--device", "cpu"])
+    assert farthest(of_gpu, of_cpu) < 1e-9
 
 
 def test_the_state_of_a_gpus_generator_is_restored():
