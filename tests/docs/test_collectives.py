@@ -39,46 +39,46 @@ class Call(NamedTuple):
     size: int
 
 
-class Calls(TorchDispatchMode):
-    """Sees each collective."""
+class CallRecorder(TorchDispatchMode):
+    """Records each collective."""
 
     def __init__(self):
         super().__init__()
-        self.seen = []
+        self.calls = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function.namespace == "c10d":
-            name = NAMES[function._opname]
+            collective = NAMES[function._opname]
             given = args[0]
-            if name == "all-gather":  # It has its outputs before its inputs.
+            if collective == "all-gather":  # It has its outputs before its inputs.
                 given = args[1]
             given = given if isinstance(given, list) else [given]
             line = [frame.line for frame in traceback.extract_stack() if frame.filename.endswith("train.py")][-1]
-            self.seen.append(Call(line, name, sum(tensor.nbytes for tensor in given)))
+            self.calls.append(Call(line, collective, sum(tensor.nbytes for tensor in given)))
         return function(*args, **kwargs or {})
 
 
-def calls(level):
+def recorded_calls(level: str) -> list[Call]:
     forget_states(OURS)  # A level has run in this process before.
-    with Calls() as counted:
+    with CallRecorder() as recorder:
         run_level(level, FLAGS)
-    return counted.seen
+    return recorder.calls
 
 
 @pytest.mark.parametrize("level", ladder.DISTRIBUTED)
 def test_the_table_has_every_collective_and_its_bytes(level):
-    others = ranks(2).run(calls, level)[1]
+    unexplained = ranks(2).run(recorded_calls, level)[1]
     for levels, line, collective, often, size in table_rows(section("02_ddp_raw", "Which level calls what", PAGE)):
         if level[:2] not in levels:
             continue
-        shown = [call for call in others if line.strip("`") in call.line and call.collective == collective]
-        mean = sum(call.size for call in shown) / TIMES[often]
+        of_row = [call for call in unexplained if line.strip("`") in call.line and call.collective == collective]
+        unexplained = [call for call in unexplained if call not in of_row]
+        mean = sum(call.size for call in of_row) / TIMES[often]
         if size == "< 100":
             assert 0 < mean < 100, line
         else:
             assert f"{mean:,.0f}" == size, line
-        others = [call for call in others if call not in shown]
-    assert {call.collective for call in others} == NOT_IN_TABLE.get(level, set())
+    assert {call.collective for call in unexplained} == NOT_IN_TABLE.get(level, set())
 
 
 def numbers_after_collectives() -> dict[str, list[float]]:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from common import ladder
-from tests.docs.pages import TEXT_BLOCK, text_block
+from tests.docs.pages import outputs
 from tests.faults.jobs import run_all_to_end
 
 SCRIPT = "02_ddp_raw/one_rank_fails.py"
@@ -17,9 +17,8 @@ FOLLOW_ON = re.compile(r"Connection (closed by peer|reset by peer)|Signal 15 \(S
 
 
 def shown() -> dict[str, str]:
-    """The outputs that the page shows, by command."""
-    blocks = {line.strip(): block for line, block in TEXT_BLOCK.findall(PAGE.read_text())}
-    return {command: block for command, block in blocks.items() if SCRIPT in command}
+    """The outputs of the script that the page shows, by command."""
+    return {command: output for command, output in outputs(PAGE).items() if SCRIPT in command}
 
 
 def parts(output: str) -> list[str]:
@@ -92,4 +91,4 @@ def test_the_flight_recorder_names_the_missing_rank(endings, recorded):
     assert endings["recorded"].returncode == 1
     comparing = [sys.executable, str(ladder.ROOT / "02_ddp_raw" / "flight_recorder.py"), "flight_records"]
     printed = subprocess.run(comparing, cwd=recorded, capture_output=True, text=True, check=True).stdout
-    assert printed == text_block(PAGE, "flight_records")
+    assert printed == outputs(PAGE)["python 02_ddp_raw/flight_recorder.py flight_records"]
