@@ -11,69 +11,17 @@ CPU, backward included. Two of torch's modes give the labels: `Calls` sees the c
 name one, and `Operations` sees every operation, those of backward too.
 """
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from tests.gpu.machine import READ, Machine, Misplaced
+
 CPU = torch.device("cpu")
-READ = "a value is read from a GPU"  # `item`, `tolist`, `float` and `if` of a tensor do it.
-
-
-class Misplaced(AssertionError):
-    """A tensor or a call that belongs to this process's GPU, on another device."""
-
-
-@dataclass
-class Watch:
-    """The GPUs of this process, and what it does with them.
-
-    Attributes:
-        own_gpus: the indices of the GPUs that this process is to use.
-        current_gpu: the one that "cuda" without an index means.
-        waits: for what the CPU waited: `waits[n]` has the names of the waits between optimizer steps n and n + 1.
-        collectives: the names of those so far.
-    """
-
-    own_gpus: list[int]
-    current_gpu: int = 0
-    waits: list[list[str]] = field(default_factory=lambda: [[]])
-    collectives: list[str] = field(default_factory=list)
-
-    def own_gpu(self, device: Any, caller: str) -> torch.device:
-        """The GPU that `caller` names; None stands for the current one.
-
-        Raises:
-            Misplaced: if it is the GPU of another process.
-        """
-        index = device if isinstance(device, int) else torch.device(device or "cuda").index
-        if index is None:
-            index = self.current_gpu
-        if index not in self.own_gpus:
-            raise Misplaced(f"{caller} names cuda:{index}, and this process has cuda:{self.own_gpus[0]}")
-        return torch.device("cuda", index)
-
-    def count_step(self, *_: Any) -> None:
-        """A hook after each optimizer step."""
-        self.waits.append([])
-
-    def note_wait(self, name: str) -> None:
-        self.waits[-1].append(name)
-
-    def note_copy(self, source: Tensor, target: torch.device, non_blocking: bool) -> None:
-        """Note a wait if the copy goes to another device and the CPU cannot go on meanwhile."""
-        way = f"copy from {device_of(source).type} to {target.type}"
-        if device_of(source) == target:
-            return
-        if not non_blocking:
-            self.note_wait(way)
-        elif target != CPU and not hasattr(source.untyped_storage(), "is_pinned_copy"):
-            self.note_wait(f"{way}, not pinned")
 
 
 def device_of(tensor: Tensor) -> torch.device:
@@ -85,15 +33,26 @@ def is_on_gpu(tensor: Tensor) -> bool:
 
 
 def set_label(tensor: Tensor, device: torch.device) -> None:
-    tensor.untyped_storage().label = device
+    tensor.untyped_storage().label = device  # torch keeps this object for as long as the memory.
+
+
+def note_copy(machine: Machine, source: Tensor, target: torch.device, non_blocking: bool) -> None:
+    """Note a wait if the copy goes to another device and the CPU cannot go on meanwhile."""
+    way = f"copy from {device_of(source).type} to {target.type}"
+    if device_of(source) == target:
+        return
+    if not non_blocking:
+        machine.note_wait(way)
+    elif target != CPU and not hasattr(source.untyped_storage(), "is_pinned_copy"):
+        machine.note_wait(f"{way}, not pinned")
 
 
 class Calls(TorchFunctionMode):
     """Answers the calls in Python that ask for the device of a tensor or name one, or that a GPU's tensor refuses."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, machine: Machine) -> None:
         super().__init__()
-        self.watch = watch
+        self.machine = machine
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -112,11 +71,11 @@ class Calls(TorchFunctionMode):
         if function == Tensor.numpy and is_on_gpu(args[0]):
             raise Misplaced("numpy() of a tensor on a GPU")
         if function == Tensor.tolist and is_on_gpu(args[0]):
-            self.watch.note_wait(READ)
+            self.machine.note_wait(READ)
         if kwargs.get("device") is None or torch.device(kwargs["device"]) == CPU:
             return function(*args, **kwargs)
         result = function(*args, **{**kwargs, "device": CPU})
-        set_label(result, self.watch.own_gpu(kwargs["device"], function.__name__))
+        set_label(result, self.machine.own_gpu(kwargs["device"], function.__name__))
         return result
 
     def _to(self, tensor: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
@@ -127,8 +86,8 @@ class Calls(TorchFunctionMode):
         if args and isinstance(args[0], Tensor):
             target = device_of(args[0])
         if target.type == "cuda":
-            target = self.watch.own_gpu(target, "to()")
-        self.watch.note_copy(tensor, target, non_blocking)
+            target = self.machine.own_gpu(target, "to()")
+        note_copy(self.machine, tensor, target, non_blocking)
         result = tensor if dtype is None else tensor.to(dtype)
         if copy or target != device_of(tensor):
             result = result.clone()
@@ -139,9 +98,9 @@ class Calls(TorchFunctionMode):
 class Operations(TorchDispatchMode):
     """Labels the result of each operation as its inputs are, and notes where the CPU would wait."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, machine: Machine) -> None:
         super().__init__()
-        self.watch = watch
+        self.machine = machine
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -150,11 +109,11 @@ class Operations(TorchDispatchMode):
             self._check_collective(function, inputs)
         if function is torch.ops.aten.copy_.default:
             target, source, *non_blocking = args
-            self.watch.note_copy(source, device_of(target), any(non_blocking))
+            note_copy(self.machine, source, device_of(target), any(non_blocking))
             return function(*args, **kwargs)
         device = common_device(function, inputs)
         if function is torch.ops.aten._local_scalar_dense.default and device != CPU:
-            self.watch.note_wait(READ)
+            self.machine.note_wait(READ)
         results = function(*args, **kwargs)
         if device != CPU:
             for leaf in tree_iter(results):
@@ -163,8 +122,8 @@ class Operations(TorchDispatchMode):
         return results
 
     def _check_collective(self, function: Any, inputs: list[Tensor]) -> None:
-        self.watch.collectives.append(str(function))
-        if dist.get_backend() == "nccl" and not all(is_on_gpu(tensor) for tensor in inputs):
+        self.machine.collectives.append(str(function))
+        if self.machine.backend == "nccl" and not all(is_on_gpu(tensor) for tensor in inputs):
             raise Misplaced(f"{function} of a tensor on the CPU: nccl takes those of a GPU only")
 
 

@@ -1,40 +1,17 @@
-"""A process on a machine with GPUs, imitated on one that has none.
+"""An imitated machine with GPUs: its answers to what a process asks of them and of its process group, and its waits."""
 
-    with imitated(RANK) as machine:
-        module.train(args)
-    machine.watch.waits
-
-Real are the level, the core and the Trainer; torch's modules, backward, optimizers and data loaders; all values; and
-the order of all operations. Tensors on a GPU are those of `labels.py`, which are on the CPU and say that they are not.
-The rest that is imitated stands in one table, `stand_ins`: torch.cuda raises where another rank's GPU is named, all
-ranks send what this one sends, and DataParallel and DDP call the bare module.
-
-FSDP and meshes are not imitated, because they need more of torch.cuda: the tests train them on the CPU only. The README
-says what else this cannot see.
-"""
-
-import contextlib
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from common.accelerator.state import PartialState
-from tests.gpu.labels import Calls, Misplaced, Operations, Watch, device_of
-from tests.states import forget_states
-
-GPUS = 8  # of each machine
+GPUS = 8
 WORLD_SIZE = 8
-# The variables that torchrun sets for the second rank on the second of two machines. They use four GPUs each.
+# The variables that torchrun sets for the second rank on the second of two machines. They use four of their GPUs.
 RANK = {
     "RANK": "5",
     "LOCAL_RANK": "1",
@@ -43,126 +20,83 @@ RANK = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "1",
 }
-ALONE: dict[str, str] = {}  # It is started without torchrun, and all GPUs are its own.
 OWN_GPU = torch.device("cuda", 1)
+# Waits of the CPU for a GPU.
+READ = "a value is read from a GPU"  # `item`, `tolist`, `float` and `if` of a tensor do it.
 ARRIVED = "a copy to the CPU has arrived"
-# The real ones. What stands in their place calls them.
-_init_process_group = dist.init_process_group
-_group_by_device_and_dtype = torch._C._group_tensors_by_device_and_dtype
+_init_process_group = dist.init_process_group  # The real one. `Machine` stands in its place, and calls it.
+
+
+class Misplaced(AssertionError):
+    """A tensor or a call that belongs to this process's GPU, on another device."""
 
 
 @dataclass
 class Machine:
-    """The answers to what a process asks of torch.cuda and of the process group.
+    """The GPUs of a process and its process group.
 
     Attributes:
-        watch: the GPUs of the process, and what it has done with them.
-        peaks: the peak in bytes of each GPU whose statistics have been reset, a different one for each.
+        own_gpus: the indices of the GPUs that this process is to use.
+        current_gpu: the one that "cuda" without an index means.
         backend: the one for which `init_process_group` was asked.
+        peaks: the peak in bytes of each GPU whose statistics have been reset, a different one for each.
+        waits: for what the CPU waited: `waits[n]` has the names of the waits between optimizer steps n and n + 1.
+        collectives: the names of those so far.
     """
 
-    watch: Watch
-    peaks: dict[int, int] = field(default_factory=dict)
+    own_gpus: list[int]
+    current_gpu: int = 0
     backend: str | None = None
+    peaks: dict[int, int] = field(default_factory=dict)
+    waits: list[list[str]] = field(default_factory=lambda: [[]])
+    collectives: list[str] = field(default_factory=list)
+
+    def own_gpu(self, device: Any, caller: str) -> torch.device:
+        """The GPU that `caller` names; None stands for the current one.
+
+        Raises:
+            Misplaced: if it is the GPU of another process.
+        """
+        index = device if isinstance(device, int) else torch.device(device or "cuda").index
+        if index is None:
+            index = self.current_gpu
+        if index not in self.own_gpus:
+            raise Misplaced(f"{caller} names cuda:{index}, and this process has cuda:{self.own_gpus[0]}")
+        return torch.device("cuda", index)
+
+    def note_wait(self, name: str) -> None:
+        self.waits[-1].append(name)
+
+    def count_step(self, *_: Any) -> None:
+        """A hook after each optimizer step."""
+        self.waits.append([])
 
     def set_device(self, device: Any) -> None:
-        self.watch.current_gpu = self.watch.own_gpu(device, "set_device").index
+        self.current_gpu = self.own_gpu(device, "set_device").index
 
     def synchronize(self, device: Any = None) -> None:
-        self.watch.own_gpu(device, "synchronize")
-        self.watch.note_wait("synchronize")
+        self.own_gpu(device, "synchronize")
+        self.note_wait("synchronize")
 
     def current_stream(self, device: Any = None) -> SimpleNamespace:
         """A stream whose events can be waited for, and of which no CUDA graph is being made."""
-        event = SimpleNamespace(synchronize=lambda: self.watch.note_wait(ARRIVED))
+        event = SimpleNamespace(synchronize=lambda: self.note_wait(ARRIVED))
         return SimpleNamespace(record_event=lambda: event, is_capturing=lambda: False)
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
-        index = self.watch.own_gpu(device, "reset_peak_memory_stats").index
+        index = self.own_gpu(device, "reset_peak_memory_stats").index
         self.peaks[index] = 2**20 * (index + 1)
 
     def max_memory_allocated(self, device: Any = None) -> int:
-        return self.peaks[self.watch.own_gpu(device, "max_memory_allocated").index]
+        return self.peaks[self.own_gpu(device, "max_memory_allocated").index]
 
     def init_process_group(self, backend: str, *args: Any, **kwargs: Any) -> None:
-        if backend == "nccl" and self.watch.current_gpu not in self.watch.own_gpus:
+        if backend == "nccl" and self.current_gpu not in self.own_gpus:
             raise Misplaced("a group of nccl before set_device: every rank would use cuda:0")
         self.backend = backend
         _init_process_group("fake", store=FakeStore(), rank=int(os.environ["RANK"]), world_size=WORLD_SIZE)
 
     def barrier(self, *args: Any, device_ids: list[int] | None = None, **kwargs: Any) -> None:
-        if self.backend == "nccl" and device_ids != self.watch.own_gpus:
+        if self.backend == "nccl" and device_ids != self.own_gpus:
             raise Misplaced(f"barrier with device_ids {device_ids}: nccl would guess a GPU")
-        self.watch.note_wait("barrier")
-
-
-def stand_ins(machine: Machine) -> list[tuple[Any, str, Any]]:
-    """All that is imitated but the tensors: a module or class of torch, a name in it, and what stands there instead."""
-    properties = SimpleNamespace(major=9, minor=0, total_memory=2**36, multi_processor_count=100)
-    return [
-        # torch.cuda would ask the driver.
-        (torch.cuda, "is_available", lambda: True),
-        (torch.cuda, "device_count", lambda: GPUS),
-        (torch.cuda, "get_device_properties", lambda device=None: properties),  # DataParallel looks for unequal GPUs.
-        (torch.cuda, "default_generators", [mock.Mock()] * GPUS),  # DataParallel's replicas draw dropout from them.
-        (torch.cuda, "get_rng_state", lambda: torch.zeros(16, dtype=torch.uint8)),
-        (torch.cuda, "set_rng_state", lambda state: None),
-        (torch.cuda, "current_device", lambda: machine.watch.current_gpu),
-        (torch.cuda, "set_device", machine.set_device),
-        (torch.cuda, "reset_peak_memory_stats", machine.reset_peak_memory_stats),
-        (torch.cuda, "max_memory_allocated", machine.max_memory_allocated),
-        (torch.cuda, "current_stream", machine.current_stream),  # An evaluation waits for the end of a copy to the CPU.
-        (torch.cuda, "is_current_stream_capturing", lambda: False),  # An older torch's optimizer asks it at each step.
-        (torch.accelerator, "current_stream", machine.current_stream),  # An optimizer asks it at each step.
-        (torch.accelerator, "is_available", lambda: True),  # A data loader asks before it pins.
-        (torch.accelerator, "synchronize", machine.synchronize),
-        # nccl would wait for the other ranks. The core meets them in a store before it makes the group.
-        (PartialState, "_join", lambda state, backend, *args: machine.init_process_group(backend)),
-        (dist, "init_process_group", machine.init_process_group),
-        (dist, "get_backend", lambda group=None: machine.backend),  # It is "fake", and a level looks for nccl.
-        (dist, "barrier", machine.barrier),
-        (dist, "all_gather_object", gather_own_object),  # Torch would ask the group for its device: the CPU.
-        # C++ would find tensors of the CPU. Optimizers and `clip_grad_norm_` compute in groups of tensors.
-        (torch._C, "_group_tensors_by_device_and_dtype", group_by_label_and_dtype),
-        (nn.DataParallel, "forward", call_module),
-        (DistributedDataParallel, "__init__", init_ddp),
-        (DistributedDataParallel, "forward", call_module),
-    ]
-
-
-def gather_own_object(values: list, value: Any, group: Any = None) -> None:
-    values[:] = [value] * len(values)
-
-
-def init_ddp(ddp: nn.Module, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-    nn.Module.__init__(ddp)
-    ddp.module = module
-    ddp.require_backward_grad_sync = True
-
-
-def call_module(wrapper: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return wrapper.module(*args, **kwargs)
-
-
-def group_by_label_and_dtype(lists: list[list], with_indices: bool) -> dict:
-    groups = {}
-    for (_, dtype), (lists_of_group, indices) in _group_by_device_and_dtype(lists, with_indices).items():
-        groups[device_of(lists_of_group[0][0]), dtype] = (lists_of_group, indices)
-    return groups
-
-
-@contextlib.contextmanager
-def imitated(environment: dict[str, str]) -> Iterator[Machine]:
-    """This process on an imitated machine, with torchrun's variables: RANK or ALONE."""
-    own_gpus = [OWN_GPU.index] if environment else list(range(GPUS))
-    machine = Machine(Watch(own_gpus))
-    forget_states()
-    with contextlib.ExitStack() as stack:
-        stack.callback(forget_states)
-        stack.callback(register_optimizer_step_post_hook(machine.watch.count_step).remove)
-        stack.enter_context(mock.patch.dict(os.environ, environment))
-        for owner, name, stand_in in stand_ins(machine):
-            stack.enter_context(mock.patch.object(owner, name, stand_in))
-        stack.enter_context(Calls(machine.watch))
-        stack.enter_context(Operations(machine.watch))
-        yield machine
+        self.note_wait("barrier")

@@ -13,13 +13,13 @@ from common.accelerator.operations import gather
 from common.accelerator.utils import synchronize_rng_states
 from common.processes import ranks
 from common.trainer import evaluation
-from tests.gpu.labels import READ
-from tests.gpu.machine import ARRIVED, GPUS, OWN_GPU, RANK, WORLD_SIZE, imitated
+from tests.gpu.imitation import imitated_rank
+from tests.gpu.machine import ARRIVED, GPUS, OWN_GPU, READ, WORLD_SIZE
 
 
 @pytest.fixture
 def machine():
-    with imitated(RANK) as machine:
+    with imitated_rank() as machine:
         PartialState()
         yield machine
 
@@ -29,17 +29,17 @@ def test_tensors_are_gathered_on_the_own_gpu_without_a_wait(machine):
     assert [tensor.device for tensor in gathered] == [OWN_GPU, OWN_GPU]
     assert [len(tensor) for tensor in gathered] == [2 * WORLD_SIZE, 3 * WORLD_SIZE]
     assert gathered[0].dtype == torch.int16
-    assert machine.watch.waits == [[]]
+    assert machine.waits == [[]]
 
 
 def test_a_barrier_names_the_own_gpu(machine):
     PartialState().wait_for_everyone()
-    assert machine.watch.waits == [["barrier"]]
+    assert machine.waits == [["barrier"]]
 
 
 def test_the_state_of_a_gpus_generator_is_sent_from_the_gpu(machine):
     synchronize_rng_states(["cuda"])
-    assert machine.watch.collectives == ["c10d.broadcast_.default"]
+    assert machine.collectives == ["c10d.broadcast_.default"]
 
 
 def test_a_checkpoint_is_read_into_memory_of_the_cpu(tmp_path):
@@ -56,7 +56,7 @@ def test_a_checkpoint_is_read_into_memory_of_the_cpu(tmp_path):
 
 
 def test_a_batch_of_an_evaluation_arrives_while_the_gpu_computes_the_next_one(machine):
-    waits = machine.watch.waits[-1]
+    waits = machine.waits[-1]
 
     def results() -> Iterator[torch.Tensor]:
         yield torch.empty(2, device=OWN_GPU)
@@ -92,7 +92,7 @@ def test_a_step_is_autocast_for_gpus_and_waits_in_fp16_only(precision, dtype, wa
         scheduler.step()
         optimizer.zero_grad()
     assert dtypes == {dtype}
-    assert machine.watch.waits[1:-1] == [waits] * 5
+    assert machine.waits[1:-1] == [waits] * 5
 
 
 def test_processes_that_compute_on_the_cpu_see_no_gpu(monkeypatch):

@@ -8,8 +8,8 @@ import torch
 from common import ladder
 from common.args import parse_args
 from common.start import fit_to_machine
-from tests.gpu.labels import READ, Misplaced
-from tests.gpu.machine import ALONE, ARRIVED, GPUS, OWN_GPU, RANK, WORLD_SIZE, Machine, imitated
+from tests.gpu.imitation import imitated_process, imitated_rank
+from tests.gpu.machine import ARRIVED, GPUS, OWN_GPU, READ, WORLD_SIZE, Machine, Misplaced
 from tests.levels import changed, run_level
 
 SLOW = pytest.mark.slow
@@ -28,7 +28,8 @@ def train(level: str, *flags: str, path: Path | None = None) -> tuple[Machine, d
     """
     module = ladder.load(level, path)
     args = parse_args(module.__file__, [*FLAGS, "--device", "cuda", *flags])
-    with imitated(RANK if ladder.runs_on_ranks(level) else ALONE) as machine:
+    imitated = imitated_rank if ladder.runs_on_ranks(level) else imitated_process
+    with imitated() as machine:
         result = module.train(fit_to_machine(args))
         assert not torch.distributed.is_initialized(), "a rank leaves its group at the end"
     return machine, result
@@ -37,7 +38,7 @@ def train(level: str, *flags: str, path: Path | None = None) -> tuple[Machine, d
 def waits_of_steps(level: str, *flags: str, path: Path | None = None) -> list[list[str]]:
     """The waits of each step after the first, but for the clock's."""
     machine, _ = train(level, *flags, path=path)
-    waits = machine.watch.waits
+    waits = machine.waits
     # At the end of the warm-up the clock stops and starts again. Each time it waits until the GPU has done its work.
     assert waits[WARM_UP_STEPS].count("synchronize") == 2
     waits[WARM_UP_STEPS] = [wait for wait in waits[WARM_UP_STEPS] if wait != "synchronize"]
@@ -64,7 +65,7 @@ def test_imitated_gpus_compute_what_the_cpu_computes():
 def test_a_rank_of_level_02_uses_nccl_and_measures_its_own_gpu():
     machine, result = train("02_ddp_raw", "--max-steps", "2")
     assert machine.backend == "nccl"
-    assert machine.watch.collectives
+    assert machine.collectives
     assert result["peak_memory_bytes"] == [machine.peaks[OWN_GPU.index]] * WORLD_SIZE
 
 
@@ -78,7 +79,7 @@ def test_a_longer_evaluation_waits_for_its_batches_only(level):
     counts = []
     for batches in (2, 4):
         machine, _ = train(level, "--max-steps", "2", "--data", "device", "--eval-samples", str(batches * BATCH))
-        counts.append(len([wait for wait in machine.watch.waits[-1] if wait != ARRIVED]))
+        counts.append(len([wait for wait in machine.waits[-1] if wait != ARRIVED]))
     few, many = counts
     assert few == many
 
