@@ -1,7 +1,5 @@
 """All that is written for readers: the pages, the docstrings of modules, and the commands in them.
 
-The files of this folder check:
-
 on a page                             what holds                         by
 ------------------------------------  ---------------------------------  ------------------------------------
 commands, also those of docstrings    their programs take them           test_commands
