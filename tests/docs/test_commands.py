@@ -26,7 +26,7 @@ def at_the_root(monkeypatch):
 
 
 def without_launcher(words: list[str]) -> list[str]:
-    """The command without what torchrun, our launcher and the doctor take for themselves; each has to take it."""
+    """The command that torchrun, our launcher or the doctor would start, after it has parsed its own flags."""
     if words[0] == "torchrun":
         options = torchrun_options(words[1:])
         return ["python", options.training_script, *options.training_script_args]
@@ -41,9 +41,9 @@ def without_launcher(words: list[str]) -> list[str]:
 
 
 def check_program(words: list[str]) -> None:
-    """Let the program parse its command line with `--help` behind it, which ends it: every value has been taken then.
+    """Run the program with its flags and then `--help`, which ends it after all values before it have been parsed.
 
-    argparse complains of a flag that it does not know only at the end, so the flags are looked for in the help.
+    argparse refuses an unknown flag only after that, so the flags are looked for in the help that it prints.
     """
     is_module = words[1] == "-m"
     argv = words[2:] if is_module else words[1:]
