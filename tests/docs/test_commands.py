@@ -15,7 +15,7 @@ from torch.distributed.run import parse_args as torchrun_options
 from common import ladder
 from common.accelerator.commands.launch import launch_command_parser
 from common.doctor.__main__ import parse_options as doctor_options
-from tests.docs.pages import MODULES, PAGES, commands, name, run
+from tests.docs.pages import MODULES, PAGES, commands, name, outputs, run
 
 WITH_COMMANDS = [path for path in [*PAGES, *MODULES] if commands(path)]
 
@@ -132,3 +132,8 @@ def test_a_command_runs_as_it_stands(command):
     assert done.returncode == 0, done.stderr
     if RUN[command]:
         assert "of 101 |" in done.stdout  # This many samples were evaluated.
+
+
+def test_pages_show_outputs_only_where_they_are_compared():
+    """`test_one_step` and `test_failures` run the commands of these pages."""
+    assert [name(path) for path in PAGES if outputs(path)] == ["02_ddp_raw/README.md", "02_ddp_raw/WHEN_IT_HANGS.md"]

@@ -75,6 +75,8 @@ class Calls(TorchFunctionMode):
         if kwargs.get("device") is None or torch.device(kwargs["device"]) == CPU:
             return function(*args, **kwargs)
         result = function(*args, **{**kwargs, "device": CPU})
+        if function in (torch.tensor, torch.as_tensor):  # The data are on the CPU, and are copied.
+            return self._to(result, kwargs["device"])
         set_label(result, self.machine.own_gpu(kwargs["device"], function.__name__))
         return result
 
