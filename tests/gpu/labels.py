@@ -38,9 +38,9 @@ def set_label(tensor: Tensor, device: torch.device) -> None:
 
 def note_copy(machine: Machine, source: Tensor, target: torch.device, non_blocking: bool) -> None:
     """Note a wait if the copy goes to another device and the CPU cannot go on meanwhile."""
-    way = f"copy from {device_of(source).type} to {target.type}"
     if device_of(source) == target:
         return
+    way = f"copy from {device_of(source).type} to {target.type}"
     if not non_blocking:
         machine.note_wait(way)
     elif target != CPU and not hasattr(source.untyped_storage(), "is_pinned_copy"):

@@ -25,11 +25,13 @@ def machine():
 
 
 def test_tensors_are_gathered_on_the_own_gpu_without_a_wait(machine):
-    gathered = gather((torch.zeros(2, dtype=torch.int16, device=OWN_GPU), torch.zeros(3, device=OWN_GPU)))
-    assert [tensor.device for tensor in gathered] == [OWN_GPU, OWN_GPU]
-    assert [len(tensor) for tensor in gathered] == [2 * WORLD_SIZE, 3 * WORLD_SIZE]
-    assert gathered[0].dtype == torch.int16
+    numbers = torch.arange(2, dtype=torch.int16, device=OWN_GPU)
+    fractions = torch.rand(3, device=OWN_GPU)
+    gathered = gather((numbers, fractions))
     assert machine.waits == [[]]
+    assert [tensor.device for tensor in gathered] == [OWN_GPU, OWN_GPU]
+    # In the imitation all ranks send the same.
+    assert gathered[0].equal(numbers.repeat(WORLD_SIZE)) and gathered[1].equal(fractions.repeat(WORLD_SIZE))
 
 
 def test_a_barrier_names_the_own_gpu(machine):
