@@ -1,4 +1,4 @@
-"""Running levels in tests: in this process, or on the reused ranks. As scripts: `tests/faults/jobs.py`."""
+"""Functions that run levels in this process or on reused ranks. `tests/faults/jobs.py` starts them as scripts."""
 
 import itertools
 import os

@@ -1,15 +1,16 @@
 """The libraries that tests compare with."""
 
 import importlib
-import re
+import tomllib
 from types import ModuleType
 
 import pytest
 
 from common import ladder
 
-# The oldest releases that tests compare with, by library: as "peers" pins them in pyproject.toml.
-VERSIONS = dict(re.findall(r'"(accelerate|transformers)==([\d.]+)\.\*"', (ladder.ROOT / "pyproject.toml").read_text()))
+_PROJECT = tomllib.loads((ladder.ROOT / "pyproject.toml").read_text())["project"]
+# The oldest releases that tests compare with, by library: "accelerate==1.15.*" becomes "accelerate": "1.15".
+VERSIONS = dict(pin.removesuffix(".*").split("==") for pin in _PROJECT["optional-dependencies"]["peers"])
 
 
 def import_or_skip(module: str) -> ModuleType:

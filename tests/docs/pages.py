@@ -1,4 +1,15 @@
-"""All that is written for readers: the pages, the docstrings of modules, and the commands in them."""
+"""All that is written for readers: the pages, the docstrings of modules, and the commands in them.
+
+on a page                             what holds                         by
+------------------------------------  ---------------------------------  ------------------------------------
+commands, also those of docstrings    their programs take them           test_commands
+what a command prints                 the command prints it              test_failures, test_one_step
+answers of the exercises              each number is computed            test_exercises
+tables of the collectives             each number is counted             test_collectives
+diffs, lists, tables of measurements  made from scripts and records      test_readmes
+links, files, tests                   they are there                     test_readmes
+the notebook, files for a cluster     they run, or start what they say   test_notebook, test_cluster
+"""
 
 import ast
 import os
@@ -26,8 +37,8 @@ ON_A_LINE = re.compile(rf"^(?:    )?(?:[A-Z_]+=\S+ )*({PROGRAM}.*?)(?:  .*| &)?$
 IN_BACKTICKS = re.compile(rf"`({PROGRAM}[^`]+)`")
 # What a command leaves to its reader: "pytest tests/…", "python NAME.py".
 PLACEHOLDER = re.compile(r"[…<|]|\bNAME\b")
-# A line, an empty one, and a block that shows what a command prints.
-TEXT_BLOCK = re.compile(r"^([^\n]*)\n\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# A command, an empty line, and a block that shows what the command prints.
+OUTPUT = re.compile(r"^    ([^\n]*)\n\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def name(path: Path) -> str:
@@ -60,10 +71,17 @@ def section(level: str, title: str, page: str = "README.md") -> str:
     return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
-def text_block(page: Path, start: str) -> str:
-    """The block of text of a page that begins with `start`, or stands right below a line that ends with it."""
-    text = page.read_text()
-    for below, block in TEXT_BLOCK.findall(text):
-        if below.endswith(start) or block.startswith(start):
-            return block
-    raise AssertionError(f"{name(page)} shows no {start}")
+def outputs(page: Path) -> dict[str, str]:
+    """What a page says that its commands print, by command."""
+    return dict(OUTPUT.findall(page.read_text()))
+
+
+def table_rows(text: str) -> list[list[str]]:
+    """The cells of each row of the tables in a text, but for the heads."""
+    rows = []
+    for line in text.splitlines():
+        if line.startswith("|---"):
+            rows.pop()  # The row above it is the head.
+        elif line.startswith("| "):
+            rows.append([cell.strip() for cell in line.strip("|").split(" | ")])
+    return rows

@@ -1,8 +1,6 @@
 """The tables of the collectives: what each does, and which a level calls, counted in a training on two ranks."""
 
-import re
 import traceback
-from collections import Counter
 from typing import NamedTuple
 
 import pytest
@@ -13,15 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from common import ladder
 from common.process_group import process_group
 from common.processes import ranks
+from tests.docs.pages import section, table_rows
 from tests.levels import run_level
 from tests.states import OURS, forget_states
 
-PAGE = (ladder.ROOT / "02_ddp_raw" / "COLLECTIVES.md").read_text()
-# "| 02, 03 | `model(images)` | broadcast | once | 44 |"
-ROW = r"^\| ([\d, ]*)\| (?:`(.*?)` )?\| ([a-z-]+) \| (\w+) \| ([<\d, ]+) \|$"
-# "| gather to rank 0 | `1` and `2` | `1 2` and nothing |"
-RESULT = r"^\| ([^|]*) \| [^|]* \| (.*) and (.*) \|$"
-RESULTS = {name: results for name, *results in re.findall(RESULT, PAGE, re.MULTILINE)}
+PAGE = "COLLECTIVES.md"
 STEPS = 3
 EPOCHS = 2
 EVALUATION_BATCHES = 3
@@ -45,80 +39,46 @@ class Call(NamedTuple):
     size: int
 
 
-class Calls(TorchDispatchMode):
-    """Sees each collective."""
+class CallRecorder(TorchDispatchMode):
+    """Records each collective."""
 
     def __init__(self):
         super().__init__()
-        self.seen = []
+        self.calls = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function.namespace == "c10d":
-            name = NAMES[function._opname]
+            collective = NAMES[function._opname]
             given = args[0]
-            if name == "all-gather":  # It has its outputs before its inputs.
+            if collective == "all-gather":  # It has its outputs before its inputs.
                 given = args[1]
             given = given if isinstance(given, list) else [given]
             line = [frame.line for frame in traceback.extract_stack() if frame.filename.endswith("train.py")][-1]
-            self.seen.append(Call(line, name, sum(tensor.nbytes for tensor in given)))
+            self.calls.append(Call(line, collective, sum(tensor.nbytes for tensor in given)))
         return function(*args, **kwargs or {})
 
 
-def calls(level):
+def recorded_calls(level: str) -> list[Call]:
     forget_states(OURS)  # A level has run in this process before.
-    with Calls() as counted:
+    with CallRecorder() as recorder:
         run_level(level, FLAGS)
-    return counted.seen
-
-
-class Row(NamedTuple):
-    """A row of the table."""
-
-    line: str
-    collective: str
-    often: str
-    size: str
-
-
-def rows_of(level: str) -> list[Row]:
-    """The table's rows for a level, such as "02". An empty cell stands for that of the row above."""
-    rows = []
-    levels = ""
-    line = ""
-    for levels_cell, line_cell, collective, often, size in re.findall(ROW, PAGE, re.MULTILINE):
-        levels = levels_cell.strip() or levels
-        line = line_cell or line
-        if level in levels.split(", "):
-            rows.append(Row(line, collective, often, size))
-    return rows
-
-
-def row_for(call: Call, rows: list[Row]) -> Row | None:
-    """The row that a call belongs to; None if the table has none."""
-    for row in rows:
-        if row.line in call.line and row.collective == call.collective:
-            return row
-    return None
+    return recorder.calls
 
 
 @pytest.mark.parametrize("level", ladder.DISTRIBUTED)
 def test_the_table_has_every_collective_and_its_bytes(level):
-    rows = rows_of(level[:2])
-    sent = Counter()  # Bytes in the whole training, by row.
-    others = set()
-    for call in ranks(2).run(calls, level)[1]:
-        row = row_for(call, rows)
-        if row is None:
-            others.add(call.collective)
+    unexplained = ranks(2).run(recorded_calls, level)[1]
+    for levels, line, collective, often, size in table_rows(section("02_ddp_raw", "Which level calls what", PAGE)):
+        if level[:2] not in levels:
+            continue
+        of_row = [call for call in unexplained if line.strip("`") in call.line and call.collective == collective]
+        unexplained = [call for call in unexplained if call not in of_row]
+        mean = sum(call.size for call in of_row) / TIMES[often]
+        if size == "< 100":
+            assert 0 < mean < 100, line
         else:
-            sent[row] += call.size
-    for row in rows:
-        mean = sent[row] / TIMES[row.often]
-        if row.size == "< 100":
-            assert 0 < mean < 100, row
-        else:
-            assert f"{mean:,.0f}" == row.size
-    assert others == NOT_IN_TABLE.get(level, set())
+            assert f"{mean:,.0f}" == size, line
+    assert {call.collective for call in unexplained} == NOT_IN_TABLE.get(level, set())
 
 
 def numbers_after_collectives() -> dict[str, list[float]]:
@@ -149,7 +109,10 @@ def numbers_after_collectives() -> dict[str, list[float]]:
 @pytest.mark.slow
 def test_the_collectives_do_what_the_table_says():
     results = ranks(2).run(numbers_after_collectives)
+    after = {name: shown for name, _, shown in table_rows(section("02_ddp_raw", "The collectives", PAGE))}
     for name in results[0]:
-        for rank, shown in enumerate(RESULTS[name]):
-            numbers = " ".join(f"{value:g}" for value in results[rank][name])
-            assert shown.strip("`") == (numbers or "nothing"), name
+        assert after[name] == " and ".join(as_shown(result[name]) for result in results)
+
+
+def as_shown(values: list[float]) -> str:
+    return f"`{' '.join(f'{value:g}' for value in values)}`" if values else "nothing"

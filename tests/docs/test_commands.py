@@ -15,7 +15,7 @@ from torch.distributed.run import parse_args as torchrun_options
 from common import ladder
 from common.accelerator.commands.launch import launch_command_parser
 from common.doctor.__main__ import parse_options as doctor_options
-from tests.docs.pages import MODULES, PAGES, commands, name, run
+from tests.docs.pages import MODULES, PAGES, commands, name, outputs, run
 
 WITH_COMMANDS = [path for path in [*PAGES, *MODULES] if commands(path)]
 
@@ -26,7 +26,7 @@ def at_the_root(monkeypatch):
 
 
 def without_launcher(words: list[str]) -> list[str]:
-    """The command without what torchrun, our launcher and the doctor take for themselves; each has to take it."""
+    """The command that torchrun, our launcher or the doctor would start, after it has parsed its own flags."""
     if words[0] == "torchrun":
         options = torchrun_options(words[1:])
         return ["python", options.training_script, *options.training_script_args]
@@ -41,9 +41,9 @@ def without_launcher(words: list[str]) -> list[str]:
 
 
 def check_program(words: list[str]) -> None:
-    """Let the program parse its command line with `--help` behind it, which ends it: every value has been taken then.
+    """Run the program with its flags and then `--help`, which ends it after all values before it have been parsed.
 
-    argparse complains of a flag that it does not know only at the end, so the flags are looked for in the help.
+    argparse refuses an unknown flag only after that, so the flags are looked for in the help that it prints.
     """
     is_module = words[1] == "-m"
     argv = words[2:] if is_module else words[1:]
@@ -132,3 +132,8 @@ def test_a_command_runs_as_it_stands(command):
     assert done.returncode == 0, done.stderr
     if RUN[command]:
         assert "of 101 |" in done.stdout  # This many samples were evaluated.
+
+
+def test_pages_show_outputs_only_where_they_are_compared():
+    """`test_one_step` and `test_failures` run the commands of these pages."""
+    assert [name(path) for path in PAGES if outputs(path)] == ["02_ddp_raw/README.md", "02_ddp_raw/WHEN_IT_HANGS.md"]

@@ -7,21 +7,16 @@ import sys
 import pytest
 
 from common import ladder
-from tests.docs.pages import TEXT_BLOCK, text_block
+from tests.docs.pages import outputs
 from tests.faults.jobs import run_all_to_end
 
 SCRIPT = "02_ddp_raw/one_rank_fails.py"
+RAISES = f"torchrun --standalone --nproc-per-node 3 {SCRIPT} raises"
+LEAVES_OUT = f"TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun --standalone --nproc-per-node 3 {SCRIPT} leaves-out"
+DIFFERS = f"TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun --standalone --nproc-per-node 3 {SCRIPT} differs"
 UNREPORTED = "json.decoder.JSONDecodeError: Expecting value"
-PAGE = ladder.ROOT / "02_ddp_raw" / "WHEN_IT_HANGS.md"
-# "  rank      : 1 (local_rank: 1)", and all that follows until "[1]:", "---" or "===".
-REPORTED_ERROR = re.compile(r"^  rank      : (\d)(.*?)(?=^\[\d\]:|^---|^===)", re.MULTILINE | re.DOTALL)
+SHOWN = outputs(ladder.ROOT / "02_ddp_raw" / "WHEN_IT_HANGS.md")
 FOLLOW_ON = re.compile(r"Connection (closed by peer|reset by peer)|Signal 15 \(SIGTERM\)")
-
-
-def shown() -> dict[str, str]:
-    """The outputs that the page shows, by command."""
-    blocks = {line.strip(): block for line, block in TEXT_BLOCK.findall(PAGE.read_text())}
-    return {command: block for command, block in blocks.items() if SCRIPT in command}
 
 
 def parts(output: str) -> list[str]:
@@ -55,35 +50,30 @@ def endings(recorded) -> dict:
     """The ending of each command. They run at the same time, because they mostly wait; one has flight recorders."""
     torchrun = f"{sys.executable} -m torch.distributed.run"
     commands = {}
-    for command in shown():
+    for command in (RAISES, LEAVES_OUT, DIFFERS):
         commands[command] = ["bash", "-c", command.replace("torchrun", torchrun)]
     hanging = f"{torchrun} --standalone --nproc-per-node 3 {ladder.ROOT / SCRIPT} leaves-out --timeout 12"
     commands["recorded"] = ["bash", "-c", f"cd {recorded} && TORCH_FR_BUFFER_SIZE=100 {hanging}"]
     return run_until_reported(commands)
 
 
-def test_the_page_shows_a_failure_a_hang_and_a_mismatch():
-    assert [command.split()[-1] for command in shown()] == ["raises", "leaves-out", "differs"]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("command", shown(), ids=lambda command: command.split()[-1])
+@pytest.mark.parametrize("command", [RAISES, LEAVES_OUT, DIFFERS], ids=["raises", "leaves out", "differs"])
 def test_the_output_shown_is_that_of_the_command(command, endings):
     assert endings[command].returncode == 1
-    for part in parts(shown()[command]):
+    for part in parts(SHOWN[command]):
         assert part in endings[command].stderr
 
 
 def reported_errors(printed: str) -> dict[str, str]:
     """The part of torchrun's report about each rank."""
-    report = printed.partition(f"{SCRIPT} FAILED")[2]
-    return dict(REPORTED_ERROR.findall(report))
+    _, *errors = printed.partition(f"{SCRIPT} FAILED")[2].split("  rank      : ")
+    return {error[0]: error for error in errors}
 
 
 @pytest.mark.slow
 def test_the_cause_is_no_follow_on_error(endings):
-    (command,) = [command for command in shown() if command.endswith("raises")]
-    errors = reported_errors(endings[command].stderr)
+    errors = reported_errors(endings[RAISES].stderr)
     assert sorted(errors) == ["0", "1", "2"]
     assert "ValueError: the image of sample 1234 cannot be read" in errors["1"]
     assert FOLLOW_ON.search(errors["0"]) and FOLLOW_ON.search(errors["2"]) and not FOLLOW_ON.search(errors["1"])
@@ -94,4 +84,4 @@ def test_the_flight_recorder_names_the_missing_rank(endings, recorded):
     assert endings["recorded"].returncode == 1
     comparing = [sys.executable, str(ladder.ROOT / "02_ddp_raw" / "flight_recorder.py"), "flight_records"]
     printed = subprocess.run(comparing, cwd=recorded, capture_output=True, text=True, check=True).stdout
-    assert printed == text_block(PAGE, "flight_records")
+    assert printed == SHOWN["python 02_ddp_raw/flight_recorder.py flight_records"]

@@ -11,42 +11,37 @@ from common.accelerator import Accelerator, PartialState
 from common.accelerator.launchers import debug_launcher
 from common.accelerator.operations import gather
 from common.accelerator.utils import synchronize_rng_states
-from common.accelerator.utils.random import get_random_states, set_random_states
 from common.processes import ranks
 from common.trainer import evaluation
-from tests.gpu.machine import GPUS, IMITATING, imitated_rank
-from tests.gpu.watch import ARRIVED, READ
-
-OWN = torch.device("cuda", 3)
+from tests.gpu.imitation import imitated_rank
+from tests.gpu.machine import ARRIVED, GPUS, OWN_GPU, READ, WORLD_SIZE
 
 
 @pytest.fixture
 def machine():
-    with imitated_rank(3, GPUS) as machine:
+    with imitated_rank() as machine:
         PartialState()
         yield machine
 
 
-@IMITATING
 def test_tensors_are_gathered_on_the_own_gpu_without_a_wait(machine):
-    gathered = gather((torch.zeros(2, dtype=torch.int16, device=OWN), torch.zeros(3, device=OWN)))
-    assert [tensor.device for tensor in gathered] == [OWN, OWN]
-    assert [len(tensor) for tensor in gathered] == [2 * GPUS, 3 * GPUS]
-    assert gathered[0].dtype == torch.int16
-    assert machine.watch.waits == [[]]
+    numbers = torch.arange(2, dtype=torch.int16, device=OWN_GPU)
+    fractions = torch.rand(3, device=OWN_GPU)
+    gathered = gather((numbers, fractions))
+    assert machine.waits == [[]]
+    assert [tensor.device for tensor in gathered] == [OWN_GPU, OWN_GPU]
+    # In the imitation all ranks send the same.
+    assert gathered[0].equal(numbers.repeat(WORLD_SIZE)) and gathered[1].equal(fractions.repeat(WORLD_SIZE))
 
 
-@IMITATING
 def test_a_barrier_names_the_own_gpu(machine):
     PartialState().wait_for_everyone()
-    assert machine.watch.waits == [["barrier"]]
+    assert machine.waits == [["barrier"]]
 
 
-@IMITATING
-def test_the_random_state_of_the_own_gpu_is_saved_and_restored(machine):
-    set_random_states(OWN, get_random_states(OWN))
-    synchronize_rng_states(["cuda"])  # This is a broadcast on the GPU.
-    assert machine.calls["get_rng_state"] == machine.calls["set_rng_state"] == [3, 3]
+def test_the_state_of_a_gpus_generator_is_sent_from_the_gpu(machine):
+    synchronize_rng_states(["cuda"])
+    assert machine.collectives == ["c10d.broadcast_.default"]
 
 
 def test_a_checkpoint_is_read_into_memory_of_the_cpu(tmp_path):
@@ -62,56 +57,44 @@ def test_a_checkpoint_is_read_into_memory_of_the_cpu(tmp_path):
     assert load.call_count >= 2
 
 
-@IMITATING
 def test_a_batch_of_an_evaluation_arrives_while_the_gpu_computes_the_next_one(machine):
-    waits = machine.watch.waits[-1]
+    waits = machine.waits[-1]
 
     def results() -> Iterator[torch.Tensor]:
-        yield torch.empty(2, device=OWN)
+        yield torch.empty(2, device=OWN_GPU)
         assert waits == []
-        yield torch.empty(2, device=OWN)
+        yield torch.empty(2, device=OWN_GPU)
         assert waits == [ARRIVED]
 
-    evaluation.to_host(results(), OWN)
+    evaluation.to_host(results(), OWN_GPU)
     assert waits == [ARRIVED, ARRIVED]
 
 
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 2)
-        self.computed_in: set[torch.dtype] = set()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result = self.linear(x)
-        self.computed_in.add(result.dtype)
-        return result
-
-
-@IMITATING
 @pytest.mark.parametrize(
     "precision, dtype, waits",
-    [("no", torch.float32, []), ("bf16", torch.bfloat16, []), ("fp16", torch.float16, [READ])],
+    [("no", None, []), ("bf16", torch.bfloat16, []), ("fp16", torch.float16, [READ])],
 )
-def test_a_step_computes_in_its_dtype_and_waits_in_fp16_only(precision, dtype, waits):
-    """Autocast for the CPU would leave a GPU's products in float32."""
-    with imitated_rank(3, GPUS) as machine:
-        accelerator = Accelerator(mixed_precision=precision)
-        if precision == "fp16":
-            assert accelerator.scaler._device == "cuda"  # A scaler for the CPU would look for inf in tensors there.
-        net = Net()
-        optimizer = torch.optim.AdamW(net.parameters())
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
-        model, optimizer, scheduler = accelerator.prepare(net, optimizer, scheduler)
-        for _ in range(6):
-            loss = model(torch.empty(3, 4, device=OWN)).sum()
-            accelerator.backward(loss)
-            accelerator.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
-        assert net.computed_in == {dtype}
-        assert machine.watch.waits[1:-1] == [waits] * 5
+def test_a_step_is_autocast_for_gpus_and_waits_in_fp16_only(precision, dtype, waits, machine):
+    accelerator = Accelerator(mixed_precision=precision)
+    dtypes = set()
+
+    def note_dtype(*_) -> None:
+        dtypes.add(torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None)
+
+    net = torch.nn.Sequential(torch.nn.Linear(4, 2))
+    net[0].register_forward_pre_hook(note_dtype)
+    optimizer = torch.optim.AdamW(net.parameters())
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
+    model, optimizer, scheduler = accelerator.prepare(net, optimizer, scheduler)
+    for _ in range(6):
+        loss = model(torch.ones(3, 4, device=OWN_GPU)).sum()
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    assert dtypes == {dtype}
+    assert machine.waits[1:-1] == [waits] * 5
 
 
 def test_processes_that_compute_on_the_cpu_see_no_gpu(monkeypatch):

@@ -1,52 +1,35 @@
-"""Every level on one of eight ranks, each with a GPU: its tensors lie on its own GPU, and its waits are known."""
+"""Every level on an imitated machine: its tensors lie on its own GPU, and its waits are known."""
 
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
 
 from common import ladder
 from common.args import parse_args
-from common.data import loading
-from common.data.synthetic import draw_cache, read_synthetic
 from common.start import fit_to_machine
-from tests.gpu.machine import GPUS, IMITATING, Machine, imitated_rank, peak_of
-from tests.gpu.watch import ARRIVED, READ, Misplaced
-from tests.levels import changed
+from tests.gpu.imitation import imitated_process, imitated_rank
+from tests.gpu.machine import ARRIVED, GPUS, OWN_GPU, READ, WORLD_SIZE, Machine, Misplaced
+from tests.levels import changed, run_level
 
-pytestmark = IMITATING
 SLOW = pytest.mark.slow
 IMITATED = [level for level in ladder.SCRIPTS if level not in ladder.SHARDED]
 BATCH = 16
 WARM_UP_STEPS = 4
 STEPS = 9
-FLAGS = ["--device", "cuda", "--dataset", "synthetic", "--batch-size", str(BATCH)]
-FLAGS += ["--train-samples", str(STEPS * BATCH), "--eval-samples", str(2 * BATCH)]
-FLAGS += ["--warm-up-steps", str(WARM_UP_STEPS)]
+FLAGS = ["--dataset", "synthetic", "--batch-size", str(BATCH), "--train-samples", str(STEPS * BATCH)]
+FLAGS += ["--eval-samples", str(2 * BATCH), "--warm-up-steps", str(WARM_UP_STEPS)]
 
 
-def is_distributed(level: str) -> bool:
-    return ladder.level_of(level) in ladder.DISTRIBUTED
-
-
-def train(level: str, *flags: str, rank: int = 3, nodes: int = 1, path: Path | None = None) -> tuple[Machine, dict]:
-    """Train a level from its first line to its last as one of eight ranks, or as one process where it is one.
+def train(level: str, *flags: str, path: Path | None = None) -> tuple[Machine, dict]:
+    """Train a level from its first line to its last, as a rank or as one process where it is one.
 
     Returns the machine and the training's result. `path` is of another version of the level.
     """
-    world_size = GPUS
-    if not is_distributed(level):
-        rank = 0
-        world_size = 1
     module = ladder.load(level, path)
-    args = parse_args(module.__file__, [*FLAGS, *flags])
-    draw_cache()
-    sets = read_synthetic()  # Before the imitation begins: in it no tensor has values.
-    with (
-        mock.patch.object(loading, "read_synthetic", lambda: sets),
-        imitated_rank(rank, world_size, nodes) as machine,
-    ):
+    args = parse_args(module.__file__, [*FLAGS, "--device", "cuda", *flags])
+    imitated = imitated_rank if ladder.runs_on_ranks(level) else imitated_process
+    with imitated() as machine:
         result = module.train(fit_to_machine(args))
         assert not torch.distributed.is_initialized(), "a rank leaves its group at the end"
     return machine, result
@@ -55,7 +38,7 @@ def train(level: str, *flags: str, rank: int = 3, nodes: int = 1, path: Path | N
 def waits_of_steps(level: str, *flags: str, path: Path | None = None) -> list[list[str]]:
     """The waits of each step after the first, but for the clock's."""
     machine, _ = train(level, *flags, path=path)
-    waits = machine.watch.waits
+    waits = machine.waits
     # At the end of the warm-up the clock stops and starts again. Each time it waits until the GPU has done its work.
     assert waits[WARM_UP_STEPS].count("synchronize") == 2
     waits[WARM_UP_STEPS] = [wait for wait in waits[WARM_UP_STEPS] if wait != "synchronize"]
@@ -67,31 +50,28 @@ def slow_but(*quick: str) -> list:
 
 
 @pytest.mark.parametrize("data", [[], pytest.param(["--data", "device"], marks=SLOW)], ids=["host", "device"])
-@pytest.mark.parametrize("level", slow_but("00_single_gpu", "02_ddp_raw"))
+@pytest.mark.parametrize("level", slow_but("00_single_gpu", "02_ddp_raw", "03_accelerate"))
 def test_a_step_waits_for_nothing(level, data):
     assert waits_of_steps(level, *data) == [[]] * (STEPS - 1)
+
+
+def test_imitated_gpus_compute_what_the_cpu_computes():
+    _, result = train("00_single_gpu", "--dtype", "float64")
+    on_cpu, _ = run_level("00_single_gpu", [*FLAGS, "--device", "cpu", "--dtype", "float64"])
+    for key in ("loss", "eval_loss", "accuracy"):
+        assert result[key] == pytest.approx(on_cpu[key], abs=1e-9)
 
 
 def test_a_rank_of_level_02_uses_nccl_and_measures_its_own_gpu():
     machine, result = train("02_ddp_raw", "--max-steps", "2")
     assert machine.backend == "nccl"
-    assert machine.watch.collectives
-    assert machine.calls["reset_peak_memory_stats"] == [3]
-    assert result["peak_memory_bytes"] == [peak_of(3)] * GPUS
-
-
-@SLOW
-@pytest.mark.parametrize("level", [*ladder.DISTRIBUTED, *ladder.WITH_CHECKPOINTS])
-def test_the_local_rank_names_the_gpu(level):
-    machine, _ = train(level, "--data", "device", rank=5, nodes=2)  # It is the second of four ranks on the second node.
-    assert machine.calls["set_device"] == [1]
-    assert machine.calls["max_memory_allocated"] == [1]
+    assert machine.collectives
+    assert result["peak_memory_bytes"] == [machine.peaks[OWN_GPU.index]] * WORLD_SIZE
 
 
 def test_each_gpu_of_data_parallel_has_a_peak_of_its_own():
     machine, result = train("01_data_parallel", "--max-steps", "2")
-    assert result["peak_memory_bytes"] == [peak_of(gpu) for gpu in range(GPUS)]
-    assert machine.calls["reset_peak_memory_stats"] == list(range(GPUS))
+    assert result["peak_memory_bytes"] == [machine.peaks[gpu] for gpu in range(GPUS)]
 
 
 @pytest.mark.parametrize("level", slow_but("04_trainer"))
@@ -99,7 +79,7 @@ def test_a_longer_evaluation_waits_for_its_batches_only(level):
     counts = []
     for batches in (2, 4):
         machine, _ = train(level, "--max-steps", "2", "--data", "device", "--eval-samples", str(batches * BATCH))
-        counts.append(len([wait for wait in machine.watch.waits[-1] if wait != ARRIVED]))
+        counts.append(len([wait for wait in machine.waits[-1] if wait != ARRIVED]))
     few, many = counts
     assert few == many
 
@@ -111,8 +91,9 @@ def test_a_longer_evaluation_waits_for_its_batches_only(level):
     "old, new, error",
     [
         ("torch.cuda.set_device(device)", "pass", "before set_device"),
+        ('os.environ["LOCAL_RANK"]', 'os.environ["RANK"]', "set_device names cuda:5"),
         ("dist.all_reduce(totals)", "dist.all_reduce(totals.cpu())", "of a tensor on the CPU"),
-        ("loss = F.nll_loss(model(images)", 'loss = F.nll_loss(model(images.to("cuda:0"))', "on cuda:0"),
+        ("build_model(args).to(device)", "build_model(args)", "on cpu and cuda:1"),
         ("    with measured", "    dist.barrier()\n    with measured", "device_ids None"),
     ],
 )

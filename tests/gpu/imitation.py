@@ -1,0 +1,113 @@
+"""A process as one of eight ranks, each with a GPU, imitated on a machine that has none.
+
+    with imitated_rank() as machine:
+        module.train(args)
+    machine.waits
+
+Real are the level, the core and the Trainer; torch's modules, backward, optimizers and data loaders; all values; and
+the order of all operations. Tensors on a GPU are those of `labels.py`, which are on the CPU and say that they are not.
+The rest that is imitated stands in one table, `stand_ins`: torch.cuda raises where another rank's GPU is named, all
+ranks send what this one sends, and DataParallel and DDP call the bare module.
+
+FSDP and meshes are not imitated, because they need more of torch.cuda: the tests train them on the CPU only. The README
+says what else this cannot see.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from common.accelerator.state import PartialState
+from tests.gpu.labels import Calls, Operations, device_of
+from tests.gpu.machine import GPUS, OWN_GPU, RANK, Machine
+from tests.states import forget_states
+
+_group_by_device_and_dtype = torch._C._group_tensors_by_device_and_dtype  # The real one.
+
+
+def stand_ins(machine: Machine) -> list[tuple[Any, str, Any]]:
+    """All that is imitated but the tensors: a module or class of torch, a name in it, and what stands there instead."""
+    properties = SimpleNamespace(major=9, minor=0, total_memory=2**36, multi_processor_count=100)
+    return [
+        # torch.cuda would ask the driver.
+        (torch.cuda, "is_available", lambda: True),
+        (torch.cuda, "device_count", lambda: GPUS),
+        (torch.cuda, "get_device_properties", lambda device=None: properties),  # DataParallel looks for unequal GPUs.
+        (torch.cuda, "default_generators", [mock.Mock()] * GPUS),  # DataParallel's replicas draw dropout from them.
+        (torch.cuda, "get_rng_state", lambda: torch.zeros(16, dtype=torch.uint8)),
+        (torch.cuda, "set_rng_state", lambda state: None),
+        (torch.cuda, "current_device", lambda: machine.current_gpu),
+        (torch.cuda, "set_device", machine.set_device),
+        (torch.cuda, "reset_peak_memory_stats", machine.reset_peak_memory_stats),
+        (torch.cuda, "max_memory_allocated", machine.max_memory_allocated),
+        (torch.cuda, "current_stream", machine.current_stream),  # An evaluation waits for the end of a copy to the CPU.
+        (torch.cuda, "is_current_stream_capturing", lambda: False),  # An older torch's optimizer asks it at each step.
+        (torch.accelerator, "current_stream", machine.current_stream),  # An optimizer asks it at each step.
+        (torch.accelerator, "is_available", lambda: True),  # A data loader asks before it pins.
+        (torch.accelerator, "synchronize", machine.synchronize),
+        # nccl would wait for the other ranks. The core meets them in a store before it makes the group.
+        (PartialState, "_join", lambda state, backend, *args: machine.init_process_group(backend)),
+        (dist, "init_process_group", machine.init_process_group),
+        (dist, "get_backend", lambda group=None: machine.backend),  # It is "fake", and a level looks for nccl.
+        (dist, "barrier", machine.barrier),
+        (dist, "all_gather_object", gather_own_object),  # Torch would ask the group for its device: the CPU.
+        # C++ would find tensors of the CPU. Optimizers and `clip_grad_norm_` compute in groups of tensors.
+        (torch._C, "_group_tensors_by_device_and_dtype", group_by_label_and_dtype),
+        (nn.DataParallel, "forward", call_module),
+        (DistributedDataParallel, "__init__", init_ddp),
+        (DistributedDataParallel, "forward", call_module),
+    ]
+
+
+def gather_own_object(values: list, value: Any, group: Any = None) -> None:
+    values[:] = [value] * len(values)
+
+
+def group_by_label_and_dtype(lists: list[list], with_indices: bool) -> dict:
+    groups = {}
+    for (_, dtype), (lists_of_group, indices) in _group_by_device_and_dtype(lists, with_indices).items():
+        groups[device_of(lists_of_group[0][0]), dtype] = (lists_of_group, indices)
+    return groups
+
+
+def call_module(wrapper: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return wrapper.module(*args, **kwargs)
+
+
+def init_ddp(ddp: nn.Module, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    nn.Module.__init__(ddp)
+    ddp.module = module
+    ddp.require_backward_grad_sync = True
+
+
+def imitated_rank() -> contextlib.AbstractContextManager[Machine]:
+    """This process as a rank that torchrun has started."""
+    return imitated(Machine([OWN_GPU.index]), RANK)
+
+
+def imitated_process() -> contextlib.AbstractContextManager[Machine]:
+    """This process without torchrun: it is alone, and all GPUs are its own."""
+    return imitated(Machine(list(range(GPUS))), {})
+
+
+@contextlib.contextmanager
+def imitated(machine: Machine, environment: dict[str, str]) -> Iterator[Machine]:
+    forget_states()
+    with contextlib.ExitStack() as stack:
+        stack.callback(forget_states)
+        stack.callback(register_optimizer_step_post_hook(machine.count_step).remove)
+        stack.enter_context(mock.patch.dict(os.environ, environment))
+        for owner, name, stand_in in stand_ins(machine):
+            stack.enter_context(mock.patch.object(owner, name, stand_in))
+        stack.enter_context(Calls(machine))
+        stack.enter_context(Operations(machine))
+        yield machine
