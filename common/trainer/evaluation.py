@@ -167,14 +167,15 @@ def _are_entries(parts: list, batches: list[BatchResult]) -> bool:
         [(5, 4), (3, 4)], [(2, 4), (2, 4)]      entries: 5, 3, 2 and 2 boxes in an image
         [(2, 10), (2, 7)], [(2, 10), (2, 7)]    two outputs
     """
-    has_entry = False
+    are_outputs = True
     for part, batch in zip(parts, batches, strict=True):
-        if isinstance(part, tuple) or len(part) != batch.rows.given:
+        rows = batch.rows.given
+        if isinstance(part, tuple) or len(part) != rows:
             return False
         for item in part:
-            is_rows = isinstance(item, np.ndarray) and item.shape[:1] == (batch.rows.given,)
-            has_entry = has_entry or not is_rows
-    return has_entry
+            has_row_for_each = isinstance(item, np.ndarray) and item.shape[:1] == (rows,)
+            are_outputs = are_outputs and has_row_for_each
+    return not are_outputs
 
 
 def _filled_up(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

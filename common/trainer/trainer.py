@@ -30,6 +30,7 @@ from common.accelerator.state import AcceleratorState
 from common.accelerator.utils.random import get_random_states, set_random_states
 from common.files import write_atomically
 from common.trainer import batches, checkpoint, evaluation, loading, optimization, pretrained, reporting, signatures
+from common.trainer.batches import LossScale
 from common.trainer.progress import LossLog, Plan, TrainingPosition, make_plan
 from common.trainer.trainer_callback import CallbackHandler, DefaultFlowCallback, TrainerControl, TrainerState, as_json
 from common.trainer.training_args import TrainingArguments, resolve_steps
@@ -62,7 +63,7 @@ class Trainer:
 
     Attributes:
         loss_is_scaled_for_ga: for subclasses whose `compute_loss` returns its share of the step's loss (True) or the
-            mean over its micro-batch (False); `_loss_divisor` says which by default.
+            mean over its micro-batch (False); `_loss_scale` says which by default.
     """
 
     loss_is_scaled_for_ga: bool | None = None
@@ -78,10 +79,6 @@ class Trainer:
     saved_steps: list[int]
     # The micro-batches of the present step. `training_step` divides by their number, and overrides read it.
     current_gradient_accumulation_steps: int = 1
-
-    # False while `prediction_step` works on a batch for which another rank may have none: it then must not wait for the
-    # other ranks' numbers of labels. It is no parameter, because overrides have those of `transformers`.
-    _count_is_collective: bool = True
 
     def __init__(
         self,
@@ -303,32 +300,11 @@ class Trainer:
         self._set_optimizer_mode("train")
         inputs = self._prepare_inputs(inputs)
         loss = self._call_compute_loss(model, inputs, num_items_in_batch)
-        divisor = self._loss_divisor(num_items_in_batch)
+        divisor = self._loss_scale(num_items_in_batch).divisor
         if divisor > 1:
             loss = loss / divisor
         self.accelerator.backward(loss)
         return loss.detach()
-
-    def _loss_divisor(self, num_items_in_batch: Tensor | None) -> int:
-        """The number by which `training_step` divides a loss, so that the micro-batches' add up to that of the step.
-
-        | origin of the loss: the first that holds | `compute_loss` returns | divisor |
-        |---|---|---|
-        | `loss_is_scaled_for_ga` is set | a share (True) or a mean (False) | 1 or the number of micro-batches |
-        | `compute_loss_func` | a sum / `num_items_in_batch`: a share | 1 |
-        | a model with a `**kwargs`, and the batches have labels | the same | 1 |
-        | any other model | a mean | the number of micro-batches |
-
-        An override of `compute_loss` is in the row of its model, also where it computes the loss itself.
-
-        `num_items_in_batch` counts the items of all ranks, and DDP averages gradients over the ranks. So `compute_loss`
-        multiplies a loss that was divided by it by the number of ranks.
-        """
-        is_share = self.loss_is_scaled_for_ga
-        if is_share is None:
-            is_divided_by_model = self.model_accepts_loss_kwargs and num_items_in_batch is not None
-            is_share = is_divided_by_model or self.compute_loss_func is not None
-        return 1 if is_share else self.current_gradient_accumulation_steps
 
     def compute_loss(
         self,
@@ -339,30 +315,58 @@ class Trainer:
     ) -> Any:
         """The scalar loss of a batch, or (loss, outputs).
 
-        An override returns what the table of `_loss_divisor` says: a mean over the batch or, for a model that has a
+        An override returns what the table of `_loss_scale` says: a mean over the batch or, for a model that has a
         `**kwargs`, the sum of its losses / `num_items_in_batch`, times the number of ranks. It may leave the argument
         `num_items_in_batch` out, which is None unless the model has a `**kwargs` or there is a `compute_loss_func`.
         """
         labels = None
         if self.compute_loss_func is not None:
             inputs, labels = batches.split_labels(inputs)
-        takes_count = self.model_accepts_loss_kwargs and num_items_in_batch is not None
-        factor = self.accelerator.num_processes * self.current_gradient_accumulation_steps
-        is_checked = factor > 1 and model.training and self.state.global_step == 0 and self.compute_loss_func is None
-        # A compiled model is not checked: torch would compile it for the checked call, and again for all others.
-        if takes_count and is_checked and not any(map(utils.is_compiled_module, model.modules())):
-            outputs = batches.call_and_check_use(model, inputs, num_items_in_batch, factor)
-        elif takes_count:
-            outputs = batches.call_model(model, inputs, num_items_in_batch=num_items_in_batch)
-        else:
-            outputs = batches.call_model(model, inputs)
+        outputs = self._call_model(model, inputs, num_items_in_batch)
         if self.compute_loss_func is None:
             loss = batches.get_loss(outputs)
         else:
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
-        if num_items_in_batch is not None:
-            loss = loss * self.accelerator.num_processes
+        multiplier = self._loss_scale(num_items_in_batch).multiplier
+        if multiplier > 1:
+            loss = loss * multiplier
         return (loss, outputs) if return_outputs else loss
+
+    def _loss_scale(self, num_items: Tensor | None) -> LossScale:
+        """The factors by which the losses of all micro-batches, on all ranks, become that of the step.
+
+        | origin of the loss | the loss | `compute_loss` multiplies by | `training_step` divides by |
+        |---|---|---|---|
+        | `compute_loss_func`, or a model with a `**kwargs` | sum / `num_items` | the number of ranks | 1 |
+        | any other model, or batches without labels | a mean | 1 | the number of micro-batches |
+
+        `num_items` counts the labels of all ranks, and DDP averages the ranks' gradients. So each rank's part of the
+        sum is multiplied by their number. What a `compute_loss_func` makes of batches without labels is left alone.
+
+        An override of `compute_loss` is in the row of its model, also where it computes the loss itself, unless its
+        class sets `loss_is_scaled_for_ga`. It multiplies by itself.
+        """
+        has_function = self.compute_loss_func is not None
+        is_divided_by_count = num_items is not None and (has_function or self.model_accepts_loss_kwargs)
+        is_share = self.loss_is_scaled_for_ga
+        if is_share is None:
+            is_share = has_function or is_divided_by_count
+        return LossScale(
+            multiplier=self.accelerator.num_processes if is_divided_by_count else 1,
+            divisor=1 if is_share else self.current_gradient_accumulation_steps,
+        )
+
+    def _call_model(self, model: nn.Module, inputs: Any, num_items: Tensor | None) -> Any:
+        """The outputs of a model, which is given the count of items if it takes it; the first step checks the use."""
+        if num_items is None or not self.model_accepts_loss_kwargs:
+            return batches.call_model(model, inputs)
+        # A model that ignores the count returns a mean, which is too large by this factor.
+        excess = self.accelerator.num_processes * self.current_gradient_accumulation_steps
+        is_checked = excess > 1 and model.training and self.state.global_step == 0 and self.compute_loss_func is None
+        # A compiled model is not checked: torch would compile it for the checked call, and again for all others.
+        if is_checked and not any(map(utils.is_compiled_module, model.modules())):
+            return batches.call_and_check_use(model, inputs, num_items, excess)
+        return batches.call_model(model, inputs, num_items_in_batch=num_items)
 
     def _call_compute_loss(self, model: nn.Module, inputs: Any, num_items: Tensor | None, **options: Any) -> Any:
         if self._compute_loss_takes_count:
@@ -581,20 +585,16 @@ class Trainer:
 
         device = self.accelerator.device
         states_of_start = get_random_states(device)
-        self._load_without_loader(folder)
+        loader = self.train_dataloader
+        self.accelerator.forget_loader(loader)  # all but its position is loaded
+        self.accelerator.load_state(folder)
+        if loading.is_prepared(loader):
+            self.accelerator.prepare_data_loader(loader)  # registers it again, for the next checkpoints
         if not 0 < self.position.batches < self.plan.batches_per_epoch:
             return None
         saved_states = get_random_states(device)
         set_random_states(device, states_of_start)
         return loading.SkippedBatches(self.position.batches, random_states_after=saved_states)
-
-    def _load_without_loader(self, folder: str) -> None:
-        """Load what a checkpoint holds of the accelerator's, but for the position of the loader."""
-        loader = self.train_dataloader
-        self.accelerator.forget_loader(loader)
-        self.accelerator.load_state(folder)
-        if loading.is_prepared(loader):
-            self.accelerator.prepare_data_loader(loader)  # registers it again, for the next checkpoints
 
     # Evaluation.
 
@@ -697,11 +697,7 @@ class Trainer:
     ) -> Iterator[evaluation.BatchResult]:
         """The results of the loader's batches, each of which is computed when it is asked for."""
         for inputs, rows in loading.read_eval_batches(loader, self.args.per_device_eval_batch_size, self.accelerator):
-            self._count_is_collective = rows.all_ranks_have_samples
-            try:
-                loss, logits, labels = self.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
-            finally:
-                self._count_is_collective = True
+            loss, logits, labels = self.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
             if logits is not None and self.preprocess_logits_for_metrics is not None:
                 logits = self.preprocess_logits_for_metrics(logits, labels)
             yield evaluation.BatchResult(rows, loss, logits, labels)
@@ -732,7 +728,10 @@ class Trainer:
         loss = None
         with torch.no_grad():
             if has_loss:
-                num_items = self._count_items([inputs], self._count_is_collective)
+                # The evaluation under way, or the last one: its batch may be one for which another rank has none.
+                loader = self.callback_handler.eval_dataloader
+                is_collective = loader is None or loading.every_rank_has_samples(loader)
+                num_items = self._count_items([inputs], is_collective)
                 loss, outputs = self._call_compute_loss(model, inputs, num_items, return_outputs=True)
                 loss = loss.detach().mean()
             else:
