@@ -31,9 +31,8 @@ class Images(ImageFolder):
 
     def __getitem__(self, index):
         # Each image of each epoch has a seed of its own, so its crop is the same whichever process or worker reads it.
-        seed = self.seed + self.epoch * len(self) + index
         with torch.random.fork_rng(devices=[]):  # afterwards the generator, which dropout uses too, is as it was before
-            torch.default_generator.manual_seed(seed)
+            torch.default_generator.manual_seed(self.seed + self.epoch * len(self) + index)
             image, label = super().__getitem__(index)
         return (image,), label
 

@@ -36,9 +36,8 @@ class Images(ImageFolder):
 
     def __getitem__(self, index):
         # Each image of each epoch has a seed of its own, so its crop is the same whichever process or worker reads it.
-        seed = self.seed + self.epoch * len(self) + index
         with torch.random.fork_rng(devices=[]):  # afterwards the generator, which dropout uses too, is as it was before
-            torch.default_generator.manual_seed(seed)
+            torch.default_generator.manual_seed(self.seed + self.epoch * len(self) + index)
             image, label = super().__getitem__(index)
         return (image,), label
 
@@ -87,8 +86,7 @@ class TaskTrainer(Trainer):
         return (loss, {"outputs": outputs}) if return_outputs else loss
 
     def evaluate(self, *args, **kwargs):
-        # Each rank has batch norm's statistics of its own shards. The Trainer evaluates the bare network, and not DDP,
-        # which would send rank 0's to the others.
+        # Each rank has batch norm's statistics of its own shards. For the evaluation, all take those of rank 0.
         if dist.is_initialized():
             for buffer in self.model.buffers():
                 dist.broadcast(buffer, src=0)
@@ -143,8 +141,7 @@ def train(args):
     torch.manual_seed(args.seed)
     model = build_network(args, train_set)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    steps = len(train_set) // args.batch_size * args.epochs
-    schedule = cosine_schedule(optimizer, steps)
+    schedule = cosine_schedule(optimizer, args.epochs * (len(train_set) // args.batch_size))
     trainer = TaskTrainer(  # joins the other processes
         model,
         training_args,

@@ -6,7 +6,7 @@ even the ranks out are left out.
 
 import time
 from collections.abc import Iterable, Mapping
-from itertools import chain, zip_longest
+from itertools import chain, pairwise, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,15 +84,9 @@ def to_host(results: Iterable[BatchResult], device: torch.device) -> list[BatchR
     """The results of a rank's batches as NumPy arrays, each moved to the CPU while a GPU computes the next one."""
     if device.type != "cuda":
         return [as_arrays(send_to_device(result, "cpu")) for result in results]
-    arrived: list[BatchResult] = []
-    copy: CopyToHost | None = None
-    for result in results:  # the GPU has begun to compute this one, and the one before is on its way
-        if copy is not None:
-            arrived.append(copy.read())
-        copy = CopyToHost(result, device)
-    if copy is not None:
-        arrived.append(copy.read())
-    return arrived
+    copies = (CopyToHost(result, device) for result in results)
+    # `pairwise` asks for the next batch before it gives a copy out, so the GPU computes while the copy is read.
+    return [copy.read() for copy, _ in pairwise(chain(copies, [None]))]
 
 
 def as_arrays(data: Any) -> Any:

@@ -105,9 +105,8 @@ class BatchRows(NamedTuple):
 
     Attributes:
         given: the samples that the model is given.
-        num_real: those that are no repetitions: the first ones. 0 in a rank that has only repetitions.
-        is_padded: True if ranks repeat samples in this round (one batch of each rank), which evens them out. This rank
-            may be none of them.
+        num_real: the first ones, which are no repetitions. It is 0 in a rank that has only repetitions.
+        is_padded: True if any rank repeats samples in this round, in which each rank has one batch.
     """
 
     given: int
@@ -132,14 +131,14 @@ def read_eval_batches(loader: Any, batch_size: int, accelerator: Accelerator) ->
         short_step = loader.short_step if is_prepared(loader) else None
         if short_step is None:
             rows = _count_samples(loader, batch, accelerator.num_processes) or batch_size
-            num_real = rows
-        else:
-            rows = short_step.own_rows
-            num_real = short_step.num_real
+            yield batch, BatchRows(rows, rows, is_padded=False)
+            continue
+        rows = short_step.own_rows
+        num_real = short_step.num_real
         if 0 < num_real < rows:
             batch = first_samples(batch, rows, num_real)
             rows = num_real
-        yield batch, BatchRows(rows, num_real, is_padded=short_step is not None)
+        yield batch, BatchRows(rows, num_real, is_padded=True)
 
 
 def _count_samples(loader: Any, batch: Any, num_processes: int) -> int | None:

@@ -196,8 +196,8 @@ class Trainer:
             accelerator.forget_model(self.model)
 
         loader = self.get_train_dataloader()
-        # An override may return a plain loader, or the prepared one of the last training, which is forgotten above. A
-        # prepared loader is only registered here, so that checkpoints hold its position.
+        # An override may return a plain loader, which is dealt out to the ranks here, or a prepared one, which is only
+        # registered here, so that checkpoints hold its position.
         if loading.is_prepared(loader) or loading.every_rank_reads_all(loader, accelerator.num_processes):
             loader = accelerator.prepare_data_loader(loader)
         self.train_dataloader = loader
@@ -338,13 +338,11 @@ class Trainer:
         | origin of the loss | the loss | `compute_loss` multiplies by | `training_step` divides by |
         |---|---|---|---|
         | `compute_loss_func`, or a model with a `**kwargs` | sum / `num_items` | the number of ranks | 1 |
-        | any other model, or batches without labels | a mean | 1 | the number of micro-batches |
+        | any other model, or such a model without labels | a mean | 1 | the number of micro-batches |
+        | `compute_loss_func` without labels | its own | 1 | 1 |
 
-        `num_items` counts the labels of all ranks, and DDP averages the ranks' gradients. So each rank's part of the
-        sum is multiplied by their number. What a `compute_loss_func` makes of batches without labels is left alone.
-
-        An override of `compute_loss` is in the row of its model, also where it computes the loss itself, unless its
-        class sets `loss_is_scaled_for_ga`. It multiplies by itself.
+        `num_items` counts the labels of all ranks, and DDP averages gradients over the ranks: hence the multiplication.
+        An override of `compute_loss` is in the row of its model, unless its class sets `loss_is_scaled_for_ga`.
         """
         has_function = self.compute_loss_func is not None
         is_divided_by_count = num_items is not None and (has_function or self.model_accepts_loss_kwargs)
@@ -360,12 +358,11 @@ class Trainer:
         """The outputs of a model, which is given the count of items if it takes it; the first step checks the use."""
         if num_items is None or not self.model_accepts_loss_kwargs:
             return batches.call_model(model, inputs)
-        # A model that ignores the count returns a mean, which is too large by this factor.
-        excess = self.accelerator.num_processes * self.current_gradient_accumulation_steps
-        is_checked = excess > 1 and model.training and self.state.global_step == 0 and self.compute_loss_func is None
+        factor = self.accelerator.num_processes * self.current_gradient_accumulation_steps
+        is_checked = factor > 1 and model.training and self.state.global_step == 0 and self.compute_loss_func is None
         # A compiled model is not checked: torch would compile it for the checked call, and again for all others.
         if is_checked and not any(map(utils.is_compiled_module, model.modules())):
-            return batches.call_and_check_use(model, inputs, num_items, excess)
+            return batches.call_and_check_use(model, inputs, num_items, factor)
         return batches.call_model(model, inputs, num_items_in_batch=num_items)
 
     def _call_compute_loss(self, model: nn.Module, inputs: Any, num_items: Tensor | None, **options: Any) -> Any:
@@ -548,7 +545,8 @@ class Trainer:
 
         Overrides of `save_model` and `_save` write there too. Afterwards the accelerator writes `model.safetensors`.
         """
-        if _overrides(self, "save_model") or _overrides(self, "_save"):
+        own = type(self)
+        if own.save_model is not Trainer.save_model or own._save is not Trainer._save:
             self.save_model(draft, _internal_call=True)
         elif self.is_world_process_zero():
             # Adapters have a file of their own besides, for `from_pretrained`.
@@ -728,8 +726,7 @@ class Trainer:
         loss = None
         with torch.no_grad():
             if has_loss:
-                # The evaluation under way, or the last one: its batch may be one for which another rank has none.
-                loader = self.callback_handler.eval_dataloader
+                loader = self.callback_handler.eval_dataloader  # of the evaluation under way
                 is_collective = loader is None or loading.every_rank_has_samples(loader)
                 num_items = self._count_items([inputs], is_collective)
                 loss, outputs = self._call_compute_loss(model, inputs, num_items, return_outputs=True)
@@ -915,11 +912,6 @@ class Trainer:
     def end(self) -> None:
         """Finish the trackers and leave the process group: the last call in a script."""
         self.accelerator.end_training()
-
-
-def _overrides(trainer: Trainer, name: str) -> bool:
-    """True if the class of `trainer` has another method of this name than the Trainer's."""
-    return getattr(type(trainer), name) is not getattr(Trainer, name)
 
 
 def configure_process(args: TrainingArguments) -> None:

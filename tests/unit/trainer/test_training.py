@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from common.trainer import Trainer
 from tests.toys import Net, Points, Stream, seeded_net, token_loss
-from tests.unit.trainer.toy import make_trainer, trained_weights, weights
+from tests.unit.trainer.toy import Junk, make_trainer, trained_weights, weights
 
 
 class PlainDescent(Trainer):
@@ -76,13 +76,6 @@ class Adapted(Handing):
         return self.inner(labels=labels, **kwargs)
 
 
-class WithColumns(Points):
-    """Points with a column that the model does not take."""
-
-    def __getitem__(self, index):
-        return super().__getitem__(index) | {"other": 1}
-
-
 WRAPPERS = {
     "DataParallel": nn.DataParallel,
     "own": lambda net: Handing(nn.DataParallel(net)),
@@ -95,7 +88,7 @@ WRAPPERS = {
 def test_a_wrapper_is_treated_as_the_model_inside(name, tmp_path):
     wrapped = WRAPPERS[name](seeded_net())
     settings = {"gradient_accumulation_steps": 2, "train": 32}
-    extra = {"train_dataset": WithColumns(32), "eval_dataset": WithColumns(9)}
+    extra = {"train_dataset": Junk(32), "eval_dataset": Junk(9)}
     trainer = make_trainer(tmp_path, model=wrapped, extra=extra, **settings)
     trainer.train()
     assert torch.equal(weights(trainer), trained_weights(tmp_path, **settings))
