@@ -129,8 +129,8 @@ def train(args):
 
     for epoch in range(first_epoch, args.epochs):
         sampler.generator.manual_seed(args.seed + epoch)  # another order for each epoch
-        train_set.epoch = epoch  # and other crops
-        torch.manual_seed(args.seed + epoch)  # for dropout: a resumed run draws what an uninterrupted one draws
+        train_set.epoch = epoch  # other crops for each epoch
+        torch.manual_seed(args.seed + epoch)  # so dropout draws in a resumed run what it draws in any other
         model.train()
         train_loss = torch.zeros((), dtype=torch.float64, device=device)
         for batch in train_loader:

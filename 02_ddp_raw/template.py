@@ -156,8 +156,8 @@ def train(args):
 
     for epoch in range(first_epoch, args.epochs):
         sampler.set_epoch(epoch)  # another order for each epoch
-        train_set.epoch = epoch  # and other crops
-        # For dropout: each rank draws its own, and a resumed run draws what an uninterrupted one draws.
+        train_set.epoch = epoch  # other crops for each epoch
+        # So dropout draws other numbers on each rank, and in a resumed run what it draws in any other.
         torch.manual_seed(args.seed + epoch * world_size + rank)
         model.train()
         train_loss = torch.zeros((), dtype=torch.float64, device=device)

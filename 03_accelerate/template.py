@@ -95,7 +95,7 @@ def newest_checkpoint(folder):
 
 def train(args):
     accelerator = Accelerator(
-        cpu=not torch.cuda.is_available(),  # else Hugging Face's would let each CPU process train alone
+        cpu=not torch.cuda.is_available(),  # without it, each CPU process trains alone on Hugging Face's
         dataloader_config=DataLoaderConfiguration(
             split_batches=True,  # the batch of a loader is the global one
             use_seedable_sampler=True,  # the order of an epoch is a function of data_seed and its number
@@ -133,8 +133,8 @@ def train(args):
 
     for epoch in range(first_epoch, args.epochs):
         train_loader.set_epoch(epoch)  # another order for each epoch
-        train_set.epoch = epoch  # and other crops
-        # For dropout: each rank draws its own, and a resumed run draws what an uninterrupted one draws.
+        train_set.epoch = epoch  # other crops for each epoch
+        # So dropout draws other numbers on each rank, and in a resumed run what it draws in any other.
         set_seed(args.seed + epoch * accelerator.num_processes, device_specific=True)
         model.train()
         train_loss = torch.zeros((), dtype=torch.float64, device=accelerator.device)

@@ -32,7 +32,7 @@ class Images(ImageFolder):
     def __init__(self, folder, transform, seed):
         super().__init__(folder, transform)
         self.seed = seed
-        self.epoch = 0  # the training loop counts it
+        self.epoch = 0  # NextEpoch counts it
 
     def __getitem__(self, index):
         # Each image of each epoch has a seed of its own, so its crop is the same whichever process or worker reads it.
@@ -122,11 +122,11 @@ def train(args):
         num_train_epochs=args.epochs,
         max_grad_norm=1.0,
         eval_strategy="epoch",
-        logging_strategy="epoch",  # of the training loss
+        logging_strategy="epoch",  # the training loss is logged
         save_strategy="epoch" if args.checkpoint else "no",
         save_total_limit=2,
         seed=args.seed,
-        data_seed=args.seed,  # of the order
+        data_seed=args.seed,  # the order of the samples depends on it
         dataloader_num_workers=args.workers,
         dataloader_pin_memory=torch.cuda.is_available(),
         ddp_find_unused_parameters=False,

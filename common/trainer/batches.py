@@ -108,7 +108,7 @@ def count_labels(batch: Any, shifted: bool = False) -> Tensor | None:
     """The number of labels other than -100 in a batch, or None. If `shifted`, the first of each row does not count."""
     _, labels = split_labels(batch)
     if labels is not None and isinstance(batch, Mapping) and "shift_labels" in batch:
-        labels = batch["shift_labels"]  # which some collators of language models make
+        labels = batch["shift_labels"]  # some collators of language models make them
     elif shifted and isinstance(labels, Tensor):
         labels = labels[..., 1:]
     return labels.ne(-100).sum() if isinstance(labels, Tensor) else None
@@ -172,8 +172,8 @@ def call_and_check_use(model: nn.Module, batch: Any, num_items: Tensor, factor: 
 class LossScale(NamedTuple):
     """The factors of a micro-batch's loss."""
 
-    multiplier: int  # of `compute_loss`
-    divisor: int  # of `training_step`
+    multiplier: int  # `compute_loss` multiplies by it
+    divisor: int  # `training_step` divides by it
 
 
 def get_loss(outputs: Any) -> Tensor:

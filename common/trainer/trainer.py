@@ -221,7 +221,7 @@ class Trainer:
         self.callback_handler.train_dataloader = self.train_dataloader
 
     def _new_state(self) -> TrainerState:
-        """The state that callbacks see at the beginning of a training as long as `plan` says."""
+        """The state with which a training begins that follows `plan`."""
         args = self.args
         max_steps = self.plan.max_steps
         state = TrainerState(
@@ -496,7 +496,7 @@ class Trainer:
         metrics["train_loss"] = train_loss
         self.log(metrics)
         if self.args.disable_tqdm:
-            metrics.pop("total_flos", None)  # as in the original, where the callback that prints a log removes it
+            metrics.pop("total_flos", None)  # in the original, the callback that prints a log removes it
         if state.best_global_step is not None and state.best_global_step not in self.saved_steps:
             logger.warning(
                 f"the best evaluation was at step {state.best_global_step}, where no checkpoint was saved: "
@@ -726,7 +726,7 @@ class Trainer:
         loss = None
         with torch.no_grad():
             if has_loss:
-                loader = self.callback_handler.eval_dataloader  # of the evaluation under way
+                loader = self.callback_handler.eval_dataloader  # the one that is being read
                 is_collective = loader is None or loading.every_rank_has_samples(loader)
                 num_items = self._count_items([inputs], is_collective)
                 loss, outputs = self._call_compute_loss(model, inputs, num_items, return_outputs=True)
@@ -782,7 +782,7 @@ class Trainer:
         if args.remove_unused_columns:
             collator = batches.ColumnFilter(collator, self.model, self.label_names)
         settings: dict[str, Any] = {}
-        if not isinstance(dataset, IterableDataset):  # which has its own order and, as in `transformers`, its own end
+        if not isinstance(dataset, IterableDataset):  # a stream has its own order and end, as in `transformers`
             settings["sampler"] = self._get_train_sampler(dataset) if is_training else self._get_eval_sampler(dataset)
             if is_training:
                 workers = args.dataloader_num_workers

@@ -391,7 +391,7 @@ class TrainingArguments:
 
     @property
     def eval_batch_size(self) -> int:
-        """The same in an evaluation."""
+        """Samples in a batch of an evaluation, counted in the same way."""
         return self.per_device_eval_batch_size
 
     @property

@@ -124,6 +124,14 @@ def test_a_count_of_items_that_a_model_ignores_is_pointed_out(tmp_path, caplog):
     assert "its loss is 7 times too large" in caplog.text
 
 
+def test_a_count_that_an_override_passes_to_a_model_without_keywords_changes_no_loss(tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path)
+    monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
+    batch = {"x": Points(8).x, "labels": Points(8).labels}
+    expected = trainer.compute_loss(trainer.model, batch)
+    assert trainer.compute_loss(trainer.model, batch, num_items_in_batch=torch.tensor(8.0)) == expected
+
+
 def test_a_compiled_model_that_is_given_the_count_is_compiled_once(tmp_path):
     compiled = []
 
@@ -165,19 +173,9 @@ def test_outputs_may_be_dicts_tuples_objects_or_the_loss(tmp_path):
 
 
 def test_tuples_and_tensors_are_batches_too(tmp_path):
-    class Pair(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = seeded_net()
-
-        def forward(self, x, labels):
-            return self.net(x, labels)
-
     points = Points(40)
     pairs = TensorDataset(points.x, points.labels)
-    assert torch.equal(
-        trained_weights(tmp_path, model=Pair(), extra={"train_dataset": pairs}), trained_weights(tmp_path)
-    )
+    assert torch.equal(trained_weights(tmp_path, extra={"train_dataset": pairs}), trained_weights(tmp_path))
 
     def loss_function(outputs, labels, num_items_in_batch=None):
         return F.cross_entropy(outputs, labels, reduction="sum") / num_items_in_batch
