@@ -5,8 +5,7 @@ A network of torchvision learns to classify images. Each class is a subfolder: D
     python 00_single_gpu/template.py DATA --epochs 10 --checkpoint run.pt
 
 For a task of your own change three places: the data set with `load_data`, the network, the loss with its score.
-Ctrl-C stops it: it prints a traceback with KeyboardInterrupt. What was saved after the last whole epoch
-stays, and the same command goes on with the next one. Without --checkpoint nothing is saved.
+With --checkpoint it saves after each epoch. After Ctrl-C the same command goes on with the epoch that was cut short.
 """
 
 import argparse
@@ -27,16 +26,12 @@ class Images(ImageFolder):
     def __init__(self, folder, transform, seed):
         super().__init__(folder, transform)
         self.seed = seed
-        self.epoch = 0
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
+        self.epoch = 0  # the training loop counts it
 
     def __getitem__(self, index):
         # Each image of each epoch has a seed of its own, so its crop is the same whichever process or worker reads it.
-        seed = self.seed + self.epoch * len(self) + index
-        with torch.random.fork_rng(devices=[]):  # dropout draws from torch's generator too: it goes on as it was
-            torch.default_generator.manual_seed(seed)
+        with torch.random.fork_rng(devices=[]):  # afterwards the generator, which dropout uses too, is as it was before
+            torch.default_generator.manual_seed(self.seed + self.epoch * len(self) + index)
             image, label = super().__getitem__(index)
         return (image,), label
 
@@ -62,8 +57,8 @@ def compute_loss(outputs, targets):
 
 
 def cosine_schedule(optimizer, steps):
-    """The rate falls to 0 in so many steps, also in a run that resumes and has got more epochs."""
-    # CosineAnnealingLR would go back to the number of steps that it was saved with.
+    """The learning rate falls to 0 in `steps` steps, along half a wave of a cosine."""
+    # A resumed run may have more epochs. CosineAnnealingLR would keep the number of steps that it was saved with.
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2)
 
 
@@ -99,7 +94,7 @@ def save(path, model, optimizer, schedule, epoch):
         "epoch": epoch,
     }
     torch.save(state, path + ".new")
-    os.replace(path + ".new", path)  # after a crash the old file is there, or the new one
+    os.replace(path + ".new", path)  # a crash leaves the old file or the new one, and no half of one
 
 
 def load(path, model, optimizer, schedule, device):
@@ -127,15 +122,15 @@ def train(args):
     schedule = cosine_schedule(optimizer, args.epochs * len(train_loader))
     if args.checkpoint:
         os.makedirs(os.path.dirname(os.path.abspath(args.checkpoint)), exist_ok=True)
-        open(args.checkpoint + ".new", "wb").close()  # if that fails, it fails before the training
+        open(args.checkpoint + ".new", "wb").close()  # a file that cannot be written is an error now
     first_epoch = 0
     if args.checkpoint and os.path.exists(args.checkpoint):
         first_epoch = load(args.checkpoint, model, optimizer, schedule, device)
 
     for epoch in range(first_epoch, args.epochs):
         sampler.generator.manual_seed(args.seed + epoch)  # another order for each epoch
-        train_set.set_epoch(epoch)  # and other crops
-        torch.manual_seed(args.seed + epoch)  # for dropout: a resumed run draws what an uninterrupted one draws
+        train_set.epoch = epoch  # other crops for each epoch
+        torch.manual_seed(args.seed + epoch)  # so dropout draws in a resumed run what it draws in any other
         model.train()
         train_loss = torch.zeros((), dtype=torch.float64, device=device)
         for batch in train_loader:

@@ -3,8 +3,7 @@
     torchrun --standalone --nproc-per-node 2 02_ddp_raw/template.py DATA --epochs 10 --checkpoint run.pt
 
 For a task of your own change three places: the data set with `load_data`, the network, the loss with its score.
-Ctrl-C stops it: each process prints a traceback with KeyboardInterrupt. What was saved after the last whole epoch
-stays, and the same command goes on with the next one. Without --checkpoint nothing is saved.
+With --checkpoint it saves after each epoch. After Ctrl-C the same command goes on with the epoch that was cut short.
 """
 
 import argparse
@@ -28,16 +27,12 @@ class Images(ImageFolder):
     def __init__(self, folder, transform, seed):
         super().__init__(folder, transform)
         self.seed = seed
-        self.epoch = 0
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
+        self.epoch = 0  # the training loop counts it
 
     def __getitem__(self, index):
         # Each image of each epoch has a seed of its own, so its crop is the same whichever process or worker reads it.
-        seed = self.seed + self.epoch * len(self) + index
-        with torch.random.fork_rng(devices=[]):  # dropout draws from torch's generator too: it goes on as it was
-            torch.default_generator.manual_seed(seed)
+        with torch.random.fork_rng(devices=[]):  # afterwards the generator, which dropout uses too, is as it was before
+            torch.default_generator.manual_seed(self.seed + self.epoch * len(self) + index)
             image, label = super().__getitem__(index)
         return (image,), label
 
@@ -63,8 +58,8 @@ def compute_loss(outputs, targets):
 
 
 def cosine_schedule(optimizer, steps):
-    """The rate falls to 0 in so many steps, also in a run that resumes and has got more epochs."""
-    # CosineAnnealingLR would go back to the number of steps that it was saved with.
+    """The learning rate falls to 0 in `steps` steps, along half a wave of a cosine."""
+    # A resumed run may have more epochs. CosineAnnealingLR would keep the number of steps that it was saved with.
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2)
 
 
@@ -116,7 +111,7 @@ def save(path, model, optimizer, schedule, epoch):
         "epoch": epoch,
     }
     torch.save(state, path + ".new")
-    os.replace(path + ".new", path)  # after a crash the old file is there, or the new one
+    os.replace(path + ".new", path)  # a crash leaves the old file or the new one, and no half of one
 
 
 def load(path, model, optimizer, schedule, device):
@@ -147,22 +142,22 @@ def train(args):
 
     torch.manual_seed(args.seed)
     model = build_network(args, train_set).to(device)
-    model = DistributedDataParallel(model)  # on its device already; batch norm: see FROM_YOUR_SCRIPT.md
+    model = DistributedDataParallel(model)  # FROM_YOUR_SCRIPT.md says what it does to batch norm
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     schedule = cosine_schedule(optimizer, args.epochs * len(train_loader))
     if rank == 0 and args.checkpoint:
         os.makedirs(os.path.dirname(os.path.abspath(args.checkpoint)), exist_ok=True)
-        open(args.checkpoint + ".new", "wb").close()  # if that fails, it fails before the training
+        open(args.checkpoint + ".new", "wb").close()  # a file that cannot be written is an error now
     first_epoch = 0
     found = [bool(args.checkpoint) and os.path.exists(args.checkpoint)]
-    dist.broadcast_object_list(found)  # rank 0 looks: all ranks resume, or none
+    dist.broadcast_object_list(found)  # rank 0 has looked, so all ranks resume or none does
     if found[0]:
         first_epoch = load(args.checkpoint, model.module, optimizer, schedule, device)  # every rank reads the file
 
     for epoch in range(first_epoch, args.epochs):
         sampler.set_epoch(epoch)  # another order for each epoch
-        train_set.set_epoch(epoch)  # and other crops
-        # For dropout: each rank draws its own, and a resumed run draws what an uninterrupted one draws.
+        train_set.epoch = epoch  # other crops for each epoch
+        # So dropout draws other numbers on each rank, and in a resumed run what it draws in any other.
         torch.manual_seed(args.seed + epoch * world_size + rank)
         model.train()
         train_loss = torch.zeros((), dtype=torch.float64, device=device)
@@ -176,7 +171,7 @@ def train(args):
             optimizer.zero_grad()
             train_loss += loss.detach()
 
-        # The bare network: shards may differ in length.
+        # The shards may differ in length, and the forward of DDP waits for all ranks: the bare network evaluates.
         total, seen = evaluate(model.module, val_loader, device).tolist()
         dist.all_reduce(train_loss)
         mean_loss = train_loss.item() / len(train_loader) / world_size
@@ -185,7 +180,7 @@ def train(args):
         if rank == 0 and args.checkpoint:
             save(args.checkpoint, model.module, optimizer, schedule, epoch)
     network = model.module
-    del model  # before its group: a DDP that is freed after it may wait for ever (torch 2.11)
+    del model  # a DDP that is freed after its group may wait for ever (torch 2.11)
     dist.destroy_process_group()
     return network
 

@@ -5,8 +5,7 @@
 The same file runs on Hugging Face Accelerate: replace `common.accelerator` by `accelerate`.
 
 For a task of your own change three places: the data set with `load_data`, the network, the loss with its score.
-Ctrl-C stops it: each process prints a traceback with KeyboardInterrupt. What was saved after the last whole epoch
-stays, and the same command goes on with the next one. Without --checkpoint nothing is saved.
+With --checkpoint it saves after each epoch. After Ctrl-C the same command goes on with the epoch that was cut short.
 """
 
 import argparse
@@ -33,16 +32,12 @@ class Images(ImageFolder):
     def __init__(self, folder, transform, seed):
         super().__init__(folder, transform)
         self.seed = seed
-        self.epoch = 0
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
+        self.epoch = 0  # the training loop counts it
 
     def __getitem__(self, index):
         # Each image of each epoch has a seed of its own, so its crop is the same whichever process or worker reads it.
-        seed = self.seed + self.epoch * len(self) + index
-        with torch.random.fork_rng(devices=[]):  # dropout draws from torch's generator too: it goes on as it was
-            torch.default_generator.manual_seed(seed)
+        with torch.random.fork_rng(devices=[]):  # afterwards the generator, which dropout uses too, is as it was before
+            torch.default_generator.manual_seed(self.seed + self.epoch * len(self) + index)
             image, label = super().__getitem__(index)
         return (image,), label
 
@@ -68,8 +63,8 @@ def compute_loss(outputs, targets):
 
 
 def cosine_schedule(optimizer, steps):
-    """The rate falls to 0 in so many steps, also in a run that resumes and has got more epochs."""
-    # CosineAnnealingLR would go back to the number of steps that it was saved with.
+    """The learning rate falls to 0 in `steps` steps, along half a wave of a cosine."""
+    # A resumed run may have more epochs. CosineAnnealingLR would keep the number of steps that it was saved with.
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2)
 
 
@@ -100,7 +95,7 @@ def newest_checkpoint(folder):
 
 def train(args):
     accelerator = Accelerator(
-        cpu=not torch.cuda.is_available(),  # else Hugging Face's would let each CPU process train alone
+        cpu=not torch.cuda.is_available(),  # without it, each CPU process trains alone on Hugging Face's
         dataloader_config=DataLoaderConfiguration(
             split_batches=True,  # the batch of a loader is the global one
             use_seedable_sampler=True,  # the order of an epoch is a function of data_seed and its number
@@ -126,20 +121,20 @@ def train(args):
     model, optimizer, schedule, train_loader, val_loader = accelerator.prepare(
         model, optimizer, schedule, train_loader, val_loader
     )
-    if accelerator.is_main_process and args.checkpoint:  # if that fails, it fails before the training
+    if accelerator.is_main_process and args.checkpoint:  # a folder that cannot be written is an error now
         Path(args.checkpoint).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=args.checkpoint).close()
     first_epoch = 0
     found = [newest_checkpoint(args.checkpoint)]
-    broadcast_object_list(found)  # rank 0 looks: all ranks resume, or none
+    broadcast_object_list(found)  # rank 0 has looked, so all ranks resume or none does
     if found[0]:
         accelerator.load_state(found[0])
         first_epoch = int(found[0].name.removeprefix("epoch_")) + 1
 
     for epoch in range(first_epoch, args.epochs):
         train_loader.set_epoch(epoch)  # another order for each epoch
-        train_set.set_epoch(epoch)  # and other crops
-        # For dropout: each rank draws its own, and a resumed run draws what an uninterrupted one draws.
+        train_set.epoch = epoch  # other crops for each epoch
+        # So dropout draws other numbers on each rank, and in a resumed run what it draws in any other.
         set_seed(args.seed + epoch * accelerator.num_processes, device_specific=True)
         model.train()
         train_loss = torch.zeros((), dtype=torch.float64, device=accelerator.device)
@@ -152,12 +147,10 @@ def train(args):
             optimizer.zero_grad()
             train_loss += loss.detach()
 
-        totals = evaluate(model, val_loader, accelerator)
-        total, seen = totals.tolist()
+        total, seen = evaluate(model, val_loader, accelerator).tolist()
         train_loss = accelerator.reduce(train_loss, reduction="mean") / len(train_loader)
-        accelerator.print(
-            f"epoch {epoch}: training loss {train_loss:.4f}, score {total / seen:.4f} of {seen:.0f}", flush=True
-        )
+        if accelerator.is_main_process:
+            print(f"epoch {epoch}: training loss {train_loss:.4f}, score {total / seen:.4f} of {seen:.0f}", flush=True)
         if args.checkpoint:
             folder = f"{args.checkpoint}/epoch_{epoch:05}"
             accelerator.save_state(folder + ".new")

@@ -67,7 +67,8 @@ class Progress:
 def resume(accelerator, args, progress):
     accelerator.load_state()  # takes the newest checkpoint that is whole
     refuse_longer_training(args.epochs, progress.global_step, progress.steps_per_epoch)
-    accelerator.print(f"{args.level}: resumed at step {progress.global_step}")
+    if accelerator.is_main_process:  # accelerator.print would print on each machine
+        print(f"{args.level}: resumed at step {progress.global_step}")
 
 
 def save(accelerator, model, progress):
@@ -77,7 +78,8 @@ def save(accelerator, model, progress):
     accelerator.project_configuration.iteration = progress.global_step
     # By default common.accelerator waits for nobody: rank 0 alone may call it. Accelerate ignores the argument.
     accelerator.save_state(all_ranks=True)
-    accelerator.print(f"saved at step {progress.global_step}")
+    if accelerator.is_main_process:
+        print(f"saved at step {progress.global_step}")
 
 
 def save_or_stop(accelerator, model, progress, schedule, signals):

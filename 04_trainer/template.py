@@ -5,8 +5,7 @@
 The same file runs on Hugging Face's Trainer: replace `common.trainer` by `transformers`.
 
 For a task of your own change three places: the data set with `load_data`, the network, the loss with its score.
-Ctrl-C stops it: each process prints a traceback with KeyboardInterrupt. What was saved after the last whole epoch
-stays, and the same command goes on with the next one. Without --checkpoint nothing is saved.
+With --checkpoint it saves after each epoch. After Ctrl-C the same command goes on with the epoch that was cut short.
 If Hugging Face's is killed while it saves, half a checkpoint stays. Remove it before you run the command again.
 """
 
@@ -33,16 +32,12 @@ class Images(ImageFolder):
     def __init__(self, folder, transform, seed):
         super().__init__(folder, transform)
         self.seed = seed
-        self.epoch = 0
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
+        self.epoch = 0  # NextEpoch counts it
 
     def __getitem__(self, index):
         # Each image of each epoch has a seed of its own, so its crop is the same whichever process or worker reads it.
-        seed = self.seed + self.epoch * len(self) + index
-        with torch.random.fork_rng(devices=[]):  # dropout draws from torch's generator too: it goes on as it was
-            torch.default_generator.manual_seed(seed)
+        with torch.random.fork_rng(devices=[]):  # afterwards the generator, which dropout uses too, is as it was before
+            torch.default_generator.manual_seed(self.seed + self.epoch * len(self) + index)
             image, label = super().__getitem__(index)
         return (image,), label
 
@@ -68,8 +63,8 @@ def compute_loss(outputs, targets):
 
 
 def cosine_schedule(optimizer, steps):
-    """The rate falls to 0 in so many steps, also in a run that resumes and has got more epochs."""
-    # CosineAnnealingLR would go back to the number of steps that it was saved with.
+    """The learning rate falls to 0 in `steps` steps, along half a wave of a cosine."""
+    # A resumed run may have more epochs. CosineAnnealingLR would keep the number of steps that it was saved with.
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2)
 
 
@@ -91,7 +86,7 @@ class TaskTrainer(Trainer):
         return (loss, {"outputs": outputs}) if return_outputs else loss
 
     def evaluate(self, *args, **kwargs):
-        # The Trainer runs the bare network here, and batch norm's statistics are of each rank's shards: take rank 0's.
+        # Each rank has batch norm's statistics of its own shards. For the evaluation, all take those of rank 0.
         if dist.is_initialized():
             for buffer in self.model.buffers():
                 dist.broadcast(buffer, src=0)
@@ -101,11 +96,8 @@ class TaskTrainer(Trainer):
 class NextEpoch(TrainerCallback):
     """Tells the data set the number of the epoch."""
 
-    def __init__(self, train_set):
-        self.train_set = train_set
-
-    def on_epoch_begin(self, args, state, control, **kwargs):
-        self.train_set.set_epoch(round(state.epoch))
+    def on_epoch_begin(self, args, state, control, train_dataloader, **kwargs):
+        train_dataloader.dataset.epoch = round(state.epoch)
 
 
 def to_dict(batch):
@@ -130,11 +122,11 @@ def train(args):
         num_train_epochs=args.epochs,
         max_grad_norm=1.0,
         eval_strategy="epoch",
-        logging_strategy="epoch",  # of the training loss
+        logging_strategy="epoch",  # the training loss is logged
         save_strategy="epoch" if args.checkpoint else "no",
         save_total_limit=2,
         seed=args.seed,
-        data_seed=args.seed,  # of the order
+        data_seed=args.seed,  # the order of the samples depends on it
         dataloader_num_workers=args.workers,
         dataloader_pin_memory=torch.cuda.is_available(),
         ddp_find_unused_parameters=False,
@@ -149,8 +141,7 @@ def train(args):
     torch.manual_seed(args.seed)
     model = build_network(args, train_set)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    steps = len(train_set) // args.batch_size * args.epochs
-    schedule = cosine_schedule(optimizer, steps)
+    schedule = cosine_schedule(optimizer, args.epochs * (len(train_set) // args.batch_size))
     trainer = TaskTrainer(  # joins the other processes
         model,
         training_args,
@@ -159,14 +150,14 @@ def train(args):
         eval_dataset=val_set,
         compute_metrics=mean_score,
         optimizers=(optimizer, schedule),
-        callbacks=[NextEpoch(train_set)],
+        callbacks=[NextEpoch],
     )
-    if trainer.is_world_process_zero() and args.checkpoint:  # if that fails, it fails before the training
+    if trainer.is_world_process_zero() and args.checkpoint:  # a folder that cannot be written is an error now
         tempfile.TemporaryFile(dir=args.checkpoint).close()
     torch.manual_seed(args.seed + training_args.process_index)  # by default all ranks drop the same units out
     found = [bool(args.checkpoint) and any(Path(args.checkpoint).glob("checkpoint-*"))]
     if dist.is_initialized():
-        dist.broadcast_object_list(found)  # rank 0 looks: all ranks resume, or none
+        dist.broadcast_object_list(found)  # rank 0 has looked, so all ranks resume or none does
     trainer.train(resume_from_checkpoint=found[0])
     trainer.accelerator.end_training()  # leaves the other processes
     return model

@@ -1,8 +1,7 @@
 """From samples to batches, and from batches to a model: collating, unused columns, labels, outputs."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -109,7 +108,7 @@ def count_labels(batch: Any, shifted: bool = False) -> Tensor | None:
     """The number of labels other than -100 in a batch, or None. If `shifted`, the first of each row does not count."""
     _, labels = split_labels(batch)
     if labels is not None and isinstance(batch, Mapping) and "shift_labels" in batch:
-        labels = batch["shift_labels"]  # which some collators of language models make
+        labels = batch["shift_labels"]  # some collators of language models make them
     elif shifted and isinstance(labels, Tensor):
         labels = labels[..., 1:]
     return labels.ne(-100).sum() if isinstance(labels, Tensor) else None
@@ -117,20 +116,17 @@ def count_labels(batch: Any, shifted: bool = False) -> Tensor | None:
 
 def first_samples(batch: Any, rows: int, count: int) -> Any:
     """The first `count` samples of a batch of `rows`. A tensor or list of another length stays as it is."""
-    cut = partial(_first_rows, rows=rows, count=count)
-    # A batch of 2 samples for a model with 2 arguments: the list of arguments is not a list of samples, and is not cut.
-    return map_nested(cut, batch, is_leaf=lambda part: part is not batch)
 
+    def has_samples(part: Any) -> bool:
+        is_array = isinstance(part, Tensor | np.ndarray) and part.ndim > 0
+        # A batch of 2 samples for a model with 2 arguments: the list of arguments is not a list of samples.
+        is_list = isinstance(part, tuple | list) and part is not batch
+        return (is_array or is_list) and len(part) == rows
 
-def _first_rows(part: Any, rows: int, count: int) -> Any:
-    """The first `count` rows of `part`, if it has `rows` of them; else `part` with its items cut in this way."""
-    is_array = isinstance(part, Tensor | np.ndarray) and part.ndim > 0
-    is_list = isinstance(part, tuple | list)
-    if (is_array or is_list) and len(part) == rows:
-        return part[:count]
-    if is_list or isinstance(part, Mapping):
-        return first_samples(part, rows, count)
-    return part
+    def cut(part: Any) -> Any:
+        return part[:count] if has_samples(part) else part
+
+    return map_nested(cut, batch, is_leaf=has_samples)
 
 
 def call_model(model: nn.Module, batch: Any, **more: Any) -> Any:
@@ -142,8 +138,8 @@ def call_model(model: nn.Module, batch: Any, **more: Any) -> Any:
     return model(batch, **more)
 
 
-class UseOf(TorchFunctionMode):
-    """Notes, while it is entered, whether anything is computed with a tensor, or read of it."""
+class UseDetector(TorchFunctionMode):
+    """A block in which `is_used` becomes True as soon as anything is computed with a tensor, or read from it."""
 
     def __init__(self, tensor: Tensor) -> None:
         super().__init__()
@@ -152,7 +148,7 @@ class UseOf(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_argument = any(leaf is self.tensor for leaf in leaves((args, kwargs or {})))
-        if is_argument and func.__name__ != "__get__":  # a look at its device, or another attribute, is no use
+        if is_argument and func.__name__ != "__get__":  # reading its device, or another attribute, is no use
             self.is_used = True
         return func(*args, **(kwargs or {}))
 
@@ -163,14 +159,21 @@ def call_and_check_use(model: nn.Module, batch: Any, num_items: Tensor, factor: 
     A `**kwargs` in the signature does not tell whether the model divides its loss by the count. If it does not, the
     loss is a mean that nobody divides: it is too large by `factor`, and no error shows it.
     """
-    with UseOf(num_items) as count:
+    with UseDetector(num_items) as detector:
         outputs = call_model(model, batch, num_items_in_batch=num_items)
-    if not count.is_used:
+    if not detector.is_used:
         logger.warning_once(
             f"the model takes num_items_in_batch, in its **kwargs, and does not use it: its loss is {factor} "
             "times too large, and gradients are too. Set accepts_loss_kwargs = False on the model"
         )
     return outputs
+
+
+class LossScale(NamedTuple):
+    """The factors of a micro-batch's loss."""
+
+    multiplier: int  # `compute_loss` multiplies by it
+    divisor: int  # `training_step` divides by it
 
 
 def get_loss(outputs: Any) -> Tensor:
@@ -195,7 +198,7 @@ def get_logits(outputs: Any, ignore_keys: list[str], holds_loss: bool) -> Any:
 
     Args:
         ignore_keys: keys of a dict, or attributes of an object, to leave out.
-        holds_loss: whether "loss", or a tuple's first element, is a loss and no prediction.
+        holds_loss: True if "loss", or a tuple's first element, is a loss and no prediction.
     """
     if isinstance(outputs, Tensor):
         return () if outputs.dim() == 0 else outputs

@@ -36,13 +36,12 @@ def write_progress(folder: str, state: TrainerState, progress: dict[str, Any]) -
 
 def read_progress(folder: str) -> tuple[TrainerState, dict[str, Any]]:
     """State and progress in a checkpoint that `find_checkpoint` has found. All ranks must call this."""
-    state, text = run_on_all_ranks(lambda: _read_files(folder))
-    return state, json.loads(text)
+    return run_on_all_ranks(lambda: _read_progress(folder))
 
 
-def _read_files(folder: str) -> tuple[TrainerState, str]:
+def _read_progress(folder: str) -> tuple[TrainerState, dict[str, Any]]:
     state = TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}")
-    return state, Path(folder, PROGRESS_NAME).read_text(encoding="utf-8")
+    return state, json.loads(Path(folder, PROGRESS_NAME).read_text(encoding="utf-8"))
 
 
 def delete_oldest(output_dir: str, saved_steps: list[int], kept: list[Path], limit: int) -> None:

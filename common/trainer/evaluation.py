@@ -6,7 +6,7 @@ even the ranks out are left out.
 
 import time
 from collections.abc import Iterable, Mapping
-from itertools import chain, zip_longest
+from itertools import chain, pairwise, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,15 +84,9 @@ def to_host(results: Iterable[BatchResult], device: torch.device) -> list[BatchR
     """The results of a rank's batches as NumPy arrays, each moved to the CPU while a GPU computes the next one."""
     if device.type != "cuda":
         return [as_arrays(send_to_device(result, "cpu")) for result in results]
-    arrived: list[BatchResult] = []
-    copy: CopyToHost | None = None
-    for result in results:  # the GPU has begun to compute this one, and the one before is on its way
-        if copy is not None:
-            arrived.append(copy.read())
-        copy = CopyToHost(result, device)
-    if copy is not None:
-        arrived.append(copy.read())
-    return arrived
+    copies = (CopyToHost(result, device) for result in results)
+    # `pairwise` asks for the next batch before it gives a copy out, so the GPU computes while the copy is read.
+    return [copy.read() for copy, _ in pairwise(chain(copies, [None]))]
 
 
 def as_arrays(data: Any) -> Any:
@@ -167,14 +161,15 @@ def _are_entries(parts: list, batches: list[BatchResult]) -> bool:
         [(5, 4), (3, 4)], [(2, 4), (2, 4)]      entries: 5, 3, 2 and 2 boxes in an image
         [(2, 10), (2, 7)], [(2, 10), (2, 7)]    two outputs
     """
-    has_entry = False
+    are_outputs = True
     for part, batch in zip(parts, batches, strict=True):
-        if isinstance(part, tuple) or len(part) != batch.rows.given:
+        rows = batch.rows.given
+        if isinstance(part, tuple) or len(part) != rows:
             return False
         for item in part:
-            is_rows = isinstance(item, np.ndarray) and item.shape[:1] == (batch.rows.given,)
-            has_entry = has_entry or not is_rows
-    return has_entry
+            has_row_for_each = isinstance(item, np.ndarray) and item.shape[:1] == (rows,)
+            are_outputs = are_outputs and has_row_for_each
+    return not are_outputs
 
 
 def _filled_up(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -35,6 +35,12 @@ def every_rank_reads_all(loader: Any, num_processes: int) -> bool:
     return not isinstance(sampler, DistributedSampler | DistributedEvalSampler)
 
 
+def every_rank_has_samples(loader: Any) -> bool:
+    """True if it is certain that each rank has samples of its own in the batch that `loader` has given last."""
+    # A loader that is not prepared may have more batches on some ranks than on others.
+    return is_prepared(loader) and loader.short_step is None
+
+
 def length_of(data: Any) -> int | None:
     """The length of a loader or a data set; None where it has none, as a stream."""
     try:
@@ -99,16 +105,13 @@ class BatchRows(NamedTuple):
 
     Attributes:
         given: the samples that the model is given.
-        num_real: those that are no repetitions: the first ones. 0 in a rank that has only repetitions.
-        is_padded: True if ranks repeat samples in this round (one batch of each rank), which evens them out. This rank
-            may be none of them.
-        all_ranks_have_samples: True if it is certain that every rank has a batch in this round.
+        num_real: the first ones, which are no repetitions. It is 0 in a rank that has only repetitions.
+        is_padded: True if any rank repeats samples in this round, in which each rank has one batch.
     """
 
     given: int
     num_real: int
     is_padded: bool
-    all_ranks_have_samples: bool
 
     def real_part(self, part: Any) -> Any:
         """Outputs or labels of the batch, without those of repetitions.
@@ -128,16 +131,14 @@ def read_eval_batches(loader: Any, batch_size: int, accelerator: Accelerator) ->
         short_step = loader.short_step if is_prepared(loader) else None
         if short_step is None:
             rows = _count_samples(loader, batch, accelerator.num_processes) or batch_size
-            num_real = rows
-        else:
-            rows = short_step.own_rows
-            num_real = short_step.num_real
+            yield batch, BatchRows(rows, rows, is_padded=False)
+            continue
+        rows = short_step.own_rows
+        num_real = short_step.num_real
         if 0 < num_real < rows:
             batch = first_samples(batch, rows, num_real)
             rows = num_real
-        # A loader that is not prepared may have more batches on some ranks than on others.
-        all_ranks_have_samples = is_prepared(loader) and short_step is None
-        yield batch, BatchRows(rows, num_real, short_step is not None, all_ranks_have_samples)
+        yield batch, BatchRows(rows, num_real, is_padded=True)
 
 
 def _count_samples(loader: Any, batch: Any, num_processes: int) -> int | None:

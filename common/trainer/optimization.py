@@ -187,11 +187,11 @@ def make_scheduler(optimizer: Optimizer, args: Any, num_training_steps: int) -> 
     name = args.lr_scheduler_type
     options = args.lr_scheduler_kwargs or {}
     if name.startswith("constant"):
-        options = {}  # ignored, as in the original
+        options = {}  # the original ignores them too
     if name == "reduce_lr_on_plateau":
         return ReduceLROnPlateau(optimizer, **options)
     length = ScheduleLength(args.get_warmup_steps(num_training_steps), num_training_steps, optimizer.defaults["lr"])
     schedule = _SCHEDULES[name]
-    if name not in ("constant", "warmup_stable_decay"):  # which have no climb, or one of their own
+    if name not in ("constant", "warmup_stable_decay"):  # these have no climb, or one of their own
         schedule = partial(with_warmup, schedule)
     return LambdaLR(optimizer, partial(schedule, length=length, **options))

@@ -30,6 +30,7 @@ from common.accelerator.state import AcceleratorState
 from common.accelerator.utils.random import get_random_states, set_random_states
 from common.files import write_atomically
 from common.trainer import batches, checkpoint, evaluation, loading, optimization, pretrained, reporting, signatures
+from common.trainer.batches import LossScale
 from common.trainer.progress import LossLog, Plan, TrainingPosition, make_plan
 from common.trainer.trainer_callback import CallbackHandler, DefaultFlowCallback, TrainerControl, TrainerState, as_json
 from common.trainer.training_args import TrainingArguments, resolve_steps
@@ -62,7 +63,7 @@ class Trainer:
 
     Attributes:
         loss_is_scaled_for_ga: for subclasses whose `compute_loss` returns its share of the step's loss (True) or the
-            mean over its micro-batch (False); `_loss_divisor` says which by default.
+            mean over its micro-batch (False); `_loss_scale` says which by default.
     """
 
     loss_is_scaled_for_ga: bool | None = None
@@ -78,10 +79,6 @@ class Trainer:
     saved_steps: list[int]
     # The micro-batches of the present step. `training_step` divides by their number, and overrides read it.
     current_gradient_accumulation_steps: int = 1
-
-    # False while `prediction_step` works on a batch for which another rank may have none: it then must not wait for the
-    # other ranks' numbers of labels. It is no parameter, because overrides have those of `transformers`.
-    _count_is_collective: bool = True
 
     def __init__(
         self,
@@ -199,8 +196,8 @@ class Trainer:
             accelerator.forget_model(self.model)
 
         loader = self.get_train_dataloader()
-        # An override may return a plain loader, or the prepared one of the last training, which is forgotten above. A
-        # prepared loader is only registered here, so that checkpoints hold its position.
+        # An override may return a plain loader, which is dealt out to the ranks here, or a prepared one, which is only
+        # registered here, so that checkpoints hold its position.
         if loading.is_prepared(loader) or loading.every_rank_reads_all(loader, accelerator.num_processes):
             loader = accelerator.prepare_data_loader(loader)
         self.train_dataloader = loader
@@ -224,7 +221,7 @@ class Trainer:
         self.callback_handler.train_dataloader = self.train_dataloader
 
     def _new_state(self) -> TrainerState:
-        """The state that callbacks see at the beginning of a training as long as `plan` says."""
+        """The state with which a training begins that follows `plan`."""
         args = self.args
         max_steps = self.plan.max_steps
         state = TrainerState(
@@ -303,32 +300,11 @@ class Trainer:
         self._set_optimizer_mode("train")
         inputs = self._prepare_inputs(inputs)
         loss = self._call_compute_loss(model, inputs, num_items_in_batch)
-        divisor = self._loss_divisor(num_items_in_batch)
+        divisor = self._loss_scale(num_items_in_batch).divisor
         if divisor > 1:
             loss = loss / divisor
         self.accelerator.backward(loss)
         return loss.detach()
-
-    def _loss_divisor(self, num_items_in_batch: Tensor | None) -> int:
-        """The number by which `training_step` divides a loss, so that the micro-batches' add up to that of the step.
-
-        | origin of the loss: the first that holds | `compute_loss` returns | divisor |
-        |---|---|---|
-        | `loss_is_scaled_for_ga` is set | a share (True) or a mean (False) | 1 or the number of micro-batches |
-        | `compute_loss_func` | a sum / `num_items_in_batch`: a share | 1 |
-        | a model with a `**kwargs`, and the batches have labels | the same | 1 |
-        | any other model | a mean | the number of micro-batches |
-
-        An override of `compute_loss` is in the row of its model, also where it computes the loss itself.
-
-        `num_items_in_batch` counts the items of all ranks, and DDP averages gradients over the ranks. So `compute_loss`
-        multiplies a loss that was divided by it by the number of ranks.
-        """
-        is_share = self.loss_is_scaled_for_ga
-        if is_share is None:
-            is_divided_by_model = self.model_accepts_loss_kwargs and num_items_in_batch is not None
-            is_share = is_divided_by_model or self.compute_loss_func is not None
-        return 1 if is_share else self.current_gradient_accumulation_steps
 
     def compute_loss(
         self,
@@ -339,30 +315,55 @@ class Trainer:
     ) -> Any:
         """The scalar loss of a batch, or (loss, outputs).
 
-        An override returns what the table of `_loss_divisor` says: a mean over the batch or, for a model that has a
+        An override returns what the table of `_loss_scale` says: a mean over the batch or, for a model that has a
         `**kwargs`, the sum of its losses / `num_items_in_batch`, times the number of ranks. It may leave the argument
         `num_items_in_batch` out, which is None unless the model has a `**kwargs` or there is a `compute_loss_func`.
         """
         labels = None
         if self.compute_loss_func is not None:
             inputs, labels = batches.split_labels(inputs)
-        takes_count = self.model_accepts_loss_kwargs and num_items_in_batch is not None
-        factor = self.accelerator.num_processes * self.current_gradient_accumulation_steps
-        is_checked = factor > 1 and model.training and self.state.global_step == 0 and self.compute_loss_func is None
-        # A compiled model is not checked: torch would compile it for the checked call, and again for all others.
-        if takes_count and is_checked and not any(map(utils.is_compiled_module, model.modules())):
-            outputs = batches.call_and_check_use(model, inputs, num_items_in_batch, factor)
-        elif takes_count:
-            outputs = batches.call_model(model, inputs, num_items_in_batch=num_items_in_batch)
-        else:
-            outputs = batches.call_model(model, inputs)
+        outputs = self._call_model(model, inputs, num_items_in_batch)
         if self.compute_loss_func is None:
             loss = batches.get_loss(outputs)
         else:
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
-        if num_items_in_batch is not None:
-            loss = loss * self.accelerator.num_processes
+        multiplier = self._loss_scale(num_items_in_batch).multiplier
+        if multiplier > 1:
+            loss = loss * multiplier
         return (loss, outputs) if return_outputs else loss
+
+    def _loss_scale(self, num_items: Tensor | None) -> LossScale:
+        """The factors by which the losses of all micro-batches, on all ranks, become that of the step.
+
+        | origin of the loss | the loss | `compute_loss` multiplies by | `training_step` divides by |
+        |---|---|---|---|
+        | `compute_loss_func`, or a model with a `**kwargs` | sum / `num_items` | the number of ranks | 1 |
+        | any other model, or such a model without labels | a mean | 1 | the number of micro-batches |
+        | `compute_loss_func` without labels | its own | 1 | 1 |
+
+        `num_items` counts the labels of all ranks, and DDP averages gradients over the ranks: hence the multiplication.
+        An override of `compute_loss` is in the row of its model, unless its class sets `loss_is_scaled_for_ga`.
+        """
+        has_function = self.compute_loss_func is not None
+        is_divided_by_count = num_items is not None and (has_function or self.model_accepts_loss_kwargs)
+        is_share = self.loss_is_scaled_for_ga
+        if is_share is None:
+            is_share = has_function or is_divided_by_count
+        return LossScale(
+            multiplier=self.accelerator.num_processes if is_divided_by_count else 1,
+            divisor=1 if is_share else self.current_gradient_accumulation_steps,
+        )
+
+    def _call_model(self, model: nn.Module, inputs: Any, num_items: Tensor | None) -> Any:
+        """The outputs of a model, which is given the count of items if it takes it; the first step checks the use."""
+        if num_items is None or not self.model_accepts_loss_kwargs:
+            return batches.call_model(model, inputs)
+        factor = self.accelerator.num_processes * self.current_gradient_accumulation_steps
+        is_checked = factor > 1 and model.training and self.state.global_step == 0 and self.compute_loss_func is None
+        # A compiled model is not checked: torch would compile it for the checked call, and again for all others.
+        if is_checked and not any(map(utils.is_compiled_module, model.modules())):
+            return batches.call_and_check_use(model, inputs, num_items, factor)
+        return batches.call_model(model, inputs, num_items_in_batch=num_items)
 
     def _call_compute_loss(self, model: nn.Module, inputs: Any, num_items: Tensor | None, **options: Any) -> Any:
         if self._compute_loss_takes_count:
@@ -495,7 +496,7 @@ class Trainer:
         metrics["train_loss"] = train_loss
         self.log(metrics)
         if self.args.disable_tqdm:
-            metrics.pop("total_flos", None)  # as in the original, where the callback that prints a log removes it
+            metrics.pop("total_flos", None)  # in the original, the callback that prints a log removes it
         if state.best_global_step is not None and state.best_global_step not in self.saved_steps:
             logger.warning(
                 f"the best evaluation was at step {state.best_global_step}, where no checkpoint was saved: "
@@ -544,7 +545,8 @@ class Trainer:
 
         Overrides of `save_model` and `_save` write there too. Afterwards the accelerator writes `model.safetensors`.
         """
-        if _overrides(self, "save_model") or _overrides(self, "_save"):
+        own = type(self)
+        if own.save_model is not Trainer.save_model or own._save is not Trainer._save:
             self.save_model(draft, _internal_call=True)
         elif self.is_world_process_zero():
             # Adapters have a file of their own besides, for `from_pretrained`.
@@ -686,11 +688,7 @@ class Trainer:
     ) -> Iterator[evaluation.BatchResult]:
         """The results of the loader's batches, each of which is computed when it is asked for."""
         for inputs, rows in loading.read_eval_batches(loader, self.args.per_device_eval_batch_size, self.accelerator):
-            self._count_is_collective = rows.all_ranks_have_samples
-            try:
-                loss, logits, labels = self.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
-            finally:
-                self._count_is_collective = True
+            loss, logits, labels = self.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
             if logits is not None and self.preprocess_logits_for_metrics is not None:
                 logits = self.preprocess_logits_for_metrics(logits, labels)
             yield evaluation.BatchResult(rows, loss, logits, labels)
@@ -721,7 +719,9 @@ class Trainer:
         loss = None
         with torch.no_grad():
             if has_loss:
-                num_items = self._count_items([inputs], self._count_is_collective)
+                loader = self.callback_handler.eval_dataloader  # the one that is being read
+                is_collective = loader is None or loading.every_rank_has_samples(loader)
+                num_items = self._count_items([inputs], is_collective)
                 loss, outputs = self._call_compute_loss(model, inputs, num_items, return_outputs=True)
                 loss = loss.detach().mean()
             else:
@@ -775,7 +775,7 @@ class Trainer:
         if args.remove_unused_columns:
             collator = batches.ColumnFilter(collator, self.model, self.label_names)
         settings: dict[str, Any] = {}
-        if not isinstance(dataset, IterableDataset):  # which has its own order and, as in `transformers`, its own end
+        if not isinstance(dataset, IterableDataset):  # a stream has its own order and end, as in `transformers`
             settings["sampler"] = self._get_train_sampler(dataset) if is_training else self._get_eval_sampler(dataset)
             if is_training:
                 workers = args.dataloader_num_workers
@@ -905,11 +905,6 @@ class Trainer:
     def end(self) -> None:
         """Finish the trackers and leave the process group: the last call in a script."""
         self.accelerator.end_training()
-
-
-def _overrides(trainer: Trainer, name: str) -> bool:
-    """True if the class of `trainer` has another method of this name than the Trainer's."""
-    return getattr(type(trainer), name) is not getattr(Trainer, name)
 
 
 def configure_process(args: TrainingArguments) -> None:

@@ -273,7 +273,7 @@ class EarlyStoppingCallback(TrainerCallback):
         metric = metrics.get(str(args.best_metric_key))
         if metric is None:  # one of several evaluation sets, and not the one to watch
             return
-        best = state.best_metric  # of the evaluations before: the Trainer updates it after the event
+        best = state.best_metric  # the Trainer updates it after this event
         is_better = np.greater if args.greater_is_better else np.less
         if best is None or (is_better(metric, best) and abs(metric - best) > self.early_stopping_threshold):
             self.early_stopping_patience_counter = 0

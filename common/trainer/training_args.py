@@ -214,13 +214,17 @@ class TrainingArguments:
     push_to_hub: bool = False
 
     def __post_init__(self) -> None:
-        self.debug = self.debug or []
-        if self.output_dir is None:
-            self.output_dir = "trainer_output"
-        self.output_dir = os.path.expanduser(self.output_dir)
-        trackers = [self.report_to] if isinstance(self.report_to, str) else self.report_to
-        self.report_to = [] if trackers is None or list(trackers) == ["none"] else trackers
-        # A command line gives these as JSON, or as the name of a file with it.
+        self._read_json()
+        self._complete_output()
+        self._complete_activation_checkpointing()
+        self._check_not_offered()
+        self._check_choices()
+        self._check_numbers()
+        self._complete_evaluation()
+        self.make_fsdp_plugin()  # refuses settings that it does not know
+
+    def _read_json(self) -> None:
+        """Read the settings that a command line gives as JSON, or as the name of a file with it."""
         dicts = ["accelerator_config", "lr_scheduler_kwargs", "fsdp_config"]
         dicts += ["activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"]
         for name in dicts:
@@ -231,11 +235,15 @@ class TrainingArguments:
         if not isinstance(self.accelerator_config, AcceleratorConfig):
             settings: Any = self.accelerator_config or {}
             self.accelerator_config = AcceleratorConfig(**settings)
-        self._complete_activation_checkpointing()
-        self._check_names()
-        self._check_numbers()
-        self._complete_evaluation()
-        self.make_fsdp_plugin()  # refuses settings that it does not know
+
+    def _complete_output(self) -> None:
+        """Give the folder of the run, its trackers and `debug` the types that scripts expect."""
+        if self.output_dir is None:
+            self.output_dir = "trainer_output"
+        self.output_dir = os.path.expanduser(self.output_dir)
+        trackers = [self.report_to] if isinstance(self.report_to, str) else self.report_to
+        self.report_to = [] if trackers is None or list(trackers) == ["none"] else trackers
+        self.debug = self.debug or []
 
     def _complete_activation_checkpointing(self) -> None:
         """Give both names the same value."""
@@ -246,7 +254,7 @@ class TrainingArguments:
         self.gradient_checkpointing = self.activation_checkpointing
         self.gradient_checkpointing_kwargs = self.activation_checkpointing_kwargs
 
-    def _check_names(self) -> None:
+    def _check_not_offered(self) -> None:
         not_offered = {
             "push_to_hub": False,
             "deepspeed": None,
@@ -257,6 +265,8 @@ class TrainingArguments:
         for name, value in not_offered.items():
             if getattr(self, name) != value:
                 raise ValueError(f"{name} must be {value!r}: this Trainer offers nothing of the kind")
+
+    def _check_choices(self) -> None:
         choices_of = {
             "optim": OPTIMIZERS,
             "lr_scheduler_type": SCHEDULES,
@@ -381,7 +391,7 @@ class TrainingArguments:
 
     @property
     def eval_batch_size(self) -> int:
-        """The same in an evaluation."""
+        """Samples in a batch of an evaluation, counted in the same way."""
         return self.per_device_eval_batch_size
 
     @property

@@ -72,9 +72,6 @@ class Pairs(Dataset):
         self.tokens[::3, 4:] = 0
         self.numbers = torch.randn(size, 3, generator=draw, dtype=torch.float64)
 
-    def set_epoch(self, epoch):
-        pass
-
     def __len__(self):
         return len(self.tokens)
 
@@ -107,22 +104,23 @@ def train_pairs(template):
     template.score = lambda outputs, targets: (outputs - targets).abs()
 
 
+def call_at_each_epoch(template, set_epoch):
+    """Call `set_epoch(images, epoch)` where the template sets the epoch of the images."""
+    template.Images.epoch = property(lambda images: vars(images)["epoch"], set_epoch)
+
+
 def stop_after_two_epochs(template):
     def set_epoch(images, epoch):
         if epoch == EPOCHS - 1:
             raise Interrupted
-        images.epoch = epoch
+        vars(images)["epoch"] = epoch
 
-    template.Images.set_epoch = set_epoch
+    call_at_each_epoch(template, set_epoch)
 
 
 def take_the_next_crops(template):
     """The same samples as ever are cropped as in the next epoch."""
-
-    def set_epoch(images, epoch):
-        images.epoch = epoch + 1
-
-    template.Images.set_epoch = set_epoch
+    call_at_each_epoch(template, lambda images, epoch: vars(images).update(epoch=epoch + 1))
 
 
 WITH_DROPOUT = partial(build_small_net, dropout=0.5)

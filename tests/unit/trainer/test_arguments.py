@@ -22,7 +22,7 @@ from common.trainer import AcceleratorConfig, Trainer, TrainingArguments
 from tests.states import forget_states
 from tests.toys import Net, Points
 from tests.unit.trainer.both import LIBRARIES, end, make, on_both, same_on_both
-from tests.unit.trainer.toy import accuracy, make_trainer, trained_weights, weights
+from tests.unit.trainer.toy import Junk, accuracy, make_trainer, trained_weights, weights
 
 STEPWISE = {"eval_strategy": "steps", "eval_steps": 2}
 BY_EPOCH = {"eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epochs": 3}
@@ -149,11 +149,6 @@ def test_argument_dataloader_pin_memory(tmp_path, monkeypatch):
     assert trainer.get_train_dataloader().pin_memory
     trainer.args.dataloader_pin_memory = False
     assert not trainer.get_train_dataloader().pin_memory
-
-
-class Junk(Points):
-    def __getitem__(self, index):
-        return super().__getitem__(index) | {"junk": "text"}
 
 
 def test_argument_remove_unused_columns(tmp_path):

@@ -10,20 +10,15 @@ from tests.unit.trainer.both import make, same_on_both
 from tests.unit.trainer.toy import accuracy, make_trainer
 
 
-def shown(tmp_path, capsys, reporter) -> str:
-    """The output of a reporter in a training with an evaluation in each of two epochs."""
+@pytest.mark.parametrize("reporter", [PrinterCallback, ProgressCallback])
+def test_each_evaluation_is_a_line(reporter, tmp_path, capsys):
     evaluated = {"evaluate": 8, "eval_strategy": "epoch", "num_train_epochs": 2, "logging_steps": 3}
     trainer = make_trainer(tmp_path, extra={"compute_metrics": accuracy}, **evaluated)
     trainer.pop_callback(PrinterCallback)
     trainer.add_callback(reporter)
     trainer.train()
     captured = capsys.readouterr()
-    return captured.out + captured.err
-
-
-@pytest.mark.parametrize("reporter", [PrinterCallback, ProgressCallback])
-def test_each_evaluation_is_a_line(reporter, tmp_path, capsys):
-    out = shown(tmp_path, capsys, reporter)
+    out = captured.out + captured.err
     lines = out.splitlines()
     evaluations = [line for line in lines if "eval_loss" in line]
     assert [line.rpartition("epoch ")[2] for line in evaluations] == ["1", "2"]

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from common.trainer import Trainer
 from tests.toys import Net, Points, Stream, seeded_net, token_loss
-from tests.unit.trainer.toy import make_trainer, trained_weights, weights
+from tests.unit.trainer.toy import Junk, make_trainer, trained_weights, weights
 
 
 class PlainDescent(Trainer):
@@ -76,13 +76,6 @@ class Adapted(Handing):
         return self.inner(labels=labels, **kwargs)
 
 
-class WithColumns(Points):
-    """Points with a column that the model does not take."""
-
-    def __getitem__(self, index):
-        return super().__getitem__(index) | {"other": 1}
-
-
 WRAPPERS = {
     "DataParallel": nn.DataParallel,
     "own": lambda net: Handing(nn.DataParallel(net)),
@@ -95,7 +88,7 @@ WRAPPERS = {
 def test_a_wrapper_is_treated_as_the_model_inside(name, tmp_path):
     wrapped = WRAPPERS[name](seeded_net())
     settings = {"gradient_accumulation_steps": 2, "train": 32}
-    extra = {"train_dataset": WithColumns(32), "eval_dataset": WithColumns(9)}
+    extra = {"train_dataset": Junk(32), "eval_dataset": Junk(9)}
     trainer = make_trainer(tmp_path, model=wrapped, extra=extra, **settings)
     trainer.train()
     assert torch.equal(weights(trainer), trained_weights(tmp_path, **settings))
@@ -129,6 +122,14 @@ def test_a_count_of_items_that_a_model_ignores_is_pointed_out(tmp_path, caplog):
     assert "num_items_in_batch" not in caplog.text
     assert train(Ignoring) == pytest.approx(7 * right)
     assert "its loss is 7 times too large" in caplog.text
+
+
+def test_a_count_that_an_override_passes_to_a_model_without_keywords_changes_no_loss(tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path)
+    monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
+    batch = {"x": Points(8).x, "labels": Points(8).labels}
+    expected = trainer.compute_loss(trainer.model, batch)
+    assert trainer.compute_loss(trainer.model, batch, num_items_in_batch=torch.tensor(8.0)) == expected
 
 
 def test_a_compiled_model_that_is_given_the_count_is_compiled_once(tmp_path):
@@ -172,19 +173,9 @@ def test_outputs_may_be_dicts_tuples_objects_or_the_loss(tmp_path):
 
 
 def test_tuples_and_tensors_are_batches_too(tmp_path):
-    class Pair(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = seeded_net()
-
-        def forward(self, x, labels):
-            return self.net(x, labels)
-
     points = Points(40)
     pairs = TensorDataset(points.x, points.labels)
-    assert torch.equal(
-        trained_weights(tmp_path, model=Pair(), extra={"train_dataset": pairs}), trained_weights(tmp_path)
-    )
+    assert torch.equal(trained_weights(tmp_path, extra={"train_dataset": pairs}), trained_weights(tmp_path))
 
     def loss_function(outputs, labels, num_items_in_batch=None):
         return F.cross_entropy(outputs, labels, reduction="sum") / num_items_in_batch

@@ -10,6 +10,13 @@ from tests.toys import Points, seeded_net
 EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 
 
+class Junk(Points):
+    """Points with a column that the model does not take."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(index) | {"junk": "text"}
+
+
 def accuracy(prediction) -> dict:
     return {"accuracy": (prediction.predictions.argmax(-1) == prediction.label_ids).mean()}
 
