@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.harness import two_nodes
 from common.cores import available_cores
 from common.data import mnist_on_disk
 from common.processes import RankFailed, started_pools
@@ -72,6 +73,14 @@ def mnist() -> str:
     if not mnist_on_disk(root):
         pytest.skip(f"real MNIST is not in {root}/MNIST/raw (set MNIST_ROOT)")
     return str(root)
+
+
+@pytest.fixture
+def needs_two_nodes() -> None:
+    """The test is skipped where no two nodes can be made of network namespaces."""
+    reason = two_nodes.why_not()
+    if reason is not None:
+        pytest.skip(f"no two nodes: {reason}")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,10 +8,8 @@ import pytest
 
 from benchmarks.harness import level_runs
 from benchmarks.harness.node_ranks import node_ranks
-from benchmarks.harness.two_nodes import ADDRESSES, two_nodes, why_not
+from benchmarks.harness.two_nodes import ADDRESSES, two_nodes
 from benchmarks.suites import network
-
-TWO_NODES = pytest.mark.skipif(why_not() is not None, reason=f"no two nodes: {why_not()}")
 
 
 def test_two_nodes_are_held_against_one_in_the_record():
@@ -21,7 +19,7 @@ def test_two_nodes_are_held_against_one_in_the_record():
 
 
 @pytest.mark.slow
-@TWO_NODES
+@pytest.mark.usefixtures("needs_two_nodes")
 def test_two_nodes_can_throttle_their_cable_and_leave_nothing_behind():
     with pytest.raises(ZeroDivisionError), two_nodes() as nodes:
         assert set(nodes.names) <= _namespaces()
@@ -35,7 +33,7 @@ def test_two_nodes_can_throttle_their_cable_and_leave_nothing_behind():
 
 
 @pytest.mark.slow
-@TWO_NODES
+@pytest.mark.usefixtures("needs_two_nodes")
 def test_ranks_on_two_nodes_run_one_job_after_another_until_one_ends(capfd):
     with node_ranks() as pair:
         assert pair.run(os.getenv, "RANK", timeout=100) == ["0", "1"]
