@@ -49,7 +49,8 @@ class Script:
     precision: str = "no"
     skipped: int = 0  # Micro-batches that the first epoch leaves out.
     evaluates: bool = False  # After each micro-batch.
-    stopped_after: int | None = None  # Micro-batches. The script then stops at the end of their window, and resumes.
+    stopped_after: int | None = None  # Micro-batches. The script then stops, and resumes.
+    stops_within_window: bool = False  # Otherwise it stops at the end of the window of that micro-batch.
     passes_over: bool = False  # Resumed, it reads and drops batches.
     draws: str = "nobody"  # Who draws random numbers while data are read.
     stateful: bool = False  # A resumed loader goes on by itself.
@@ -240,7 +241,7 @@ class Training:
         self.optimizers = [next(prepared) for _ in optimizers]
 
     def run(self, start: Place, stop_after: int | None = None) -> Place | None:
-        """Train from `start` to the end, or save and stop at the end of a window after at least so many micro-batches.
+        """Train from `start` to the end, or save and stop after at least so many micro-batches.
 
         Returns the place of the stop, or None.
         """
@@ -257,7 +258,8 @@ class Training:
                 self.evaluate(seen)
                 done += 1
                 ends_window = calls_step and self.accelerator.sync_gradients
-                if stop_after is not None and ends_window and self.micro_batches() >= stop_after:
+                may_stop = ends_window or self.script.stops_within_window
+                if stop_after is not None and may_stop and self.micro_batches() >= stop_after:
                     self.accelerator.save_state(self.folder)
                     self.accelerator.wait_for_everyone()
                     return Place(epoch, done)
