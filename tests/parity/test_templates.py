@@ -117,7 +117,7 @@ def stop_after_two_epochs(template):
 
 
 def take_the_next_crops(template):
-    """The same samples as ever are cropped as in the next epoch."""
+    """Crop the samples of each epoch as those of the next one."""
 
     def set_epoch(images, epoch):
         images.epoch = epoch + 1
