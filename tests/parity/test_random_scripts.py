@@ -40,21 +40,19 @@ def test_trainings_end_with_the_bits_of_accelerate(number, processes, tmp_path):
 
 
 def with_stop(script, stateful):
-    """The script with a stop anywhere in a window. Then a stateful loader goes on, or batches are skipped.
+    """The script with a stop anywhere in a window. Then a stateful loader goes on, or the script skips batches.
 
-    Without the loader's state the batch that was read ahead is read again, with other random numbers, and a random
-    order is lost.
+    A script that skips reads the batch again that was read ahead, so its data may draw nothing. It needs an order that
+    can be had again.
     """
+    changed = replace(script, stopped_after=script.stopped_after or 3, stops_within_window=True, window="accumulate")
+    changed = replace(changed, skipped=0, passes_over=False, stateful=stateful)
+    if script.precision == "bf16":
+        changed = replace(changed, precision="fp16")  # Its loss scale is a state, too.
     if stateful:
-        draws = "data set" if script.draws == "workers" else script.draws
-        order = script.order
-    else:
-        draws = "nobody"
-        order = "seedable" if script.order == "shuffled" else script.order
-    stop = {"stopped_after": script.stopped_after or 3, "stops_within_window": True, "window": "accumulate"}
-    precision = "fp16" if script.precision == "bf16" else script.precision  # Its loss scale is a state, too.
-    loading = {"order": order, "draws": draws, "stateful": stateful, "skipped": 0, "passes_over": False}
-    return replace(script, precision=precision, **loading, **stop)
+        return replace(changed, draws="data set") if script.draws == "workers" else changed
+    order = "seedable" if script.order == "shuffled" else script.order
+    return replace(changed, draws="nobody", order=order)
 
 
 @pytest.mark.parametrize("stateful", [False, True])
