@@ -15,6 +15,7 @@ from benchmarks.harness import two_nodes
 from common.cores import available_cores
 from common.data import mnist_on_disk
 from common.processes import RankFailed, started_pools
+from tests.peers import import_or_skip
 from tests.states import forget_states
 
 # Each worker imports torch and transformers, and starts the ranks of its tests: about 2 GB.
@@ -108,6 +109,15 @@ def cheap_garbage_collection():
 
 def pytest_sessionfinish() -> None:
     gc.unfreeze()
+
+
+@pytest.fixture
+def transformers(monkeypatch):
+    """The library, which must not look for anything on the network."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    library = import_or_skip("transformers")
+    library.logging.set_verbosity_error()
+    return library
 
 
 @pytest.fixture

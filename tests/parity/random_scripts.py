@@ -61,8 +61,6 @@ def draw_from(choices: dict[str, Sequence | dict], generator: random.Random) -> 
 
 def outcomes_of(kind: Kind, library: str, scripts: list, folder: str) -> list[dict[str, Any]]:
     """The outcomes of scripts that run one after the other on this rank, in one process group."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     outcomes = []
     for number, script in enumerate(scripts):
         torch.manual_seed(11)
@@ -76,7 +74,6 @@ def outcomes_of(kind: Kind, library: str, scripts: list, folder: str) -> list[di
             reset_states(library)
         outcomes.append(with_digests(outcome))
     forget_states(library)
-    torch.set_num_threads(threads)
     return outcomes
 
 

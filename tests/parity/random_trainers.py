@@ -76,7 +76,6 @@ def metrics_of(prediction):
     return {"accuracy": right.mean(), "spread": prediction.predictions.std(), "count": len(right)}
 
 
-LOSSES = ["model", "function", "keywords", "override", "sometimes_nan"]
 ARGUMENTS = {
     "gradient_accumulation_steps": {1: 2, 2: 1, 3: 1},
     "learning_rate": [0.05, 0.01],
@@ -117,7 +116,7 @@ OTHERS = {
     "steps": [1, 2, 3.5, 4.2],  # Optimizer steps of an epoch.
     "evaluate": [5, 12, 24, 31],  # Samples.
     "stream": {False: 6, True: 1},
-    "loss": LOSSES,
+    "loss": ["model", "function", "keywords", "override", "sometimes_nan"],
     "dropout": [0.0, 0.3],
     "best": ["watched", "saved", "loaded"],  # The model that is best by a metric.
     "early_stopping": {False: 2, True: 1},

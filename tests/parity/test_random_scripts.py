@@ -15,8 +15,12 @@ from tests.parity.random_trainings import TRAININGS, Script
 from tests.peers import import_or_skip
 
 import_or_skip("accelerate")
-# Random scripts step their schedules where torch advises otherwise.
-pytestmark = [pytest.mark.filterwarnings("ignore:Detected call of"), pytest.mark.timeout(2 * TIMEOUT)]
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.timeout(2 * TIMEOUT),
+    # Random scripts step their schedules where torch advises otherwise.
+    pytest.mark.filterwarnings("ignore:Detected call of"),
+]
 
 
 def cases(*rows):
@@ -57,9 +61,7 @@ def with_stop(script, stateful):
 
 @pytest.mark.parametrize("stateful", [False, True])
 @pytest.mark.parametrize(("number", "processes"), cases((1, 10, 300), (2, 5, 200)))
-def test_a_training_that_is_stopped_and_resumed_ends_with_the_bits_of_one_that_is_not(
-    number, processes, stateful, tmp_path
-):
+def test_a_resumed_training_ends_with_the_bits_of_one_that_was_not_stopped(number, processes, stateful, tmp_path):
     scripts = [with_stop(TRAININGS.draw(seed, processes), stateful) for seed in range(number)]
     straight = [replace(script, stopped_after=None) for script in scripts]
     resumed = run_on(TRAININGS, TRAININGS.ours, scripts, processes, str(tmp_path))
@@ -70,17 +72,8 @@ def test_a_training_that_is_stopped_and_resumed_ends_with_the_bits_of_one_that_i
                 assert list(differences(one[name], other[name])) == [], (script, name)
 
 
-@pytest.fixture
-def transformers(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    library = import_or_skip("transformers")
-    library.logging.set_verbosity_error()
-
-
 @pytest.mark.parametrize(("number", "processes"), cases((1, 10, 200), (2, 0, 200)))
-def test_trainings_by_a_trainer_end_with_the_bits_of_transformers(
-    number, processes, tmp_path, one_thread, transformers
-):
+def test_trainings_by_a_trainer_end_with_the_bits_of_transformers(number, processes, tmp_path, transformers):
     assert_same(TRAINERS, range(number), processes, str(tmp_path))
 
 

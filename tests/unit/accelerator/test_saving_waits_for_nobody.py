@@ -303,3 +303,20 @@ def test_two_saves_into_one_folder_have_different_ids_which_all_ranks_know(tmp_p
     (first, elsewhere, second), other_rank = on_ranks(2, ids_of_saves, tmp_path)
     assert other_rank == [first, elsewhere, second]
     assert first == elsewhere != second  # perhaps only the main process saves elsewhere
+
+
+def counted(accelerator: Accelerator) -> list[int]:
+    """The numbers of collectives before and after some: a barrier, one of the core, those of DDP."""
+    model = accelerator.prepare(torch.nn.Linear(1, 1))
+    counts = [save_ids.num_collectives()]
+    accelerator.wait_for_everyone()
+    counts.append(save_ids.num_collectives())
+    accelerator.reduce(torch.ones(1))
+    counts.append(save_ids.num_collectives())
+    accelerator.backward(model(torch.ones(1, 1)).sum())
+    return [*counts, save_ids.num_collectives()]
+
+
+def test_torch_counts_the_collectives_alike_on_all_ranks():
+    first, second = on_ranks(2, counted)
+    assert first == second == sorted(set(first))

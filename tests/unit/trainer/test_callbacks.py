@@ -26,14 +26,8 @@ def recording_callback(events: list[str]) -> TrainerCallback:
 def test_the_events_of_a_run(tmp_path):
     events = []
     settings = {"gradient_accumulation_steps": 2, "max_steps": 2, "logging_steps": 2, "save_strategy": "steps"}
-    trainer = make_trainer(
-        tmp_path,
-        train=20,
-        evaluate=10,
-        eval_strategy="epoch",
-        extra={"callbacks": [recording_callback(events)]},
-        **settings,
-    )
+    settings |= {"train": 20, "evaluate": 10, "eval_strategy": "epoch"}
+    trainer = make_trainer(tmp_path, extra={"callbacks": [recording_callback(events)]}, **settings)
     trainer.train()
     trainer.predict(Points(3))
     step = ["on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end"]
