@@ -28,8 +28,8 @@ class Kind:
 
     Attributes:
         ours, theirs: the packages of both libraries.
-        draw: the script of a seed and a number of processes, which runs to its end on both libraries.
-        without_known_differences: the script itself, or a similar one on which the libraries agree.
+        draw: the script of a seed and a number of processes.
+        without_known_differences: the script itself, or a similar one that should end alike on both libraries.
         run: runs a script on this rank, called with the library, the script, a folder, and a dict to fill with all that
             is compared.
     """
