@@ -30,11 +30,21 @@ def _same_bits(ours: Any, theirs: Any) -> bool:
     if type(ours) is not type(theirs):
         return False
     if isinstance(ours, Tensor):
-        alike = ours.dtype == theirs.dtype and ours.shape == theirs.shape
-        return alike and digest(ours) == digest(theirs)
+        return with_digests(ours) == with_digests(theirs)
     if isinstance(ours, float):
         return repr(ours) == repr(theirs)  # `==` takes -0.0 for 0.0, and a nan for another number
     return ours == theirs
+
+
+def with_digests(outcome: Any) -> Any:
+    """The same nest of dicts, lists and tuples with a text of its type, shape and bits for each tensor."""
+    if isinstance(outcome, dict):
+        return {key: with_digests(value) for key, value in outcome.items()}
+    if isinstance(outcome, (list, tuple)):
+        return type(outcome)(map(with_digests, outcome))
+    if isinstance(outcome, Tensor):
+        return f"{outcome.dtype} {tuple(outcome.shape)} {digest(outcome)}"
+    return outcome
 
 
 def digest(*tensors: Tensor) -> str:

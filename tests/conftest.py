@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.harness import two_nodes
 from common.cores import available_cores
 from common.data import mnist_on_disk
 from common.processes import RankFailed, started_pools
+from tests.peers import import_or_skip
 from tests.states import forget_states
 
 # Each worker imports torch and transformers, and starts the ranks of its tests: about 2 GB.
@@ -74,6 +76,14 @@ def mnist() -> str:
     return str(root)
 
 
+@pytest.fixture
+def needs_two_nodes() -> None:
+    """The test is skipped where no two nodes can be made of network namespaces."""
+    reason = two_nodes.why_not()
+    if reason is not None:
+        pytest.skip(f"no two nodes: {reason}")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def fresh_processes():
     """Let no file find what another one has left: which files run before it in its worker changes from run to run."""
@@ -99,6 +109,15 @@ def cheap_garbage_collection():
 
 def pytest_sessionfinish() -> None:
     gc.unfreeze()
+
+
+@pytest.fixture
+def transformers(monkeypatch):
+    """The library, which must not look for anything on the network."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    library = import_or_skip("transformers")
+    library.logging.set_verbosity_error()
+    return library
 
 
 @pytest.fixture

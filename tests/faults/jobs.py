@@ -5,7 +5,6 @@ import glob
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -211,13 +210,3 @@ def on_tmpfs(folder: Path, options: str, *commands: list[str]) -> list[str]:
     program = " ; ".join(f"{shlex.join(command)} ; code=$? ; echo code $code" for command in commands)
     mount = f"mount -t tmpfs -o {options} none {shlex.quote(str(folder))}"
     return ["unshare", "--mount", "sh", "-c", f"{mount} && {{ {program} ; exit $code ; }}"]
-
-
-def can_mount() -> bool:
-    if sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("unshare"):
-        return False
-    with tempfile.TemporaryDirectory() as folder:
-        return subprocess.run(on_tmpfs(Path(folder), "ro", ["true"]), capture_output=True).returncode == 0
-
-
-MOUNTED = pytest.mark.skipif(not can_mount(), reason="mounting a small disk needs root on Linux")

@@ -15,7 +15,6 @@ from common.accelerator.utils.checkpoint_folder import CheckpointError, finish_a
 from common.weights import farthest
 from tests.bits import flip_a_bit
 from tests.faults.jobs import (
-    MOUNTED,
     ON_LINUX,
     complete_checkpoints,
     job,
@@ -99,7 +98,7 @@ def test_without_a_whole_checkpoint_nothing_is_touched(level, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@MOUNTED
+@pytest.mark.usefixtures("needs_mount")
 @pytest.mark.parametrize("level", [SLOW_03, LONG_04])
 def test_a_full_disk_leaves_the_old_checkpoint(level, tmp_path):
     """40 MB take two checkpoints of 14 MB, which a third one must not replace before it is whole."""
@@ -112,7 +111,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(level, tmp_path):
     assert re.search("[Rr]esumed at step (= )?2\n", done.stdout)
 
 
-@MOUNTED
+@pytest.mark.usefixtures("needs_mount")
 @pytest.mark.slow
 def test_a_full_disk_at_the_end_is_one_line_after_the_result(tmp_path):
     path = tmp_path / "end"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.jobs import MOUNTED, on_tmpfs, run_to_end
+from tests.faults.jobs import on_tmpfs, run_to_end
 
 WORKERS = """
 import torch
@@ -17,7 +17,7 @@ for images, _ in DataLoader(digits, 1500, num_workers=2, collate_fn=collate):
 """
 
 
-@MOUNTED
+@pytest.mark.usefixtures("needs_mount")
 @pytest.mark.slow
 def test_loader_workers_without_shared_memory_end_the_training(tmp_path):
     """Left to torch, which shares a batch in a thread of the worker's, it would stand still."""

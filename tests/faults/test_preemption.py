@@ -32,9 +32,9 @@ def weights_after(level: str, processes: int, folder: Path, epochs: int) -> dict
 
 
 SEND_SIGNAL = {
+    # Of several processes it is torchrun.
     "the process": lambda run: run.processes[0].send_signal(signal.SIGTERM),
     "the process, by Ctrl-C": lambda run: run.processes[0].send_signal(signal.SIGINT),
-    "torchrun": lambda run: run.processes[0].terminate(),
     "one rank": lambda run: os.kill(run.rank(1), signal.SIGTERM),
     "the whole group, by Ctrl-C": lambda run: os.killpg(run.processes[0].pid, signal.SIGINT),
 }
@@ -46,7 +46,7 @@ SEND_SIGNAL = {
         pytest.param(ladder.FULL, 1, "the process", 128 + signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param(TRAINER, 1, "the process, by Ctrl-C", 128 + signal.SIGINT, marks=pytest.mark.long),
         pytest.param(ladder.FULL, 2, "the whole group, by Ctrl-C", None, marks=pytest.mark.slow),
-        pytest.param(ladder.FULL, 2, "torchrun", None, marks=pytest.mark.long),
+        pytest.param(ladder.FULL, 2, "the process", None, marks=pytest.mark.long),
         pytest.param(TRAINER, 2, "one rank", None, marks=pytest.mark.long),
     ],
 )

@@ -1,11 +1,7 @@
 """Two machines, made of network namespaces: the same training as on one, and what a cut cable and a lost node do to it.
 
-gloo notices a dead link when a collective's `--timeout` is over. torchrun's agents hear of it from TCP, which goes on
-trying for a quarter of an hour: Linux's net.ipv4.tcp_retries2 says how long, and each node has its own.
-
-A new agent that joins a later round of the rendezvous waits in vain for MASTER_ADDR with torch 2.15: the agent that was
-there before believes that it is known. With TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, which the launcher sets, every round
-tells it anew.
+gloo notices a dead link when a collective's `--timeout` is over. torchrun's agents hear of it from TCP, which sends
+again for a quarter of an hour: Linux's net.ipv4.tcp_retries2 sets how often, and each node has its own.
 """
 
 import json
@@ -19,36 +15,33 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.harness.two_nodes import ADDRESSES, INTERFACE, Nodes, two_nodes, why_not
+from benchmarks.harness.two_nodes import ADDRESSES, INTERFACE, Nodes, two_nodes
 from common import ladder
 from common.weights import farthest
 from tests.faults.jobs import Job, job, launcher, newest_checkpoint, script, torchrun
 from tests.levels import run_level
 
-pytestmark = [
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(why_not() is not None, reason=f"no two nodes: {why_not()}"),
-]
+pytestmark = pytest.mark.timeout(600)
 
 RENDEZVOUS = f"{ADDRESSES[0]}:29400"  # All ports of the namespaces are free.
 TOLERANCE = 1e-9
 STEPS = 12
-TIMEOUT = 20  # Seconds. The slowest rank may come that late to any collective, the first one included.
+TIMEOUT = 20  # Seconds that a rank may come later than another to a collective, the first one included.
 EXACT = ["--dataset", "synthetic", "--train-samples", "2000", "--batch-size", "96", "--max-steps", str(STEPS)]
 EXACT += ["--dtype", "float64", "--no-dropout"]
-# A rank's, by gloo's time-out or TCP's own; or its agent's, which may hear of it first and then ends its ranks.
+# The error of a rank, or of its agent where that one notices the lost connection first and ends its ranks.
 LOST = re.compile(r"^.*\b(RuntimeError|DistNetworkError|RendezvousConnectionError): .+", re.MULTILINE)
 
 
 def by_torchrun(node: int, restarts: int, script: list[str]) -> list[str]:
-    """A node's torchrun. A namespace has no name by which the others could find it, so it gets the address."""
+    """The torchrun of a node. It gets the node's address, because a namespace has no host name."""
     rendezvous = ["--nnodes", "2", "--rdzv-id", "two-nodes", "--rdzv-backend", "c10d", "--rdzv-endpoint", RENDEZVOUS]
     rendezvous += ["--rdzv-conf", f"is_host={node == 0}", "--local-addr", ADDRESSES[node]]
     return torchrun(*script, restarts=restarts, rendezvous=rendezvous)
 
 
 def by_launcher(node: int, restarts: int, script: list[str]) -> list[str]:
-    """A node's launcher, which has no flag for the address: torchrun also takes it from a variable."""
+    """The launcher of a node. It has no flag for the address, which torchrun also reads from a variable."""
     ip, port = RENDEZVOUS.split(":")
     machines = ["--num_machines=2", f"--machine_rank={node}", f"--main_process_ip={ip}", f"--main_process_port={port}"]
     command = launcher(*script, processes=4, restarts=restarts, machines=[*machines, "--rdzv_backend=c10d"])
@@ -56,20 +49,20 @@ def by_launcher(node: int, restarts: int, script: list[str]) -> list[str]:
 
 
 def set_cable(nodes: Nodes, state: str) -> None:
-    """Pull the plug ("down"), or plug it in again: packets vanish, and neither side gets an error."""
+    """Cut the cable ("down"), so that packets vanish and neither side gets an error, or mend it ("up")."""
     subprocess.run(["ip", "-n", nodes.names[1], "link", "set", INTERFACE, state], check=True)
 
 
 def give_up_after(nodes: Nodes, retries: int) -> None:
-    """Let TCP send so many times what nobody acknowledges. 5 take some 13 s, and Linux's 15 a quarter of an hour."""
+    """Let TCP send again so many times what is not acknowledged: 5 times take some 13 s."""
     for node in (0, 1):
         setting = f"echo {retries} > /proc/sys/net/ipv4/tcp_retries2"
         assert nodes.start(node, ["sh", "-c", setting]).wait(30) == 0
 
 
 @pytest.fixture
-def nodes():
-    """A new pair of nodes, which go with all that is on them."""
+def nodes(needs_two_nodes):
+    """A new pair of nodes. They end with all their processes at the end of the test."""
     with two_nodes() as pair:
         yield pair
 
@@ -89,7 +82,7 @@ def start(nodes: Nodes, folder: Path, level: str, *flags: str, restarts: int = 0
 
 @contextmanager
 def start_slowly(nodes: Nodes, folder: Path, restarts: int, command=by_torchrun) -> Iterator[Job]:
-    """Level 03 after its first checkpoint, over a cable slow enough to be hurt in time."""
+    """Level 03 after its first checkpoint. The cable is slow, so that there is time to cut it before the end."""
     flags = ["--eval-samples", "96", "--checkpoint-dir", str(folder / "saved"), "--checkpoint-every", "3"]
     nodes.limit(200e6)  # 9.6 MB of gradients pass 1.5 times from node to node in a ring of four: 0.6 s a step.
     with start(nodes, folder, ladder.FULL, *flags, restarts=restarts, command=command) as run:
@@ -127,7 +120,7 @@ def test_two_machines_train_the_weights_of_one_process(level, nodes, tmp_path):
 
 @pytest.mark.long
 def test_a_cut_cable_is_an_error_on_both_sides_within_the_time_out(nodes, tmp_path):
-    give_up_after(nodes, 5)  # This takes 13 s.
+    give_up_after(nodes, 5)
     with start_slowly(nodes, tmp_path, restarts=0) as run:
         set_cable(nodes, "down")
         assert 0 not in run.end(TIMEOUT + 100)
@@ -148,7 +141,11 @@ def test_a_cable_cut_and_mended_costs_a_restart_and_nothing_else(nodes, tmp_path
 
 @pytest.mark.long
 def test_a_lost_node_that_is_started_again_goes_on_from_the_checkpoint(nodes, tmp_path, monkeypatch):
-    """Under the launcher. A torchrun that is given the variable takes a newcomer too: see `test_rank_killed.py`."""
+    """The launcher sets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
+
+    Without it the agent that stayed believes, with torch 2.15, that MASTER_ADDR is known to all, and the new agent
+    waits for it in vain. Plain torchrun with this variable is tested in `test_rank_killed.py`.
+    """
     monkeypatch.delenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", raising=False)
     with start_slowly(nodes, tmp_path, restarts=3, command=by_launcher) as run:
         nodes.kill(1)

@@ -4,6 +4,7 @@ import copy
 import datetime
 import importlib
 import random
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
@@ -34,20 +36,12 @@ class StreamOfEpoch(ShuffledStream):
 
 DATA = {"plain": Numbers, "augmented": Augmented}
 STREAMS = {
-    "stream": lambda n: Stream(range(n)),
-    "stream of known length": lambda n: SizedStream(range(n)),
-    "shuffled stream": lambda n: ShuffledStream(range(n), seed=1),
-    "stream of its epoch": lambda n: StreamOfEpoch(range(n), seed=1),
+    "stream": Stream,
+    "stream of known length": SizedStream,
+    "shuffled stream": partial(ShuffledStream, seed=1),
+    "stream of its epoch": partial(StreamOfEpoch, seed=1),
 }
-# Each makes a sampler of n samples, which draws from a generator.
-SAMPLERS = {
-    "sequential": lambda n, generator: SequentialSampler(range(n)),
-    "random": lambda n, generator: RandomSampler(range(n), generator=generator),
-    "weighted": lambda n, generator: WeightedRandomSampler(range(1, n + 1), n, generator=generator),
-    "part": lambda n, generator: RandomSampler(range(n), num_samples=max(1, n * 2 // 3), generator=generator),
-    "replacement": lambda n, generator: RandomSampler(range(n), True, n + 35, generator=generator),
-    "subset": lambda n, generator: SubsetRandomSampler(range(0, n, 2), generator=generator),
-}
+SAMPLERS = ["sequential", "random", "weighted", "part", "replacement", "subset"]
 DRAWS_ALL = ["sequential", "random", "weighted"]
 CHOICES = {
     "n": range(1, 61),
@@ -88,19 +82,13 @@ def draw(seed: int, processes: int) -> SimpleNamespace:
     generator = random.Random(seed)
     loops = [draw_from(LOOP_CHOICES, generator) for _ in range(generator.randint(1, 3))]
     script = SimpleNamespace(world=processes, loops=loops, **draw_from(CHOICES, generator))
-    return without_known_differences(without_refusals(script))
-
-
-def without_refusals(script: SimpleNamespace) -> SimpleNamespace:
-    """The script, changed where both libraries would raise."""
-    changed = copy.copy(script)
-    # The main process reads only for loaders that put batches on the device.
+    # Both libraries refuse a loader that the main process reads for all, but that puts no batch on the device.
     if script.dispatch_batches:
-        changed.put_on_device = True
-    # Lists of indices have no batch size that could be split.
+        script.put_on_device = True
+    # Lists of indices have no batch size that could be split, so both libraries refuse them too.
     if script.sampler == "lists":
-        changed.split_batches = False
-    return changed
+        script.split_batches = False
+    return script
 
 
 def without_known_differences(script: SimpleNamespace) -> SimpleNamespace:
@@ -124,11 +112,28 @@ def without_known_differences(script: SimpleNamespace) -> SimpleNamespace:
     return changed
 
 
+def make_sampler(name: str, n: int, generator: torch.Generator | None) -> Sampler:
+    match name:
+        case "sequential":
+            return SequentialSampler(range(n))
+        case "random":
+            return RandomSampler(range(n), generator=generator)
+        case "weighted":
+            return WeightedRandomSampler(range(1, n + 1), n, generator=generator)
+        case "part":
+            return RandomSampler(range(n), num_samples=max(1, n * 2 // 3), generator=generator)
+        case "replacement":
+            return RandomSampler(range(n), replacement=True, num_samples=n + 35, generator=generator)
+        case "subset":
+            return SubsetRandomSampler(range(0, n, 2), generator=generator)
+    raise ValueError(name)
+
+
 def make_loader(script: SimpleNamespace) -> DataLoader:
     size = script.batch * script.world if script.split_batches else script.batch
     generator = torch.Generator().manual_seed(2) if script.loader_generator else None
     if reads_stream(script):
-        return DataLoader(STREAMS[script.data](script.n), size, drop_last=script.drop_last, generator=generator)
+        return DataLoader(STREAMS[script.data](range(script.n)), size, drop_last=script.drop_last, generator=generator)
     dataset = DATA[script.data](script.n)
     if script.sampler == "batches":
         inner = RandomSampler(dataset) if script.sampler_generator else SequentialSampler(dataset)
@@ -138,7 +143,7 @@ def make_loader(script: SimpleNamespace) -> DataLoader:
         lists = [[0] * (1 + number % 3) for number in range(script.batch)]
         return DataLoader(dataset, batch_sampler=lists, generator=generator)
     generators = {None: None, "own": torch.Generator().manual_seed(3), "the loader's": generator}
-    sampler = SAMPLERS[script.sampler](script.n, generators[script.sampler_generator])
+    sampler = make_sampler(script.sampler, script.n, generators[script.sampler_generator])
     return DataLoader(dataset, size, sampler=sampler, drop_last=script.drop_last, generator=generator)
 
 
@@ -190,4 +195,4 @@ def generator_states(loader: DataLoader) -> list[torch.Tensor | None]:
     return [torch.get_rng_state(), *(None if one is None else one.get_state() for one in generators)]
 
 
-ORDERS = Kind(OURS, THEIRS, draw, run)
+ORDERS = Kind(OURS, THEIRS, draw, without_known_differences, run)

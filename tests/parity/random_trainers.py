@@ -76,7 +76,6 @@ def metrics_of(prediction):
     return {"accuracy": right.mean(), "spread": prediction.predictions.std(), "count": len(right)}
 
 
-LOSSES = ["model", "function", "keywords", "override", "sometimes_nan"]
 ARGUMENTS = {
     "gradient_accumulation_steps": {1: 2, 2: 1, 3: 1},
     "learning_rate": [0.05, 0.01],
@@ -117,7 +116,7 @@ OTHERS = {
     "steps": [1, 2, 3.5, 4.2],  # Optimizer steps of an epoch.
     "evaluate": [5, 12, 24, 31],  # Samples.
     "stream": {False: 6, True: 1},
-    "loss": LOSSES,
+    "loss": ["model", "function", "keywords", "override", "sometimes_nan"],
     "dropout": [0.0, 0.3],
     "best": ["watched", "saved", "loaded"],  # The model that is best by a metric.
     "early_stopping": {False: 2, True: 1},
@@ -126,27 +125,21 @@ OTHERS = {
 }
 
 
-def draw_configuration(seed: int, world_size: int) -> dict[str, Any]:
-    """The training of a seed: one in which the two Trainers are to agree."""
-    draw = random.Random(seed)
-    config = draw_from(OTHERS, draw)
-    arguments = draw_from(ARGUMENTS, draw) | draw.choice(LENGTHS)
-    arguments["accelerator_config"] = draw_from(LOADING, draw)
+def draw(seed: int, processes: int) -> dict[str, Any]:
+    """The training of a seed."""
+    generator = random.Random(seed)
+    config = draw_from(OTHERS, generator) | {"processes": processes}
+    arguments = draw_from(ARGUMENTS, generator) | generator.choice(LENGTHS)
+    arguments["accelerator_config"] = draw_from(LOADING, generator)
     for name, sizes in BATCHES.items():
-        arguments[name] = draw.choice(sizes) * world_size
-    arguments["lr_scheduler_kwargs"] = draw.choice(SCHEDULES[arguments["lr_scheduler_type"]])
+        arguments[name] = generator.choice(sizes) * processes
+    arguments["lr_scheduler_kwargs"] = generator.choice(SCHEDULES[arguments["lr_scheduler_type"]])
     config["arguments"] = arguments
     samples_per_step = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
-    config["train"] = int(config["steps"] * samples_per_step) + draw.randint(0, 3)
+    config["train"] = int(config["steps"] * samples_per_step) + generator.randint(0, 3)
     if config["stream"]:
-        arguments["max_steps"] = draw.randint(1, 9)
-    return without_known_differences(without_refusals(config), world_size)
-
-
-def without_refusals(config: dict[str, Any]) -> dict[str, Any]:
-    """The training, changed where both Trainers would raise: a best model needs evaluations, and is saved at them."""
-    config = copy.deepcopy(config)
-    arguments = config["arguments"]
+        arguments["max_steps"] = generator.randint(1, 9)
+    # Both Trainers would refuse a best model that is not evaluated, or not saved when it is evaluated.
     if arguments["lr_scheduler_type"] == "reduce_lr_on_plateau":
         arguments["eval_strategy"] = "epoch"
     if arguments["eval_strategy"] == "no":
@@ -165,8 +158,9 @@ def without_refusals(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def without_known_differences(config: dict[str, Any], world_size: int) -> dict[str, Any]:
+def without_known_differences(config: dict[str, Any]) -> dict[str, Any]:
     config = copy.deepcopy(config)
+    processes = config["processes"]
     arguments = config["arguments"]
     loading = arguments["accelerator_config"]
     # The original divides by zero where all steps are a warm-up. Ours:
@@ -178,14 +172,14 @@ def without_known_differences(config: dict[str, Any], world_size: int) -> dict[s
     if loading["split_batches"] and loading["dispatch_batches"]:
         loading["dispatch_batches"] = False
     # With the tail the original drops an evaluation's last step, too. Ours: `test_argument_dataloader_drop_last`.
-    if world_size > 1 or arguments["dataloader_drop_last"]:
-        parts = 1 if loading["split_batches"] else world_size
+    if processes > 1 or arguments["dataloader_drop_last"]:
+        parts = 1 if loading["split_batches"] else processes
         steps = 1 if config["evaluate"] < 20 else 3
         config["evaluate"] = steps * arguments["per_device_eval_batch_size"] * parts
     # Over a stream without a whole step the original never ends. Ours:
     # `test_a_stream_that_is_too_short_for_a_step_ends_the_training`.
     if config["stream"]:
-        config["train"] *= world_size
+        config["train"] *= processes
     return config
 
 
@@ -235,4 +229,4 @@ def run(library: str, config: dict[str, Any], folder: str, seen: dict[str, Any])
     seen["best"] = (exact(state.best_metric), state.best_global_step, best and best.rpartition("/")[2])
 
 
-TRAINERS = Kind("common.trainer", "transformers", draw_configuration, run)
+TRAINERS = Kind("common.trainer", "transformers", draw, without_known_differences, run)

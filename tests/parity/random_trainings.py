@@ -22,25 +22,7 @@ from tests.parity.random_scripts import Kind, draw_from
 from tests.states import OURS, THEIRS
 
 WIDTH = 4
-SCHEDULES = {
-    "none": lambda optimizer, steps: None,
-    "step": lambda optimizer, steps: lr_scheduler.StepLR(optimizer, 2, gamma=0.5),
-    "lambda": lambda optimizer, steps: lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
-    "one cycle": lambda optimizer, steps: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps),
-    "cosine": lambda optimizer, steps: lr_scheduler.CosineAnnealingLR(optimizer, steps),
-    "sequential": lambda optimizer, steps: lr_scheduler.SequentialLR(
-        optimizer,
-        [lr_scheduler.LinearLR(optimizer, 0.1, 1.0, total_iters=2), lr_scheduler.ExponentialLR(optimizer, 0.9)],
-        milestones=[2],
-    ),
-    "chained": lambda optimizer, steps: lr_scheduler.ChainedScheduler(
-        [lr_scheduler.ConstantLR(optimizer, 0.5, 3), lr_scheduler.ExponentialLR(optimizer, 0.9)]
-    ),
-    "plateau": lambda optimizer, steps: lr_scheduler.ReduceLROnPlateau(optimizer, patience=1, factor=0.5),
-    "cyclic": lambda optimizer, steps: lr_scheduler.CyclicLR(
-        optimizer, 0.01, 0.1, step_size_up=2, cycle_momentum=False
-    ),
-}
+SCHEDULES = ["none", "step", "lambda", "one cycle", "cosine", "sequential", "chained", "plateau", "cyclic"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +49,8 @@ class Script:
     precision: str = "no"
     skipped: int = 0  # Micro-batches that the first epoch leaves out.
     evaluates: bool = False  # After each micro-batch.
-    stopped_after: int | None = None  # Micro-batches. The script then stops at the end of their window, and resumes.
+    stopped_after: int | None = None  # Micro-batches. The script then stops, and resumes.
+    stops_within_window: bool = False  # Otherwise it stops at the end of the window of that micro-batch.
     passes_over: bool = False  # Resumed, it reads and drops batches.
     draws: str = "nobody"  # Who draws random numbers while data are read.
     stateful: bool = False  # A resumed loader goes on by itself.
@@ -87,7 +70,7 @@ CHOICES = {
     "adjust_scheduler": [True, False],
     "models": {1: 2, 2: 1},
     "optimizer": ["sgd", "adamw", "fused"],
-    "schedule": list(SCHEDULES),
+    "schedule": SCHEDULES,
     "step_scheduler_with_optimizer": {True: 2, False: 1},
     "clip": ["none", "norm where it syncs", "norm", "value"],
     "dropout": [0.0, 0.5],
@@ -101,7 +84,7 @@ CHOICES = {
 
 
 def draw(seed: int, processes: int) -> Script:
-    return without_known_differences(Script(**draw_from(CHOICES, random.Random(seed))))
+    return Script(**draw_from(CHOICES, random.Random(seed)))
 
 
 def without_known_differences(script: Script) -> Script:
@@ -150,10 +133,35 @@ def new_optimizer(script, model):
     return torch.optim.AdamW(model.parameters(), lr=0.01, fused=script.optimizer == "fused")
 
 
+def rate_factor(step):
+    return 1 / (1 + step)
+
+
 def new_scheduler(script, optimizer):
     # More steps than a script makes on up to three processes: "one cycle" raises after its last step.
     steps = script.epochs * (script.samples + 3)
-    return SCHEDULES[script.schedule](optimizer, steps)
+    match script.schedule:
+        case "none":
+            return None
+        case "step":
+            return lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+        case "lambda":
+            return lr_scheduler.LambdaLR(optimizer, rate_factor)
+        case "one cycle":
+            return lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
+        case "cosine":
+            return lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        case "sequential":
+            warm_up = lr_scheduler.LinearLR(optimizer, 0.1, 1.0, total_iters=2)
+            decay = lr_scheduler.ExponentialLR(optimizer, 0.9)
+            return lr_scheduler.SequentialLR(optimizer, [warm_up, decay], milestones=[2])
+        case "chained":
+            constant = lr_scheduler.ConstantLR(optimizer, 0.5, 3)
+            return lr_scheduler.ChainedScheduler([constant, lr_scheduler.ExponentialLR(optimizer, 0.9)])
+        case "plateau":
+            return lr_scheduler.ReduceLROnPlateau(optimizer, patience=1, factor=0.5)
+        case "cyclic":
+            return lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, step_size_up=2, cycle_momentum=False)
 
 
 def clip(script, accelerator, models):
@@ -233,7 +241,7 @@ class Training:
         self.optimizers = [next(prepared) for _ in optimizers]
 
     def run(self, start: Place, stop_after: int | None = None) -> Place | None:
-        """Train from `start` to the end, or save and stop at the end of a window after at least so many micro-batches.
+        """Train from `start` to the end, or save and stop after at least so many micro-batches.
 
         Returns the place of the stop, or None.
         """
@@ -250,7 +258,8 @@ class Training:
                 self.evaluate(seen)
                 done += 1
                 ends_window = calls_step and self.accelerator.sync_gradients
-                if stop_after is not None and ends_window and self.micro_batches() >= stop_after:
+                may_stop = ends_window or self.script.stops_within_window
+                if stop_after is not None and may_stop and self.micro_batches() >= stop_after:
                     self.accelerator.save_state(self.folder)
                     self.accelerator.wait_for_everyone()
                     return Place(epoch, done)
@@ -327,4 +336,4 @@ def run(library: str, script: Script, folder: str, seen: dict[str, Any], **setti
     seen |= copy.deepcopy({"weights": weights, "states": states})
 
 
-TRAININGS = Kind(OURS, THEIRS, draw, run)
+TRAININGS = Kind(OURS, THEIRS, draw, without_known_differences, run)

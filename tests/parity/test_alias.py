@@ -63,11 +63,10 @@ def test_a_script_of_the_wheel_passes_on_the_core(name, expected, on_the_core):
     assert expected in printed
 
 
-def train_with_transformers(seeds: list[int], world_size: int, folder: str) -> tuple[str, list]:
+def train_with_transformers(seeds: range, world_size: int, folder: str) -> tuple[str, list]:
     """Each training from its beginning, and then once more from its first checkpoint."""
     outcomes = []
-    for seed in seeds:
-        config = random_trainers.draw_configuration(seed, world_size)
+    for seed, config in zip(seeds, random_trainers.TRAINERS.scripts(seeds, world_size), strict=True):
         config["arguments"] |= {"save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
         config["arguments"] |= {"load_best_model_at_end": False}
         config |= {"train_twice": False, "early_stopping": False}

@@ -9,14 +9,18 @@ import pytest
 
 from tests.bits import differences
 from tests.parity.random_orders import ORDERS
-from tests.parity.random_scripts import assert_same, chunks, run_on
+from tests.parity.random_scripts import TIMEOUT, assert_same, run_on
 from tests.parity.random_trainers import TRAINERS
 from tests.parity.random_trainings import TRAININGS, Script
 from tests.peers import import_or_skip
 
 import_or_skip("accelerate")
-# Random scripts step their schedules where torch advises otherwise.
-pytestmark = [pytest.mark.filterwarnings("ignore:Detected call of"), pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.timeout(2 * TIMEOUT),
+    # Random scripts step their schedules where torch advises otherwise.
+    pytest.mark.filterwarnings("ignore:Detected call of"),
+]
 
 
 def cases(*rows):
@@ -39,38 +43,37 @@ def test_trainings_end_with_the_bits_of_accelerate(number, processes, tmp_path):
     assert_same(TRAININGS, range(number), processes, str(tmp_path))
 
 
-def draw_stateful(seed, processes):
-    """The script of a seed, stopped and resumed with a stateful loader."""
-    script = TRAININGS.draw(seed, processes)
-    draws = "data set" if script.draws == "workers" else script.draws
-    stopped_after = script.stopped_after or 3
-    return replace(script, stateful=True, skipped=0, passes_over=False, draws=draws, stopped_after=stopped_after)
+def with_stop(script, stateful):
+    """The script with a stop anywhere in a window. Then a stateful loader goes on, or the script skips batches.
+
+    A script that skips reads the batch again that was read ahead, so its data may draw nothing. It needs an order that
+    can be had again.
+    """
+    changed = replace(script, stopped_after=script.stopped_after or 3, stops_within_window=True, window="accumulate")
+    changed = replace(changed, skipped=0, passes_over=False, stateful=stateful)
+    if script.precision == "bf16":
+        changed = replace(changed, precision="fp16")  # Its loss scale is a state, too.
+    if stateful:
+        return replace(changed, draws="data set") if script.draws == "workers" else changed
+    order = "seedable" if script.order == "shuffled" else script.order
+    return replace(changed, draws="nobody", order=order)
 
 
+@pytest.mark.parametrize("stateful", [False, True])
 @pytest.mark.parametrize(("number", "processes"), cases((1, 10, 300), (2, 5, 200)))
-def test_trainings_over_stateful_loaders_resume_with_the_same_bits(number, processes, tmp_path):
-    for seeds in chunks(range(number)):
-        stopped = [draw_stateful(seed, processes) for seed in seeds]
-        straight = [replace(script, stopped_after=None) for script in stopped]
-        resumed = run_on(TRAININGS, TRAININGS.ours, stopped, processes, f"{tmp_path}/{seeds.start}")
-        whole = run_on(TRAININGS, TRAININGS.ours, straight, processes, "")
-        for script, of_ranks, whole_of_ranks in zip(stopped, resumed, whole, strict=True):
-            for one, other in zip(of_ranks, whole_of_ranks, strict=True):
-                for name in ("weights", "states"):
-                    assert list(differences(one[name], other[name])) == [], (script, name)
-
-
-@pytest.fixture
-def transformers(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    library = import_or_skip("transformers")
-    library.logging.set_verbosity_error()
+def test_a_resumed_training_ends_with_the_bits_of_one_that_was_not_stopped(number, processes, stateful, tmp_path):
+    scripts = [with_stop(TRAININGS.draw(seed, processes), stateful) for seed in range(number)]
+    straight = [replace(script, stopped_after=None) for script in scripts]
+    resumed = run_on(TRAININGS, TRAININGS.ours, scripts, processes, str(tmp_path))
+    whole = run_on(TRAININGS, TRAININGS.ours, straight, processes, "")
+    for script, of_ranks, whole_of_ranks in zip(scripts, resumed, whole, strict=True):
+        for one, other in zip(of_ranks, whole_of_ranks, strict=True):
+            for name in ("weights", "states"):
+                assert list(differences(one[name], other[name])) == [], (script, name)
 
 
 @pytest.mark.parametrize(("number", "processes"), cases((1, 10, 200), (2, 0, 200)))
-def test_trainings_by_a_trainer_end_with_the_bits_of_transformers(
-    number, processes, tmp_path, one_thread, transformers
-):
+def test_trainings_by_a_trainer_end_with_the_bits_of_transformers(number, processes, tmp_path, transformers):
     assert_same(TRAINERS, range(number), processes, str(tmp_path))
 
 
@@ -80,10 +83,17 @@ def test_a_script_that_fails_is_an_error_also_where_it_fails_on_both_libraries(t
         assert_same(failing, range(1), 1, str(tmp_path))
 
 
-def test_a_bit_is_a_difference():
-    ((outcome,),) = run_on(TRAININGS, TRAININGS.ours, [Script()], 1, "")
-    changed = {"weights": [{name: weight.clone() for name, weight in outcome["weights"][0].items()}]}
-    changed["weights"][0]["0.bias"][0] *= 1 + 1e-7
-    assert list(differences(outcome["weights"], outcome["weights"])) == []
-    assert list(differences({"weights": outcome["weights"][:1]}, changed)) == ["weights.0.0.bias"]
+def run_with_another_bit(library, script, folder, seen):
+    TRAININGS.run(library, script, folder, seen)
+    if library == TRAININGS.theirs:
+        seen["weights"][0]["0.bias"][0] *= 1 + 1e-7
+
+
+def test_a_bit_that_differs_is_found_and_its_script_is_shown(tmp_path):
+    differing = replace(TRAININGS, run=run_with_another_bit)
+    with pytest.raises(AssertionError, match=r"script 0, Script\(.*differ at \['0\.weights\.0\.0\.bias'\]"):
+        assert_same(differing, range(1), 1, str(tmp_path))
+
+
+def test_an_outcome_that_is_longer_differs_and_nan_equals_nan():
     assert list(differences([1, float("nan")], [1, float("nan"), None])) == ["2"]

@@ -239,6 +239,17 @@ def test_numbers_and_arrays_of_numpy_come_back_as_they_were(tmp_path):
     assert thing.state[7] == {"nested": {1.5}} and torch.equal(thing.state["tensor"], torch.ones(2))
 
 
+def saved_and_loaded_thing(accelerator, folder):
+    thing = Thing(f"of rank {accelerator.process_index}")
+    accelerator.register_for_checkpointing(thing)
+    accelerator.load_state(accelerator.save_state(folder))
+    return thing.state
+
+
+def test_all_ranks_get_the_registered_object_of_the_main_process(tmp_path):
+    assert on_ranks(2, saved_and_loaded_thing, tmp_path / "c") == ["of rank 0", "of rank 0"]
+
+
 @pytest.mark.parametrize("value", [numpy.array(["text"]), numpy.datetime64("2026-01-01"), Thing({})])
 def test_what_could_not_be_loaded_is_refused_by_name_when_it_is_saved(value, tmp_path):
     accelerator, *_ = started()

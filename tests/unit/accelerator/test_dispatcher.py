@@ -3,6 +3,8 @@
 import collections
 import itertools
 import math
+import re
+from functools import partial
 from typing import NamedTuple
 
 import numpy
@@ -35,7 +37,7 @@ class Rows(Dataset):
 
 
 def shuffled_rows(n, reader=0):
-    """The same as a stream, in a random order."""
+    """Rows as a stream, in a random order."""
     return ShuffledStream(Rows(n, reader), seed=0)
 
 
@@ -60,7 +62,7 @@ def epoch_of(accelerator, loader):
 
 
 class Shape(NamedTuple):
-    """A loader: of n samples, with so many in a batch of one process."""
+    """A loader of n samples. `batch` is the number of samples that one process gets in a step."""
 
     n: int
     batch: int
@@ -116,16 +118,16 @@ def test_the_main_process_reads_a_shuffled_stream_and_each_sample_is_gathered_on
 
 def read_by_workers(accelerator, kind, workers):
     """The rows and numbers of two epochs, and what torch's generator draws after them."""
-    how = {"multiprocessing_context": "fork", "persistent_workers": True} if workers else {}
+    settings = {"multiprocessing_context": "fork", "persistent_workers": True} if workers else {}
     torch.manual_seed(7)
     data = kind(13, accelerator.process_index)
-    loader = accelerator.prepare(DataLoader(data, batch_size=2, num_workers=workers, **how))
+    loader = accelerator.prepare(DataLoader(data, batch_size=2, num_workers=workers, **settings))
     return [epoch_of(accelerator, loader) for _ in range(2)], torch.rand(()).item()
 
 
 @pytest.mark.parametrize(("kind", "workers"), [(Rows, 2), (shuffled_rows, 1)])
 def test_workers_of_the_main_process_change_nothing(kind, workers):
-    """Two workers would both read a stream that does not ask which worker it is in, as in plain torch."""
+    """A stream has one worker here: as in plain torch, each of two would read all of it."""
     plain, loaded = (on_dispatching_ranks(2, read_by_workers, kind, number) for number in (0, workers))
     assert [epochs for epochs, _ in plain] == [epochs for epochs, _ in loaded]
     for (first_epoch, _), _ in plain:
@@ -257,63 +259,86 @@ def of_its_own(rows):
     return batch
 
 
-BATCHES = {
-    "flag": lambda rows: {"flag": True, "rows": rows},
-    "text": lambda rows: {"name": "ab", "rows": rows},
-    "number": lambda rows: {"scale": torch.tensor(0.5), "of numpy": numpy.float32(2), "rows": rows},
-    "none": lambda rows: (None, rows),
-    "empty": lambda rows: {"empty": [], "also": {}, "rows": rows},
-    "tuple": lambda rows: (("a", "b", "c"), rows),
-    "nested": lambda rows: {"meta": {"flag": True, "name": b"ab"}, "rows": [rows]},
-    "namedtuple": lambda rows: Tagged("tag", rows),
-    "array": lambda rows: {"array": rows.numpy(), "rows": rows},
-    "entries": lambda rows: [{"row": row} for row in rows.tolist()],
-    "defaultdict": lambda rows: collections.defaultdict(list, rows=rows),
-    "class": of_its_own,
-    "no column": lambda rows: {"weights": torch.ones(3), "rows": rows},
-    "lists": lambda rows: {"names": ["a", "b", "c"], "texts": [str(row) for row in rows.tolist()]},
-    "nothing": lambda rows: {"flag": True, "loss": torch.tensor(0.5)},
-    "varies": lambda rows: {"first": rows[0].item(), "rows": rows},
-    "keys": lambda rows: {"rows": rows} if rows[0] else {"rows": rows, "more": rows},
-    "longest": lambda rows: {"rows": rows[:, None].expand(-1, 1 + int(rows[0]))},
-    "lambda": lambda rows: collections.defaultdict(lambda: 0, rows=rows),
-}
-REFUSED = {
-    "no column": "['weights']: 3, ['rows']: 4",
-    "lists": "['names']: 3, ['texts']: 4",
-    "nothing": "nothing in the batch has a row",
-    "varies": "['first'] differs between the batches of a step",
-    "keys": "only some of the batches of a step have ['more']",
-    "longest": "['rows'] of the shapes [4, 1] and [4, 5] cannot be joined",
-    "lambda": "<lambda>",
-}
+def batches_to_keep(rows):
+    """Batches in which some entries have no row for each sample, by what is special. These entries stay as they are."""
+    return {
+        "flag": {"flag": True, "rows": rows},
+        "text": {"name": "ab", "rows": rows},
+        "number": {"scale": torch.tensor(0.5), "of numpy": numpy.float32(2), "rows": rows},
+        "none": (None, rows),
+        "empty": {"empty": [], "also": {}, "rows": rows},
+        "tuple": (("a", "b", "c"), rows),
+        "nested": {"meta": {"flag": True, "name": b"ab"}, "rows": [rows]},
+        "namedtuple": Tagged("tag", rows),
+        "array": {"array": rows.numpy(), "rows": rows},
+        "entries": [{"row": row} for row in rows.tolist()],
+        "defaultdict": collections.defaultdict(list, rows=rows),
+        "class": of_its_own(rows),
+    }
 
 
-def dispatched_batches(accelerator):
-    found = {}
-    for kind, collate in BATCHES.items():
-        loader = DataLoader(range(8), batch_size=4, collate_fn=lambda rows, make=collate: make(torch.tensor(rows)))
-        try:
-            (found[kind],) = accelerator.prepare(loader)
-        except Exception as error:
-            found[kind] = str(error)
-    return found
+def batches_to_refuse(rows):
+    """Batches that cannot be divided among the ranks, or joined with the other batch of their step, by their errors."""
+    first = rows[0].item()
+    more = {"more": rows} if first == 0 else {}
+    return {
+        "['weights']: 3, ['rows']: 4": {"weights": torch.ones(3), "rows": rows},
+        "['names']: 3, ['texts']: 4": {"names": ["a", "b", "c"], "texts": [str(row) for row in rows.tolist()]},
+        "nothing in the batch has a row": {"flag": True, "loss": torch.tensor(0.5)},
+        "['first'] differs between the batches of a step": {"first": first, "rows": rows},
+        "['more'] differs between the batches of a step": {"rows": rows, **more},
+        "['rows'] of the shapes [4, 1] and [4, 5] cannot be joined": {"rows": rows[:, None].expand(-1, 1 + first)},
+    }
+
+
+def collate_one_of(make_batches, kind, rows):
+    return make_batches(torch.tensor(rows))[kind]
+
+
+def dispatched(accelerator, make_batches, kind):
+    """This rank's part of the one step that 8 samples make."""
+    loader = DataLoader(range(8), batch_size=4, collate_fn=partial(collate_one_of, make_batches, kind))
+    (batch,) = accelerator.prepare(loader)
+    return batch
 
 
 def as_lists(batch):
     return recursively_apply(lambda leaf: leaf.tolist(), batch, test_type=lambda leaf: hasattr(leaf, "tolist"))
 
 
-def test_all_rows_arrive_and_what_has_no_row_per_sample_stays_as_it_is_or_the_error_names_it():
-    for rank, found in enumerate(on_dispatching_ranks(2, dispatched_batches)):
-        for kind, make in BATCHES.items():
-            if kind in REFUSED:
-                assert REFUSED[kind] in found[kind]
-                assert kind == "lambda" or "dispatch_batches=False" in found[kind]
-                continue
-            expected = make(torch.arange(4) + 4 * rank)
-            assert as_lists(found[kind]) == as_lists(expected), kind
-            assert type(found[kind]) is type(expected)
+def assert_all_are_kept(accelerator):
+    rank = accelerator.process_index
+    for kind, expected in batches_to_keep(torch.arange(4) + 4 * rank).items():
+        found = dispatched(accelerator, batches_to_keep, kind)
+        assert as_lists(found) == as_lists(expected), kind
+        assert type(found) is type(expected)
+
+
+def test_an_entry_without_a_row_for_each_sample_arrives_as_it_is():
+    on_dispatching_ranks(2, assert_all_are_kept)
+
+
+def assert_all_are_refused(accelerator):
+    for message in batches_to_refuse(torch.arange(4)):
+        with pytest.raises(Exception, match=rf"{re.escape(message)}(?s:.*)dispatch_batches=False"):
+            dispatched(accelerator, batches_to_refuse, message)
+
+
+def test_a_batch_that_cannot_be_divided_is_refused_by_name_on_all_ranks():
+    on_dispatching_ranks(2, assert_all_are_refused)
+
+
+def collate_with_a_lambda(rows):
+    return collections.defaultdict(lambda: 0, rows=torch.tensor(rows))
+
+
+def prepare_batches_with_a_lambda(accelerator):
+    with pytest.raises(Exception, match="<lambda>"):
+        list(accelerator.prepare(DataLoader(range(8), batch_size=4, collate_fn=collate_with_a_lambda)))
+
+
+def test_a_batch_that_cannot_be_pickled_is_an_error_on_all_ranks():
+    on_dispatching_ranks(2, prepare_batches_with_a_lambda)
 
 
 def of_varying_size(accelerator, batches):

@@ -48,7 +48,7 @@ class Training(NamedTuple):
 
     Attributes:
         batches: the numbers of the micro-batches.
-        optimizer_first: whether the optimizer is prepared before the model.
+        optimizer_first: the optimizer is prepared before the model, and not with it.
         load, save: the checkpoints at the beginning and at the end.
     """
 
@@ -64,7 +64,7 @@ class Outcome(NamedTuple):
     Attributes:
         weights: those of the whole model on rank 0, and none elsewhere.
         norms: the norm of the gradients in each step.
-        held: how many of the model's numbers this rank has.
+        held: the number of the model's elements that this rank has.
     """
 
     weights: dict

@@ -1,4 +1,4 @@
-"""Each rank saves its part by itself: killed at any moment, on the main process alone, or later than the others."""
+"""Ranks save without waiting for each other: a checkpoint is whole if one is killed, comes late or never saves."""
 
 import io
 import itertools
@@ -21,7 +21,7 @@ from tests.unit.accelerator.several_processes import on_ranks
 
 
 class Loaded(NamedTuple):
-    """The steps that were loaded.
+    """The steps whose states a rank has loaded from a checkpoint.
 
     Attributes:
         weights_step: the step of the weights.
@@ -32,11 +32,11 @@ class Loaded(NamedTuple):
     random_step: int | None
 
 
-UNTOUCHED_SEED = 1  # no step has it
+UNTOUCHED_SEED = 1  # No step has it.
 
 
 class Run:
-    """A rank's view of a run. Step n sets the bias to n on all ranks. It seeds rank r with 10 * n + r."""
+    """A rank's part of a run. At step n the bias of the model is n, and the seed of rank r is 10 * n + r."""
 
     def __init__(self, folder: Path, **config) -> None:
         forget_states()
@@ -59,7 +59,7 @@ class Run:
 
 @contextmanager
 def run_named(name: str) -> Iterator[None]:
-    """Within the block this process belongs to another run than it does."""
+    """A block in which this process belongs to the run of that name, as if it had been started for it."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(save_ids, "name_of_run", lambda: name)
         yield
@@ -87,8 +87,8 @@ class Interruption(NamedTuple):
     Attributes:
         world: the number of processes.
         victim: the rank that is killed.
-        numbered: whether checkpoints get numbers by themselves, and an older one makes room for a new one.
-        all_ranks: whether the save promises the parts of all ranks or none.
+        numbered: checkpoints get numbers by themselves, and the older one makes room for the new one.
+        all_ranks: the save promises the parts of all ranks or none.
     """
 
     world: int
@@ -110,7 +110,7 @@ INTERRUPTIONS = [
 
 
 def save_unless_killed(operations: int, accelerator: Accelerator, place: Path | None, all_ranks: bool) -> bool:
-    """Save, and be killed if that takes more file operations. Returns whether the save came to its end."""
+    """Save, but die before the file operation after so many. Returns True if the save came to its end."""
     left = itertools.count(operations, -1)
 
     def interruptible(function):
@@ -132,10 +132,7 @@ def save_unless_killed(operations: int, accelerator: Accelerator, place: Path | 
 
 
 def saved_and_killed(_, root: Path, case: Interruption) -> int:
-    """Let one more file operation come before the kill each time, until the save comes to its end.
-
-    Returns how many operations that takes.
-    """
+    """Kill a save after 0, 1, 2, … file operations, until one comes to its end, and return their number."""
     for operations in itertools.count():
         if save_twice_and_load(root / str(operations), case, operations):
             return operations
@@ -169,7 +166,7 @@ def save_twice_and_load(folder: Path, case: Interruption, operations: int) -> bo
 
 
 def possibly_loaded(case: Interruption, rank: int, all_saved: bool) -> list[Loaded]:
-    """The steps that a rank may load: step 1 was saved by all ranks, and step 2 by all, or not by the victim."""
+    """The steps that a rank may load, of which step 1 was saved by all ranks, and step 2 perhaps not by the victim."""
     possible = [Loaded(weights_step=2, random_step=2)]
     if not all_saved:
         possible.append(Loaded(weights_step=1, random_step=1))
@@ -185,7 +182,7 @@ def test_an_interruption_at_any_file_operation_leaves_a_complete_checkpoint(case
 
 
 def saved_alone(_, folder: Path) -> Loaded:
-    """The steps that a new run loads, after one in which first all ranks saved, and then the main process alone."""
+    """The steps that a new run loads. In the run before it all ranks saved step 0, and the main process step 1."""
     with run_named(f"{folder}, the first"):
         run = Run(folder)
         run.step(0)
@@ -224,7 +221,7 @@ def test_all_save_to_one_folder_after_the_main_process_has_saved_alone(tmp_path)
 
 
 def saved_in_a_window(_, folder: Path) -> tuple:
-    """The steps, the gradient and the micro-batch that all load after the main process alone has saved, with hooks."""
+    """The steps, the gradient and the micro-batch that are loaded after the main process alone has saved."""
     run = Run(folder)
     accelerator = run.accelerator
     accelerator.gradient_accumulation_steps = 2
@@ -256,7 +253,7 @@ def test_in_the_middle_of_a_window_the_others_go_on_with_the_gradients_of_the_ma
 
 
 def saved_late(_, folder: Path) -> tuple:
-    """The main process saves four times, and only then the other rank begins, without a collective in between."""
+    """The steps and the checkpoints after the other rank has made its four saves later than the main process."""
     store = dist.distributed_c10d._get_default_store()
     naming = {"automatic_checkpoint_naming": True, "total_limit": 1}
     with run_named(f"{folder}, the first"):
@@ -278,7 +275,7 @@ def test_a_rank_that_comes_late_completes_the_checkpoint_that_is_still_there(tmp
 
 
 def saved_in_each_others_way(_, folder: Path) -> Loaded:
-    """The steps loaded if ranks 1 and 2 write one file in a hook, and rank 3 a file where rank 0 has a folder."""
+    """The steps that are loaded. Hooks of ranks 1 and 2 write one file, and rank 3 one where rank 0 has a folder."""
     run = Run(folder)
     name = ["note/file", "text", "text", "note"][run.rank]
 

@@ -14,7 +14,7 @@ from common.accelerator.utils import InitProcessGroupKwargs
 from common.cores import available_cores
 from common.processes import free_port, ranks
 from tests.peers import import_or_skip
-from tests.states import OURS, THEIRS, forget_states
+from tests.states import OURS, THEIRS, forget_states, on_a_rank
 from tests.unit.accelerator.several_processes import on_ranks
 
 
@@ -104,14 +104,10 @@ def test_under_torchrun_one_process_is_a_group_of_one_as_in_accelerate():
     assert ours == theirs and "MULTI_CPU  Backend: gloo" in ours[0]
 
 
+@on_a_rank
 def threads():
-    before = torch.get_num_threads()
     PartialState(cpu=True).wait_for_everyone()  # who leaves at once may leave the others connecting
-    try:
-        return torch.get_num_threads()
-    finally:
-        forget_states()
-        torch.set_num_threads(before)
+    return torch.get_num_threads()
 
 
 def test_cores_are_shared_out_unless_the_launcher_says_how_many_threads():

@@ -8,11 +8,9 @@ import pytest
 
 from benchmarks.harness import level_runs
 from benchmarks.harness.node_ranks import node_ranks
-from benchmarks.harness.two_nodes import ADDRESSES, INTERFACE, two_nodes, why_not
+from benchmarks.harness.two_nodes import ADDRESSES, INTERFACE, two_nodes
 from benchmarks.suites import network
 from common.processes import RankFailed
-
-TWO_NODES = pytest.mark.skipif(why_not() is not None, reason=f"no two nodes: {why_not()}")
 
 
 def test_two_nodes_are_held_against_one_in_the_record():
@@ -22,7 +20,7 @@ def test_two_nodes_are_held_against_one_in_the_record():
 
 
 @pytest.mark.slow
-@TWO_NODES
+@pytest.mark.usefixtures("needs_two_nodes")
 def test_two_nodes_can_throttle_their_cable_and_leave_nothing_behind():
     with pytest.raises(ZeroDivisionError), two_nodes() as nodes:
         assert set(nodes.names) <= _namespaces()
@@ -36,7 +34,7 @@ def test_two_nodes_can_throttle_their_cable_and_leave_nothing_behind():
 
 
 @pytest.mark.slow
-@TWO_NODES
+@pytest.mark.usefixtures("needs_two_nodes")
 def test_ranks_run_jobs_on_two_nodes_also_after_one_has_failed(capfd):
     with node_ranks() as pair:
         assert min(pair.run(network.train, 2, 4, timeout=100)) > 0

@@ -32,7 +32,7 @@ class Change(NamedTuple):
     """An argument with a value that is not its default.
 
     Attributes:
-        others: what is set in the training with it, and in the one without it.
+        others: the arguments of both trainings, the one with it and the one without it.
     """
 
     name: str

@@ -1,5 +1,7 @@
 """Callbacks: which events come when, what they get, and how they steer."""
 
+from functools import partial
+
 import pytest
 
 from common.trainer import EarlyStoppingCallback, TrainerCallback
@@ -8,30 +10,29 @@ from tests.toys import Points
 from tests.unit.trainer.toy import EVENTS, At, make_trainer, stop
 
 
-class Recorder(TrainerCallback):
-    def __init__(self) -> None:
-        self.events = []
+def recording_callback(events: list[str]) -> TrainerCallback:
+    """A callback that notes the name of each event."""
 
-    def record(self, event, args, state, control, **kwargs):
+    def note(event, args, state, control, **kwargs):
         assert kwargs.keys() >= {*GIVEN}
-        self.events.append(event)
+        events.append(event)
 
-
-for _event in EVENTS:
-    setattr(Recorder, _event, lambda self, *args, event=_event, **kwargs: self.record(event, *args, **kwargs))
+    callback = TrainerCallback()
+    for event in EVENTS:
+        setattr(callback, event, partial(note, event))
+    return callback
 
 
 def test_the_events_of_a_run(tmp_path):
-    recorder = Recorder()
+    events = []
     settings = {"gradient_accumulation_steps": 2, "max_steps": 2, "logging_steps": 2, "save_strategy": "steps"}
-    trainer = make_trainer(
-        tmp_path, train=20, evaluate=10, eval_strategy="epoch", extra={"callbacks": [recorder]}, **settings
-    )
+    settings |= {"train": 20, "evaluate": 10, "eval_strategy": "epoch"}
+    trainer = make_trainer(tmp_path, extra={"callbacks": [recording_callback(events)]}, **settings)
     trainer.train()
     trainer.predict(Points(3))
     step = ["on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end"]
     last_step = [event for event in step if event != "on_substep_end"]  # 20 = 2 · 8 + 4
-    assert recorder.events == [
+    assert events == [
         "on_init_end",
         "on_train_begin",
         "on_epoch_begin",

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from common.eval_sampler import DistributedEvalSampler
 from common.processes import ranks
 from common.trainer import Trainer, TrainerState
-from tests.states import forget_states, on_a_rank, reset_states
+from tests.states import on_a_rank, reset_states
 from tests.toys import Net, Points, Stream, seeded_net, token_loss
 from tests.unit.trainer.toy import accuracy, make_trainer
 
@@ -120,14 +120,13 @@ def outcome(folder, case: Case) -> Outcome:
     )
 
 
+@on_a_rank
 def outcomes_on_rank(folder, cases: list[Case]) -> list[Outcome]:
     """The outcomes on the ranks of one job, one after the other."""
-    torch.set_num_threads(1)
     outcomes = []
     for case in cases:
         outcomes.append(outcome(folder, case))
         reset_states()
-    forget_states()
     return outcomes
 
 

@@ -27,7 +27,7 @@ def kill(control) -> None:
 
 
 def busy_trainer(folder, callbacks=(), **arguments):
-    """Dropout, metrics, accumulation and a tail: whatever resuming may lose is here."""
+    """A Trainer whose training has what resuming may lose: dropout, metrics, accumulation and a tail."""
     busy = {"num_train_epochs": 2, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2}
     busy |= {"logging_steps": 4, "lr_scheduler_type": "cosine", "warmup_steps": 2, "seed": 5}
     extra = {"compute_metrics": accuracy, "callbacks": list(callbacks)}
@@ -36,7 +36,7 @@ def busy_trainer(folder, callbacks=(), **arguments):
 
 
 def run_busily(folder, callbacks=(), resume=None, **arguments):
-    """The same, after its training."""
+    """The busy Trainer after its training."""
     trainer = busy_trainer(folder, callbacks, **arguments)
     trainer.train(resume_from_checkpoint=resume)
     return trainer

@@ -201,23 +201,24 @@ def batches_of_points(n: int) -> list[dict]:
     return list(DataLoader(Points(n), 4))
 
 
-LOADERS = {
-    "shuffled": lambda n: DataLoader(Points(n), 4, shuffle=True),
-    "noisy": lambda n: DataLoader(NoisyPoints(n), 4, shuffle=True),
-    "workers": lambda n: DataLoader(Points(n), 4, shuffle=True, num_workers=1),
-    "without batches": lambda n: DataLoader(batches_of_points(n), batch_size=None, shuffle=True),
-    "stream": lambda n: DataLoader(Stream(Points(n)), 4),
-    "list": lambda n: batches_of_points(n),
-}
+def new_loaders(n: int) -> dict[str, DataLoader | list[dict]]:
+    return {
+        "shuffled": DataLoader(Points(n), 4, shuffle=True),
+        "noisy": DataLoader(NoisyPoints(n), 4, shuffle=True),
+        "workers": DataLoader(Points(n), 4, shuffle=True, num_workers=1),
+        "without batches": DataLoader(batches_of_points(n), batch_size=None, shuffle=True),
+        "stream": DataLoader(Stream(Points(n)), 4),
+        "list": batches_of_points(n),
+    }
 
 
-@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("name", new_loaders(1))
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_the_loader_of_an_override_is_trained_on_in_its_order(name, accumulation, tmp_path):
     def script(library, folder):
         class Own(library.Trainer):
             def get_train_dataloader(self):
-                return LOADERS[name](22)
+                return new_loaders(22)[name]
 
         limit = {"max_steps": 7} if name == "stream" else {}
         return train(library, folder, Own, gradient_accumulation_steps=accumulation, **limit)
@@ -232,7 +233,7 @@ def test_the_loader_of_an_override_is_evaluated_in_its_order(name, tmp_path):
     def script(library, folder):
         class Own(library.Trainer):
             def get_eval_dataloader(self, eval_dataset=None):
-                return LOADERS[name](24)
+                return new_loaders(24)[name]
 
             get_test_dataloader = get_eval_dataloader
 
