@@ -66,7 +66,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             self.optimizer.zero_grad()
         else:
             raise ValueError("`set_to_none` for Optimizer.zero_grad` is not supported by this optimizer.")
-        self.forget_unscaling()
+        self.note_gradients_dropped()
 
     @property
     def step_was_skipped(self) -> bool:
@@ -86,10 +86,18 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         if self.has_gradients():
             self.scaler.unscale_(self.optimizer)
 
-    def forget_unscaling(self) -> None:
-        """Take note that the gradients are dropped or replaced before there was a step with them."""
+    def note_gradients_dropped(self) -> None:
+        """Tell the scaler that the gradients were dropped or replaced: the next ones carry the scale of the loss again.
+
+        This changes nothing after a step, or before the gradients were unscaled.
+        """
         if self.scaler is not None:
-            self.scaler.forget_unscaled(self.optimizer)
+            self.scaler.note_gradients_dropped(self.optimizer)
+
+    def look_for_dropped_gradients(self) -> None:
+        """Notice that the script has called `model.zero_grad()`, of which this optimizer is not told."""
+        if not self.has_gradients():
+            self.note_gradients_dropped()
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """The parameters of all groups."""

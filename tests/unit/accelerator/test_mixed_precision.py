@@ -109,6 +109,36 @@ def test_fp16_trains_on_the_cpu_to_nearly_the_float32_weights():
     assert accelerator.scaler.get_scale() == 2.0**10, "what raised was no step"
 
 
+def test_without_the_scaler_gradients_are_clipped_and_accumulated_without_a_scale():
+    accelerator = fp16(accumulation=2, enabled=False)
+    (model,), (optimizer,) = prepared(accelerator, new_models(1))
+    for _ in range(4):
+        with accelerator.accumulate(model):
+            accelerator.backward(loss_of(model))
+            accelerator.clip_grad_norm_(model.parameters(), 0.2)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert accelerator.scaler is None
+    assert_steps_in_float32(model, *new_models(1), steps=2, max_norm=0.2)
+
+
+def test_a_second_step_with_the_same_gradients_divides_them_by_the_scale_again():
+    (ours,), (optimizer,) = prepared(fp16(), new_models(1))
+    (model,) = new_models(1)
+    reference = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for parameter, own in zip(model.parameters(), ours.parameters(), strict=True):
+        parameter.grad = torch.full_like(parameter, 5.0)
+        own.grad = torch.full_like(parameter, 5.0)
+    scaler.scale(torch.ones(()))  # It makes its scale in its first use.
+    optimizer.scaler.scale(torch.ones(()))
+    for _ in range(2):
+        optimizer.step()
+        scaler.step(reference)
+        scaler.update()  # The original calls it after each step.
+    assert torch.equal(ours.weight, model.weight)
+
+
 class Wrapping(torch.optim.Optimizer):
     """Steps another optimizer; its base class is there for `isinstance` alone, and has not been initialized."""
 
