@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.hooks import RemovableHandle
 
-from . import checkpointing, operations
+from . import checkpointing, metrics, operations
 from .data_loader import DataLoaderShard, prepare_data_loader, skip_first_batches
 from .environment import parse_flag_from_env
 from .logging import get_logger
@@ -580,11 +580,11 @@ class Accelerator:
         return operations.gather(tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """All processes' results for the batch at hand, each real sample once: `operations.gather_for_metrics`.
+        """All processes' results for the batch at hand, each real sample once: `metrics.gather_for_metrics`.
 
         The loader knows by a `sampler.ShortStep` which samples of the step are real. The others are cut off.
         """
-        return operations.gather_for_metrics(input_data, self.gradient_state.active_dataloader, use_gather_object)
+        return metrics.gather_for_metrics(input_data, self.gradient_state.active_dataloader, use_gather_object)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Nested tensors, added up over all processes or combined by another `reduction`: `operations.reduce`."""
