@@ -369,12 +369,10 @@ class Accelerator:
     def accumulate(self, *models: torch.nn.Module) -> Iterator[None]:
         """Count a micro-batch: `with accelerator.accumulate(model):` around its forward, backward and optimizer step.
 
-        In every `gradient_accumulation_steps`-th micro-batch `sync_gradients` is true: gradients are averaged over the
-        processes, and optimizer and scheduler step. In the other micro-batches their calls do nothing, and the
-        gradients of `models` stay local. Those of a model that is not named here are averaged in every micro-batch.
-
-        By default the last micro-batch of a loader is such a one too (`sync_with_dataloader`). With `sync_each_batch`
-        the gradients of all models are averaged in every micro-batch.
+        In every `gradient_accumulation_steps`-th micro-batch, and in a loader's last one unless `sync_with_dataloader`
+        is off, `sync_gradients` is true: gradients are averaged over the processes, and optimizer and scheduler step.
+        In the others their calls do nothing, and the gradients of `models` stay local, unless `sync_each_batch` is on.
+        Those of a model that is not named here are averaged in every micro-batch.
         """
         state = self.gradient_state
         if state.sync_with_dataloader and state.end_of_dataloader:

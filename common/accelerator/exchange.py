@@ -27,7 +27,7 @@ there hang until the time-out, or get wrong numbers.
 import struct
 import textwrap
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -95,8 +95,7 @@ def exchange_each(description: list[str], contents: Sequence[torch.Tensor]) -> l
         DistributedOperationException: as `compare`.
     """
     lengths = [len(content) for content in contents]
-    is_empty = len(contents) == 0  # `torch.cat` refuses an empty list.
-    if is_empty or sum(lengths) > CONTENT_BYTES_IN_FIRST_MESSAGE:
+    if not contents or sum(lengths) > CONTENT_BYTES_IN_FIRST_MESSAGE:  # `torch.cat` would refuse an empty list.
         compare(description)
         return [all_gather_bytes(content) for content in contents]
     device = _device_of_messages()
@@ -143,13 +142,11 @@ def shape_and_dtype(leaf: Any) -> str:
     return f"{list(leaf.shape)} {layout}{leaf.dtype}"
 
 
-def describe(
-    collective: str, named: Iterable[NamedLeaf], describe_leaf: Callable[[Any], str] = shape_and_dtype
-) -> list[str]:
-    """A line for the collective, and one for each leaf, with its name and what must be the same on all ranks."""
+def describe(collective: str, named: list[NamedLeaf], show: Callable[[Any], str] = shape_and_dtype) -> list[str]:
+    """A line for the collective, and one for each leaf: its name, and what `show` says that must be the same."""
     description = [collective]
     for name, leaf in named:
-        description.append(f"{name or 'tensor'} {describe_leaf(leaf)}")
+        description.append(f"{name or 'tensor'} {show(leaf)}")
     return description
 
 

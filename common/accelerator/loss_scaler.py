@@ -25,12 +25,9 @@ class LossScaler(torch.amp.GradScaler):
         self._update_is_due = False
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Step `optimizer`, unless one of its gradients is not finite.
-
-        Without a backward before it, a second step divides the same gradients by the scale again, as in the original.
-        """
+        """Step `optimizer`, unless one of its gradients is not finite."""
         if self._stage_of(optimizer) is OptState.STEPPED:
-            self.update()
+            self.update()  # As in the original, a second step divides the same gradients by the scale again.
         result = super().step(optimizer, *args, **kwargs)
         self._update_is_due = True
         return result
@@ -60,7 +57,6 @@ class LossScaler(torch.amp.GradScaler):
         return self._stage_of(optimizer) is OptState.UNSCALED
 
     def _stage_of(self, optimizer: torch.optim.Optimizer) -> OptState | None:
-        # torch's dictionary would take up an optimizer that is looked up by `[]`.
         state = self._per_optimizer_states.get(id(optimizer))
         return None if state is None else state["stage"]
 

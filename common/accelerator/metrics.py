@@ -1,19 +1,8 @@
-"""`gather_for_metrics`: the results of all processes for one batch, where each real sample counts once.
+"""`gather_for_metrics`: the results of all processes for one batch, where each real sample counts once."""
 
-How each kind of value comes from all processes:
-
-    value                                 sent as                                joined to
-    tensor, where all values are tensors  its bytes: `operations.gather_tensors` a tensor with the rows of all
-    tensor, among other values, or with   a pickled copy on the CPU              the same
-    other numbers of rows on some rank
-    list or tuple of entries, array       itself, pickled                        a list of all entries
-    other object, such as a text          a list of it alone, pickled            a list with one entry per process
-"""
-
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -63,34 +52,28 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
     return structure.replace_sorted(_without_repeated(value, rows) for value in gathered)
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The rows of all processes in a step.
+class _Rows(NamedTuple):
+    """The rows of all processes in a step: those of real samples come first, and the others are cut off."""
 
-    Attributes:
-        are_even: true if all processes have equally many.
-        num_real: those of real samples, which come first; None where nothing is to be cut.
-    """
-
-    are_even: bool = True
-    num_real: int | None = None
+    are_even: bool  # All processes have equally many.
+    num_real: int | None  # None where nothing is to be cut off.
 
 
-def _rows_of_step(loader: Any) -> Rows:
+def _rows_of_step(loader: Any) -> _Rows:
     """The rows of the step in which `loader` is. Raises RuntimeError if some process has no batch in it."""
     short_step = None if loader is None else loader.short_step
     if short_step is None:
-        return Rows()
+        return _Rows(are_even=True, num_real=None)
     if short_step.num_ranks_present < PartialState().num_processes:
         present = f"only ranks 0 to {short_step.num_ranks_present - 1} have a batch in this step"
         raise RuntimeError(f"{present}: evaluate with even_batches=True")
     # Samples are repeated in the last step, and where one loader worker's share of a stream ends. A batch sampler may
     # yield short batches before. They repeat nothing, so nothing is cut there.
     is_cut = loader.end_of_dataloader or short_step.has_repeated
-    return Rows(short_step.is_even, short_step.num_real_all_ranks if is_cut else None)
+    return _Rows(short_step.is_even, short_step.num_real_all_ranks if is_cut else None)
 
 
-def _without_repeated(value: Any, rows: Rows) -> Any:
+def _without_repeated(value: Any, rows: _Rows) -> Any:
     """The part of a joined value that belongs to real samples. What has no rows stays as it is."""
     if rows.num_real is None:
         return value
@@ -98,7 +81,7 @@ def _without_repeated(value: Any, rows: Rows) -> Any:
     return value[: rows.num_real] if has_rows else value
 
 
-def _gather_entries(data: Any, rows: Rows) -> Any:
+def _gather_entries(data: Any, rows: _Rows) -> Any:
     """The entries of `data` of all processes, in one list; in a single process `data` itself."""
     if PartialState().distributed_type == DistributedType.NO:
         return data
@@ -108,8 +91,12 @@ def _gather_entries(data: Any, rows: Rows) -> Any:
     return _gather_pickled([NamedLeaf("", data)], rows)[0]
 
 
-def _gather_values(named: list[NamedLeaf], rows: Rows) -> list[Any]:
-    """The values of all processes, each joined to one; in a single process the values themselves."""
+def _gather_values(named: list[NamedLeaf], rows: _Rows) -> list[Any]:
+    """The values of all processes, each joined to one; in a single process the values themselves.
+
+    Tensors alone travel as bytes. With other values among them, or with other numbers of rows on some process, all
+    values travel pickled.
+    """
     values = [value for _, value in named]
     if PartialState().distributed_type == DistributedType.NO:
         return values
@@ -118,14 +105,14 @@ def _gather_values(named: list[NamedLeaf], rows: Rows) -> list[Any]:
     return _gather_pickled(named, rows)
 
 
-def _gather_pickled(named: list[NamedLeaf], rows: Rows) -> list[Any]:
-    """The values of all processes, of any kind, each joined to one."""
+def _gather_pickled(named: list[NamedLeaf], rows: _Rows) -> list[Any]:
+    """The values of all processes, pickled by `_as_joinable` and each joined to one by `_join`."""
     description = describe("gather_for_metrics", named, partial(_describe_value, rows=rows))
     values_of_ranks = gather_objects([_as_joinable(value) for _, value in named], description)
     return [_join(values_of_name) for values_of_name in zip(*values_of_ranks, strict=True)]
 
 
-def _describe_value(value: Any, rows: Rows) -> str:
+def _describe_value(value: Any, rows: _Rows) -> str:
     if not isinstance(value, torch.Tensor):
         return "objects"
     return shape_and_dtype(value) if rows.are_even else f"rows of {list(value.shape[1:])} {value.dtype}"

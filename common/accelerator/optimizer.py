@@ -87,15 +87,12 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             self.scaler.unscale_(self.optimizer)
 
     def note_gradients_dropped(self) -> None:
-        """Tell the scaler that the gradients were dropped or replaced: the next ones carry the scale of the loss again.
-
-        This changes nothing after a step, or before the gradients were unscaled.
-        """
+        """Take note that the gradients are dropped or replaced before there was a step with them."""
         if self.scaler is not None:
             self.scaler.note_gradients_dropped(self.optimizer)
 
     def look_for_dropped_gradients(self) -> None:
-        """Notice that the script has called `model.zero_grad()`, of which this optimizer is not told."""
+        """Take note of gradients that the script has dropped by `model.zero_grad()`, unseen by this optimizer."""
         if not self.has_gradients():
             self.note_gradients_dropped()
 

@@ -13,10 +13,9 @@ class AcceleratedScheduler:
 
     A call of `step` counts only where an accumulation window ends and no optimizer skipped its step. The script plans
     its schedule for one process. N processes finish an epoch in an N-th of the steps, so each step counts N times. With
-    `split_batches` it counts once, because the script's batch is the global one.
-
-    Without `step_with_optimizer` every call is one step, for schedules that follow epochs, or a metric as
-    ReduceLROnPlateau does.
+    `split_batches` it counts once, because the script's batch is the global one. Without
+    `step_with_optimizer` every call is one step: for schedules that follow epochs, or a metric as ReduceLROnPlateau
+    does.
 
     Args:
         scheduler: the one that the script made.

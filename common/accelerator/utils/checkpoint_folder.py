@@ -21,10 +21,9 @@ loads what is left over. After a later kill, the next save or load takes the ste
 - If two ranks take step 5 at once, each file is renamed once.
 - Hooks may write a file of one name on several ranks. That of the main part stays; without one, the last to be moved.
 
-With `save_on_each_node` the first process of each machine writes a main part, to its own disk.
-
-Files are not fsynced, so after a power failure the newest checkpoint may be damaged. Loading finds this out. Without a
-name it takes the newest one that is undamaged on the disk of the first machine.
+With `save_on_each_node` the first process of each machine writes a main part, to its own disk. Files are not fsynced,
+so after a power failure the newest checkpoint may be damaged. Loading finds this out. Without a name it takes the
+newest one that is undamaged on the disk of the first machine.
 
 A folder may come from a stranger. So files are opened or moved only if they were found by walking through the folder,
 which follows no symbolic link. A manifest only says which of these files belong to the checkpoint.

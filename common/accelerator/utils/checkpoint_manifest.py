@@ -160,11 +160,9 @@ def describe_files(folder: Path) -> dict[str, Description]:
 def describe(path: Path) -> Description:
     """The size of a file in bytes, and a checksum.
 
-    The checksum finds bits that a disk has flipped, and pages that it has lost or exchanged:
-
-    1. In each page the numbers of 8 bytes are added up, which is faster than a CRC-32 of them.
-    2. The CRC-32 of these sums is taken.
-    3. It goes on over the bytes behind the last page.
+    Disks flip bits, and lose or exchange whole pages. A CRC-32 of all bytes would find that, but sums are faster. So
+    the numbers of 8 bytes in each page are added up, and the CRC-32 is that of these sums and of the bytes behind the
+    last page.
     """
     size = path.stat().st_size
     content = torch.from_file(str(path), size=size, dtype=torch.uint8)  # It is mapped, not copied.
