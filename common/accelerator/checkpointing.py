@@ -58,14 +58,12 @@ RANDOM_STATES_FILE = "random_states_{}.pkl"
 
 @dataclass(frozen=True)
 class RunState:
-    """The objects and settings that a checkpoint is made from. Each list is in the order of the numbers of the files.
+    """The objects that the Accelerator has prepared, or the script has registered, and settings of the run.
+
+    Each list is in the order of the numbers in the names of the files.
 
     Attributes:
         project: where checkpoints are, and how many of them are kept.
-        models, optimizers, schedulers, loaders: the objects that the Accelerator has prepared.
-        scaler: None unless the run is in fp16.
-        custom_objects: the objects that the script has registered.
-        save_hooks, load_hooks: the functions that it has registered.
         step: calls of `accumulate`; at a multiple of the window's steps no window is unfinished.
         get_state_dict: returns the weights of a model; under FSDP a collective.
     """
@@ -143,8 +141,8 @@ def save_state(
         Exception: what a hook or an object met.
 
     An error before the new checkpoint begins to exist leaves what was there before as it was. After an error later, the
-    next save or load finishes the new checkpoint. The next save has the same number under automatic naming, as in the
-    original. On several processes without `all_ranks` it has the next one, with which the others may go on.
+    next save or load finishes the new checkpoint. Under automatic naming the next save then has the same number, as
+    in the original; on several processes without `all_ranks` the next number, because other ranks may have saved.
     """
     project = run.project
     weights_name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
@@ -170,7 +168,7 @@ def save_state(
     except BaseException:
         part.discard()
         if PartialState().use_distributed and not all_ranks:
-            project.iteration += 1
+            project.iteration += 1  # The other ranks may have saved, and go on with the next number.
         raise
     project.iteration += 1
     limit = project.total_limit

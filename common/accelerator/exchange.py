@@ -143,7 +143,7 @@ def shape_and_dtype(leaf: Any) -> str:
 
 
 def describe(collective: str, named: list[NamedLeaf], show: Callable[[Any], str] = shape_and_dtype) -> list[str]:
-    """A line for the collective, and one for each leaf: its name, and what `show` says that must be the same."""
+    """A line for the collective, and one for each leaf: its name and `show(leaf)`, which all ranks must have alike."""
     description = [collective]
     for name, leaf in named:
         description.append(f"{name or 'tensor'} {show(leaf)}")

@@ -17,20 +17,17 @@ from .state import DistributedType, PartialState
 def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = False) -> Any:
     """The results of all processes for the batch that `loader` yielded, without those of repeated samples.
 
-    In a single process nothing is joined. On several, in rank order:
+    In a single process nothing is joined. On two, in rank order:
 
-        tensor                                    its rows; a scalar, such as a loss, is one row
-        list or tuple without tensors, array      a list of its entries
-        other list or tuple, namedtuple, mapping  the same structure, where each value is gathered by its own kind
-        any other object, such as text or None    a list with one entry per process
+        kind of value               on rank 0           on rank 1           the result on both
+        tensor                      tensor([0, 1])      tensor([2, 3])      tensor([0, 1, 2, 3])
+        scalar tensor, as a loss    tensor(0.5)         tensor(0.7)         tensor([0.5, 0.7])
+        list of no tensors, array   ["a", "b"]          ["c", "d"]          ["a", "b", "c", "d"]
+        any other object            "a"                 None                ["a", None]
+        structure, of each value    {"x": tensor([0])}  {"x": tensor([1])}  {"x": tensor([0, 1])}
 
-    In the last step tensors and lists are cut to the number of samples, a gathered loss too. On two processes:
-
-        on rank 0                    on rank 1                    the result on both
-        tensor([0, 1])               tensor([2, 3])               tensor([0, 1, 2, 3])
-        ["a", "b"]                   ["c", "d"]                   ["a", "b", "c", "d"]
-        [tensor([0]), tensor([1])]   [tensor([2]), tensor([3])]   [tensor([0, 2]), tensor([1, 3])]
-        {"loss": 0.5}                {"loss": 0.7}                {"loss": [0.5, 0.7]}
+    A structure is a mapping, a namedtuple, or a list or tuple with tensors. In the last step tensors and lists are cut
+    to the number of samples, a gathered loss too.
 
     Each call is a collective, and gives every process the results of all. A metric that is a sum over samples (a loss,
     correct predictions) needs less: each process adds up its own samples, and one `reduce` at the end adds these sums.

@@ -145,7 +145,7 @@ def gather_object(object: Any) -> Any:
 
 
 def gather_objects(own: Any, description: list[str]) -> list[Any]:
-    """The objects of all processes in rank order, if `description` is the same on all of them."""
+    """The objects of all processes in rank order; an error on all of them if they have other `description`s."""
     if PartialState().backend == "nccl":
         return all_gather_object(own)
     try:

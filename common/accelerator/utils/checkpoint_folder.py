@@ -18,6 +18,7 @@ loads what is left over. After a later kill, the next save or load takes the ste
 - A part is *complete* when its manifest, the list of its files, is in its place. So the manifest is written and moved
   last. A checkpoint is *complete* when its main part is. Rank parts may come later, or never if their rank has failed
   or does not save. Loading says which are not there.
+- Of each rank only the newest part waits for its main part.
 - If two ranks take step 5 at once, each file is renamed once.
 - Hooks may write a file of one name on several ranks. That of the main part stays; without one, the last to be moved.
 
@@ -61,12 +62,8 @@ NEW_NAME = ".new"
 class Part:
     """The part of a checkpoint that this process writes.
 
-    Args:
-        folder: the folder of the checkpoint.
-        save_id: the id of the save, which is the same on all ranks.
-        is_main: True for the main part.
-
     Attributes:
+        save_id: the id of the save, which is the same on all ranks.
         staging: the folder in which the part is written.
         pending: the folder in which a complete rank part waits for the main part.
     """
