@@ -5,8 +5,8 @@
     rank 2     shard of each layer ──┘ ◄── reduce-scatter: of each gradient a rank gets the mean of its own shard
 
 torch's `fully_shard` does this. This file chooses the layers, and converts between whole tensors and shards, so that
-state dicts and checkpoints are the same as without FSDP. A shard is a DTensor. A whole parameter that was sharded has its
-shard in an attribute `_shard`, where `use_sharded_parameters` finds it for an optimizer that was made earlier.
+state dicts and checkpoints are the same as without FSDP. A shard is a DTensor. A whole parameter that was sharded
+has its shard in an attribute `_shard`, where `use_sharded_parameters` finds it for an optimizer made earlier.
 """
 
 import functools
