@@ -84,7 +84,6 @@ class Manifest:
     """The manifests of all parts of one save, put together. No file has been checked yet.
 
     Attributes:
-        folder: where they and the files are.
         world_size: the number of processes of the run, whether they saved or not.
         ranks: the ranks whose parts are there; the one that wrote the main part is the first.
         files: by the name of each file in the folder, its description. There are several descriptions if hooks wrote

@@ -21,12 +21,7 @@ from tests.unit.accelerator.several_processes import on_ranks
 
 
 class Loaded(NamedTuple):
-    """The steps that were loaded.
-
-    Attributes:
-        weights_step: the step of the weights.
-        random_step: that of this rank's random state; None if none was loaded.
-    """
+    """The steps of the weights and of this rank's random state that were loaded; None if no random state was."""
 
     weights_step: float
     random_step: int | None
