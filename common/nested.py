@@ -76,20 +76,20 @@ def map_nested(
         skip_keys: keys of mappings whose values stay as they are.
     """
 
-    def walk(data: Any, *others: Any) -> Any:
-        if is_leaf is not None and is_leaf(data):
-            return function(data, *others)
-        if isinstance(data, (tuple, list)):
-            places = zip(data, *others, strict=True)
-            return honor_type(data, [walk(*parts) for parts in places])
-        if isinstance(data, Mapping):
+    def walk(part: Any, *other_parts: Any) -> Any:
+        if is_leaf is not None and is_leaf(part):
+            return function(part, *other_parts)
+        if isinstance(part, (tuple, list)):
+            places = zip(part, *other_parts, strict=True)
+            return honor_type(part, [walk(*items) for items in places])
+        if isinstance(part, Mapping):
             content = {}
-            for key, value in data.items():
+            for key, value in part.items():
                 content[key] = value
                 if key not in skip_keys:
-                    content[key] = walk(value, *(other[key] for other in others))
-            return _mapping_like(data, content)
-        return function(data, *others)
+                    content[key] = walk(value, *(other[key] for other in other_parts))
+            return _mapping_like(part, content)
+        return function(part, *other_parts)
 
     return walk(data, *others)
 
@@ -122,7 +122,7 @@ def replace_leaves(data: Any, new_leaves: Iterable[Any], is_leaf: Callable[[Any]
 class SortedLeaves:
     """The leaves of `data` by their names: in the same order on all ranks, whatever the order of a mapping's keys.
 
-    Those of {"y": 2, "x": 1} are 1 and 2. `replace([10, 20])` returns {"y": 20, "x": 10}.
+    Those of {"y": 2, "x": 1} are 1 and 2. `replace_sorted([10, 20])` returns {"y": 20, "x": 10}.
 
     Attributes:
         named: the leaves with their names.
@@ -136,7 +136,7 @@ class SortedLeaves:
         self._places = sorted(range(len(in_structure)), key=lambda place: in_structure[place].name)
         self.named = [in_structure[place] for place in self._places]
 
-    def replace(self, new_leaves: Iterable[Any]) -> Any:
+    def replace_sorted(self, new_leaves: Iterable[Any]) -> Any:
         """The structure of `data` with `new_leaves`, which come in the order of `named`, in place of its own."""
         in_structure: list[Any] = [None] * len(self._places)
         for place, leaf in zip(self._places, new_leaves, strict=True):

@@ -4,12 +4,10 @@ Begin with `prepare`, `accumulate` and `backward`: they are what happens in a tr
 micro-batches that make one optimizer step. "The original" is Hugging Face Accelerate, which uses the same names.
 
 An Accelerator keeps its prepared objects in the lists `_models`, `_optimizers`, `_schedulers` and `_dataloaders`, which
-checkpoints write. Three marks lie on the objects themselves, because a library or another Accelerator has to see them:
+checkpoints write. Two marks lie on the objects themselves, because a library or another Accelerator has to see them:
 
     _is_accelerate_prepared   on each prepared object: the original's mark, by which `prepare` leaves it as it is
     _original_forward         on a model in mixed precision: the original's name for the forward without autocast
-    _shard                    on a whole parameter of a model that `utils/fsdp_utils.py` has sharded: its shard, which
-                              replaces it in optimizers that were made earlier
 """
 
 import contextlib
@@ -29,7 +27,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.hooks import RemovableHandle
 
-from . import checkpointing, operations
+from . import checkpointing, metrics, operations
 from .data_loader import DataLoaderShard, prepare_data_loader, skip_first_batches
 from .environment import parse_flag_from_env
 from .logging import get_logger
@@ -37,7 +35,7 @@ from .loss_scaler import LossScaler
 from .optimizer import AcceleratedOptimizer
 from .sampler import BatchSamplerShard, index_sampler_of
 from .scheduler import AcceleratedScheduler
-from .state import AcceleratorState, DistributedType, GradientState, forget_ended_training, is_initialized
+from .state import AcceleratorState, DistributedType, GradientState, is_initialized, reset_after_end_training
 from .tracking import GeneralTracker, select_trackers
 from .utils import fsdp_utils, other
 from .utils.constants import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
@@ -109,7 +107,7 @@ class Accelerator:
         sync_gradients: true in the micro-batch that ends its window: optimizers and schedulers step.
         state: the AcceleratorState: which process this is, on which device.
         gradient_state: the GradientState: where the run stands in the accumulation window and in its loaders.
-        scaler: the LossScaler of an fp16 run, else None.
+        scaler: the LossScaler of an fp16 run; None in other runs, and where GradScalerKwargs say `enabled=False`.
 
     Raises:
         NotImplementedError: for DeepSpeed, Megatron, tensor parallelism and other kinds of handlers.
@@ -156,7 +154,7 @@ class Accelerator:
         accumulation = _choose_accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
 
         # The states of the process, which all Accelerators share. The first of them joins the process group here.
-        forget_ended_training()
+        reset_after_end_training()
         self.state = AcceleratorState(
             mixed_precision,
             cpu,
@@ -183,7 +181,7 @@ class Accelerator:
 
         # The rest changes during the training.
         self.scaler: LossScaler | None = None
-        if self.mixed_precision == "fp16":
+        if self.mixed_precision == "fp16" and (self.scaler_handler is None or self.scaler_handler.enabled):
             self.scaler = LossScaler(self.device.type, **_kwargs_of(self.scaler_handler))
         # The calls of `accumulate` are counted here. A window closes at every multiple of its micro-batches, and at a
         # loader's end, where the count begins again at 0.
@@ -248,7 +246,7 @@ class Accelerator:
             self.device,
             num_processes=self.num_processes,
             process_index=self.process_index,
-            put_on_device=self._is_placed(device_placement),
+            put_on_device=self._should_place(device_placement),
             rng_types=self.rng_types.copy(),
             slice_fn_for_dispatch=slice_fn_for_dispatch,
             **asdict(self.dataloader_config),
@@ -280,7 +278,7 @@ class Accelerator:
             fsdp_utils.shard_model(innermost_model(model), self.state.fsdp_plugin, self.device)
             for optimizer in self._optimizers:
                 fsdp_utils.use_sharded_parameters(optimizer.optimizer)
-        elif self._is_placed(device_placement):
+        elif self._should_place(device_placement):
             model = model.to(self.device)
         if self._trains_in_ddp(model) and not evaluation_mode:
             model = self._wrap_in_ddp(model)
@@ -322,7 +320,7 @@ class Accelerator:
         prepared: Any = optimizer
         if not _is_prepared(optimizer):
             fsdp_utils.use_sharded_parameters(optimizer)
-            prepared = AcceleratedOptimizer(optimizer, self._is_placed(device_placement), self.scaler)
+            prepared = AcceleratedOptimizer(optimizer, self._should_place(device_placement), self.scaler)
             prepared._is_accelerate_prepared = True
         return _register(prepared, self._optimizers)
 
@@ -338,7 +336,7 @@ class Accelerator:
             scheduler._is_accelerate_prepared = True
         return _register(scheduler, self._schedulers)
 
-    def _is_placed(self, device_placement: bool | None) -> bool:
+    def _should_place(self, device_placement: bool | None) -> bool:
         return self.device_placement if device_placement is None else device_placement
 
     def free_memory(self, *objects: Any) -> list[None]:
@@ -371,10 +369,10 @@ class Accelerator:
     def accumulate(self, *models: torch.nn.Module) -> Iterator[None]:
         """Count a micro-batch: `with accelerator.accumulate(model):` around its forward, backward and optimizer step.
 
-        In every `gradient_accumulation_steps`-th micro-batch, and in the last one of the loader, `sync_gradients` is
-        true: gradients are averaged over the processes, and optimizer and scheduler step. In the other micro-batches
-        the calls of optimizer and scheduler do nothing, and the gradients of `models` stay local. Those of a model that
-        is not named here are averaged in every micro-batch.
+        In every `gradient_accumulation_steps`-th micro-batch, and in a loader's last one unless `sync_with_dataloader`
+        is off, `sync_gradients` is true: gradients are averaged over the processes, and optimizer and scheduler step.
+        In the others their calls do nothing, and the gradients of `models` stay local, unless `sync_each_batch` is on.
+        Those of a model that is not named here are averaged in every micro-batch.
         """
         state = self.gradient_state
         if state.sync_with_dataloader and state.end_of_dataloader:
@@ -405,9 +403,7 @@ class Accelerator:
             loss = loss / num_steps
         if self.scaler is not None:
             for optimizer in self._optimizers:
-                # The script may have dropped gradients by `model.zero_grad()`, which the optimizer does not see.
-                if not optimizer.has_gradients():
-                    optimizer.forget_unscaling()
+                optimizer.look_for_dropped_gradients()
             loss = self.scaler.scale(loss)
         loss.backward(**kwargs)
 
@@ -456,25 +452,31 @@ class Accelerator:
         if self.is_fsdp2 or self.distributed_type == DistributedType.NO:
             yield
             return
+        is_over_streams = any(isinstance(loader.dataset, IterableDataset) for loader in self._dataloaders)
+        if even_batches is not None and is_over_streams:
+            warnings.warn(
+                "Overriding even_batches is only supported for map-style datasets, yet some dataloaders given were"
+                " iterable",
+                stacklevel=3,
+            )
         are_even = self.even_batches if even_batches is None else even_batches
         to_join = [joinable for joinable in joinables if hasattr(joinable, "join_hook")]
         joined: contextlib.AbstractContextManager = contextlib.nullcontext()
         if to_join and not are_even:
             joined = Join(to_join, throw_on_early_termination=False)
+        with self._override_even_batches(even_batches), joined:
+            yield
+
+    @contextlib.contextmanager
+    def _override_even_batches(self, even_batches: bool | None) -> Iterator[None]:
+        """Within the block the prepared loaders of map-style datasets have this setting; None leaves each its own."""
         shards = [shard for shard in map(index_sampler_of, self._dataloaders) if isinstance(shard, BatchSamplerShard)]
         even_before = [shard.even_batches for shard in shards]
         if even_batches is not None:
-            if any(isinstance(loader.dataset, IterableDataset) for loader in self._dataloaders):
-                warnings.warn(
-                    "Overriding even_batches is only supported for map-style datasets, yet some dataloaders given were"
-                    " iterable",
-                    stacklevel=3,
-                )
             for shard in shards:
                 shard.even_batches = even_batches
         try:
-            with joined:
-                yield
+            yield
         finally:
             for shard, was_even in zip(shards, even_before, strict=True):
                 shard.even_batches = was_even
@@ -576,11 +578,11 @@ class Accelerator:
         return operations.gather(tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """All processes' results for the batch at hand, each real sample once: `operations.gather_for_metrics`.
+        """All processes' results for the batch at hand, each real sample once: `metrics.gather_for_metrics`.
 
         The loader knows by a `sampler.ShortStep` which samples of the step are real. The others are cut off.
         """
-        return operations.gather_for_metrics(input_data, self.gradient_state.active_dataloader, use_gather_object)
+        return metrics.gather_for_metrics(input_data, self.gradient_state.active_dataloader, use_gather_object)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Nested tensors, added up over all processes or combined by another `reduction`: `operations.reduce`."""

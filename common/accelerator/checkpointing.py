@@ -24,7 +24,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -58,14 +58,12 @@ RANDOM_STATES_FILE = "random_states_{}.pkl"
 
 @dataclass(frozen=True)
 class RunState:
-    """The objects and settings that a checkpoint is made from. Each list is in the order of the numbers of the files.
+    """The objects that the Accelerator has prepared, or the script has registered, and settings of the run.
+
+    Each list is in the order of the numbers in the names of the files.
 
     Attributes:
         project: where checkpoints are, and how many of them are kept.
-        models, optimizers, schedulers, loaders: the objects that the Accelerator has prepared.
-        scaler: None unless the run is in fp16.
-        custom_objects: the objects that the script has registered.
-        save_hooks, load_hooks: the functions that it has registered.
         step: calls of `accumulate`; at a multiple of the window's steps no window is unfinished.
         get_state_dict: returns the weights of a model; under FSDP a collective.
     """
@@ -82,9 +80,13 @@ class RunState:
     step: int
     get_state_dict: Callable[[torch.nn.Module], dict[str, Any]]
 
+    def optimizers_by_file(self) -> dict[str, Any]:
+        """All optimizers by the names of their files."""
+        return _by_file(OPTIMIZER_FILE, self.optimizers)
+
     def objects_by_file(self) -> dict[str, Any]:
-        """All objects with a `state_dict` but models and loaders, by the names of their files."""
-        objects = _by_file(OPTIMIZER_FILE, self.optimizers) | _by_file(SCHEDULER_FILE, self.schedulers)
+        """All objects with a `state_dict` but models, optimizers and loaders, by the names of their files."""
+        objects = _by_file(SCHEDULER_FILE, self.schedulers)
         if self.scaler is not None:
             objects[SCALER_NAME] = self.scaler
         for index, each in enumerate(self.custom_objects):
@@ -139,17 +141,20 @@ def save_state(
         Exception: what a hook or an object met.
 
     An error before the new checkpoint begins to exist leaves what was there before as it was. After an error later, the
-    next save or load finishes the new checkpoint.
+    next save or load finishes the new checkpoint. Under automatic naming the next save then has the same number, as
+    in the original; on several processes without `all_ranks` the next number, because other ranks may have saved.
     """
     project = run.project
     weights_name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
     perform = run_on_all_ranks if all_ranks else _run_alone
-    save_id = None
     if all_ranks:
         # All ranks take these from the main process, which may have saved alone before.
         project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])
-    folder = _folder_to_save(project, output_dir)
-    part = Part(folder, save_id or save_ids.next_id(folder), is_main=_writes_main_part(project))
+        folder = _folder_to_save(project, output_dir)
+    else:
+        folder = _folder_to_save(project, output_dir)
+        save_id = save_ids.next_id(folder)
+    part = Part(folder, save_id, is_main=_writes_main_part(project))
     try:
         # This is a collective under FSDP. So it comes before folders, hooks and files, which may fail on one rank.
         gathered = perform(lambda: _gather(run))
@@ -162,7 +167,7 @@ def save_state(
         perform(part.publish, runs_here=part.is_main)
     except BaseException:
         part.discard()
-        if not all_ranks:
+        if PartialState().use_distributed and not all_ranks:
             project.iteration += 1  # The other ranks may have saved, and go on with the next number.
         raise
     project.iteration += 1
@@ -202,19 +207,12 @@ def _writes_main_part(project: ProjectConfiguration) -> bool:
     return state.is_local_main_process if project.save_on_each_node else state.is_main_process
 
 
-@dataclass(frozen=True)
-class Gathered:
-    """The tensors that collectives put together under FSDP.
+class Gathered(NamedTuple):
+    """The tensors that collectives put together under FSDP."""
 
-    Attributes:
-        weights: those of each model.
-        gradients: those of each model in the middle of an accumulation window; empty between two windows.
-        optimizer_states: the states of the optimizers by the names of their files.
-    """
-
-    weights: list[dict[str, Any]]
-    gradients: list[dict[str, torch.Tensor]]
-    optimizer_states: dict[str, Any]
+    weights: list[dict[str, Any]]  # of each model
+    gradients: list[dict[str, torch.Tensor]]  # of each model, in the middle of an accumulation window; else empty
+    optimizer_states: dict[str, Any]  # by the names of their files
 
 
 def _gather(run: RunState) -> Gathered:
@@ -223,8 +221,8 @@ def _gather(run: RunState) -> Gathered:
     gradients = []
     if run.step % GradientState().num_steps != 0:
         gradients = [_gradients(model) for model in run.models]
-    optimizers = _by_file(OPTIMIZER_FILE, run.optimizers)
-    return Gathered(weights, gradients, {name: each.state_dict() for name, each in optimizers.items()})
+    optimizer_states = {name: each.state_dict() for name, each in run.optimizers_by_file().items()}
+    return Gathered(weights, gradients, optimizer_states)
 
 
 def _gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -249,30 +247,33 @@ def _call_hooks(run: RunState, part: Part, weights: list[dict[str, Any]]) -> Non
 
 
 def _contents_by_file(run: RunState, part: Part, gathered: Gathered, weights_name: str) -> dict[str, Any]:
-    """The content of each file of `part`: this rank's state, and in the main part weights and objects' states too.
+    """The content of each file of `part`: this rank's state, and in the main part weights and objects' states too."""
+    main_content = _main_content(run, gathered, weights_name)
+    loader_states = _loader_states(run)
+    rank_state = {"step": run.step, **get_random_states(PartialState().device)}
+    if gathered.gradients:
+        rank_state["gradients"] = gathered.gradients
+    rank_content = {RANDOM_STATES_FILE.format(part.rank): rank_state}
+    if part.is_main:
+        return main_content | loader_states | rank_content
+    # The loaders of each rank have read ahead, to different batches, so each part keeps its own.
+    rank_state["loaders"] = loader_states
+    return rank_content
+
+
+def _main_content(run: RunState, gathered: Gathered, weights_name: str) -> dict[str, Any]:
+    """Weights and states by the names of their files.
 
     As in the original, schedulers and the script's own objects are asked for their states after the hooks, which may
     have changed them. Each rank asks, because a `state_dict` of the script's own may be a collective.
     """
-    states = dict(gathered.optimizer_states)
-    for name, each in run.objects_by_file().items():
-        if name not in states:
-            states[name] = each.state_dict()
-    loader_states = {}
-    for name, loader in run.loaders_by_file().items():
-        state = loader.state_dict()
-        if state:
-            loader_states[name] = state
-    rank_state = {"step": run.step, **get_random_states(PartialState().device)}
-    if gathered.gradients:
-        rank_state["gradients"] = gathered.gradients
-    if part.is_main:
-        contents = _by_file(weights_name, gathered.weights) | states | loader_states
-    else:
-        contents = {}
-        rank_state["loaders"] = loader_states  # Each rank has read another batch ahead.
-    contents[RANDOM_STATES_FILE.format(part.rank)] = rank_state
-    return contents
+    states = {name: each.state_dict() for name, each in run.objects_by_file().items()}
+    return _by_file(weights_name, gathered.weights) | gathered.optimizer_states | states
+
+
+def _loader_states(run: RunState) -> dict[str, Any]:
+    states = {name: loader.state_dict() for name, loader in run.loaders_by_file().items()}
+    return {name: state for name, state in states.items() if state}
 
 
 def _write(contents: dict[str, Any], folder: Path) -> None:
@@ -327,7 +328,7 @@ def load_state(
     saved = run_on_all_ranks(lambda: _read(run, folder, load_kwargs or {}))
     run_on_all_ranks(lambda: _restore(run, saved, load_model_func_kwargs))
     # This has collectives under FSDP. So it is a step of its own, which begins if no rank has failed.
-    run_on_all_ranks(lambda: _restore_gradients(run.models, list(saved.rank_states.values())))
+    run_on_all_ranks(lambda: _restore_gradients(run.models, saved.gradients_of_ranks))
     _warn_of_ranks_without_part(saved)
     _warn_of_files_without_object(run, saved, with_loaders)
     run.project.iteration = _next_iteration(run.project, folder, is_named=input_dir is not None)
@@ -347,16 +348,16 @@ def _folder_to_load(project: ProjectConfiguration, input_dir: str | os.PathLike 
 
 
 def _next_iteration(project: ProjectConfiguration, folder: Path, is_named: bool) -> int:
-    """The number of the next checkpoint after that in `folder`, which the script has named or not. A collective."""
+    """The number after the loaded checkpoint; after the highest on disk if the script has named one. A collective."""
     number = re.fullmatch(r"checkpoint_([0-9]+)", folder.name)
     if not project.automatic_checkpoint_naming or number is None:
         return project.iteration
-    following = int(number[1]) + 1
+    next_number = int(number[1]) + 1
     if is_named and PartialState().is_main_process:
         # The script may go back to an older checkpoint. The newer ones stay, and numbers go on after them.
         on_disk = [int(path.name.removeprefix("checkpoint_")) for path in numbered(folder.parent)]
-        following = max(following, project.iteration, max(on_disk, default=0) + 1)
-    return broadcast_object_list([following])[0]  # Only the main process has looked at the folder.
+        next_number = max(next_number, project.iteration, max(on_disk, default=0) + 1)
+    return broadcast_object_list([next_number])[0]  # Only the main process has looked at the folder.
 
 
 @dataclass(frozen=True)
@@ -365,18 +366,17 @@ class SavedRun:
 
     Attributes:
         states: of all objects but models, by the names of their files.
-        rank_states: the content of random_states_R.pkl by rank R. It is this rank's alone if the checkpoint has it and
-            was saved by as many processes as there are now; else that of every rank, for the mean of their gradients.
+        step: the calls of `accumulate` that the saved run had made, on each rank.
+        own: the content of this rank's random_states_R.pkl; empty if the checkpoint has none.
+        gradients_of_ranks: for each rank that has contributed to an unfinished window, the gradients of each model. It
+            is this rank alone if it is there and as many processes have saved as there are now.
     """
 
     manifest: Manifest
     states: dict[str, Any]
-    rank_states: dict[int, dict[str, Any]]
-
-    @property
-    def step(self) -> int:
-        """The calls of `accumulate` that the saved run had made, on each rank."""
-        return next(iter(self.rank_states.values()))["step"]
+    step: int
+    own: dict[str, Any]
+    gradients_of_ranks: list[list[dict[str, torch.Tensor]]]
 
     @property
     def weights_name(self) -> str:
@@ -394,16 +394,18 @@ def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
         raise RuntimeError(
             f"{where} does not match the number of registered objects: {num_saved}, not {num_registered}"
         )
-    names = list(run.objects_by_file())
+    names = [*run.optimizers_by_file(), *run.objects_by_file()]
     # A loader that was prepared after the checkpoint has no file, and starts at its beginning.
     names += [name for name in run.loaders_by_file() if name in manifest.files]
     states = {name: _read_file(manifest, name, **load_kwargs) for name in names}
-    process = PartialState()
+    own_rank = PartialState().process_index
     ranks = manifest.ranks
-    if manifest.world_size == process.num_processes and process.process_index in ranks:
-        ranks = [process.process_index]
+    if manifest.world_size == PartialState().num_processes and own_rank in ranks:
+        ranks = [own_rank]
     rank_states = {rank: _read_file(manifest, RANDOM_STATES_FILE.format(rank), **load_kwargs) for rank in ranks}
-    return SavedRun(manifest, states, rank_states)
+    step = rank_states[ranks[0]]["step"]
+    gradients = [state["gradients"] for state in rank_states.values() if "gradients" in state]
+    return SavedRun(manifest, states, step, rank_states.get(own_rank, {}), gradients)
 
 
 def _read_file(manifest: Manifest, name: str, **load_kwargs: Any) -> Any:
@@ -431,8 +433,7 @@ def _restore(run: RunState, saved: SavedRun, load_model_func_kwargs: dict[str, A
     models_by_file = _by_file(saved.weights_name, models)
     for name in models_by_file:
         saved.manifest.require_file(name)
-    own = saved.rank_states.get(PartialState().process_index, {})
-    loader_states = saved.states | own.get("loaders", {})
+    loader_states = saved.states | saved.own.get("loaders", {})
     for name, loader in run.loaders_by_file().items():
         loader.load_state_dict(loader_states.get(name, {}))
     for name, model in models_by_file.items():
@@ -440,20 +441,20 @@ def _restore(run: RunState, saved: SavedRun, load_model_func_kwargs: dict[str, A
         weights = under_names_of(bare, _read_file(saved.manifest, name))
         bare.load_state_dict(weights, **load_model_func_kwargs)
     for optimizer in run.optimizers:
-        optimizer.forget_unscaling()  # Its gradients will be replaced.
-    for name, each in run.objects_by_file().items():
+        optimizer.note_gradients_dropped()  # `_restore_gradients` replaces them.
+    objects = run.optimizers_by_file() | run.objects_by_file()
+    for name, each in objects.items():
         each.load_state_dict(saved.states[name])
-    if own:
-        set_random_states(PartialState().device, own)
+    if saved.own:
+        set_random_states(PartialState().device, saved.own)
 
 
-def _restore_gradients(models: list[torch.nn.Module], rank_states: list[dict[str, Any]]) -> None:
+def _restore_gradients(models: list[torch.nn.Module], gradients_of_ranks: list[list[dict[str, torch.Tensor]]]) -> None:
     """Give parameters the mean of the ranks' gradients of an unfinished window, or none. Under FSDP a collective."""
     for index, model in enumerate(models):
-        gradients_of_ranks = [state["gradients"][index] for state in rank_states if "gradients" in state]
         with whole_parameters(model):
             for name, parameter in innermost_model(model).named_parameters():
-                parts = [gradients[name] for gradients in gradients_of_ranks if name in gradients]
+                parts = [gradients[index][name] for gradients in gradients_of_ranks if name in gradients[index]]
                 parameter.grad = None
                 if parts:  # A rank without this gradient counts as zero in the mean.
                     total = sum(parts[1:], start=parts[0])
@@ -463,7 +464,7 @@ def _restore_gradients(models: list[torch.nn.Module], rank_states: list[dict[str
 def _warn_of_ranks_without_part(saved: SavedRun) -> None:
     """Log the ranks that keep their random states, because the checkpoint has none for them. A collective."""
     rank = PartialState().process_index
-    is_missing = rank < saved.manifest.world_size and rank not in saved.rank_states
+    is_missing = rank < saved.manifest.world_size and not saved.own
     ranks = gather_object([rank] if is_missing else [])
     if ranks:
         logger.warning("%s holds no random states of ranks %s: they keep their own", saved.manifest.folder, ranks)

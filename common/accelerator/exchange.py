@@ -1,6 +1,6 @@
 """Bytes of all ranks, for the collectives of `operations.py`; the ranks first compare what they are about to send.
 
-`operations.py` takes nested structures apart and calls one of these:
+`operations.py` takes nested structures apart, describes their leaves by `describe`, and calls one of these:
 
     compare(description)                  before a collective of torch: in `broadcast` and `reduce`
     exchange(description, content)        the content of each rank, of any length: pickled objects
@@ -27,7 +27,7 @@ there hang until the time-out, or get wrong numbers.
 import struct
 import textwrap
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ from common.process_group import all_gather_object
 
 from .state import PartialState
 
-# The results of most batches fit into a message of this size, and a smaller message is hardly faster.
+# The results of most batches fit into a message of this size.
 FIRST_MESSAGE_BYTES = 2**14
 HEADER = struct.Struct("=qq")
 CONTENT_BYTES_IN_FIRST_MESSAGE = FIRST_MESSAGE_BYTES - HEADER.size
@@ -88,29 +88,30 @@ def exchange(description: list[str], content: torch.Tensor) -> torch.Tensor:
 def exchange_each(description: list[str], contents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """For each of `contents` a row of bytes for each rank. Each content has the same length on all ranks.
 
-    Small contents travel together, in one `exchange`. Large ones, which it would copy, follow a comparison one by one.
+    If all contents fit into the first message, one exchange sends them. Otherwise the ranks compare first, and each
+    content is then gathered without being copied.
 
     Raises:
         DistributedOperationException: as `compare`.
     """
     lengths = [len(content) for content in contents]
-    if not contents or sum(lengths) > CONTENT_BYTES_IN_FIRST_MESSAGE:
+    if not contents or sum(lengths) > CONTENT_BYTES_IN_FIRST_MESSAGE:  # `torch.cat` would refuse an empty list.
         compare(description)
         return [all_gather_bytes(content) for content in contents]
     device = _device_of_messages()
-    together = exchange(description, torch.cat([content.to(device) for content in contents]))
+    joined = exchange(description, torch.cat([content.to(device) for content in contents]))
     # The rows are cloned, because a dtype can be viewed only at a multiple of its size, and a content begins anywhere.
-    return [rows.clone(memory_format=torch.contiguous_format) for rows in together.split(lengths, dim=1)]
+    return [rows.clone(memory_format=torch.contiguous_format) for rows in joined.split(lengths, dim=1)]
 
 
 def all_gather_bytes(content: torch.Tensor) -> torch.Tensor:
     """A row of bytes for each rank. All ranks must have equally many. Where they have none, nothing is sent."""
     num_ranks = PartialState().num_processes
     content = content.to(_device_of_messages())
-    of_ranks = content.new_empty(num_ranks, len(content))
+    rows = content.new_empty(num_ranks, len(content))
     if len(content) > 0:
-        dist.all_gather_into_tensor(of_ranks.view(-1), content)
-    return of_ranks
+        dist.all_gather_into_tensor(rows.view(-1), content)
+    return rows
 
 
 def broadcast_bytes(content: bytes | None, from_process: int) -> bytes:
@@ -131,14 +132,21 @@ def _device_of_messages() -> torch.device:
     return state.device if state.backend == "nccl" else torch.device("cpu")
 
 
-def describe(collective: str, named: Iterable[NamedLeaf]) -> list[str]:
-    """A line for the collective, and one for each leaf: its name, shape and dtype, or its class if it is no tensor."""
+def shape_and_dtype(leaf: Any) -> str:
+    """The text "[3, 2] torch.float32" for a tensor, and the name of its class for another leaf."""
+    if not isinstance(leaf, torch.Tensor):
+        return type(leaf).__name__
+    if leaf.is_nested:  # torch gives it no shape, or one with numbers that only this process knows.
+        return f"nested {leaf.layout} {leaf.dtype}"
+    layout = "" if leaf.layout == torch.strided else f"{leaf.layout} "
+    return f"{list(leaf.shape)} {layout}{leaf.dtype}"
+
+
+def describe(collective: str, named: list[NamedLeaf], show: Callable[[Any], str] = shape_and_dtype) -> list[str]:
+    """A line for the collective, and one for each leaf: its name and `show(leaf)`, which all ranks must have alike."""
     description = [collective]
     for name, leaf in named:
-        content = type(leaf).__name__
-        if isinstance(leaf, torch.Tensor):
-            content = f"{list(leaf.shape) if is_dense(leaf) else leaf.layout} {leaf.dtype}"
-        description.append(f"{name or 'tensor'} {content}")
+        description.append(f"{name or 'tensor'} {show(leaf)}")
     return description
 
 

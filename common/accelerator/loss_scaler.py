@@ -19,13 +19,17 @@ class LossScaler(torch.amp.GradScaler):
     read, saved or replaced. torch's own `update` would count what is UNSCALED too, and forget that it was divided.
     """
 
-    # True where an optimizer has come to the stage STEPPED since the last `update`.
-    update_is_due = False
+    def __init__(self, device: str, **settings: Any) -> None:
+        super().__init__(device, **settings)
+        # True where an optimizer has come to the stage STEPPED since the last `update`.
+        self._update_is_due = False
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Step `optimizer`, unless one of its gradients is not finite."""
+        if self._stage_of(optimizer) is OptState.STEPPED:
+            self.update()  # As in the original, a second step divides the same gradients by the scale again.
         result = super().step(optimizer, *args, **kwargs)
-        self.update_is_due = True
+        self._update_is_due = True
         return result
 
     def _maybe_opt_step(self, optimizer: Any, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -50,14 +54,17 @@ class LossScaler(torch.amp.GradScaler):
 
     def has_unscaled(self, optimizer: torch.optim.Optimizer) -> bool:
         """True where the gradients of `optimizer` are without the scale of the loss, and no step has used them yet."""
-        state = self._per_optimizer_states.get(id(optimizer))
-        return state is not None and state["stage"] is OptState.UNSCALED
+        return self._stage_of(optimizer) is OptState.UNSCALED
 
-    def forget_unscaled(self, optimizer: torch.optim.Optimizer) -> None:
+    def _stage_of(self, optimizer: torch.optim.Optimizer) -> OptState | None:
+        state = self._per_optimizer_states.get(id(optimizer))
+        return None if state is None else state["stage"]
+
+    def note_gradients_dropped(self, optimizer: torch.optim.Optimizer) -> None:
         """Take note that unscaled gradients were dropped or replaced. If they were not finite, the scale shrinks."""
         if self.has_unscaled(optimizer):
             self._per_optimizer_states[id(optimizer)]["stage"] = OptState.STEPPED
-            self.update_is_due = True
+            self._update_is_due = True
 
     def scale(self, outputs: Any) -> Any:
         """`outputs` times the scale."""
@@ -87,11 +94,11 @@ class LossScaler(torch.amp.GradScaler):
             if state["stage"] is OptState.UNSCALED:
                 unscaled[optimizer_id] = self._per_optimizer_states.pop(optimizer_id)
         # Where all gradients are UNSCALED there is nothing to adapt the scale to, and torch's `update` would raise.
-        if self.update_is_due or not unscaled or new_scale is not None:
+        if self._update_is_due or not unscaled or new_scale is not None:
             super().update(new_scale)
         self._per_optimizer_states.update(unscaled)
-        self.update_is_due = False
+        self._update_is_due = False
 
     def _update_if_due(self) -> None:
-        if self.update_is_due:
+        if self._update_is_due:
             self.update()

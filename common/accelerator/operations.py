@@ -7,13 +7,14 @@ them, and puts the structure together again. With `gather({"y": y, "x": x})` on 
     describe("gather", …)            ["gather", "['x'] [3] torch.int64", "['y'] [3, 2] torch.float32"]
     exchange_each(…)                 the bytes of x and those of y, of both ranks; an error if the descriptions differ
     from_bytes(…)                    x of the shape [6], and y of the shape [6, 2]
-    structure.replace(…)             {"y": y, "x": x}
+    structure.replace_sorted(…)      {"y": y, "x": x}
 
 On nccl nothing is compared: `exchange.py` says why, and what happens there if the ranks differ.
 """
 
 import pickle
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import update_wrapper, wraps
 from itertools import chain
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from common.nested import NamedLeaf, SortedLeaves, is_namedtuple, leaves, map_nested
+from common.nested import NamedLeaf, SortedLeaves, map_nested
 from common.process_group import all_gather_object
 
 from .exchange import as_bytes, broadcast_bytes, compare, describe, exchange, exchange_each, from_bytes, is_dense
@@ -102,10 +103,10 @@ def gather(tensor: Any) -> Any:
     if PartialState().distributed_type == DistributedType.NO:
         return tensor
     structure = SortedLeaves(tensor)
-    return structure.replace(_gather_tensors("gather", structure.named))
+    return structure.replace_sorted(gather_tensors("gather", structure.named))
 
 
-def _gather_tensors(collective: str, named: list[NamedLeaf]) -> list[torch.Tensor]:
+def gather_tensors(collective: str, named: list[NamedLeaf]) -> list[torch.Tensor]:
     """The tensors of all processes, joined, for a collective of this name."""
     contents = [as_bytes(leaf) for _, leaf in named if is_dense(leaf)]
     # The ranks compare their leaves in this exchange. The types are checked after it, so that all ranks raise, or none.
@@ -140,34 +141,43 @@ def gather_object(object: Any) -> Any:
     """
     if PartialState().distributed_type == DistributedType.NO:
         return object
-    return list(chain.from_iterable(_gather_objects(object, ["gather_object"])))
+    return list(chain.from_iterable(gather_objects(object, ["gather_object"])))
 
 
-def _gather_objects(own: Any, description: list[str]) -> list[Any]:
-    """The objects of all processes in rank order, if `description` is the same on all of them."""
+def gather_objects(own: Any, description: list[str]) -> list[Any]:
+    """The objects of all processes in rank order; an error on all of them if they have other `description`s."""
     if PartialState().backend == "nccl":
         return all_gather_object(own)
-    pickled, _ = _pickle(own)
+    try:
+        pickled = _pickle(own)
+    except RuntimeError as error:
+        pickled = pickle.dumps(_PicklingFailure(str(error)))
     content = torch.frombuffer(bytearray(pickled), dtype=torch.uint8)
     # `pickle.loads` stops where the object ends, so it does not mind the zeros that fill up a row.
     return [_unpickle(row.numpy().tobytes()) for row in exchange(description, content)]
 
 
-def _pickle(own: Any) -> tuple[bytes, RuntimeError | None]:
-    """The pickle of `own`, and None. If it cannot be pickled, that of an error for `_unpickle`, and the error."""
+@dataclass(frozen=True)
+class _PicklingFailure:
+    """Sent in place of an object that cannot be pickled, because the other ranks wait for something to arrive."""
+
+    message: str
+
+
+def _pickle(own: Any) -> bytes:
+    """The pickle of `own`. A RuntimeError names this rank if `own` cannot be pickled."""
     try:
-        return pickle.dumps(own), None
-    except Exception as cause:  # The object's own code may raise anything, and the other ranks wait.
+        return pickle.dumps(own)
+    except Exception as cause:  # The object's own code may raise anything.
         rank = PartialState().process_index
-        error = RuntimeError(f"rank {rank} cannot pickle what it has to send: {cause}")
-        return pickle.dumps(error), error
+        raise RuntimeError(f"rank {rank} cannot pickle what it has to send: {cause}") from cause
 
 
 def _unpickle(content: bytes) -> Any:
-    """What was given to `_pickle`. Raises the error that was sent in its place, if there was one."""
+    """The object that a rank has sent. A RuntimeError if it could not be pickled there."""
     received = pickle.loads(content)
-    if isinstance(received, RuntimeError):
-        raise received
+    if isinstance(received, _PicklingFailure):
+        raise RuntimeError(received.message)
     return received
 
 
@@ -189,7 +199,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
         dist.broadcast(as_bytes(content), from_process)
         if content is not own:
             own.copy_(content)
-    return structure.replace(tensors)
+    return structure.replace_sorted(tensors)
 
 
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
@@ -204,10 +214,12 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     if state.process_index != from_process:
         object_list[:] = _unpickle(broadcast_bytes(None, from_process))
         return object_list
-    pickled, error = _pickle(object_list)
+    try:
+        pickled = _pickle(object_list)
+    except RuntimeError as error:
+        broadcast_bytes(pickle.dumps(_PicklingFailure(str(error))), from_process)
+        raise
     broadcast_bytes(pickled, from_process)
-    if error is not None:
-        raise error
     return object_list
 
 
@@ -230,7 +242,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
         return recursively_apply(torch.clone, tensor, error_on_other_type=True)
     structure = SortedLeaves(tensor)
     compare(describe(f"reduce by {reduction}", structure.named))
-    return structure.replace(_reduce_one(each, reduction) for each in _require_tensors(structure.named))
+    return structure.replace_sorted(_reduce_one(each, reduction) for each in _require_tensors(structure.named))
 
 
 def _reduce_one(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
@@ -259,21 +271,22 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
     """
     structure = SortedLeaves(tensor)
     if PartialState().distributed_type == DistributedType.NO:
-        return structure.replace(_require_tensors(structure.named))
+        return structure.replace_sorted(_require_tensors(structure.named))
     lengths = torch.zeros(len(structure.named), dtype=torch.int64)
-    # Unlike `describe`, this leaves out the shapes, which may differ, and the dtypes.
-    description = ["pad_across_processes"]
-    for place, (name, leaf) in enumerate(structure.named):
-        kind = "tensor" if is_torch_tensor(leaf) else type(leaf).__name__
-        description.append(f"{name} {kind}")
+    for place, (_, leaf) in enumerate(structure.named):
         if _has_dimension(leaf, dim):
             lengths[place] = leaf.shape[dim]
+    description = describe("pad_across_processes", structure.named, _tensor_or_class)  # Shapes and dtypes may differ.
     lengths_of_ranks = from_bytes(exchange(description, as_bytes(lengths)), lengths)
     longest = lengths_of_ranks.view(PartialState().num_processes, len(lengths)).amax(0).tolist()
     padded = []
     for each, length in zip(_require_tensors(structure.named), longest, strict=True):
         padded.append(_pad_one(each, dim, length, pad_index, pad_first))
-    return structure.replace(padded)
+    return structure.replace_sorted(padded)
+
+
+def _tensor_or_class(leaf: Any) -> str:
+    return "tensor" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
 
 
 def _has_dimension(leaf: Any, dim: int) -> bool:
@@ -288,121 +301,6 @@ def _pad_one(tensor: torch.Tensor, dim: int, length: int, pad_index: float, pad_
     padding = tensor.new_full(shape, pad_index)
     parts = [padding, tensor] if pad_first else [tensor, padding]
     return torch.cat(parts, dim=dim)
-
-
-def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = False) -> Any:
-    """The results of all processes for the batch that `loader` yielded, without those of repeated samples.
-
-    In a single process nothing is joined. On several, in rank order:
-
-        tensor                                    its rows; a scalar, such as a loss, is one row
-        list or tuple without tensors, array      a list of its entries
-        other list or tuple, namedtuple, mapping  the same structure, where each value is gathered by its own kind
-        any other object, such as text or None    a list with one entry per process
-
-    In the last step tensors and lists are cut to the number of samples, a gathered loss too. On two processes:
-
-        on rank 0                    on rank 1                    the result on both
-        tensor([0, 1])               tensor([2, 3])               tensor([0, 1, 2, 3])
-        ["a", "b"]                   ["c", "d"]                   ["a", "b", "c", "d"]
-        [tensor([0]), tensor([1])]   [tensor([2]), tensor([3])]   [tensor([0, 2]), tensor([1, 3])]
-        {"loss": 0.5}                {"loss": 0.7}                {"loss": [0.5, 0.7]}
-
-    Each call is a collective, and gives every process the results of all. A metric that is a sum over samples (a loss,
-    correct predictions) needs less: each process adds up its own samples, and one `reduce` at the end adds these sums.
-
-    Args:
-        data: the same structure on all processes.
-        loader: the prepared loader that is being iterated over; None outside of a loop.
-        use_gather_object: take `data` as one list of objects, whatever it holds.
-
-    Raises:
-        RuntimeError: if some process has no batch in this step, so that it cannot take part, or as `gather_object`.
-        DistributedOperationException: as `gather`; in an uneven step only the numbers of rows may differ.
-    """
-    short_step = None if loader is None else loader.short_step
-    is_uneven = False
-    num_real = None
-    if short_step is not None:
-        if short_step.num_ranks_present < PartialState().num_processes:
-            present = f"only ranks 0 to {short_step.num_ranks_present - 1} have a batch in this step"
-            raise RuntimeError(f"{present}: evaluate with even_batches=True")
-        is_uneven = not short_step.is_even
-        # Samples are repeated in the last step, and where one loader worker's share of a stream ends. A batch sampler
-        # may yield short batches before. They repeat nothing, so nothing is cut there.
-        if loader.end_of_dataloader or short_step.has_repeated:
-            num_real = short_step.num_real_all_ranks
-
-    if use_gather_object:
-        return _without_repeated(_gather_entries(data), num_real)
-    structure = SortedLeaves(data, is_list_of_entries)
-    gathered = _gather_values(structure.named, is_uneven)
-    return structure.replace(_without_repeated(value, num_real) for value in gathered)
-
-
-def is_list_of_entries(data: Any) -> bool:
-    """True for a list or tuple that is no structure: a plain one, without tensors."""
-    if not isinstance(data, (list, tuple)) or is_namedtuple(data):
-        return False
-    return not any(isinstance(leaf, torch.Tensor) for leaf in leaves(data))
-
-
-def _without_repeated(value: Any, num_real: int | None) -> Any:
-    """The part of a joined value that belongs to real samples, which come first. None says that all are real."""
-    if num_real is None:
-        return value
-    has_rows = isinstance(value, (list, tuple)) or (isinstance(value, torch.Tensor) and value.ndim > 0)
-    return value[:num_real] if has_rows else value
-
-
-def _gather_entries(data: Any) -> Any:
-    """The entries of `data` of all processes, in one list; in a single process `data` itself."""
-    if PartialState().distributed_type == DistributedType.NO:
-        return data
-    if isinstance(data, torch.Tensor):
-        # A list of its rows comes back, as in the original. A view would be pickled with the whole tensor.
-        data = [row.clone() for row in torch.atleast_1d(data.detach()).cpu()]
-    return gather_object(_as_joinable(data))
-
-
-def _gather_values(named: list[NamedLeaf], is_uneven: bool) -> list[Any]:
-    """The values in a structure, each gathered by its kind. In a single process they stay as they are.
-
-    Tensors alone travel as bytes. With other values among them, or with other numbers of rows on some process
-    (`is_uneven`), all values travel pickled.
-    """
-    values = [value for _, value in named]
-    if PartialState().distributed_type == DistributedType.NO:
-        return values
-    if not is_uneven and all(map(is_torch_tensor, values)):
-        return _gather_tensors("gather_for_metrics", named)
-    description = ["gather_for_metrics"]
-    for name, value in named:
-        content = "objects"
-        if isinstance(value, torch.Tensor):
-            shape = value.shape[1:] if is_uneven else value.shape
-            content = f"rows of {list(shape)} {value.dtype}"
-        description.append(f"{name} {content}")
-    values_of_ranks = _gather_objects([_as_joinable(value) for value in values], description)
-    return [_join(values_of_name) for values_of_name in zip(*values_of_ranks, strict=True)]
-
-
-def _as_joinable(value: Any) -> Any:
-    """`value` as a tensor that can be pickled, or as something to iterate over: what `_join` takes of each process."""
-    if isinstance(value, torch.Tensor):
-        # Otherwise a tensor would come out of its pickle on the GPU of the sender, and a view with the whole tensor.
-        return torch.atleast_1d(value.detach()).to("cpu", copy=True)
-    try:
-        iter(value)
-    except TypeError:  # It is a single object.
-        return [value]
-    return [value] if isinstance(value, (str, bytes)) else value
-
-
-def _join(values_of_ranks: tuple[Any, ...]) -> Any:
-    if isinstance(values_of_ranks[0], torch.Tensor):
-        return torch.cat(values_of_ranks).to(PartialState().device)
-    return list(chain.from_iterable(values_of_ranks))
 
 
 class RemoteError(RuntimeError):

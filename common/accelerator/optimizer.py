@@ -66,7 +66,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             self.optimizer.zero_grad()
         else:
             raise ValueError("`set_to_none` for Optimizer.zero_grad` is not supported by this optimizer.")
-        self.forget_unscaling()
+        self.note_gradients_dropped()
 
     @property
     def step_was_skipped(self) -> bool:
@@ -86,10 +86,15 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         if self.has_gradients():
             self.scaler.unscale_(self.optimizer)
 
-    def forget_unscaling(self) -> None:
+    def note_gradients_dropped(self) -> None:
         """Take note that the gradients are dropped or replaced before there was a step with them."""
         if self.scaler is not None:
-            self.scaler.forget_unscaled(self.optimizer)
+            self.scaler.note_gradients_dropped(self.optimizer)
+
+    def look_for_dropped_gradients(self) -> None:
+        """Take note of gradients that the script has dropped by `model.zero_grad()`, unseen by this optimizer."""
+        if not self.has_gradients():
+            self.note_gradients_dropped()
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """The parameters of all groups."""

@@ -1,6 +1,6 @@
 """The rows of a batch: functions that count, join and slice what has a row for each sample, and leave the rest alone.
 
-Tensors and arrays have rows, and so do lists (`operations.is_list_of_entries`) that have as many entries.
+Tensors and arrays have rows, and so do lists (`is_list_of_entries`) that have as many entries.
 """
 
 import math
@@ -10,12 +10,17 @@ from typing import Any
 
 import torch
 
-from common.nested import honor_type, leaves, named_leaves, replace_leaves
-
-from .operations import is_list_of_entries
+from common.nested import honor_type, is_namedtuple, leaves, named_leaves, replace_leaves
 
 # The advice in each error about batches that the main process cannot divide among the others.
 READ_EVERYWHERE = "dispatch_batches=False lets every process read its own batches"
+
+
+def is_list_of_entries(data: Any) -> bool:
+    """True for a list or tuple that is no structure: a plain one, without tensors."""
+    if not isinstance(data, (list, tuple)) or is_namedtuple(data):
+        return False
+    return not any(isinstance(leaf, torch.Tensor) for leaf in leaves(data))
 
 
 def _is_array(leaf: Any) -> bool:

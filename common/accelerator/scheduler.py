@@ -11,9 +11,9 @@ from .state import GradientState, PartialState
 class AcceleratedScheduler:
     """`scheduler`, stepped where the optimizer steps, and as often as the data advance.
 
-    A call of `step` counts only where an accumulation window ends and no optimizer skipped its step. It then steps
-    `num_processes` times, because the schedule counts the batches of one process, and all processes together have
-    trained on that many. With `split_batches` it steps once, because the script's batch is the global one. Without
+    A call of `step` counts only where an accumulation window ends and no optimizer skipped its step. The script plans
+    its schedule for one process. N processes finish an epoch in an N-th of the steps, so each step counts N times. With
+    `split_batches` it counts once, because the script's batch is the global one. Without
     `step_with_optimizer` every call is one step: for schedules that follow epochs, or a metric as ReduceLROnPlateau
     does.
 

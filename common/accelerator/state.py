@@ -18,12 +18,13 @@ These events keep a state or end it:
     another Accelerator                kept           kept               kept, with new settings
     a Trainer, by `_reset_state()`     kept           forgotten          kept
     the next one after `end_training`  forgotten      forgotten          begins again
-    a notebook launch, one process     set aside      set aside          kept
+    a notebook launch, one process     set aside,     set aside,         kept
+                                       then back      then back
     a notebook launch, forked process  forgotten      forgotten          begins again
 
-Another Accelerator replaces the accumulation settings and, if it names one, the compiler. What a launch sets aside is
-back after it. A state is forgotten by another dictionary: instances that exist keep theirs, so that an Accelerator that
-has ended knows its rank. A GradientState begins again in its dictionary, because prepared objects hold it.
+Another Accelerator replaces the accumulation settings and, if it names one, the compiler. To forget a state, the class
+gets a new dictionary. Existing instances keep the old one, so an Accelerator that has ended still knows its rank. A
+GradientState begins again in its dictionary, because prepared objects hold it.
 """
 
 import enum
@@ -78,11 +79,12 @@ def do_nothing(*args: Any, **kwargs: Any) -> None:
 class PartialState:
     """The process and its device, shared by all instances; the first one joins the process group if there is one.
 
-    A WORLD_SIZE over 1 in the environment always means one distributed run, on CPU as on GPU: RANK, LOCAL_RANK,
-    MASTER_ADDR and MASTER_PORT must then be there too (torchrun sets them all), or a ValueError names the missing
-    ones. Under torchrun one process is a group of one. Otherwise the run is a single process and needs no group. The
-    backend is nccl where every process has a GPU of its own, gloo on CPU and where processes share a GPU. LOCAL_RANK
-    picks the device; only in a process group of the script's own, without LOCAL_RANK, the rank does.
+    If the script has made a process group, that is the run's. Else a WORLD_SIZE over 1 in the environment always means
+    one distributed run, on CPU as on GPU: RANK and LOCAL_RANK, and without an `init_method` MASTER_ADDR and MASTER_PORT
+    must then be there too (torchrun sets them all), or a ValueError names the missing ones. Under torchrun one process
+    is a group of one. Otherwise the run is a single process and needs no group. By default the backend is nccl where
+    every process has a GPU of its own, gloo on CPU and where processes share a GPU. LOCAL_RANK picks the device; only
+    in a process group of the script's own, without LOCAL_RANK, the rank does.
 
     Args:
         cpu: stay on the CPU even where there is a GPU.
@@ -489,7 +491,7 @@ class GradientState:
         return GradientState, ()
 
 
-def forget_ended_training() -> None:
+def reset_after_end_training() -> None:
     """Let the next Accelerator start afresh, if the last one has left the process group."""
     if PartialState._has_left_group:
         AcceleratorState._reset_state(reset_partial_state=True)

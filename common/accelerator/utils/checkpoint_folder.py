@@ -9,6 +9,8 @@ The main process writes the main part, every other process a rank part. A save o
     4  rank 0           moves      nothing                       the files of c/.new to c
     5  the last rank    moves      the files of .c.part_1 to c   the same
 
+If `c` is a mount point, or its parent is read-only, the hidden folders are in it: c/.staging_1 and c/.part_1.
+
 With step 3 the checkpoint begins to exist. After a kill before it, the older checkpoints are as they were, and nobody
 loads what is left over. After a later kill, the next save or load takes the steps that are missing.
 
@@ -16,12 +18,13 @@ loads what is left over. After a later kill, the next save or load takes the ste
 - A part is *complete* when its manifest, the list of its files, is in its place. So the manifest is written and moved
   last. A checkpoint is *complete* when its main part is. Rank parts may come later, or never if their rank has failed
   or does not save. Loading says which are not there.
+- Of each rank only the newest part waits for its main part.
 - If two ranks take step 5 at once, each file is renamed once.
 - Hooks may write a file of one name on several ranks. That of the main part stays; without one, the last to be moved.
 
-With `save_on_each_node` the first process of each machine writes a main part, to its own disk. Nobody waits for the
-disk: after a power failure the newest checkpoint may be damaged. Loading finds this out, and without a name it takes
-the one before.
+With `save_on_each_node` the first process of each machine writes a main part, to its own disk. Files are not fsynced,
+so after a power failure the newest checkpoint may be damaged. Loading finds this out. Without a name it takes the
+newest one that is undamaged on the disk of the first machine.
 
 A folder may come from a stranger. So files are opened or moved only if they were found by walking through the folder,
 which follows no symbolic link. A manifest only says which of these files belong to the checkpoint.
@@ -59,12 +62,8 @@ NEW_NAME = ".new"
 class Part:
     """The part of a checkpoint that this process writes.
 
-    Args:
-        folder: the folder of the checkpoint.
-        save_id: the id of the save, which is the same on all ranks.
-        is_main: True for the main part.
-
     Attributes:
+        save_id: the id of the save, which is the same on all ranks.
         staging: the folder in which the part is written.
         pending: the folder in which a complete rank part waits for the main part.
     """
@@ -84,7 +83,6 @@ class Part:
         if self.is_main:
             finish_interrupted_save(self.folder)
         remove(self.staging)
-        remove(self.pending)
         self.staging.mkdir(parents=True)
 
     def publish(self) -> None:
@@ -100,6 +98,7 @@ class Part:
         manifest = PartManifest(self.save_id, self.rank, self.world_size, describe_files(self.staging))
         write_part_manifest(manifest, self.staging / name)
         if not self.is_main:
+            remove(self.pending)  # It is of an earlier save into this folder, whose main part has not come yet.
             self.staging.rename(self.pending)
         elif not self.folder.exists():
             self.staging.rename(self.folder)

@@ -84,7 +84,6 @@ class Manifest:
     """The manifests of all parts of one save, put together. No file has been checked yet.
 
     Attributes:
-        folder: where they and the files are.
         world_size: the number of processes of the run, whether they saved or not.
         ranks: the ranks whose parts are there; the one that wrote the main part is the first.
         files: by the name of each file in the folder, its description. There are several descriptions if hooks wrote
@@ -160,17 +159,21 @@ def describe_files(folder: Path) -> dict[str, Description]:
 def describe(path: Path) -> Description:
     """The size of a file in bytes, and a checksum.
 
-    Disks flip bits, and lose or exchange whole pages. A CRC-32 of all bytes would find that, but it takes a third of
-    the time of a save. To add numbers up is faster. So the checksum is the CRC-32 of the sums of the pages, each of
-    which adds up the page's numbers of 8 bytes, and of the bytes behind the last page.
+    Disks flip bits, and lose or exchange whole pages. A CRC-32 of all bytes would find that, but sums are faster. So
+    the numbers of 8 bytes in each page are added up, and the CRC-32 is that of these sums and of the bytes behind the
+    last page.
     """
     size = path.stat().st_size
     content = torch.from_file(str(path), size=size, dtype=torch.uint8)  # It is mapped, not copied.
     end_of_pages = size - size % _BYTES_IN_PAGE
-    pages = content[:end_of_pages].view(torch.int64).view(-1, _BYTES_IN_PAGE // 8)
-    sums = array("q", pages.sum(dim=1).tolist())
+    checksum_of_pages = zlib.crc32(_page_sums(content[:end_of_pages]))
     rest = bytes(content[end_of_pages:].tolist())
-    return {"bytes": size, "checksum": zlib.crc32(rest, zlib.crc32(sums))}
+    return {"bytes": size, "checksum": zlib.crc32(rest, checksum_of_pages)}
+
+
+def _page_sums(pages: torch.Tensor) -> array:
+    numbers = pages.view(torch.int64).view(-1, _BYTES_IN_PAGE // 8)
+    return array("q", numbers.sum(dim=1).tolist())
 
 
 def files_in(folder: Path) -> dict[str, Path]:

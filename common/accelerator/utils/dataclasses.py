@@ -258,7 +258,8 @@ class ProjectConfiguration:
         iteration: the number of the next checkpoint.
         save_on_each_node: write on every machine, for folders that they do not share. `load_state()` takes the newest
             checkpoint of the first machine, and raises if another machine was killed before it had that one. Then name
-            an older one, which a `total_limit` of at least 2 keeps.
+            an older one, which a `total_limit` of at least 2 keeps. Newer checkpoints of other machines stay there, and
+            a save to their number raises: remove them first.
     """
 
     project_dir: str | os.PathLike | None = None

@@ -5,7 +5,8 @@
     rank 2     shard of each layer ──┘ ◄── reduce-scatter: of each gradient a rank gets the mean of its own shard
 
 torch's `fully_shard` does this. This file chooses the layers, and converts between whole tensors and shards, so that
-state dicts and checkpoints are the same as without FSDP. A shard is a DTensor.
+state dicts and checkpoints are the same as without FSDP. A shard is a DTensor. A whole parameter that was sharded
+has its shard in an attribute `_shard`, where `use_sharded_parameters` finds it for an optimizer made earlier.
 """
 
 import functools
@@ -58,7 +59,7 @@ def shard_model(model: nn.Module, plugin: FullyShardedDataParallelPlugin, device
     # The model takes what is in none of these layers. By default torch keeps that gathered until the backward.
     fully_shard(model, mesh=mesh, reshard_after_forward=plugin.reshard_after_forward)
     for name, parameter in model.named_parameters():
-        whole[name]._shard = parameter  # `use_sharded_parameters` finds it here for an optimizer that was made before
+        whole[name]._shard = parameter
     for module in model.modules():
         module.register_load_state_dict_pre_hook(_shard_loaded_weights)
     model.register_forward_hook(_free_after_evaluation)

@@ -5,6 +5,7 @@
 from common.nested import honor_type, is_namedtuple
 
 from ..exchange import DistributedOperationException
+from ..metrics import gather_for_metrics
 from ..operations import (
     ConvertOutputsToFp32,
     broadcast,
@@ -12,7 +13,6 @@ from ..operations import (
     convert_outputs_to_fp32,
     convert_to_fp32,
     gather,
-    gather_for_metrics,
     gather_object,
     is_torch_tensor,
     listify,

@@ -31,7 +31,7 @@ def types_of_numpy() -> list[Any]:
 def save_loadable(obj: Any, path: Path) -> None:
     """`torch.save(obj, path)`, and a check that `load_safely(path)` can read the file.
 
-    torch's own checksums are off, because they take a third of the time, and the manifest has others.
+    torch's own checksums are off, because they take time, and the manifest has others.
 
     Raises:
         CheckpointError: if the file cannot be loaded; it is there nevertheless.

@@ -146,7 +146,7 @@ def test_automatic_naming_keeps_the_newest_and_continues_after_a_load(tmp_path):
     accelerator.project_configuration.iteration = 13
     with pytest.raises(ValueError, match="already exists"):
         accelerator.save_state()
-    assert accelerator.project_configuration.iteration == 14  # with which the other ranks go on
+    assert accelerator.project_configuration.iteration == 13, "as in the original"
 
 
 def test_what_was_just_written_is_never_pruned(tmp_path):

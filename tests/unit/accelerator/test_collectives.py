@@ -5,7 +5,7 @@ import importlib
 import pytest
 import torch
 
-from common.accelerator import PartialState, exchange, operations
+from common.accelerator import PartialState, exchange, metrics, operations
 from common.accelerator.utils import broadcast, gather, listify, pad_across_processes, reduce
 from common.accelerator.utils.operations import DistributedOperationException
 from common.processes import ranks
@@ -155,16 +155,17 @@ DIFFERENT = {
     "kind": (ONE, "text"),
     "large": (torch.ones(9999), torch.ones(10000)),
     "sparse": (torch.eye(2), torch.eye(2).to_sparse()),
+    "sparse shape": (torch.eye(2).to_sparse(), torch.eye(3).to_sparse()),
     "empty": ([], [ONE]),
 }
 COLLECTIVES = {
     "gather": gather,
-    "gather_for_metrics": operations.gather_for_metrics,
+    "gather_for_metrics": metrics.gather_for_metrics,
     "reduce": reduce,
     "broadcast": broadcast,
     "pad_across_processes": pad_across_processes,
 }
-CAN_BE_PADDED = {"shape", "transposed", "dtype", "nothing", "large", "sparse"}
+CAN_BE_PADDED = {"shape", "transposed", "dtype", "nothing", "large", "sparse", "sparse shape"}
 
 
 class NotForSending:

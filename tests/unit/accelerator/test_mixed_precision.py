@@ -109,6 +109,16 @@ def test_fp16_trains_on_the_cpu_to_nearly_the_float32_weights():
     assert accelerator.scaler.get_scale() == 2.0**10, "what raised was no step"
 
 
+def test_a_second_step_with_the_same_gradients_divides_them_by_the_scale_again():
+    accelerator = fp16(init_scale=8.0)
+    (model,), (optimizer,) = prepared(accelerator, new_models(1))
+    accelerator.backward(loss_of(model))
+    optimizer.step()
+    expected = model.weight - 0.1 * model.weight.grad / 8
+    optimizer.step()
+    torch.testing.assert_close(model.weight, expected)
+
+
 class Wrapping(torch.optim.Optimizer):
     """Steps another optimizer; its base class is there for `isinstance` alone, and has not been initialized."""
 
@@ -149,9 +159,10 @@ def test_an_overflow_skips_the_step_and_the_scheduler_and_halves_the_scale(make)
     assert accelerator.scaler.get_scale() == 2.0**9
 
 
-def test_clipping_twice_and_with_several_optimizers_in_one_window_is_safe():
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_clipping_twice_and_with_several_optimizers_in_one_window_is_safe(is_scaled):
     # https://github.com/huggingface/accelerate/issues/641: "unscale_() has already been called".
-    accelerator = fp16(accumulation=2, init_scale=8.0)
+    accelerator = fp16(accumulation=2, init_scale=8.0, enabled=is_scaled)
     models, optimizers = prepared(accelerator, new_models(3))  # the third has no gradients, ever
     for _ in range(4):
         with accelerator.accumulate(*models):
