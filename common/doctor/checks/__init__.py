@@ -25,7 +25,7 @@ CHECKS = {
     "files": files.check_writers,
     "saved keys": files.check_keys,
 }
-# The pitfalls that no check finds: from outside these mistakes look like what somebody may want.
+# The pitfalls that no check finds: they leave no trace in a record, or look there like what somebody may want.
 ONLY_YOU_CAN_SEE = (
     "batch_size_per_process",
     "forward_outside_no_sync",

@@ -13,6 +13,7 @@ MAX_ERROR = 300  # characters, after which the text of an error is cut
 # Errors of a rank whose partner has left or has called another collective. torch's threads abort the process (SIGABRT).
 OF_COMMUNICATION = ("SIGABRT", "DistBackendError", "DistNetworkError", "DistStoreError")
 UNUSED = "parameters that were not used in producing loss"  # a part of DistributedDataParallel's error
+OF_GLOO = "third_party/gloo/"  # a part of the text of gloo's errors: the source file that raised them
 WHAT_TO_SEE = "see what each line waits for: ranks must leave a loop at one step. If a line works, raise --time-out"
 
 
@@ -28,28 +29,21 @@ def check_end(records: list[Record], patience: float) -> Answer:
 
 
 def rank_with_own_error(records: list[Record]) -> Record | None:
-    """The rank whose own error has ended the script; None if no rank has crashed but by the loss of another one.
+    """The first rank that has crashed by an error of its own; None if there is none.
 
-        rank 0                 rank 1                     the own error
-        ValueError             RuntimeError               rank 0's
-        RuntimeError, earlier  RuntimeError, later        rank 0's
-        has ended, earlier     RuntimeError, later        none: rank 1 was left alone
-        SIGABRT                RuntimeError               none: they have called different collectives
+        rank 0        rank 1         the own error
+        ValueError    gloo's error   rank 0's
+        RuntimeError  gloo's error   rank 0's
+        has ended     gloo's error   none: rank 1 was left alone
+        SIGABRT       gloo's error   none: they have called different collectives
 
-    With gloo the error of a rank that is left alone is a plain RuntimeError, as many errors of a script are. So the
-    order decides: the first rank to go was not left alone.
+    gloo's error is a RuntimeError, as many errors of a script are. Its text tells it apart.
     """
-    crashed = [record for record in records if record.end.reason == "crash"]
-    for record in crashed:
-        if record.end.error not in (*OF_COMMUNICATION, "RuntimeError"):
+    for record in records:
+        end = record.end
+        if end.reason == "crash" and end.error not in OF_COMMUNICATION and OF_GLOO not in end.text:
             return record
-    if any(record.end.error in OF_COMMUNICATION for record in crashed):
-        return None
-    if uneven_epoch(map(training_epochs, records)) is not None:
-        return None
-    gone = [record for record in records if record.end.time is not None]
-    first = min(gone, key=lambda record: record.end.time, default=None)
-    return first if first in crashed else None
+    return None
 
 
 def _crashed(record: Record) -> Finding:
