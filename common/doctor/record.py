@@ -123,9 +123,10 @@ class Record:
     networks: list[Network] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-    # The parameters of the optimizers beside those of the networks, as they were after the last of the first steps.
-    stepped_without_gradient: int = 0  # the number of those that are in no network, which has names for its own
-    trained_without_optimizer: list[str] = field(default_factory=list)  # the networks' with gradients, in no optimizer
+    # Noted after each of the first steps: the number of parameters without a gradient that are in an optimizer and in
+    # no network, and the names of those with a gradient that are in a trained network and in no optimizer.
+    stepped_without_gradient: int = 0
+    trained_without_optimizer: list[str] = field(default_factory=list)
     # For each call that clipped gradients: True if a loss scale had multiplied them, and nobody had divided them.
     clippings: list[bool] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)

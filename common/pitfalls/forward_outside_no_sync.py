@@ -13,7 +13,10 @@ from contextlib import nullcontext
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.pitfalls.runner import farthest_gradient, own_samples
+from common.pitfalls.gradients import (
+    largest_gradient_difference,
+    own_samples,
+)
 
 
 def wrong():
@@ -23,7 +26,7 @@ def wrong():
         loss = model(own_samples() * number).pow(2).mean() / 4
         with nullcontext() if number == 4 else model.no_sync():
             loss.backward()
-        averaged.append(farthest_gradient(model) == 0)
+        averaged.append(largest_gradient_difference(model) == 0)
     return averaged
 
 
@@ -34,7 +37,7 @@ def right():
         with nullcontext() if number == 4 else model.no_sync():
             loss = model(own_samples() * number).pow(2).mean() / 4
             loss.backward()
-        averaged.append(farthest_gradient(model) == 0)
+        averaged.append(largest_gradient_difference(model) == 0)
     return averaged
 
 

@@ -8,7 +8,10 @@ no error says so, and the loss falls on every rank. Evaluation may use
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.pitfalls.runner import farthest_gradient, own_samples
+from common.pitfalls.gradients import (
+    largest_gradient_difference,
+    own_samples,
+)
 
 
 def wrong():
@@ -25,6 +28,6 @@ def right():
 
 def detect(model):
     """Call it between backward and the optimizer's step."""
-    distance = farthest_gradient(model)
+    distance = largest_gradient_difference(model)
     if distance > 0:
         return f"the ranks' gradients differ by up to {distance:.2g}"

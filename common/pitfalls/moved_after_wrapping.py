@@ -11,7 +11,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.pitfalls.runner import farthest_gradient, own_samples
+from common.pitfalls.gradients import (
+    largest_gradient_difference,
+    own_samples,
+)
 
 
 def wrong():
@@ -28,6 +31,6 @@ def right():
 
 def detect(model):
     """Call it between backward and the optimizer's step."""
-    distance = farthest_gradient(model)
+    distance = largest_gradient_difference(model)
     if distance > 0:
         return f"the ranks' gradients differ by up to {distance:.2g}"

@@ -16,6 +16,7 @@ from common.processes import RankFailed, ranks
 
 FOLDER = Path(pitfalls.__file__).parent
 COLUMNS = 80
+NO_PITFALLS = ("__init__", "__main__", "gradients", "runner")
 
 
 @pytest.mark.parametrize("name", pitfalls.NAMES)
@@ -87,6 +88,12 @@ def test_a_pitfall_is_shown_with_its_explanation_and_what_catches_it(capsys):
         assert printed.count(part) == 1
 
 
+def test_what_a_check_calls_is_shown_with_it(capsys):
+    assert main(["forward_through_module"]) == 0
+    printed = capsys.readouterr().out
+    assert "def own_samples(" in printed and "def largest_gradient_difference(" in printed
+
+
 def test_the_quiz_shows_the_mistake_before_the_answer(capsys, monkeypatch):
     typed = iter(["too many samples?", "q"])
     before = []
@@ -107,7 +114,7 @@ def test_the_quiz_shows_the_mistake_before_the_answer(capsys, monkeypatch):
 
 
 def test_every_pitfall_is_named_on_the_page_of_one_level():
-    assert {path.stem for path in FOLDER.glob("*.py")} == {*pitfalls.NAMES, "__init__", "__main__", "runner"}
+    assert {path.stem for path in FOLDER.glob("*.py")} == {*pitfalls.NAMES, *NO_PITFALLS}
     named = []
     for level in ladder.LEVELS:
         text = (ladder.ROOT / level / "README.md").read_text()
