@@ -106,8 +106,8 @@ class End:
     """
 
     reason: Reason | None = None  # None while it runs
-    error: str = ""  # after a crash the name of the error's class or of the signal, or the exit code
-    text: str = ""  # after a crash one line, such as "train.py:9: ValueError: no disk"
+    # After a crash one line: "train.py:9: ValueError: no disk", or "SIGKILL: last printed: step 9" if it was killed.
+    text: str = ""
 
 
 @dataclass

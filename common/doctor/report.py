@@ -22,9 +22,10 @@ def summary(script: str, records: list[Record], seconds: float) -> str:
     parts = [f"{len(first.steps)} optimizer steps"]
     epochs = across_ranks(map(training_epochs, records))
     if epochs and all(epoch.samples for epoch in epochs[0]):
-        per_batch = round(len(epochs[0][0].samples) / epochs[0][0].batches)
-        of_ranks = [epoch.samples[:per_batch] for epoch in epochs[0]]
-        if all(samples == of_ranks[0] for samples in of_ranks):
+        first_epoch = epochs[0][0]
+        per_batch = round(len(first_epoch.samples) / first_epoch.batches)
+        # A script may cut each rank's share out of a batch that all ranks read.
+        if all(epoch.samples[:per_batch] == first_epoch.samples[:per_batch] for epoch in epochs[0]):
             parts.append(f"the same batches of {per_batch} samples on each rank")
         else:
             parts.append(f"batches of {processes} x {per_batch} = {processes * per_batch} samples")

@@ -58,13 +58,12 @@ class Message:
 
 
 class Traffic:
-    """The messages of a solution on one rank, and the events in the order in which they happened.
+    """The messages and the events of a solution on one rank.
 
     A collective stays in `delayed` until somebody waits for it. Then it begins, after all that were called before it:
     ranks may wait in any order, but their collectives begin in the order of the calls.
 
-    An event is the name of the function that a solution calls ("all_reduce"), "wait" when it waits for a message, or a
-    text that a checker adds ("backward").
+    An event is the name of a called function, "wait" for a wait, or a text that a checker adds, such as "backward".
     """
 
     def __init__(self) -> None:

@@ -10,8 +10,7 @@ runs them all on real processes. A pitfall is a module of this package with
                         most of these checks can stand in one's own code
 
 `outcome` is what `wrong` or `right` has returned, or the error of the time-out
-that has ended it. Some pitfalls take a `Trace` or a folder, and `detect` then
-takes it too, as its second argument.
+that has ended it. Some pitfalls take a `Trace` or a folder; `detect` then too.
 """
 
 import importlib
@@ -27,8 +26,7 @@ class Pitfall(NamedTuple):
     level: str  # whose page names it
     # Where it is silent the training goes on.
     symptom: Literal["silent", "error", "hang"] = "silent"
-    # What its functions take: a `Trace`, or a folder, which is new and the same
-    # on all ranks.
+    # What the functions take: a `Trace`, or a new folder that all ranks share.
     extra: Literal["trace", "folder"] | None = None
     timeout: int = 120  # seconds, after which a collective of `wrong` fails
     world_size: int = 2  # processes

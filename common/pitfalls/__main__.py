@@ -17,7 +17,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from common.pitfalls import NAMES, PITFALLS, gradients, load, title
+from common.pitfalls import NAMES, PITFALLS, load, title
 from common.pitfalls.runner import Verdict, examine
 
 
@@ -67,12 +67,8 @@ def show_answer(name: str) -> bool:
     print(f"\nThe correction and the check (common/pitfalls/{name}.py):\n")
     print(inspect.getsource(pitfall.right))
     print(inspect.getsource(pitfall.detect), flush=True)
-    values = vars(pitfall).values()
-    helpers = [each for each in values if inspect.getmodule(each) is gradients]
-    if helpers:
-        print("From common/pitfalls/gradients.py:\n")
-    for helper in helpers:
-        print(inspect.getsource(helper), flush=True)
+    if hasattr(pitfall, "gradients"):
+        print(inspect.getsource(pitfall.gradients.largest_difference))
     return verdict.caught
 
 

@@ -14,8 +14,7 @@ import torch.distributed as dist
 class DelayedAllReduce:
     """An all-reduce that begins when somebody waits for it.
 
-    One with `async_op=True` is sometimes done before anybody looks, and then
-    no mistake would show.
+    A real one may be done before anybody looks, and then no mistake shows.
     """
 
     def __init__(self, tensor):

@@ -10,10 +10,10 @@ from common.doctor.checks.by_rank import across_ranks, evaluations, training_epo
 from common.doctor.record import Call, Epoch, Record
 
 MAX_ERROR = 300  # characters, after which the text of an error is cut
-# Errors of a rank whose partner has left or has called another collective. torch's threads abort the process (SIGABRT).
-OF_COMMUNICATION = ("SIGABRT", "DistBackendError", "DistNetworkError", "DistStoreError")
+# Parts of the error of a rank whose partner has left or has called another collective. torch's threads abort the
+# process (SIGABRT). An error of gloo is a RuntimeError, as many errors of a script are, but it names its source file.
+OF_COMMUNICATION = ("SIGABRT", "DistBackendError", "DistNetworkError", "DistStoreError", "third_party/gloo/")
 UNUSED = "parameters that were not used in producing loss"  # a part of DistributedDataParallel's error
-OF_GLOO = "third_party/gloo/"  # a part of the text of gloo's errors: the source file that raised them
 WHAT_TO_SEE = "see what each line waits for: ranks must leave a loop at one step. If a line works, raise --time-out"
 
 
@@ -31,17 +31,15 @@ def check_end(records: list[Record], patience: float) -> Answer:
 def rank_with_own_error(records: list[Record]) -> Record | None:
     """The first rank that has crashed by an error of its own; None if there is none.
 
-        rank 0        rank 1         the own error
-        ValueError    gloo's error   rank 0's
-        RuntimeError  gloo's error   rank 0's
-        has ended     gloo's error   none: rank 1 was left alone
-        SIGABRT       gloo's error   none: they have called different collectives
-
-    gloo's error is a RuntimeError, as many errors of a script are. Its text tells it apart.
+    rank 0        rank 1         the own error
+    ValueError    gloo's error   rank 0's
+    RuntimeError  gloo's error   rank 0's
+    has ended     gloo's error   none: rank 1 was left alone
+    SIGABRT       gloo's error   none: they have called different collectives
     """
     for record in records:
-        end = record.end
-        if end.reason == "crash" and end.error not in OF_COMMUNICATION and OF_GLOO not in end.text:
+        has_lost_another = any(part in record.end.text for part in OF_COMMUNICATION)
+        if record.end.reason == "crash" and not has_lost_another:
             return record
     return None
 

@@ -96,14 +96,15 @@ class Difference(NamedTuple):
     """The tensors of one rank that differ from those of rank 0."""
 
     rank: int
-    names: list[str]
-    compared: int  # the number of tensors that were compared
-    largest: float  # the largest difference of two numbers
+    largest_by_name: dict[str, float]  # the largest difference of two numbers, by the tensor's name
+    tensors: int  # the number of all tensors, equal ones included
 
     def text(self) -> str:
         """For example "rank 0 and 1 differ in 2 of 8 tensors by up to 1.0e-02 (weight, bias)"."""
-        count = f"{len(self.names)} of {self.compared} tensors by up to {self.largest:.1e}"
-        return f"rank 0 and {self.rank} differ in {count} ({', '.join(self.names[:3])})"
+        names = list(self.largest_by_name)
+        largest = max(self.largest_by_name.values())
+        count = f"{len(names)} of {self.tensors} tensors by up to {largest:.1e}"
+        return f"rank 0 and {self.rank} differ in {count} ({', '.join(names[:3])})"
 
 
 def differences_by_step(of_ranks: list[dict[int, Tensors]]) -> dict[int, Difference | None]:
@@ -120,16 +121,14 @@ def _difference(by_rank: list[Tensors]) -> Difference | None:
     """The difference between rank 0 and the first rank with other tensors."""
     first = by_rank[0]
     for rank, tensors in enumerate(by_rank[1:], 1):
-        names = []
-        largest = 0.0
+        largest_by_name = {}
         for name, values in first.items():
             if name not in tensors or tensors[name].shape != values.shape or not values.numel():
                 continue
-            between = distance(values, tensors[name])  # infinite if only one of two numbers is a nan
+            largest = distance(values, tensors[name])  # infinite if only one of two numbers is a nan
             finite = values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-            if between > TOLERANCE * finite.abs().max().item():
-                names.append(name)
-                largest = max(largest, between)
-        if names:
-            return Difference(rank, names, len(first), largest)
+            if largest > TOLERANCE * finite.abs().max().item():
+                largest_by_name[name] = largest
+        if largest_by_name:
+            return Difference(rank, largest_by_name, len(first))
     return None

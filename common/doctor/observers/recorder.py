@@ -79,10 +79,10 @@ class Recorder:
 
         setattr(owner, name, observed)
 
-    def finish(self, reason: Reason, error: str = "", text: str = "") -> None:
+    def finish(self, reason: Reason, text: str = "") -> None:
         """Write the record for the last time."""
         with self.lock:
-            self.record.end = End(reason, error, text)
+            self.record.end = End(reason, text)
             self.write()
 
     def write(self) -> None:
