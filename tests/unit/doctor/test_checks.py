@@ -170,6 +170,7 @@ def test_without_a_process_group_only_a_bad_end_is_examined():
         ("None", {"end": End("crash", "ValueError"), "steps": [step]}),
     ):
         assert expected in str(checks.why_nothing_was_examined([Record(rank, **state) for rank in range(2)]))
+    assert "no training" in checks.why_nothing_was_examined([Record(0), Record(1, last_printed="no training")])
 
 
 def test_the_headline_adds_up_what_the_ranks_read_unless_they_read_the_same():
