@@ -34,6 +34,7 @@ from common.machine import hide_gpus
 
 # Once a rank has failed, the others have this time to answer. They may wait for it, and would do so for ever.
 SECONDS_AFTER_FAILURE = 5
+PROCESS_ENDED = "the process ended"  # the failure of a rank whose process ended begins so
 # Windows can only spawn.
 _START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 _context: Any = multiprocessing.get_context(_START_METHOD)
@@ -213,7 +214,7 @@ def _receive(worker: Worker) -> Answer:
         return worker.pipe.recv()
     except (EOFError, ConnectionError):
         worker.process.join(SECONDS_AFTER_FAILURE)
-        return Answer(failure=f"the process ended with exit code {worker.process.exitcode}")
+        return Answer(failure=f"{PROCESS_ENDED} with exit code {worker.process.exitcode}")
 
 
 def _serve(pipe: Connection, on_cpu: bool) -> None:

@@ -21,7 +21,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     flag = parser.add_argument
     flag("--processes", type=several, default=2, metavar="N", help="to start the script on (2)")
     flag("--steps", type=positive, metavar="N", help="optimizer steps after which to end it (none: its own end)")
-    hang = "seconds that are a hang if no rank reads a batch, computes, steps, saves or calls a collective (120)"
+    hang = "the script hangs if for S seconds no rank reads a batch, computes, steps, saves or calls a collective (120)"
     flag("--time-out", type=positive, default=120, metavar="S", help=hang)
     flag("script", type=Path, metavar="SCRIPT", help="a program that torchrun could start")
     flag("arguments", nargs=argparse.REMAINDER, metavar="…", help="arguments of the script")

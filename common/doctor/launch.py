@@ -134,6 +134,6 @@ def _record(rank: Rank, was_stopped: bool) -> Record:
         end.reason = "stopped"
     elif exit_code != 0 and end.reason is None:  # it was killed, or left by os._exit
         end.reason = "crash"
-        end.error = signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
-        end.text = f"{end.error}: last printed: {record.last_printed}"
+        cause = signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
+        end.text = f"{cause}: last printed: {record.last_printed}"
     return record

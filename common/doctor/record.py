@@ -74,7 +74,8 @@ class Draw:
 class Step:
     """A step of an optimizer."""
 
-    learning_rates: list[float]  # one for each parameter group
+    # One for each parameter group; None where an optimizer works it out itself, as Adafactor does, and for a nan.
+    learning_rates: list[float | None]
     micro_batches: int  # forwards in training, of all networks, since the step before
 
 
@@ -105,9 +106,8 @@ class End:
     """
 
     reason: Reason | None = None  # None while it runs
-    error: str = ""  # after a crash the name of the error's class or of the signal, or the exit code
-    text: str = ""  # after a crash one line, such as "train.py:9: ValueError: no disk"
-    time: float | None = None  # the second when the rank left its process group or ended; all ranks have one clock
+    # After a crash one line: "train.py:9: ValueError: no disk", or "SIGKILL: last printed: step 9" if it was killed.
+    text: str = ""
 
 
 @dataclass
@@ -123,9 +123,10 @@ class Record:
     networks: list[Network] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-    # The parameters of the optimizers beside those of the networks, as they were after the last of the first steps.
-    in_no_network: int = 0  # parameters of an optimizer, without gradients; only a network has names for them
-    in_no_optimizer: list[str] = field(default_factory=list)  # parameters of a trained network that have gradients
+    # Noted after each of the first steps: the number of parameters without a gradient that are in an optimizer and in
+    # no network, and the names of those with a gradient that are in a trained network and in no optimizer.
+    stepped_without_gradient: int = 0
+    trained_without_optimizer: list[str] = field(default_factory=list)
     # For each call that clipped gradients: True if a loss scale had multiplied them, and nobody had divided them.
     clippings: list[bool] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)

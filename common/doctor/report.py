@@ -4,7 +4,7 @@ import textwrap
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
 from common.doctor.checks import ONLY_YOU_CAN_SEE
-from common.doctor.checks.by_rank import training_epochs
+from common.doctor.checks.by_rank import across_ranks, training_epochs
 from common.doctor.record import Record
 from common.pitfalls import title
 
@@ -20,10 +20,15 @@ def summary(script: str, records: list[Record], seconds: float) -> str:
     first = records[0]
     processes = len(records)
     parts = [f"{len(first.steps)} optimizer steps"]
-    epochs = training_epochs(first)
-    if epochs and epochs[0].samples:
-        per_batch = round(len(epochs[0].samples) / epochs[0].batches)
-        parts.append(f"batches of {processes} x {per_batch} = {processes * per_batch} samples")
+    epochs = across_ranks(map(training_epochs, records))
+    if epochs and all(epoch.samples for epoch in epochs[0]):
+        first_epoch = epochs[0][0]
+        per_batch = round(len(first_epoch.samples) / first_epoch.batches)
+        # A script may cut each rank's share out of a batch that all ranks read.
+        if all(epoch.samples[:per_batch] == first_epoch.samples[:per_batch] for epoch in epochs[0]):
+            parts.append(f"the same batches of {per_batch} samples on each rank")
+        else:
+            parts.append(f"batches of {processes} x {per_batch} = {processes * per_batch} samples")
     group = first.backend or "no process group"
     return f"{script} on {processes} processes ({group}): {', '.join(parts)}, in {seconds:.0f} s"
 

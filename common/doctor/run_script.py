@@ -35,7 +35,7 @@ def run(folder: Path, last_step: int | None, script: Path, arguments: list[str])
         runpy.run_path(str(script), run_name="__main__")
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code:
-            recorder.finish("crash", type(error).__name__, one_line(error, script))
+            recorder.finish("crash", one_line(error, script))
             raise
     recorder.finish("finished")
 

@@ -98,7 +98,7 @@ def check(actual: list[Result], expected: list[list[float]]) -> None:
         elif number > 0 and near(gradients, [right + expected[0][number - 1]] * len(actual)):
             sentence = "the gradient of the step before is still in it. Call zero_grad() once after each step"
         elif not any(gradients):
-            sentence = "there is no gradient. Call zero_grad() after the step, not before it"
+            sentence = "there is no gradient. Nothing may clear the gradients between backward and the step"
         else:
             sentence = "this is not the mean gradient over all samples of all micro-batches and ranks"
         raise Mistake(f"{where}: {sentence}", by_rank(gradients) | {"the gradient of the step should be": right})

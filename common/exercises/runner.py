@@ -27,7 +27,7 @@ from common.exercises import load
 from common.exercises.compare import Mistake, by_rank
 from common.exercises.traffic import simulated_network
 from common.process_group import leave_process_group
-from common.processes import RankFailed, ranks
+from common.processes import PROCESS_ENDED, RankFailed, ranks
 
 WORLD_SIZES = (3, 2)  # three first: in a ring of two the right neighbour is the left one too
 SECONDS = 8  # the time of a solution on every rank, from the import of its file to its return
@@ -83,7 +83,9 @@ def _run_on_ranks(world_size: int, name: str, path: Path) -> list[Returned]:
     try:
         outcomes = pool.run(_run_on_rank, *arguments, timeout=PATIENCE + SECONDS, environment=ONE_RANK_A_MACHINE)
     except RankFailed as error:
-        sentence = "a process ended, not in your code. Gloo ends one that receives more bytes than it has room for"
+        sentence = "a rank failed, and the line of your code is not known"
+        if any(failure.startswith(PROCESS_ENDED) for failure in error.failures.values()):
+            sentence = "a process ended. Gloo ends one that receives more bytes than it has room for"
         raise Mistake(f"{sentence}\n{error}") from error
     if all(isinstance(outcome, Returned) for outcome in outcomes):
         return outcomes
@@ -103,7 +105,8 @@ def _run_on_ranks(world_size: int, name: str, path: Path) -> list[Returned]:
 def _run_on_rank(name: str, path: Path, seconds: int) -> Outcome:
     """The outcome of the solution on this rank, in a process group of all ranks."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE))
-    # A group for the end. In the solution's a barrier would answer a collective that one rank has called too many.
+    # The last barrier has a group of its own. In the default group it would answer a collective that only one rank of
+    # the solution has called.
     everyone: Any = dist.new_group()
     checker = load(name)
     expected = checker.reference()

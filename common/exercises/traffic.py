@@ -58,15 +58,17 @@ class Message:
 
 
 class Traffic:
-    """The messages of a solution on one rank.
+    """The messages and the events of a solution on one rank.
 
     A collective stays in `delayed` until somebody waits for it. Then it begins, after all that were called before it:
     ranks may wait in any order, but their collectives begin in the order of the calls.
+
+    An event is the name of a called function, "wait" for a wait, or a text that a checker adds, such as "backward".
     """
 
     def __init__(self) -> None:
         self.messages: list[Message] = []  # in the order of the calls
-        self.events: list[str] = []  # the name of each function called, "wait" for each wait, what a checker adds
+        self.events: list[str] = []
         self.delayed: list[Message] = []  # the collectives that have not begun
 
     def call_collective(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Message | None:

@@ -10,12 +10,12 @@ runs them all on real processes. A pitfall is a module of this package with
                         most of these checks can stand in one's own code
 
 `outcome` is what `wrong` or `right` has returned, or the error of the time-out
-that has ended it.
+that has ended it. Some pitfalls take a `Trace` or a folder; `detect` then too.
 """
 
 import importlib
 from types import ModuleType
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from common.levels import LEVELS
 
@@ -24,11 +24,11 @@ class Pitfall(NamedTuple):
     """The place of a pitfall on the ladder, and how it is run."""
 
     level: str  # whose page names it
-    symptom: str = "silent"  # the training goes on; or "error", or "hang"
-    # Seconds after which a hang is ended. The last argument of the functions of
-    # such a pitfall is a `Trace`.
-    timeout: int | None = None
-    takes_folder: bool = False  # it is a folder, new and the same on all ranks
+    # Where it is silent the training goes on.
+    symptom: Literal["silent", "error", "hang"] = "silent"
+    # What the functions take: a `Trace`, or a new folder that all ranks share.
+    extra: Literal["trace", "folder"] | None = None
+    timeout: int = 120  # seconds, after which a collective of `wrong` fails
     world_size: int = 2  # processes
 
 
@@ -49,14 +49,14 @@ PITFALLS = {
     "mean_of_means": Pitfall(LEVEL_04),
     "schedule_on_rank_0": Pitfall(LEVEL_02),
     "schedule_too_fast": Pitfall(LEVEL_03),
-    "uneven_inputs": Pitfall(LEVEL_02, "hang", timeout=2),
+    "uneven_inputs": Pitfall(LEVEL_02, "hang", "trace", timeout=2),
     # Before they hang, the ranks shard a network, which takes longer.
-    "uneven_evaluation": Pitfall(LEVEL_02, "hang", timeout=5),
-    "collective_on_rank_0": Pitfall(LEVEL_02, "hang", timeout=2),
+    "uneven_evaluation": Pitfall(LEVEL_02, "hang", "trace", timeout=5),
+    "collective_on_rank_0": Pitfall(LEVEL_02, "hang", "trace", timeout=2),
     "padded_evaluation": Pitfall(LEVEL_02, world_size=3),
     "metrics_not_gathered": Pitfall(LEVEL_03),
     "batchnorm_statistics": Pitfall(LEVEL_02),
-    "every_rank_saves": Pitfall(LEVEL_03, takes_folder=True),
+    "every_rank_saves": Pitfall(LEVEL_03, extra="folder"),
     "prefixed_keys": Pitfall(LEVEL_01),
     "clock_without_wait": Pitfall(LEVEL_00),
 }

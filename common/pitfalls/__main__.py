@@ -67,6 +67,8 @@ def show_answer(name: str) -> bool:
     print(f"\nThe correction and the check (common/pitfalls/{name}.py):\n")
     print(inspect.getsource(pitfall.right))
     print(inspect.getsource(pitfall.detect), flush=True)
+    if hasattr(pitfall, "gradients"):
+        print(inspect.getsource(pitfall.gradients.largest_difference))
     return verdict.caught
 
 

@@ -2,7 +2,7 @@
 
 A CUDA kernel is put into a queue, and the call returns. What the clock then
 shows is how long it took to ask. On a GPU, wait with `torch.cuda.synchronize()`
-before each reading. Here an all-reduce stands for the kernel.
+before each reading. Here a delayed all-reduce stands for the kernel.
 """
 
 import time
@@ -11,10 +11,12 @@ import torch
 import torch.distributed as dist
 
 
-class AllReduce:
-    # A handle like that of `dist.all_reduce(tensor, async_op=True)`. That work
-    # is sometimes done before anybody looks, and no mistake would show. This
-    # work begins when somebody waits.
+class DelayedAllReduce:
+    """An all-reduce that begins when somebody waits for it.
+
+    A real one may be done before anybody looks, and then no mistake shows.
+    """
+
     def __init__(self, tensor):
         self.tensor = tensor
         self.completed = False
@@ -30,14 +32,14 @@ class AllReduce:
 def wrong():
     tensor = torch.ones(1_000_000)
     started = time.perf_counter()
-    work = AllReduce(tensor)
+    work = DelayedAllReduce(tensor)
     return time.perf_counter() - started, work
 
 
 def right():
     tensor = torch.ones(1_000_000)
     started = time.perf_counter()
-    work = AllReduce(tensor)
+    work = DelayedAllReduce(tensor)
     work.wait()
     return time.perf_counter() - started, work
 

@@ -49,4 +49,4 @@ def detect(outcome, _):
     saved = torch.load(path, weights_only=True)["running_mean"]
     means = all_gather_object(model.running_mean)
     if not torch.equal(means[0], saved):
-        return "the file has not the state of rank 0: another rank wrote later"
+        return "the file does not hold rank 0's state: another rank wrote later"

@@ -10,31 +10,35 @@ ranks drift apart. Put both inside, as `accelerator.accumulate` does.
 
 from contextlib import nullcontext
 
+import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.pitfalls.runner import farthest_gradient, own_samples
+from common.pitfalls import gradients
 
 
 def wrong():
     model = DistributedDataParallel(nn.Linear(4, 1))
+    inputs = torch.ones(8, 4) + dist.get_rank()
     averaged = []
     for number in (1, 2, 3, 4):
-        loss = model(own_samples() * number).pow(2).mean() / 4
+        loss = model(inputs * number).pow(2).mean() / 4
         with nullcontext() if number == 4 else model.no_sync():
             loss.backward()
-        averaged.append(farthest_gradient(model) == 0)
+        averaged.append(gradients.largest_difference(model) == 0)
     return averaged
 
 
 def right():
     model = DistributedDataParallel(nn.Linear(4, 1))
+    inputs = torch.ones(8, 4) + dist.get_rank()
     averaged = []
     for number in (1, 2, 3, 4):
         with nullcontext() if number == 4 else model.no_sync():
-            loss = model(own_samples() * number).pow(2).mean() / 4
+            loss = model(inputs * number).pow(2).mean() / 4
             loss.backward()
-        averaged.append(farthest_gradient(model) == 0)
+        averaged.append(gradients.largest_difference(model) == 0)
     return averaged
 
 

@@ -33,6 +33,7 @@ def right():
 
 
 def detect(accuracy):
+    """It finds nothing where the shards have equal accuracies by chance."""
     accuracies = all_gather_object(accuracy.item())
     if len(set(accuracies)) > 1:
         ranks = (f"rank {r} has {a:.1%}" for r, a in enumerate(accuracies))

@@ -8,26 +8,29 @@ least refuses a model on the CPU. `prepare` moves and wraps in the right order.
 """
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.pitfalls.runner import farthest_gradient, own_samples
+from common.pitfalls import gradients
 
 
 def wrong():
     model = DistributedDataParallel(nn.Linear(4, 1)).to(torch.float64)
-    model(own_samples(torch.float64)).pow(2).mean().backward()
+    inputs = torch.ones(8, 4, dtype=torch.float64) + dist.get_rank()
+    model(inputs).pow(2).mean().backward()
     return model
 
 
 def right():
     model = DistributedDataParallel(nn.Linear(4, 1).to(torch.float64))
-    model(own_samples(torch.float64)).pow(2).mean().backward()
+    inputs = torch.ones(8, 4, dtype=torch.float64) + dist.get_rank()
+    model(inputs).pow(2).mean().backward()
     return model
 
 
 def detect(model):
     """Call it between backward and the optimizer's step."""
-    distance = farthest_gradient(model)
+    distance = gradients.largest_difference(model)
     if distance > 0:
         return f"the ranks' gradients differ by up to {distance:.2g}"

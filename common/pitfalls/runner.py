@@ -10,16 +10,13 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.utils import parameters_to_vector
 
 from common.accelerator.state import fresh_states
 from common.pitfalls import PITFALLS, load
-from common.process_group import all_gather_object, process_group
+from common.process_group import process_group
 from common.processes import ranks
-from common.weights import distance
 
-PATIENCE = timedelta(seconds=120)
+PATIENCE = 120  # seconds, for all that is not meant to hang
 
 
 class Verdict(NamedTuple):
@@ -61,32 +58,40 @@ class Trace:
         return self.folder / f"rank{rank}.txt"
 
 
+class Result(NamedTuple):
+    """The run of one version, on one rank or on all."""
+
+    finding: str | None  # the detector's; None where it is silent
+    hung: bool
+
+
 def examine(name: str) -> Verdict:
     """Run both versions of a pitfall.
 
     Raises:
         RankFailed: if a rank fails where it should not.
     """
-    finding, hung = _run(name, "wrong")
-    false_alarm, _ = _run(name, "right")
-    return Verdict(finding, false_alarm, hung)
+    wrong = _run(name, "wrong")
+    right = _run(name, "right")
+    return Verdict(wrong.finding, right.finding, wrong.hung)
 
 
-def _run(name: str, version: str) -> tuple[str | None, bool]:
+def _run(name: str, version: str) -> Result:
     """The first finding of a rank, and True if a rank hung."""
     pool = ranks(PITFALLS[name].world_size, on_cpu=True)
     with tempfile.TemporaryDirectory(prefix="pitfall-") as folder:
         of_ranks = pool.run(run_on_rank, name, version, Path(folder))
-    findings, hung = zip(*of_ranks, strict=True)
-    if any(hung):
+    hung = any(result.hung for result in of_ranks)
+    if hung:
         pool.stop()  # nobody knows what the collective has left behind
-    return next(filter(None, findings), None), any(hung)
+    for result in of_ranks:
+        if result.finding is not None:
+            return Result(result.finding, hung)
+    return Result(None, hung)
 
 
-def run_on_rank(
-    name: str, version: str, folder: Path
-) -> tuple[str | None, bool]:
-    """The detector's finding on a rank's `wrong` or `right`; True if it hung.
+def run_on_rank(name: str, version: str, folder: Path) -> Result:
+    """Run the pitfall's `wrong` or `right` on this rank, and its detector.
 
     `folder` is new and the same on all ranks. What the pitfall raises is
     raised, except by a `wrong` that hangs until its time is over.
@@ -94,29 +99,31 @@ def run_on_rank(
     module = load(name)
     pitfall = PITFALLS[name]
     arguments: list[Any] = []
-    if pitfall.timeout is not None:
+    if pitfall.extra == "trace":
         arguments = [Trace(folder)]
-    elif pitfall.takes_folder:
+    elif pitfall.extra == "folder":
         arguments = [folder]
+    may_hang = version == "wrong" and pitfall.symptom == "hang"
     # The correction has all the time it needs on a slow machine.
-    timeout = PATIENCE
-    may_hang = version == "wrong" and pitfall.timeout is not None
-    if may_hang:
-        timeout = timedelta(seconds=pitfall.timeout)
+    timeout = pitfall.timeout if version == "wrong" else PATIENCE
     store = dist.FileStore(str(folder / "meeting"), pitfall.world_size)
-    store.set_timeout(PATIENCE)
+    store.set_timeout(timedelta(seconds=PATIENCE))
     torch.manual_seed(0)
-    _meet("before the group", store, pitfall.world_size)
+    # All ranks begin to make the group together, because its time-out, which
+    # may be 2 s, counts while it is made.
+    _wait_for_all("before the group", store, pitfall.world_size)
     group = process_group(
         store=dist.PrefixStore("group", store),
         rank=int(os.environ["RANK"]),
         world_size=pitfall.world_size,
-        timeout=timeout,
+        timeout=timedelta(seconds=timeout),
     )
     # The process runs other pitfalls too, and an Accelerator keeps its state.
     with fresh_states(), group:
         started = time.monotonic()  # earlier than any rank begins to wait
-        _meet("before the pitfall", store, pitfall.world_size)
+        # A rank that fails in the pitfall closes its connections, and one that
+        # still made the group would fail too.
+        _wait_for_all("before the pitfall", store, pitfall.world_size)
         try:
             outcome = getattr(module, version)(*arguments)
         except RuntimeError as error:
@@ -127,31 +134,13 @@ def run_on_rank(
                 raise
             outcome = error
         finding = module.detect(outcome, *arguments)
-        _meet("after the pitfall", store, pitfall.world_size)
-    return finding, isinstance(outcome, RuntimeError)
+        # A rank that leaves closes its connections, and one that still waited
+        # would see that instead of its time-out.
+        _wait_for_all("after the pitfall", store, pitfall.world_size)
+    return Result(finding, hung=isinstance(outcome, RuntimeError))
 
 
-def _meet(place: str, store: dist.Store, count: int) -> None:
-    """Wait for all ranks, in the store, whose time-out is long.
-
-    The group's time-out may be 2 s, and counts while the group is made: so all
-    ranks begin that together. A rank that fails closes its connections: so the
-    pitfall begins when all ranks have made theirs. A rank that leaves closes
-    them too, and one that still waits would see that instead of its time-out:
-    so all leave together.
-    """
+def _wait_for_all(place: str, store: dist.Store, count: int) -> None:
+    """Wait for all ranks, in the store, whose time-out is long."""
     store.set(f"{place}/{os.environ['RANK']}", "")
     store.wait([f"{place}/{rank}" for rank in range(count)])
-
-
-def own_samples(dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Eight samples of four numbers, on every rank others."""
-    data = torch.Generator().manual_seed(dist.get_rank())
-    return torch.randn(8, 4, generator=data, dtype=dtype)
-
-
-def farthest_gradient(model: nn.Module) -> float:
-    """The largest difference of a gradient on rank 0 and on another rank."""
-    mine = parameters_to_vector([each.grad for each in model.parameters()])
-    first, *others = all_gather_object(mine)
-    return max(distance(first, other) for other in others)

@@ -30,5 +30,6 @@ def detect(_):
     """Call it once the model is built, or in the middle of training."""
     states = all_gather_object(torch.get_rng_state().numpy().tobytes())
     for rank, state in enumerate(states):
-        if (first := states.index(state)) < rank:
+        first = states.index(state)
+        if first < rank:
             return f"rank {rank} draws the random numbers of rank {first}"

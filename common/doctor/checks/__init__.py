@@ -25,7 +25,7 @@ CHECKS = {
     "files": files.check_writers,
     "saved keys": files.check_keys,
 }
-# The pitfalls that no check finds: from outside these mistakes look like what somebody may want.
+# The pitfalls that no check finds: they leave no trace in a record, or look there like what somebody may want.
 ONLY_YOU_CAN_SEE = (
     "batch_size_per_process",
     "forward_outside_no_sync",
@@ -53,4 +53,6 @@ def why_nothing_was_examined(records: list[Record]) -> str | None:
         return None  # the end itself is worth a finding
     if trained:
         return "the script made no process group, and each process ran a training of its own"
-    return f"no process group and no optimizer step were seen; the script printed last: {records[0].last_printed}"
+    # A rank may be stopped before it prints, because another one has crashed.
+    printed = [record.last_printed for record in records if record.last_printed] or ["nothing"]
+    return f"no process group and no optimizer step were seen; the script printed last: {printed[0]}"

@@ -47,7 +47,6 @@ def steps_with_different_rates(records: list[Record]) -> list[int]:
     """The optimizer steps, from 0 on, at which not all ranks have the same learning rates."""
     different = []
     for number, steps in enumerate(across_ranks(record.steps for record in records)):
-        texts = {str(step.learning_rates) for step in steps}  # a nan is not equal to another one, but its text is
-        if len(texts) > 1:
+        if any(step.learning_rates != steps[0].learning_rates for step in steps):
             different.append(number)
     return different

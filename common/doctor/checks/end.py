@@ -10,8 +10,9 @@ from common.doctor.checks.by_rank import across_ranks, evaluations, training_epo
 from common.doctor.record import Call, Epoch, Record
 
 MAX_ERROR = 300  # characters, after which the text of an error is cut
-# Errors of a rank whose partner has left or has called another collective. torch's threads abort the process (SIGABRT).
-OF_COMMUNICATION = ("SIGABRT", "DistBackendError", "DistNetworkError", "DistStoreError")
+# Parts of the error of a rank whose partner has left or has called another collective. torch's threads abort the
+# process (SIGABRT). An error of gloo is a RuntimeError, as many errors of a script are, but it names its source file.
+OF_COMMUNICATION = ("SIGABRT", "DistBackendError", "DistNetworkError", "DistStoreError", "third_party/gloo/")
 UNUSED = "parameters that were not used in producing loss"  # a part of DistributedDataParallel's error
 WHAT_TO_SEE = "see what each line waits for: ranks must leave a loop at one step. If a line works, raise --time-out"
 
@@ -28,28 +29,19 @@ def check_end(records: list[Record], patience: float) -> Answer:
 
 
 def rank_with_own_error(records: list[Record]) -> Record | None:
-    """The rank whose own error has ended the script; None if no rank has crashed but by the loss of another one.
+    """The first rank that has crashed by an error of its own; None if there is none.
 
-        rank 0                 rank 1                     the own error
-        ValueError             RuntimeError               rank 0's
-        RuntimeError, earlier  RuntimeError, later        rank 0's
-        has ended, earlier     RuntimeError, later        none: rank 1 was left alone
-        SIGABRT                RuntimeError               none: they have called different collectives
-
-    With gloo the error of a rank that is left alone is a plain RuntimeError, as many errors of a script are. So the
-    order decides: the first rank to go was not left alone.
+    rank 0        rank 1         the own error
+    ValueError    gloo's error   rank 0's
+    RuntimeError  gloo's error   rank 0's
+    has ended     gloo's error   none: rank 1 was left alone
+    SIGABRT       gloo's error   none: they have called different collectives
     """
-    crashed = [record for record in records if record.end.reason == "crash"]
-    for record in crashed:
-        if record.end.error not in (*OF_COMMUNICATION, "RuntimeError"):
+    for record in records:
+        has_lost_another = any(part in record.end.text for part in OF_COMMUNICATION)
+        if record.end.reason == "crash" and not has_lost_another:
             return record
-    if any(record.end.error in OF_COMMUNICATION for record in crashed):
-        return None
-    if uneven_epoch(map(training_epochs, records)) is not None:
-        return None
-    gone = [record for record in records if record.end.time is not None]
-    first = min(gone, key=lambda record: record.end.time, default=None)
-    return first if first in crashed else None
+    return None
 
 
 def _crashed(record: Record) -> Finding:

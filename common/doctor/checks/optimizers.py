@@ -12,12 +12,13 @@ def check_parameters(records: list[Record]) -> Answer:
     # Either alone may be meant: a part that is frozen by leaving it out, or a parameter that no network holds. Both
     # together are a part that was replaced: the optimizer has the old parameters, and the network the new ones.
     for record in records:
-        if record.in_no_network and record.in_no_optimizer:
+        untrained = record.trained_without_optimizer
+        if record.stepped_without_gradient and untrained:
             is_sharded = any(network.is_sharded for network in record.networks)
             return Finding(
-                f"{record.in_no_network} parameters of the optimizers are of no network, and "
-                f"{len(record.in_no_optimizer)} parameters of the networks have gradients and are in no optimizer "
-                f"({', '.join(record.in_no_optimizer[:3])})",
+                f"{record.stepped_without_gradient} parameters of the optimizers are of no network, and "
+                f"{len(untrained)} parameters of the networks have gradients and are in no optimizer "
+                f"({', '.join(untrained[:3])})",
                 "make the optimizer last, from the parameters that are trained",
                 pitfall="optimizer_made_first" if is_sharded else "replaced_parameters",
             )

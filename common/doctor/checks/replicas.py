@@ -1,5 +1,7 @@
 """Replicas: after each step all ranks have the same weights, and in each evaluation the same BatchNorm statistics."""
 
+from typing import NamedTuple
+
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
 from common.doctor.checks.by_rank import steps_with_different_rates, trained_networks
 from common.doctor.record import Network, Record, Tensors
@@ -18,17 +20,17 @@ def check_same_weights(records: list[Record]) -> Answer:
 
 
 def _weights(networks: tuple[Network, ...], same_rates: bool) -> Answer:
-    by_step = differences([network.weights for network in networks])
+    by_step = differences_by_step([network.weights for network in networks])
     if not by_step:
         return NotExamined("no optimizer step was seen on all ranks, or no rank has whole parameters")
-    steps_apart = [step for step, difference in by_step.items() if difference]
-    if not steps_apart:
+    differences = {step: difference for step, difference in by_step.items() if difference is not None}
+    if not differences:
         return Right()
-    first = steps_apart[0]
+    first = min(differences)
     for step in by_step:
-        if step > first and step not in steps_apart and _are_finite(networks[0].weights[step]):
+        if step > first and step not in differences and _are_finite(networks[0].weights[step]):
             return Right()  # as where only every n-th step averages the weights
-    text = f"{by_step[first]} after step {first}"
+    text = f"{differences[first].text()} after step {first}"
     finding = _with_cause(text, networks)
     if finding is not None:
         return finding
@@ -76,22 +78,37 @@ def check_same_statistics(records: list[Record]) -> Answer:
 
 
 def _statistics(networks: tuple[Network, ...]) -> Answer:
-    by_step = differences([network.statistics for network in networks])
+    by_step = differences_by_step([network.statistics for network in networks])
     by_step.pop(0, None)  # nobody has trained
     if not by_step:
         return NotExamined(NO_STATISTICS)
     for step, difference in by_step.items():
-        if difference:
+        if difference is not None:
             return Finding(
-                f"{difference} in the evaluation after step {step}",
+                f"{difference.text()} in the evaluation after step {step}",
                 "broadcast the buffers of rank 0 before an evaluation, or use SyncBatchNorm",
                 pitfall="batchnorm_statistics",
             )
     return Right()
 
 
-def differences(of_ranks: list[dict[int, Tensors]]) -> dict[int, str | None]:
-    """The difference of the ranks' tensors by the number of steps, where all ranks have noted some."""
+class Difference(NamedTuple):
+    """The tensors of one rank that differ from those of rank 0."""
+
+    rank: int
+    largest_by_name: dict[str, float]  # the largest difference of two numbers, by the tensor's name
+    tensors: int  # the number of all tensors, equal ones included
+
+    def text(self) -> str:
+        """For example "rank 0 and 1 differ in 2 of 8 tensors by up to 1.0e-02 (weight, bias)"."""
+        names = list(self.largest_by_name)
+        largest = max(self.largest_by_name.values())
+        count = f"{len(names)} of {self.tensors} tensors by up to {largest:.1e}"
+        return f"rank 0 and {self.rank} differ in {count} ({', '.join(names[:3])})"
+
+
+def differences_by_step(of_ranks: list[dict[int, Tensors]]) -> dict[int, Difference | None]:
+    """The difference after each number of steps for which all ranks have noted tensors; None if they are the same."""
     found = {}
     for step in sorted(of_ranks[0]):
         by_rank = [tensors.get(step) for tensors in of_ranks]
@@ -100,19 +117,18 @@ def differences(of_ranks: list[dict[int, Tensors]]) -> dict[int, str | None]:
     return found
 
 
-def _difference(by_rank: list[Tensors]) -> str | None:
-    """The difference between rank 0 and the first rank with other tensors; None if all ranks have the same."""
+def _difference(by_rank: list[Tensors]) -> Difference | None:
+    """The difference between rank 0 and the first rank with other tensors."""
     first = by_rank[0]
     for rank, tensors in enumerate(by_rank[1:], 1):
-        distances = {}
+        largest_by_name = {}
         for name, values in first.items():
             if name not in tensors or tensors[name].shape != values.shape or not values.numel():
                 continue
-            apart = distance(values, tensors[name])  # infinite if only one of two numbers is a nan
+            largest = distance(values, tensors[name])  # infinite if only one of two numbers is a nan
             finite = values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-            if apart > TOLERANCE * finite.abs().max().item():
-                distances[name] = apart
-        if distances:
-            count = f"{len(distances)} of {len(first)} tensors by up to {max(distances.values()):.1e}"
-            return f"rank 0 and {rank} differ in {count} ({', '.join(list(distances)[:3])})"
+            if largest > TOLERANCE * finite.abs().max().item():
+                largest_by_name[name] = largest
+        if largest_by_name:
+            return Difference(rank, largest_by_name, len(first))
     return None

@@ -30,8 +30,10 @@ def check_clipping(records: list[Record]) -> Answer:
 def check_accumulation(records: list[Record]) -> Answer:
     first = records[0]
     trained = [network for network in first.networks if network.forwards]
-    if len(trained) != 1 or len(first.steps) < 3:
-        return NotExamined("fewer than three steps of one network were seen")
+    if len(trained) != 1:
+        return NotExamined(f"the micro-batches of one network can be counted, but {len(trained)} were trained")
+    if len(first.steps) < 3:
+        return NotExamined("fewer than three optimizer steps were seen")
     micro_batches = [step.micro_batches for step in first.steps[:3]]
     if micro_batches[0] < micro_batches[1] == micro_batches[2]:
         return Finding(
@@ -45,9 +47,10 @@ def check_accumulation(records: list[Record]) -> Answer:
 def check_schedule(records: list[Record]) -> Answer:
     rates = [step.learning_rates for step in records[0].steps]
     if all(of_step == rates[0] for of_step in rates):
-        return NotExamined("the learning rate did not change")
+        return NotExamined("no change of the learning rate was seen")
     zeros = 0
-    while not any(rates[-1 - zeros]):  # it ends, because the learning rate has changed, so that it is not always 0
+    # The loop ends, because the learning rate has changed, so that it is not 0 in all steps.
+    while all(rate == 0 for rate in rates[-1 - zeros]):
         zeros += 1
     if zeros < TRAILING_ZEROS:
         return Right()

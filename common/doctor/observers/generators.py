@@ -1,4 +1,4 @@
-"""Random generators: whether something drew from the default ones of torch, of the GPU, of NumPy and of Python."""
+"""Random generators: the draws from the default ones of torch, of the GPU, of NumPy and of Python."""
 
 import random
 import zlib
@@ -22,9 +22,9 @@ def states(device: torch.device) -> dict[str, int]:
     return found
 
 
-def draws_since(before: dict[str, int], source: str, device: torch.device) -> list[Draw]:
-    """The draws by which the states have changed; none where nobody has looked at them, and `before` is empty."""
-    if not before:
+def draws_since(before: dict[str, int] | None, source: str, device: torch.device) -> list[Draw]:
+    """The draws that have changed the states since `before`, which is None if the states were not recorded."""
+    if before is None:
         return []
     now = states(device)
     return [Draw(source, generator, state) for generator, state in before.items() if now[generator] != state]

@@ -1,9 +1,8 @@
-"""The process group: the collectives of all ranks, and the time at which this one leaves."""
+"""The process group: its backend, and the collectives of all ranks."""
 
 import functools
 import inspect
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -41,5 +40,4 @@ class GroupObserver:
                 self._recorder.write()
 
     def before_leaving(self, *args: Any, **kwargs: Any) -> None:
-        self._recorder.record.end.time = time.monotonic()
-        self._recorder.write()  # while the group is there
+        self._recorder.write()  # the backend is known only while there is a group

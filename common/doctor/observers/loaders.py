@@ -35,7 +35,7 @@ class Reading:
 
     epoch: Epoch
     asked: deque = field(default_factory=deque)
-    generators: dict[str, int] = field(default_factory=dict)  # states before the batch that is read now, if looked at
+    generators: dict[str, int] | None = None  # the states before the batch that is read now; None if not recorded
 
 
 class LoaderObserver:
@@ -43,10 +43,10 @@ class LoaderObserver:
 
     For each batch of a DataLoader without workers these are called, one after the other:
 
-        before_batch   the states of the random generators
-        after_indices  `asked` gets the numbers of a batch
-        after_batch    `asked` loses them to `epoch.samples`, and the epoch is the newest one
-        note_forward   a forward counts for the newest epoch
+        before_batch   the states of the random generators are recorded
+        after_indices  the numbers of the batch are put into `asked`
+        after_batch    the numbers move from `asked` to `epoch.samples`; `_newest` becomes this epoch
+        note_forward   a forward is counted for `_newest`
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -77,9 +77,10 @@ class LoaderObserver:
 
     def before_batch(self, iterator: Any) -> None:
         reading = self._readings[iterator]
-        # The first batch may bring the draws of the sampler, which are wanted to be equal. Workers draw elsewhere.
-        is_looked_at = reading.epoch.batches > 0 and iterator._num_workers == 0
-        reading.generators = states(CPU) if is_looked_at else {}
+        # The first batch includes the sampler's own draws, and those should be equal on all ranks. Workers draw in
+        # processes of their own.
+        is_recorded = reading.epoch.batches > 0 and iterator._num_workers == 0
+        reading.generators = states(CPU) if is_recorded else None
 
     def after_batch(self, batch: Any, iterator: Any) -> None:
         reading = self._readings[iterator]

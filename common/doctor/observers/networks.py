@@ -28,7 +28,7 @@ class Forward(NamedTuple):
     called: nn.Module  # the network, or its wrapper
     module: nn.Module  # the network
     network: Network
-    generators: dict[str, int]  # the states of the random generators at its start; empty in an evaluation
+    generators: dict[str, int] | None  # the states of the random generators at its start; None in an evaluation
 
 
 class NetworkObserver:
@@ -58,7 +58,7 @@ class NetworkObserver:
             return  # in a backward, in which activation checkpointing computes a part again
         *wrappers, module = _unwrapped(called)
         network = self._network(module)
-        generators = {}
+        generators = None
         if module.training and torch.is_grad_enabled():
             network.forwards += 1
             self._loaders.note_forward(inputs)

@@ -37,9 +37,8 @@ class OptimizerObserver:
         rates = []
         for group in optimizer.param_groups:
             rate = group["lr"]
-            if rate is None:  # as of Adafactor, which works it out for each step
-                rate = math.nan
-            rates.append(float(rate))
+            is_unknown = rate is None or math.isnan(rate)
+            rates.append(None if is_unknown else float(rate))
         forwards = sum(network.forwards for network in self._record.networks)
         self._record.steps.append(Step(rates, forwards - self._forwards_before))
         self._forwards_before = forwards
@@ -56,11 +55,12 @@ class OptimizerObserver:
             for group in optimizer.param_groups:
                 in_optimizers.update(group["params"])
         in_networks: set[nn.Parameter] = set()
-        in_no_optimizer = []
+        trained_without_optimizer = []
         for module, network in self._networks.items():
             for name, parameter in module.named_parameters():
                 in_networks.add(parameter)
                 if network.forwards and parameter.grad is not None and parameter not in in_optimizers:
-                    in_no_optimizer.append(name)
-        self._record.in_no_optimizer = in_no_optimizer
-        self._record.in_no_network = sum(parameter.grad is None for parameter in in_optimizers - in_networks)
+                    trained_without_optimizer.append(name)
+        without_gradient = [parameter for parameter in in_optimizers - in_networks if parameter.grad is None]
+        self._record.stepped_without_gradient = len(without_gradient)
+        self._record.trained_without_optimizer = trained_without_optimizer

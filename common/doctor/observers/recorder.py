@@ -3,7 +3,6 @@
 import functools
 import os
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +61,7 @@ class Recorder:
         `failed(error, *arguments)` if it has raised.
         """
         original = getattr(owner, name)
+        # `_nothing` is guarded too: so the return of each function is an event, and a collective that ends is progress.
         before = self.guarded(before)
         after = self.guarded(after)
         failed = self.guarded(failed)
@@ -79,11 +79,10 @@ class Recorder:
 
         setattr(owner, name, observed)
 
-    def finish(self, reason: Reason, error: str = "", text: str = "") -> None:
+    def finish(self, reason: Reason, text: str = "") -> None:
         """Write the record for the last time."""
         with self.lock:
-            moment = self.record.end.time or time.monotonic()  # the earlier one: it may have left its group
-            self.record.end = End(reason, error, text, moment)
+            self.record.end = End(reason, text)
             self.write()
 
     def write(self) -> None:

@@ -5,7 +5,7 @@ one rank, so that the training loop can stay as it is. Write
 
     prepare(*objects) -> list
 
-It returns the prepared objects in the order in which they came, with a process group at hand:
+A process group exists. The prepared objects are returned in the order in which they came:
 
 - A network (nn.Module) comes back in DistributedDataParallel. That gives all ranks the weights of rank 0, and averages
   the gradients in backward.

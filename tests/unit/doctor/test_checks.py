@@ -45,9 +45,9 @@ def test_ranks_differ_in_what_is_not_finite_too(of_ranks, kind):
     assert isinstance(replicas.check_same_statistics(records), kind)
 
 
-@pytest.mark.parametrize("rates, kind", [((NAN, NAN), Right), ((0.1, NAN), Finding), ((NAN, 0.1), Finding)])
-def test_a_learning_rate_that_is_no_number_differs_from_one_that_is(rates, kind):
-    records = [Record(rank, steps=[Step([float(str(rate))], 1)]) for rank, rate in enumerate(rates)]
+@pytest.mark.parametrize("rates, kind", [((None, None), Right), ((0.1, None), Finding), ((None, 0.1), Finding)])
+def test_a_learning_rate_that_is_unknown_differs_from_one_that_is_known(rates, kind):
+    records = [Record(rank, steps=[Step([rate], 1)]) for rank, rate in enumerate(rates)]
     assert isinstance(optimizers.check_learning_rates(records), kind)
 
 
@@ -108,32 +108,36 @@ def test_the_first_window_of_accumulation_is_as_long_as_the_next(micro_batches, 
     steps_of = [Step([0.1], count) for count in micro_batches]
     first = Record(0, steps=steps_of, networks=[Network("Net", forwards=12)])
     assert isinstance(steps.check_accumulation([first]), kind)
+    first.networks.append(Network("Critic", forwards=12))
+    assert steps.check_accumulation([first]).reason.endswith("but 2 were trained")
 
 
 @pytest.mark.parametrize(
-    "rates, kind", [([0.3, 0.2, 0.1, 0.0], Right), ([0.1, 0.0, 0.0, 0.0], Finding), ([0.1, 0.1, 0.1], NotExamined)]
+    "rates, kind", [([0.2, 0.1, 0], Right), ([0.1, 0, 0, 0], Finding), ([0.1, 0.1], NotExamined), ([0, None], Right)]
 )
 def test_a_schedule_lasts_as_long_as_the_training(rates, kind):
     assert isinstance(steps.check_schedule([Record(0, steps=[Step([rate], 1) for rate in rates])]), kind)
 
 
-LOST = End("crash", "RuntimeError", "closed by peer", time=2)
+LOST = End("crash", "train.py:9: RuntimeError: [/third_party/gloo/pair.cc:545] Read error")
 STOPPED = End("stopped")
 
 
 @pytest.mark.parametrize(
     "of_rank_0, of_rank_1, found",
     [
-        (LOST, End("crash", "ValueError", "no disk", time=3), "rank 1 crashed after 0 optimizer steps: no disk"),
-        (LOST, End("crash", "RuntimeError", "no disk", time=1), "rank 1 crashed after 0 optimizer steps: no disk"),
-        (LOST, End("finished", time=1), "rank 0 could not communicate (closed by peer), rank 1 has ended"),
-        (LOST, End("crash", "SIGABRT", "gloo"), "rank 0 could not communicate (closed by peer), rank 1 could not"),
-        (STOPPED, End("crash", "SIGKILL", "SIGKILL"), "rank 1 crashed after 0 optimizer steps: SIGKILL"),
+        (LOST, End("crash", "ValueError: no disk"), "rank 1 crashed after 0 optimizer steps: ValueError: no disk"),
+        (LOST, End("crash", "RuntimeError: no disk"), "rank 1 crashed after 0 optimizer steps: RuntimeError"),
+        (LOST, End("finished"), f"rank 0 could not communicate ({LOST.text}), rank 1 has ended"),
+        (LOST, End("crash", "SIGABRT: gloo"), f"rank 0 could not communicate ({LOST.text}), rank 1 could not"),
+        (STOPPED, End("crash", "SIGKILL: no memory"), "rank 1 crashed after 0 optimizer steps: SIGKILL"),
         (STOPPED, STOPPED, "no rank made progress for 60 s: rank 0 is in t.py:7, rank 1 has ended"),
     ],
 )
 def test_an_end_is_explained_by_the_rank_that_did_not_lose_another_one(of_rank_0, of_rank_1, found):
     records = [Record(0, end=of_rank_0, waits_in="t.py:7"), Record(1, end=of_rank_1)]
+    for one in records:  # rank 1 has a batch more
+        one.epochs.append(Epoch(0, 9, True, batches=one.rank + 1, complete=one.rank == 0, forwards=1))
     assert end.check_end(records, patience=60).text.startswith(found)
 
 
@@ -166,6 +170,14 @@ def test_without_a_process_group_only_a_bad_end_is_examined():
         ("None", {"end": End("crash", "ValueError"), "steps": [step]}),
     ):
         assert expected in str(checks.why_nothing_was_examined([Record(rank, **state) for rank in range(2)]))
+    assert "no training" in checks.why_nothing_was_examined([Record(0), Record(1, last_printed="no training")])
+
+
+def test_the_headline_adds_up_what_the_ranks_read_unless_they_read_the_same():
+    own, shared = "batches of 2 x 2 = 4 samples", "the same batches of 2 samples on each rank"
+    for of_rank_1, expected in (([1, 3, 5, 7], own), ([0, 2, 4, 6], shared)):
+        epochs = [Epoch(0, 8, True, samples=read, batches=2, forwards=2) for read in ([0, 2, 4, 6], of_rank_1)]
+        assert expected in report.summary("train.py", [Record(0, epochs=epochs[:1]), Record(1, epochs=epochs[1:])], 3)
 
 
 def test_where_an_observer_failed_nothing_is_called_healthy():

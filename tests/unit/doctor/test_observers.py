@@ -11,14 +11,14 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils.checkpoint import checkpoint
 
 from common import ladder
-from common.doctor.answers import Finding, Right
+from common.doctor.answers import Finding, NotExamined, Right
 from common.doctor.checks import optimizers, steps
 from common.doctor.observers.clipping import ClippingObserver
 from common.doctor.observers.heartbeat import script_line
 from common.doctor.observers.loaders import contents
 from common.doctor.observers.networks import NetworkObserver
 from common.doctor.observers.optimizers import OptimizerObserver
-from common.doctor.record import Record
+from common.doctor.record import FILE, Record, read, write
 
 
 def test_a_text_is_the_same_however_far_it_is_filled_up():
@@ -34,20 +34,23 @@ def test_only_what_is_in_a_librarys_folder_is_of_the_library(folder, line):
     assert script_line(frame, Path("other.py")) == line
 
 
-def test_an_optimizer_without_a_learning_rate_or_with_an_inner_one_is_followed_to_the_last_step(monkeypatch):
+@pytest.mark.parametrize("rate", [None, float("nan")])
+def test_an_optimizer_of_unknown_rate_or_with_an_inner_one_is_followed_to_the_last_step(rate, monkeypatch, tmp_path):
     ended = []
     monkeypatch.setattr(os, "_exit", ended.append)
     recorder = SimpleNamespace(record=Record(rank=0), finish=ended.append)
     observer = OptimizerObserver(recorder, SimpleNamespace(networks={}), last_step=2)
     inner, outer = (torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1) for _ in range(2))
-    inner.param_groups[0]["lr"] = None
+    inner.param_groups[0]["lr"] = rate
     outer.optim = inner  # as a ZeroRedundancyOptimizer has one
     for _ in range(2):
         observer.after_step(inner, (), {})
         observer.after_step(outer, (), {})
     assert ended == ["steps", 0]
     assert len(recorder.record.steps) == 2
-    assert optimizers.check_learning_rates([recorder.record, recorder.record]) == Right()
+    write(recorder.record, tmp_path / FILE)
+    assert optimizers.check_learning_rates([read(tmp_path / FILE), read(tmp_path / FILE)]) == Right()
+    assert isinstance(steps.check_schedule([read(tmp_path / FILE)]), NotExamined)
 
 
 @pytest.mark.parametrize(

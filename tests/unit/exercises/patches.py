@@ -97,6 +97,7 @@ WRONG = {
         ("(loss / len(micro_batches))", "loss", "were added, not averaged"),
         ("    optimizer.zero_grad()\n", "", "step 2", "of the step before is still in it"),
         ("nullcontext() if last else model.no_sync()", "nullcontext()", "sent 3 times"),
+        ("    optimizer.step()", "    optimizer.zero_grad()\n    optimizer.step()", "between backward and the step"),
     ],
     "zero1": [
         ("dist.broadcast(parameter.detach(), ", "dict(", "exchange their parts"),

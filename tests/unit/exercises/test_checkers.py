@@ -50,6 +50,12 @@ def test_the_mistake_of_a_wrong_solution_is_named(name, row, tmp_path, monkeypat
     assert all(text in found for text in texts), found
 
 
+def test_a_rank_without_an_answer_in_time_is_not_said_to_have_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "PATIENCE", -runner.SECONDS)
+    found = mistake_of("average_gradients", solution("average_gradients", tmp_path))
+    assert "a rank failed" in found and "no answer (alive)" in found and "Gloo" not in found
+
+
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[] if name == "average_gradients" else pytest.mark.slow) for name in exercises.NAMES],
