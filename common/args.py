@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from common.checkpoint_schedule import checkpoint_interval
+from common.checkpoints.schedule import checkpoint_interval
 from common.errors import fail
 from common.instruments.flags import add_instrument_flags
 from common.launch import LAUNCHER_ACCUMULATION, LAUNCHER_PRECISION

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import signal
 import sys
 from argparse import Namespace
@@ -15,7 +16,6 @@ from common.errors import fail
 from common.files import can_be_written, nearest_existing
 from common.launch import LAUNCHER_ACCUMULATION, LAUNCHER_THREADS, Launch, read_launch
 from common.levels import ONE_PROCESS, WITH_CHECKPOINTS
-from common.machine import find_device
 from common.model import HIDDEN
 
 PR_SET_PDEATHSIG = 1  # in Linux's prctl.h
@@ -66,6 +66,32 @@ def fit_to_machine(args: Namespace) -> Namespace:
         if 2 <= gpus < settings.replicas:
             fail(f"argument --replicas: {settings.replicas} replicas need as many GPUs, {gpus} are visible")
     return settings
+
+
+def find_device(text: str, one_process: bool) -> torch.device:
+    """The device that `text` names. A GPU has an index if `one_process`; else each rank chooses its own later.
+
+    Raises:
+        UserError: for a text other than auto, cpu, cuda and, if `one_process`, cuda:N; for a device that is not there.
+    """
+    match = re.fullmatch("auto|cpu|cuda(:(?P<index>[0-9]{1,9}))?", text)
+    if match is None:
+        fail(f"argument --device: {text!r} is not auto, cpu or cuda; CUDA_VISIBLE_DEVICES says which GPUs to use")
+    gpus = torch.cuda.device_count()
+    if text == "cpu" or (text == "auto" and gpus == 0):
+        return torch.device("cpu")
+    index = match["index"]
+    if index is not None and not one_process:
+        advice = f"to choose among them set CUDA_VISIBLE_DEVICES={index}"
+        fail(f"argument --device: {text!r}: each process takes the GPU of its local rank; {advice}")
+    if gpus == 0:
+        fail(f"argument --device: {text!r} cannot be used here (torch finds no GPU); try --device cpu")
+    if not one_process:
+        return torch.device("cuda")
+    number = int(index or 0)
+    if number >= gpus:
+        fail(f"argument --device: {text!r} cannot be used here (GPUs 0 to {gpus - 1} are visible)")
+    return torch.device("cuda", number)
 
 
 def check_launch(settings: Namespace, launch: Launch) -> None:

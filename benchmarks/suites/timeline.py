@@ -8,9 +8,9 @@ typical step, from which `benchmarks.report` draws pictures.
 from functools import partial
 
 from benchmarks.harness.lanes import typical_steps
-from benchmarks.harness.lanes.gradient_averaging import IMAGES_PER_BACKWARD, WRAPPERS, record_rank
 from benchmarks.harness.node_ranks import NodeRanks, node_ranks
 from benchmarks.harness.options import CannotMeasure, MeasureOptions
+from benchmarks.suites.gradient_averaging import IMAGES_PER_BACKWARD, WRAPPERS, record_rank
 from benchmarks.suites.network import BANDWIDTHS
 from common.processes import Ranks, ranks
 

@@ -36,8 +36,8 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
+from common.accelerator.rendezvous import join_attempt
 from common.process_group import leave_process_group
-from common.rendezvous import join_attempt
 
 from .environment import parse_choice_from_env, parse_flag_from_env
 from .process_environment import choose_backend, choose_device, default_timeout, read_processes, share_cores

@@ -11,7 +11,7 @@ import torch
 
 from common import ladder, start
 from common.args import parse_args
-from common.checkpoint_schedule import CheckpointInterval
+from common.checkpoints.schedule import CheckpointInterval
 from common.errors import UserError
 from common.levels import ONE_PROCESS
 from common.start import fit_to_machine, prepare_process
