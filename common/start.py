@@ -7,6 +7,7 @@ import signal
 import sys
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,8 +15,8 @@ from common.allocator import keep_large_blocks
 from common.cores import available_cores, confine_to_device, threads_per_worker, use_all_cores
 from common.errors import fail
 from common.files import can_be_written, nearest_existing
-from common.launch import LAUNCHER_ACCUMULATION, LAUNCHER_THREADS, Launch, read_launch
-from common.levels import ONE_PROCESS, WITH_CHECKPOINTS
+from common.launch import LAUNCHER_ACCUMULATION, LAUNCHER_PRECISION, LAUNCHER_THREADS, Launch, read_launch
+from common.levels import ONE_PROCESS, WITH_ACCELERATOR, WITH_CHECKPOINTS
 from common.model import HIDDEN
 
 PR_SET_PDEATHSIG = 1  # in Linux's prctl.h
@@ -27,20 +28,25 @@ def prepare_process(args: Namespace) -> Namespace:
     On a CPU the C library keeps large blocks of memory (`--allocator`). Each process has the threads of its device
     (`--cores-per-device`) or an equal share of this machine's cores, where torchrun would give it a single thread. On
     Linux it gets SIGTERM when torchrun has ended: `train_full` with a folder for checkpoints then saves, others end.
+    Where a launcher names a precision, it is set to that of `--mixed-precision`, which is the launcher's by default.
 
     Raises:
-        UserError: if the script was launched in a way that it cannot use, if its files cannot be written, or if the
-            cores are too few for the devices that the flags ask for.
+        UserError: if the script was launched in a way that it cannot use, if the processes cannot share a batch, if its
+            files cannot be written, or if the cores are too few for the devices that the flags ask for.
     """
     launch = read_launch()
     settings = fit_to_machine(args)
     check_launch(settings, launch)
     check_mesh(settings, launch)
-    check_launchers_variables(settings)
+    check_batch_size(settings, launch)
+    refuse_contradicting_launcher(settings)
     if launch.rank == 0:  # It writes the files, and the machines of the other ranks need not have the folders.
         check_output_paths(settings)
         warn_of_slow_precision(settings)
     end_with_launcher()
+    if LAUNCHER_PRECISION in os.environ:
+        # A Trainer without fp16 and bf16 takes the variable's precision: --mixed-precision no can be said nowhere else.
+        os.environ[LAUNCHER_PRECISION] = settings.mixed_precision
     if settings.device.type == "cpu":
         if settings.allocator == "keep":
             keep_large_blocks()
@@ -117,22 +123,42 @@ def check_mesh(settings: Namespace, launch: Launch) -> None:
         fail(f"--tensor {settings.tensor} does not divide fc1's outputs, {HIDDEN}: it must be a power of 2")
 
 
-def check_launchers_variables(settings: Namespace) -> None:
-    """Raise UserError for flags that contradict a launcher's variables: levels 03 and 04 would obey the variables."""
-    if settings.script in WITH_CHECKPOINTS:
-        flag = "--gradient-accumulation-steps"
+def check_batch_size(settings: Namespace, launch: Launch) -> None:
+    """Raise UserError for a global batch that the processes cannot share evenly."""
+    num_shards = launch.world_size // settings.tensor  # The ranks of a row of a mesh have the same samples.
+    accumulation = settings.gradient_accumulation_steps
+    parts = num_shards * accumulation
+    if settings.batch_size % parts:
+        below = settings.batch_size // parts * parts
+        nearest = f"{below} or {below + parts}" if below else f"{parts}"
+        processes = f"{launch.world_size} processes" if launch.world_size > 1 else "1 process"
+        if settings.tensor > 1:
+            processes = f"{num_shards} × {settings.tensor} processes"
+        micro = f" × {accumulation} accumulation steps" if accumulation > 1 else ""
+        fail(f"--batch-size {settings.batch_size} is not divisible by {parts} ({processes}{micro}): use {nearest}")
+
+
+def refuse_contradicting_launcher(settings: Namespace) -> None:
+    """Raise UserError for settings that contradict a launcher's variables, which an Accelerator would obey.
+
+    The precision is no contradiction in the two train_full.py: there the flag decides.
+    """
+    advice = "give one of them"
+    if settings.level in WITH_ACCELERATOR:
+        if settings.script not in WITH_CHECKPOINTS:
+            advice = "only train_full.py has the flag"
+            _refuse_contradiction("--mixed-precision", settings.mixed_precision, LAUNCHER_PRECISION, advice)
         steps = settings.gradient_accumulation_steps
-        _refuse_contradiction(flag, steps, "--gradient_accumulation_steps", LAUNCHER_ACCUMULATION)
+        _refuse_contradiction("--gradient-accumulation-steps", steps, LAUNCHER_ACCUMULATION, advice)
     if settings.cores_per_device:
-        threads = settings.cores_per_device
-        _refuse_contradiction("--cores-per-device", threads, "--num_cpu_threads_per_process", LAUNCHER_THREADS)
+        _refuse_contradiction("--cores-per-device", settings.cores_per_device, LAUNCHER_THREADS, "give one of them")
 
 
-def _refuse_contradiction(flag: str, value: int, launchers_flag: str, variable: str) -> None:
-    """Refuse a flag for which a launcher has set another value in `variable`."""
+def _refuse_contradiction(flag: str, value: Any, variable: str, advice: str) -> None:
+    """Refuse a setting for which a launcher has set another value in `variable`."""
     launchers = os.environ.get(variable, str(value))
     if launchers != str(value):
-        fail(f"{flag} {value} contradicts the launcher's {launchers_flag} {launchers} ({variable}): give one of them")
+        fail(f"{flag} {value} contradicts the launcher's {variable}={launchers}: {advice}")
 
 
 def check_output_paths(settings: Namespace) -> None:

@@ -63,7 +63,9 @@ def _read(path: Path, header: int) -> Tensor:
 
 
 def download(data_dir: str | Path) -> None:
-    """Fetch MNIST through torchvision into `data_dir`, complete or not at all.
+    """Fetch MNIST through torchvision into `data_dir`, once all four files are here and have the right checksums.
+
+    A process that is killed while it moves them leaves some: `mnist_on_disk` is False, and the next call fetches all.
 
     Raises:
         CannotDownload: if there is no network, or if nothing can be written to the folder.
