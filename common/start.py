@@ -28,7 +28,7 @@ def prepare_process(args: Namespace) -> Namespace:
     On a CPU the C library keeps large blocks of memory (`--allocator`). Each process has the threads of its device
     (`--cores-per-device`) or an equal share of this machine's cores, where torchrun would give it a single thread. On
     Linux it gets SIGTERM when torchrun has ended: `train_full` with a folder for checkpoints then saves, others end.
-    Where a launcher names a precision, it is set to that of `--mixed-precision`, which is the launcher's by default.
+    In `train_full` the launcher's variable for the precision gets the value of `--mixed-precision`, if it was set.
 
     Raises:
         UserError: if the script was launched in a way that it cannot use, if the processes cannot share a batch, if its
@@ -44,8 +44,8 @@ def prepare_process(args: Namespace) -> Namespace:
         check_output_paths(settings)
         warn_of_slow_precision(settings)
     end_with_launcher()
-    if LAUNCHER_PRECISION in os.environ:
-        # A Trainer without fp16 and bf16 takes the variable's precision: --mixed-precision no can be said nowhere else.
+    if settings.script in WITH_CHECKPOINTS and LAUNCHER_PRECISION in os.environ:
+        # TrainingArguments can ask for fp16 or bf16. Without either a Trainer obeys the variable, so "no" stands there.
         os.environ[LAUNCHER_PRECISION] = settings.mixed_precision
     if settings.device.type == "cpu":
         if settings.allocator == "keep":
@@ -141,20 +141,20 @@ def check_batch_size(settings: Namespace, launch: Launch) -> None:
 def refuse_contradicting_launcher(settings: Namespace) -> None:
     """Raise UserError for settings that contradict a launcher's variables, which an Accelerator would obey.
 
-    The precision is no contradiction in the two train_full.py: there the flag decides.
+    In the two train_full.py the flag decides on the precision, so there it contradicts nothing.
     """
-    advice = "give one of them"
-    if settings.level in WITH_ACCELERATOR:
-        if settings.script not in WITH_CHECKPOINTS:
-            advice = "only train_full.py has the flag"
-            _refuse_contradiction("--mixed-precision", settings.mixed_precision, LAUNCHER_PRECISION, advice)
-        steps = settings.gradient_accumulation_steps
+    steps = settings.gradient_accumulation_steps
+    if settings.script in WITH_CHECKPOINTS:
+        _refuse_contradiction("--gradient-accumulation-steps", steps, LAUNCHER_ACCUMULATION)
+    elif settings.level in WITH_ACCELERATOR:
+        advice = "only train_full.py has the flag"
+        _refuse_contradiction("--mixed-precision", settings.mixed_precision, LAUNCHER_PRECISION, advice)
         _refuse_contradiction("--gradient-accumulation-steps", steps, LAUNCHER_ACCUMULATION, advice)
     if settings.cores_per_device:
-        _refuse_contradiction("--cores-per-device", settings.cores_per_device, LAUNCHER_THREADS, "give one of them")
+        _refuse_contradiction("--cores-per-device", settings.cores_per_device, LAUNCHER_THREADS)
 
 
-def _refuse_contradiction(flag: str, value: Any, variable: str, advice: str) -> None:
+def _refuse_contradiction(flag: str, value: Any, variable: str, advice: str = "give one of them") -> None:
     """Refuse a setting for which a launcher has set another value in `variable`."""
     launchers = os.environ.get(variable, str(value))
     if launchers != str(value):

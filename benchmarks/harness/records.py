@@ -23,8 +23,8 @@ compares two rows round by round: of / to for the kind "ratio", of − to in the
 
 A file holds one suite: {"suite": "throughput", "machine": {…}, "began": {…}, "ended": {…}, "groups": [group, …]}.
 `machine` is the `hardware_and_versions` of `benchmarks.harness.machine`, and `began` and `ended` are its `run_metadata`
-before and after the suite was measured. `benchmarks.suites.sharing` has "rows" in
-place of the groups, which `benchmarks.report.group_table.tables` prints.
+before and after the suite was measured. `benchmarks.suites.sharing` has "rows" in place of the groups, which
+`benchmarks.report.group_table.tables` prints.
 """
 
 import json
