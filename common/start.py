@@ -31,15 +31,11 @@ def prepare_process(args: Namespace) -> Namespace:
     In `train_full` the launcher's variable for the precision gets the value of `--mixed-precision`, if it was set.
 
     Raises:
-        UserError: if the script was launched in a way that it cannot use, if the processes cannot share a batch, if its
-            files cannot be written, or if the cores are too few for the devices that the flags ask for.
+        UserError: as `fit_to_machine`, and if files cannot be written, or the cores are too few for the devices that
+            the flags ask for.
     """
     launch = read_launch()
     settings = fit_to_machine(args)
-    check_launch(settings, launch)
-    check_mesh(settings, launch)
-    check_batch_size(settings, launch)
-    refuse_contradicting_launcher(settings)
     if launch.rank == 0:  # It writes the files, and the machines of the other ranks need not have the folders.
         check_output_paths(settings)
         warn_of_slow_precision(settings)
@@ -55,12 +51,13 @@ def prepare_process(args: Namespace) -> Namespace:
 
 
 def fit_to_machine(args: Namespace) -> Namespace:
-    """A copy of the flags in which values that depend on the machine are filled in.
+    """A copy of the flags in which values that depend on the machine are filled in, checked against the launch.
 
     `device` becomes a torch.device, and level 01's `replicas` a number: by default the visible GPUs, and at least 2.
 
     Raises:
-        UserError: if the machine has not the device or the GPUs, or if GPUs are to be divided like cores.
+        UserError: if the machine has not the device or the GPUs, if GPUs are to be divided like cores, if the script
+            was launched in a way that it cannot use, or if the processes cannot share a batch.
     """
     settings = Namespace(**vars(args))
     settings.device = find_device(args.device, one_process=args.level in ONE_PROCESS)
@@ -71,6 +68,11 @@ def fit_to_machine(args: Namespace) -> Namespace:
         settings.replicas = args.replicas or max(2, gpus)
         if 2 <= gpus < settings.replicas:
             fail(f"argument --replicas: {settings.replicas} replicas need as many GPUs, {gpus} are visible")
+    launch = read_launch()
+    check_launch(settings, launch)
+    check_mesh(settings, launch)
+    check_batch_size(settings, launch)
+    refuse_contradicting_launcher(settings)
     return settings
 
 

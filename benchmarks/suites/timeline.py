@@ -1,4 +1,4 @@
-"""The lanes of every thread during one step of two ranks that average their gradients.
+"""The lanes of each rank during one step of two ranks that average their gradients.
 
 Two ranks, one core each, train a small network over a link of 1 Gbit/s and of 100 Mbit/s between two network namespaces
 (root and iproute2), and over loopback, which needs neither. Beside the steps' times a group holds the "lanes" of one
