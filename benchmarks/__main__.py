@@ -72,13 +72,8 @@ def main(argv: list[str] | None = None) -> None:
         except CannotMeasure as reason:
             print(f"{suite} is not measured: {reason}", flush=True)
             continue
-        record = {
-            "suite": suite,
-            "machine": machine.hardware_and_versions(),
-            "began": began,
-            "ended": machine.run_metadata(),
-            **content,
-        }
+        record = {"suite": suite, "machine": machine.hardware_and_versions(), "began": began}
+        record |= {"ended": machine.run_metadata()} | content
         print(f"\n{tables(record)}", flush=True)
         if options.record:
             records.write_json(options.record / f"{suite}.json", record)

@@ -1,5 +1,1 @@
-"""Parts of a training with checkpoints, for the `train_full.py` of levels 03 and 04.
-
-schedule    the steps after which all ranks save or stop
-checks      refusals: of another training's checkpoint, of weights that are not finite
-"""
+"""Checkpoints of a long training: the steps at which all ranks save or stop, and what is refused."""

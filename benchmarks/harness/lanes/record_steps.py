@@ -18,20 +18,8 @@ from typing import NamedTuple
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.harness.lanes.spans import (
-    BACKWARD,
-    COMPUTING_LANE,
-    COPIES,
-    FORWARD,
-    OPTIMIZER,
-    WAITING,
-    RecordedStep,
-    Span,
-    join,
-)
+from benchmarks.harness.lanes.spans import COMPUTING_LANE, FORWARD, OPTIMIZER, PHASES, WAITING, RecordedStep, Span, join
 
-# The functions that take the steps name their phases by `record_function`. torch names the optimizer's step itself.
-PHASES = (FORWARD, BACKWARD, COPIES, OPTIMIZER)
 # In seconds. Between two operators Python runs for less, so what is longer is waiting.
 SHORTEST_WAIT = 0.001
 

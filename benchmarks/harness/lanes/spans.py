@@ -15,6 +15,8 @@ COPIES = "copies"
 OPTIMIZER = "optimizer"
 SENDING = "sending"
 WAITING = "waiting"
+# The functions that take the steps name their phases by `record_function`. torch names the optimizer's step itself.
+PHASES = (FORWARD, BACKWARD, COPIES, OPTIMIZER)
 COMPUTING_LANE = "main thread"  # Its name in records. A replica computes on a thread of its own too.
 
 
