@@ -15,8 +15,8 @@ from torch.utils.data import RandomSampler
 
 from common.accelerator import PartialState
 from common.args import parse_args
-from common.checkpoint_checks import SameTraining, has_checkpoint, refuse_longer_training, refuse_not_finite
-from common.checkpoint_schedule import CheckpointSchedule, caught_signals, stop_run
+from common.checkpoints.checks import SameTraining, has_checkpoint, refuse_longer_training, refuse_not_finite
+from common.checkpoints.schedule import CheckpointSchedule, caught_signals, stop_run
 from common.data import collate, load_data
 from common.instruments import measured
 from common.model import build_model

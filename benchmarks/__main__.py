@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.harness import records
+from benchmarks.harness import machine, records
 from benchmarks.harness.options import CannotMeasure, MeasureOptions, find_dataset
 from benchmarks.report import pictures
 from benchmarks.report.group_table import tables
@@ -63,17 +63,17 @@ def main(argv: list[str] | None = None) -> None:
         records.check_writable(options.record, "--record")
     prepare_process(options.quick)
     # Check the load once, before the first suite: afterwards it includes our own.
-    records.warn_if_busy(records.load(), available_cores())
+    machine.warn_if_busy(machine.load_averages(), available_cores())
     measure_options = MeasureOptions(options.rounds, find_dataset(), options.quick)
     for suite in options.suites:
-        began = records.run_metadata()
+        began = machine.run_metadata()
         try:
             content = SUITES[suite](measure_options)
         except CannotMeasure as reason:
             print(f"{suite} is not measured: {reason}", flush=True)
             continue
-        record = {"suite": suite, "machine": records.machine(), "began": began, "ended": records.run_metadata()}
-        record |= content
+        record = {"suite": suite, "machine": machine.hardware_and_versions(), "began": began}
+        record |= {"ended": machine.run_metadata()} | content
         print(f"\n{tables(record)}", flush=True)
         if options.record:
             records.write_json(options.record / f"{suite}.json", record)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
-from benchmarks.harness import level_runs, records
+from benchmarks.harness import level_runs, machine, records
 from benchmarks.harness.options import MeasureOptions
 from benchmarks.harness.rows import BASELINE, REPLICATED
 from benchmarks.report.comparison_table import summary, wrapped
@@ -98,8 +98,8 @@ def choose_settings(options: argparse.Namespace, gpus: int) -> Settings:
 def new_report(settings: Settings) -> dict:
     """The report of a comparison that begins now. `run_parts` fills in the results."""
     return {
-        "machine": records.machine(),
-        "began": records.run_metadata(),
+        "machine": machine.hardware_and_versions(),
+        "began": machine.run_metadata(),
         "world_size": settings.world_size,
         "cores_per_device": throughput.cores_of_a_device(settings.world_size),
         "global_batch_size": settings.batch_sizes[0],
@@ -212,7 +212,7 @@ def main() -> None:
     settings = choose_settings(options, torch.cuda.device_count())
     records.check_writable(options.out, "--out")
     report = new_report(settings)
-    records.warn_if_busy(report["began"]["load"], available_cores())
+    machine.warn_if_busy(report["began"]["load"], available_cores())
     try:
         # disable=None: silent where stderr is not a terminal.
         with (
@@ -228,7 +228,7 @@ def main() -> None:
     except KeyboardInterrupt:
         print("INTERRUPTED: nothing is written", file=sys.stderr)
         sys.exit(130)
-    report["ended"] = records.run_metadata()
+    report["ended"] = machine.run_metadata()
     records.write_json(options.out / f"{COMPARISON}.json", report)
     print(summary(report))
     written = [f"{COMPARISON}.json", *draw(COMPARISON, report, options.out)]

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from common.checkpoint_schedule import checkpoint_interval
+from common.checkpoints.schedule import checkpoint_interval
 from common.errors import fail
 from common.instruments.flags import add_instrument_flags
 from common.launch import LAUNCHER_ACCUMULATION, LAUNCHER_PRECISION
@@ -51,11 +51,11 @@ class _Refusal(argparse.Action):
 
 
 def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace:
-    """The flags of the script at the path `script`, checked against each other.
+    """The flags of the script at the path `script`.
 
     `args.level` is the level's name, `args.script` that of the script, such as 03_accelerate/train_full, `args.dtype` a
-    torch.dtype, `args.checkpoint_every` a CheckpointInterval. The machine is not looked at: `common.start` finds the
-    device that `args.device` names, and refuses files that cannot be written.
+    torch.dtype, and `args.checkpoint_every` a CheckpointInterval in the two train_full.py, else None. The machine is
+    not looked at: `common.start` finds the device that `args.device` names, and refuses files that cannot be written.
 
     Raises:
         UserError: after one line on stderr.
@@ -64,7 +64,7 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     level = path.parent.name
     name = level if path.stem == "train" else f"{level}/{path.stem}"
     if name in WITH_CHECKPOINTS:
-        _check_launchers_variables()
+        _check_launcher_values()
     parser = _Parser(level, name, prog=f"{level}/{path.name}")
     _add_flags(parser)
     args, unknown = parser.parse_known_args(argv)
@@ -78,7 +78,7 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     return args
 
 
-def _check_launchers_variables() -> None:
+def _check_launcher_values() -> None:
     """Refuse wrong values of a launcher's variables, which argparse would blame on flags that nobody has given."""
     precision = os.environ.get(LAUNCHER_PRECISION, "no")
     if precision not in PRECISIONS:

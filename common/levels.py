@@ -3,6 +3,7 @@
 LEVELS = ("00_single_gpu", "01_data_parallel", "02_ddp_raw", "03_accelerate", "04_trainer")
 ONE_PROCESS = LEVELS[:2]  # without collectives
 DISTRIBUTED = LEVELS[2:]  # one process for each device
+WITH_ACCELERATOR = LEVELS[3:]  # it reads the variables of `python -m common.accelerator launch`
 MESH = "02_ddp_raw/train_mesh"
 # They have mixed precision and gradient accumulation too.
 WITH_CHECKPOINTS = ("03_accelerate/train_full", "04_trainer/train_full")

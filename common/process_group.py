@@ -13,24 +13,6 @@ import torch.distributed as dist
 # https://github.com/pytorch/pytorch/issues/190489
 import torch.distributed.nn.functional  # noqa: F401
 
-# The functions of torch.distributed that all ranks of a group call together, to exchange data.
-COLLECTIVES = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_single",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "gather_object",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "scatter",
-    "scatter_object_list",
-)
 _left_group: Any = None  # `leave_process_group` keeps the group here.
 
 
@@ -106,3 +88,23 @@ def free_left_group() -> None:
     """
     global _left_group
     _left_group = None
+
+
+# The functions of torch.distributed that all ranks of a group call together, to exchange data.
+COLLECTIVES = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+)

@@ -30,7 +30,7 @@ import torch
 from common.allocator import keep_large_blocks
 from common.cores import use_all_cores
 from common.errors import UserError
-from common.machine import hide_gpus
+from common.hidden_gpus import hide_gpus
 
 # Once a rank has failed, the others have this time to answer. They may wait for it, and would do so for ever.
 SECONDS_AFTER_FAILURE = 5

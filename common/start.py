@@ -2,10 +2,12 @@
 
 import ctypes
 import os
+import re
 import signal
 import sys
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,9 +15,8 @@ from common.allocator import keep_large_blocks
 from common.cores import available_cores, confine_to_device, threads_per_worker, use_all_cores
 from common.errors import fail
 from common.files import can_be_written, nearest_existing
-from common.launch import LAUNCHER_ACCUMULATION, LAUNCHER_THREADS, Launch, read_launch
-from common.levels import ONE_PROCESS, WITH_CHECKPOINTS
-from common.machine import find_device
+from common.launch import LAUNCHER_ACCUMULATION, LAUNCHER_PRECISION, LAUNCHER_THREADS, Launch, read_launch
+from common.levels import ONE_PROCESS, WITH_ACCELERATOR, WITH_CHECKPOINTS
 from common.model import HIDDEN
 
 PR_SET_PDEATHSIG = 1  # in Linux's prctl.h
@@ -27,20 +28,21 @@ def prepare_process(args: Namespace) -> Namespace:
     On a CPU the C library keeps large blocks of memory (`--allocator`). Each process has the threads of its device
     (`--cores-per-device`) or an equal share of this machine's cores, where torchrun would give it a single thread. On
     Linux it gets SIGTERM when torchrun has ended: `train_full` with a folder for checkpoints then saves, others end.
+    In `train_full` the launcher's variable for the precision gets the value of `--mixed-precision`, if it was set.
 
     Raises:
-        UserError: if the script was launched in a way that it cannot use, if its files cannot be written, or if the
-            cores are too few for the devices that the flags ask for.
+        UserError: as `fit_to_machine`, and if files cannot be written, or the cores are too few for the devices that
+            the flags ask for.
     """
     launch = read_launch()
     settings = fit_to_machine(args)
-    check_launch(settings, launch)
-    check_mesh(settings, launch)
-    check_launchers_variables(settings)
     if launch.rank == 0:  # It writes the files, and the machines of the other ranks need not have the folders.
         check_output_paths(settings)
         warn_of_slow_precision(settings)
     end_with_launcher()
+    if settings.script in WITH_CHECKPOINTS and LAUNCHER_PRECISION in os.environ:
+        # TrainingArguments can ask for fp16 or bf16. Without either a Trainer obeys the variable, so "no" stands there.
+        os.environ[LAUNCHER_PRECISION] = settings.mixed_precision
     if settings.device.type == "cpu":
         if settings.allocator == "keep":
             keep_large_blocks()
@@ -49,12 +51,13 @@ def prepare_process(args: Namespace) -> Namespace:
 
 
 def fit_to_machine(args: Namespace) -> Namespace:
-    """A copy of the flags in which values that depend on the machine are filled in.
+    """A copy of the flags in which values that depend on the machine are filled in, checked against the launch.
 
     `device` becomes a torch.device, and level 01's `replicas` a number: by default the visible GPUs, and at least 2.
 
     Raises:
-        UserError: if the machine has not the device or the GPUs, or if GPUs are to be divided like cores.
+        UserError: if the machine has not the device or the GPUs, if GPUs are to be divided like cores, if the script
+            was launched in a way that it cannot use, or if the processes cannot share a batch.
     """
     settings = Namespace(**vars(args))
     settings.device = find_device(args.device, one_process=args.level in ONE_PROCESS)
@@ -65,7 +68,38 @@ def fit_to_machine(args: Namespace) -> Namespace:
         settings.replicas = args.replicas or max(2, gpus)
         if 2 <= gpus < settings.replicas:
             fail(f"argument --replicas: {settings.replicas} replicas need as many GPUs, {gpus} are visible")
+    launch = read_launch()
+    check_launch(settings, launch)
+    check_mesh(settings, launch)
+    check_batch_size(settings, launch)
+    refuse_contradicting_launcher(settings)
     return settings
+
+
+def find_device(text: str, one_process: bool) -> torch.device:
+    """The device that `text` names. A GPU has an index if `one_process`; else each rank chooses its own later.
+
+    Raises:
+        UserError: for a text other than auto, cpu, cuda and, if `one_process`, cuda:N; for a device that is not there.
+    """
+    match = re.fullmatch("auto|cpu|cuda(:(?P<index>[0-9]{1,9}))?", text)
+    if match is None:
+        fail(f"argument --device: {text!r} is not auto, cpu or cuda; CUDA_VISIBLE_DEVICES says which GPUs to use")
+    gpus = torch.cuda.device_count()
+    if text == "cpu" or (text == "auto" and gpus == 0):
+        return torch.device("cpu")
+    index = match["index"]
+    if index is not None and not one_process:
+        advice = f"to choose among them set CUDA_VISIBLE_DEVICES={index}"
+        fail(f"argument --device: {text!r}: each process takes the GPU of its local rank; {advice}")
+    if gpus == 0:
+        fail(f"argument --device: {text!r} cannot be used here (torch finds no GPU); try --device cpu")
+    if not one_process:
+        return torch.device("cuda")
+    number = int(index or 0)
+    if number >= gpus:
+        fail(f"argument --device: {text!r} cannot be used here (GPUs 0 to {gpus - 1} are visible)")
+    return torch.device("cuda", number)
 
 
 def check_launch(settings: Namespace, launch: Launch) -> None:
@@ -91,22 +125,42 @@ def check_mesh(settings: Namespace, launch: Launch) -> None:
         fail(f"--tensor {settings.tensor} does not divide fc1's outputs, {HIDDEN}: it must be a power of 2")
 
 
-def check_launchers_variables(settings: Namespace) -> None:
-    """Raise UserError for flags that contradict a launcher's variables: levels 03 and 04 would obey the variables."""
+def check_batch_size(settings: Namespace, launch: Launch) -> None:
+    """Raise UserError for a global batch that the processes cannot share evenly."""
+    num_shards = launch.world_size // settings.tensor  # The ranks of a row of a mesh have the same samples.
+    accumulation = settings.gradient_accumulation_steps
+    parts = num_shards * accumulation
+    if settings.batch_size % parts:
+        below = settings.batch_size // parts * parts
+        nearest = f"{below} or {below + parts}" if below else f"{parts}"
+        processes = f"{launch.world_size} processes" if launch.world_size > 1 else "1 process"
+        if settings.tensor > 1:
+            processes = f"{num_shards} × {settings.tensor} processes"
+        micro = f" × {accumulation} accumulation steps" if accumulation > 1 else ""
+        fail(f"--batch-size {settings.batch_size} is not divisible by {parts} ({processes}{micro}): use {nearest}")
+
+
+def refuse_contradicting_launcher(settings: Namespace) -> None:
+    """Raise UserError for settings that contradict a launcher's variables, which an Accelerator would obey.
+
+    In the two train_full.py the flag decides on the precision, so there it contradicts nothing.
+    """
+    steps = settings.gradient_accumulation_steps
     if settings.script in WITH_CHECKPOINTS:
-        flag = "--gradient-accumulation-steps"
-        steps = settings.gradient_accumulation_steps
-        _refuse_contradiction(flag, steps, "--gradient_accumulation_steps", LAUNCHER_ACCUMULATION)
+        _refuse_contradiction("--gradient-accumulation-steps", steps, LAUNCHER_ACCUMULATION)
+    elif settings.level in WITH_ACCELERATOR:
+        advice = "only train_full.py has the flag"
+        _refuse_contradiction("--mixed-precision", settings.mixed_precision, LAUNCHER_PRECISION, advice)
+        _refuse_contradiction("--gradient-accumulation-steps", steps, LAUNCHER_ACCUMULATION, advice)
     if settings.cores_per_device:
-        threads = settings.cores_per_device
-        _refuse_contradiction("--cores-per-device", threads, "--num_cpu_threads_per_process", LAUNCHER_THREADS)
+        _refuse_contradiction("--cores-per-device", settings.cores_per_device, LAUNCHER_THREADS)
 
 
-def _refuse_contradiction(flag: str, value: int, launchers_flag: str, variable: str) -> None:
-    """Refuse a flag for which a launcher has set another value in `variable`."""
+def _refuse_contradiction(flag: str, value: Any, variable: str, advice: str = "give one of them") -> None:
+    """Refuse a setting for which a launcher has set another value in `variable`."""
     launchers = os.environ.get(variable, str(value))
     if launchers != str(value):
-        fail(f"{flag} {value} contradicts the launcher's {launchers_flag} {launchers} ({variable}): give one of them")
+        fail(f"{flag} {value} contradicts the launcher's {variable}={launchers}: {advice}")
 
 
 def check_output_paths(settings: Namespace) -> None:

@@ -1,12 +1,13 @@
-"""Parts of every measurement.
+"""Parts that suites share.
 
 options                   how much a suite measures, and the error of one that this machine cannot run
 paired                    turns, and what their samples say: medians, quartiles, intervals
-records                   the groups and files that suites write, and the machine they belong to
+records                   the groups and files that suites write
+machine                   the machine that a record belongs to, its load, and the circumstances of a recording
 rows                      the names of rows
 level_runs                jobs that run a level's own train.py, on ranks
 two_nodes                 two network namespaces with a cable between them, which can be throttled
 node_ranks                ranks on two nodes; those of one machine are `common.processes.ranks`
 replica_memory            the memory of DataParallel's replicas
-lanes                     steps that are recorded thread by thread
+lanes                     steps that are recorded as lanes of spans
 """

@@ -18,7 +18,7 @@ ACCOUNTED_STEPS = 3  # DDP has its final buckets from the second step on
 EVALUATE_FEW = ["--eval-samples", "100"]
 SIMULATED = ["--device", "cpu", "--max-steps", str(ACCOUNTED_STEPS), *EVALUATE_FEW]
 STATE = ("parameters", "gradients", "optimizer state")
-load = functools.cache(ladder.load)
+load = functools.cache(ladder.load)  # A rank trains one level in many rounds, and executes its file once.
 
 
 def train(level: str, flags: Sequence[str], threads: int) -> dict:
@@ -47,9 +47,11 @@ def held(level: str, flags: Sequence[str], threads: int) -> dict[str, int]:
 
     By then the rank has freed what it gathered from the others.
     """
-    moments = []
+    held_now: dict[str, int] = {}
     with track_memory() as tracker:
-        hook = register_optimizer_step_post_hook(lambda *_: moments.append(tracker.now()))
-        train(level, [*flags, *SIMULATED], threads)
-        hook.remove()
-    return {category: moments[-1][category] for category in STATE}
+        hook = register_optimizer_step_post_hook(lambda *_: held_now.update(tracker.now()))
+        try:
+            train(level, [*flags, *SIMULATED], threads)
+        finally:
+            hook.remove()
+    return {category: held_now[category] for category in STATE}

@@ -22,31 +22,20 @@
 compares two rows round by round: of / to for the kind "ratio", of − to in the group's unit for "difference".
 
 A file holds one suite: {"suite": "throughput", "machine": {…}, "began": {…}, "ended": {…}, "groups": [group, …]}.
-`began` and `ended` are the `run_metadata` before and after it was measured. `benchmarks.suites.sharing` has "rows" in
-place of the groups, which `benchmarks.report.group_table.tables` prints.
+`machine` is the `hardware_and_versions` of `benchmarks.harness.machine`, and `began` and `ended` are its `run_metadata`
+before and after the suite was measured. `benchmarks.suites.sharing` has "rows" in place of the groups, which
+`benchmarks.report.group_table.tables` prints.
 """
 
 import json
-import os
-import platform
-import re
-import shlex
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from pathlib import Path
-
-import torch
 
 from benchmarks.harness import paired
 from benchmarks.harness.paired import Samples, Summary, summarise
-from common import ladder
-from common.cores import available_cores
 from common.errors import fail
 from common.files import write_atomically
-from common.instruments.result import quantity
 
 SIGNIFICANT_DIGITS = 5
 
@@ -66,11 +55,12 @@ def group(
         metadata: of each row, what else to keep.
         ratios, differences: the pairs (of, to) of rows to compare. A pair is left out where a row was not measured.
     """
+    metadata = metadata or {}
     rows = {}
     for row, values in samples.items():
         summary = summarise(values)
         measured = {"noisy": summary.noisy, "samples": [rounded(value) for value in values]}
-        rows[row] = (metadata or {}).get(row, {}) | _numbers(summary) | measured
+        rows[row] = metadata.get(row, {}) | _numbers(summary) | measured
     pairs = []
     for of, to in ratios:
         if of in samples and to in samples:
@@ -122,67 +112,3 @@ def check_writable(folder: Path, flag: str) -> None:
             pass
     except OSError as error:
         fail(f"{flag}: nothing can be written to {folder}: {error.strerror}")
-
-
-def machine() -> dict:
-    """The hardware and the versions that the numbers belong to."""
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {
-        "processor": _processor(),
-        "cores": available_cores(),
-        "gpus": gpus,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-
-
-def run_metadata() -> dict:
-    """Circumstances of a recording: they differ from run to run, and so are no part of the machine."""
-    return {
-        "commit": _output(
-            "git", "--no-optional-locks", "-C", str(ladder.ROOT), "describe", "--always", "--abbrev=12", "--dirty"
-        ),
-        "command": _command(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "load": load(),
-    }
-
-
-def load() -> list[float] | None:
-    """The machine's load averages; None where the system does not tell them."""
-    if not hasattr(os, "getloadavg"):
-        return None
-    return [round(value, 2) for value in os.getloadavg()]
-
-
-def warn_if_busy(load: list[float] | None, cores: int) -> None:
-    """Say on stderr that other programs compute on this machine, if the `load` of `run_metadata` shows it."""
-    if load and load[0] >= cores / 2:
-        busy = f"This machine is busy: load {load[0]:.1f} on {quantity(cores, 'core')}. Do not trust the speeds."
-        print(busy, file=sys.stderr, flush=True)
-
-
-def _command() -> str:
-    """The command that a user typed, without the folders of this machine."""
-    words = []
-    for word in sys.orig_argv:
-        path = Path(word)
-        words.append(path.name if path.is_absolute() else word)
-    return shlex.join(words)
-
-
-def _output(*command: str) -> str | None:
-    """The output of the command, or None where it cannot be run."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
-
-
-def _processor() -> str:
-    """The processor's name where Linux tells it, else its architecture."""
-    cpuinfo = Path("/proc/cpuinfo")
-    known = cpuinfo.read_text() if cpuinfo.exists() else ""
-    name = re.search(r"^model name\s*: *(.*)$", known, re.MULTILINE)
-    return name[1].strip() if name else platform.machine()

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from torch import Tensor, nn
 
-from common.memory import MemoryTracker, observed, track_memory, tracked_copy
+from common.memory import MemoryTracker, track_memory, track_this_thread, tracked_copy
 from common.nested import leaves
 from common.small import data_parallel
 from common.small.data_parallel import EmulatedDataParallel
@@ -27,9 +27,9 @@ def track_replicas() -> Iterator[MemoryTracker]:
         category = "parameters" if isinstance(tensor, nn.Parameter) else "communication"
         return tracked_copy(tensor, source, target, category)
 
-    def apply_observed(model: EmulatedDataParallel, replicas: list[nn.Module], shards: list[tuple]) -> list[Any]:
-        observe = observed(tracker)  # as a decorator: a replica's thread enters it when it calls the replica
-        return parallel_apply(model, [observe(replica) for replica in replicas], shards)
+    def apply_tracked(model: EmulatedDataParallel, replicas: list[nn.Module], shards: list[tuple]) -> list[Any]:
+        tracked = track_this_thread(tracker)  # as a decorator: a replica's thread enters it when it calls the replica
+        return parallel_apply(model, [tracked(replica) for replica in replicas], shards)
 
     def gather_and_label(outputs: list[Any]) -> Any:
         gathered = gather(outputs)
@@ -41,7 +41,7 @@ def track_replicas() -> Iterator[MemoryTracker]:
     with (
         track_memory() as tracker,
         patch.object(data_parallel, "copy_to", copy_of_replica),
-        patch.object(EmulatedDataParallel, "parallel_apply", apply_observed),
+        patch.object(EmulatedDataParallel, "parallel_apply", apply_tracked),
         patch.object(data_parallel, "gather", gather_and_label),
     ):
         yield tracker

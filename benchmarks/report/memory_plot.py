@@ -6,7 +6,7 @@ from pathlib import Path
 from benchmarks.harness.rows import DATA_PARALLEL, DDP, totals
 from benchmarks.report import plots
 from benchmarks.report.verdicts import imbalance
-from common.memory_tracker import CATEGORIES
+from common.memory import CATEGORIES
 
 COLOURS = dict(
     zip(CATEGORIES, (plots.BLUE, plots.ORANGE, plots.GREEN, plots.SKY, plots.VERMILION, plots.GREY), strict=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 from benchmarks.harness.lanes.spans import (
     ALL_REDUCE,
     BACKWARD,
+    COMPUTING_LANE,
     COPIES,
     FORWARD,
-    MAIN,
     OPTIMIZER,
     SENDING,
     WAITING,
@@ -100,14 +100,14 @@ def _draw_panels(panels: dict[str, RankSpans], unit: str, caption: str, machine:
 def _draw_spans(axes, rank_spans: RankSpans, unit: str) -> None:
     """A bar for each span: those of rank 1 lie between 1 and 2, counted downwards."""
     for rank, spans in enumerate(rank_spans):
-        senders = sorted({span.lane for span in spans} - {MAIN})
+        senders = sorted({span.lane for span in spans} - {COMPUTING_LANE})
         for span in spans:
             top = rank
             height = COMPUTING
             if span.name == WAITING:
                 top += (COMPUTING - IDLE) / 2
                 height = IDLE
-            if span.lane != MAIN:
+            if span.lane != COMPUTING_LANE:
                 height = SENT / len(senders)
                 top += COMPUTING + senders.index(span.lane) * height
             # The white edge separates messages that follow one another at once.

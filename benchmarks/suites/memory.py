@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.harness.replica_memory import track_replicas
 from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP_ROW
-from common.memory import name_category
+from common.memory import label
 from common.model import BasicNet
 from common.process_group import process_group
 from common.processes import ranks
@@ -102,7 +102,7 @@ def train(network: ReferenceNetwork, device: torch.device, wrapper: str, devices
     torch.manual_seed(0)
     model = wrapped(network.build().to(device), wrapper, devices)
     for parameter in model.parameters():
-        name_category(parameter, "parameters")
+        label(parameter, "parameters")
     # One parameter after the other, unless asked: the same temporaries on every kind of device.
     optimizer = torch.optim.AdamW(model.parameters(), foreach=wrapper == FOREACH)
     for _ in range(STEPS):

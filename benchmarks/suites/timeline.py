@@ -1,4 +1,4 @@
-"""The lanes of every thread during one step of two ranks that average their gradients.
+"""The lanes of each rank during one step of two ranks that average their gradients.
 
 Two ranks, one core each, train a small network over a link of 1 Gbit/s and of 100 Mbit/s between two network namespaces
 (root and iproute2), and over loopback, which needs neither. Beside the steps' times a group holds the "lanes" of one
@@ -8,9 +8,9 @@ typical step, from which `benchmarks.report` draws pictures.
 from functools import partial
 
 from benchmarks.harness.lanes import typical_steps
-from benchmarks.harness.lanes.gradient_averaging import IMAGES_PER_BACKWARD, WRAPPERS, record_rank
 from benchmarks.harness.node_ranks import NodeRanks, node_ranks
 from benchmarks.harness.options import CannotMeasure, MeasureOptions
+from benchmarks.suites.gradient_averaging import IMAGES_PER_BACKWARD, WRAPPERS, record_rank
 from benchmarks.suites.network import BANDWIDTHS
 from common.processes import Ranks, ranks
 

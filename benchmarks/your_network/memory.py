@@ -22,7 +22,7 @@ from benchmarks.your_network.formats import mib
 from benchmarks.your_network.network import SMALLEST_BATCH, UserNetwork, load
 from benchmarks.your_network.settings import Setting, check_batch, settings_on
 from benchmarks.your_network.without_computing import without_computing
-from common.memory import MemoryTracker, name_category
+from common.memory import MemoryTracker, label
 
 PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 GIB = 2**30
@@ -144,7 +144,7 @@ class Training:
         with failing_as(f"{setting.strategy} cannot wrap {network.title}"):
             self.model = strategies.wrap(model, setting.strategy, mesh)
         for parameter in self.model.parameters():
-            name_category(parameter, "parameters")
+            label(parameter, "parameters")
         self.optimizer = strategies.make_optimizer(network, self.model, setting.strategy)
 
     def step(self, samples: int) -> None:

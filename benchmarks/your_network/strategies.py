@@ -21,7 +21,7 @@ from benchmarks.harness.rows import DATA_PARALLEL, DDP
 from benchmarks.your_network.errors import failing_as
 from benchmarks.your_network.network import UserNetwork, trainable, use_foreach
 from benchmarks.your_network.units import units
-from common.memory import name_category
+from common.memory import label
 from common.small import data_parallel
 
 ZERO_1 = "ZeRO-1"
@@ -83,7 +83,7 @@ class SequentialDataParallel(nn.Module):
 
 def _skip_all_reduce(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """A hook of DDP in place of the all-reduce: the fake group's has no result, and DDP asks for one."""
-    name_category(bucket.buffer(), "communication")
+    label(bucket.buffer(), "communication")
     future: torch.futures.Future[Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future

@@ -27,6 +27,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.hooks import RemovableHandle
 
+from common.launch import LAUNCHER_ACCUMULATION
+
 from . import checkpointing, metrics, operations
 from .data_loader import DataLoaderShard, prepare_data_loader, skip_first_batches
 from .environment import parse_flag_from_env
@@ -898,7 +900,7 @@ class Accelerator:
 def _choose_accumulation(steps: int, plugin: GradientAccumulationPlugin | None) -> GradientAccumulationPlugin:
     """The accumulation that the launcher, or else the script, asks for; a plugin of the script wins over both."""
     if plugin is None:
-        num_steps = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", steps)
+        num_steps = os.environ.get(LAUNCHER_ACCUMULATION, steps)
         return GradientAccumulationPlugin(num_steps=int(num_steps))
     if steps != 1:
         raise ValueError("You can only pass one of `gradient_accumulation_steps` and `gradient_accumulation_plugin`.")

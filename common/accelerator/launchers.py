@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from common.machine import hide_gpus
+from common.hidden_gpus import hide_gpus
 from common.process_group import free_left_group
 
 from .environment import parse_flag_from_env, patch_environment

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from common.cores import threads_per_worker
+from common.launch import LAUNCHER_THREADS
 
 PROCESS_VARIABLES = ("RANK", "LOCAL_RANK")
 MEETING_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")  # not needed where the script gives another meeting point
@@ -92,7 +93,7 @@ def share_cores(local_world_size: int) -> None:
     torchrun grants one thread per process, whatever the number of cores. Processes with a GPU need theirs to assemble
     batches.
     """
-    threads = os.environ.get("ACCELERATE_CPU_THREADS") or threads_per_worker(local_world_size)
+    threads = os.environ.get(LAUNCHER_THREADS) or threads_per_worker(local_world_size)
     torch.set_num_threads(int(threads))
 
 

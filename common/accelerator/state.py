@@ -37,8 +37,9 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
+from common.accelerator.rendezvous import join_attempt
+from common.launch import LAUNCHER_PRECISION
 from common.process_group import leave_process_group
-from common.rendezvous import join_attempt
 
 from .environment import parse_choice_from_env, parse_flag_from_env
 from .process_environment import choose_backend, choose_device, default_timeout, read_processes, share_cores
@@ -400,7 +401,7 @@ def _already_initialized(setting: str, reason: str) -> ValueError:
 def choose_precision(mixed_precision: str | None) -> str:
     """The precision of this name, in lower case; without a name, what the launcher says."""
     if mixed_precision is None:
-        mixed_precision = parse_choice_from_env("ACCELERATE_MIXED_PRECISION", "no")
+        mixed_precision = parse_choice_from_env(LAUNCHER_PRECISION, "no")
     precision = str(mixed_precision).lower()
     if precision == "fp8":
         raise NotImplementedError("mixed_precision='fp8' is out of scope: choose 'no', 'fp16' or 'bf16'")

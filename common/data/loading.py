@@ -14,14 +14,14 @@ from common.process_group import all_gather_object, is_distributed
 
 
 def load_data(args: Namespace) -> tuple[DigitImages, DigitImages]:
-    """The sets that the flags ask for, if batch and steps fit the training set. In a process group all ranks call this.
+    """The sets that the flags ask for, if an epoch has the steps. In a process group all ranks call this.
 
     `args.dataset` "auto" takes MNIST if it is in `args.data_dir` or can be downloaded, else the synthetic digits, and
     says so. On each machine local rank 0 looks for it, while the others wait.
 
     Raises:
         UserError: where MNIST is damaged, or cannot be had although the flags say "mnist"; where two machines have
-            found different sets; where the batch size does not fit the processes or the training set.
+            found different sets; where an epoch has no step, or fewer than `--max-steps`.
     """
     name = _provide_on_every_machine(args)
     if name == "mnist":
@@ -33,7 +33,6 @@ def load_data(args: Namespace) -> tuple[DigitImages, DigitImages]:
     test_set = DigitImages(name, *test, dtype=args.dtype)
     train_set.keep_first(args.train_samples)
     test_set.keep_first(args.eval_samples)
-    check_batch_size(args)
     check_steps(args, len(train_set))
     if args.max_steps:
         train_set.keep_first(args.max_steps * args.batch_size)
@@ -76,22 +75,6 @@ def _provide(args: Namespace) -> str:
                 )
     draw_cache()
     return "synthetic"
-
-
-def check_batch_size(args: Namespace) -> None:
-    """Raise UserError for a global batch that the processes cannot share evenly."""
-    world_size = read_launch().world_size
-    num_shards = world_size // args.tensor  # The ranks of a row of a mesh have the same samples.
-    accumulation = args.gradient_accumulation_steps
-    parts = num_shards * accumulation
-    if args.batch_size % parts:
-        below = args.batch_size // parts * parts
-        nearest = f"{below} or {below + parts}" if below else f"{parts}"
-        processes = f"{world_size} processes" if world_size > 1 else "1 process"
-        if args.tensor > 1:
-            processes = f"{num_shards} × {args.tensor} processes"
-        micro = f" × {accumulation} accumulation steps" if accumulation > 1 else ""
-        fail(f"--batch-size {args.batch_size} is not divisible by {parts} ({processes}{micro}): use {nearest}")
 
 
 def check_steps(args: Namespace, samples: int) -> None:

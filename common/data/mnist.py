@@ -63,7 +63,9 @@ def _read(path: Path, header: int) -> Tensor:
 
 
 def download(data_dir: str | Path) -> None:
-    """Fetch MNIST through torchvision into `data_dir`, complete or not at all.
+    """Fetch MNIST through torchvision, and move its four files into `data_dir` once all of them are here.
+
+    If the process is killed between two moves, `mnist_on_disk` remains False, and the next call fetches all four again.
 
     Raises:
         CannotDownload: if there is no network, or if nothing can be written to the folder.

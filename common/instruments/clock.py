@@ -14,9 +14,10 @@ from tqdm import tqdm
 class Clock:
     """Steps and seconds of the training in the block `with clock:`, without its evaluations.
 
-    The first forward of an epoch starts it, and the epoch's last optimizer step stops it, so that neither loading an
-    evaluation batch nor saving a checkpoint counts. The clock does not see that step if an earlier run has done a part
-    of the epoch, or if fp16 has skipped it. Then the first forward of the evaluation stops it, or `end_epoch`.
+    The first forward of an epoch starts it, and the epoch's last optimizer step stops it, so that neither the
+    checkpoint after that step nor loading an evaluation batch counts; a checkpoint within the epoch does. The clock
+    does not see that step if an earlier run has done a part of the epoch, or if fp16 has skipped it. Then the first
+    forward of the evaluation stops it, or `end_epoch`.
 
     Steps are counted by forwards, because fp16 may skip an optimizer step. The clock waits for the device when it
     starts, when it stops and at the end of the warm-up, and at no other step.

@@ -9,9 +9,9 @@ from common.numbers import natural, positive
 def add_instrument_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("for comparing and measuring")
     flag = group.add_argument
-    flag("--max-steps", type=positive, metavar="N", help="of one epoch, on the first N × batch-size samples")
-    flag("--train-samples", type=positive, metavar="N", help="only the first N of them")
-    flag("--eval-samples", type=positive, metavar="N", help="only the first N of them")
+    flag("--max-steps", type=positive, metavar="N", help="train for one epoch, on the first N × batch-size samples")
+    flag("--train-samples", type=positive, metavar="N", help="train on the first N samples only")
+    flag("--eval-samples", type=positive, metavar="N", help="evaluate on the first N samples only")
     flag("--no-dropout", action="store_true", help="no random numbers but those of the weights and the order")
     flag("--dtype", choices=["float32", "float64"], default="float32", help="of weights and images")
     flag("--warm-up-steps", type=natural, default=10, metavar="N", help="steps before images/s are measured")

@@ -23,10 +23,10 @@ from common.process_group import all_gather_object, get_rank, get_world_size, is
 def measured(
     args: Namespace, model: nn.Module, train_set: Any, test_set: Any, resumes: bool = False
 ) -> Iterator[Callable]:
-    """Measure the training in the block, which gets the function `report`. All processes enter it.
+    """Measure the training in the block, which calls `report` after each evaluation. All processes enter it.
 
     Rank 0 prints the plan before the training, draws a bar on a terminal, and at the end prints the result and writes
-    it and the weights to the files of `--json` and `--save`.
+    it and the weights to the files of `--json` and `--save`. The block has to call `report` at least once.
 
     Args:
         args: of `prepare_process`.

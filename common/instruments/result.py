@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from common.cores import threads_per_worker
 from common.errors import fail
 from common.files import write_atomically
-from common.process_group import get_world_size
 
 
 def plan_line(args: Namespace, setting: dict[str, Any], train_samples: int, test_samples: int, total_steps: int) -> str:
@@ -29,10 +28,12 @@ def plan_line(args: Namespace, setting: dict[str, Any], train_samples: int, test
     if setting["backend"]:
         where = f"{world_size} × {setting['backend']} on {device}"
     threads = torch.get_num_threads()
-    if world_size > get_world_size():  # Emulated replicas share the cores of one process.
-        threads = threads_per_worker(world_size)
-    unit = "core" if args.cores_per_device else "thread"
     each = " each" if world_size > 1 else ""
+    if args.replicas and device == "cpu":  # Emulated replicas share the cores of one process.
+        threads = threads_per_worker(world_size)
+    elif args.replicas:  # Those on GPUs have the threads of one process together.
+        each = ""
+    unit = "core" if args.cores_per_device else "thread"
     precision = str(args.dtype).removeprefix("torch.")
     if args.mixed_precision != "no":
         precision = f"{args.mixed_precision} mixed precision"

@@ -11,7 +11,7 @@ import torch
 
 from common import ladder, start
 from common.args import parse_args
-from common.checkpoint_schedule import CheckpointInterval
+from common.checkpoints.schedule import CheckpointInterval
 from common.errors import UserError
 from common.levels import ONE_PROCESS
 from common.start import fit_to_machine, prepare_process
@@ -133,7 +133,8 @@ def test_mnist_root_is_where_the_data_are_by_default(monkeypatch):
         (FULL, ["--checkpoint-dir", ""], "argument --checkpoint-dir: must name a folder"),
         (FULL, ["--checkpoint-dir", f"{__file__}/a/b"], "argument --checkpoint-dir: nothing can be written to"),
         ("00_single_gpu", ["--device", "mps"], "CUDA_VISIBLE_DEVICES says which GPUs"),
-        (FULL, ["--checkpoint-every", "1m"], "argument --checkpoint-every: must be a whole number"),
+        (FULL, ["--checkpoint-every", "1m"], "seconds as in 60s, from 1 to 999999999, not '1m'"),
+        (FULL, ["--checkpoint-every", "0s"], "argument --checkpoint-every: must be a whole number of steps"),
     ],
 )
 def test_a_wrong_value_is_one_clear_line(level, argv, message, capsys):
@@ -190,11 +191,11 @@ def test_level_02_needs_torchrun():
 
 
 def test_level_02_needs_a_gpu_for_each_rank_or_none(gpus, torchrun):
-    torchrun(processes=3)
+    torchrun(processes=4)
     gpus(2)
-    assert "3 processes need as many GPUs, 2 are visible" in refusal(launch, "02_ddp_raw", "--device", "cuda")
+    assert "4 processes need as many GPUs, 2 are visible" in refusal(launch, "02_ddp_raw", "--device", "cuda")
     launch("02_ddp_raw", "--device", "cpu")
-    gpus(3)
+    gpus(4)
     launch("02_ddp_raw", "--device", "cuda")
 
 
@@ -205,7 +206,20 @@ def test_level_02_needs_a_gpu_for_each_rank_or_none(gpus, torchrun):
 def test_a_mesh_whose_rows_are_not_whole_is_refused(processes, tensor, message, torchrun):
     torchrun(processes)
     assert message in refusal(launch, ladder.MESH, "--device", "cpu", "--tensor", tensor)
-    launch(ladder.MESH, "--device", "cpu", "--tensor", "1")
+    launch(ladder.MESH, "--device", "cpu", "--tensor", "1", "--batch-size", "48")
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (["--batch-size", "64"], "--batch-size 64 is not divisible by 3 (3 processes): use 63 or 66"),
+        (["--batch-size", "2"], "(3 processes): use 3"),
+        (["--gradient-accumulation-steps", "2"], "64 is not divisible by 6 (3 processes × 2 accumulation steps)"),
+    ],
+)
+def test_a_batch_that_does_not_divide_is_refused_before_the_processes_meet(argv, message, torchrun):
+    torchrun(3)
+    assert message in refusal(launch, FULL, "--device", "cpu", *argv)
 
 
 def test_replicas_are_the_visible_gpus_and_at_least_two(gpus):
@@ -236,7 +250,7 @@ def test_what_the_launcher_was_configured_with_is_the_default(monkeypatch):
     args = parse(FULL)
     assert (args.mixed_precision, args.gradient_accumulation_steps) == ("bf16", 4)
     assert parse(FULL, "--mixed-precision", "no").mixed_precision == "no"
-    contradiction = "--gradient-accumulation-steps 2 contradicts the launcher's --gradient_accumulation_steps 4"
+    contradiction = "2 contradicts the launcher's ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4: give one of them"
     assert contradiction in refusal(launch, FULL, "--gradient-accumulation-steps", "2")
     with monkeypatch.context() as patched:
         patched.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
@@ -244,6 +258,22 @@ def test_what_the_launcher_was_configured_with_is_the_default(monkeypatch):
         parse("03_accelerate")
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "auto")
     assert "ACCELERATE_GRADIENT_ACCUMULATION_STEPS is 'auto': it must be a whole" in refusal(parse, FULL)
+
+
+@pytest.mark.parametrize("level", ["03_accelerate", "04_trainer"])
+@pytest.mark.parametrize("variable, asked", [("MIXED_PRECISION", "bf16"), ("GRADIENT_ACCUMULATION_STEPS", "4")])
+def test_a_script_without_the_flag_refuses_what_the_launcher_asks_for(level, variable, asked, monkeypatch):
+    monkeypatch.setenv(f"ACCELERATE_{variable}", asked)
+    assert f"launcher's ACCELERATE_{variable}={asked}: only train_full.py has the flag" in refusal(launch, level)
+    launch("00_single_gpu")
+
+
+@pytest.mark.parametrize("script", ladder.WITH_CHECKPOINTS)
+@pytest.mark.parametrize("launchers, flag", [("bf16", "no"), ("no", "bf16"), ("fp16", "bf16")])
+def test_the_precision_is_that_of_the_flag_where_both_are_given(script, launchers, flag, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launchers)
+    launch(script, "--mixed-precision", flag, "--device", "cpu")
+    assert os.environ["ACCELERATE_MIXED_PRECISION"] == flag
 
 
 @pytest.mark.parametrize("precision, warnings", [("fp16", 1), ("bf16", 0), ("no", 0)])

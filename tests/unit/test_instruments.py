@@ -84,8 +84,9 @@ def test_in_a_resumed_run_the_clock_stops_between_epochs_only(let_pass):
     "level, argv, backend, world_size, part",
     [
         ("00_single_gpu", ["--dtype", "float64"], None, 1, "2 threads, float64 | synthetic 640 + 100 | batch 64 |"),
+        ("01_data_parallel", ["--replicas", "3"], "Emulated", 3, "on cpu, 3 threads each, float32 | synthetic 640"),
         ("01_data_parallel", ["--replicas", "3"], "Emulated", 3, "batch 64 = 22 + 22 + 20 | 10 steps"),
-        ("03_accelerate", [], "gloo", 2, "2 × gloo on cpu, 3 threads each, float32 |"),
+        ("03_accelerate", [], "gloo", 2, "2 × gloo on cpu, 2 threads each, float32 |"),
         (
             ladder.FULL,
             ["--batch-size", "48", "--gradient-accumulation-steps", "2"],
@@ -97,7 +98,7 @@ def test_in_a_resumed_run_the_clock_stops_between_epochs_only(let_pass):
 )
 def test_the_plan_says_on_what_is_computed(level, argv, backend, world_size, part, monkeypatch):
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
-    monkeypatch.setattr("common.cores.available_cores", lambda: 6)
+    monkeypatch.setattr("common.cores.available_cores", lambda: 9)
     args = fit_to_machine(parse_args(str(ladder.script(level)), argv))
     setting = {"device": "cpu", "backend": backend, "world_size": world_size, "dataset": "synthetic"}
     plan = plan_line(args, setting, 640, 100, 10)

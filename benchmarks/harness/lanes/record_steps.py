@@ -18,10 +18,8 @@ from typing import NamedTuple
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.harness.lanes.spans import BACKWARD, COPIES, FORWARD, MAIN, OPTIMIZER, WAITING, RecordedStep, Span, join
+from benchmarks.harness.lanes.spans import COMPUTING_LANE, FORWARD, OPTIMIZER, PHASES, WAITING, RecordedStep, Span, join
 
-# The functions that take the steps name their phases by `record_function`. torch names the optimizer's step itself.
-PHASES = (FORWARD, BACKWARD, COPIES, OPTIMIZER)
 # In seconds. Between two operators Python runs for less, so what is longer is waiting.
 SHORTEST_WAIT = 0.001
 
@@ -105,13 +103,19 @@ def _phases_and_waiting(events: list[Event], seconds: float) -> list[Span]:
     spans = []
     for phase in events:
         if phase.name in PHASES:
-            operators = []
-            for event in events:
-                if event.name.startswith("aten::") and phase.start <= event.start < phase.end:
-                    operators.append((event.start, event.end))
-            spans += [Span(phase.name, MAIN, start, end) for start, end in join(operators, gap=SHORTEST_WAIT)]
+            for start, end in join(_operators_within(phase, events), gap=SHORTEST_WAIT):
+                spans.append(Span(phase.name, COMPUTING_LANE, start, end))
     computing = [(span.start, span.end) for span in spans]
     busy = join([(0.0, 0.0), *computing, (seconds, seconds)], gap=SHORTEST_WAIT)
     for (_, busy_until), (busy_again, _) in pairwise(busy):
-        spans.append(Span(WAITING, MAIN, busy_until, busy_again))
+        spans.append(Span(WAITING, COMPUTING_LANE, busy_until, busy_again))
     return sorted(spans, key=lambda span: span.start)
+
+
+def _operators_within(phase: Event, events: list[Event]) -> list[tuple[float, float]]:
+    """From when to when each operator of a phase ran."""
+    found = []
+    for event in events:
+        if event.name.startswith("aten::") and phase.start <= event.start < phase.end:
+            found.append((event.start, event.end))
+    return found

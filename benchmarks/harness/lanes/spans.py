@@ -1,7 +1,7 @@
 """Spans of time in one step, in lanes, and what one can compute from them.
 
-A lane is one thread of one rank. Spans of one lane do not overlap, because a thread does one thing at a time; spans of
-different lanes may.
+A device has a lane for what it computes, and one for each thread by which gloo sends its messages. Spans of one lane do
+not overlap; spans of different lanes may.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,9 @@ COPIES = "copies"
 OPTIMIZER = "optimizer"
 SENDING = "sending"
 WAITING = "waiting"
-MAIN = "main thread"  # the lane that computes
+# The functions that take the steps name their phases by `record_function`. torch names the optimizer's step itself.
+PHASES = (FORWARD, BACKWARD, COPIES, OPTIMIZER)
+COMPUTING_LANE = "main thread"  # Its name in records. A replica computes on a thread of its own too.
 
 
 class Span(NamedTuple):
@@ -57,7 +59,7 @@ def join(pieces: Iterable[tuple[float, float]], gap: float = 0.0) -> list[tuple[
 
 
 def count_backwards(spans: list[Span]) -> int:
-    """The number of backwards in a step. One that waits has several spans; between two of them lies a forward."""
+    """The number of backwards in a step. One that waits has several spans; between two backwards lies a forward."""
     names = [span.name for span in spans if span.name in (FORWARD, BACKWARD)]
     return sum(name == BACKWARD for name, _ in groupby(names))
 

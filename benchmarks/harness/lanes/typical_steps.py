@@ -1,4 +1,4 @@
-"""Rows whose steps are recorded thread by thread: how long their steps take, and what happens in a typical one."""
+"""Rows whose steps are recorded as lanes: how long their steps take, and what happens in a typical one."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ def record_in_turns(
     record_steps: Callable[[str, int], list[list[RecordedStep]]],
     options: MeasureOptions,
 ) -> dict:
-    """The group of all rows, which take turns: milliseconds a step, and the "lanes" of a typical step of each rank.
+    """The group of all rows, which take turns: milliseconds a step, and as "lanes" each rank's spans of a typical step.
 
     Args:
         record_steps: records so many steps of a row, and returns for each rank a list of them.
@@ -34,15 +34,15 @@ def record_in_turns(
 
     rounds_of_rows = take_turns({row: partial(record_round, row) for row in rows}, range(options.rounds))
     samples: dict[str, list[float]] = {}
-    lanes = {}
+    spans_of_rows = {}
     for row, rounds in rounds_of_rows.items():
         samples[row] = []
         all_steps: list[Step] = []
         for steps in rounds:
             samples[row].append(1000 * statistics.fmean(map(seconds_of, steps)))
             all_steps += steps
-        lanes[row] = lanes_of(typical(all_steps))
-    return records.group(title, "ms", samples) | {"lanes": lanes}
+        spans_of_rows[row] = spans_of_ranks(typical(all_steps))
+    return records.group(title, "ms", samples) | {"lanes": spans_of_rows}
 
 
 def seconds_of(step: Step) -> float:
@@ -56,14 +56,14 @@ def typical(steps: list[Step]) -> Step:
     return min(steps, key=lambda step: abs(seconds_of(step) - median))
 
 
-def lanes_of(step: Step) -> list[list[Span]]:
+def spans_of_ranks(step: Step) -> list[list[Span]]:
     """The spans of each rank, in milliseconds since the first of them began the step."""
     first = min(rank_step.began for rank_step in step)
-    lanes = []
+    of_ranks = []
     for rank_step in step:
         later = rank_step.began - first
         spans = []
         for name, lane, start, end in rank_step.spans:
             spans.append(Span(name, lane, round(1000 * (later + start), 3), round(1000 * (later + end), 3)))
-        lanes.append(spans)
-    return lanes
+        of_ranks.append(spans)
+    return of_ranks

@@ -14,6 +14,7 @@ import sys
 from typing import NoReturn
 
 from common.cores import available_cores
+from common.launch import LAUNCHER_ACCUMULATION, LAUNCHER_PRECISION, LAUNCHER_THREADS
 
 from ..environment import patch_environment
 from ..state import PRECISIONS
@@ -166,13 +167,13 @@ def launch_environment(args: argparse.Namespace, config: ClusterConfig) -> dict[
     threads = args.num_cpu_threads_per_process
     uses_fsdp = config.distributed_type == "FSDP"
     asked_for = {
-        "ACCELERATE_MIXED_PRECISION": config.mixed_precision,
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": args.gradient_accumulation_steps,
+        LAUNCHER_PRECISION: config.mixed_precision,
+        LAUNCHER_ACCUMULATION: args.gradient_accumulation_steps,
         "ACCELERATE_USE_CPU": "true" if config.on_cpu else None,
         "ACCELERATE_USE_FSDP": "true" if uses_fsdp else None,
         "CUDA_VISIBLE_DEVICES": None if config.gpu_ids == "all" else config.gpu_ids,
         "OMP_NUM_THREADS": threads,
-        "ACCELERATE_CPU_THREADS": threads,  # torchrun sets the other one too, to 1
+        LAUNCHER_THREADS: threads,  # torchrun sets the other one too, to 1
     }
     for name, value in config.fsdp_config.items():
         asked_for[FSDP_SETTINGS[name]] = value

@@ -14,7 +14,7 @@ from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FSDP_ROW, 
 from benchmarks.report.verdicts import MOST_IMBALANCE, imbalance
 from benchmarks.suites import memory
 from benchmarks.suites.memory import NETWORKS, ReferenceNetwork
-from common.memory_tracker import CATEGORIES
+from common.memory import CATEGORIES
 from common.process_group import process_group
 from common.processes import ranks
 from tests.levels import SHORT

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks.harness import records
+from benchmarks.harness import machine, records
 from benchmarks.report.group_table import comparisons, held_memory, table
 from common import ladder
 
@@ -65,15 +65,15 @@ def test_what_was_recorded_fits_into_80_columns_and_names_no_folder_of_the_machi
 )
 def test_the_command_is_what_a_user_types_without_the_folders_of_the_machine(words, command, monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", words)
-    assert records.run_metadata()["command"] == command
+    assert machine.run_metadata()["command"] == command
 
 
 def test_a_busy_machine_is_named(capsys):
-    records.warn_if_busy([5.2, 0.0, 0.0], 2)
+    machine.warn_if_busy([5.2, 0.0, 0.0], 2)
     assert "load 5.2 on 2 cores" in capsys.readouterr().err
-    records.warn_if_busy([5.2, 0.0, 0.0], 64)
-    records.warn_if_busy([0.6, 0.0, 0.0], 2)
-    records.warn_if_busy(None, 2)
+    machine.warn_if_busy([5.2, 0.0, 0.0], 64)
+    machine.warn_if_busy([0.6, 0.0, 0.0], 2)
+    machine.warn_if_busy(None, 2)
     assert capsys.readouterr().err == ""
 
 

@@ -3,13 +3,12 @@
 import pytest
 
 from benchmarks.harness.lanes import typical_steps
-from benchmarks.harness.lanes.gradient_averaging import NO_SYNC, deep_net
 from benchmarks.harness.lanes.record_steps import Event, steps_of_devices
 from benchmarks.harness.lanes.spans import (
     ALL_REDUCE,
     BACKWARD,
+    COMPUTING_LANE,
     FORWARD,
-    MAIN,
     OPTIMIZER,
     WAITING,
     RecordedStep,
@@ -21,6 +20,7 @@ from benchmarks.harness.lanes.spans import (
 from benchmarks.harness.options import MeasureOptions
 from benchmarks.report import page_tables, timeline_plot
 from benchmarks.suites import timeline
+from benchmarks.suites.gradient_averaging import NO_SYNC, deep_net
 from common.processes import ranks
 
 OPTIONS = MeasureOptions(rounds=1, data_flags=(), quick=True)
@@ -31,13 +31,13 @@ TORCH = "torch's DDP"
 
 # Backward from 1 to 4; messages from 2 to 3 and, on two threads, from 3 to 7.
 STEP = [
-    Span(FORWARD, MAIN, 0, 1),
-    Span(BACKWARD, MAIN, 1, 4),
+    Span(FORWARD, COMPUTING_LANE, 0, 1),
+    Span(BACKWARD, COMPUTING_LANE, 1, 4),
     Span(ALL_REDUCE, "gloo thread 1", 2, 3),
     Span(ALL_REDUCE, "gloo thread 2", 3, 6),
     Span(ALL_REDUCE, "gloo thread 1", 5, 7),
-    Span(WAITING, MAIN, 4, 7),
-    Span(OPTIMIZER, MAIN, 7, 8),
+    Span(WAITING, COMPUTING_LANE, 4, 7),
+    Span(OPTIMIZER, COMPUTING_LANE, 7, 8),
 ]
 
 
@@ -84,12 +84,13 @@ def test_a_device_waits_where_no_operator_of_its_threads_runs():
 
 def test_the_step_that_is_shown_has_the_median_time_and_both_ranks_one_clock():
     def steps(first_began: float, *seconds: float) -> list[RecordedStep]:
-        return [RecordedStep(first_began + i, each, [Span(FORWARD, MAIN, 0, each)]) for i, each in enumerate(seconds)]
+        spans = [Span(FORWARD, COMPUTING_LANE, 0, each) for each in seconds]
+        return [RecordedStep(first_began + i, span.end, [span]) for i, span in enumerate(spans)]
 
     # By the slower rank the steps took 0.9, 0.5 and 0.7 seconds.
     recorded = zip(steps(10.0, 0.9, 0.2, 0.7), steps(10.25, 0.1, 0.5, 0.6), strict=True)
-    shown = typical_steps.lanes_of(typical_steps.typical(list(recorded)))
-    assert shown == [[Span(FORWARD, MAIN, 0.0, 700.0)], [Span(FORWARD, MAIN, 250.0, 850.0)]]
+    shown = typical_steps.spans_of_ranks(typical_steps.typical(list(recorded)))
+    assert shown == [[Span(FORWARD, COMPUTING_LANE, 0.0, 700.0)], [Span(FORWARD, COMPUTING_LANE, 250.0, 850.0)]]
 
 
 def check_lanes(lanes: dict[str, list[list[Span]]]) -> None:

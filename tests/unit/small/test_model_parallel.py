@@ -32,7 +32,7 @@ CUT = {"fc1.weight": 0, "fc1.bias": 0, "fc2.weight": 1}  # the dimension in whic
 
 def train(cut) -> dict[str, torch.Tensor]:
     """This rank's weights after level 00's exact training. `cut(model)` returns a module to optimize and a step."""
-    args = fit_to_machine(parse_args(str(ladder.script("00_single_gpu")), EXACT))
+    args = fit_to_machine(parse_args(str(ladder.script("02_ddp_raw")), EXACT))
     train_set, _ = load_data(args)
     sampler = RandomSampler(train_set, generator=torch.Generator())
     loader = DataLoader(train_set, args.batch_size, sampler=sampler, drop_last=True, collate_fn=collate)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.memory import MemoryTracker, name_category, track_memory
+from common.memory import MemoryTracker, label, track_memory
 from common.process_group import process_group
 from common.processes import ranks
 from common.small.zero import ZeRO1, ZeRO2, ZeRO3
@@ -64,9 +64,9 @@ def held(kind: Callable) -> Held:
 def by_category(tracker: MemoryTracker, network: nn.Module, shards: list[Shard]) -> dict[str, int]:
     parts = [shard.part for shard in shards]
     for parameter in [*network.parameters(), *parts]:
-        name_category(parameter, "parameters")
+        label(parameter, "parameters")
         if parameter.grad is not None:
-            name_category(parameter.grad, "gradients")
+            label(parameter.grad, "gradients")
     return tracker.now()
 
 

@@ -1,15 +1,4 @@
-"""Count the tensor bytes that each of N GPUs would hold, on a machine that has none.
-
-The simulated devices are numbers; device 0 is the process's own. Within `track_memory()` every operation's result is
-charged to the device on which it would be on a machine with GPUs:
-
-- a tensor made without a device is on the host and not charged: datasets, batches, a model before `.to(device)`;
-- `.to(device)` moves it to device 0, and `tracked_copy` to any device, such as that of a replica;
-- a result is where its inputs are; a host tensor in an operation with device tensors is moved to their device;
-- storage that FSDP resizes counts with its new size, and a copy that gloo alone needs is not counted.
-
-Storage is rounded up to 512 bytes as CUDA's caching allocator does, and released when its last tensor dies.
-"""
+"""The operations of a thread, whose results are charged to the simulated devices."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -21,13 +10,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode_temporarily
 
-from common.memory_tracker import MemoryTracker
+from common.memory.tracker import MemoryTracker
 
 _active: MemoryTracker | None = None  # None: no memory is tracked in this process
 
 
-def name_category(tensor: Tensor, category: str) -> None:
-    """Say what `tensor` is, one of CATEGORIES, if memory is tracked."""
+def label(tensor: Tensor, category: str) -> None:
+    """Give `tensor` a category, one of CATEGORIES, if memory is tracked."""
     if _active is not None:
         _active.label(tensor, category)
 
@@ -53,7 +42,7 @@ class _Copy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor):
         category = "gradients" if ctx.category == "parameters" else ctx.category
-        name_category(gradient, category)
+        label(gradient, category)
         return _copied(gradient, ctx.source, category), None, None, None
 
 
@@ -173,7 +162,7 @@ def track_memory() -> Iterator[MemoryTracker]:
     hook = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: tracker.label_trained(optimizer))
     _active = tracker
     try:
-        with observed(tracker), _track_moves_and_sizes(tracker):
+        with track_this_thread(tracker), _track_moves_and_sizes(tracker):
             yield tracker
     finally:
         hook.remove()
@@ -181,8 +170,8 @@ def track_memory() -> Iterator[MemoryTracker]:
 
 
 @contextmanager
-def observed(tracker: MemoryTracker) -> Iterator[None]:
-    """Charge this thread's operations: torch's modes and hooks are of one thread, so each has to enter them."""
+def track_this_thread(tracker: MemoryTracker) -> Iterator[None]:
+    """Charge this thread's operations too: torch's modes and hooks are of one thread, so each has to enter them."""
 
     def keep(tensor: Tensor) -> Tensor:
         tracker.label(tensor, "activations")

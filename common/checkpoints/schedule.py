@@ -5,9 +5,11 @@ ranks combine what they know in one small all-reduce. Slurm and Kubernetes send 
 later; torchrun hands it on to its ranks, and Ctrl-C reaches them as SIGINT.
 """
 
+import argparse
 import contextlib
 import math
 import os
+import re
 import signal
 import sys
 import time
@@ -18,7 +20,6 @@ from typing import NamedTuple, NoReturn
 import torch
 import torch.distributed as dist
 
-from common.numbers import number, positive
 from common.process_group import get_rank, leave_process_group
 
 # Optimizer steps. At a vote each rank waits for its GPU and for all other ranks, so not every step has one. Ten steps,
@@ -35,7 +36,7 @@ class CheckpointInterval(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The same on all ranks: do they save a checkpoint after this step, and do they stop after that?"""
+    """The common decision of all ranks after a step: to save a checkpoint, and to stop after that."""
 
     save: bool
     stop: bool
@@ -43,10 +44,12 @@ class Decision(NamedTuple):
 
 def checkpoint_interval(text: str) -> CheckpointInterval:
     """The value of --checkpoint-every: "100" are steps, and "60s" are seconds."""
-    if not text.endswith("s"):
-        return CheckpointInterval(steps=positive(text))
-    description = "a whole number of steps, or of seconds with an s behind it as in 60s,"
-    return CheckpointInterval(seconds=number(text.removesuffix("s"), int, description, 1, 10**9))
+    match = re.fullmatch("(?P<count>[1-9][0-9]{0,8})(?P<unit>s?)", text)
+    if match is None:
+        expected = "a whole number of steps, or of seconds as in 60s, from 1 to 999999999"
+        raise argparse.ArgumentTypeError(f"must be {expected}, not {text!r}")
+    count = int(match["count"])
+    return CheckpointInterval(seconds=count) if match["unit"] else CheckpointInterval(steps=count)
 
 
 class CheckpointSchedule:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from common import ladder
 from common.args import parse_args
-from common.checkpoint_schedule import CheckpointInterval, CheckpointSchedule, caught_signals, stop_run
+from common.checkpoints.schedule import CheckpointInterval, CheckpointSchedule, caught_signals, stop_run
 from common.errors import UserError
 from common.process_group import process_group
 from common.processes import ranks
@@ -30,7 +30,7 @@ def saving_steps(interval: CheckpointInterval, signal_at: int, ticking_rank: int
     """
     with process_group(), pytest.MonkeyPatch.context() as patch:
         now = [0.0]
-        patch.setattr("common.checkpoint_schedule.time", SimpleNamespace(monotonic=lambda: now[0]))
+        patch.setattr("common.checkpoints.schedule.time", SimpleNamespace(monotonic=lambda: now[0]))
         signals = []
         schedule = CheckpointSchedule(interval, 40, signals, CPU)
         saved = []
@@ -125,7 +125,7 @@ def test_no_checkpoint_is_made_of_a_training_that_is_not_finite(level, tmp_path)
 
 @pytest.mark.parametrize("level", ladder.WITH_CHECKPOINTS)
 def test_a_signal_ends_a_training_before_the_end_of_its_epoch_is_reported(level, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("common.checkpoint_schedule.STEPS_BETWEEN_VOTES", 1)
+    monkeypatch.setattr("common.checkpoints.schedule.STEPS_BETWEEN_VOTES", 1)
     steps = itertools.count(1)
 
     def interrupt(*_) -> None:

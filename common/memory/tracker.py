@@ -1,6 +1,6 @@
 """The account of the memory of simulated devices: the bytes that each holds, by category, now and at its peak.
 
-`common.memory` charges the storages of tensors to the devices.
+`common.memory.operations` charges the storages of tensors to the devices.
 """
 
 import math
@@ -118,6 +118,8 @@ class MemoryTracker:
 
     def _enter(self, storage: torch.UntypedStorage) -> _Allocation:
         allocation = self._allocations[storage._cdata] = _Allocation()
+        # torch keeps this Python object for as long as the storage lives, and gives it out again for every tensor that
+        # shares the storage. So it ends when the storage is freed, and not when the last name for it goes.
         weakref.finalize(storage, self._release, storage._cdata).atexit = False
         return allocation
 

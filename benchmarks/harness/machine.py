@@ -1,0 +1,79 @@
+"""The machine that a record belongs to, its load, and the circumstances of a recording."""
+
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from common import ladder
+from common.cores import available_cores
+from common.instruments.result import quantity
+
+
+def hardware_and_versions() -> dict:
+    """The hardware, and the versions of Python and torch, to which the numbers of a record belong."""
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "processor": _processor(),
+        "cores": available_cores(),
+        "gpus": gpus,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def run_metadata() -> dict:
+    """Circumstances of a recording: they differ from run to run, and so are no part of the machine."""
+    git = ["git", "--no-optional-locks", "-C", str(ladder.ROOT)]
+    return {
+        "commit": _output(*git, "describe", "--always", "--abbrev=12", "--dirty"),
+        "command": _command(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "load": load_averages(),
+    }
+
+
+def load_averages() -> list[float] | None:
+    """The machine's load averages; None where the system does not tell them."""
+    if not hasattr(os, "getloadavg"):
+        return None
+    return [round(value, 2) for value in os.getloadavg()]
+
+
+def warn_if_busy(load: list[float] | None, cores: int) -> None:
+    """Say on stderr that other programs compute on this machine, if the `load` of `run_metadata` shows it."""
+    if load and load[0] >= cores / 2:
+        busy = f"This machine is busy: load {load[0]:.1f} on {quantity(cores, 'core')}. Do not trust the speeds."
+        print(busy, file=sys.stderr, flush=True)
+
+
+def _command() -> str:
+    """The command that a user typed, without the folders of this machine."""
+    words = []
+    for word in sys.orig_argv:
+        path = Path(word)
+        words.append(path.name if path.is_absolute() else word)
+    return shlex.join(words)
+
+
+def _output(*command: str) -> str | None:
+    """The output of the command, or None where it cannot be run."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _processor() -> str:
+    """The processor's name where Linux tells it, else its architecture."""
+    cpuinfo = Path("/proc/cpuinfo")
+    known = cpuinfo.read_text() if cpuinfo.exists() else ""
+    name = re.search(r"^model name\s*: *(.*)$", known, re.MULTILINE)
+    return name[1].strip() if name else platform.machine()

@@ -1,0 +1,17 @@
+"""Count the tensor bytes that each of N GPUs would hold, on a machine that has none.
+
+The simulated devices are numbers; device 0 is the process's own. Within `track_memory()` every operation's result is
+charged to the device on which it would be on a machine with GPUs:
+
+- a tensor made without a device is on the host and not charged: datasets, batches, a model before `.to(device)`;
+- `.to(device)` moves it to device 0, and `tracked_copy` to any device, such as that of a replica;
+- a result is where its inputs are; a host tensor in an operation with device tensors is moved to their device;
+- storage that FSDP resizes counts with its new size, and a copy that gloo alone needs is not counted.
+
+Storage is rounded up to 512 bytes as CUDA's caching allocator does, and released when its last tensor dies.
+"""
+
+from common.memory.operations import label, track_memory, track_this_thread, tracked_copy
+from common.memory.tracker import CATEGORIES, MemoryTracker
+
+__all__ = ["CATEGORIES", "MemoryTracker", "label", "track_memory", "track_this_thread", "tracked_copy"]
