@@ -93,6 +93,12 @@ def test_the_step_that_is_shown_has_the_median_time_and_both_ranks_one_clock():
     assert shown == [[Span(FORWARD, COMPUTING_LANE, 0.0, 700.0)], [Span(FORWARD, COMPUTING_LANE, 250.0, 850.0)]]
 
 
+def begins_to_send_in_backward(spans: list[Span]) -> bool:
+    """True also where the rank computes nothing while it sends, because other programs have the core."""
+    first_message = min(span.start for span in spans if span.name == ALL_REDUCE)
+    return first_message < max(span.end for span in spans if span.name == BACKWARD)
+
+
 def check_lanes(lanes: dict[str, list[list[Span]]]) -> None:
     """One message for each parameter or bucket, on both ranks; all but the naive one send during backward."""
     parameters = len(list(deep_net().parameters()))
@@ -102,9 +108,9 @@ def check_lanes(lanes: dict[str, list[list[Span]]]) -> None:
         assert messages[NAIVE] == messages[OVERLAPPED] == parameters
         assert 1 < messages[TORCH] < messages[BUCKETED] < 10
         assert messages[NO_SYNC] == messages[TORCH]
-        assert common_seconds(of_wrappers[NAIVE], BACKWARD, ALL_REDUCE) == 0
+        assert not begins_to_send_in_backward(of_wrappers[NAIVE])
         for wrapper in (OVERLAPPED, BUCKETED, TORCH):
-            assert common_seconds(of_wrappers[wrapper], BACKWARD, ALL_REDUCE) > 0, wrapper
+            assert begins_to_send_in_backward(of_wrappers[wrapper]), wrapper
         # no_sync sends nothing before its second backward.
         *_, last_forward = [span for span in of_wrappers[NO_SYNC] if span.name == FORWARD]
         assert all(span.start >= last_forward.end for span in of_wrappers[NO_SYNC] if span.name == ALL_REDUCE)
