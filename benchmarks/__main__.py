@@ -6,6 +6,7 @@ python -m benchmarks throughput overhead --record results
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from benchmarks.suites import network, one_step, overhead, sharing, throughput, 
 from common.allocator import keep_large_blocks
 from common.cores import available_cores
 from common.numbers import positive
+from common.processes import RankFailed
 
 FULL_ROUNDS = 10
 QUICK_ROUNDS = 2
@@ -65,12 +67,17 @@ def main(argv: list[str] | None = None) -> None:
     # Check the load once, before the first suite: afterwards it includes our own.
     records.warn_if_busy(records.load(), available_cores())
     measure_options = MeasureOptions(options.rounds, find_dataset(), options.quick)
+    failed = []
     for suite in options.suites:
         began = records.run_metadata()
         try:
             content = SUITES[suite](measure_options)
         except CannotMeasure as reason:
             print(f"{suite} is not measured: {reason}", flush=True)
+            continue
+        except RankFailed as failure:
+            print(f"{suite} FAILED: {failure}", file=sys.stderr, flush=True)
+            failed.append(suite)
             continue
         record = {"suite": suite, "machine": records.machine(), "began": began, "ended": records.run_metadata()}
         record |= content
@@ -79,6 +86,8 @@ def main(argv: list[str] | None = None) -> None:
             records.write_json(options.record / f"{suite}.json", record)
             written = [f"{suite}.json", *pictures.draw(suite, record, options.record)]
             print(f"\nWritten to {options.record}: {', '.join(written)}", flush=True)
+    if failed:
+        sys.exit(f"FAILED: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

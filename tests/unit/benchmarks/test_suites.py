@@ -3,6 +3,7 @@
 `.ci/run bench` measures, records and draws all of them.
 """
 
+import contextlib
 import importlib.util
 import json
 
@@ -12,6 +13,7 @@ from benchmarks import __main__ as program
 from benchmarks.harness import node_ranks
 from benchmarks.harness.options import CannotMeasure, MeasureOptions
 from benchmarks.suites import network, overhead, timeline
+from common.processes import RankFailed
 
 QUICK = MeasureOptions(rounds=2, data_flags=("--dataset", "synthetic"), quick=True)
 
@@ -37,17 +39,26 @@ def test_a_suite_shows_its_rows_and_writes_its_record_and_picture(tmp_path, caps
     assert f"Written to {tmp_path}: overhead.json, overhead.png" in printed
 
 
+@pytest.mark.parametrize(
+    ("reason", "code", "said"),
+    [
+        (CannotMeasure("few cores"), None, "one_step is not measured: few cores"),
+        (RankFailed({1: "NameError"}), "FAILED: one_step", "one_step FAILED: rank 1: NameError"),
+    ],
+    ids=["cannot", "failed"],
+)
 def test_a_suite_that_cannot_be_measured_is_named_and_the_next_one_runs(
-    tmp_path, capsys, monkeypatch, settings_of_this_process_stay
+    reason, code, said, tmp_path, capsys, monkeypatch, settings_of_this_process_stay
 ):
     def cannot(options):
-        raise CannotMeasure("two devices need as many cores")
+        raise reason
 
     monkeypatch.setitem(program.SUITES, "one_step", cannot)
     monkeypatch.setitem(program.SUITES, "sharing", lambda options: {"rows": {}, "rounds": options.rounds})
     monkeypatch.setattr(program.pictures, "draw", lambda *args: [])
-    program.main(["one_step", "sharing", "--rounds", "3", "--record", str(tmp_path)])
-    assert "one_step is not measured: two devices need as many cores" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=code) if code else contextlib.nullcontext():
+        program.main(["one_step", "sharing", "--rounds", "3", "--record", str(tmp_path)])
+    assert said in "".join(capsys.readouterr())
     assert [path.name for path in tmp_path.iterdir()] == ["sharing.json"]
     assert json.loads((tmp_path / "sharing.json").read_text())["rounds"] == 3
 

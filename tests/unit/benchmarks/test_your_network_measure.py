@@ -11,8 +11,9 @@ import torch
 from benchmarks.your_network import __main__ as program
 from benchmarks.your_network import measure
 from benchmarks.your_network.errors import StepFailed
-from benchmarks.your_network.settings import settings_on
+from benchmarks.your_network.settings import Setting, settings_on
 from common.errors import UserError
+from common.processes import RankFailed
 
 WAYS = ("DataParallel", "DDP")
 
@@ -37,17 +38,27 @@ def test_a_device_is_a_gpu_or_an_equal_part_of_the_cores(monkeypatch):
         measure.cores_per_device(3)
 
 
+def test_a_rank_that_fails_is_named_as_unable_to_train(monkeypatch):
+    class Pool:
+        def run(self, *args, timeout):
+            raise RankFailed({1: "NameError"})
+
+    monkeypatch.setattr(measure, "ranks", lambda processes, on_cpu: Pool())
+    with pytest.raises(StepFailed, match="DDP, 2 cannot train: rank 1: NameError"):
+        measure.seconds_of_step(Setting(WAYS[1], 2), measure.Work("", None, 2, 1), steps=1)
+
+
 def test_what_cannot_train_the_network_is_left_out_unless_it_is_one_device(monkeypatch, capsys):
     def seconds_of_step(setting, work, steps):
         if setting.strategy in cannot:
-            raise StepFailed(f"{setting.name} cannot: no scores")
+            raise StepFailed(f"{setting.name} cannot train: no scores")
         return 0.5
 
     monkeypatch.setattr(measure, "seconds_of_step", seconds_of_step)
     settings = settings_on([1, 2], WAYS)
     cannot = ["DataParallel"]
     assert list(measure.try_settings(settings, None)) == [("one device", 1), ("DDP", 2)]
-    assert capsys.readouterr().out == "DataParallel, 2 cannot: no scores\n"
+    assert capsys.readouterr().out == "DataParallel, 2 cannot train: no scores\n"
     cannot = ["one device"]
     with pytest.raises(StepFailed):
         measure.try_settings(settings, None)
