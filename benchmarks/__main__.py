@@ -67,17 +67,14 @@ def main(argv: list[str] | None = None) -> None:
     # Check the load once, before the first suite: afterwards it includes our own.
     records.warn_if_busy(records.load(), available_cores())
     measure_options = MeasureOptions(options.rounds, find_dataset(), options.quick)
-    failed = []
+    has_failed = False
     for suite in options.suites:
         began = records.run_metadata()
         try:
             content = SUITES[suite](measure_options)
-        except CannotMeasure as reason:
+        except (CannotMeasure, RankFailed) as reason:
             print(f"{suite} is not measured: {reason}", flush=True)
-            continue
-        except RankFailed as failure:
-            print(f"{suite} FAILED: {failure}", file=sys.stderr, flush=True)
-            failed.append(suite)
+            has_failed = has_failed or isinstance(reason, RankFailed)
             continue
         record = {"suite": suite, "machine": records.machine(), "began": began, "ended": records.run_metadata()}
         record |= content
@@ -86,8 +83,8 @@ def main(argv: list[str] | None = None) -> None:
             records.write_json(options.record / f"{suite}.json", record)
             written = [f"{suite}.json", *pictures.draw(suite, record, options.record)]
             print(f"\nWritten to {options.record}: {', '.join(written)}", flush=True)
-    if failed:
-        sys.exit(f"FAILED: {', '.join(failed)}")
+    if has_failed:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@ import json
 from benchmarks.harness.rows import BASELINE, BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP_ROW, totals
 from benchmarks.report import comparison_table
 from benchmarks.report.rows import MISSING, label, peaks, per_device, speed_ups
+from benchmarks.suites.memory import DEVICES
 from common import ladder
 
 RESULTS = ladder.ROOT / "benchmarks" / "results" / "intel-xeon-2-cores"
 SPEED_HEAD = ("images/s", "× level 00")
 MEMORY_HEAD = "MiB per device"
-Peaks = dict[tuple[str, str, int], list[dict[str, int]]]
 
 
 def recorded(name: str) -> dict:
@@ -78,7 +78,7 @@ def table_of_devices() -> str:
     """Peak MiB of BasicNet's training on several devices."""
     memory = recorded_peaks()
     rows = []
-    for count in device_counts(memory):
+    for count in DEVICES:
         first, *others = totals(memory["basic_net", DATA_PARALLEL, count])
         other = max(others)
         ddp = max(totals(memory["basic_net", DDP, count]))
@@ -103,18 +103,13 @@ def table_of_smaller_memory() -> str:
     memory = recorded_peaks()
     rows = []
     for name, title in (("basic_net", "BasicNet"), ("resnet18", "ResNet-18")):
-        for count in device_counts(memory):
+        for count in DEVICES:
             fullest = [max(totals(memory[name, wrapper, count])) for wrapper in columns]
             rows.append([title, str(count), *map(mib, fullest)])
     return markdown(["network", "devices", *columns.values()], rows)
 
 
-def device_counts(memory: Peaks) -> list[int]:
-    """The numbers of devices that `recorded_peaks` has."""
-    return sorted({devices for _, _, devices in memory})
-
-
-def recorded_peaks() -> Peaks:
+def recorded_peaks() -> dict[tuple[str, str, int], list[dict[str, int]]]:
     """The recorded bytes of each device by category, under (network, wrapper, number of devices)."""
     return {(row["network"], row["wrapper"], row["devices"]): row["peaks"] for row in recorded("results")["memory"]}
 

@@ -4,9 +4,7 @@ Two nodes (see `benchmarks.harness.two_nodes`), a process on each, one core and 
 every bandwidth in turn, and on one of the nodes alone.
 """
 
-import contextlib
 import os
-from collections.abc import Iterator
 from functools import partial
 
 from benchmarks.harness import level_runs, records
@@ -60,20 +58,9 @@ def train(nodes: int, batch_per_process: int) -> float | None:
         return None
     level = Configuration(RAW_DDP, nodes, batch_per_process * nodes)
     argv = [*level.argv(STEPS), "--dataset", "synthetic", "--device", "cpu"]
-    # Level 02 reads WORLD_SIZE. With 1, rank 0 trains alone while rank 1 is idle.
-    with world_size(nodes):
-        return level_runs.train(RAW_DDP, argv, threads=1)["images_per_sec"]
-
-
-@contextlib.contextmanager
-def world_size(ranks: int) -> Iterator[None]:
-    """The environment variable WORLD_SIZE, which is restored afterwards."""
-    before = os.environ["WORLD_SIZE"]
-    os.environ["WORLD_SIZE"] = str(ranks)
-    try:
-        yield
-    finally:
-        os.environ["WORLD_SIZE"] = before
+    # Level 02 reads WORLD_SIZE. With 1, rank 0 trains alone while rank 1 is idle. Each call sets it anew.
+    os.environ["WORLD_SIZE"] = str(nodes)
+    return level_runs.train(RAW_DDP, argv, threads=1)["images_per_sec"]
 
 
 def record(samples: Samples) -> dict:

@@ -66,14 +66,11 @@ def model_optimizer_loader() -> tuple[torch.nn.Module, torch.optim.Optimizer, Da
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3), loader
 
 
-ContextOfStep = Callable[[torch.nn.Module], AbstractContextManager]
-
-
 def no_context(model: torch.nn.Module) -> AbstractContextManager:
     return nullcontext()
 
 
-def timed(model, optimizer, loader, backward: Callable, context_of_step: ContextOfStep = no_context) -> float:
+def timed(model, optimizer, loader, backward: Callable, context_of_step: Callable = no_context) -> float:
     """Seconds of the median step. Each step runs in a context of its own."""
     ends = []
     for inputs, targets in loader:

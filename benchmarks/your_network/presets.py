@@ -40,8 +40,7 @@ NVLINK_H100 = nvlink(18 * 20.6)  # links of a GPU times the bandwidth of each; t
 NVLINK_B200 = nvlink(18 * 40.1)
 # NVIDIA's datasheets "A100 80GB" (2021), "H100" (2023), "H200" (2024) and "HGX B200" (2025), all for SXM.
 MEMORY_GB_PER_SECOND = {"a100": 2039, "h100": 3350, "h200": 4800, "b200": 8000}
-# Images per second: NVIDIA, DeepLearningExamples, PyTorch ResNet50 v1.5.
-V100 = 367
+# Images per second, as of the V100: NVIDIA, DeepLearningExamples, PyTorch ResNet50 v1.5.
 A100 = 938
 A100_AMP = 2470
 
@@ -52,7 +51,7 @@ def scaled(images_per_second: float, gpu: str) -> float:
 
 
 GPUS = {
-    "v100": Gpu("V100, float32", V100, nvlink(6 * 20)),
+    "v100": Gpu("V100, float32", 367, nvlink(6 * 20)),
     "a100": Gpu("A100, TF32", A100, NVLINK_A100),
     "a100-amp": Gpu("A100, mixed precision", A100_AMP, NVLINK_A100),
     "h100": Gpu("H100, TF32 (scaled from A100)", scaled(A100, "h100"), NVLINK_H100),

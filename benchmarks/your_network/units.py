@@ -21,8 +21,9 @@ def units(model: nn.Module) -> list[nn.Module]:
     """
     found = []
     for child in model.children():
-        is_element = type(model) in _CONTAINERS and not _contains_blocks(child)
-        if is_element or _is_chain_of_layers(child):
+        # An attribute that is another container than a Sequential has no forward that could be computed again.
+        is_element_or_chain = type(model) in _CONTAINERS or type(child) is nn.Sequential
+        if is_element_or_chain and not _contains_blocks(child):
             if list(child.parameters()):
                 found.append(child)
         else:
@@ -34,11 +35,6 @@ def _contains_blocks(module: nn.Module) -> bool:
     if type(module) not in _CONTAINERS:
         return False
     return any(list(element.children()) for element in module.children())
-
-
-def _is_chain_of_layers(module: nn.Module) -> bool:
-    """True for a Sequential alone, because the other containers have no forward that could be computed again."""
-    return type(module) is nn.Sequential and not _contains_blocks(module)
 
 
 def checkpointed(model: nn.Module) -> nn.Module:

@@ -81,10 +81,12 @@ def test_an_interruption_leaves_the_record_of_before_and_no_process(tmp_path, wh
 
 @pytest.mark.parametrize(
     ("failure", "ended"),
-    [(RankFailed({1: "NameError"}), SystemExit), (KeyboardInterrupt(), SystemExit), (KeyError("loss"), KeyError)],
-    ids=repr,
+    [
+        (RankFailed({1: "NameError"}), "FAILED: training 01_data_parallel: rank 1: NameError"),
+        (KeyboardInterrupt(), "130"),
+    ],
 )
-def test_a_part_that_fails_is_named_and_the_parts_before_are_kept(failure, ended, tmp_path, monkeypatch, capsys):
+def test_a_part_that_fails_is_named_and_the_parts_before_are_kept(failure, ended, tmp_path, monkeypatch):
     def train_or_fail(level, settings):
         if level != "00_single_gpu":
             raise failure
@@ -92,12 +94,8 @@ def test_a_part_that_fails_is_named_and_the_parts_before_are_kept(failure, ended
 
     monkeypatch.setattr(compare, "train", train_or_fail)
     monkeypatch.setattr(sys, "argv", ["compare", "--out", str(tmp_path)])
-    with pytest.raises(ended) as raised:
+    with pytest.raises(SystemExit, match=ended):
         compare.main()
-    if isinstance(failure, RankFailed):
-        assert str(raised.value) == "FAILED: training 01_data_parallel: rank 1: NameError"
-    if isinstance(failure, KeyboardInterrupt):
-        assert "INTERRUPTED: training 01_data_parallel" in capsys.readouterr().err
     (written,) = tmp_path.iterdir()
     assert written.name == compare.INCOMPLETE
     assert json.loads(written.read_text())["levels"]["00_single_gpu"] == {"run": {"steps": 60}}

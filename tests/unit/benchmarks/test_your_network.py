@@ -240,9 +240,8 @@ def test_a_strategy_that_cannot_take_the_network_says_why_in_its_row(written, ca
     rows = program.main(["memory", path, "--batch", "8", "--devices", "2", "--gib", "1"])
     printed = capsys.readouterr().out
     assert [row.setting.name for row in rows] == ["one device", "DDP, 2", "ZeRO-1, 2"]
-    assert [line.split()[-2:-1] for line in printed.splitlines() if line.startswith(("DDP, 2", "ZeRO-1, 2"))] == [
-        ["–"]
-    ] * 2
+    (ddp,) = [line.split() for line in printed.splitlines() if line.startswith("DDP, 2")]
+    assert ddp[-2] == "–"  # rank 0 stands for all
     failures = " ".join(printed.split())
     assert "DataParallel, 2: the loss of mine:build failed: ValueError" in failures
     assert "input batch_size (2) to match target batch_size (4)" in failures

@@ -11,9 +11,8 @@ import torch
 from benchmarks.your_network import __main__ as program
 from benchmarks.your_network import measure
 from benchmarks.your_network.errors import StepFailed
-from benchmarks.your_network.settings import Setting, settings_on
+from benchmarks.your_network.settings import settings_on
 from common.errors import UserError
-from common.processes import RankFailed
 
 WAYS = ("DataParallel", "DDP")
 
@@ -36,16 +35,6 @@ def test_a_device_is_a_gpu_or_an_equal_part_of_the_cores(monkeypatch):
     assert measure.cores_per_device(2) is None
     with pytest.raises(UserError, match="2 GPUs, not 3"):
         measure.cores_per_device(3)
-
-
-def test_a_rank_that_fails_is_named_as_unable_to_train(monkeypatch):
-    class Pool:
-        def run(self, *args, timeout):
-            raise RankFailed({1: "NameError"})
-
-    monkeypatch.setattr(measure, "ranks", lambda processes, on_cpu: Pool())
-    with pytest.raises(StepFailed, match="DDP, 2 cannot train: rank 1: NameError"):
-        measure.seconds_of_step(Setting(WAYS[1], 2), measure.Work("", None, 2, 1), steps=1)
 
 
 def test_what_cannot_train_the_network_is_left_out_unless_it_is_one_device(monkeypatch, capsys):
