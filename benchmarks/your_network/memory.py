@@ -34,14 +34,15 @@ LEGEND = """
 MiB at the peak of a step, with DataParallel on the device that needs most, else
 on rank 0. acts.: activations, which forward keeps for backward. comm.: DDP's
 buckets, DataParallel's copies, messages. temp.: what an operation needs for a
-moment. least: the peak of the device that needs least; –: rank 0 stands for all.
+moment. least: the peak of the device that needs least; –: only rank 0 is known.
 fits: the largest global batch for these devices, known to an eighth; –: none,
 ?: a larger batch failed.
 
 Not counted: the CUDA context (some 0.5 GiB), workspaces of cuBLAS and cuDNN,
-NCCL's buffers, fragmentation. ZeRO-1 shares out whole parameters: rank 0 has the
-largest, but other ranks may need more memory. ZeRO-2 is FSDP2 without resharding: parameters
-are whole from forward to backward only, beside the part that a device keeps."""
+NCCL's buffers, fragmentation. ZeRO-1 shares out whole parameters: rank 0 has
+the largest, but other ranks may need more memory. ZeRO-2 is FSDP2 without
+resharding: parameters are whole from forward to backward only, beside the part
+that a device keeps."""
 
 # The bytes of each device of this process at its peak, by category: of a rank, or of all replicas.
 DeviceBytes = list[dict[str, int]]
