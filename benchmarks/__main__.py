@@ -6,6 +6,7 @@ python -m benchmarks throughput overhead --record results
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from benchmarks.suites import network, one_step, overhead, sharing, throughput, 
 from common.allocator import keep_large_blocks
 from common.cores import available_cores
 from common.numbers import positive
+from common.processes import RankFailed
 
 FULL_ROUNDS = 10
 QUICK_ROUNDS = 2
@@ -65,12 +67,14 @@ def main(argv: list[str] | None = None) -> None:
     # Check the load once, before the first suite: afterwards it includes our own.
     machine.warn_if_busy(machine.load_averages(), available_cores())
     measure_options = MeasureOptions(options.rounds, find_dataset(), options.quick)
+    has_failed = False
     for suite in options.suites:
         began = machine.run_metadata()
         try:
             content = SUITES[suite](measure_options)
-        except CannotMeasure as reason:
+        except (CannotMeasure, RankFailed) as reason:
             print(f"{suite} is not measured: {reason}", flush=True)
+            has_failed = has_failed or isinstance(reason, RankFailed)
             continue
         record = {"suite": suite, "machine": machine.hardware_and_versions(), "began": began}
         record |= {"ended": machine.run_metadata()} | content
@@ -79,6 +83,8 @@ def main(argv: list[str] | None = None) -> None:
             records.write_json(options.record / f"{suite}.json", record)
             written = [f"{suite}.json", *pictures.draw(suite, record, options.record)]
             print(f"\nWritten to {options.record}: {', '.join(written)}", flush=True)
+    if has_failed:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from common.weights import checksum, farthest
 EXACT = ["--dtype", "float64", "--no-dropout"]
 PROOF_STEPS = 10
 EVALUATION_RANKS = 3  # Three do not divide 10,000 samples, so padding or dropping shows.
+EVALUATION_BATCH = 63  # three ranks can share it
 TIMEOUT_SECONDS = 900
 INCOMPLETE = "incomplete.json"
 
@@ -124,6 +125,7 @@ def run_parts(settings: Settings, folder: Path, show_part: Callable[[str], None]
     for level in levels:
         show_part(f"training {level}")
         levels[level]["run"] = train(level, settings)
+    # The merged dict is new, but each `result` is the report's own.
     for script, result in (levels | report["sharded"]).items():
         show_part(f"weights and memory of {script}")
         result.update(compare_weights(script, settings, folder))
@@ -169,8 +171,7 @@ def simulate_memory(script: str, settings: Settings) -> list[dict[str, int]]:
 
 def evaluate(level: str, settings: Settings) -> dict:
     """The samples of the whole test set that EVALUATION_RANKS ranks count, and their losses; at level 00 on one."""
-    batch = 64 // EVALUATION_RANKS * EVALUATION_RANKS
-    flags = [*level_flags(level, settings, batch), *EXACT, "--max-steps", "1"]
+    flags = [*level_flags(level, settings, EVALUATION_BATCH), *EXACT, "--max-steps", "1"]
     result = run_on_ranks(level_runs.train, level, flags, EVALUATION_RANKS)[0]
     processes = EVALUATION_RANKS if level in ladder.DISTRIBUTED else 1
     return {
@@ -212,6 +213,7 @@ def main() -> None:
     settings = choose_settings(options, torch.cuda.device_count())
     records.check_writable(options.out, "--out")
     report = new_report(settings)
+    incomplete = options.out / INCOMPLETE
     machine.warn_if_busy(report["began"]["load"], available_cores())
     try:
         # disable=None: silent where stderr is not a terminal.
@@ -220,14 +222,17 @@ def main() -> None:
             tqdm(leave=False, disable=None, bar_format="{desc} | {elapsed}", ncols=79) as progress,
         ):
             run_parts(settings, Path(folder), progress.set_description_str, report)
-    except RankFailed as failure:
+    except BaseException as failure:
         # With --full the parts before it took up to an hour.
-        records.write_json(options.out / INCOMPLETE, report)
-        print(f"The results of the parts before: {options.out / INCOMPLETE}", file=sys.stderr)
-        sys.exit(f"FAILED: {progress.desc}: {failure}")
-    except KeyboardInterrupt:
-        print("INTERRUPTED: nothing is written", file=sys.stderr)
-        sys.exit(130)
+        records.write_json(incomplete, report)
+        print(f"The results of the parts before: {incomplete}", file=sys.stderr)
+        if isinstance(failure, RankFailed):
+            sys.exit(f"FAILED: {progress.desc}: {failure}")
+        if isinstance(failure, KeyboardInterrupt):
+            print(f"INTERRUPTED: {progress.desc}", file=sys.stderr)
+            sys.exit(130)
+        raise
+    incomplete.unlink(missing_ok=True)  # it belongs to a comparison before
     report["ended"] = machine.run_metadata()
     records.write_json(options.out / f"{COMPARISON}.json", report)
     print(summary(report))

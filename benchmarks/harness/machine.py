@@ -30,13 +30,20 @@ def hardware_and_versions() -> dict:
 
 def run_metadata() -> dict:
     """Circumstances of a recording: they differ from run to run, and so are no part of the machine."""
-    git = ["git", "--no-optional-locks", "-C", str(ladder.ROOT)]
     return {
-        "commit": _output(*git, "describe", "--always", "--abbrev=12", "--dirty"),
+        "commit": _commit(),
         "command": _command(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "load": load_averages(),
     }
+
+
+def _commit() -> str | None:
+    """The commit, with "-dirty" if a file differs from it; records do not count, as those just written differ."""
+    git = ("git", "--no-optional-locks", "-C", str(ladder.ROOT))
+    commit = _output(*git, "rev-parse", "--short=12", "HEAD")
+    changed = _output(*git, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
+    return f"{commit}-dirty" if commit and changed else commit
 
 
 def load_averages() -> list[float] | None:

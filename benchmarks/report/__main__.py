@@ -5,6 +5,7 @@ python -m benchmarks.report benchmarks/results/intel-xeon-2-cores
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from benchmarks.report.comparison_table import summary, wrapped
@@ -23,7 +24,9 @@ def main(argv: list[str] | None = None) -> None:
             drawn += draw(name, record, folder)
             if name == COMPARISON:
                 print(summary(record))
-    print(wrapped(f"Written to {folder}: {', '.join(drawn) or 'nothing'}"))
+    if not drawn:
+        sys.exit(f"There is nothing to draw in {folder}: no {', '.join(f'{name}.json' for name in PICTURES)}")
+    print(wrapped(f"Written to {folder}: {', '.join(drawn)}"))
 
 
 if __name__ == "__main__":

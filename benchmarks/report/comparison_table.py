@@ -3,13 +3,13 @@
 import textwrap
 
 from benchmarks.harness.rows import BASELINE, totals
-from benchmarks.report.verdicts import are_measured, peaks, verdicts
+from benchmarks.report.rows import MISSING, are_measured, label, peaks, per_device, speed_ups
+from benchmarks.report.verdicts import verdicts
 from common import ladder
 from common.instruments.result import quantity
 
 SPEED_COLUMNS = "{:<24} {:>7} {:>9} {:>10} {:>26}"
 CHECK_COLUMNS = "{:<16} {:>9} {:>9} {:>9} {:>16} {:>16}"
-MISSING = "–"
 TERMINAL_COLUMNS = 80
 
 
@@ -73,31 +73,6 @@ def _checks(report: dict) -> str:
         cells = [len(sizes), MISSING, MISSING, memory]
         lines.append(CHECK_COLUMNS.format(ladder.short_name(script), *cells, result["weight_checksum"]))
     return "\n".join(lines)
-
-
-def label(name: str, row: dict) -> str:
-    """The level of a row of speeds; its whole name, "00_single_gpu, all cores", if one process has all cores."""
-    return name if row["all_cores"] else row["level"]
-
-
-def short_label(row: dict) -> str:
-    """The same in a narrow picture: "02 on 2" for level 02 on 2 devices, "00, all"."""
-    level = row["level"][:2]
-    return f"{level}, all" if row["all_cores"] else f"{level} on {row['workers']}"
-
-
-def speed_ups(group: dict) -> dict[str, dict]:
-    """The pairs that hold a row of a group against level 00 on one device, by the name of the row."""
-    return {pair["of"]: pair for pair in group["pairs"] if pair["to"] == BASELINE}
-
-
-def per_device(sizes: list[int]) -> str:
-    """'51', '39 22' or, where all but the first are alike, '38 7×16'."""
-    mib = [f"{size / 2**20:.0f}" for size in sizes]
-    others = mib[1:]
-    if len(others) > 1 and len(set(others)) == 1:
-        return f"{mib[0]} {len(others)}×{others[0]}"
-    return " ".join(mib)
 
 
 def wrapped(text: str) -> str:

@@ -1,7 +1,12 @@
 """The rows of a suite's record and how they compare, in the terminal, in 80 columns."""
 
 from benchmarks.harness.rows import totals
-from benchmarks.report.comparison_table import per_device
+from benchmarks.report.rows import per_device
+
+TERMINAL_COLUMNS = 79
+ROW_COLUMNS = "  {:<46}{:>12} {:<9}{:>9}"
+HEAD_COLUMNS = "{:>70}{:>9}"
+MEMORY_COLUMNS = "  {:<46}{:>31}"
 
 
 def tables(record: dict) -> str:
@@ -14,9 +19,10 @@ def tables(record: dict) -> str:
 def table(group: dict) -> str:
     """A line for each row: its median over the rounds, and the spread of the rounds. Below them the comparisons."""
     heading = f"medians of {group['rounds']} rounds"
-    lines = [group["group"], f"{heading:>70}{'spread':>9}"]
+    lines = [group["group"], HEAD_COLUMNS.format(heading, "spread")]
     for name, row in group["rows"].items():
-        lines.append(f"  {name:<46}{row['median']:>12.1f} {group['unit']:<9}{row['spread']:>9.0%}")
+        cells = [f"{row['median']:.1f}", group["unit"], f"{row['spread']:.0%}"]
+        lines.append(ROW_COLUMNS.format(name, *cells))
     if group["pairs"]:
         lines.append(comparisons(group))
     return "\n".join(lines)
@@ -26,7 +32,7 @@ def comparisons(group: dict) -> str:
     """A line for each pair of rows: the median over rounds of their ratio or difference, and its interval."""
     confidence = min(pair["confidence"] for pair in group["pairs"])
     heading = f"medians of {group['rounds']} rounds ({confidence:.0%} interval)"
-    lines = [f"{heading:>79}"]
+    lines = [heading.rjust(TERMINAL_COLUMNS)]
     for pair in group["pairs"]:
         median = pair["median"]
         low, high = pair["interval"]
@@ -36,7 +42,7 @@ def comparisons(group: dict) -> str:
         else:
             rows = f"  {pair['of']} − {pair['to']}"
             value = f" {median:.1f} ({low:.1f} to {high:.1f}) {group['unit']}"
-        lines.append(rows + value.rjust(79 - len(rows)))
+        lines.append(rows + value.rjust(TERMINAL_COLUMNS - len(rows)))
     return "\n".join(lines)
 
 
@@ -44,5 +50,5 @@ def held_memory(rows: dict[str, list[dict[str, int]]]) -> str:
     """A line for each row of `suites.sharing`: the MiB that each rank holds."""
     lines = ["MiB that each rank holds"]
     for name, ranks in rows.items():
-        lines.append(f"  {name:<46}{per_device(totals(ranks)):>31}")
+        lines.append(MEMORY_COLUMNS.format(name, per_device(totals(ranks))))
     return "\n".join(lines)

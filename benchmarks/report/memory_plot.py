@@ -14,8 +14,8 @@ COLOURS = dict(
 LEGEND_INCHES = 0.58
 PANEL_INCHES = 2.7
 AROUND_INCHES = 1.85  # Legend, names of the axes and caption stand above and below all panels.
-MARGIN = 1.1  # Beside the bars it is as wide as so many bars.
-HEADROOM = 1.32  # A panel is so many times as high as the highest bar: the ratio takes two lines of text.
+MARGIN = 1.1  # Empty space at each side, in widths of a bar.
+HEADROOM = 1.32  # The y axis ends at so many times the highest bar, which leaves two lines for the ratio.
 ABOVE_BARS = {"ha": "center", "va": "bottom", "fontsize": plots.SMALL, "bbox": plots.CLEAR}
 
 
@@ -35,7 +35,7 @@ def draw_devices(report: dict, path: Path) -> None:
         panel.tick_params(axis="y", labelleft=is_first)
         if is_first:
             panel.set_ylabel("peak MiB per device")
-            # It is wider than the panel, whose height is 1 here.
+            # y = 1.06 is just above the panel. in_layout=False, because the name is wider than it.
             panel.text(0, 1.06, titles[network], transform=panel.transAxes, weight="bold", in_layout=False)
     plots.legend(figure, COLOURS, 3)
     caption = "Simulated: every tensor charged to its device. DP: DataParallel; ratio: fullest / emptiest device"

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from benchmarks.report.plots import VERMILION, Bar, draw_bars, save, subplots
-from benchmarks.suites.network import BANDWIDTHS, one_node, row_name
 
 
 def draw_network(record: dict, path: Path) -> None:
@@ -20,15 +19,16 @@ def draw_network(record: dict, path: Path) -> None:
 
 def _panel(panel, group: dict, batch: int) -> None:
     """A bar for each link between two nodes with this batch of each process."""
-    rows = group["rows"]
     pairs = {pair["of"]: pair for pair in group["pairs"]}
     bars = []
-    for link in BANDWIDTHS:
-        name = row_name(link, batch)
-        row = rows[name]
-        text = f"{row['median']:.0f}   × {pairs[name]['median']:.2f}"
-        bars.append(Bar(label=link, length=row["median"], low=row["low"], high=row["high"], text=text))
-    alone = rows[one_node(batch)]["median"]
+    for name, row in group["rows"].items():
+        if row["batch_per_process"] != batch:
+            continue
+        if row["nodes"] == 1:
+            alone = row["median"]
+        else:
+            text = f"{row['median']:.0f}   × {pairs[name]['median']:.2f}"
+            bars.append(Bar(label=row["link"], length=row["median"], low=row["low"], high=row["high"], text=text))
     draw_bars(panel, bars, 0.04 * alone)
     panel.axvline(2 * alone, color=VERMILION, linestyle="--", linewidth=1.4)
     panel.set_xlim(0, 2.8 * alone)

@@ -4,12 +4,11 @@ import json
 
 from benchmarks.harness.rows import BASELINE, BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP_ROW, totals
 from benchmarks.report import comparison_table
-from benchmarks.report.verdicts import peaks
-from benchmarks.suites.network import BANDWIDTHS, BATCHES_PER_PROCESS, row_name
+from benchmarks.report.rows import MISSING, label, peaks, per_device, speed_ups
+from benchmarks.suites.memory import DEVICES
 from common import ladder
 
 RESULTS = ladder.ROOT / "benchmarks" / "results" / "intel-xeon-2-cores"
-WORLD_SIZES = (2, 4, 8)
 SPEED_HEAD = ("images/s", "× level 00")
 MEMORY_HEAD = "MiB per device"
 
@@ -41,19 +40,19 @@ def table_of_levels() -> str:
     memory = peaks(record["levels"])
     rows = []
     for name, row in group["rows"].items():
-        cells = [comparison_table.label(name, row), *speed_cells(group, name)]
+        cells = [label(name, row), *speed_cells(group, name)]
         if row["all_cores"]:
-            cells += [comparison_table.MISSING, comparison_table.MISSING]
+            cells += [MISSING, MISSING]
         else:
             level = row["level"]
-            cells += [comparison_table.per_device(memory[level]), record["levels"][level]["weight_checksum"]]
+            cells += [per_device(memory[level]), record["levels"][level]["weight_checksum"]]
         rows.append(cells)
     return markdown(["level", *SPEED_HEAD, MEMORY_HEAD, "weights"], rows)
 
 
 def speed_cells(group: dict, name: str) -> list[str]:
     """Images per second of a row, and the median of its rounds' ratios to level 00."""
-    speed_up = 1.0 if name == BASELINE else comparison_table.speed_ups(group)[name]["median"]
+    speed_up = 1.0 if name == BASELINE else speed_ups(group)[name]["median"]
     return [f"{group['rows'][name]['median']:.0f}", f"{speed_up:.2f}"]
 
 
@@ -65,7 +64,7 @@ def table_of_epoch(level: str) -> str:
     results = [f"{run['accuracy']:.2%}", f"{run['loss']:.4f}", f"{run['eval_loss']:.4f}"]
     group = record["throughput"][0]
     speed = speed_cells(group, row_of(group, name))
-    memory = comparison_table.per_device(peaks(record["levels"])[name])
+    memory = per_device(peaks(record["levels"])[name])
     return markdown(["accuracy", "loss", "eval loss", *SPEED_HEAD, MEMORY_HEAD], [[*results, *speed, memory]])
 
 
@@ -79,7 +78,7 @@ def table_of_devices() -> str:
     """Peak MiB of BasicNet's training on several devices."""
     memory = recorded_peaks()
     rows = []
-    for count in WORLD_SIZES:
+    for count in DEVICES:
         first, *others = totals(memory["basic_net", DATA_PARALLEL, count])
         other = max(others)
         ddp = max(totals(memory["basic_net", DDP, count]))
@@ -104,7 +103,7 @@ def table_of_smaller_memory() -> str:
     memory = recorded_peaks()
     rows = []
     for name, title in (("basic_net", "BasicNet"), ("resnet18", "ResNet-18")):
-        for count in WORLD_SIZES:
+        for count in DEVICES:
             fullest = [max(totals(memory[name, wrapper, count])) for wrapper in columns]
             rows.append([title, str(count), *map(mib, fullest)])
     return markdown(["network", "devices", *columns.values()], rows)
@@ -118,13 +117,13 @@ def recorded_peaks() -> dict[tuple[str, str, int], list[dict[str, int]]]:
 def table_of_links() -> str:
     """Ratios of two nodes' throughput to one node's, in the same rounds, by link and by batch of each process."""
     (group,) = recorded("network")["groups"]
-    pairs = {pair["of"]: pair for pair in group["pairs"]}
-    rows = []
-    for link in BANDWIDTHS:
-        cells = [link]
-        for batch in BATCHES_PER_PROCESS:
-            pair = pairs[row_name(link, batch)]
-            low, high = pair["interval"]
-            cells.append(f"{pair['median']:.2f} ({low:.2f}–{high:.2f})")
-        rows.append(cells)
-    return markdown(["link", *(f"batch {batch} each" for batch in BATCHES_PER_PROCESS)], rows)
+    cells_of_link: dict[str, list[str]] = {}
+    batches = {}
+    for pair in group["pairs"]:
+        row = group["rows"][pair["of"]]
+        low, high = pair["interval"]
+        cells = cells_of_link.setdefault(row["link"], [])
+        cells.append(f"{pair['median']:.2f} ({low:.2f}–{high:.2f})")
+        batches[row["batch_per_process"]] = None  # a dict keeps the order of the record
+    rows = [[link, *cells] for link, cells in cells_of_link.items()]
+    return markdown(["link", *(f"batch {batch} each" for batch in batches)], rows)

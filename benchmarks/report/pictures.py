@@ -20,6 +20,7 @@ PICTURES: dict[str, dict[str, Callable[[dict, Path], None]]] = {
     "overhead": {"overhead.png": overhead_plot.draw_overhead},
     "network": {"network.png": network_plot.draw_network},
     "one_step": {"one_step.png": timeline_plot.draw_levels},
+    # By the "link" of the record's groups.
     "timeline": {
         "timeline-1-gbit.png": partial(timeline_plot.draw_link, "1 Gbit/s"),
         "timeline-100-mbit.png": partial(timeline_plot.draw_link, "100 Mbit/s"),

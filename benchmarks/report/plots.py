@@ -23,6 +23,8 @@ CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # It hides the 
 WIDTH = 7.2
 SMALL = 11.6  # No text is smaller.
 DPI = 220
+CAPTION_CHARACTERS = 81
+LINE_INCHES = 0.225  # of the caption
 STYLE = {
     "font.size": 12,
     "font.family": "DejaVu Sans",
@@ -97,9 +99,9 @@ def save(figure, path: Path, caption: str, machine: dict, top: float = 0.0) -> N
     """Write the figure, complete or not at all, with caption and machine below; `top` inches stay free above."""
     gpus = f"{len(machine['gpus'])} × {machine['gpus'][0]}" if machine["gpus"] else "no GPU"
     place = f"{machine['processor']}, {machine['cores']} CPU cores, {gpus}, torch {machine['torch']}"
-    lines = textwrap.wrap(f"{caption}. {place}.", 81)
+    lines = textwrap.wrap(f"{caption}. {place}.", CAPTION_CHARACTERS)
     height = figure.get_figheight()
-    bottom = 0.225 * len(lines) + 0.1
+    bottom = LINE_INCHES * len(lines) + 0.1
     figure.text(0.012, 0.06 / height, "\n".join(lines), fontsize=SMALL, color=SOFT, va="bottom", linespacing=1.3)
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, rect=(0, bottom / height, 1, 1 - (bottom + top) / height))
     with atomic_write(path) as draft:

@@ -4,19 +4,25 @@ import textwrap
 from pathlib import Path
 
 from benchmarks.harness.rows import BASELINE
-from benchmarks.report.comparison_table import short_label, speed_ups
 from benchmarks.report.plots import BLUE, GREY, SKY, SMALL, SOFT, VERMILION, Bar, draw_bars, save, subplots
+from benchmarks.report.rows import short_label, speed_ups
 from common.instruments.result import quantity
 
 SCALING_COLUMNS = 2
 TITLE_CHARACTERS = 28
+SPEED_BAR_INCHES = 0.42
+SCALING_BAR_INCHES = 0.4
+PANEL_INCHES = 0.9  # title and axis of a panel
+# The x axis ends so many times further right than the longest bar, interval or dashed line: the texts stand there.
+ROOM_FOR_SPEEDS = 1.27
+ROOM_FOR_RATIOS = 1.3
 
 
 def draw_speeds(report: dict, path: Path) -> None:
     """Images per second of each level: the median of the rounds, their quartiles, and every round."""
     groups = report["throughput"]
     most_rows = max(len(group["rows"]) for group in groups)
-    figure, panels = subplots(len(groups), 1, 1.5 + (0.42 * most_rows + 0.9) * len(groups))
+    figure, panels = subplots(len(groups), 1, 1.5 + (SPEED_BAR_INCHES * most_rows + PANEL_INCHES) * len(groups))
     fastest = 0.0
     for group in groups:
         fastest = max(fastest, *(max(row["samples"]) for row in group["rows"].values()))
@@ -55,7 +61,7 @@ def _speeds(panel, group: dict, fastest: float) -> None:
         ideal = _most_devices(group) * rows[BASELINE]["median"]
         panel.axvline(ideal, color=VERMILION, linestyle="--", linewidth=1.4)
         right = max(fastest, 1.02 * ideal)
-    panel.set_xlim(0, 1.27 * right)
+    panel.set_xlim(0, ROOM_FOR_SPEEDS * right)
 
 
 def draw_scaling(record: dict, path: Path) -> None:
@@ -63,12 +69,13 @@ def draw_scaling(record: dict, path: Path) -> None:
     groups = record["groups"]
     lines = len(groups) // SCALING_COLUMNS  # as many groups of weak scaling as of strong scaling
     most_rows = max(len(speed_ups(group)) for group in groups)
-    figure, panels = subplots(lines, SCALING_COLUMNS, 0.9 + lines * (0.4 * most_rows + 0.9))
+    height = 0.9 + lines * (SCALING_BAR_INCHES * most_rows + PANEL_INCHES)
+    figure, panels = subplots(lines, SCALING_COLUMNS, height)
     furthest = max(map(_most_devices, groups))  # an interval, or the dashed line
     for group in groups:
         furthest = max(furthest, *(pair["interval"][1] for pair in speed_ups(group).values()))
     for panel, group in zip(panels, groups, strict=True):
-        _speed_ups(panel, group, 1.3 * furthest)
+        _speed_ups(panel, group, ROOM_FOR_RATIOS * furthest)
     caption = f"Measured: medians of {groups[0]['rounds']} paired ratios, intervals. “02 on 2”: level 02 on 2 devices"
     save(figure, path, f"{caption}. {_about_devices(groups[0])}", record["machine"])
 

@@ -28,6 +28,8 @@ COLOURS = {
     WAITING: PALE,
 }
 INCHES_OF_A_RANK = 0.38
+TITLE_INCHES = 0.42  # of a panel
+AROUND_INCHES = 1.15  # legend, time axis and caption
 # Shares of a rank's height. The rest is between the ranks.
 COMPUTING = 0.5
 SENT = 0.36  # all lanes that send, below the one that computes
@@ -79,7 +81,7 @@ def _title(wrapper: str, rank_spans: RankSpans, median: float) -> str:
 def _draw_panels(panels: dict[str, RankSpans], unit: str, caption: str, machine: dict, path: Path) -> None:
     """The panels by their titles, one below the other; `unit` is the name of what has lanes, rank or device."""
     ranks = [len(rank_spans) for rank_spans in panels.values()]
-    inches = 1.15 + INCHES_OF_A_RANK * sum(ranks) + 0.42 * len(panels)
+    inches = AROUND_INCHES + INCHES_OF_A_RANK * sum(ranks) + TITLE_INCHES * len(panels)
     figure, all_axes = subplots(len(panels), 1, inches, height_ratios=ranks)
     spans: list[Span] = []
     for axes, (title, rank_spans) in zip(all_axes, panels.items(), strict=True):

@@ -3,7 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from benchmarks.harness.rows import BASELINE, REPLICATED, totals
+from benchmarks.harness.rows import BASELINE, REPLICATED
+from benchmarks.report.rows import peaks
 from common import ladder
 from common.data.synthetic import SIZES
 
@@ -76,29 +77,6 @@ def balanced(levels: dict[str, dict]) -> Verdict:
     if uneven:
         return Verdict(False, f"UNBALANCED: {line} (at {', '.join(uneven)})")
     return Verdict(True, f"BALANCED: {line}")
-
-
-def peaks(levels: dict[str, dict]) -> dict[str, list[int]]:
-    """The peak bytes of each device, by level. See `are_measured`."""
-    if are_measured(levels):
-        return {level: result["run"]["peak_memory_bytes"] for level, result in levels.items()}
-    sizes = {}
-    for level, result in levels.items():
-        sizes[level] = totals(result["simulated_peak_memory"])
-    return sizes
-
-
-def are_measured(levels: dict[str, dict]) -> bool:
-    """True if the allocator kept a peak for each device of every level. Replicas on one GPU have none of their own.
-
-    If one is missing, the accounting's peaks count for all levels, so that they can be compared.
-    """
-    for result in levels.values():
-        run = result["run"]
-        devices = max(run["world_size"], len(result["simulated_peak_memory"]))
-        if len(run["peak_memory_bytes"] or []) < devices:
-            return False
-    return True
 
 
 def imbalance(sizes: list[int]) -> float:

@@ -16,11 +16,12 @@ from common.processes import ranks
 BATCH_SIZE = 64
 DEVICES = 2
 TITLE = f"one step of {BATCH_SIZE} images, a device is 1/{DEVICES} of the cores"
+# Each row's script, and its number of processes or replicas.
 SCRIPTS = {
-    "00, one device": Configuration(BASELINE, 1, BATCH_SIZE),
-    "01, DataParallel": Configuration(REPLICATED, DEVICES, BATCH_SIZE),
-    "02, DDP": Configuration(RAW_DDP, DEVICES, BATCH_SIZE),
-    "FSDP": Configuration(ladder.FSDP, DEVICES, BATCH_SIZE),
+    "00, one device": (BASELINE, 1),
+    "01, DataParallel": (REPLICATED, DEVICES),
+    "02, DDP": (RAW_DDP, DEVICES),
+    "FSDP": (ladder.FSDP, DEVICES),
 }
 
 
@@ -34,11 +35,11 @@ def measure(options: MeasureOptions) -> dict:
 
 def record_devices(data_flags: tuple[str, ...], row: str, steps: int) -> list[list[RecordedStep]]:
     """The recorded steps of one run after the warm-up, for each device."""
-    script = SCRIPTS[row]
-    cores = available_cores() // DEVICES
-    argv = [*script.argv(Steps(WARM_UP_STEPS, steps)), "--device", "cpu", "--cores-per-device", str(cores), *data_flags]
+    name, workers = SCRIPTS[row]
+    script = Configuration(name, workers, BATCH_SIZE, cores_per_device=available_cores() // DEVICES)
+    argv = [*script.argv(Steps(WARM_UP_STEPS, steps)), "--device", "cpu", *data_flags]
     devices = []
-    for devices_of_rank in ranks(script.processes, on_cpu=True).run(record_level, script.level, argv, cores):
+    for devices_of_rank in ranks(script.processes, on_cpu=True).run(record_level, name, argv, script.threads):
         for recorded in devices_of_rank:
             devices.append(recorded[-steps:])  # those before are the warm-up
     return devices

@@ -1,10 +1,11 @@
 """The time that an abstraction adds to a step: a raw loop, the core, the Trainer and their peers, in one process.
 
-The model is Linear(16, 10), the batch 64 samples, in memory, on the CPU with one thread: next to nothing to compute, so
-that what is left is the loop's own cost. Each round runs every contestant once over the same batches, in an order that
-is drawn anew. The result is the difference to a raw loop of the same round that does the same work. The Trainers' raw
-loop also measures the gradients' norm, steps a schedule and sums the losses, as they do. They measure the norm by
-clipping to no limit, which leaves the gradients as they are. No contestant logs or saves.
+The model is Linear(16, 10), and model and data are in the CPU's memory. There is one thread, as `prepare_process` of
+`benchmarks.__main__` sets it. So there is next to nothing to compute, and what is left is the loop's own cost. Each
+round runs every contestant once over as many batches of 64 samples; the order of the contestants is drawn anew. The
+result is the difference to a raw loop of the same round that does the same work. The Trainers' raw loop also measures
+the gradients' norm, steps a schedule and sums the losses, as they do. They measure the norm by clipping to no limit,
+which leaves the gradients as they are. No contestant logs or saves.
 
 A contestant's sample is its median step. A step takes some hundred microseconds, and a process that loses its core for
 one step would else add milliseconds to the mean.
@@ -19,7 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import pairwise
 
@@ -57,7 +58,7 @@ def median_step(ends: list[float]) -> float:
     return statistics.median(end - start for start, end in pairwise(ends[WARM_UP:]))
 
 
-def pieces() -> tuple[torch.nn.Module, torch.optim.Optimizer, DataLoader]:
+def model_optimizer_loader() -> tuple[torch.nn.Module, torch.optim.Optimizer, DataLoader]:
     """A model, its optimizer and its loader: the same for every contestant with a loop of its own."""
     torch.manual_seed(0)
     model = torch.nn.Linear(16, 10)
@@ -65,11 +66,15 @@ def pieces() -> tuple[torch.nn.Module, torch.optim.Optimizer, DataLoader]:
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3), loader
 
 
-def timed(model, optimizer, loader, backward: Callable, accumulate: Callable = nullcontext) -> float:
-    """Seconds of the median step, in the context `accumulate(model)`. `nullcontext` ignores the model."""
+def no_context(model: torch.nn.Module) -> AbstractContextManager:
+    return nullcontext()
+
+
+def timed(model, optimizer, loader, backward: Callable, context_of_step: Callable = no_context) -> float:
+    """Seconds of the median step. Each step runs in a context of its own."""
     ends = []
     for inputs, targets in loader:
-        with accumulate(model):
+        with context_of_step(model):
             loss = F.cross_entropy(model(inputs), targets)
             backward(loss)
             optimizer.step()
@@ -80,7 +85,7 @@ def timed(model, optimizer, loader, backward: Callable, accumulate: Callable = n
 
 def raw_loop() -> float:
     """Seconds of the median step of a plain loop."""
-    model, optimizer, loader = pieces()
+    model, optimizer, loader = model_optimizer_loader()
     return timed(model, optimizer, loader, torch.Tensor.backward)
 
 
@@ -88,9 +93,9 @@ def by_accelerator(library: str, accumulating: bool) -> float:
     """Seconds of the median step of the Accelerator of `library`, "common.accelerator" or "accelerate"."""
     module = importlib.import_module(library)
     accelerator = module.Accelerator(cpu=True)
-    model, optimizer, loader = accelerator.prepare(*pieces())
-    accumulate = accelerator.accumulate if accumulating else nullcontext
-    seconds = timed(model, optimizer, loader, accelerator.backward, accumulate)
+    model, optimizer, loader = accelerator.prepare(*model_optimizer_loader())
+    context_of_step = accelerator.accumulate if accumulating else no_context
+    seconds = timed(model, optimizer, loader, accelerator.backward, context_of_step)
     accelerator.free_memory()
     return seconds
 
@@ -99,7 +104,7 @@ def by_fabric() -> float:
     from lightning.fabric import Fabric
 
     engine = Fabric(accelerator="cpu", devices=1)
-    model, optimizer, loader = pieces()
+    model, optimizer, loader = model_optimizer_loader()
     model, optimizer = engine.setup(model, optimizer)
     return timed(model, optimizer, engine.setup_dataloaders(loader), engine.backward)
 

@@ -49,8 +49,9 @@ class Configuration:
 
     Attributes:
         workers: processes, or at level 01 replicas.
-        cores_per_device: of a device that is a part of the cores; by default the workers share all of them.
-        all_cores: True for the extra row: level 00 with every core.
+        cores_per_device: the cores of each device. With None the workers share all cores: on GPUs, in the row "all
+            cores", and where there are fewer cores than devices.
+        all_cores: only names the row; its cores come from `cores_per_device=None`.
     """
 
     level: str
@@ -61,11 +62,7 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        if self.level == BASELINE:
-            return f"{BASELINE}, all cores" if self.all_cores else BASELINE
-        if self.level == REPLICATED:
-            return f"{self.level}, {quantity(self.workers, 'replica')}"
-        return f"{self.level}, {self.workers} {'process' if self.workers == 1 else 'processes'}"
+        return f"{BASELINE}, all cores" if self.all_cores else row_name(self.level, self.workers)
 
     @property
     def processes(self) -> int:
@@ -98,15 +95,25 @@ class Configuration:
         return min(results, key=lambda result: result["images_per_sec"])
 
 
+def row_name(level: str, workers: int) -> str:
+    """The name of the row of a level, each worker on a device of its own."""
+    if level == BASELINE:
+        return BASELINE
+    if level == REPLICATED:
+        return f"{level}, {quantity(workers, 'replica')}"
+    return f"{level}, {workers} {'process' if workers == 1 else 'processes'}"
+
+
 def calibrated(rows: list[Configuration], data_flags: tuple[str, ...]) -> Steps:
-    """The steps that take about SECONDS_OF_A_SAMPLE here. All take as many: the same work per image."""
-    in_an_epoch = SIZES["train"] // max(row.global_batch_size for row in rows)
-    most = in_an_epoch // 2  # a warm-up may be as long as a sample, and both are steps of one epoch
-    counted = min(steps_in_time(rows, Steps(WARM_UP_STEPS, 2), data_flags), most)
+    """One number of steps for all rows: by it a sample takes about SECONDS_OF_A_SAMPLE here."""
+    # Warm-up and sample together must fit into one epoch of the largest batch, and the warm-up may be as long.
+    steps_of_epoch = SIZES["train"] // max(row.global_batch_size for row in rows)
+    limit = steps_of_epoch // 2
+    counted = min(steps_in_time(rows, Steps(WARM_UP_STEPS, 2), data_flags), limit)
     if not torch.cuda.is_available():
         return Steps(WARM_UP_STEPS, counted)
     # The clocks of a GPU need about the time of a sample to settle, so a warm-up is as long as a sample, here too.
-    counted = min(steps_in_time(rows, Steps(counted, counted), data_flags), most)
+    counted = min(steps_in_time(rows, Steps(counted, counted), data_flags), limit)
     return Steps(counted, counted)
 
 
@@ -132,7 +139,7 @@ def measure_in_turns(title: str, rows: list[Configuration], options: MeasureOpti
     ratios = [(name, BASELINE) for name in samples if name != BASELINE]
     for level in ladder.DISTRIBUTED[1:]:
         for workers in sorted({row.workers for row in rows}):
-            ratios.append((Configuration(level, workers).name, Configuration(RAW_DDP, workers).name))
+            ratios.append((row_name(level, workers), row_name(RAW_DDP, workers)))
     return records.group(title, "images/s", samples, metadata, ratios)
 
 

@@ -1,4 +1,4 @@
-"""Counts a network of somebody else's: its multiply-adds, gradients, operators and bytes.
+"""The multiply-adds, gradients, operators and bytes of a user's network.
 
 Nothing is computed (see `without_computing`).
 """
@@ -64,11 +64,12 @@ def count_products(network: UserNetwork, model: nn.Module, samples: int) -> tupl
     batch = network.make_batch(samples)
     forward = FlopCounterMode(display=False)
     backward = FlopCounterMode(display=False)
-    operations = 2 * samples  # in a multiply-add of each sample
+    flops_per_multiply_add = 2
     gradients: list[Gradient] = []
 
     def record_gradient(parameter: nn.Parameter) -> None:
-        gradients.append(Gradient(parameter.numel(), backward.get_total_flops() // operations))
+        done = backward.get_total_flops() // flops_per_multiply_add // samples
+        gradients.append(Gradient(parameter.numel(), done))
 
     hooks = [parameter.register_post_accumulate_grad_hook(record_gradient) for parameter in trainable(model)]
     # A fused attention, which the counter does not know of every device, multiplies what its parts multiply.
@@ -79,7 +80,8 @@ def count_products(network: UserNetwork, model: nn.Module, samples: int) -> tupl
             loss.backward()
     for hook in hooks:
         hook.remove()
-    return forward.get_total_flops() // operations, tuple(gradients)
+    multiply_adds = forward.get_total_flops() // flops_per_multiply_add // samples
+    return multiply_adds, tuple(gradients)
 
 
 class StepCount(TorchDispatchMode):

@@ -117,7 +117,7 @@ def seconds_of_step(setting: Setting, work: Work, steps: int) -> float:
     except RankFailed as error:
         rank, failure = next(iter(error.failures.items()))  # the others may have waited for this one
         reason = failure.partition("\n")[0]
-        raise StepFailed(f"{setting.name} cannot: rank {rank}: {reason}") from error
+        raise StepFailed(f"{setting.name} cannot train: rank {rank}: {reason}") from error
 
 
 def print_table(samples: Samples, batch: int) -> None:

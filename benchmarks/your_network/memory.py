@@ -31,16 +31,18 @@ TERMINAL_COLUMNS = 80
 # The first six stand for common.memory.CATEGORIES, in their order.
 HEADS = ("params", "grads", "optim.", "acts.", "comm.", "temp.", "peak", "least", "fits")
 LEGEND = """
-MiB at the peak of a step on the device that needs most. acts.: activations,
-which forward keeps for backward. comm.: DDP's buckets, DataParallel's copies,
-messages. temp.: what an operation needs for a moment. least: the peak of the
-device that needs least. fits: the largest global batch for these devices, known
-to an eighth; –: none, ?: a larger batch failed.
+MiB at the peak of a step, with DataParallel on the device that needs most, else
+on rank 0. acts.: activations, which forward keeps for backward. comm.: DDP's
+buckets, DataParallel's copies, messages. temp.: what an operation needs for a
+moment. least: the peak of the device that needs least; –: only rank 0 is known.
+fits: the largest global batch for these devices, known to an eighth; –: none,
+?: a larger batch failed.
 
 Not counted: the CUDA context (some 0.5 GiB), workspaces of cuBLAS and cuDNN,
-NCCL's buffers, fragmentation. ZeRO-1 shares out whole parameters: the row is of
-the device that has the largest. ZeRO-2 is FSDP2 without resharding: parameters
-are whole from forward to backward only, beside the part that a device keeps."""
+NCCL's buffers, fragmentation. ZeRO-1 shares out whole parameters: rank 0 has
+the largest, but other ranks may need more memory. ZeRO-2 is FSDP2 without
+resharding: parameters are whole from forward to backward only, beside the part
+that a device keeps."""
 
 # The bytes of each device of this process at its peak, by category: of a rank, or of all replicas.
 DeviceBytes = list[dict[str, int]]
@@ -185,9 +187,11 @@ def print_row(row: MemoryRow) -> None:
     """Print MiB of the fullest device by category, and of the emptiest, and the batch that fits, in one line."""
     peaks = totals(row.need)
     fullest = row.need[peaks.index(max(peaks))]
-    sizes = [*fullest.values(), max(peaks), min(peaks)]
+    one_stands_for_all = len(peaks) < row.setting.devices
+    least = "–" if one_stands_for_all else mib(min(peaks))
     fits = "?" if row.search_failure else str(row.largest or "–")
-    print(in_columns(row.setting.name, [*map(mib, sizes), fits]), flush=True)
+    cells = [*map(mib, fullest.values()), mib(max(peaks)), least, fits]
+    print(in_columns(row.setting.name, cells), flush=True)
     if row.search_failure:
         print_failure(f"?: {row.search_failure}")
 

@@ -55,7 +55,7 @@ def answer(options: argparse.Namespace) -> list[PredictedRow]:
 def with_measured_step(setup: Setup, seconds: float, batch: int) -> Setup:
     """The setup with a GPU that takes so many seconds for a step of `batch` samples.
 
-    A step is no faster than its launches. Where the measured one is, they take less time than is assumed.
+    If the measured step is shorter than the assumed launches, launches are taken to last as long as the step.
     """
     launch_seconds = min(setup.launch_seconds, seconds)
     return replace(setup, sample_seconds=seconds / batch, launch_seconds=launch_seconds)

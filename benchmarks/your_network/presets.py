@@ -1,4 +1,4 @@
-"""GPUs and links with published figures, or figures scaled from these. Nothing is fitted to a result of this model."""
+"""GPUs and links with published figures, or figures scaled from these. None is chosen to make predictions agree."""
 
 from typing import NamedTuple
 
@@ -38,20 +38,28 @@ class Gpu(NamedTuple):
 NVLINK_A100 = nvlink(235)  # what tuning.cc expects of an all-reduce
 NVLINK_H100 = nvlink(18 * 20.6)  # links of a GPU times the bandwidth of each; the H200 has the same
 NVLINK_B200 = nvlink(18 * 40.1)
+# NVIDIA's datasheets "A100 80GB" (2021), "H100" (2023), "H200" (2024) and "HGX B200" (2025), all for SXM.
+MEMORY_GB_PER_SECOND = {"a100": 2039, "h100": 3350, "h200": 4800, "b200": 8000}
+# Images per second, as of the V100: NVIDIA, DeepLearningExamples, PyTorch ResNet50 v1.5.
+A100 = 938
+A100_AMP = 2470
 
-# Images per second of V100 and A100: NVIDIA, DeepLearningExamples, PyTorch ResNet50 v1.5. For newer ones PyTorch's rate
-# is not published. They are taken to be as much faster as their memory is, whose GB/s are in NVIDIA's datasheets "A100
-# 80GB" (2021), "H100" (2023), "H200" (2024) and "HGX B200" (2025), all for SXM.
+
+def scaled(images_per_second: float, gpu: str) -> float:
+    """A newer GPU's rate from that of the A100, in proportion to their memory: PyTorch's own is not published."""
+    return images_per_second * MEMORY_GB_PER_SECOND[gpu] / MEMORY_GB_PER_SECOND["a100"]
+
+
 GPUS = {
     "v100": Gpu("V100, float32", 367, nvlink(6 * 20)),
-    "a100": Gpu("A100, TF32", 938, NVLINK_A100),
-    "a100-amp": Gpu("A100, mixed precision", 2470, NVLINK_A100),
-    "h100": Gpu("H100, TF32 (scaled from A100)", 938 * 3350 / 2039, NVLINK_H100),
-    "h100-amp": Gpu("H100, mixed precision (scaled from A100)", 2470 * 3350 / 2039, NVLINK_H100),
-    "h200": Gpu("H200, TF32 (scaled from A100)", 938 * 4800 / 2039, NVLINK_H100),
-    "h200-amp": Gpu("H200, mixed precision (scaled from A100)", 2470 * 4800 / 2039, NVLINK_H100),
-    "b200": Gpu("B200, TF32 (scaled from A100)", 938 * 8000 / 2039, NVLINK_B200),
-    "b200-amp": Gpu("B200, mixed precision (scaled from A100)", 2470 * 8000 / 2039, NVLINK_B200),
+    "a100": Gpu("A100, TF32", A100, NVLINK_A100),
+    "a100-amp": Gpu("A100, mixed precision", A100_AMP, NVLINK_A100),
+    "h100": Gpu("H100, TF32 (scaled from A100)", scaled(A100, "h100"), NVLINK_H100),
+    "h100-amp": Gpu("H100, mixed precision (scaled from A100)", scaled(A100_AMP, "h100"), NVLINK_H100),
+    "h200": Gpu("H200, TF32 (scaled from A100)", scaled(A100, "h200"), NVLINK_H100),
+    "h200-amp": Gpu("H200, mixed precision (scaled from A100)", scaled(A100_AMP, "h200"), NVLINK_H100),
+    "b200": Gpu("B200, TF32 (scaled from A100)", scaled(A100, "b200"), NVLINK_B200),
+    "b200-amp": Gpu("B200, mixed precision (scaled from A100)", scaled(A100_AMP, "b200"), NVLINK_B200),
 }
 
 PCIE = {"pcie3": pcie(12), "pcie4": pcie(24)}  # with 16 lanes
@@ -65,7 +73,7 @@ NETWORK = {
     "8x400g": ethernet(8 * 400),
 }
 
-LAUNCH_SECONDS = 10e-6  # To start an operator from Python is assumed to take so long.
+LAUNCH_SECONDS = 10e-6  # assumed: the time to start an operator from Python
 
 # The costs of torchvision's ResNet-50, as `count` finds them.
 RESNET50_MULTIPLY_ADDS = 4_089_184_256

@@ -23,7 +23,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 GRADIENT_BYTES = 4  # float32
-# An all-reduce takes them whatever it sends. Source: NCCL 2.8, src/graph/tuning.cc, baseLat.
+# Fixed seconds of every all-reduce. Source: NCCL 2.8, src/graph/tuning.cc, baseLat.
 ALL_REDUCE_START_SECONDS = 8.4e-6
 PAYING_EFFICIENCY = 0.9  # GPUs pay if their scaling efficiency is more than this.
 LARGEST_GLOBAL_BATCH = 2**20
@@ -174,16 +174,17 @@ def step(setup: Setup, batch: float, gpus: int) -> float:
     compute = max(kernels, setup.launch_seconds)
     if gpus == 1:
         return compute
-    # 2. The part of backward beside which all-reduces run, as long as they do not slow it down.
+    # 2. Seconds of backward during which an all-reduce runs, first timed without the slowdown it causes. One correction
+    # follows and is not repeated.
     backward = compute * setup.backward_share
-    hidden = 0.0
+    overlapped = 0.0
     for transfer in transfers(setup, backward, gpus):
-        hidden += min(transfer.end, backward) - min(transfer.start, backward)
-    # 3. Backward, slowed down there. A launch-bound GPU is idle between kernels, so only a part of that time is theirs.
-    hidden_kernels = hidden * kernels / compute
-    slowed_kernels = kernels * setup.backward_share + setup.contention * hidden_kernels
+        overlapped += min(transfer.end, backward) - min(transfer.start, backward)
+    # 3. The correction. A launch-bound GPU is idle between kernels, so only a part of those seconds is slowed down.
+    overlapped_kernels = overlapped * kernels / compute
+    slowed_kernels = kernels * setup.backward_share + setup.contention * overlapped_kernels
     slowed_backward = max(slowed_kernels, backward)
-    # 4. The end of the last all-reduce beside the slower backward.
+    # 4. The end of the last all-reduce, timed again with the slower backward.
     last = transfers(setup, slowed_backward, gpus)[-1]
     return compute - backward + max(slowed_backward, last.end)
 

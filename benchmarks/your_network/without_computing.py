@@ -36,7 +36,7 @@ OUT_OF_MEMORY = "can't allocate memory"  # The message of torch's RuntimeError h
 MAP_NORESERVE = 0x4000  # Linux's; Python has a name for it from 3.13 on
 _ATTEND = F.scaled_dot_product_attention
 _READ_NUMBERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
-# These leave their results unfilled. A small one is set to 0 here: the operation that fills it may be skipped.
+# These leave their results unfilled. `_allocated` sets small ones to 0: the operation that fills them may be skipped.
 _UNFILLED = (
     torch.ops.aten.empty_like.default,
     torch.ops.aten.new_empty.default,
@@ -87,7 +87,7 @@ class _Layout(NamedTuple):
     """The results of an operation on torch's device "meta", whose tensors have shapes and no numbers.
 
     Attributes:
-        argument_of: the position of the argument that has a storage, by the address of the storage.
+        argument_of: address of a storage on "meta" → index of the argument that owns it.
     """
 
     results: Any
@@ -97,12 +97,12 @@ class _Layout(NamedTuple):
 class _WithoutComputing(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        # By operation and arguments. They keep their storages alive, so that no other storage gets the address of one.
+        # By operation and arguments. Addresses are compared only within one layout, whose results stay alive.
         self._layouts: dict[tuple, _Layout] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, because it would take longer than a call to keep torch's compiler out of it."""
+        """True would make torch disable its compiler around each call, which takes longer than the call."""
         return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -190,9 +190,10 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _allocated(arguments: list[Tensor], argument_of: dict[int, int], meta: Tensor) -> Tensor:
-    """A tensor like `meta`: in the memory of an argument, if `meta` is in that of the argument on "meta", or new.
+    """The tensor for a result on "meta": in an argument's memory, if they share a storage on "meta", else a new one.
 
-    Not every operation says in its schema that it returns an argument. Small new ones are 0, because they may be read.
+    Storages are compared, because not every operation says in its schema that it returns an argument. Small new tensors
+    are 0, because they may be read.
     """
     if _storage(meta) in argument_of:
         argument = arguments[argument_of[_storage(meta)]]

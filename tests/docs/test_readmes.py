@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from benchmarks.report import page_tables, readmes
-from benchmarks.report.comparison_table import speed_ups
+from benchmarks.report.rows import speed_ups
 from common import ladder
 from common.eval_sampler import DistributedEvalSampler
 from tests.docs.pages import MODULES, PAGES, name, table_rows

@@ -73,24 +73,42 @@ def test_an_interruption_leaves_the_record_of_before_and_no_process(tmp_path, wh
     finally:
         if _alive(process.pid):
             os.killpg(process.pid, signal.SIGKILL)
-    assert printed == "" and "INTERRUPTED: nothing is written" in complained
+    assert printed == "" and "INTERRUPTED: training" in complained
     assert "Traceback" not in complained and "leaked" not in complained
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("results.json", "of before")]
+    assert {path.name for path in tmp_path.iterdir()} == {"results.json", compare.INCOMPLETE}
+    assert (tmp_path / "results.json").read_text() == "of before"
 
 
-def test_a_part_that_fails_ends_the_comparison_and_is_named_and_the_parts_before_are_kept(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("failure", "ended"),
+    [
+        (RankFailed({1: "NameError"}), "FAILED: training 01_data_parallel: rank 1: NameError"),
+        (KeyboardInterrupt(), "130"),
+    ],
+)
+def test_a_part_that_fails_is_named_and_the_parts_before_are_kept(failure, ended, tmp_path, monkeypatch):
     def train_or_fail(level, settings):
         if level != "00_single_gpu":
-            raise RankFailed({1: "NameError"})
+            raise failure
         return {"steps": 60}
 
     monkeypatch.setattr(compare, "train", train_or_fail)
     monkeypatch.setattr(sys, "argv", ["compare", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match="FAILED: training 01_data_parallel: rank 1: NameError"):
+    with pytest.raises(SystemExit, match=ended):
         compare.main()
     (written,) = tmp_path.iterdir()
     assert written.name == compare.INCOMPLETE
     assert json.loads(written.read_text())["levels"]["00_single_gpu"] == {"run": {"steps": 60}}
+
+
+def test_a_comparison_that_succeeds_removes_what_a_failed_one_left(tmp_path, monkeypatch, report):
+    (tmp_path / compare.INCOMPLETE).write_text("of before")
+    monkeypatch.setattr(compare, "run_parts", lambda settings, folder, show_part, new: new.update(report))
+    monkeypatch.setattr(compare, "draw", lambda *args: [])
+    monkeypatch.setattr(sys, "argv", ["compare", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="0"):
+        compare.main()
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
 
 
 def test_without_mnist_the_comparison_ends_in_one_line_that_says_so(tmp_path, monkeypatch, capsys):

@@ -35,6 +35,11 @@ def test_a_comparison_is_drawn_again(tmp_path, capsys, report):
     assert (tmp_path / "memory.png").stat().st_size > 1000
 
 
+def test_a_folder_without_records_is_an_error(tmp_path):
+    with pytest.raises(SystemExit, match="nothing to draw"):
+        command.main([str(tmp_path / "mistyped")])
+
+
 @pytest.fixture
 def panels(tmp_path, monkeypatch):
     """`panels(file, report)`: the panels of a comparison's picture."""

@@ -12,6 +12,7 @@ from benchmarks import __main__ as program
 from benchmarks.harness import node_ranks
 from benchmarks.harness.options import CannotMeasure, MeasureOptions
 from benchmarks.suites import network, overhead, timeline
+from common.processes import RankFailed
 
 QUICK = MeasureOptions(rounds=2, data_flags=("--dataset", "synthetic"), quick=True)
 
@@ -43,11 +44,18 @@ def test_a_suite_that_cannot_be_measured_is_named_and_the_next_one_runs(
     def cannot(options):
         raise CannotMeasure("two devices need as many cores")
 
+    def fails(options):
+        raise RankFailed({1: "NameError"})
+
     monkeypatch.setitem(program.SUITES, "one_step", cannot)
+    monkeypatch.setitem(program.SUITES, "overhead", fails)
     monkeypatch.setitem(program.SUITES, "sharing", lambda options: {"rows": {}, "rounds": options.rounds})
     monkeypatch.setattr(program.pictures, "draw", lambda *args: [])
-    program.main(["one_step", "sharing", "--rounds", "3", "--record", str(tmp_path)])
-    assert "one_step is not measured: two devices need as many cores" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="1"):
+        program.main(["one_step", "overhead", "sharing", "--rounds", "3", "--record", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert "one_step is not measured: two devices need as many cores" in printed
+    assert "overhead is not measured: rank 1: NameError" in printed
     assert [path.name for path in tmp_path.iterdir()] == ["sharing.json"]
     assert json.loads((tmp_path / "sharing.json").read_text())["rounds"] == 3
 

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from benchmarks.report.comparison_table import summary, tables
-from benchmarks.report.verdicts import are_measured, balanced, peaks, verdicts
+from benchmarks.report.rows import are_measured, peaks
+from benchmarks.report.verdicts import balanced, verdicts
 from common import ladder
 
 MIB = 2**20

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torchvision
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -175,6 +176,9 @@ def test_a_chain_of_layers_in_a_list_is_one_block_for_checkpointing():
 
     stages = nn.ModuleList([block(), nn.Sequential(block(), block())])
     assert units(nn.Sequential(stages)) == [stages[0], *stages[1]]
+    with torch.device("meta"):
+        vgg = torchvision.models.vgg11()
+    assert units(vgg) == [vgg.features, vgg.classifier]
 
 
 WRONG = """
@@ -206,6 +210,7 @@ ROWS = "def loss(outputs, targets): return nn.functional.cross_entropy(outputs, 
         ("FILE:wrong", GOOD, "", "the forward of mine:wrong failed: RuntimeError"),
         ("FILE:keys", GOOD, "", "returns a dict and no tensor: write loss(outputs, targets)"),
         ("FILE:right", GOOD, ROWS, "must be a scalar tensor"),
+        ("FILE:right --checkpointing", GOOD, "", "the network has no container"),
         ("FILE:right --batch 64", FIFTY, "", "an input of shape (50, 4)"),
     ],
 )
@@ -235,6 +240,8 @@ def test_a_strategy_that_cannot_take_the_network_says_why_in_its_row(written, ca
     rows = program.main(["memory", path, "--batch", "8", "--devices", "2", "--gib", "1"])
     printed = capsys.readouterr().out
     assert [row.setting.name for row in rows] == ["one device", "DDP, 2", "ZeRO-1, 2"]
+    (ddp,) = [line.split() for line in printed.splitlines() if line.startswith("DDP, 2")]
+    assert ddp[-2] == "–"  # rank 0 stands for all
     failures = " ".join(printed.split())
     assert "DataParallel, 2: the loss of mine:build failed: ValueError" in failures
     assert "input batch_size (2) to match target batch_size (4)" in failures

@@ -40,14 +40,14 @@ def test_a_device_is_a_gpu_or_an_equal_part_of_the_cores(monkeypatch):
 def test_what_cannot_train_the_network_is_left_out_unless_it_is_one_device(monkeypatch, capsys):
     def seconds_of_step(setting, work, steps):
         if setting.strategy in cannot:
-            raise StepFailed(f"{setting.name} cannot: no scores")
+            raise StepFailed(f"{setting.name} cannot train: no scores")
         return 0.5
 
     monkeypatch.setattr(measure, "seconds_of_step", seconds_of_step)
     settings = settings_on([1, 2], WAYS)
     cannot = ["DataParallel"]
     assert list(measure.try_settings(settings, None)) == [("one device", 1), ("DDP", 2)]
-    assert capsys.readouterr().out == "DataParallel, 2 cannot: no scores\n"
+    assert capsys.readouterr().out == "DataParallel, 2 cannot train: no scores\n"
     cannot = ["one device"]
     with pytest.raises(StepFailed):
         measure.try_settings(settings, None)

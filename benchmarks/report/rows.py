@@ -1,0 +1,53 @@
+"""The rows of records as tables and pictures show them: names, speed-ups and memory of each device."""
+
+from benchmarks.harness.rows import BASELINE, totals
+
+MISSING = "–"
+
+
+def label(name: str, row: dict) -> str:
+    """The level of a row of speeds; its whole name, "00_single_gpu, all cores", if one process has all cores."""
+    return name if row["all_cores"] else row["level"]
+
+
+def short_label(row: dict) -> str:
+    """The same in a narrow picture: "02 on 2" for level 02 on 2 devices, "00, all"."""
+    level = row["level"][:2]
+    return f"{level}, all" if row["all_cores"] else f"{level} on {row['workers']}"
+
+
+def speed_ups(group: dict) -> dict[str, dict]:
+    """The pairs that hold a row of a group against level 00 on one device, by the name of the row."""
+    return {pair["of"]: pair for pair in group["pairs"] if pair["to"] == BASELINE}
+
+
+def per_device(sizes: list[int]) -> str:
+    """'51', '39 22' or, where all but the first are alike, '38 7×16'."""
+    mib = [f"{size / 2**20:.0f}" for size in sizes]
+    others = mib[1:]
+    if len(others) > 1 and len(set(others)) == 1:
+        return f"{mib[0]} {len(others)}×{others[0]}"
+    return " ".join(mib)
+
+
+def peaks(levels: dict[str, dict]) -> dict[str, list[int]]:
+    """The peak bytes of each device, by level. See `are_measured`."""
+    if are_measured(levels):
+        return {level: result["run"]["peak_memory_bytes"] for level, result in levels.items()}
+    sizes = {}
+    for level, result in levels.items():
+        sizes[level] = totals(result["simulated_peak_memory"])
+    return sizes
+
+
+def are_measured(levels: dict[str, dict]) -> bool:
+    """True if the allocator kept a peak for each device of every level. Replicas on one GPU have none of their own.
+
+    If one is missing, the accounting's peaks count for all levels, so that they can be compared.
+    """
+    for result in levels.values():
+        run = result["run"]
+        devices = max(run["world_size"], len(result["simulated_peak_memory"]))
+        if len(run["peak_memory_bytes"] or []) < devices:
+            return False
+    return True
