@@ -25,6 +25,10 @@ from pathlib import Path
 from common import ladder
 
 
+def name(path: Path) -> str:
+    return str(path.relative_to(ladder.ROOT))
+
+
 def files_of_the_project() -> list[Path]:
     """The files that git tracks; without git, those outside of folders such as .venv, but for .github."""
     if (ladder.ROOT / ".git").exists() and shutil.which("git"):
@@ -32,11 +36,8 @@ def files_of_the_project() -> list[Path]:
         listed = subprocess.run(listing, cwd=ladder.ROOT, capture_output=True, text=True, check=True).stdout
         files = [ladder.ROOT / line for line in listed.splitlines()]
         return sorted(file for file in files if file.exists())
-    return sorted(path for path in ladder.ROOT.rglob("*.*") if not is_hidden(path))
-
-
-def is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") and part != ".github" for part in path.relative_to(ladder.ROOT).parts)
+    hidden = re.compile(r"/\.(?!github/)")
+    return sorted(path for path in ladder.ROOT.rglob("*.*") if not hidden.search(f"/{name(path)}"))
 
 
 FILES = files_of_the_project()
@@ -52,10 +53,6 @@ IN_BACKTICKS = re.compile(rf"`({PROGRAM}[^`]+)`")
 PLACEHOLDER = re.compile(r"[…<|]|\bNAME\b")
 # A command, an empty line, and a block that shows what the command prints.
 OUTPUT = re.compile(r"^    ([^\n]*)\n\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-def name(path: Path) -> str:
-    return str(path.relative_to(ladder.ROOT))
 
 
 def commands(path: Path) -> list[list[str]]:

@@ -42,15 +42,12 @@ def test_the_slurm_job_starts_torchrun(flags, tmp_path):
     assert [cpus, number] == ["--cpus-per-task", "16"]
     assert program == "torchrun"
     options = torchrun(words)
-    assert options.nnodes == "2"
-    assert options.nproc_per_node == "2"
-    assert options.rdzv_id == "1234567"
+    assert (options.nnodes, options.nproc_per_node, options.rdzv_id) == ("2", "2", "1234567")
     host, port = options.rdzv_endpoint.split(":")
     assert host == "node7"
     assert port == str(20000 + 1234567 % 10000)
     script, *rest = flags or ["02_ddp_raw/train.py"]
-    assert options.training_script == script
-    assert options.training_script_args == rest
+    assert (options.training_script, options.training_script_args) == (script, rest)
     assert (ladder.ROOT / script).exists()
 
 
@@ -74,9 +71,7 @@ def test_the_pytorch_job_starts_what_torchrun_understands(documents, monkeypatch
         program, *words = container["command"]
         options = torchrun(words)
         assert program == "torchrun"
-        assert options.nnodes == "2"
-        assert options.nproc_per_node == "2"
-        assert options.node_rank == 1
+        assert (options.nnodes, options.nproc_per_node, options.node_rank) == ("2", "2", 1)
         assert (ladder.ROOT / options.training_script).exists()
         assert container["resources"]["limits"]["nvidia.com/gpu"] == int(spec["nprocPerNode"])
 

@@ -145,8 +145,7 @@ class Operations(TorchDispatchMode):
         """Note a wait if an operation of a GPU's tensors leaves a value or a length with the CPU."""
         if function._opname == "_local_scalar_dense":
             self.machine.note_wait(READ)
-        has_mask = function._opname == "index" and any(is_mask(index) for index in args[1])
-        if has_mask or function._opname in LENGTH_FROM_VALUES:
+        if function._opname in LENGTH_FROM_VALUES or is_selection_by_mask(function, args):
             self.machine.note_wait(LENGTH)
 
     def _check_collective(self, function: Any, inputs: list[Tensor]) -> None:
@@ -175,5 +174,5 @@ def check_written(function: Any, target: Any, device: torch.device) -> None:
             raise Misplaced(f"{function} writes a tensor on {device_of(tensor)} from one on {device}")
 
 
-def is_mask(index: Tensor | None) -> bool:
-    return index is not None and index.dtype == torch.bool
+def is_selection_by_mask(function: Any, args: tuple) -> bool:
+    return function._opname == "index" and any(index.dtype == torch.bool for index in args[1] if index is not None)

@@ -1,7 +1,7 @@
 """Programs written for accelerate run on the core: the wheel's own test scripts, and transformers' Trainer.
 
-`tests.alias` gives the core the name of the original, on ranks that have not imported the original. So this file, which
-they import, does not import it either.
+`tests.parity.alias` gives the core the name of the original, on ranks that have not imported the original. So this
+file, which they import, does not import it either.
 """
 
 import contextlib
@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from common.processes import Ranks, ranks
-from tests import alias
 from tests.bits import digest
-from tests.parity import random_trainers
+from tests.parity import alias, random_trainers
 from tests.peers import import_or_skip
 from tests.states import THEIRS, forget_states, reset_states
 

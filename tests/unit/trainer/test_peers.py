@@ -9,7 +9,7 @@ import torch
 from common import ladder
 from common.processes import ranks
 from common.weights import farthest
-from tests.levels import EXACT, changed, run_level, run_module
+from tests.levels import EXACT, changed_script, run_level, run_module
 from tests.states import OURS, THEIRS, forget_states
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("transformers")]
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("transformers")]
 
 def switched_script(folder: Path, level: str = "04_trainer") -> Path:
     """A file of level 04 with the import switched."""
-    return changed(level, folder, "common.trainer import", "transformers import")
+    return changed_script(level, folder, "common.trainer import", "transformers import")
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
