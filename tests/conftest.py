@@ -87,7 +87,7 @@ def needs_two_nodes() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def fresh_processes():
-    """Let no file find what another one has left: which files run before it in its worker changes from run to run."""
+    """Let no file find what another left, a group or an Accelerator: which files ran before it changes."""
     forget_states()
     for pool in started_pools():
         if available_gib() < LEAST_GIB:  # Ranks keep the memory of their jobs; new ones begin small.

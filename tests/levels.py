@@ -49,7 +49,7 @@ def run_module(level: ModuleType, argv: list[str]) -> Training:
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "weights.pt"
         args = parse_args(level.__file__, [*argv, "--save", str(saved)])
-        # Only where a test asks for cores is this process, which others train in too, bound to them.
+        # Other trainings run in this process too, so its threads and signals stay unless a test asks for cores.
         prepare = prepare_process if args.cores_per_device else fit_to_machine
         result = level.train(prepare(args))
         weights = {}

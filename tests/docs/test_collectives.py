@@ -13,7 +13,7 @@ from common.process_group import process_group
 from common.processes import ranks
 from tests.docs.pages import section, table_rows
 from tests.levels import run_level
-from tests.states import OURS, forget_states
+from tests.states import forget_states
 
 PAGE = "COLLECTIVES.md"
 STEPS = 3
@@ -62,7 +62,7 @@ def tensors_put_in(collective: str, args: tuple) -> list[torch.Tensor]:
 
 
 def recorded_calls(level: str) -> list[Call]:
-    forget_states(OURS)  # A level has run in this process before.
+    forget_states()  # A level has run in this process before.
     with CallRecorder() as recorder:
         run_level(level, FLAGS)
     return recorder.calls
