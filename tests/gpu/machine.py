@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 GPUS = 8
 WORLD_SIZE = 8
 # The variables that torchrun sets for the second rank on the second of two machines with 8 GPUs each. The run uses 4 on
-# each, so that rank, local rank and index of a GPU cannot be mistaken for one another without an error.
+# each, so that rank (5), local rank (1), ranks of a machine (4) and GPUs of a machine (8) are different numbers.
 TORCHRUN_VARIABLES = {
     "RANK": "5",
     "LOCAL_RANK": "1",
