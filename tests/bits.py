@@ -56,14 +56,17 @@ def digest(*tensors: Tensor) -> str:
     return content.hexdigest()
 
 
-def exact(value: Any) -> Any:
-    """A number as text, so that NaN equals NaN; 0 and 0.0 have the same text. Anything else stays as it is."""
+def number_as_text(value: Any) -> Any:
+    """A number of a log as text, so that NaN equals NaN. Anything else stays as it is.
+
+    This is more lenient than `differences`: the libraries log 0 and 0.0 for one value, and both have the same text.
+    """
     return repr(float(value)) if isinstance(value, int | float) else value
 
 
 def comparable(logs: dict[str, Any]) -> dict[str, Any]:
     """The log of a Trainer without times."""
-    return {name: exact(value) for name, value in sorted(logs.items()) if not name.endswith(TIMINGS)}
+    return {name: number_as_text(value) for name, value in sorted(logs.items()) if not name.endswith(TIMINGS)}
 
 
 def comparable_logs(log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -28,7 +28,8 @@ LEAST_GIB = 8
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Run the whole suite on the CPU, and share it out over the cores, file by file.
 
-    Plain `pytest` hides the GPUs; only tests named on the command line use them. These run in this process.
+    `pytest` in the root, without names of tests, hides the GPUs. Named tests, and `pytest` in a folder of tests, see
+    them and run in this process.
     """
     named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
     if named or "PYTEST_XDIST_WORKER" in os.environ:
@@ -86,7 +87,7 @@ def needs_two_nodes() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def fresh_processes():
-    """Let no file find what another one has left: which files run before it in its worker changes from run to run."""
+    """Let no file find what another left, a group or an Accelerator: which files ran before it changes."""
     forget_states()
     for pool in started_pools():
         if available_gib() < LEAST_GIB:  # Ranks keep the memory of their jobs; new ones begin small.

@@ -1,4 +1,4 @@
-"""Functions that run levels in this process or on reused ranks. `tests/faults/jobs.py` starts them as scripts."""
+"""Levels, run in this process or on reused ranks. `tests/faults/jobs.py` starts levels as scripts."""
 
 import itertools
 import os
@@ -7,6 +7,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -28,22 +29,33 @@ FSDP = {
 }
 
 
-def run_level(level: str, argv: list[str], path: Path | None = None) -> tuple[dict, dict]:
-    """Train in this process. Returns the result, and on rank 0 the final weights (elsewhere an empty dict).
+class Training(NamedTuple):
+    """The result of a training, and the final weights: on rank 0 only, elsewhere an empty dict."""
+
+    result: dict
+    weights: dict
+
+
+def run_level(level: str, argv: list[str], path: Path | None = None) -> Training:
+    """Train in this process.
 
     `path` is of another version of the level, in a folder of the level's name.
     """
     return run_module(ladder.load(level, path), argv)
 
 
-def run_module(level: ModuleType, argv: list[str]) -> tuple[dict, dict]:
+def run_module(level: ModuleType, argv: list[str]) -> Training:
     """`run_level` for a level that has been loaded."""
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "weights.pt"
         args = parse_args(level.__file__, [*argv, "--save", str(saved)])
+        # Other trainings run in this process too, so its threads and signals stay unless a test asks for cores.
         prepare = prepare_process if args.cores_per_device else fit_to_machine
         result = level.train(prepare(args))
-        return result, torch.load(saved, weights_only=True) if saved.exists() else {}
+        weights = {}
+        if saved.exists():
+            weights = torch.load(saved, weights_only=True)
+        return Training(result, weights)
 
 
 def run_on_ranks(
@@ -51,16 +63,16 @@ def run_on_ranks(
 ) -> tuple[list[dict], dict]:
     """`run_level` on `world_size` processes. Returns every rank's result, and the final weights."""
     outcomes = ranks(world_size).run(run_level, level, argv, path, environment=environment)
-    return [result for result, _ in outcomes], outcomes[0][1]
+    return [outcome.result for outcome in outcomes], outcomes[0].weights
 
 
 @cache
-def level_00() -> tuple[dict, dict]:
-    """Result and weights of level 00's exact training, with which those of other levels are compared."""
+def level_00() -> Training:
+    """Level 00's exact training, with which those of other levels are compared."""
     return run_level("00_single_gpu", EXACT)
 
 
-def changed(level: str, folder: Path, old: str, new: str) -> Path:
+def changed_script(level: str, folder: Path, old: str, new: str) -> Path:
     """The level's script with `new` wherever it has `old`, in a folder of the level's name."""
     source = ladder.script(level).read_text()
     assert old in source, old
@@ -70,7 +82,7 @@ def changed(level: str, folder: Path, old: str, new: str) -> Path:
     return path
 
 
-def killed_at_step(step: int, level: str, argv: list[str], path: Path | None = None) -> None:
+def train_until_killed(step: int, level: str, argv: list[str], path: Path | None = None) -> None:
     """Train, and kill this process where its optimizer is about to make this step."""
     steps = itertools.count(1)
 

@@ -29,7 +29,7 @@ class Augmented(Numbers):
 
 
 class NumbersOfEpoch(Numbers):
-    """Numbers that show the epoch which the data set was told: 1000 stands for the first one of epoch 1."""
+    """Numbers plus 1000 times the epoch that `set_epoch` was given."""
 
     epoch = 0
 
@@ -112,11 +112,11 @@ def seeded_net(**kwargs) -> Net:
     return Net(**kwargs)
 
 
-def token_loss(outputs, labels, num_items_in_batch):
+def loss_per_item(outputs, labels, num_items_in_batch):
     """A Trainer's `compute_loss_func` that divides by the items of the whole step."""
     return F.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
 
 
 def seeded_order(n: int, seed: int, epoch: int = 0) -> list[int]:
-    """The order of n samples that samplers draw which are seeded with seed + epoch."""
+    """The order of n samples that a sampler seeded with seed + epoch draws."""
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed + epoch)).tolist()

@@ -1,4 +1,4 @@
-"""Run level 04's notebook, and keep it with its outputs. Run it after you change a cell.
+"""Execute level 04's notebook and save its outputs. Run this after changing a cell.
 
 python -m tests.docs.notebook
 """

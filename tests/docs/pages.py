@@ -3,11 +3,13 @@
 on a page                             what holds                         by
 ------------------------------------  ---------------------------------  ------------------------------------
 commands, also those of docstrings    their programs take them           test_commands
+docstrings                            each module has one                test_commands
 what a command prints                 the command prints it              test_failures, test_one_step
 answers of the exercises              each number is computed            test_exercises
 tables of the collectives             each number is counted             test_collectives
-diffs, lists, tables of measurements  made from scripts and records      test_readmes
-links, files, tests                   they are there                     test_readmes
+diffs, lists, tables of measurements  made from scripts and records      test_generated
+numbers and findings in the text      computed, or recorded              test_records
+links, files, tests                   they are there                     test_links
 the notebook, files for a cluster     they run, or start what they say   test_notebook, test_cluster
 """
 
@@ -15,6 +17,7 @@ import ast
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,12 +25,23 @@ from pathlib import Path
 from common import ladder
 
 
-def is_hidden(path: Path) -> bool:
-    """True in folders such as .venv, but for .github."""
-    return any(part.startswith(".") and part != ".github" for part in path.relative_to(ladder.ROOT).parts)
+def name(path: Path) -> str:
+    return str(path.relative_to(ladder.ROOT))
 
 
-PAGES = sorted(path for path in ladder.ROOT.rglob("*.md") if not is_hidden(path))
+def files_of_the_project() -> list[Path]:
+    """The files that git tracks; without git, those outside of folders such as .venv, but for .github."""
+    if (ladder.ROOT / ".git").exists() and shutil.which("git"):
+        listing = ["git", "ls-files"]
+        listed = subprocess.run(listing, cwd=ladder.ROOT, capture_output=True, text=True, check=True).stdout
+        files = [ladder.ROOT / line for line in listed.splitlines()]
+        return sorted(file for file in files if file.exists())
+    hidden = re.compile(r"/\.(?!github/)")
+    return sorted(path for path in ladder.ROOT.rglob("*.*") if not hidden.search(f"/{name(path)}"))
+
+
+FILES = files_of_the_project()
+PAGES = [file for file in FILES if file.suffix == ".md"]
 FOLDERS = [*ladder.ROOT.glob("0?_*"), ladder.ROOT / "common", ladder.ROOT / "benchmarks"]
 MODULES = sorted(path for folder in FOLDERS for path in folder.rglob("*.py"))
 PROGRAM = r"(?:torchrun -|pytest |python -m (?:common|benchmarks)|python \S+\.py)"
@@ -39,10 +53,6 @@ IN_BACKTICKS = re.compile(rf"`({PROGRAM}[^`]+)`")
 PLACEHOLDER = re.compile(r"[…<|]|\bNAME\b")
 # A command, an empty line, and a block that shows what the command prints.
 OUTPUT = re.compile(r"^    ([^\n]*)\n\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-def name(path: Path) -> str:
-    return str(path.relative_to(ladder.ROOT))
 
 
 def commands(path: Path) -> list[list[str]]:

@@ -39,11 +39,13 @@ def started_by_srun(folder, *flags: str) -> list[str]:
 @pytest.mark.parametrize("flags", [[], ["03_accelerate/train_full.py", "--checkpoint-dir", "checkpoints"]])
 def test_the_slurm_job_starts_torchrun(flags, tmp_path):
     cpus, number, program, *words = started_by_srun(tmp_path, *flags)
-    assert (cpus, number, program) == ("--cpus-per-task", "16", "torchrun")
+    assert [cpus, number] == ["--cpus-per-task", "16"]
+    assert program == "torchrun"
     options = torchrun(words)
     assert (options.nnodes, options.nproc_per_node, options.rdzv_id) == ("2", "2", "1234567")
     host, port = options.rdzv_endpoint.split(":")
-    assert host == "node7" and port == str(20000 + 1234567 % 10000)
+    assert host == "node7"
+    assert port == str(20000 + 1234567 % 10000)
     script, *rest = flags or ["02_ddp_raw/train.py"]
     assert (options.training_script, options.training_script_args) == (script, rest)
     assert (ladder.ROOT / script).exists()
@@ -58,7 +60,8 @@ def test_the_pytorch_job_starts_what_torchrun_understands(documents, monkeypatch
     """The operator sets PET_ variables on each pod; torchrun takes its options from them."""
     spec = documents["PyTorchJob"]["spec"]
     replicas = spec["pytorchReplicaSpecs"]
-    assert list(replicas) == ["Master", "Worker"] and documents["PyTorchJob"]["apiVersion"] == "kubeflow.org/v1"
+    assert list(replicas) == ["Master", "Worker"]
+    assert documents["PyTorchJob"]["apiVersion"] == "kubeflow.org/v1"
     nodes = sum(replica["replicas"] for replica in replicas.values())
     given = {"NNODES": str(nodes), "NPROC_PER_NODE": spec["nprocPerNode"], "NODE_RANK": "1", "MASTER_ADDR": "ladder-0"}
     for key, value in given.items():
@@ -67,7 +70,8 @@ def test_the_pytorch_job_starts_what_torchrun_understands(documents, monkeypatch
         (container,) = replica["template"]["spec"]["containers"]
         program, *words = container["command"]
         options = torchrun(words)
-        assert program == "torchrun" and (options.nnodes, options.nproc_per_node, options.node_rank) == ("2", "2", 1)
+        assert program == "torchrun"
+        assert (options.nnodes, options.nproc_per_node, options.node_rank) == ("2", "2", 1)
         assert (ladder.ROOT / options.training_script).exists()
         assert container["resources"]["limits"]["nvidia.com/gpu"] == int(spec["nprocPerNode"])
 

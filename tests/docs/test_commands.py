@@ -1,5 +1,6 @@
 """Every command of a page or a module's docstring is one that its program takes, and some of each kind are run."""
 
+import ast
 import io
 import re
 import runpy
@@ -17,6 +18,12 @@ from common.accelerator.commands.launch import launch_command_parser
 from common.doctor.__main__ import parse_options as doctor_options
 from tests.docs.pages import MODULES, PAGES, commands, name, outputs, run
 
+QUICK_START = """\
+    python3 -m venv .venv && . .venv/bin/activate
+    pip install -e '.[dev]'
+    python -m benchmarks.compare
+    pytest
+"""
 WITH_COMMANDS = [path for path in [*PAGES, *MODULES] if commands(path)]
 
 
@@ -26,7 +33,7 @@ def at_the_root(monkeypatch):
 
 
 def without_launcher(words: list[str]) -> list[str]:
-    """The command that torchrun, our launcher or the doctor would start, after it has parsed its own flags."""
+    """The command that a launcher would start, after it has parsed its own flags. Others come back as they are."""
     if words[0] == "torchrun":
         options = torchrun_options(words[1:])
         return ["python", options.training_script, *options.training_script_args]
@@ -34,9 +41,6 @@ def without_launcher(words: list[str]) -> list[str]:
         options = launch_command_parser().parse_args(words[4:])
         assert options.config_file is None or Path(options.config_file).exists(), options.config_file
         return ["python", options.training_script, *options.training_script_args]
-    if words[1:3] == ["-m", "common.doctor"] and words[3:]:
-        doctor_options(words[3:])
-        return ["python", "-m", "common.doctor"]  # The script is the reader's own.
     return words
 
 
@@ -69,28 +73,32 @@ def check_pytest(words: list[str]) -> None:
         assert not word.startswith("tests/") or Path(word).exists(), word
 
 
-def check(words: list[str]) -> None:
+def check_command(words: list[str]) -> None:
     """Check a command without doing what it asks for."""
     if words[0] == "pytest":
         check_pytest(words)
         return
+    if words[1:3] == ["-m", "common.doctor"]:
+        doctor_options(words[3:])  # The script is the reader's own, and may not be there.
+        return
     words = without_launcher(words)
-    if words != ["python", "02_ddp_raw/minimal.py"]:  # It takes no flags, and would train.
+    # This script takes no flags: with --help it would train.
+    if words != ["python", "02_ddp_raw/minimal.py"]:
         check_program(words)
 
 
-# Modules are run that other tests have imported.
-RUN_AGAIN = pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+# `check_program` runs modules that other tests have imported.
+IGNORE_IMPORTED_BEFORE = pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 
 
-@RUN_AGAIN
+@IGNORE_IMPORTED_BEFORE
 @pytest.mark.parametrize("path", WITH_COMMANDS, ids=name)
 def test_each_program_takes_its_command_line(path):
     for words in commands(path):
-        check(words)
+        check_command(words)
 
 
-@RUN_AGAIN
+@IGNORE_IMPORTED_BEFORE
 @pytest.mark.parametrize(
     "command, error, message",
     [
@@ -104,12 +112,12 @@ def test_each_program_takes_its_command_line(path):
 )
 def test_a_wrong_command_would_be_found(command, error, message):
     with pytest.raises(error, match=message):
-        check(command.split())
+        check_command(command.split())
 
 
 LITTLE = "--dataset synthetic --train-samples 600 --eval-samples 101 --max-steps 2"
-# The flags that are added to each. What else the levels do as commands: `tests/parity/test_scripts.py`, `tests/faults`.
-RUN = {
+# Commands that are run, with the flags added to shorten them. `tests/parity/test_scripts.py` runs more.
+SHORTENED = {
     "python -m common.ladder diff 01 02": "",
     "python -m common.ladder ring": "",
     "python -m common.ladder check --list": "",
@@ -125,15 +133,25 @@ RUN = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", RUN)
-def test_a_command_runs_as_it_stands(command):
+@pytest.mark.parametrize("command, flags", SHORTENED.items())
+def test_a_command_runs_as_it_stands(command, flags):
     assert command.split() in [words for path in WITH_COMMANDS for words in commands(path)]
-    done = run([*command.split(), *RUN[command].split()])
+    done = run([*command.split(), *flags.split()])
     assert done.returncode == 0, done.stderr
-    if RUN[command]:
+    if flags:
         assert "of 101 |" in done.stdout  # This many samples were evaluated.
 
 
 def test_pages_show_outputs_only_where_they_are_compared():
     """`test_one_step` and `test_failures` run the commands of these pages."""
     assert [name(path) for path in PAGES if outputs(path)] == ["02_ddp_raw/README.md", "02_ddp_raw/WHEN_IT_HANGS.md"]
+
+
+@pytest.mark.parametrize("file", ["README.md", ".ci/run"])
+def test_readme_and_ci_have_the_same_quick_start(file):
+    assert QUICK_START in Path(file).read_text()
+
+
+def test_every_module_has_a_docstring():
+    sources = {name(path): path.read_text() for path in MODULES}
+    assert [file for file, text in sources.items() if text and not ast.get_docstring(ast.parse(text))] == []

@@ -12,7 +12,7 @@ import pytest
 from common import ladder
 from common.processes import RankFailed, ranks
 from common.weights import farthest
-from tests.levels import EXACT, FSDP, SHORT, killed_at_step, run_level, run_on_ranks
+from tests.levels import EXACT, FSDP, SHORT, run_level, run_on_ranks, train_until_killed
 
 CHECKPOINTING = ladder.WITH_CHECKPOINTS
 SLOW = pytest.mark.slow
@@ -54,7 +54,7 @@ def test_killed_on_two_processes_it_goes_on_with_any_number(level, before, step,
     saving = [*training, "--checkpoint-every", "2", "--checkpoint-dir"]
     _, expected = run_on_ranks(level, 2, training, environment=before)
     with pytest.raises(RankFailed):
-        ranks(2).run(killed_at_step, step, level, [*saving, str(tmp_path / "killed")], environment=before)
+        ranks(2).run(train_until_killed, step, level, [*saving, str(tmp_path / "killed")], environment=before)
     for number, (processes, environment) in enumerate([(2, FSDP), (3, FSDP), (2, {}), (1, {}), (4, {})]):
         folder = shutil.copytree(tmp_path / "killed", tmp_path / str(number))
         printed, weights = ranks(processes).run(captured, level, [*saving, str(folder)], environment=environment)[0]

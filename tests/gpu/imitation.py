@@ -6,8 +6,8 @@
 
 Real are the level, the core and the Trainer; torch's modules, backward, optimizers and data loaders; all values; and
 the order of all operations. Tensors on a GPU are those of `labels.py`, which are on the CPU and say that they are not.
-The rest that is imitated stands in one table, `stand_ins`: torch.cuda raises where another rank's GPU is named, all
-ranks send what this one sends, and DataParallel and DDP call the bare module.
+The rest that is imitated stands in one table, `stand_ins`: what takes the name of a GPU raises if that is another
+rank's, all ranks send what this one sends, and DataParallel and DDP call the bare module.
 
 FSDP and meshes are not imitated, because they need more of torch.cuda: the tests train them on the CPU only. The README
 says what else this cannot see.
@@ -16,7 +16,6 @@ says what else this cannot see.
 import contextlib
 import os
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -28,20 +27,19 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from common.accelerator.state import PartialState
 from tests.gpu.labels import Calls, Operations, device_of
-from tests.gpu.machine import GPUS, OWN_GPU, RANK, Machine
+from tests.gpu.machine import GPUS, OWN_GPU, TORCHRUN_VARIABLES, Machine
 from tests.states import forget_states
 
 _group_by_device_and_dtype = torch._C._group_tensors_by_device_and_dtype  # The real one.
 
 
 def stand_ins(machine: Machine) -> list[tuple[Any, str, Any]]:
-    """All that is imitated but the tensors: a module or class of torch, a name in it, and what stands there instead."""
-    properties = SimpleNamespace(major=9, minor=0, total_memory=2**36, multi_processor_count=100)
+    """All that is imitated but the tensors: a module or class, a name in it, and what stands there instead."""
     return [
         # torch.cuda would ask the driver.
         (torch.cuda, "is_available", lambda: True),
         (torch.cuda, "device_count", lambda: GPUS),
-        (torch.cuda, "get_device_properties", lambda device=None: properties),  # DataParallel looks for unequal GPUs.
+        (torch.cuda, "get_device_properties", machine.get_device_properties),
         (torch.cuda, "default_generators", [mock.Mock()] * GPUS),  # DataParallel's replicas draw dropout from them.
         (torch.cuda, "get_rng_state", lambda: torch.zeros(16, dtype=torch.uint8)),
         (torch.cuda, "set_rng_state", lambda state: None),
@@ -57,7 +55,7 @@ def stand_ins(machine: Machine) -> list[tuple[Any, str, Any]]:
         # nccl would wait for the other ranks. The core meets them in a store before it makes the group.
         (PartialState, "_join", lambda state, backend, *args: machine.init_process_group(backend)),
         (dist, "init_process_group", machine.init_process_group),
-        (dist, "get_backend", lambda group=None: machine.backend),  # It is "fake", and a level looks for nccl.
+        (dist, "get_backend", lambda group=None: machine.backend),  # Torch would answer "fake"; a level expects nccl.
         (dist, "barrier", machine.barrier),
         (dist, "all_gather_object", gather_own_object),  # Torch would ask the group for its device: the CPU.
         # C++ would find tensors of the CPU. Optimizers and `clip_grad_norm_` compute in groups of tensors.
@@ -91,7 +89,7 @@ def init_ddp(ddp: nn.Module, module: nn.Module, *args: Any, **kwargs: Any) -> No
 
 def imitated_rank() -> contextlib.AbstractContextManager[Machine]:
     """This process as a rank that torchrun has started."""
-    return imitated(Machine([OWN_GPU.index]), RANK)
+    return imitated(Machine([OWN_GPU.index]), TORCHRUN_VARIABLES)
 
 
 def imitated_process() -> contextlib.AbstractContextManager[Machine]:

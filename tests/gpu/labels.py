@@ -6,7 +6,8 @@
     y.to("cpu")                            a copy without a label; the CPU would wait for it
     y + torch.ones(2)                      raises `Misplaced`, as torch raises where two devices meet
 
-The label belongs to the memory, so all views of a tensor have it. The values are real: everything computes as on the
+The label belongs to the memory, so all views of a tensor have it. It is an attribute of the storage, an object that
+torch keeps for as long as the memory. The values are real: everything computes as on the
 CPU, backward included. Two of torch's modes give the labels: `Calls` sees the calls in Python that ask for a device or
 name one, and `Operations` sees every operation, those of backward too.
 """
@@ -19,13 +20,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from tests.gpu.machine import READ, Machine, Misplaced
+from tests.gpu.machine import LENGTH, READ, Machine, Misplaced
 
 CPU = torch.device("cpu")
+# The CPU allocates the result, and how long it is depends on the values.
+LENGTH_FROM_VALUES = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"}
 
 
 def device_of(tensor: Tensor) -> torch.device:
     return getattr(tensor.untyped_storage(), "label", CPU)
+
+
+def is_pinned(tensor: Tensor) -> bool:
+    return getattr(tensor.untyped_storage(), "pinned", False)
 
 
 def is_on_gpu(tensor: Tensor) -> bool:
@@ -33,7 +40,13 @@ def is_on_gpu(tensor: Tensor) -> bool:
 
 
 def set_label(tensor: Tensor, device: torch.device) -> None:
-    tensor.untyped_storage().label = device  # torch keeps this object for as long as the memory.
+    tensor.untyped_storage().label = device
+
+
+def pinned_copy(tensor: Tensor) -> Tensor:
+    copy = tensor.clone()
+    copy.untyped_storage().pinned = True
+    return copy
 
 
 def note_copy(machine: Machine, source: Tensor, target: torch.device, non_blocking: bool) -> None:
@@ -43,7 +56,7 @@ def note_copy(machine: Machine, source: Tensor, target: torch.device, non_blocki
     way = f"copy from {device_of(source).type} to {target.type}"
     if not non_blocking:
         machine.note_wait(way)
-    elif target != CPU and not hasattr(source.untyped_storage(), "is_pinned_copy"):
+    elif target != CPU and not is_pinned(source):
         machine.note_wait(f"{way}, not pinned")
 
 
@@ -61,9 +74,7 @@ class Calls(TorchFunctionMode):
         if function == Tensor.is_cuda.__get__:
             return is_on_gpu(args[0])
         if function == Tensor.pin_memory:
-            copy = args[0].clone()
-            copy.untyped_storage().is_pinned_copy = True
-            return copy
+            return pinned_copy(args[0])
         if function == Tensor.cpu:
             return self._to(args[0], CPU)
         if function == Tensor.to:
@@ -72,12 +83,18 @@ class Calls(TorchFunctionMode):
             raise Misplaced("numpy() of a tensor on a GPU")
         if function == Tensor.tolist and is_on_gpu(args[0]):
             self.machine.note_wait(READ)
-        if kwargs.get("device") is None or torch.device(kwargs["device"]) == CPU:
+        if kwargs.get("device") is None:
             return function(*args, **kwargs)
+        return self._made_on(torch.device(kwargs["device"]), function, args, kwargs)
+
+    def _made_on(self, device: torch.device, function: Any, args: tuple, kwargs: dict) -> Tensor:
+        """The result of a function with the argument `device`."""
         result = function(*args, **{**kwargs, "device": CPU})
-        if function in (torch.tensor, torch.as_tensor):  # The data are on the CPU, and are copied.
-            return self._to(result, kwargs["device"])
-        set_label(result, self.machine.own_gpu(kwargs["device"], function.__name__))
+        if function in (torch.tensor, torch.as_tensor):  # The data have been somewhere before.
+            return self._to(result, device)
+        if device != CPU:
+            device = self.machine.check_own_gpu(device, function.__name__)
+        set_label(result, device)
         return result
 
     def _to(self, tensor: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
@@ -88,7 +105,7 @@ class Calls(TorchFunctionMode):
         if args and isinstance(args[0], Tensor):
             target = device_of(args[0])
         if target.type == "cuda":
-            target = self.machine.own_gpu(target, "to()")
+            target = self.machine.check_own_gpu(target, "to()")
         note_copy(self.machine, tensor, target, non_blocking)
         result = tensor if dtype is None else tensor.to(dtype)
         if copy or target != device_of(tensor):
@@ -114,14 +131,22 @@ class Operations(TorchDispatchMode):
             note_copy(self.machine, source, device_of(target), any(non_blocking))
             return function(*args, **kwargs)
         device = common_device(function, inputs)
-        if function is torch.ops.aten._local_scalar_dense.default and device != CPU:
-            self.machine.note_wait(READ)
+        if function._schema.is_mutable:
+            check_written(function, args[0], device)
         results = function(*args, **kwargs)
         if device != CPU:
+            self._note_read(function, args)
             for leaf in tree_iter(results):
                 if isinstance(leaf, Tensor):
                     set_label(leaf, device)
         return results
+
+    def _note_read(self, function: Any, args: tuple) -> None:
+        """Note a wait if an operation of a GPU's tensors leaves a value or a length with the CPU."""
+        if function._opname == "_local_scalar_dense":
+            self.machine.note_wait(READ)
+        if function._opname in LENGTH_FROM_VALUES or is_selection_by_mask(function, args):
+            self.machine.note_wait(LENGTH)
 
     def _check_collective(self, function: Any, inputs: list[Tensor]) -> None:
         self.machine.collectives.append(str(function))
@@ -140,3 +165,14 @@ def common_device(function: Any, inputs: list[Tensor]) -> torch.device:
     if len(devices) > 1:
         raise Misplaced(f"{function} of tensors on {' and '.join(sorted(map(str, devices)))}")
     return devices.pop() if devices else CPU
+
+
+def check_written(function: Any, target: Any, device: torch.device) -> None:
+    """Raise Misplaced if an operation in place, such as `add_`, writes a number of the CPU from another device."""
+    for tensor in tree_iter(target):
+        if isinstance(tensor, Tensor) and device_of(tensor) != device:
+            raise Misplaced(f"{function} writes a tensor on {device_of(tensor)} from one on {device}")
+
+
+def is_selection_by_mask(function: Any, args: tuple) -> bool:
+    return function._opname == "index" and any(index.dtype == torch.bool for index in args[1] if index is not None)

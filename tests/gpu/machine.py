@@ -11,8 +11,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 GPUS = 8
 WORLD_SIZE = 8
-# The variables that torchrun sets for the second rank on the second of two machines. They use four of their GPUs.
-RANK = {
+# The variables that torchrun sets for the second rank on the second of two machines with 8 GPUs each. The run uses 4 on
+# each, so that rank (5), local rank (1), ranks of a machine (4) and GPUs of a machine (8) are different numbers.
+TORCHRUN_VARIABLES = {
     "RANK": "5",
     "LOCAL_RANK": "1",
     "WORLD_SIZE": str(WORLD_SIZE),
@@ -23,6 +24,7 @@ RANK = {
 OWN_GPU = torch.device("cuda", 1)
 # Waits of the CPU for a GPU.
 READ = "a value is read from a GPU"  # `item`, `tolist`, `float` and `if` of a tensor do it.
+LENGTH = "the length of a result is read from a GPU"  # `nonzero`, `unique` and a mask as an index do it.
 ARRIVED = "a copy to the CPU has arrived"
 _init_process_group = dist.init_process_group  # The real one. `Machine` stands in its place, and calls it.
 
@@ -51,12 +53,8 @@ class Machine:
     waits: list[list[str]] = field(default_factory=lambda: [[]])
     collectives: list[str] = field(default_factory=list)
 
-    def own_gpu(self, device: Any, caller: str) -> torch.device:
-        """The GPU that `caller` names; None stands for the current one.
-
-        Raises:
-            Misplaced: if it is the GPU of another process.
-        """
+    def check_own_gpu(self, device: Any, caller: str) -> torch.device:
+        """Raise Misplaced if `caller` names the GPU of another process. Returns the GPU; None names the current one."""
         index = device if isinstance(device, int) else torch.device(device or "cuda").index
         if index is None:
             index = self.current_gpu
@@ -72,23 +70,29 @@ class Machine:
         self.waits.append([])
 
     def set_device(self, device: Any) -> None:
-        self.current_gpu = self.own_gpu(device, "set_device").index
+        self.current_gpu = self.check_own_gpu(device, "set_device").index
 
     def synchronize(self, device: Any = None) -> None:
-        self.own_gpu(device, "synchronize")
+        self.check_own_gpu(device, "synchronize")
         self.note_wait("synchronize")
+
+    def get_device_properties(self, device: Any = None) -> SimpleNamespace:
+        """The same for every GPU. DataParallel warns where they are unequal."""
+        self.check_own_gpu(device, "get_device_properties")
+        return SimpleNamespace(major=9, minor=0, total_memory=2**36, multi_processor_count=100)
 
     def current_stream(self, device: Any = None) -> SimpleNamespace:
         """A stream whose events can be waited for, and of which no CUDA graph is being made."""
+        self.check_own_gpu(device, "current_stream")
         event = SimpleNamespace(synchronize=lambda: self.note_wait(ARRIVED))
         return SimpleNamespace(record_event=lambda: event, is_capturing=lambda: False)
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
-        index = self.own_gpu(device, "reset_peak_memory_stats").index
+        index = self.check_own_gpu(device, "reset_peak_memory_stats").index
         self.peaks[index] = 2**20 * (index + 1)
 
     def max_memory_allocated(self, device: Any = None) -> int:
-        return self.peaks[self.own_gpu(device, "max_memory_allocated").index]
+        return self.peaks[self.check_own_gpu(device, "max_memory_allocated").index]
 
     def init_process_group(self, backend: str, *args: Any, **kwargs: Any) -> None:
         if backend == "nccl" and self.current_gpu not in self.own_gpus:

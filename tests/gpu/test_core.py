@@ -1,20 +1,16 @@
-"""The core on one of eight ranks, each with a GPU: what its operations and its checkpoints do with tensors of a GPU."""
+"""The core on one of eight ranks, each with a GPU: what its operations and steps do with tensors of a GPU."""
 
-import os
 from collections.abc import Iterator
-from unittest import mock
 
 import pytest
 import torch
 
 from common.accelerator import Accelerator, PartialState
-from common.accelerator.launchers import debug_launcher
 from common.accelerator.operations import gather
 from common.accelerator.utils import synchronize_rng_states
-from common.processes import ranks
 from common.trainer import evaluation
 from tests.gpu.imitation import imitated_rank
-from tests.gpu.machine import ARRIVED, GPUS, OWN_GPU, READ, WORLD_SIZE
+from tests.gpu.machine import ARRIVED, OWN_GPU, READ, WORLD_SIZE
 
 
 @pytest.fixture
@@ -42,19 +38,6 @@ def test_a_barrier_names_the_own_gpu(machine):
 def test_the_state_of_a_gpus_generator_is_sent_from_the_gpu(machine):
     synchronize_rng_states(["cuda"])
     assert machine.collectives == ["c10d.broadcast_.default"]
-
-
-def test_a_checkpoint_is_read_into_memory_of_the_cpu(tmp_path):
-    """A tensor of rank 0's GPU would else come back there, on every rank."""
-    accelerator = Accelerator(cpu=True)
-    model = torch.nn.Linear(2, 2)
-    accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    accelerator.save_state(tmp_path / "c", safe_serialization=False)
-    with mock.patch.object(torch, "load", wraps=torch.load) as load:
-        accelerator.load_state(tmp_path / "c")
-    accelerator.end_training()
-    assert [str(call.kwargs["map_location"]) for call in load.call_args_list] == ["cpu"] * load.call_count
-    assert load.call_count >= 2
 
 
 def test_a_batch_of_an_evaluation_arrives_while_the_gpu_computes_the_next_one(machine):
@@ -95,21 +78,3 @@ def test_a_step_is_autocast_for_gpus_and_waits_in_fp16_only(precision, dtype, wa
         optimizer.zero_grad()
     assert dtypes == {dtype}
     assert machine.waits[1:-1] == [waits] * 5
-
-
-def test_processes_that_compute_on_the_cpu_see_no_gpu(monkeypatch):
-    """An optimizer would start CUDA, which takes memory of the first GPU and fails in a fork."""
-    monkeypatch.setattr(torch.cuda, "_cached_device_count", GPUS)
-    if torch.cuda.device_count() != GPUS:
-        pytest.skip("this torch was built without CUDA")
-
-    def train():
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
-        assert (torch.cuda.is_available(), torch.cuda.device_count()) == (False, 0)
-
-    debug_launcher(train)
-    pool = ranks(1, on_cpu=True)
-    assert pool is not ranks(1)
-    assert pool.run(os.getenv, "CUDA_VISIBLE_DEVICES") == [""]
-    pool.stop()
-    assert torch.cuda.device_count() == GPUS

@@ -9,8 +9,8 @@ from common import ladder
 from common.args import parse_args
 from common.start import fit_to_machine
 from tests.gpu.imitation import imitated_process, imitated_rank
-from tests.gpu.machine import ARRIVED, GPUS, OWN_GPU, READ, WORLD_SIZE, Machine, Misplaced
-from tests.levels import changed, run_level
+from tests.gpu.machine import ARRIVED, GPUS, LENGTH, OWN_GPU, READ, WORLD_SIZE, Machine, Misplaced
+from tests.levels import changed_script, run_level
 
 SLOW = pytest.mark.slow
 IMITATED = [level for level in ladder.SCRIPTS if level not in ladder.SHARDED]
@@ -36,7 +36,10 @@ def train(level: str, *flags: str, path: Path | None = None) -> tuple[Machine, d
 
 
 def waits_of_steps(level: str, *flags: str, path: Path | None = None) -> list[list[str]]:
-    """The waits of each step after the first, but for the clock's."""
+    """The waits of each step after the first, but for the clock's.
+
+    What comes before the first step prepares the training, and what comes after the last one is the evaluation.
+    """
     machine, _ = train(level, *flags, path=path)
     waits = machine.waits
     # At the end of the warm-up the clock stops and starts again. Each time it waits until the GPU has done its work.
@@ -74,43 +77,51 @@ def test_each_gpu_of_data_parallel_has_a_peak_of_its_own():
     assert result["peak_memory_bytes"] == [machine.peaks[gpu] for gpu in range(GPUS)]
 
 
+def waits_of_evaluation(level: str, batches: int, path: Path | None = None) -> int:
+    """The number of waits after the last step, but for those for the results of each batch."""
+    machine, _ = train(level, "--max-steps", "2", "--data", "device", "--eval-samples", str(batches * BATCH), path=path)
+    return len([wait for wait in machine.waits[-1] if wait != ARRIVED])
+
+
 @pytest.mark.parametrize("level", slow_but("04_trainer"))
 def test_a_longer_evaluation_waits_for_its_batches_only(level):
-    counts = []
-    for batches in (2, 4):
-        machine, _ = train(level, "--max-steps", "2", "--data", "device", "--eval-samples", str(batches * BATCH))
-        counts.append(len([wait for wait in machine.waits[-1] if wait != ARRIVED]))
-    few, many = counts
-    assert few == many
+    assert waits_of_evaluation(level, batches=2) == waits_of_evaluation(level, batches=4)
 
 
 # Planted bugs: what the tests above must not miss.
 
 
 @pytest.mark.parametrize(
-    "old, new, error",
+    "level, old, new, error",
     [
-        ("torch.cuda.set_device(device)", "pass", "before set_device"),
-        ('os.environ["LOCAL_RANK"]', 'os.environ["RANK"]', "set_device names cuda:5"),
-        ("dist.all_reduce(totals)", "dist.all_reduce(totals.cpu())", "of a tensor on the CPU"),
-        ("build_model(args).to(device)", "build_model(args)", "on cpu and cuda:1"),
-        ("    with measured", "    dist.barrier()\n    with measured", "device_ids None"),
+        ("00_single_gpu", "(), dtype=torch.float64, device=device", "(), dtype=torch.float64", "writes a tensor"),
+        ("02_ddp_raw", "torch.cuda.set_device(device)", "pass", "before set_device"),
+        ("02_ddp_raw", 'os.environ["LOCAL_RANK"]', 'os.environ["RANK"]', "set_device names cuda:5"),
+        ("02_ddp_raw", "dist.all_reduce(totals)", "dist.all_reduce(totals.cpu())", "of a tensor on the CPU"),
+        ("02_ddp_raw", "build_model(args).to(device)", "build_model(args)", "on cpu and cuda:1"),
+        ("02_ddp_raw", "    with measured", "    dist.barrier()\n    with measured", "device_ids None"),
     ],
 )
-def test_a_bug_of_level_02_on_gpus_is_found(old, new, error, tmp_path):
-    path = changed("02_ddp_raw", tmp_path, old, new)
+def test_what_is_not_on_the_own_gpu_is_found(level, old, new, error, tmp_path):
+    path = changed_script(level, tmp_path, old, new)
     with pytest.raises(Misplaced, match=error):
-        train("02_ddp_raw", path=path)
+        train(level, path=path)
 
 
 @pytest.mark.parametrize(
     "old, new, data, waits",
     [
         ("train_loss += loss.detach()", "train_loss += loss.item()", "device", [READ]),
+        ("train_loss += loss.detach()", "train_loss += targets[targets > 5].sum()", "device", [LENGTH]),
         ("train_set.device.type != device.type", "False", "host", ["copy from cpu to cuda, not pinned"] * 2),
     ],
-    ids=["a loss that is read", "a batch that is not pinned"],
+    ids=["a loss that is read", "a mask as an index", "a batch that is not pinned"],
 )
 def test_a_wait_in_the_loop_is_found(old, new, data, waits, tmp_path):
-    path = changed("00_single_gpu", tmp_path, old, new)
+    path = changed_script("00_single_gpu", tmp_path, old, new)
     assert waits_of_steps("00_single_gpu", "--data", data, path=path) == [waits] * (STEPS - 1)
+
+
+def test_a_wait_in_the_evaluation_is_found(tmp_path):
+    path = changed_script("00_single_gpu", tmp_path, '"sum")\n', '"sum").item()\n')
+    assert waits_of_evaluation("00_single_gpu", 4, path) == waits_of_evaluation("00_single_gpu", 2, path) + 2

@@ -1,4 +1,4 @@
-"""Levels on a real GPU. Without one these tests are skipped."""
+"""Levels and generators on a real GPU. Without one these tests are skipped."""
 
 import itertools
 
@@ -18,7 +18,7 @@ LEVELS = ["00_single_gpu", "03_accelerate", "04_trainer", *ladder.WITH_CHECKPOIN
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_gpu_trains_the_weights_of_the_cpu_and_no_step_waits_for_it(level):
+def test_a_gpu_trains_the_weights_of_the_cpu_and_second_steps_do_not_wait(level):
     """An epoch has two steps. After the first one and until the end of the second torch raises where the CPU waits."""
     modes = itertools.cycle(["error", "default"])
     hook = register_optimizer_step_post_hook(lambda *_: torch.cuda.set_sync_debug_mode(next(modes)))

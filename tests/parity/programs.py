@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from tests import alias
 from tests.bits import comparable_logs, digest
+from tests.parity import alias
 
 STEPS = 3
 WORDS = [f"w{number}" for number in range(60)]

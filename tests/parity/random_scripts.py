@@ -71,9 +71,9 @@ def outcomes_of(kind: Kind, library: str, scripts: list, folder: str) -> list[di
             error.add_note(f"{library} ran {script}")
             raise
         finally:
-            reset_states(library)
+            reset_states()
         outcomes.append(with_digests(outcome))
-    forget_states(library)
+    forget_states()
     return outcomes
 
 

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.bits import comparable, comparable_logs, digest, exact
+from tests.bits import comparable, comparable_logs, digest, number_as_text
 from tests.parity.random_scripts import Kind, draw_from
-from tests.toys import Points, Stream, token_loss
+from tests.toys import Points, Stream, loss_per_item
 
 SCHEDULES = {
     "linear": [None],
@@ -68,7 +68,7 @@ class NetWithKeywords(Net):
         outputs = {"logits": logits}
         if kwargs.get("num_items_in_batch") is None:
             return outputs | {"loss": F.cross_entropy(logits, labels)}
-        return outputs | {"loss": token_loss(outputs, labels, **kwargs)}
+        return outputs | {"loss": loss_per_item(outputs, labels, **kwargs)}
 
 
 def metrics_of(prediction):
@@ -205,7 +205,7 @@ def make_trainer(library: str, config: dict[str, Any], folder: str) -> Any:
         train_dataset=Stream(Points(config["train"])) if config["stream"] else Points(config["train"]),
         eval_dataset=Points(config["evaluate"]),
         compute_metrics=metrics_of,
-        compute_loss_func=token_loss if loss == "function" else None,
+        compute_loss_func=loss_per_item if loss == "function" else None,
         callbacks=[module.EarlyStoppingCallback(1)] if config["early_stopping"] else None,
     )
 
@@ -223,10 +223,10 @@ def run(library: str, config: dict[str, Any], folder: str, seen: dict[str, Any])
     best = state.best_model_checkpoint
     seen["weights"] = {name: digest(tensor) for name, tensor in trainer.model.state_dict().items()}
     seen["next_random_number"] = torch.rand(()).item()
-    seen["training_loss"] = exact(output.training_loss)
+    seen["training_loss"] = number_as_text(output.training_loss)
     seen["metrics"] = comparable(output.metrics)
     seen["steps"] = (state.global_step, state.max_steps, state.epoch, state.num_train_epochs)
-    seen["best"] = (exact(state.best_metric), state.best_global_step, best and best.rpartition("/")[2])
+    seen["best"] = (number_as_text(state.best_metric), state.best_global_step, best and best.rpartition("/")[2])
 
 
 TRAINERS = Kind("common.trainer", "transformers", draw, without_known_differences, run)

@@ -1,7 +1,7 @@
 """Programs written for accelerate run on the core: the wheel's own test scripts, and transformers' Trainer.
 
-`tests.alias` gives the core the name of the original, on ranks that have not imported the original. So this file, which
-they import, does not import it either.
+`tests.parity.alias` gives the core the name of the original, on ranks that have not imported the original. So this
+file, which they import, does not import it either.
 """
 
 import contextlib
@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from common.processes import Ranks, ranks
-from tests import alias
 from tests.bits import digest
-from tests.parity import random_trainers
+from tests.parity import alias, random_trainers
 from tests.peers import import_or_skip
-from tests.states import THEIRS, forget_states, reset_states
+from tests.states import forget_states, reset_states
 
 SCRIPTS = "accelerate.test_utils.scripts"
 # One thread on the core, and on the original, which counts cores where OpenMP's variable is not set.
@@ -74,13 +73,13 @@ def train_with_transformers(seeds: range, world_size: int, folder: str) -> tuple
             config["arguments"]["accelerator_config"]["dispatch_batches"] = False
         straight = {}
         random_trainers.run("transformers", config, f"{folder}/{seed}", straight)
-        reset_states(THEIRS)
+        reset_states()
         resumed = random_trainers.make_trainer("transformers", config, f"{folder}/resumed-{seed}")
         resumed.train(resume_from_checkpoint=f"{folder}/{seed}/checkpoint-1")
         weights = {name: digest(weight) for name, weight in resumed.model.state_dict().items()}
         outcomes += [straight, weights]
-        reset_states(THEIRS)
-    forget_states(THEIRS)
+        reset_states()
+    forget_states()
     return type(resumed.accelerator).__module__, outcomes
 
 

@@ -10,9 +10,9 @@ import pytest
 from common import ladder
 from common.processes import RankFailed, ranks
 from common.weights import farthest
-from tests.levels import EXACT, changed, killed_at_step, run_on_ranks
+from tests.levels import EXACT, changed_script, run_on_ranks, train_until_killed
 from tests.peers import import_or_skip
-from tests.states import THEIRS, forget_states
+from tests.states import forget_states
 
 import_or_skip("accelerate")
 LEVEL = "03_accelerate"
@@ -22,7 +22,7 @@ LONG = pytest.mark.long
 
 def switched(level: str, folder: Path) -> Path:
     """The script with its import switched to the real library."""
-    return changed(level, folder, "common.accelerator", "accelerate")
+    return changed_script(level, folder, "common.accelerator", "accelerate")
 
 
 @pytest.mark.parametrize("level", [LEVEL, ladder.FULL])
@@ -38,7 +38,7 @@ def test_both_train_the_same_weights(level, flags, world_size, tmp_path):
     argv = [*EXACT, *flags]
     (ours, *_), weights = run_on_ranks(level, world_size, argv)
     (theirs, *_), others = run_on_ranks(level, world_size, argv, switched(level, tmp_path))
-    ranks(world_size).run(forget_states, THEIRS)  # The real library's state outlives its run.
+    ranks(world_size).run(forget_states)  # The real library's state outlives its run.
     assert farthest(weights, others) <= 1e-9
     for key in ("world_size", "steps", "evaluated", "accuracy", "global_batch_size"):
         assert ours[key] == theirs[key], key
@@ -58,8 +58,8 @@ def test_the_real_library_resumes_a_killed_training(world_size, step, tmp_path):
     (straight, *_), weights = run_on_ranks(ladder.FULL, world_size, argv, path)
     saving = [*argv, "--checkpoint-dir", str(tmp_path / "checkpoints"), "--checkpoint-every", "1"]
     with pytest.raises(RankFailed):
-        ranks(world_size).run(killed_at_step, step, ladder.FULL, saving, path)
+        ranks(world_size).run(train_until_killed, step, ladder.FULL, saving, path)
     (resumed, *_), others = run_on_ranks(ladder.FULL, world_size, saving, path)
-    ranks(world_size).run(forget_states, THEIRS)  # The real library's state outlives its run.
+    ranks(world_size).run(forget_states)  # The real library's state outlives its run.
     assert farthest(weights, others) == 0
     assert resumed["steps"] == straight["steps"] == 4 and resumed["eval_loss"] == straight["eval_loss"]

@@ -30,7 +30,7 @@ def hooked(library, hook, wrapper, option):
     script = Script(samples=24, dropout=0.5, schedule="one cycle")
     seen = {}
     run(library, script, "", seen, kwargs_handlers=[handler])
-    forget_states(library)
+    forget_states()
     return seen
 
 
@@ -79,7 +79,7 @@ def local(library, local_sgd_steps, enabled):
             steps.step()
     weights = accelerator.unwrap_model(model).weight.detach().clone()
     accelerator.end_training()
-    forget_states(library)
+    forget_states()
     return seen, weights
 
 
@@ -132,7 +132,7 @@ def profiled(library, folder):
     with accelerator.profile(utils.ProfileKwargs()):
         pass
     accelerator.end_training()
-    forget_states(library)
+    forget_states()
     return counted
 
 
@@ -165,7 +165,7 @@ def unwrapping(library):
     kept = accelerator.unwrap_model(model)
     found["same"] = kept is model
     accelerator.end_training()
-    forget_states(library)
+    forget_states()
     return found
 
 

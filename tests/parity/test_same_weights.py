@@ -8,7 +8,7 @@ from common import ladder
 from common.processes import RankFailed, ranks
 from common.weights import farthest
 from tests.faults import fault_injection
-from tests.levels import EXACT, FSDP, SHORT, changed, level_00, run_level, run_on_ranks
+from tests.levels import EXACT, FSDP, SHORT, changed_script, level_00, run_level, run_on_ranks
 
 TOLERANCE = 1e-9
 SLOW = pytest.mark.slow
@@ -23,17 +23,17 @@ def exact_training(level: str, world_size: int) -> tuple[list[dict], dict]:
 @pytest.mark.parametrize("replicas", [2, *(pytest.param(n, marks=SLOW) for n in (1, 3, 4))])
 def test_data_parallel_trains_the_weights_of_one_device(replicas):
     result, weights = run_level("01_data_parallel", [*EXACT, "--replicas", str(replicas)])
-    assert farthest(weights, level_00()[1]) <= TOLERANCE
-    assert_same_numbers(result, level_00()[0])
+    assert farthest(weights, level_00().weights) <= TOLERANCE
+    assert_same_numbers(result, level_00().result)
 
 
 @pytest.mark.parametrize("world_size", [*(pytest.param(n, marks=SLOW) for n in (1, 3, 4)), 2])
 def test_distributed_levels_train_the_weights_of_one_device(world_size):
     for level in ladder.DISTRIBUTED:
         results, weights = exact_training(level, world_size)
-        assert farthest(weights, level_00()[1]) <= TOLERANCE, level
+        assert farthest(weights, level_00().weights) <= TOLERANCE, level
         for result in results:
-            assert_same_numbers(result, level_00()[0])
+            assert_same_numbers(result, level_00().result)
 
 
 def mesh(world_size: int, tensor: int, *marks):
@@ -53,9 +53,9 @@ def mesh(world_size: int, tensor: int, *marks):
 def test_a_network_that_is_shared_out_trains_the_weights_of_one_device(level, world_size, flags):
     """It also evaluates each of 25 samples once: some ranks have one more than others, or a batch more."""
     results, weights = run_on_ranks(level, world_size, [*EXACT, *flags])
-    assert farthest(weights, level_00()[1]) <= TOLERANCE
+    assert farthest(weights, level_00().weights) <= TOLERANCE
     for result in results:
-        assert_same_numbers(result, level_00()[0])
+        assert_same_numbers(result, level_00().result)
     if level == ladder.FSDP and world_size == 2:
         assert farthest(weights, exact_training("02_ddp_raw", 2)[1]) == 0, "the bits of DDP"
 
@@ -76,7 +76,7 @@ def test_a_mesh_that_is_not_kept_apart_trains_other_weights(tmp_path):
     flags = [*SHORT, "--dtype", "float64", "--tensor", "2"]  # Dropout is on.
     _, weights = run_on_ranks(ladder.MESH, 4, flags)
     for number, change in enumerate(MIXED_ROWS):
-        path = changed(ladder.MESH, tmp_path / str(number), *change)
+        path = changed_script(ladder.MESH, tmp_path / str(number), *change)
         _, others = run_on_ranks(ladder.MESH, 4, flags, path)
         assert farthest(weights, others) > 1e-6, change
 
@@ -85,9 +85,9 @@ def test_a_mesh_that_is_not_kept_apart_trains_other_weights(tmp_path):
 @pytest.mark.parametrize("world_size", [2, *(pytest.param(n, marks=SLOW) for n in (1, 3, 4))])
 def test_a_model_that_is_shared_out_trains_the_weights_of_one_device(world_size, level):
     results, weights = run_on_ranks(level, world_size, EXACT, environment=FSDP)
-    assert farthest(weights, level_00()[1]) <= TOLERANCE
+    assert farthest(weights, level_00().weights) <= TOLERANCE
     for result in results:
-        assert_same_numbers(result, level_00()[0])
+        assert_same_numbers(result, level_00().result)
     if world_size == 2:
         assert farthest(weights, exact_training(level, world_size)[1]) == 0, "the bits of DDP"
 
@@ -114,14 +114,14 @@ def test_accumulated_micro_batches_train_the_weights_of_whole_batches(world_size
 
 def test_the_weights_have_moved_and_depend_on_a_single_sample(tmp_path):
     _, start = run_level("00_single_gpu", [*EXACT, "--lr", "1e-12"])
-    assert farthest(start, level_00()[1]) > 1e-3
+    assert farthest(start, level_00().weights) > 1e-3
 
     load = "train_set, test_set = load_data(args)\n"
     swap = "    train_set.images[17] = test_set.images[0]\n"
-    path = changed("00_single_gpu", tmp_path, load, load + swap)
+    path = changed_script("00_single_gpu", tmp_path, load, load + swap)
     result, weights = run_level("00_single_gpu", EXACT, path)
-    assert result["steps"] == level_00()[0]["steps"]
-    assert farthest(weights, level_00()[1]) > 1e-6 > TOLERANCE
+    assert result["steps"] == level_00().result["steps"]
+    assert farthest(weights, level_00().weights) > 1e-6 > TOLERANCE
 
 
 def assert_same_numbers(result: dict, expected: dict) -> None:

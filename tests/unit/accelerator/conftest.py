@@ -24,4 +24,4 @@ def utils_of_both():
         importlib.import_module(f"{library}.state").PartialState(cpu=True)
         utils.append(importlib.import_module(f"{library}.utils"))
     yield utils
-    forget_states(THEIRS)
+    forget_states()

@@ -70,7 +70,7 @@ def trained_in_a_cell_that_runs_twice(library):
                 optimizer.zero_grad()
         assert accelerator.sync_gradients
         accelerator.end_training()
-    forget_states(library)
+    forget_states()
     return model.weight.tolist(), len(steps)
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from unittest import mock
 
 import numpy
 import pytest
@@ -211,6 +212,16 @@ def test_what_nothing_is_prepared_for_is_named_when_it_is_loaded(setting, file, 
         accelerator.load_state(tmp_path / "c", with_loaders=with_loaders)
         names = ", ".join(sorted(["model.safetensors", "optimizer.bin", *missed]))
         assert f"c holds {names}, and nothing is prepared that takes it" in caplog.records[-1].getMessage()
+
+
+def test_loading_asks_for_memory_of_the_cpu(tmp_path):
+    """A tensor of rank 0's GPU would else come back there, on every rank."""
+    accelerator, _, _ = started()
+    accelerator.save_state(tmp_path / "c", safe_serialization=False)
+    with mock.patch.object(torch, "load", wraps=torch.load) as load:
+        accelerator.load_state(tmp_path / "c")
+    assert [str(call.kwargs["map_location"]) for call in load.call_args_list] == ["cpu"] * load.call_count
+    assert load.call_count >= 2
 
 
 def test_numbers_and_arrays_of_numpy_come_back_as_they_were(tmp_path):

@@ -43,7 +43,7 @@ def collectives(library):
     with accelerator.split_between_processes(torch.arange(3), apply_padding=True) as share:
         results["split"] = share
     accelerator.end_training()
-    forget_states(library)
+    forget_states()
     return {name: plain(result) for name, result in results.items()}
 
 

@@ -17,7 +17,7 @@ from common.accelerator.utils import FullyShardedDataParallelPlugin
 from common.memory import track_memory
 from common.processes import ranks
 from tests.peers import import_or_skip
-from tests.states import THEIRS, forget_states
+from tests.states import forget_states
 from tests.unit.accelerator.several_processes import on_ranks
 
 EXAMPLES = ladder.ROOT / "03_accelerate" / "examples"
@@ -45,8 +45,6 @@ def run(path: str, arguments: list[str]) -> dict:
             example.main()
     finally:
         forget_states()
-        if "accelerate" in sys.modules:
-            forget_states(THEIRS)
     return results[0]
 
 

@@ -72,7 +72,7 @@ def logged(library, path) -> None:
         logger.debug("nobody", in_order=True)
     finally:
         logger.logger.removeHandler(handler)
-        forget_states(library)
+        forget_states()
 
 
 def test_ranks_log_once_in_order_or_all_as_on_accelerate(tmp_path):

@@ -16,7 +16,7 @@ from common.accelerator import Accelerator
 from common.accelerator.launchers import debug_launcher, notebook_launcher
 from common.accelerator.state import AcceleratorState, PartialState
 from common.process_group import leave_process_group
-from common.processes import free_port
+from common.processes import free_port, ranks
 from tests.peers import import_or_skip
 
 ON_CPU = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="launches without ACCELERATE_USE_CPU")
@@ -217,3 +217,21 @@ def test_without_a_gpu_and_without_a_process_the_function_runs_right_here():
     notebook_launcher(lambda: seen.append(os.getpid()), num_processes=0)
     import_or_skip("accelerate").notebook_launcher(lambda: seen.append(os.getpid()), num_processes=0)
     assert seen == [os.getpid()] * 3
+
+
+def test_processes_that_compute_on_the_cpu_see_no_gpu(monkeypatch):
+    """An optimizer would start CUDA, which takes memory of the first GPU and fails in a fork."""
+    monkeypatch.setattr(torch.cuda, "_cached_device_count", 8)
+    if torch.cuda.device_count() != 8:
+        pytest.skip("this torch was built without CUDA")
+
+    def train():
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+        assert (torch.cuda.is_available(), torch.cuda.device_count()) == (False, 0)
+
+    debug_launcher(train)
+    pool = ranks(1, on_cpu=True)
+    assert pool is not ranks(1)
+    assert pool.run(os.getenv, "CUDA_VISIBLE_DEVICES") == [""]
+    pool.stop()
+    assert torch.cuda.device_count() == 8

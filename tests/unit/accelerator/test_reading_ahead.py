@@ -147,7 +147,7 @@ def seen(root, make, loop, process):
         loader = library.prepare_data_loader(make(), torch.device("cpu"), process.world, process.rank, **how)
         return [(listify(batch), drawn()) for batch in loop(library, loader)], drawn()
     finally:
-        forget_states(root)
+        forget_states()
 
 
 SLOW = [pytest.param(kind, marks=pytest.mark.slow) if "workers" in kind else kind for kind in LOADERS]

@@ -23,9 +23,9 @@ def libraries():
     """Ours and theirs, both without a state before and after the test."""
     import_or_skip("accelerate")
 
-    forget_states(THEIRS)
+    forget_states()
     yield [importlib.import_module(name) for name in (OURS, THEIRS)]
-    forget_states(THEIRS)
+    forget_states()
 
 
 def test_both_states_of_a_single_process_show_themselves_as_in_accelerate(libraries):
@@ -93,7 +93,7 @@ def group_of_one(library):
     saved.seek(0)
     device = state.device if library == OURS else "cpu"  # accelerate's is cpu:0, which torch.load refuses
     described = repr(state).replace("cpu:0", "cpu"), state.use_distributed, torch.load(saved, map_location=device)
-    forget_states(library)
+    forget_states()
     return described
 
 

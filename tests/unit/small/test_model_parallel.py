@@ -67,7 +67,7 @@ WORLDS = [1, 2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=p
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_cut_layers_train_the_weights_of_level_00(world_size):
     of_ranks = ranks(world_size).run(train, cut_in_tensors)
-    _, expected = level_00()
+    expected = level_00().weights
     for name, weight in expected.items():
         parts = [weights[name] for weights in of_ranks]
         if name in CUT:
@@ -86,7 +86,7 @@ def test_cut_layers_train_the_weights_of_level_00(world_size):
 @pytest.mark.parametrize("world_size", WORLDS[1:])
 def test_stages_train_the_weights_of_level_00(world_size, micro_batches, schedule):
     of_ranks = ranks(world_size).run(train, partial(cut_in_stages, schedule, micro_batches))
-    _, expected = level_00()
+    expected = level_00().weights
     assert sum(len(weights) for weights in of_ranks) == len(expected)  # nobody has what another one has
     assert farthest({name: weight for weights in of_ranks for name, weight in weights.items()}, expected) <= 1e-9
 

@@ -18,7 +18,7 @@ def on_both(script, folder, *args) -> tuple:
     for name in LIBRARIES:
         torch.manual_seed(11)
         outcomes.append(script(importlib.import_module(name), str(folder / name), *args))
-        forget_states(name)
+        forget_states()
     return tuple(outcomes)
 
 

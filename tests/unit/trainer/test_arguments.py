@@ -362,7 +362,7 @@ def test_none_for_a_name_is_what_it_is_in_transformers(name, tmp_path, transform
         with contextlib.suppress(KeyError, TypeError, ValueError):
             args = library.TrainingArguments(**{"output_dir": "out", "use_cpu": True, name: None})
             values[module] = getattr(library.Trainer(Net(), args).args, name)
-        forget_states(module)
+        forget_states()
     ours, theirs = LIBRARIES
     assert theirs not in values or values[ours] == values[theirs]
 

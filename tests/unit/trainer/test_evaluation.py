@@ -15,7 +15,7 @@ from common.eval_sampler import DistributedEvalSampler
 from common.processes import ranks
 from common.trainer import Trainer, TrainerState
 from tests.states import on_a_rank, reset_states
-from tests.toys import Net, Points, Stream, seeded_net, token_loss
+from tests.toys import Net, Points, Stream, loss_per_item, seeded_net
 from tests.unit.trainer.toy import accuracy, make_trainer
 
 N = 101
@@ -30,7 +30,7 @@ class CountingNet(nn.Module):
 
     def forward(self, x, labels=None, **kwargs):
         outputs = self.net(x)
-        return outputs if labels is None else outputs | {"loss": token_loss(outputs, labels, **kwargs)}
+        return outputs if labels is None else outputs | {"loss": loss_per_item(outputs, labels, **kwargs)}
 
 
 def plain_loader(trainer: Trainer, points: Points, batch: int) -> DataLoader:
@@ -103,7 +103,7 @@ def outcome(folder, case: Case) -> Outcome:
     model = CountingNet(net) if case.loss == "counting model" else net
     extra = {"compute_metrics": accuracy, "eval_dataset": dataset}
     if case.loss == "function":
-        extra["compute_loss_func"] = token_loss
+        extra["compute_loss_func"] = loss_per_item
     settings = {"per_device_eval_batch_size": case.batch, "accelerator_config": source.accelerator_config}
     trainer = make_trainer(folder, model=model, extra=extra, **settings)
     if source.loader is not None:

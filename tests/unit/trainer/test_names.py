@@ -51,7 +51,7 @@ def test_an_override_of_save_writes_into_checkpoints_too(tmp_path):
 
         saving = {"save_strategy": "steps", "save_steps": 2}
         make(library, folder, Own, max_steps=4, **saving).train()
-        forget_states(library.__name__)
+        forget_states()
         resumed = make(library, folder, Own, max_steps=6, **saving)
         resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-4")
         return sorted(path.parts[-3] for path in Path(folder).rglob("bias.pt")), end(resumed)["weights"]

@@ -378,7 +378,7 @@ def test_a_training_stopped_within_a_step_and_resumed_ends_the_same(step, is_str
                     control.should_training_stop = True
 
         make(library, folder, extra=points | {"callbacks": [StopWithinStep]}, **settings).train()
-        forget_states(library.__name__)
+        forget_states()
         resumed = make(library, folder, extra=points, **settings)
         return end_of_resumed(resumed, resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-{step}"))
 
@@ -403,7 +403,7 @@ def test_a_training_resumed_with_other_settings_ends_the_same(name, tmp_path, ca
 
     def script(library, folder):
         make(library, folder, extra=points, max_steps=3, save_strategy="steps", **common).train()
-        forget_states(library.__name__)
+        forget_states()
         resumed = make(library, folder, extra=points, **common | changed)
         return end_of_resumed(resumed, resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-3"))
 

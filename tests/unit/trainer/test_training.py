@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from common.trainer import Trainer
-from tests.toys import Net, Points, Stream, seeded_net, token_loss
+from tests.toys import Net, Points, Stream, loss_per_item, seeded_net
 from tests.unit.trainer.toy import Junk, make_trainer, trained_weights, weights
 
 
@@ -51,7 +51,7 @@ def test_every_way_to_a_loss_trains_the_same(tmp_path):
     expected = trained_weights(tmp_path, **settings)
     for trainer_class in (TutorialTrainer, KeywordTrainer):
         torch.testing.assert_close(trained_weights(tmp_path, trainer_class=trainer_class, **settings), expected)
-    by_function = trained_weights(tmp_path, extra={"compute_loss_func": token_loss}, **settings)
+    by_function = trained_weights(tmp_path, extra={"compute_loss_func": loss_per_item}, **settings)
     torch.testing.assert_close(by_function, expected, atol=1e-5, rtol=0)
 
 
@@ -115,7 +115,7 @@ def test_a_count_of_items_that_a_model_ignores_is_pointed_out(tmp_path, caplog):
     class Counting(Net):
         def forward(self, x, labels=None, **kwargs):
             outputs = super().forward(x)
-            return outputs if labels is None else {"loss": token_loss(outputs, labels, **kwargs)}
+            return outputs if labels is None else {"loss": loss_per_item(outputs, labels, **kwargs)}
 
     right = train(Right)
     assert train(Counting) == pytest.approx(right)

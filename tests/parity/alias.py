@@ -10,7 +10,9 @@ source defines and the core does not, the alias makes a stand-in of the same kin
 - a constant has its value.
 
 What has no part in a training comes from the installed wheel: `accelerate.test_utils`, those of the original's commands
-that are out of scope here, and how libraries load a model (`init_empty_weights`).
+that are out of scope here, how libraries load a model (`init_empty_weights`), and the constants of `accelerate.utils`.
+
+Installing the alias changes the process for good: the core's own modules answer for the missing names from then on.
 """
 
 import ast
