@@ -183,17 +183,25 @@ def test_batches_of_any_size_are_sharded_whole_like_those_of_accelerate(sizes):
         assert gathered(loaders) == list(range(sum(sizes)))
 
 
-def test_a_short_batch_in_the_middle_is_an_error_where_batches_must_be_even():
-    class Uneven(list):
-        batch_size = 3
+class Uneven(list):
+    batch_size = 4
 
-    batches = Uneven([[0, 1, 2], [3], [4, 5, 6], [7, 8, 9]])
+
+def test_a_short_batch_in_the_middle_is_an_error_where_batches_must_be_even():
+    batches = Uneven([[0, 1, 2, 3], [4], [5, 6, 7, 8], [9, 10, 11, 12]])
     with pytest.raises(ValueError, match="even_batches=False"):
         list(BatchSamplerShard(batches, 2, 0))
     assert [list(BatchSamplerShard(batches, 2, rank, even_batches=False)) for rank in (0, 1)] == [
-        [[0, 1, 2], [4, 5, 6]],
-        [[3], [7, 8, 9]],
+        [[0, 1, 2, 3], [5, 6, 7, 8]],
+        [[4], [9, 10, 11, 12]],
     ]
+
+
+@pytest.mark.parametrize("sharing", [{}, {"split_batches": True}, {"split_batches": True, "even_batches": False}])
+def test_a_batch_larger_than_the_batch_size_is_an_error_where_samples_would_be_lost(sharing):
+    batches = Uneven([[0, 1, 2, 3], [4, 5, 6, 7, 8, 9]])
+    with pytest.raises(ValueError, match="6 samples is larger than batch_size=4"):
+        list(BatchSamplerShard(batches, 2, 0, **sharing))
 
 
 @pytest.mark.parametrize("kind", [DistributedSampler, DistributedEvalSampler])
