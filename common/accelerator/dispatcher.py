@@ -138,31 +138,30 @@ class DataLoaderDispatcher(DataLoaderShard):
     def _own_parts(self, steps: Iterator[Step]) -> Iterator[Step]:
         """This process's part of each of `steps`, which the main process alone has; those of the others are empty."""
         while True:
-            step: Any = None
-            own_part: Step | None = None
             error: Exception | None = None
+            message: Any
             try:
-                step = next(steps, None)
-                if step is not None:
-                    own_part = self._own_part(step)  # It is made before sending, because `slice_fn` may raise too.
+                message = next(steps, None)
+                # The main process makes its part before it sends the step, because `slice_fn` may raise too.
+                own_part = None if message is None else self._own_part(message)
             except Exception as failure:
                 error = failure
-                step = RemoteError(f"rank 0: {type(failure).__name__}: {failure}")
-            step = broadcast_object_list([step])[0]
+                message = RemoteError(f"rank 0: {type(failure).__name__}: {failure}")
+            message = broadcast_object_list([message])[0]
             if error is not None:
                 raise error
-            if isinstance(step, RemoteError):
-                raise step
-            if step is None:
+            if isinstance(message, RemoteError):
+                raise message
+            if message is None:
                 return
-            yield self._own_part(step) if own_part is None else own_part
+            yield own_part or self._own_part(message)
 
     def _own_part(self, step: Step) -> Step:
         rank = self.state.process_index
         if step.short_step is None:
             share = self.total_batch_size // self.state.num_processes
         else:
-            share = step.short_step.own_rows(rank)
+            share = step.short_step.rows[rank]
         return step._replace(content=self._slice(step.content, rank * share, (rank + 1) * share))
 
     def _slice(self, batch: Any, begin: int, end: int) -> Any:

@@ -41,9 +41,6 @@ from .utils.random import get_random_states, set_random_states
 
 logger = logging.getLogger(__name__)
 
-# The states of torch's generator and of the sampler's own, which may have none. A checkpoint holds them as they are.
-GeneratorStates = tuple[torch.Tensor, torch.Tensor | None]
-
 
 class Position(NamedTuple):
     """A place in an epoch, as checkpoints hold it.
@@ -52,7 +49,7 @@ class Position(NamedTuple):
         epoch: the number of the epoch.
         step: steps of the epoch that were yielded or skipped.
         is_over: True if the last of them was the last step of the epoch.
-        drawn_from: the states of the generators when a stateful loader drew the order; None for all other loaders.
+        drawn_from: the states of torch's and, if any, the sampler's generator, when a stateful loader drew the order.
         read_ahead: `content_of` the batch that was read and not yielded.
         first_rows: `content_of` the rows that fill up a dispatched last step.
     """
@@ -60,7 +57,7 @@ class Position(NamedTuple):
     epoch: int
     step: int = 0
     is_over: bool = False
-    drawn_from: GeneratorStates | None = None
+    drawn_from: tuple[torch.Tensor, torch.Tensor | None] | None = None
     read_ahead: list | None = None
     first_rows: list | None = None
 
@@ -75,8 +72,7 @@ class Pass:
         short_step: the ShortStep of the step that was yielded last, if it has one.
         read_ahead: the step that was read and not yielded; None after the last one.
         drawn_from: see Position.
-        first_rows: the batch with the rows that fill up a dispatched last step. The main process alone has it, after
-            the first step was read.
+        first_rows: the rows that fill up a dispatched last step: on the main process, after the first step was read.
     """
 
     def __init__(self, start: Position, is_resumed: bool = False) -> None:
@@ -134,7 +130,7 @@ class Progress:
         skipped_at_prepare: steps that were left out of every epoch when the loader was prepared.
         passes: those that have begun and not ended. A script may begin one within another. The current one stands last.
         follows_checkpoint: True if a checkpoint was loaded and no pass has begun since then.
-        loaded: the position in that checkpoint if it is within an epoch. Only a stateful loader has one.
+        loaded: the position in that checkpoint, of a stateful loader, unless it is the beginning of an epoch.
     """
 
     epoch: int = 0
@@ -203,12 +199,12 @@ class PassSampler:
     def __iter__(self) -> Iterator[Any]:
         """The sample numbers of each batch. Torch draws its seed between this call and the first of them.
 
-        A sampler may draw random numbers in its own `iter`. It does so
+        When a sampler draws random numbers in its own `iter`:
 
-            before the seed   in a pass from the first step, if it is the outermost sampler, on one process
-            after the seed    in a pass that skips steps, as in the original
-            after the seed    with a stateful loader. So `drawn_from` is the state after the seed in every pass, whether
-                              a seed was drawn (new workers) or not (workers that stay alive).
+            from the first step   before the seed, if it is the outermost sampler on one process; else after it
+            steps are skipped     after the seed, as in the original
+            stateful              after the seed. So `drawn_from` is the state after the seed in every pass, whether one
+                                  was drawn (new workers) or not (workers that stay alive).
         """
         this_pass = self.progress.current
         self.kept_steps.clear()  # A pass over the same workers that ended early may have left some.
@@ -287,10 +283,7 @@ def put_back(content: list | None, batch: Any) -> Any:
         return batch
     new_leaves = list(leaves(batch))
     if len(new_leaves) != len(content):
-        logger.warning(
-            "the saved batch does not fit the one read now, so random augmentations in this one batch differ from the "
-            "interrupted run's"
-        )
+        logger.warning("the saved batch does not fit the one read now: its augmentations differ from the first run's")
         return batch
     for place, saved in enumerate(content):
         if saved is not None:

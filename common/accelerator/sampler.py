@@ -1,8 +1,8 @@
 """Which samples, in which order, on which process: arithmetic on indices, without data and without collectives.
 
 Most steps have a full batch on every process. In a *short step* there are too few samples for that, so some of them
-are repeated, or some processes get less. A ShortStep says which samples are real. Several processes that share batches
-without a known size have one in every step, because then no batch is known to be full.
+are repeated, or some processes get less. A ShortStep says which samples are real. On several processes, batches without
+a known size have one in every step.
 
 An example: two processes share the samples 0 to 4 in batches of two. Step 0 is `[0 1]` and `[2 3]`. For step 1 only
 sample 4 is left, and with samples from the beginning it becomes `[4 0]` and `[1 2]`. `gather_for_metrics` gathers
@@ -40,29 +40,10 @@ class ShortStep(NamedTuple):
     rows: tuple[int, ...]
     num_real_all_ranks: int
 
-    def own_rows(self, rank: int) -> int:
-        """Samples in the batch of process `rank`."""
-        return self.rows[rank]
-
     def num_real(self, rank: int) -> int:
         """Real samples in the batch of process `rank`."""
         left = self.num_real_all_ranks - sum(self.rows[:rank])
         return min(max(left, 0), self.rows[rank])
-
-    @property
-    def has_repeated(self) -> bool:
-        """True if some process has repeated samples."""
-        return self.num_real_all_ranks < sum(self.rows)
-
-    @property
-    def num_ranks_present(self) -> int:
-        """Processes that have a batch in this step."""
-        return len(self.rows)
-
-    @property
-    def is_even(self) -> bool:
-        """True if all processes that have a batch have equally large ones."""
-        return len(set(self.rows)) == 1
 
 
 class Step(NamedTuple):
@@ -160,11 +141,6 @@ class BatchSamplerShard(BatchSampler):
         """True if the last step is filled up with single samples. Without a `batch_size`, whole batches are taken."""
         return self.even_batches and self.batch_size is not None
 
-    @property
-    def _sizes_may_differ(self) -> bool:
-        """True if whole batches go to the processes as they are."""
-        return not self.split_batches and not self._repeats_samples
-
     def __iter__(self) -> Iterator[list]:
         for step in self.steps():
             yield step.content
@@ -182,9 +158,9 @@ class BatchSamplerShard(BatchSampler):
                 yield Step(batches_by_rank[rank], None)
                 continue
             # A batch sampler whose batches differ in size makes complete steps that no `drop_last` drops.
-            is_last_and_short = not (is_complete and self._sizes_may_differ)
-            if self.drop_last and is_last_and_short:
-                return
+            is_short = self.split_batches or self._repeats_samples or not is_complete
+            if self.drop_last and is_short:
+                continue
             num_real = sum(map(len, batches_by_rank))
             if self.even_batches:
                 batches_by_rank = self._filled_up(batches_by_rank, first_step)
@@ -202,14 +178,10 @@ class BatchSamplerShard(BatchSampler):
         """All batches. Raise a ValueError for one of a size that would lose samples, see `BatchSamplerShard`."""
         batches = iter(self.batch_sampler)
         for batch in batches:
-            if not self._sizes_may_differ and len(batch) > self.batch_size:
-                raise ValueError(
-                    f"a batch of {len(batch)} samples is larger than batch_size={self.batch_size}: that needs "
-                    "even_batches=False, and no split_batches"
-                )
+            is_too_large = (self.split_batches or self._repeats_samples) and len(batch) > self.batch_size
             must_be_last = self._repeats_samples and len(batch) != self.batch_size
-            if must_be_last and next(batches, None) is not None:
-                raise ValueError("batches of different sizes need even_batches=False")
+            if is_too_large or (must_be_last and next(batches, None) is not None):
+                raise ValueError("batches of different sizes need even_batches=False, without split_batches")
             yield batch
 
     def _filled_up(self, batches: list, first_step: list) -> list:
@@ -281,8 +253,7 @@ def check_split(batch_size: int | None, num_processes: int) -> None:
 def steps_of(batches: Any) -> Iterator[Step]:
     """The steps of a process that reads by `batches`: a BatchSamplerShard, or what a loader on one process reads by.
 
-    On one process, `iter` of the outermost sampler is called at once, because it may draw random numbers. Samplers
-    inside of torch's BatchSampler or a BatchSamplerShard are asked when the first step is.
+    On one process, `iter` of the outermost sampler is called at once, because it may draw random numbers.
     """
     if isinstance(batches, BatchSamplerShard):
         return batches.steps()

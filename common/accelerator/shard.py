@@ -164,13 +164,11 @@ class DataLoaderShard(DataLoader):
         return (Step(batch, None) for batch in batches)
 
     def _get_reader(self) -> DataLoader:
-        """Torch's own loader, which reads for this one: a new one for each pass, unless its workers stay alive.
-
-        This loader shows scripts their own batch sampler and data set. The one that reads has a PassSampler in place of
-        the batch sampler, which torch forbids to change after `__init__`.
-        """
+        """Torch's own loader, which reads for this one: a new one for each pass, unless its workers stay alive."""
         if self._reader is not None:
             return self._reader
+        # This loader shows scripts their own batch sampler and data set. The reader has a PassSampler in place of the
+        # batch sampler, which torch forbids to change after `__init__`.
         index_sampler = None
         if not self._reads_stream:
             batches = self._samplers[0]
@@ -300,18 +298,16 @@ class DataLoaderShard(DataLoader):
         if (state["process"], state["step_size"]) != (self._own_process, step_size):
             # The batch that was read ahead is one of another process, or of another size.
             position = position._replace(read_ahead=None)
-        if step > 0:  # At the beginning of an epoch its number is enough.
+        if step > 0:  # Of the beginning of an epoch, its number says all.
             self._progress.loaded = position
         self.iteration = epoch + 1 if position.is_over else epoch
 
     @property
     def _own_process(self) -> tuple[int, int]:
         """The process whose batches these are, and the number of processes that share them."""
-        shard = self._shard
-        if shard is not None:
-            return shard.process_index, shard.num_processes
-        state = PartialState()
-        return state.process_index, state.num_processes
+        if self._shard is None:
+            return PartialState().process_index, PartialState().num_processes
+        return self._shard.process_index, self._shard.num_processes
 
     def get_sampler(self) -> Any:
         """See the function `get_sampler`."""

@@ -133,7 +133,7 @@ def read_eval_batches(loader: Any, batch_size: int, accelerator: Accelerator) ->
             rows = _count_samples(loader, batch, accelerator.num_processes) or batch_size
             yield batch, BatchRows(rows, rows, is_padded=False)
             continue
-        rows = short_step.own_rows(accelerator.process_index)
+        rows = short_step.rows[accelerator.process_index]
         num_real = short_step.num_real(accelerator.process_index)
         if 0 < num_real < rows:
             batch = first_samples(batch, rows, num_real)
