@@ -26,7 +26,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         [0 1] [2 3]              [0 1 2 3]     [0 1]             [2 3]
         [4]                      [4 0]         [4]               [0]
 
-    What the main process raises is raised on all.
+    What the main process raises while it reads or slices is raised on all.
 
     Args:
         dataset, skip_batches, kwargs: of DataLoaderShard.

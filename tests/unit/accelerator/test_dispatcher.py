@@ -207,8 +207,9 @@ class Unopened(IterableDataset):
 
 
 def slice_on_others(batch, rows, process_index, num_processes):
-    if process_index == 0:
+    if rows == slice(0, 1):
         raise LookupError("the slice is gone")
+    return batch
 
 
 def broken(accelerator, kind):
