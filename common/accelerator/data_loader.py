@@ -20,13 +20,17 @@ from .sampler import (
     SkipBatchSampler,
     check_split,
     generator_of,
-    get_sampler,  # noqa: F401  # This name and the unused ones below are here because the original has them here.
     index_sampler_of,
     sampler_chain,
 )
 from .shard import DataLoaderShard, loading_arguments
-from .state import DistributedType, GradientState, PartialState  # noqa: F401
+from .state import PartialState
 from .streams import StreamShard, seems_sharded_by_rank
+
+# isort: split
+# The original has these names in its module of this name too, so scripts import them from here.
+from .sampler import get_sampler  # noqa: F401
+from .state import DistributedType, GradientState  # noqa: F401
 from .utils.dataclasses import RNGType  # noqa: F401
 
 logger = get_logger(__name__)
@@ -66,7 +70,7 @@ def prepare_data_loader(
     Args:
         dataloader: what a single process would iterate over.
         device: where batches go with `put_on_device`. A dispatching loader puts them on the device of its process.
-        num_processes, process_index: by default those of the run.
+        num_processes, process_index: by default those of the run, by which a dispatching loader always shares.
         split_batches, even_batches, non_blocking, use_seedable_sampler, data_seed: see DataLoaderConfiguration.
         rng_types: generators to take over from rank 0 at the start of every pass: "torch", "cuda", and "generator",
             the sampler's or the data set's. A dispatching loader takes over none, as in the original.
@@ -118,26 +122,26 @@ def prepare_data_loader(
         )
 
     if num_processes == 1:
-        generator = None
+        synchronized_generator = None
         arguments = loading_arguments(dataloader, index_sampler)
     elif is_stream:
-        generator = generator_of(dataset)
+        synchronized_generator = generator_of(dataset)
         arguments = loading_arguments(dataloader, None)
         batches = BatchSampler(dataset, arguments["batch_size"], arguments["drop_last"])
         shard = BatchSamplerShard(batches, num_processes, process_index, split_batches, even_batches)
         dataset = StreamShard(dataset, shard)
         arguments["batch_size"] = shard.samples_per_process
     else:
-        generator = _prepare_generator(index_sampler, use_seedable_sampler)
+        synchronized_generator = _prepare_generator(index_sampler, use_seedable_sampler)
         shard = BatchSamplerShard(index_sampler, num_processes, process_index, split_batches, even_batches)
         arguments = loading_arguments(dataloader, shard)
-    if rng_types is not None and generator is None:  # No generator is taken over from rank 0.
+    if rng_types is not None and synchronized_generator is None:
         rng_types = [kind for kind in rng_types if kind != "generator"]
     return DataLoaderShard(
         dataset,
         device=device if put_on_device else None,
         rng_types=rng_types,
-        synchronized_generator=generator,
+        synchronized_generator=synchronized_generator,
         skip_batches=skipped_steps,
         use_stateful_dataloader=use_stateful_dataloader,
         _drop_last=dataloader.drop_last,
@@ -152,13 +156,10 @@ def _check_sharing(dataloader: DataLoader, num_processes: int, dispatch_batches:
         raise NotImplementedError("loaders with in_order=False are out of scope")
     if num_processes == 1:
         return
-    samplers = sampler_chain(index_sampler_of(dataloader))
-    if isinstance(samplers[-1], (DistributedSampler, DistributedEvalSampler)):
+    sampler = sampler_chain(index_sampler_of(dataloader))[-1]
+    if isinstance(sampler, (DistributedSampler, DistributedEvalSampler)):
         raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
-    # A SkipBatchSampler is a BatchSampler too, but in a loader without batches it leaves out single samples.
-    skipped_from = next(sampler for sampler in samplers if not isinstance(sampler, SkipBatchSampler))
-    makes_batches = dataloader.batch_sampler is not None or isinstance(skipped_from, BatchSampler)
-    if not dispatch_batches and not makes_batches:
+    if not dispatch_batches and not _makes_batches(dataloader):
         raise ValueError("on several processes a loader needs batches to share: batch_size=None makes none")
     stream = dataloader.dataset
     if seems_sharded_by_rank(stream, num_processes):
@@ -167,6 +168,14 @@ def _check_sharing(dataloader: DataLoader, num_processes: int, dispatch_batches:
             "lost, because a prepared loader deals all samples out by itself. Let the stream yield all of them, or "
             "leave its loader unprepared"
         )
+
+
+def _makes_batches(dataloader: DataLoader) -> bool:
+    """True if the loader reads batches of samples. With `batch_size=None`, SkipBatchSamplers also skip single ones."""
+    index_sampler = index_sampler_of(dataloader)
+    while isinstance(index_sampler, SkipBatchSampler):
+        index_sampler = index_sampler.batch_sampler
+    return dataloader.batch_sampler is not None or isinstance(index_sampler, BatchSampler)
 
 
 def _steps_skipped_by(dataloader: DataLoader, batches_per_step: int) -> int:
@@ -223,7 +232,7 @@ def _prepare_generator(batch_sampler: Any, use_seedable_sampler: bool) -> torch.
 
 
 class SkipDataLoader(DataLoader):
-    """A loader that is not prepared, without its first `skip_batches` batches; `skip_first_batches` makes it."""
+    """An unprepared loader without its first `skip_batches` batches; `skip_first_batches` makes it for streams."""
 
     def __init__(self, dataset: Any, skip_batches: int = 0, **kwargs: Any) -> None:
         super().__init__(dataset, **kwargs)

@@ -26,7 +26,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         [0 1] [2 3]              [0 1 2 3]     [0 1]             [2 3]
         [4]                      [4 0]         [4]               [0]
 
-    What the main process raises is raised on all.
+    What the main process raises while it reads or slices is raised on all.
 
     Args:
         dataset, skip_batches, kwargs: of DataLoaderShard.
@@ -49,6 +49,8 @@ class DataLoaderDispatcher(DataLoaderShard):
         self.split_batches = split_batches
         self.batches_per_step = 1 if split_batches else self.state.num_processes
         self.slice_fn = slice_rows if slice_fn is None else slice_fn
+        # Workers that stay alive have one seed for all passes. This is True once a process without them has drawn it.
+        self._drew_workers_seed = False
 
     @property
     def total_batch_size(self) -> int:
@@ -69,13 +71,19 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     def _read(self, this_pass: Pass) -> Iterator[Step]:
         """This process's part of the steps that the main process reads."""
-        if self.state.is_main_process:
-            batches = self._joined_batches(super()._read(this_pass))
-            return self._own_parts(self._whole_steps(batches, this_pass))
-        self._draw_torchs_seed()
-        if self.use_stateful_dataloader:
-            this_pass.begin_order(self._samplers[-1])  # It is drawn on the main process; here it is noted that it was.
-        return self._own_parts(None)
+        steps: Iterator[Step] = iter(())
+        try:
+            if self.state.is_main_process:
+                batches = self._joined_batches(super()._read(this_pass))
+                steps = self._whole_steps(batches, this_pass)
+            else:
+                self._draw_torchs_seed()
+                if self.use_stateful_dataloader:
+                    # This rank's checkpoint needs `drawn_from` too. Without it the order would count as lost.
+                    this_pass.begin_order(self._samplers[-1])
+        except Exception as error:
+            steps = _failed_steps(error)
+        return self._own_parts(steps)
 
     def _draw_torchs_seed(self) -> None:
         """Draw the seed that torch draws when it begins to read, so that the generators of all processes stay the same.
@@ -85,8 +93,8 @@ class DataLoaderDispatcher(DataLoaderShard):
         """
         if self.num_workers == 0:
             iter(self._get_reader())  # As in the original, `iter` of a stream is called on every process.
-        elif self._reader is None:  # Workers that stay alive have one seed for all passes.
-            self._get_reader()  # It is kept if its workers stay alive.
+        elif not (self.persistent_workers and self._drew_workers_seed):
+            self._drew_workers_seed = True
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
 
     def _joined_batches(self, steps: Iterator[Step]) -> Iterator[Any]:
@@ -124,39 +132,47 @@ class DataLoaderDispatcher(DataLoaderShard):
             short_step = None
             if num_real != self.total_batch_size:
                 rows = (share,) * world_size
-                # Each process puts its own rank in.
-                short_step = ShortStep(rank=0, rows=rows, num_real_all_ranks=min(num_real, sum(rows)))
+                short_step = ShortStep(rows, num_real_all_ranks=min(num_real, sum(rows)))
             yield Step(batch, short_step)
 
-    def _own_parts(self, steps: Iterator[Step] | None) -> Iterator[Step]:
-        """The part of this process in each step; `steps` are there on the main process alone."""
+    def _own_parts(self, steps: Iterator[Step]) -> Iterator[Step]:
+        """This process's part of each of `steps`, which the main process alone has; those of the others are empty."""
+        while True:
+            error: Exception | None = None
+            message: Any
+            try:
+                message = next(steps, None)
+                # The main process makes its part before it sends the step, because `slice_fn` may raise too.
+                own_part = None if message is None else self._own_part(message)
+            except Exception as failure:
+                error = failure
+                message = RemoteError(f"rank 0: {type(failure).__name__}: {failure}")
+            message = broadcast_object_list([message])[0]
+            if error is not None:
+                raise error
+            if isinstance(message, RemoteError):
+                raise message
+            if message is None:
+                return
+            yield own_part or self._own_part(message)
+
+    def _own_part(self, step: Step) -> Step:
         rank = self.state.process_index
-        step = self._receive(steps)
-        while step is not None:
-            batch, short_step = step
-            if short_step is None:
-                share = self.total_batch_size // self.state.num_processes
-            else:
-                short_step = short_step._replace(rank=rank)
-                share = short_step.own_rows
-            yield Step(self._slice(batch, rank * share, (rank + 1) * share), short_step)
-            step = self._receive(steps)
+        if step.short_step is None:
+            share = self.total_batch_size // self.state.num_processes
+        else:
+            share = step.short_step.rows[rank]
+        return step._replace(content=self._slice(step.content, rank * share, (rank + 1) * share))
 
     def _slice(self, batch: Any, begin: int, end: int) -> Any:
         process = {"process_index": self.state.process_index, "num_processes": self.state.num_processes}
         return self.slice_fn(batch, slice(begin, end), **process)
 
-    def _receive(self, steps: Iterator[Step] | None) -> Step | None:
-        """The next step, or None after the last one; on all processes what the main process reads, or raises."""
-        error: Exception | None = None
-        message: Any = None
-        try:
-            if steps is not None:
-                message = next(steps, None)
-        except Exception as failure:
-            error = failure
-            message = RemoteError(f"rank 0: {type(failure).__name__}: {failure}")
-        message = broadcast_object_list([message])[0]
-        if isinstance(message, RemoteError):
-            raise error or message
-        return message
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_drew_workers_seed": False}  # A copy starts workers of its own.
+
+
+def _failed_steps(error: Exception) -> Iterator[Step]:
+    """Steps that cannot be read: asking for the first one raises `error`."""
+    raise error
+    yield

@@ -61,13 +61,16 @@ def _rows_of_step(loader: Any) -> _Rows:
     short_step = None if loader is None else loader.short_step
     if short_step is None:
         return _Rows(are_even=True, num_real=None)
-    if short_step.num_ranks_present < PartialState().num_processes:
-        present = f"only ranks 0 to {short_step.num_ranks_present - 1} have a batch in this step"
+    num_batches = len(short_step.rows)
+    if num_batches < PartialState().num_processes:
+        present = f"only ranks 0 to {num_batches - 1} have a batch in this step"
         raise RuntimeError(f"{present}: evaluate with even_batches=True")
     # Samples are repeated in the last step, and where one loader worker's share of a stream ends. A batch sampler may
     # yield short batches before. They repeat nothing, so nothing is cut there.
-    is_cut = loader.end_of_dataloader or short_step.has_repeated
-    return _Rows(short_step.is_even, short_step.num_real_all_ranks if is_cut else None)
+    has_repeated = short_step.num_real_all_ranks < sum(short_step.rows)
+    is_cut = loader.end_of_dataloader or has_repeated
+    are_even = len(set(short_step.rows)) == 1
+    return _Rows(are_even, short_step.num_real_all_ranks if is_cut else None)
 
 
 def _without_repeated(value: Any, rows: _Rows) -> Any:

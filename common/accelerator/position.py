@@ -7,8 +7,8 @@
 
 By default a script says where it goes on: `loader.set_epoch(e)` and `skip_first_batches(loader, n)`. With
 `DataLoaderConfiguration(use_stateful_dataloader=True)` checkpoints hold the position, and the next pass continues with
-the batch after the last one that was yielded: in any order that one of torch's samplers draws, and on any number of
-processes with the same samples per step.
+the batch after the last one that was yielded: in any order that is drawn as a whole when the pass begins, and on any
+number of processes with the same samples per step.
 
 The order is not saved, but the states of the generators when it was drawn: `drawn_from`, here S. An epoch of six
 batches, with a checkpoint after the third, when the generators are in the states C:
@@ -41,9 +41,6 @@ from .utils.random import get_random_states, set_random_states
 
 logger = logging.getLogger(__name__)
 
-# The states of torch's generator and of the sampler's own, which may have none. A checkpoint holds them as they are.
-GeneratorStates = tuple[torch.Tensor, torch.Tensor | None]
-
 
 class Position(NamedTuple):
     """A place in an epoch, as checkpoints hold it.
@@ -52,7 +49,7 @@ class Position(NamedTuple):
         epoch: the number of the epoch.
         step: steps of the epoch that were yielded or skipped.
         is_over: True if the last of them was the last step of the epoch.
-        drawn_from: the states of the generators when a stateful loader drew the order; None for all other loaders.
+        drawn_from: the states of torch's and, if any, the sampler's generator, when a stateful loader drew the order.
         read_ahead: `content_of` the batch that was read and not yielded.
         first_rows: `content_of` the rows that fill up a dispatched last step.
     """
@@ -60,7 +57,7 @@ class Position(NamedTuple):
     epoch: int
     step: int = 0
     is_over: bool = False
-    drawn_from: GeneratorStates | None = None
+    drawn_from: tuple[torch.Tensor, torch.Tensor | None] | None = None
     read_ahead: list | None = None
     first_rows: list | None = None
 
@@ -70,14 +67,17 @@ class Pass:
 
     Attributes:
         start: where it begins.
+        is_resumed: True if it follows a checkpoint and begins within an epoch.
         step: steps of the epoch that were yielded or skipped.
         short_step: the ShortStep of the step that was yielded last, if it has one.
         read_ahead: the step that was read and not yielded; None after the last one.
-        drawn_from, first_rows: see Position. A pass that follows a checkpoint has both from there.
+        drawn_from: see Position.
+        first_rows: the rows that fill up a dispatched last step: on the main process, after the first step was read.
     """
 
-    def __init__(self, start: Position) -> None:
+    def __init__(self, start: Position, is_resumed: bool = False) -> None:
         self.start = start
+        self.is_resumed = is_resumed
         # The loop sets these for each batch that it yields.
         self.step = start.step
         self.short_step: ShortStep | None = None
@@ -127,33 +127,48 @@ class Progress:
 
     Attributes:
         epoch: the one that the next pass visits.
-        first_step: steps that were left out of every epoch when the loader was prepared.
-        passes: those that have begun and not ended. A script may begin one within another. The one that began or
-            yielded a batch last stands last.
-        loaded: the position in the checkpoint that the next pass follows; None if it follows none. It is the beginning
-            of an epoch if the loader is not stateful, or was not in a pass.
+        skipped_at_prepare: steps that were left out of every epoch when the loader was prepared.
+        passes: those that have begun and not ended. A script may begin one within another. The current one stands last.
+        follows_checkpoint: True if a checkpoint was loaded and no pass has begun since then.
+        loaded: the position in that checkpoint, of a stateful loader, unless it is the beginning of an epoch.
     """
 
     epoch: int = 0
-    first_step: int = 0
+    skipped_at_prepare: int = 0
     passes: list[Pass] = field(default_factory=list)
+    follows_checkpoint: bool = False
     loaded: Position | None = None
 
     @property
     def current(self) -> Pass:
         """The pass that began or yielded a batch last. Outside of a loop it is the next one, which has yielded none."""
-        return self.passes[-1] if self.passes else Pass(self.next_position(self.first_step))
+        return self.passes[-1] if self.passes else Pass(self.next_position(self.skipped_at_prepare))
+
+    def make_current(self, this_pass: Pass) -> None:
+        """Note that `this_pass`, which has begun, yields a batch now."""
+        self.passes.remove(this_pass)
+        self.passes.append(this_pass)
+
+    def begin_pass(self, skipped_steps: int) -> Pass:
+        """Begin the next pass, over a loader that leaves out so many steps of every epoch."""
+        start = self.next_position(skipped_steps)
+        this_pass = Pass(start, is_resumed=self.follows_checkpoint and start.step > self.skipped_at_prepare)
+        self.follows_checkpoint = False
+        self.loaded = None
+        self.passes.append(this_pass)
+        return this_pass
 
     def next_position(self, skipped_steps: int) -> Position:
         """The position at which the next pass begins, over a loader that leaves out so many steps of every epoch."""
         loaded = self.loaded
         if loaded is None or loaded.epoch != self.epoch:
             return Position(self.epoch, skipped_steps)
-        # The script skips nothing more than it did at `prepare`, or just what the saved run has done.
-        if skipped_steps in (self.first_step, loaded.step):
+        if skipped_steps == self.skipped_at_prepare:  # The script has not called `skip_first_batches` since then.
             return loaded
-        # A script that skips after loading knows better where to go on. There the batch that was read ahead is no use.
-        return loaded._replace(step=skipped_steps, read_ahead=None)
+        if skipped_steps == loaded.step:  # It skips by hand to where the saved run was.
+            return loaded
+        # A script that skips elsewhere knows better where to go on. There the batch that was read ahead is no use.
+        return loaded._replace(step=skipped_steps, is_over=False, read_ahead=None)
 
 
 class PassSampler:
@@ -184,9 +199,12 @@ class PassSampler:
     def __iter__(self) -> Iterator[Any]:
         """The sample numbers of each batch. Torch draws its seed between this call and the first of them.
 
-        A sampler that draws in its own `iter` does so before the seed or, where steps are skipped, after it, as in the
-        original. A stateful loader draws the order after the seed, which workers that stay alive do not draw, and the
-        resumed run does. So the states before the order are the same in both.
+        When a sampler draws random numbers in its own `iter`:
+
+            from the first step   before the seed, if it is the outermost sampler on one process; else after it
+            steps are skipped     after the seed, as in the original
+            stateful              after the seed. So `drawn_from` is the state after the seed in every pass, whether one
+                                  was drawn (new workers) or not (workers that stay alive).
         """
         this_pass = self.progress.current
         self.kept_steps.clear()  # A pass over the same workers that ended early may have left some.
@@ -265,7 +283,7 @@ def put_back(content: list | None, batch: Any) -> Any:
         return batch
     new_leaves = list(leaves(batch))
     if len(new_leaves) != len(content):
-        logger.warning("the batch after a checkpoint has another structure now: its random numbers are other ones")
+        logger.warning("the saved batch does not fit the one read now: its augmentations differ from the first run's")
         return batch
     for place, saved in enumerate(content):
         if saved is not None:

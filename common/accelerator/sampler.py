@@ -1,14 +1,15 @@
 """Which samples, in which order, on which process: arithmetic on indices, without data and without collectives.
 
 Most steps have a full batch on every process. In a *short step* there are too few samples for that, so some of them
-are repeated, or some processes get less. A ShortStep says which samples are real.
+are repeated, or some processes get less. A ShortStep says which samples are real. On several processes, batches without
+a known size have one in every step.
 
 An example: two processes share the samples 0 to 4 in batches of two. Step 0 is `[0 1]` and `[2 3]`. For step 1 only
 sample 4 is left, and with samples from the beginning it becomes `[4 0]` and `[1 2]`. `gather_for_metrics` gathers
 `[4 0 1 2]`, and keeps the first `short_step.num_real_all_ranks` = 1 of them. This is the way of the ShortStep on
 process 0:
 
-    BatchSamplerShard   makes Step([4, 0], ShortStep(rank=0, rows=(2, 2), num_real_all_ranks=1))
+    BatchSamplerShard   makes Step([4, 0], ShortStep(rows=(2, 2), num_real_all_ranks=1))
     PassSampler         gives [4, 0] to torch's loader, which handles nothing but samples, and keeps the Step
     torch's loader      reads the two samples and collates them to tensor([4, 0])
     PassSampler         puts the tensor into the Step, in the place of [4, 0]
@@ -26,46 +27,23 @@ from common.eval_sampler import DistributedEvalSampler
 
 
 class ShortStep(NamedTuple):
-    """Real and repeated samples of a step in which some process lacks samples of its own.
+    """Real and repeated samples of a step in which not all processes are known to have full batches of their own.
 
-    In all other steps every process has a full batch, all of its samples are real, and there is no ShortStep.
+    In all other steps all samples are real, and there is no ShortStep.
 
     Attributes:
-        rank: the process that `own_rows` and `num_real` are about.
         rows: samples in the batch of each process that has one, lowest ranks first; the repeated ones count too.
         num_real_all_ranks: how many of all these samples are real: the first ones, in rank order. The others were
             repeated to fill up the batches.
     """
 
-    rank: int
     rows: tuple[int, ...]
     num_real_all_ranks: int
 
-    @property
-    def own_rows(self) -> int:
-        """Samples in this process's batch."""
-        return self.rows[self.rank]
-
-    @property
-    def num_real(self) -> int:
-        """Real samples in this process's batch."""
-        left = self.num_real_all_ranks - sum(self.rows[: self.rank])
-        return min(max(left, 0), self.own_rows)
-
-    @property
-    def has_repeated(self) -> bool:
-        """True if some process has repeated samples."""
-        return self.num_real_all_ranks < sum(self.rows)
-
-    @property
-    def num_ranks_present(self) -> int:
-        """Processes that have a batch in this step."""
-        return len(self.rows)
-
-    @property
-    def is_even(self) -> bool:
-        """True if all processes that have a batch have equally large ones."""
-        return len(set(self.rows)) == 1
+    def num_real(self, rank: int) -> int:
+        """Real samples in the batch of process `rank`."""
+        left = self.num_real_all_ranks - sum(self.rows[:rank])
+        return min(max(left, 0), self.rows[rank])
 
 
 class Step(NamedTuple):
@@ -76,7 +54,7 @@ class Step(NamedTuple):
 
 
 class SeedableRandomSampler(RandomSampler):
-    """A RandomSampler whose order is a function of seed and epoch: `torch.randperm(n)` seeded with their sum.
+    """A RandomSampler whose order is a function of seed and epoch: its generator is seeded with their sum.
 
     Args:
         args, kwargs: of RandomSampler. A `generator` is used and seeded anew for each epoch.
@@ -127,8 +105,8 @@ class BatchSamplerShard(BatchSampler):
         even_batches: repeat samples so that all processes make equally many full steps.
 
     Raises:
-        ValueError: if `split_batches` cannot split the batch size evenly; while iterating with `even_batches`, if a
-            batch that is not the last one has another size.
+        ValueError: if `split_batches` cannot split the batch size evenly. While iterating, with either option, if a
+            batch is larger than the batch size; with `even_batches`, if one that is not the last is smaller.
     """
 
     def __init__(
@@ -170,24 +148,25 @@ class BatchSamplerShard(BatchSampler):
     def steps(self) -> Iterator[Step]:
         """The batches of this process, each with what is known of its step."""
         size = self.samples_per_process
-        sizes_may_differ = not self.split_batches and not self._repeats_samples
+        rank = self.process_index
         first_step: list = []
-        steps = self._parts_of_batches() if self.split_batches else groups_of(self._batches(), self.num_processes)
-        for batches in steps:  # They are for the processes in rank order. In the last step some may be missing.
-            first_step = first_step or batches
-            is_complete = len(batches) == self.num_processes
-            if is_complete and all(len(batch) == size for batch in batches):
-                yield Step(batches[self.process_index], None)
+        whole_steps = self._parts_of_batches() if self.split_batches else groups_of(self._batches(), self.num_processes)
+        for batches_by_rank in whole_steps:  # In the last step some may be missing.
+            first_step = first_step or batches_by_rank
+            is_complete = len(batches_by_rank) == self.num_processes
+            if is_complete and all(len(batch) == size for batch in batches_by_rank):
+                yield Step(batches_by_rank[rank], None)
                 continue
-            is_whole = is_complete and sizes_may_differ
-            if self.drop_last and not is_whole:
-                return
-            num_real = sum(map(len, batches))
+            # A batch sampler whose batches differ in size makes complete steps that no `drop_last` drops.
+            is_short = self.split_batches or self._repeats_samples or not is_complete
+            if self.drop_last and is_short:
+                continue
+            num_real = sum(map(len, batches_by_rank))
             if self.even_batches:
-                batches = self._filled_up(batches, first_step)
-            if self.process_index < len(batches):
-                rows = tuple(map(len, batches))
-                yield Step(batches[self.process_index], ShortStep(self.process_index, rows, num_real))
+                batches_by_rank = self._filled_up(batches_by_rank, first_step)
+            if rank < len(batches_by_rank):
+                rows = tuple(map(len, batches_by_rank))
+                yield Step(batches_by_rank[rank], ShortStep(rows, num_real))
 
     def _parts_of_batches(self) -> Iterator[list]:
         """For each step one batch, in equal parts for the processes: `[0 1 2 3]` becomes `[0 1] [2 3]`."""
@@ -196,12 +175,13 @@ class BatchSamplerShard(BatchSampler):
             yield [batch[begin : begin + size] for begin in range(0, len(batch), size)]
 
     def _batches(self) -> Iterator[list]:
-        """All batches. Where samples are to be filled up, raise a ValueError if any but the last has another size."""
+        """All batches. Raise a ValueError for one of a size that would lose samples, see `BatchSamplerShard`."""
         batches = iter(self.batch_sampler)
         for batch in batches:
+            is_too_large = (self.split_batches or self._repeats_samples) and len(batch) > self.batch_size
             must_be_last = self._repeats_samples and len(batch) != self.batch_size
-            if must_be_last and next(batches, None) is not None:
-                raise ValueError("batches of different sizes need even_batches=False")
+            if is_too_large or (must_be_last and next(batches, None) is not None):
+                raise ValueError("batches of different sizes need even_batches=False, without split_batches")
             yield batch
 
     def _filled_up(self, batches: list, first_step: list) -> list:
@@ -273,7 +253,7 @@ def check_split(batch_size: int | None, num_processes: int) -> None:
 def steps_of(batches: Any) -> Iterator[Step]:
     """The steps of a process that reads by `batches`: a BatchSamplerShard, or what a loader on one process reads by.
 
-    `iter` of a sampler of the script's own is called at once, because it may draw random numbers.
+    On one process, `iter` of the outermost sampler is called at once, because it may draw random numbers.
     """
     if isinstance(batches, BatchSamplerShard):
         return batches.steps()
@@ -285,7 +265,7 @@ def _steps_of_one_process(batches: Iterator[Any], full_size: int | None) -> Iter
     for batch in batches:
         short_step = None
         if full_size is not None and len(batch) != full_size:
-            short_step = ShortStep(rank=0, rows=(len(batch),), num_real_all_ranks=len(batch))
+            short_step = ShortStep(rows=(len(batch),), num_real_all_ranks=len(batch))
         yield Step(batch, short_step)
 
 

@@ -54,13 +54,13 @@ class DataLoaderShard(DataLoader):
 
     The way from a `for` to its batches, in the order of the calls:
 
-        next_position           says where the pass begins
+        Progress.begin_pass     says where the pass begins
         _begin_reading          takes over the generators of rank 0, and tells the epoch
         _read                   asks torch's loader for an iterator, which draws its seed; a stream skips steps here
         PassSampler             draws the order, skips steps, and puts the batches into their Steps
 
     For the first pass after a checkpoint, `_resume_reading` calls `_begin_reading`. Torch then draws a seed and
-    the order again, as the run did before the checkpoint. So the generators go back to where the checkpoint has them.
+    the order again, as the run did before the checkpoint. So the generators go back to their states in the checkpoint.
 
     Args:
         dataset, kwargs: of DataLoader.
@@ -96,20 +96,16 @@ class DataLoaderShard(DataLoader):
         self.use_stateful_dataloader = use_stateful_dataloader
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
-        self._progress = Progress(first_step=skip_batches)
+        self._progress = Progress(skipped_at_prepare=skip_batches)
         # Torch's loader, which is kept only if its workers stay alive from pass to pass.
         self._reader: DataLoader | None = None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
         progress = self._progress
-        start = progress.next_position(self.skipped_steps)
-        is_resumed = progress.loaded is not None and start.step > progress.first_step
-        progress.loaded = None  # Later passes do not follow the checkpoint.
-        this_pass = Pass(start)
-        progress.passes.append(this_pass)
+        this_pass = progress.begin_pass(self.skipped_steps)
         self.gradient_state._add_dataloader(self)
         try:
-            steps = self._resume_reading(this_pass) if is_resumed else self._begin_reading(this_pass)
+            steps = self._resume_reading(this_pass) if this_pass.is_resumed else self._begin_reading(this_pass)
             following = next(steps, None)
             while following is not None:
                 batch, short_step = following
@@ -119,8 +115,7 @@ class DataLoaderShard(DataLoader):
                 this_pass.step += 1
                 this_pass.short_step = short_step
                 this_pass.read_ahead = following
-                progress.passes.remove(this_pass)
-                progress.passes.append(this_pass)  # The pass that yields stands last.
+                progress.make_current(this_pass)
                 yield batch
         finally:
             progress.passes.remove(this_pass)
@@ -172,6 +167,8 @@ class DataLoaderShard(DataLoader):
         """Torch's own loader, which reads for this one: a new one for each pass, unless its workers stay alive."""
         if self._reader is not None:
             return self._reader
+        # This loader shows scripts their own batch sampler and data set. The reader has a PassSampler in place of the
+        # batch sampler, which torch forbids to change after `__init__`.
         index_sampler = None
         if not self._reads_stream:
             batches = self._samplers[0]
@@ -196,7 +193,7 @@ class DataLoaderShard(DataLoader):
 
     @property
     def short_step(self) -> ShortStep | None:
-        """A ShortStep where some process lacks samples of its own in this step, else None."""
+        """The ShortStep of the batch just yielded; None where every process has a full batch of its own samples."""
         return self._progress.current.short_step
 
     @property
@@ -223,7 +220,7 @@ class DataLoaderShard(DataLoader):
         self._progress.epoch = epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass visit `epoch`; where a loaded checkpoint stopped in that epoch, it continues there."""
+        """Outside of a loop: make the next pass visit `epoch`, from where a loaded checkpoint stopped in it, if any."""
         self.iteration = epoch
         for part in (self.dataset, *self._samplers):
             if hasattr(part, "set_epoch"):
@@ -231,7 +228,7 @@ class DataLoaderShard(DataLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is outside of the loops over this loader.
-        return vars(self) | {"_reader": None, "_progress": Progress(self.iteration, self._progress.first_step)}
+        return vars(self) | {"_reader": None, "_progress": Progress(self.iteration, self._progress.skipped_at_prepare)}
 
     def without_first(self, num_batches: int) -> "DataLoaderShard":
         """This loader without the first `num_batches` steps of every epoch. Both have the same epoch."""
@@ -272,7 +269,8 @@ class DataLoaderShard(DataLoader):
         Raises:
             ValueError: if the samples yielded before are no whole number of this loader's steps.
         """
-        self._progress.loaded = Position(self.iteration, self._progress.first_step)
+        self._progress.follows_checkpoint = True
+        self._progress.loaded = None
         if not state_dict:
             return
         sampler = self._samplers[-1]
@@ -300,15 +298,16 @@ class DataLoaderShard(DataLoader):
         if (state["process"], state["step_size"]) != (self._own_process, step_size):
             # The batch that was read ahead is one of another process, or of another size.
             position = position._replace(read_ahead=None)
-        if step > 0:
+        if step > 0:  # Of the beginning of an epoch, its number says all.
             self._progress.loaded = position
         self.iteration = epoch + 1 if position.is_over else epoch
 
     @property
     def _own_process(self) -> tuple[int, int]:
         """The process whose batches these are, and the number of processes that share them."""
-        holder = PartialState() if self._shard is None else self._shard
-        return holder.process_index, holder.num_processes
+        if self._shard is None:
+            return PartialState().process_index, PartialState().num_processes
+        return self._shard.process_index, self._shard.num_processes
 
     def get_sampler(self) -> Any:
         """See the function `get_sampler`."""

@@ -133,8 +133,8 @@ def read_eval_batches(loader: Any, batch_size: int, accelerator: Accelerator) ->
             rows = _count_samples(loader, batch, accelerator.num_processes) or batch_size
             yield batch, BatchRows(rows, rows, is_padded=False)
             continue
-        rows = short_step.own_rows
-        num_real = short_step.num_real
+        rows = short_step.rows[accelerator.process_index]
+        num_real = short_step.num_real(accelerator.process_index)
         if 0 < num_real < rows:
             batch = first_samples(batch, rows, num_real)
             rows = num_real

@@ -71,11 +71,11 @@ def steps_of(loaders: list[DataLoader]) -> Iterator[list[Share]]:
     """One epoch of all ranks: for each step the shares of the ranks that have a batch in it, in rank order."""
     for step in itertools.zip_longest(*loaders):
         shares = []
-        for loader, batch in zip(loaders, step, strict=True):
+        for rank, (loader, batch) in enumerate(zip(loaders, step, strict=True)):
             if batch is not None:
                 rows = batch.tolist()
                 short_step = loader.short_step
-                shares.append(Share(rows, real=rows if short_step is None else rows[: short_step.num_real]))
+                shares.append(Share(rows, real=rows if short_step is None else rows[: short_step.num_real(rank)]))
         yield shares
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from common.accelerator import DistributedEvalSampler
 from common.accelerator.data_loader import DataLoaderDispatcher, prepare_data_loader, skip_first_batches
@@ -199,19 +199,37 @@ class Broken(Rows):
         return super().__getitem__(index)
 
 
-def broken(accelerator):
+class Unopened(IterableDataset):
+    def __iter__(self):
+        if torch.distributed.get_rank() == 0:
+            raise LookupError("the file is gone")
+        return iter(())
+
+
+def slice_on_others(batch, rows, process_index, num_processes):
+    if rows == slice(0, 1):
+        raise LookupError("the slice is gone")
+    return batch
+
+
+def broken(accelerator, kind):
+    dataset = Unopened() if kind == "the file" else Broken(8, accelerator.process_index)
+    slice_fn = slice_on_others if kind == "the slice" else None
+    loader = accelerator.prepare_data_loader(DataLoader(dataset, batch_size=1), slice_fn_for_dispatch=slice_fn)
     numbers = []
     try:
-        for batch in accelerator.prepare(DataLoader(Broken(8, accelerator.process_index), batch_size=1)):
+        for batch in loader:
             numbers += batch["number"].tolist()
     except Exception as error:
         return numbers, type(error).__name__, str(error)
 
 
-def test_what_the_main_process_raises_is_raised_on_all():
-    one, two = on_dispatching_ranks(2, broken)
-    assert one == ([0], "LookupError", "sample 5 is gone")
-    assert two == ([1], "RemoteError", "rank 0: LookupError: sample 5 is gone")
+@pytest.mark.parametrize("kind", ["sample 5", "the file", "the slice"])
+def test_what_the_main_process_raises_is_raised_on_all(kind):
+    numbers = [[0], [1]] if kind == "sample 5" else [[], []]
+    one, two = on_dispatching_ranks(2, broken, kind)
+    assert one == (numbers[0], "LookupError", f"{kind} is gone")
+    assert two == (numbers[1], "RemoteError", f"rank 0: LookupError: {kind} is gone")
 
 
 def texts(accelerator):

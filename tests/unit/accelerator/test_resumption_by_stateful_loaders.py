@@ -22,6 +22,7 @@ from torch.utils.data import (
 
 from common.accelerator import data_loader
 from common.accelerator.data_loader import skip_first_batches
+from common.accelerator.position import Position, Progress
 from common.accelerator.sampler import DistributedEvalSampler
 from common.accelerator.utils import listify, set_seed
 from common.accelerator.utils.random import get_random_states, set_random_states
@@ -197,6 +198,11 @@ def test_another_epoch_or_an_explicit_skip_replaces_the_position_of_a_checkpoint
     loader = loaded()
     assert gathered([skip_first_batches(loader, 4)]) == first[4:]
     assert gathered([loader]) == second
+
+
+def test_a_skip_in_the_finished_epoch_of_a_checkpoint_begins_where_it_is_not_over():
+    progress = Progress(epoch=1, loaded=Position(epoch=1, step=3, is_over=True))
+    assert progress.next_position(skipped_steps=2) == Position(epoch=1, step=2)
 
 
 def test_a_checkpoint_made_while_the_rest_of_an_epoch_is_skipped_to_goes_on():
