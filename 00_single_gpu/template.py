@@ -4,8 +4,7 @@ A network of torchvision learns to classify images. Each class is a subfolder: D
 
     python 00_single_gpu/template.py DATA --epochs 10 --checkpoint run.pt
 
-For a task of your own change three places: the data set (`Images`, `load_data`), the network (`build_network`), and
-the loss with its score (`compute_loss`, `score`).
+For a task of your own change three places: `Images` with `load_data`, `build_network`, `compute_loss` with `score`.
 With --checkpoint it saves after each epoch. After Ctrl-C the same command goes on with the epoch that was cut short.
 """
 

@@ -2,8 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 02_ddp_raw/template.py DATA --epochs 10 --checkpoint run.pt
 
-For a task of your own change three places: the data set (`Images`, `load_data`), the network (`build_network`), and
-the loss with its score (`compute_loss`, `score`).
+For a task of your own change three places: `Images` with `load_data`, `build_network`, `compute_loss` with `score`.
 With --checkpoint it saves after each epoch. After Ctrl-C the same command goes on with the epoch that was cut short.
 """
 

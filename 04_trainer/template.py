@@ -4,8 +4,7 @@
 
 The same file runs on Hugging Face's Trainer: replace `common.trainer` by `transformers`.
 
-For a task of your own change three places: the data set (`Images`, `load_data`), the network (`build_network`), and
-the loss with its score (`compute_loss`, `score`).
+For a task of your own change three places: `Images` with `load_data`, `build_network`, `compute_loss` with `score`.
 With --checkpoint it saves after each epoch. After Ctrl-C the same command goes on with the epoch that was cut short.
 If Hugging Face's is killed while it saves, half a checkpoint stays. Remove it before you run the command again.
 """
