@@ -79,8 +79,8 @@ class Trainer:
     saved_steps: list[int]
     # The micro-batches of the present step. `training_step` divides by their number, and overrides read it.
     current_gradient_accumulation_steps: int = 1
-    # The loader that `evaluation_loop` reads. It is no parameter of `prediction_step`, because scripts override that method
-    # with the parameters that it has in `transformers`.
+    # The loader that `evaluation_loop` reads. It is no parameter of `prediction_step`, because scripts override that
+    # method with the parameters that it has in `transformers`.
     _eval_loader: Any = None
 
     def __init__(
