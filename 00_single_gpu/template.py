@@ -4,7 +4,7 @@ A network of torchvision learns to classify images. Each class is a subfolder: D
 
     python 00_single_gpu/template.py DATA --epochs 10 --checkpoint run.pt
 
-For a task of your own change three places: the data set with `load_data`, the network, the loss with its score.
+For a task of your own change three places: `Images` with `load_data`, `build_network`, `compute_loss` with `score`.
 With --checkpoint it saves after each epoch. After Ctrl-C the same command goes on with the epoch that was cut short.
 """
 
@@ -56,15 +56,15 @@ def compute_loss(outputs, targets):
     return F.cross_entropy(outputs, targets)
 
 
+def score(outputs, targets):
+    """A number for each sample, whose mean is the score that is shown: here the accuracy."""
+    return (outputs.argmax(dim=1) == targets).double()
+
+
 def cosine_schedule(optimizer, steps):
     """The learning rate falls to 0 in `steps` steps, along half a wave of a cosine."""
     # A resumed run may have more epochs. CosineAnnealingLR would keep the number of steps that it was saved with.
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2)
-
-
-def score(outputs, targets):
-    """A number for each sample, whose mean is the score that is shown: here the accuracy."""
-    return (outputs.argmax(dim=1) == targets).double()
 
 
 def on_device(batch, device):
@@ -103,6 +103,9 @@ def load(path, model, optimizer, schedule, device):
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     schedule.load_state_dict(saved["schedule"])
+    # The optimizer brings the rate of the schedule that was saved. With another number of epochs it is not that of now.
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * schedule.lr_lambdas[0](schedule.last_epoch)
     return saved["epoch"] + 1
 
 
@@ -122,7 +125,7 @@ def train(args):
     schedule = cosine_schedule(optimizer, args.epochs * len(train_loader))
     if args.checkpoint:
         os.makedirs(os.path.dirname(os.path.abspath(args.checkpoint)), exist_ok=True)
-        open(args.checkpoint + ".new", "wb").close()  # a file that cannot be written is an error now
+        open(args.checkpoint + ".new", "wb").close()  # fail before the training, not after its first epoch
     first_epoch = 0
     if args.checkpoint and os.path.exists(args.checkpoint):
         first_epoch = load(args.checkpoint, model, optimizer, schedule, device)

@@ -4,7 +4,7 @@
 
 The same file runs on Hugging Face Accelerate: replace `common.accelerator` by `accelerate`.
 
-For a task of your own change three places: the data set with `load_data`, the network, the loss with its score.
+For a task of your own change three places: `Images` with `load_data`, `build_network`, `compute_loss` with `score`.
 With --checkpoint it saves after each epoch. After Ctrl-C the same command goes on with the epoch that was cut short.
 """
 
@@ -62,15 +62,15 @@ def compute_loss(outputs, targets):
     return F.cross_entropy(outputs, targets)
 
 
+def score(outputs, targets):
+    """A number for each sample, whose mean is the score that is shown: here the accuracy."""
+    return (outputs.argmax(dim=1) == targets).double()
+
+
 def cosine_schedule(optimizer, steps):
     """The learning rate falls to 0 in `steps` steps, along half a wave of a cosine."""
     # A resumed run may have more epochs. CosineAnnealingLR would keep the number of steps that it was saved with.
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2)
-
-
-def score(outputs, targets):
-    """A number for each sample, whose mean is the score that is shown: here the accuracy."""
-    return (outputs.argmax(dim=1) == targets).double()
 
 
 @torch.no_grad()
@@ -93,11 +93,32 @@ def newest_checkpoint(folder):
     return max(Path(folder).glob("epoch_?????"), default=None)
 
 
+def save(accelerator, path, epoch):
+    folder = f"{path}/epoch_{epoch:05}"
+    accelerator.save_state(folder + ".new")
+    accelerator.wait_for_everyone()  # each process writes a file of its own
+    if accelerator.is_main_process:
+        # Hugging Face's save_state writes in place: a crash would leave half of a checkpoint under its name.
+        os.replace(folder + ".new", folder)
+        shutil.rmtree(f"{path}/epoch_{epoch - 2:05}", ignore_errors=True)  # the last two stay
+
+
+def load(accelerator, folder, optimizer, schedule):
+    """Go on from a checkpoint. Returns the epoch that comes next."""
+    accelerator.load_state(folder)
+    # The optimizer brings the rate of the schedule that was saved. With another number of epochs it is not that of now.
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * schedule.scheduler.lr_lambdas[0](schedule.scheduler.last_epoch)
+    return int(folder.name.removeprefix("epoch_")) + 1
+
+
 def train(args):
     accelerator = Accelerator(
-        cpu=not torch.cuda.is_available(),  # without it, each CPU process trains alone on Hugging Face's
+        # Without this, Hugging Face's Accelerator starts no group of processes on CPUs, and each of them trains alone.
+        cpu=not torch.cuda.is_available(),
         dataloader_config=DataLoaderConfiguration(
-            split_batches=True,  # the batch of a loader is the global one
+            # The batch of a loader is the global one. Without this, `schedule.step()` makes a step for each process.
+            split_batches=True,
             use_seedable_sampler=True,  # the order of an epoch is a function of data_seed and its number
             data_seed=args.seed,
             non_blocking=True,
@@ -121,15 +142,14 @@ def train(args):
     model, optimizer, schedule, train_loader, val_loader = accelerator.prepare(
         model, optimizer, schedule, train_loader, val_loader
     )
-    if accelerator.is_main_process and args.checkpoint:  # a folder that cannot be written is an error now
+    if accelerator.is_main_process and args.checkpoint:  # fail before the training, not after an epoch
         Path(args.checkpoint).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=args.checkpoint).close()
     first_epoch = 0
     found = [newest_checkpoint(args.checkpoint)]
     broadcast_object_list(found)  # rank 0 has looked, so all ranks resume or none does
     if found[0]:
-        accelerator.load_state(found[0])
-        first_epoch = int(found[0].name.removeprefix("epoch_")) + 1
+        first_epoch = load(accelerator, found[0], optimizer, schedule)
 
     for epoch in range(first_epoch, args.epochs):
         train_loader.set_epoch(epoch)  # another order for each epoch
@@ -152,13 +172,7 @@ def train(args):
         if accelerator.is_main_process:
             print(f"epoch {epoch}: training loss {train_loss:.4f}, score {total / seen:.4f} of {seen:.0f}", flush=True)
         if args.checkpoint:
-            folder = f"{args.checkpoint}/epoch_{epoch:05}"
-            accelerator.save_state(folder + ".new")
-            accelerator.wait_for_everyone()  # each process writes a file of its own
-            if accelerator.is_main_process:
-                # Hugging Face's save_state writes in place: a crash would leave half of a checkpoint under its name.
-                os.replace(folder + ".new", folder)
-                shutil.rmtree(f"{args.checkpoint}/epoch_{epoch - 2:05}", ignore_errors=True)  # the last two stay
+            save(accelerator, args.checkpoint, epoch)
     accelerator.end_training()
     return accelerator.unwrap_model(model)
 

@@ -47,7 +47,7 @@ class Progress:
         return self.steps_per_epoch * self.epoch + self.steps_done
 
     def average_loss(self, accelerator):
-        """Replace each rank's sum by the mean of all. A mean that is taken later is still that of all losses."""
+        """Replace each rank's sum by the mean of all sums. Each rank may continue it, and this may be done again."""
         self.loss_sum = accelerator.reduce(self.loss_sum, reduction="mean")
 
     def begin_next_epoch(self):
@@ -76,7 +76,8 @@ def save(accelerator, model, progress):
     progress.average_loss(accelerator)  # a checkpoint holds one sum for all ranks
     # The number in the checkpoint's name. Accelerate takes it from nowhere else.
     accelerator.project_configuration.iteration = progress.global_step
-    # By default common.accelerator waits for nobody: rank 0 alone may call it. Accelerate ignores the argument.
+    # By default common.accelerator waits for nobody: rank 0 alone may call it. Here all ranks call it, so that rank 0
+    # writes last and a full disk raises an error on all of them. Accelerate ignores the argument.
     accelerator.save_state(all_ranks=True)
     if accelerator.is_main_process:
         print(f"saved at step {progress.global_step}")

@@ -4,7 +4,7 @@
 
 The same file runs on Hugging Face's Trainer: replace `common.trainer` by `transformers`.
 
-For a task of your own change three places: the data set with `load_data`, the network, the loss with its score.
+For a task of your own change three places: `Images` with `load_data`, `build_network`, `compute_loss` with `score`.
 With --checkpoint it saves after each epoch. After Ctrl-C the same command goes on with the epoch that was cut short.
 If Hugging Face's is killed while it saves, half a checkpoint stays. Remove it before you run the command again.
 """
@@ -62,15 +62,15 @@ def compute_loss(outputs, targets):
     return F.cross_entropy(outputs, targets)
 
 
+def score(outputs, targets):
+    """A number for each sample, whose mean is the score that is shown: here the accuracy."""
+    return (outputs.argmax(dim=1) == targets).double()
+
+
 def cosine_schedule(optimizer, steps):
     """The learning rate falls to 0 in `steps` steps, along half a wave of a cosine."""
     # A resumed run may have more epochs. CosineAnnealingLR would keep the number of steps that it was saved with.
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2)
-
-
-def score(outputs, targets):
-    """A number for each sample, whose mean is the score that is shown: here the accuracy."""
-    return (outputs.argmax(dim=1) == targets).double()
 
 
 class TaskTrainer(Trainer):
@@ -98,6 +98,13 @@ class NextEpoch(TrainerCallback):
 
     def on_epoch_begin(self, args, state, control, train_dataloader, **kwargs):
         train_dataloader.dataset.epoch = round(state.epoch)
+
+
+class RateOfNow(TrainerCallback):
+    def on_train_begin(self, args, state, control, optimizer, lr_scheduler, **kwargs):
+        # The optimizer brings the rate of the saved schedule. With another number of epochs it is not that of now.
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * lr_scheduler.lr_lambdas[0](lr_scheduler.last_epoch)
 
 
 def to_dict(batch):
@@ -150,11 +157,11 @@ def train(args):
         eval_dataset=val_set,
         compute_metrics=mean_score,
         optimizers=(optimizer, schedule),
-        callbacks=[NextEpoch],
+        callbacks=[NextEpoch, RateOfNow],
     )
-    if trainer.is_world_process_zero() and args.checkpoint:  # a folder that cannot be written is an error now
+    if trainer.is_world_process_zero() and args.checkpoint:  # fail before the training, not after an epoch
         tempfile.TemporaryFile(dir=args.checkpoint).close()
-    torch.manual_seed(args.seed + training_args.process_index)  # by default all ranks drop the same units out
+    torch.manual_seed(args.seed + training_args.process_index)  # else all would drop the same units
     found = [bool(args.checkpoint) and any(Path(args.checkpoint).glob("checkpoint-*"))]
     if dist.is_initialized():
         dist.broadcast_object_list(found)  # rank 0 has looked, so all ranks resume or none does

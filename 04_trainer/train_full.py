@@ -115,7 +115,7 @@ def train(args):
         model, settings, to_dict, train_set, test_set, compute_metrics=compute_metrics, optimizers=optimizers
     )
     trainer.accelerator.register_for_checkpointing(SameTraining(args.batch_size, train_set))
-    torch.manual_seed(args.seed + process.process_index)  # by default all processes drop the same units out
+    torch.manual_seed(args.seed + process.process_index)  # else all would drop the same units
 
     saves = bool(args.checkpoint_dir)
     resumes = saves and has_checkpoint(args.checkpoint_dir, "checkpoint-*")

@@ -47,13 +47,15 @@ def _read_progress(folder: str) -> tuple[TrainerState, dict[str, Any]]:
 def delete_oldest(output_dir: str, saved_steps: list[int], kept: list[Path], limit: int) -> None:
     """Delete the oldest checkpoints until `limit` are left, but none of `kept`.
 
-    Other runs' are older than those of `saved_steps`, and lower steps than higher ones: the disk's times may lie.
+    The checkpoints of `saved_steps` are this run's. Those of other runs count as older, and a lower step as older than
+    a higher one. The times that the disk has for them may be wrong.
     """
+    found = list(reversed(numbered(Path(output_dir), PREFIX)))  # from the lowest step to the highest
     of_this_run = {checkpoint_folder(output_dir, step) for step in saved_steps}
-    lowest_first = list(reversed(numbered(Path(output_dir), PREFIX)))
-    oldest_first = sorted(lowest_first, key=of_this_run.__contains__)  # sorting keeps the order within each kind
-    surplus = max(0, len(oldest_first) - limit)
-    dispensable = [path for path in oldest_first if path not in kept]
+    others = [path for path in found if path not in of_this_run]
+    own = [path for path in found if path in of_this_run]
+    surplus = max(0, len(found) - limit)
+    dispensable = [path for path in others + own if path not in kept]
     for path in dispensable[:surplus]:
         remove_folder(path)
 

@@ -6,7 +6,7 @@ even the ranks out are left out.
 
 import time
 from collections.abc import Iterable, Mapping
-from itertools import chain, pairwise, zip_longest
+from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,9 +84,13 @@ def to_host(results: Iterable[BatchResult], device: torch.device) -> list[BatchR
     """The results of a rank's batches as NumPy arrays, each moved to the CPU while a GPU computes the next one."""
     if device.type != "cuda":
         return [as_arrays(send_to_device(result, "cpu")) for result in results]
-    copies = (CopyToHost(result, device) for result in results)
-    # `pairwise` asks for the next batch before it gives a copy out, so the GPU computes while the copy is read.
-    return [copy.read() for copy, _ in pairwise(chain(copies, [None]))]
+    arrived = []
+    pending: list[CopyToHost] = []
+    for result in results:
+        pending.append(CopyToHost(result, device))
+        if len(pending) > 1:  # the GPU computes the newest batch while the one before it is read
+            arrived.append(pending.pop(0).read())
+    return arrived + [copy.read() for copy in pending]
 
 
 def as_arrays(data: Any) -> Any:
@@ -105,12 +109,12 @@ def _as_array(leaf: Any) -> Any:
 
 def gather_batches(own: list[BatchResult]) -> list[BatchResult]:
     """The batches of all ranks in which there are real samples, in the order of the data set. All ranks call this."""
-    num_rounds = max(gather_object([len(own)]))
+    most_batches = max(gather_object([len(own)]))
     gathered = []
-    for start in range(0, num_rounds, BATCHES_AT_ONCE):
+    for start in range(0, most_batches, BATCHES_AT_ONCE):
         of_ranks = gather_object([own[start : start + BATCHES_AT_ONCE]])
-        for of_round in zip_longest(*of_ranks):  # a rank may have fewer batches than the others
-            gathered += [batch for batch in of_round if batch is not None and batch.rows.num_real > 0]
+        for of_step in zip_longest(*of_ranks):  # a rank may have fewer batches than the others
+            gathered += [batch for batch in of_step if batch is not None and batch.rows.num_real > 0]
     return gathered
 
 
@@ -122,8 +126,8 @@ def mean_loss(batches: list[BatchResult], batch_size: int, filter_not_finite: bo
     counts = [batch.rows.num_real for batch in batches]
     # To round as `transformers` does, the mean is taken over as many numbers: where all batches are equally large, it
     # counts each loss `batch_size` times, also if they are smaller.
-    is_padded = any(batch.rows.is_padded for batch in batches)
-    if not is_padded and len(set(counts)) == 1:
+    has_short_step = any(batch.rows.in_short_step for batch in batches)
+    if not has_short_step and len(set(counts)) == 1:
         counts = [batch_size] * len(batches)
     losses = np.repeat([batch.loss.mean() for batch in batches], counts)
     finite = np.isfinite(losses)
@@ -161,15 +165,15 @@ def _are_entries(parts: list, batches: list[BatchResult]) -> bool:
         [(5, 4), (3, 4)], [(2, 4), (2, 4)]      entries: 5, 3, 2 and 2 boxes in an image
         [(2, 10), (2, 7)], [(2, 10), (2, 7)]    two outputs
     """
-    are_outputs = True
+    found_entry = False
     for part, batch in zip(parts, batches, strict=True):
-        rows = batch.rows.given
+        rows = batch.rows.num_rows
         if isinstance(part, tuple) or len(part) != rows:
             return False
         for item in part:
-            has_row_for_each = isinstance(item, np.ndarray) and item.shape[:1] == (rows,)
-            are_outputs = are_outputs and has_row_for_each
-    return not are_outputs
+            may_be_output = isinstance(item, np.ndarray) and item.shape[:1] == (rows,)
+            found_entry = found_entry or not may_be_output
+    return found_entry
 
 
 def _filled_up(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

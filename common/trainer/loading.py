@@ -1,4 +1,15 @@
-"""The reading of loaders: those that a Trainer makes, and those that an override of its methods returns."""
+"""The reading of loaders: those that a Trainer makes, and those that an override of its methods returns.
+
+In a step of an evaluation each rank reads a batch. A *short step*, as in the core, has too few samples for full batches
+on all ranks. An example with 13 samples, 2 ranks and batches of 4:
+
+    step       rank 0       rank 1
+    1          0 1 2 3      4 5 6 7
+    2 (short)  8 9 10 11    12 0 1 2
+
+In step 2 rank 1 has one *real* sample, 12, and three *repeated* ones, which its model is not given. A rank that has no
+real sample gives its model the repeated ones, because ranks that share a model compute together; no result keeps them.
+"""
 
 from collections.abc import Generator, Iterable, Iterator
 from itertools import islice
@@ -17,8 +28,8 @@ from common.trainer.batches import first_samples
 
 
 def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
-    """Seed all generators of a loader worker; torch has seeded its own, otherwise in each worker and epoch."""
-    # The ranks have the same seed, and so draw the same number: each adds its own.
+    """Seed all generators of a loader worker by that of torch, which has another seed in each worker and epoch."""
+    # The seed of torch is the same on all ranks. An offset for each rank keeps them apart.
     utils.set_seed(num_workers * rank + torch.initial_seed() % 2**32)
 
 
@@ -33,12 +44,6 @@ def every_rank_reads_all(loader: Any, num_processes: int) -> bool:
         return False
     sampler = sampler_chain(index_sampler_of(loader))[-1]
     return not isinstance(sampler, DistributedSampler | DistributedEvalSampler)
-
-
-def every_rank_has_samples(loader: Any) -> bool:
-    """True if it is certain that each rank has samples of its own in the batch that `loader` has given last."""
-    # A loader that is not prepared may have more batches on some ranks than on others.
-    return is_prepared(loader) and loader.short_step is None
 
 
 def length_of(data: Any) -> int | None:
@@ -104,50 +109,49 @@ class BatchRows(NamedTuple):
     """The samples in a rank's batch of an evaluation.
 
     Attributes:
-        given: the samples that the model is given.
-        num_real: the first ones, which are no repetitions. It is 0 in a rank that has only repetitions.
-        is_padded: True if any rank repeats samples in this round, in which each rank has one batch.
+        num_rows: the samples that the model is given.
+        num_real: how many of them are real; they are the first ones.
+        in_short_step: True if the batch is part of a short step.
     """
 
-    given: int
+    num_rows: int
     num_real: int
-    is_padded: bool
+    in_short_step: bool
 
     def real_part(self, part: Any) -> Any:
-        """Outputs or labels of the batch, without those of repetitions.
+        """Outputs or labels of the real samples.
 
-        As in the original, an output of a padded round that has no row for each sample is cut too.
+        As in the original, an output of a short step is cut even if it has no row for each sample.
         """
-        return part[: self.num_real] if self.is_padded else part
+        return part[: self.num_real] if self.in_short_step else part
 
 
 def read_eval_batches(loader: Any, batch_size: int, accelerator: Accelerator) -> Iterator[tuple[Any, BatchRows]]:
-    """The batches of an evaluation, without repeated samples, so that these do not count in a batch's mean loss.
+    """The batches of an evaluation, without repeated samples where there are real ones.
 
-    A rank that has nothing else keeps them, because ranks that share a model compute together. `batch_size` is the
-    number of samples where neither the loader nor the batch says it.
+    `batch_size` is the number of samples where neither the loader nor the batch says it.
     """
     for batch in read_batches(loader, accelerator):
         short_step = loader.short_step if is_prepared(loader) else None
         if short_step is None:
             rows = _count_samples(loader, batch, accelerator.num_processes) or batch_size
-            yield batch, BatchRows(rows, rows, is_padded=False)
+            yield batch, BatchRows(rows, rows, in_short_step=False)
             continue
         rows = short_step.rows[accelerator.process_index]
         num_real = short_step.num_real(accelerator.process_index)
         if 0 < num_real < rows:
             batch = first_samples(batch, rows, num_real)
             rows = num_real
-        yield batch, BatchRows(rows, num_real, is_padded=True)
+        yield batch, BatchRows(rows, num_real, in_short_step=True)
 
 
 def _count_samples(loader: Any, batch: Any, num_processes: int) -> int | None:
-    """Samples in the batch just read of a round that is not short; None where neither loader nor batch says it.
+    """Samples in a batch that is not part of a short step; None where neither loader nor batch says it.
 
     The loader is asked first, because a collator may have joined the samples to one row.
     """
     if is_prepared(loader):
-        # The last batch of a stream may be smaller, which on a single process makes no short round.
+        # The last batch of a stream may be smaller, which on a single process is no short step.
         is_full = num_processes > 1 or not isinstance(loader.dataset, IterableDataset)
         if is_full and getattr(index_sampler_of(loader), "batch_size", None):
             return loader.total_batch_size // num_processes

@@ -44,9 +44,9 @@ def is_pretrained(model: Any) -> bool:
     return has_configuration and hasattr(type(model), "save_pretrained")
 
 
-def save(model: Any, processing_class: Any, folder: str, *, weights: dict[str, Any] | None) -> None:
-    """Write model and tokenizer into `folder` as `from_pretrained` reads them; `weights` None: all but these."""
+def save(model: Any, processing_class: Any, folder: str, *, weights: dict[str, Any]) -> None:
+    """Write model and tokenizer into `folder` as `from_pretrained` reads them; without weights, no file of these."""
     if is_pretrained(model):
-        model.save_pretrained(folder, state_dict=weights or {})
+        model.save_pretrained(folder, state_dict=weights)
     if processing_class is not None:
         processing_class.save_pretrained(folder)

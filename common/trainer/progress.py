@@ -21,8 +21,8 @@ class TrainingPosition:
     Attributes:
         epoch: the epoch to go on with, counted from 0.
         batches: how many of its batches are done.
-        epoch_ended: True from the event at the end of an epoch until the next one begins. A run that is resumed at its
-            end does not end its last epoch again, also if other settings give it another place.
+        epoch_ended: True in a checkpoint that was made at an epoch's end, because a resumed run must not call
+            `on_epoch_end` for it twice. The next epoch's beginning makes it False.
     """
 
     epoch: int = 0
@@ -102,7 +102,13 @@ def make_plan(args: TrainingArguments, loader: Any, num_processes: int) -> Plan:
         "seeds": [args.seed, args.data_seed],
     }
     return Plan(
-        num_epochs, max_steps, steps_per_epoch, batches_per_epoch, accumulation, samples * accumulation, order_settings
+        num_epochs=num_epochs,
+        max_steps=max_steps,
+        steps_per_epoch=steps_per_epoch,
+        batches_per_epoch=batches_per_epoch,
+        accumulation=accumulation,
+        samples_per_step=samples * accumulation,
+        order_settings=order_settings,
     )
 
 

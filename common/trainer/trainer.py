@@ -79,6 +79,9 @@ class Trainer:
     saved_steps: list[int]
     # The micro-batches of the present step. `training_step` divides by their number, and overrides read it.
     current_gradient_accumulation_steps: int = 1
+    # The loader that `evaluation_loop` reads. It is no parameter of `prediction_step`, because scripts override that
+    # method with the parameters that it has in `transformers`.
+    _eval_loader: Any = None
 
     def __init__(
         self,
@@ -170,7 +173,8 @@ class Trainer:
 
         self.model_wrapped.zero_grad()
         self.call_event("on_train_begin")
-        # A run that is resumed at its end makes no further step. A new run makes one, as in `transformers`.
+        # A run that is resumed at its end makes no further step. A new run makes one, as in `transformers`, even if a
+        # callback stopped it in on_train_begin.
         is_over = self.control.should_training_stop or first_step >= self.state.max_steps
         if is_over and first_step > 0:
             self.control.should_training_stop = True
@@ -278,8 +282,9 @@ class Trainer:
         for number, inputs in enumerate(window, start=1):
             is_last = number == len(window)
             accelerator.sync_gradients = is_last and ends_in_step
-            # The ranks average their gradients once in a window, in its last micro-batch, also if no step follows,
-            # because a stream has ended: as in `transformers`, the next epoch's first step takes these gradients in.
+            # The ranks average their gradients in the last micro-batch of a window, before its optimizer step. If a
+            # stream ends within a window, no step follows. As in `transformers`, the next epoch's first step adds these
+            # gradients to its own.
             averaging = nullcontext() if is_last else accelerator.no_sync(self.model_wrapped)
             with averaging:
                 loss = self.training_step(self.model_wrapped, inputs, num_items)
@@ -345,6 +350,7 @@ class Trainer:
         An override of `compute_loss` is in the row of its model, unless its class sets `loss_is_scaled_for_ga`.
         """
         has_function = self.compute_loss_func is not None
+        # An override may pass a count to a model that does not take it: such a model's loss is a mean.
         is_divided_by_count = num_items is not None and (has_function or self.model_accepts_loss_kwargs)
         is_share = self.loss_is_scaled_for_ga
         if is_share is None:
@@ -519,6 +525,7 @@ class Trainer:
             if best == folder or best.exists():  # it may lie elsewhere, if the run was resumed from another folder
                 state.best_model_checkpoint = str(best)
         state.stateful_callbacks = self.callback_handler.states()
+        # Nothing here reads it back. It is for programs that read the file of `transformers`.
         state.stateful_callbacks["TrainerControl"] = {"args": asdict(self.control), "attributes": {}}
 
         position = self.position
@@ -543,15 +550,17 @@ class Trainer:
     def _write_own_files(self, progress: dict[str, Any], models: list, weights: list[dict], draft: str) -> None:
         """Write the files of a checkpoint that are not the accelerator's into the folder `draft`.
 
-        Overrides of `save_model` and `_save` write there too. Afterwards the accelerator writes `model.safetensors`.
+        The accelerator then writes the weights, which a resumed run loads, into `model.safetensors`. If an override of
+        `save_model` or `_save` has written a file of that name, this replaces it.
         """
         own = type(self)
         if own.save_model is not Trainer.save_model or own._save is not Trainer._save:
             self.save_model(draft, _internal_call=True)
         elif self.is_world_process_zero():
-            # Adapters have a file of their own besides, for `from_pretrained`.
+            # The accelerator writes the weights, so `save_pretrained` gets none and writes the configuration only. But
+            # the weights of adapters have a file of their own, for `from_pretrained`, which it has to write.
             has_adapters = hasattr(self.model, "peft_config")
-            self._save_pretrained(self.model, draft, weights=weights[0] if has_adapters else None)
+            self._save_pretrained(self.model, draft, weights=weights[0] if has_adapters else {})
         if self.is_world_process_zero():
             checkpoint.write_progress(draft, self.state, progress)
 
@@ -671,10 +680,12 @@ class Trainer:
             prediction_loss_only = self.args.prediction_loss_only
         if dataloader is not self.train_dataloader:
             accelerator.forget_loader(dataloader)  # checkpoints hold the position in the training set alone
+        self._eval_loader = dataloader
         self.callback_handler.eval_dataloader = dataloader
         # DDP's forward may be a collective, and some ranks may have fewer batches: they use the model without DDP.
         model = self.model
-        if self.train_dataloader is None:  # not trained yet
+        train_was_called = self.train_dataloader is not None
+        if not train_was_called:
             accelerator.forget_model(model)  # another Trainer may have prepared it in another precision
             model = accelerator.prepare_model(model, evaluation_mode=True)  # compiled, if the arguments say so
         model.eval()
@@ -719,8 +730,9 @@ class Trainer:
         loss = None
         with torch.no_grad():
             if has_loss:
-                loader = self.callback_handler.eval_dataloader  # the one that is being read
-                is_collective = loader is None or loading.every_rank_has_samples(loader)
+                loader = self._eval_loader
+                # A rank may have no samples of its own in a short step, and no batch of a loader that is not prepared.
+                is_collective = loader is None or (loading.is_prepared(loader) and loader.short_step is None)
                 num_items = self._count_items([inputs], is_collective)
                 loss, outputs = self._call_compute_loss(model, inputs, num_items, return_outputs=True)
                 loss = loss.detach().mean()
@@ -841,7 +853,8 @@ class Trainer:
         """Write the model into `output_dir`, by default `args.output_dir`, on the main process, and the tokenizer.
 
         The weights are in `model.safetensors`; a model of `transformers` is saved as `from_pretrained` reads it. A
-        script may call this on the main process alone. `_internal_call` is True in a checkpoint, for overrides.
+        script may call this on the main process alone, except under FSDP, where all ranks call it. `_internal_call` is
+        True in a checkpoint, for overrides.
         """
         # All ranks gather the parts of a model that is shared out, and one of them writes.
         weights = self.accelerator.get_state_dict(self.model) if self.is_fsdp_enabled else None
@@ -860,7 +873,7 @@ class Trainer:
             self.accelerator.save(weights, f"{folder}/model.safetensors", safe_serialization=True)
         self._save_pretrained(model, folder, weights=weights)
 
-    def _save_pretrained(self, model: nn.Module, folder: str, *, weights: dict[str, Tensor] | None) -> None:
+    def _save_pretrained(self, model: nn.Module, folder: str, *, weights: dict[str, Tensor]) -> None:
         processing_class = self.processing_class
         if processing_class is None:
             processing_class = getattr(self.data_collator, "tokenizer", None)

@@ -255,16 +255,16 @@ class TrainingArguments:
         self.gradient_checkpointing_kwargs = self.activation_checkpointing_kwargs
 
     def _check_not_offered(self) -> None:
-        not_offered = {
+        only_values = {
             "push_to_hub": False,
             "deepspeed": None,
             "debug": [],
             "label_smoothing_factor": 0.0,
             "eval_do_concat_batches": True,
         }
-        for name, value in not_offered.items():
+        for name, value in only_values.items():
             if getattr(self, name) != value:
-                raise ValueError(f"{name} must be {value!r}: this Trainer offers nothing of the kind")
+                raise ValueError(f"{name} must be {value!r}: this Trainer offers nothing else")
 
     def _check_choices(self) -> None:
         choices_of = {

@@ -243,8 +243,7 @@ def test_with_more_epochs_a_resumed_run_follows_the_longer_schedule(level, image
     (of_two,) = ranks(1).run(learning_rates, level, [*argv, "2"])
     assert ranks(1).run(learning_rates, level, [*argv, "1", *saved]) == [of_one_epoch]
     (resumed,) = ranks(1).run(learning_rates, level, [*argv, "2", *saved])
-    assert resumed[0] == 0, "the optimizer has the rate that was saved, until the schedule's next step"
-    assert resumed[1:] == of_two[len(of_one_epoch) + 1 :]
+    assert resumed == of_two[len(of_one_epoch) :], "the first step too has not the rate that was saved"
 
 
 @pytest.fixture(scope="module")
