@@ -14,11 +14,7 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 
 def farthest(weights: dict[str, Tensor], others: dict[str, Tensor]) -> float:
-    """The largest `distance` between the tensors of two state dicts.
-
-    Raises:
-        ValueError: if their keys differ.
-    """
+    """The largest `distance` between the tensors of two state dicts. Raises ValueError if their keys differ."""
     different = sorted(weights.keys() ^ others.keys())
     if different:
         raise ValueError(f"only one of two networks has {', '.join(different)}")

@@ -30,11 +30,7 @@ class NodeRanks:
         self._ranks = ranks
 
     def run(self, function: Callable, *args: Any, timeout: float) -> list:
-        """Call `function(*args)` on both ranks, and return their results. See `common.processes.Ranks.run`.
-
-        Raises:
-            RankFailed: if a rank raises, ends or is silent.
-        """
+        """The results of `function(*args)` on both ranks, as `common.processes.Ranks.run` returns or raises."""
         if not self._ranks.workers:  # before the first job, and after one that has failed
             self._ranks.run(move_to_node, self.nodes.names)
         return self._ranks.run(function, *args, timeout=timeout, environment=VARIABLES)

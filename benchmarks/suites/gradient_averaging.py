@@ -70,11 +70,7 @@ def deep_net() -> nn.Sequential:
 
 
 def record_rank(name: str, steps: int) -> list[RecordedStep]:
-    """Some steps of `deep_net` on this rank's noise, after a warm-up. A collective of all ranks.
-
-    Args:
-        name: one of WRAPPERS.
-    """
+    """Some steps of `deep_net` in a wrapper of WRAPPERS, on noise of this rank, after a warm-up. A collective."""
     with process_group():
         torch.manual_seed(0)  # the same weights on every rank
         wrapper = WRAPPERS[name]
@@ -95,12 +91,7 @@ def record_rank(name: str, steps: int) -> list[RecordedStep]:
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, targets: Tensor) -> None:
-    """One step of the optimizer.
-
-    Args:
-        images: of shape (backwards, N, 1, 28, 28), N images for each backward.
-        targets: of shape (backwards, N).
-    """
+    """One step of the optimizer, with images of shape (backwards, N, 1, 28, 28) and targets of (backwards, N)."""
     last = len(images) - 1
     for index in range(len(images)):
         with contextlib.nullcontext() if index == last else model.no_sync():

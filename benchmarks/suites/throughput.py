@@ -85,11 +85,7 @@ class Configuration:
         return argv
 
     def run(self, steps: Steps, data_flags: tuple[str, ...]) -> dict:
-        """Train for so many steps; the slowest rank's result.
-
-        Raises:
-            RankFailed: if a rank fails.
-        """
+        """Train for so many steps; the slowest rank's result. Raises RankFailed if a rank fails."""
         argv = [*self.argv(steps), *data_flags]
         results = ranks(self.processes).run(level_runs.train, self.level, argv, self.threads, timeout=TIMEOUT_SECONDS)
         return min(results, key=lambda result: result["images_per_sec"])
@@ -168,8 +164,7 @@ def weak_scaling(batch_per_worker: int) -> list[Configuration]:
 def configurations(batch_sizes: dict[int, int]) -> list[Configuration]:
     """Level 00 on one device, the others on several; where devices are made of cores, level 00 with all cores too.
 
-    Args:
-        batch_sizes: the global batch by number of workers, also of one worker.
+    `batch_sizes` has the global batch for each number of workers, also for one.
     """
     cores = cores_of_a_device(max(batch_sizes))
     several = [workers for workers in batch_sizes if workers > 1] or [1]

@@ -105,11 +105,7 @@ def try_settings(settings: Sequence[Setting], work: Work) -> dict[Setting, float
 
 
 def seconds_of_step(setting: Setting, work: Work, steps: int) -> float:
-    """Seconds of a step of the slowest process.
-
-    Raises:
-        StepFailed: if a process fails.
-    """
+    """Seconds of a step of the slowest process. Raises StepFailed if a process fails."""
     processes = setting.devices if setting.strategy == DDP else 1
     pool = ranks(processes, on_cpu=work.cores_per_device is not None)
     try:

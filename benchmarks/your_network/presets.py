@@ -23,12 +23,7 @@ def ethernet(gigabits: float) -> Link:
 
 
 class Gpu(NamedTuple):
-    """A kind of GPU.
-
-    Attributes:
-        resnet50_per_second: images that one alone trains of ResNet-50, published or derived from another's.
-        nvlink: of all its links together.
-    """
+    """A kind of GPU: the images of ResNet-50 that one alone trains in a second, and all its NVLinks together."""
 
     name: str
     resnet50_per_second: float

@@ -27,11 +27,7 @@ def settings_on(devices: Iterable[int], strategies: Iterable[str]) -> list[Setti
 
 
 def check_batch(batch: int, devices: Iterable[int]) -> None:
-    """Refuse a global batch that cannot be divided among one of the numbers of devices.
-
-    Raises:
-        UserError: after one line that says so.
-    """
+    """Raise UserError for a global batch that cannot be divided among one of the numbers of devices."""
     for count in devices:
         if batch % count:
             fail(f"argument --batch: {batch} samples cannot be divided among {count} devices")

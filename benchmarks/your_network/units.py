@@ -38,11 +38,7 @@ def _contains_blocks(module: nn.Module) -> bool:
 
 
 def checkpointed(model: nn.Module) -> nn.Module:
-    """`model`, whose units keep their inputs only and compute again in backward.
-
-    Raises:
-        StepFailed: if it has no units.
-    """
+    """`model`, whose units keep their inputs only, and compute again in backward. Raises StepFailed if it has none."""
     chosen = set(units(model))
     if not chosen:
         raise StepFailed("--checkpointing computes the elements of containers again, and the network has no container")

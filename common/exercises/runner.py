@@ -54,11 +54,7 @@ Outcome = Returned | Stuck | Mistake
 
 
 def check_solution(name: str, path: Path) -> None:
-    """Check the solution in `path` on all numbers of ranks.
-
-    Raises:
-        Mistake: if it does not pass.
-    """
+    """Check the solution in `path` on all numbers of ranks. Raises Mistake if it does not pass."""
     checker = load(name)
     for world_size in WORLD_SIZES:
         try:
@@ -73,11 +69,7 @@ def check_solution(name: str, path: Path) -> None:
 
 
 def _run_on_ranks(world_size: int, name: str, path: Path) -> list[Returned]:
-    """The results of each rank.
-
-    Raises:
-        Mistake: if the solution does not return on every rank.
-    """
+    """The results of each rank. Raises Mistake if the solution does not return on every rank."""
     pool = ranks(world_size, on_cpu=True)
     arguments = (name, path.resolve(), SECONDS)
     try:

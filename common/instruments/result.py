@@ -17,11 +17,7 @@ from common.files import write_atomically
 
 
 def plan_line(args: Namespace, setting: dict[str, Any], train_samples: int, test_samples: int, total_steps: int) -> str:
-    """The line before a training: the devices, the data, the batches and the steps.
-
-    Args:
-        setting: the part of the result that is known already.
-    """
+    """The line before a training: devices, data, batches and steps. `setting` is what is known of the result."""
     device = setting["device"]
     world_size = setting["world_size"]
     where = f"1 process on {device}"

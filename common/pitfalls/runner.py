@@ -66,11 +66,7 @@ class Result(NamedTuple):
 
 
 def examine(name: str) -> Verdict:
-    """Run both versions of a pitfall.
-
-    Raises:
-        RankFailed: if a rank fails where it should not.
-    """
+    """Run both versions. Raises RankFailed if a rank fails unexpectedly."""
     wrong = _run(name, "wrong")
     right = _run(name, "right")
     return Verdict(wrong.finding, right.finding, wrong.hung)

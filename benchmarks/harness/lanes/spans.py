@@ -30,12 +30,7 @@ class Span(NamedTuple):
 
 
 class RecordedStep(NamedTuple):
-    """The spans of one step of one process.
-
-    Attributes:
-        began: when the step began, by the clock that all processes of a machine share, in seconds.
-        seconds: how long it took.
-    """
+    """The spans of one step of one process, in seconds. `began` is by a clock that all processes of a machine share."""
 
     began: float
     seconds: float
