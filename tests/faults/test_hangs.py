@@ -11,7 +11,6 @@ from tests.faults.jobs import FAULT_INJECTION, ON_LINUX, launcher, run_all_to_en
 pytestmark = ON_LINUX
 
 TIMEOUT = 12  # Seconds. The slowest rank may come that late to the first collective.
-# 90 epochs take longer than `run_to_end` waits.
 TRAINING = ["--dataset", "synthetic", "--train-samples", "3200", "--eval-samples", "320", "--batch-size", "32"]
 TRAINING += ["--epochs", "90", "--timeout", str(TIMEOUT)]
 
