@@ -1,4 +1,4 @@
-"""Functions that run levels in this process or on reused ranks. `tests/faults/jobs.py` starts them as scripts."""
+"""Functions that run levels in this process or on reused ranks. `tests/jobs.py` starts them as scripts."""
 
 import itertools
 import os

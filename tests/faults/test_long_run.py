@@ -14,7 +14,7 @@ from common.args import parse_args
 from common.model import BasicNet
 from common.processes import ranks
 from common.start import fit_to_machine
-from tests.faults.jobs import ON_LINUX, run_to_end, script, torchrun
+from tests.jobs import ON_LINUX, run_to_end, script, torchrun
 from tests.levels import SHORT, run_level
 
 pytestmark = ON_LINUX

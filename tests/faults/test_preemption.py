@@ -10,7 +10,7 @@ import torch
 
 from common import ladder
 from common.weights import farthest
-from tests.faults.jobs import ON_LINUX, job, level_command
+from tests.jobs import ON_LINUX, job, level_command
 from tests.levels import run_on_ranks
 
 pytestmark = ON_LINUX

@@ -12,7 +12,7 @@ import torch
 from common import ladder
 from common.processes import free_port
 from common.weights import farthest
-from tests.faults.jobs import ON_LINUX, job, launcher, newest_checkpoint, run_to_end, script, torchrun
+from tests.jobs import ON_LINUX, job, launcher, newest_checkpoint, run_to_end, script, torchrun
 from tests.levels import run_on_ranks
 
 pytestmark = ON_LINUX
