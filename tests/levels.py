@@ -1,4 +1,4 @@
-"""Levels, run in this process or on reused ranks. `tests/faults/jobs.py` starts levels as scripts."""
+"""Levels, run in this process or on reused ranks. `tests/jobs.py` starts levels as scripts."""
 
 import itertools
 import os

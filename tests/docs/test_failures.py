@@ -8,7 +8,7 @@ import pytest
 
 from common import ladder
 from tests.docs.pages import outputs
-from tests.faults.jobs import run_all_to_end
+from tests.jobs import run_all_to_end
 
 SCRIPT = "02_ddp_raw/one_rank_fails.py"
 RAISES = f"torchrun --standalone --nproc-per-node 3 {SCRIPT} raises"

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tests.faults.jobs import on_tmpfs
+from tests.jobs import on_tmpfs
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from common import ladder
 from common.accelerator.utils.checkpoint_folder import CheckpointError, finish_and_verify
 from common.weights import farthest
 from tests.bits import flip_a_bit
-from tests.faults.jobs import (
+from tests.jobs import (
     ON_LINUX,
     complete_checkpoints,
     job,

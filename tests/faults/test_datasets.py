@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.jobs import on_tmpfs, run_to_end
+from tests.jobs import on_tmpfs, run_to_end
 
 WORKERS = """
 import torch

@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.faults.jobs import FAULT_INJECTION, ON_LINUX, launcher, run_all_to_end, torchrun
-
-pytestmark = ON_LINUX
+from common import ladder
+from common.processes import RankFailed, ranks
+from tests.faults import fault_injection
+from tests.jobs import ON_LINUX, launcher, run_all_to_end, torchrun
+from tests.levels import SHORT
 
 TIMEOUT = 12  # Seconds. The slowest rank may come that late to the first collective.
-# 90 epochs take longer than `run_to_end` waits.
 TRAINING = ["--dataset", "synthetic", "--train-samples", "3200", "--eval-samples", "320", "--batch-size", "32"]
 TRAINING += ["--epochs", "90", "--timeout", str(TIMEOUT)]
 
@@ -42,12 +43,21 @@ CASES = [
 ]
 
 
+@ON_LINUX
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_job_ends_and_says_which_rank_and_why():
     """The jobs mostly wait, so they run at the same time. A rank that raises: `tests/docs/test_failures.py`."""
-    commands = {case: case.start(FAULT_INJECTION, case.fault, "5", case.level, *TRAINING) for case in CASES}
+    commands = {case: case.start(fault_injection.__file__, case.fault, "5", case.level, *TRAINING) for case in CASES}
     for case, done in run_all_to_end(commands).items():
         assert done.returncode != 0, case
         assert f"{case.level}: 2 × gloo" in done.stdout and "synthetic accuracy" not in done.stdout, case
         assert re.search(case.message, done.stderr), (case, done.stderr)
+
+
+@pytest.mark.slow
+def test_a_mesh_waits_no_longer_than_the_timeout():
+    """torch gives a mesh's groups its default, of 30 minutes: that of the lesson's own group is not theirs."""
+    flags = [*SHORT, "--tensor", "2", "--timeout", "5"]
+    with pytest.raises(RankFailed, match="Timed out"):
+        ranks(4).run(fault_injection.train, "hang", 1, ladder.MESH, flags)

@@ -1,4 +1,4 @@
-"""A rank dies and the job may restart: it ends as though nothing had been. When torchrun is killed, they end too."""
+"""A job with a killed rank restarts and ends with the same bits. The ranks of a killed torchrun end, too."""
 
 import os
 import re
@@ -12,7 +12,7 @@ import torch
 from common import ladder
 from common.processes import free_port
 from common.weights import farthest
-from tests.faults.jobs import ON_LINUX, job, launcher, newest_checkpoint, run_to_end, script, torchrun
+from tests.jobs import ON_LINUX, job, launcher, newest_checkpoint, run_to_end, script, torchrun
 from tests.levels import run_on_ranks
 
 pytestmark = ON_LINUX
@@ -55,7 +55,7 @@ def test_a_job_with_a_killed_rank_restarts_and_ends_with_the_same_bits(level, st
 
 @pytest.mark.slow
 def test_ranks_end_with_a_torchrun_that_is_killed():
-    """It cannot tell them to end."""
+    """A killed torchrun sends no signal; on Linux the kernel ends its ranks."""
     with job(torchrun(script("02_ddp_raw"), *TRAINING, "--epochs", "1000")) as run:
         run.wait_for(lambda: "2 × gloo" in run.out)
         run.processes[0].kill()
@@ -64,7 +64,7 @@ def test_ranks_end_with_a_torchrun_that_is_killed():
 
 @pytest.mark.long
 def test_ranks_with_checkpoints_save_before_they_end_with_a_torchrun_that_is_killed(tmp_path):
-    """They do so at any SIGTERM."""
+    """The signal of the kernel is SIGTERM, at which such a job always saves."""
     with job(torchrun(script(ladder.FULL), *TRAINING, "--epochs", "1000", *checkpointing(tmp_path))) as run:
         run.wait_for(lambda: newest_checkpoint(tmp_path) >= 10)
         run.processes[0].kill()

@@ -18,7 +18,7 @@ import torch
 from benchmarks.harness.two_nodes import ADDRESSES, INTERFACE, Nodes, two_nodes
 from common import ladder
 from common.weights import farthest
-from tests.faults.jobs import Job, job, launcher, newest_checkpoint, script, torchrun
+from tests.jobs import Job, job, launcher, newest_checkpoint, script, torchrun
 from tests.levels import run_level
 
 pytestmark = pytest.mark.timeout(600)

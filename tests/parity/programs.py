@@ -36,9 +36,8 @@ class Recorder:
     def recording(self) -> Iterator[None]:
         """A block whose losses and optimizer steps are recorded."""
         hook = register_optimizer_step_post_hook(self.note_step)
-        with mock.patch.object(Tensor, "backward", self.note_loss(Tensor.backward)):
+        with hook, mock.patch.object(Tensor, "backward", self.note_loss(Tensor.backward)):
             yield
-        hook.remove()
 
     def note_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

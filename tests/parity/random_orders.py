@@ -1,11 +1,10 @@
 """Random loops over random loaders: the same samples, draws and gathered rows on both libraries."""
 
-import copy
 import datetime
 import importlib
 import random
+from dataclasses import dataclass, replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from tests.parity.random_scripts import Kind, draw_from
+from tests.parity.random_scripts import Kind, choices_of, draw_from, one_of
 from tests.states import OURS, THEIRS
 from tests.toys import Augmented, Numbers, ShuffledStream, SizedStream, Stream
 
@@ -43,45 +42,55 @@ STREAMS = {
 }
 SAMPLERS = ["sequential", "random", "weighted", "part", "replacement", "subset"]
 DRAWS_ALL = ["sequential", "random", "weighted"]
-CHOICES = {
-    "n": range(1, 61),
-    "batch": range(1, 6),
-    "data": {"plain": 9, "augmented": 3} | dict.fromkeys(STREAMS, 1),
-    "sampler": dict.fromkeys(SAMPLERS, 1) | {"sequential": 3, "random": 6, "batches": 1, "lists": 1},
-    "sampler_generator": [None, "own", "the loader's"],
-    "loader_generator": [False, True],
-    "drop_last": [False, True],
-    "split_batches": [False, True],
-    "even_batches": {True: 2, False: 1},
-    "use_seedable_sampler": [False, True],
-    "data_seed": {None: 10} | dict.fromkeys(range(10), 1),
-    "seed": range(100),
-    "put_on_device": [False, True],
-    "dispatch_batches": {None: 2, False: 1, True: 1},
-    "skip": {0: 7, 1: 1, 3: 1},  # Steps that the last loop leaves out.
-}
-LOOP_CHOICES = {
-    "set_epoch": {None: 5} | dict.fromkeys(range(5), 1),
-    "stop_after": {None: 8} | dict.fromkeys(range(1, 5), 1),
-}
 LOADING = ["split_batches", "even_batches", "use_seedable_sampler", "data_seed", "put_on_device", "dispatch_batches"]
 
 
-def reads_stream(script: SimpleNamespace) -> bool:
+@dataclass
+class Loop:
+    """A loop over a loader. A number of None calls no `set_epoch`, and reads to the end."""
+
+    set_epoch: int | None = one_of({None: 5} | dict.fromkeys(range(5), 1))
+    stop_after: int | None = one_of({None: 8} | dict.fromkeys(range(1, 5), 1))  # Steps.
+
+
+@dataclass
+class Script:
+    """The settings of a script that loops over a loader, once or several times."""
+
+    world: int
+    loops: list[Loop]
+    n: int = one_of(range(1, 61))
+    batch: int = one_of(range(1, 6))
+    data: str = one_of({"plain": 9, "augmented": 3} | dict.fromkeys(STREAMS, 1))
+    sampler: str = one_of(dict.fromkeys(SAMPLERS, 1) | {"sequential": 3, "random": 6, "batches": 1, "lists": 1})
+    sampler_generator: str | None = one_of([None, "own", "the loader's"])
+    loader_generator: bool = one_of([False, True])
+    drop_last: bool = one_of([False, True])
+    split_batches: bool = one_of([False, True])
+    even_batches: bool = one_of({True: 2, False: 1})
+    use_seedable_sampler: bool = one_of([False, True])
+    data_seed: int | None = one_of({None: 10} | dict.fromkeys(range(10), 1))
+    seed: int = one_of(range(100))
+    put_on_device: bool = one_of([False, True])
+    dispatch_batches: bool | None = one_of({None: 2, False: 1, True: 1})
+    skip: int = one_of({0: 7, 1: 1, 3: 1})  # Steps that the last loop leaves out.
+
+
+def reads_stream(script: Script) -> bool:
     return script.data in STREAMS
 
 
-def dispatches(script: SimpleNamespace) -> bool:
+def dispatches(script: Script) -> bool:
     """True if the main process reads for all. By default it does where a stream goes to a device."""
     if script.dispatch_batches is None:
         return script.put_on_device and reads_stream(script)
     return script.dispatch_batches
 
 
-def draw(seed: int, processes: int) -> SimpleNamespace:
+def draw(seed: int, processes: int) -> Script:
     generator = random.Random(seed)
-    loops = [draw_from(LOOP_CHOICES, generator) for _ in range(generator.randint(1, 3))]
-    script = SimpleNamespace(world=processes, loops=loops, **draw_from(CHOICES, generator))
+    loops = [Loop(**draw_from(choices_of(Loop), generator)) for _ in range(generator.randint(1, 3))]
+    script = Script(world=processes, loops=loops, **draw_from(choices_of(Script), generator))
     # Both libraries refuse a loader that the main process reads for all, but that puts no batch on the device.
     if script.dispatch_batches:
         script.put_on_device = True
@@ -91,8 +100,8 @@ def draw(seed: int, processes: int) -> SimpleNamespace:
     return script
 
 
-def without_known_differences(script: SimpleNamespace) -> SimpleNamespace:
-    changed = copy.copy(script)
+def without_known_differences(script: Script) -> Script:
+    changed = replace(script)
     # On several processes the original loses samples of a batch that cannot be divided. Ours:
     # `test_batches_of_varying_size_are_joined_as_long_as_a_step_can_be_divided`.
     if script.sampler == "lists" and script.world > 1 and not reads_stream(script):
@@ -129,7 +138,7 @@ def make_sampler(name: str, n: int, generator: torch.Generator | None) -> Sample
     raise ValueError(name)
 
 
-def make_loader(script: SimpleNamespace) -> DataLoader:
+def make_loader(script: Script) -> DataLoader:
     size = script.batch * script.world if script.split_batches else script.batch
     generator = torch.Generator().manual_seed(2) if script.loader_generator else None
     if reads_stream(script):
@@ -147,7 +156,7 @@ def make_loader(script: SimpleNamespace) -> DataLoader:
     return DataLoader(dataset, size, sampler=sampler, drop_last=script.drop_last, generator=generator)
 
 
-def run(library: str, script: SimpleNamespace, folder: str, seen: dict[str, Any]) -> None:
+def run(library: str, script: Script, folder: str, seen: dict[str, Any]) -> None:
     """Note what a script sees on this process."""
     root = importlib.import_module(library)
     data_loader = importlib.import_module(f"{library}.data_loader")
@@ -165,20 +174,20 @@ def run(library: str, script: SimpleNamespace, folder: str, seen: dict[str, Any]
         skip = script.skip if number == len(script.loops) else 0
         seen_in_loop = {"batches": [], "gathered": []}
         seen["loops"].append(seen_in_loop)
-        if loop["set_epoch"] is not None:
-            loader.set_epoch(loop["set_epoch"])
+        if loop.set_epoch is not None:
+            loader.set_epoch(loop.set_epoch)
         rest = data_loader.skip_first_batches(loader, skip) if skip else loader
         gathers = script.world > 1 and skip == 0 and can_gather(script)
         for step, batch in enumerate(rest, 1):
             seen_in_loop["batches"].append([batch.tolist(), rest.end_of_dataloader, torch.rand(()).item()])
             if gathers:
                 seen_in_loop["gathered"].append(accelerator.gather_for_metrics(batch).tolist())
-            if step == loop["stop_after"]:
+            if step == loop.stop_after:
                 break
         seen_in_loop["generators"] = generator_states(plain)
 
 
-def can_gather(script: SimpleNamespace) -> bool:
+def can_gather(script: Script) -> bool:
     """True if all processes have equally large batches on the original, and it knows how many samples there are."""
     knows_samples = script.sampler in DRAWS_ALL and not reads_stream(script)
     return bool(knows_samples and (script.even_batches or dispatches(script)))

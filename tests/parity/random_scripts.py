@@ -10,7 +10,7 @@ import operator
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -47,6 +47,16 @@ class Kind:
         changed = sum(map(operator.ne, drawn, compared))
         print(f"{changed} of {len(seeds)} scripts are changed because the libraries differ on purpose")
         return compared
+
+
+def one_of(values: Sequence | dict) -> Any:
+    """A field of a script's dataclass that is drawn from `values`. The first of them is its default."""
+    return field(default=next(iter(values)), metadata={"values": values})
+
+
+def choices_of(script_class: type) -> dict[str, Sequence | dict]:
+    """The values of each field that is drawn."""
+    return {one.name: one.metadata["values"] for one in fields(script_class) if one.metadata}
 
 
 def draw_from(choices: dict[str, Sequence | dict], generator: random.Random) -> dict[str, Any]:

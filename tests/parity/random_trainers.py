@@ -6,6 +6,7 @@ A seed draws the data, the sizes, the schedule, the loss, when to log, evaluate 
 import copy
 import importlib
 import random
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.bits import comparable, comparable_logs, digest, number_as_text
-from tests.parity.random_scripts import Kind, draw_from
+from tests.parity.random_scripts import Kind, choices_of, draw_from, one_of
 from tests.toys import Points, Stream, loss_per_item
 
 SCHEDULES = {
@@ -112,57 +113,67 @@ LOADING = {
     "use_seedable_sampler": {True: 4, False: 1},
     "dispatch_batches": {None: 3, True: 1, False: 1},
 }
-OTHERS = {
-    "steps": [1, 2, 3.5, 4.2],  # Optimizer steps of an epoch.
-    "evaluate": [5, 12, 24, 31],  # Samples.
-    "stream": {False: 6, True: 1},
-    "loss": ["model", "function", "keywords", "override", "sometimes_nan"],
-    "dropout": [0.0, 0.3],
-    "best": ["watched", "saved", "loaded"],  # The model that is best by a metric.
-    "early_stopping": {False: 2, True: 1},
-    "evaluate_afterwards": [False, True],
-    "train_twice": {False: 6, True: 1},
-}
 
 
-def draw(seed: int, processes: int) -> dict[str, Any]:
-    """The training of a seed."""
+@dataclass
+class Script:
+    """The settings of a training; the Trainer gets `arguments`, and with them its `accelerator_config`."""
+
+    processes: int
+    train: int  # Samples.
+    arguments: dict[str, Any]
+    accelerator_config: dict[str, Any]
+    steps: float = one_of([1, 2, 3.5, 4.2])  # Optimizer steps of an epoch.
+    evaluate: int = one_of([5, 12, 24, 31])  # Samples.
+    stream: bool = one_of({False: 6, True: 1})
+    loss: str = one_of(["model", "function", "keywords", "override", "sometimes_nan"])
+    dropout: float = one_of([0.0, 0.3])
+    best: str = one_of(["watched", "saved", "loaded"])  # The model that is best by a metric.
+    early_stopping: bool = one_of({False: 2, True: 1})
+    evaluate_afterwards: bool = one_of([False, True])
+    train_twice: bool = one_of({False: 6, True: 1})
+
+
+def draw(seed: int, processes: int) -> Script:
     generator = random.Random(seed)
-    config = draw_from(OTHERS, generator) | {"processes": processes}
+    settings = draw_from(choices_of(Script), generator)
     arguments = draw_from(ARGUMENTS, generator) | generator.choice(LENGTHS)
-    arguments["accelerator_config"] = draw_from(LOADING, generator)
+    loading = draw_from(LOADING, generator)
     for name, sizes in BATCHES.items():
         arguments[name] = generator.choice(sizes) * processes
     arguments["lr_scheduler_kwargs"] = generator.choice(SCHEDULES[arguments["lr_scheduler_type"]])
-    config["arguments"] = arguments
     samples_per_step = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
-    config["train"] = int(config["steps"] * samples_per_step) + generator.randint(0, 3)
-    if config["stream"]:
+    samples = int(settings["steps"] * samples_per_step) + generator.randint(0, 3)
+    if settings["stream"]:
         arguments["max_steps"] = generator.randint(1, 9)
-    # Both Trainers would refuse a best model that is not evaluated, or not saved when it is evaluated.
+    script = Script(processes, samples, arguments, loading, **settings)
+    make_consistent(script)
+    return script
+
+
+def make_consistent(script: Script) -> None:
+    """Change what both Trainers would refuse: a best model that is not evaluated, or not saved when it is evaluated."""
+    arguments = script.arguments
     if arguments["lr_scheduler_type"] == "reduce_lr_on_plateau":
         arguments["eval_strategy"] = "epoch"
     if arguments["eval_strategy"] == "no":
         arguments["metric_for_best_model"] = None
     if arguments["metric_for_best_model"] is None:
-        config["early_stopping"] = False
-        return config
-    if config["best"] == "loaded":
+        script.early_stopping = False
+    elif script.best == "loaded":
         arguments["load_best_model_at_end"] = True
         arguments["save_strategy"] = arguments["eval_strategy"]
-    elif config["best"] == "saved":
+        arguments["save_steps"] = arguments["eval_steps"]
+    elif script.best == "saved":
         arguments["load_best_model_at_end"] = False
         arguments["save_strategy"] = "best"
-    if config["best"] != "watched":
         arguments["save_steps"] = arguments["eval_steps"]
-    return config
 
 
-def without_known_differences(config: dict[str, Any]) -> dict[str, Any]:
-    config = copy.deepcopy(config)
-    processes = config["processes"]
-    arguments = config["arguments"]
-    loading = arguments["accelerator_config"]
+def without_known_differences(script: Script) -> Script:
+    script = copy.deepcopy(script)
+    arguments = script.arguments
+    loading = script.accelerator_config
     # The original divides by zero where all steps are a warm-up. Ours:
     # `test_a_polynomial_may_have_a_training_that_is_all_warm_up`.
     if arguments["lr_scheduler_type"] == "polynomial":
@@ -172,18 +183,18 @@ def without_known_differences(config: dict[str, Any]) -> dict[str, Any]:
     if loading["split_batches"] and loading["dispatch_batches"]:
         loading["dispatch_batches"] = False
     # With the tail the original drops an evaluation's last step, too. Ours: `test_argument_dataloader_drop_last`.
-    if processes > 1 or arguments["dataloader_drop_last"]:
-        parts = 1 if loading["split_batches"] else processes
-        steps = 1 if config["evaluate"] < 20 else 3
-        config["evaluate"] = steps * arguments["per_device_eval_batch_size"] * parts
+    if script.processes > 1 or arguments["dataloader_drop_last"]:
+        parts = 1 if loading["split_batches"] else script.processes
+        steps = 1 if script.evaluate < 20 else 3
+        script.evaluate = steps * arguments["per_device_eval_batch_size"] * parts
     # Over a stream without a whole step the original never ends. Ours:
     # `test_a_stream_that_is_too_short_for_a_step_ends_the_training`.
-    if config["stream"]:
-        config["train"] *= processes
-    return config
+    if script.stream:
+        script.train *= script.processes
+    return script
 
 
-def make_trainer(library: str, config: dict[str, Any], folder: str) -> Any:
+def make_trainer(library: str, script: Script, folder: str) -> Any:
     module = importlib.import_module(library)
     base = module.Trainer
 
@@ -194,31 +205,32 @@ def make_trainer(library: str, config: dict[str, Any], folder: str) -> Any:
             return (loss, outputs) if return_outputs else loss
 
     settings = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "label_names": ["labels"]}
-    args = module.TrainingArguments(folder, **settings, **config["arguments"])
+    settings |= script.arguments
+    args = module.TrainingArguments(folder, accelerator_config=script.accelerator_config, **settings)
     torch.manual_seed(3)
-    loss = config["loss"]
+    loss = script.loss
     network = NetWithKeywords if loss == "keywords" else Net
-    model = network(config["dropout"], nan_below=-0.5 if loss == "sometimes_nan" else None)
+    model = network(script.dropout, nan_below=-0.5 if loss == "sometimes_nan" else None)
     return (OverridingTrainer if loss == "override" else base)(
         model,
         args,
-        train_dataset=Stream(Points(config["train"])) if config["stream"] else Points(config["train"]),
-        eval_dataset=Points(config["evaluate"]),
+        train_dataset=Stream(Points(script.train)) if script.stream else Points(script.train),
+        eval_dataset=Points(script.evaluate),
         compute_metrics=metrics_of,
         compute_loss_func=loss_per_item if loss == "function" else None,
-        callbacks=[module.EarlyStoppingCallback(1)] if config["early_stopping"] else None,
+        callbacks=[module.EarlyStoppingCallback(1)] if script.early_stopping else None,
     )
 
 
-def run(library: str, config: dict[str, Any], folder: str, seen: dict[str, Any]) -> None:
+def run(library: str, script: Script, folder: str, seen: dict[str, Any]) -> None:
     """Note all that is compared of a training: every number is exact."""
-    trainer = make_trainer(library, config, folder)
+    trainer = make_trainer(library, script, folder)
     output = trainer.train()
     seen["histories"] = [comparable_logs(trainer.state.log_history)]
-    if config["train_twice"]:
+    if script.train_twice:
         trainer.train()
         seen["histories"].append(comparable_logs(trainer.state.log_history))
-    seen["evaluation"] = comparable(trainer.evaluate()) if config["evaluate_afterwards"] else None
+    seen["evaluation"] = comparable(trainer.evaluate()) if script.evaluate_afterwards else None
     state = trainer.state
     best = state.best_model_checkpoint
     seen["weights"] = {name: digest(tensor) for name, tensor in trainer.model.state_dict().items()}

@@ -65,16 +65,16 @@ def test_a_script_of_the_wheel_passes_on_the_core(name, expected, on_the_core):
 def train_with_transformers(seeds: range, world_size: int, folder: str) -> tuple[str, list]:
     """Each training from its beginning, and then once more from its first checkpoint."""
     outcomes = []
-    for seed, config in zip(seeds, random_trainers.TRAINERS.scripts(seeds, world_size), strict=True):
-        config["arguments"] |= {"save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
-        config["arguments"] |= {"load_best_model_at_end": False}
-        config |= {"train_twice": False, "early_stopping": False}
+    for seed, script in zip(seeds, random_trainers.TRAINERS.scripts(seeds, world_size), strict=True):
+        script.arguments |= {"save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
+        script.arguments["load_best_model_at_end"] = False
+        script.train_twice = script.early_stopping = False
         if world_size > 1:  # Where the main process reads for all, the original skips other batches.
-            config["arguments"]["accelerator_config"]["dispatch_batches"] = False
+            script.accelerator_config["dispatch_batches"] = False
         straight = {}
-        random_trainers.run("transformers", config, f"{folder}/{seed}", straight)
+        random_trainers.run("transformers", script, f"{folder}/{seed}", straight)
         reset_states()
-        resumed = random_trainers.make_trainer("transformers", config, f"{folder}/resumed-{seed}")
+        resumed = random_trainers.make_trainer("transformers", script, f"{folder}/resumed-{seed}")
         resumed.train(resume_from_checkpoint=f"{folder}/{seed}/checkpoint-1")
         weights = {name: digest(weight) for name, weight in resumed.model.state_dict().items()}
         outcomes += [straight, weights]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.jobs import run_to_end, torchrun
+from tests.jobs import run_to_end, torchrun
 from tests.parity import programs
 
 NEEDS = {

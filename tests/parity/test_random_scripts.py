@@ -46,17 +46,20 @@ def test_trainings_end_with_the_bits_of_accelerate(number, processes, tmp_path):
 def with_stop(script, stateful):
     """The script with a stop anywhere in a window. Then a stateful loader goes on, or the script skips batches.
 
-    A script that skips reads the batch again that was read ahead, so its data may draw nothing. It needs an order that
-    can be had again.
+    Skipping reads again the batch that had been read ahead: a draw would be repeated, and an order without a seed
+    would be another one.
     """
-    changed = replace(script, stopped_after=script.stopped_after or 3, stops_within_window=True, window="accumulate")
-    changed = replace(changed, skipped=0, passes_over=False, stateful=stateful)
+    changes = {"stopped_after": script.stopped_after or 3, "stops_within_window": True, "window": "accumulate"}
+    changes |= {"skipped": 0, "passes_over": False, "stateful": stateful}
     if script.precision == "bf16":
-        changed = replace(changed, precision="fp16")  # Its loss scale is a state, too.
-    if stateful:
-        return replace(changed, draws="data set") if script.draws == "workers" else changed
-    order = "seedable" if script.order == "shuffled" else script.order
-    return replace(changed, draws="nobody", order=order)
+        changes["precision"] = "fp16"  # Its loss scale is a state, too.
+    if not stateful:
+        changes["draws"] = "nobody"
+        if script.order == "shuffled":
+            changes["order"] = "seedable"
+    elif script.draws == "workers":
+        changes["draws"] = "data set"
+    return replace(script, **changes)
 
 
 @pytest.mark.parametrize("stateful", [False, True])

@@ -56,7 +56,7 @@ def test_communication_hooks_give_the_weights_that_they_give_on_accelerate(hook,
 
 
 def local(library, local_sgd_steps, enabled):
-    """A training whose processes average their weights every few steps, and what each had before."""
+    """The weights after each step of a training whose processes average them every few steps, and those at its end."""
     root = importlib.import_module(library)
     local_sgd_module = importlib.import_module(f"{library}.local_sgd")
     accelerator = root.Accelerator(cpu=True)
@@ -99,7 +99,8 @@ def test_local_sgd_does_nothing_in_one_process():
 
 def fail_in_local_sgd(accelerator):
     """On the main process the error ends it; the other one averages weight and bias."""
-    accelerator.wait_for_everyone = lambda: None  # The other process does not meet this one before it averages.
+    # LocalSGD averages behind a barrier. Without that the other process's average meets the `reduce` below.
+    accelerator.wait_for_everyone = lambda: None
     model = accelerator.prepare(torch.nn.Linear(1, 1))
     with contextlib.suppress(KeyError), local_sgd.LocalSGD(accelerator, model, local_sgd_steps=2):
         if accelerator.is_main_process:

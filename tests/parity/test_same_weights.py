@@ -5,9 +5,7 @@ from functools import cache
 import pytest
 
 from common import ladder
-from common.processes import RankFailed, ranks
 from common.weights import farthest
-from tests.faults import fault_injection
 from tests.levels import EXACT, FSDP, SHORT, changed_script, level_00, run_level, run_on_ranks
 
 TOLERANCE = 1e-9
@@ -90,14 +88,6 @@ def test_a_model_that_is_shared_out_trains_the_weights_of_one_device(world_size,
         assert_same_numbers(result, level_00().result)
     if world_size == 2:
         assert farthest(weights, exact_training(level, world_size)[1]) == 0, "the bits of DDP"
-
-
-@SLOW
-def test_a_mesh_waits_no_longer_than_the_timeout():
-    """torch gives a mesh's groups its default, of 30 minutes: that of the lesson's own group is not theirs."""
-    flags = [*SHORT, "--tensor", "2", "--timeout", "5"]
-    with pytest.raises(RankFailed, match="Timed out"):
-        ranks(4).run(fault_injection.train, "hang", 1, ladder.MESH, flags)
 
 
 @SLOW

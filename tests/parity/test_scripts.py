@@ -7,7 +7,7 @@ import torch
 
 from common import ladder
 from common.model import BasicNet
-from tests.faults.jobs import level_command, run_to_end
+from tests.jobs import level_command, run_to_end
 
 QUICK = ["--max-steps", "3", "--eval-samples", "500"]
 SLOW = pytest.mark.slow

@@ -103,6 +103,7 @@ def test_it_trains_and_evaluates_with_the_bits_of_the_whole_trainer(world_size, 
     assert list(differences(small["weights"], whole["weights"])) == []
     expected = [{name: log[name] for name in log if not name.endswith(ONLY_WHOLE)} for log in whole["logs"]]
     expected = [log for log in expected if log.keys() != {"epoch", "step"}]  # This is the whole one's summary.
+    # Of ten steps, every second one is logged; evaluations follow steps 4, 8 and the last one.
     assert len(expected) == 5 + 3
     for ours, theirs in zip(small["logs"], expected, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-6)

@@ -8,7 +8,7 @@ import torch
 from common.data import synthetic
 from common.data.synthetic import draw_cache, draw_sets, read_synthetic
 from common.errors import UserError
-from tests.faults.jobs import level_command, run_to_end
+from tests.jobs import level_command, run_to_end
 
 
 def test_a_seed_draws_the_same_digits_again():

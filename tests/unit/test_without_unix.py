@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common import ladder
-from tests.faults.jobs import level_command, run_to_end
+from tests.jobs import level_command, run_to_end
 
 SMALL = ["--dataset", "synthetic", "--train-samples", "64", "--eval-samples", "32", "--batch-size", "32"]
 WITHOUT_LINUX = Path(__file__).parent / "without_linux"  # It has a sitecustomize.py.

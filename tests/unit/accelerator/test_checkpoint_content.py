@@ -152,7 +152,10 @@ def test_an_extra_state_of_a_module_comes_back(tmp_path):
 
 
 def weighing(number, is_compiled=False):
-    """An Accelerator within a window, and a model whose weights are all `number`, compiled by the script or not."""
+    """An Accelerator within a window, and a model whose weights are all `number`, compiled by the script or not.
+
+    Each gradient is 1: half of that of the loss, which is 2, because the window has two micro-batches.
+    """
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     model = torch.nn.Linear(2, 1)
     torch.nn.init.constant_(model.weight, number)

@@ -162,7 +162,7 @@ def test_within_a_loop_the_remainder_is_the_originals(kind):
 @pytest.mark.parametrize(("world", "how"), [(1, {}), (1, DISPATCHING), (2, {})], ids=["one", "dispatched", "two"])
 @pytest.mark.parametrize(("stream", "readers"), [(Stream, 2), (StreamOfWorkers, 1)])
 def test_a_stream_that_nobody_deals_out_comes_once_from_each_worker(stream, readers, world, how):
-    """As in plain torch."""
+    """Plain torch does the same: a stream that ignores its worker is read once by each of them."""
     loaders = played_loaders(world, lambda: DataLoader(stream(range(13)), batch_size=2, num_workers=2), **how)
     assert sorted(gathered(loaders)) == sorted(list(range(13)) * readers)
 

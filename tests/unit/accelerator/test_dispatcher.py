@@ -264,15 +264,15 @@ def test_batches_keep_their_numbers_whatever_their_strides():
 Tagged = collections.namedtuple("Tagged", "tag rows")
 
 
-class OfItsOwn(dict):
+class NamedDict(dict):
     """A mapping with another constructor than dict's."""
 
     def __init__(self, name):
         self.name = name
 
 
-def of_its_own(rows):
-    batch = OfItsOwn("a batch")
+def named_dict(rows):
+    batch = NamedDict("a batch")
     batch["rows"] = rows
     return batch
 
@@ -291,7 +291,7 @@ def batches_to_keep(rows):
         "array": {"array": rows.numpy(), "rows": rows},
         "entries": [{"row": row} for row in rows.tolist()],
         "defaultdict": collections.defaultdict(list, rows=rows),
-        "class": of_its_own(rows),
+        "class": named_dict(rows),
     }
 
 

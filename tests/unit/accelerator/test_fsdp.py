@@ -132,7 +132,7 @@ def test_two_ranks_end_with_the_bits_of_ddp_and_each_has_a_half(fsdp, precision,
 @pytest.mark.parametrize("stop", [4, 5])  # Between two steps, and within a window.
 @pytest.mark.parametrize(("before", "after"), [(SIZED, LAYERS), (SIZED, None), (None, SIZED)])
 def test_a_checkpoint_goes_on_under_fsdp_and_under_ddp(tmp_path, stop, before, after):
-    """Killed, and on other numbers of ranks: `tests/faults/test_saving.py`."""
+    """`tests/faults/test_saving.py` does the same with killed jobs and with other numbers of ranks."""
     straight, _ = train(before)
     train(before, batches=range(stop), save=tmp_path / "saved")
     resumed, _ = train(after, batches=range(stop, 8), load=tmp_path / "saved")

@@ -46,7 +46,8 @@ def script(folder: Path, text: str = SHOW) -> str:
 
 def start(*arguments, **kwargs) -> subprocess.Popen:
     command = [sys.executable, "-m", "common.accelerator", "launch", *map(str, arguments)]
-    return subprocess.Popen(command, cwd=ladder.ROOT, stdout=-1, stderr=-1, text=True, start_new_session=True, **kwargs)
+    kwargs |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=ladder.ROOT, text=True, start_new_session=True, **kwargs)
 
 
 def finish(process: subprocess.Popen) -> subprocess.CompletedProcess:

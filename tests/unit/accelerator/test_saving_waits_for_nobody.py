@@ -32,7 +32,7 @@ class Loaded(NamedTuple):
     random_step: int | None
 
 
-UNTOUCHED_SEED = 1  # No step has it.
+UNTOUCHED_SEED = 9  # Of no step: it would be rank 9's, and there are at most four ranks.
 
 
 class Run:

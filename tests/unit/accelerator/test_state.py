@@ -168,7 +168,7 @@ def timeout_of_the_group(accelerator):
 
 @pytest.mark.parametrize(("asked", "holds"), [(None, 30), (10, 10), (30, 30), (5, 5)])
 def test_a_timeout_that_was_asked_for_holds_on_gloo_too(asked, holds):
-    """In minutes. 10 is the default of nccl."""
+    """The parameters are minutes. A process group of nccl would take 10 by default."""
     handler = InitProcessGroupKwargs() if asked is None else InitProcessGroupKwargs(timeout=timedelta(minutes=asked))
     found = on_ranks(2, timeout_of_the_group, kwargs_handlers=[handler])
     assert found == [timedelta(minutes=holds)] * 2

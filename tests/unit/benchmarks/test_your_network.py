@@ -113,7 +113,7 @@ def test_the_search_ends_where_a_batch_ignores_its_size():
 
 
 def test_a_row_whose_large_batch_fails_has_its_need_and_says_why(written, capsys, monkeypatch):
-    """As where a file has not so many samples."""
+    """The file here has 500 samples, so a larger batch fails."""
     monkeypatch.setattr(memory, "GIB", 2**20)
     path = written(
         "def build(): return nn.Linear(1024, 5)\n"

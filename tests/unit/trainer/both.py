@@ -30,9 +30,12 @@ def same_on_both(script, folder, *args):
 
 
 def make(library, folder, trainer_class=None, extra=None, **arguments):
-    """A Trainer of `library` that logs every step."""
+    """A Trainer of `library` that logs every step: 22 samples in batches of 8 (3 steps an epoch), 2 epochs, dropout."""
     settings = {"num_train_epochs": 2, "logging_steps": 1} | arguments
-    return make_trainer(folder, seeded_net(dropout=0.3), 22, 16, trainer_class, extra, library, **settings)
+    model = seeded_net(dropout=0.3)
+    return make_trainer(
+        folder, model, train=22, evaluate=16, trainer_class=trainer_class, extra=extra, library=library, **settings
+    )
 
 
 def end(trainer) -> dict:

@@ -87,7 +87,7 @@ def test_a_callback_that_removes_itself_costs_no_other_callback_the_event(tmp_pa
 
 
 def test_a_control_that_was_taken_before_the_training_steers_it(tmp_path):
-    """As a signal handler takes it."""
+    """A signal handler that is set before the training steers it through the control that it took then."""
     trainer = make_trainer(tmp_path)
     control = trainer.control
 

@@ -1,4 +1,4 @@
-"""Evaluation: each sample once, with its weight, in order, in time and memory proportional to their number."""
+"""Evaluation: each sample counts once, with its weight, and the predictions come in order."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -65,7 +65,7 @@ LOADER_OF_A_SHARE = Source(loader=loader_of_a_share)
 
 
 class Case(NamedTuple):
-    """An evaluation; `loss` is of the "model", a "function" or a "counting model": these two divide by the items."""
+    """An evaluation; `loss` is of the "model", a "function" or a "counting model": the last two divide by the items."""
 
     batch: int
     source: Source = SAMPLES

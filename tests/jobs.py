@@ -26,7 +26,6 @@ PATIENCE = 240
 # Processes are found and told apart by their environment, which Linux shows.
 ON_LINUX = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc")
 
-FAULT_INJECTION = str(Path(__file__).parent / "fault_injection.py")
 _MARK = "LADDER_TEST_JOB"
 
 
