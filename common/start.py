@@ -192,11 +192,7 @@ def end_with_launcher() -> None:
 
 
 def share_out_cores(settings: Namespace, launch: Launch) -> None:
-    """Give this process the cores of its device, or the threads of its share of this machine's cores.
-
-    Raises:
-        UserError: if the cores are too few for the devices.
-    """
+    """Give this process its device's cores, or the threads of its share. Raises UserError if the cores are too few."""
     use_all_cores()  # An earlier run in this process may have confined it.
     each = settings.cores_per_device
     if each:

@@ -101,11 +101,7 @@ def write_json(path: Path, content: dict) -> None:
 
 
 def check_writable(folder: Path, flag: str) -> None:
-    """Make `folder` if it is not there, and try to write a file into it.
-
-    Raises:
-        UserError: if that fails, after one line that names the flag.
-    """
+    """Make `folder`, if needed, and a file in it. Raises UserError, which names the flag, if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -73,11 +73,7 @@ def answer(options: argparse.Namespace) -> Samples:
 
 
 def cores_per_device(devices: int) -> int | None:
-    """The cores of each of so many devices; None where the devices are GPUs.
-
-    Raises:
-        UserError: if this machine has fewer GPUs or, without GPUs, fewer cores.
-    """
+    """The cores of each of so many devices; None where these are GPUs. Raises UserError if there are too few."""
     gpus = torch.cuda.device_count()
     cores = available_cores()
     if 0 < gpus < devices:

@@ -22,6 +22,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,8 +36,8 @@ from .optimizer import AcceleratedOptimizer
 from .scheduler import AcceleratedScheduler
 from .state import GradientState, PartialState
 from .utils import save_ids
-from .utils.checkpoint_folder import Part, finish_and_verify, numbered, recover_newest, remove_old_checkpoints
-from .utils.checkpoint_manifest import CheckpointError, Manifest, read_manifest
+from .utils.checkpoint_folder import Part, finish_interrupted_save, numbered, recover_newest, remove_old_checkpoints
+from .utils.checkpoint_manifest import CheckpointError, Manifest, read_manifest, verify
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.dataclasses import ProjectConfiguration
 from .utils.fsdp_utils import whole_parameters
@@ -324,8 +325,10 @@ def load_state(
         run = replace(run, loaders=[])
     PartialState().wait_for_everyone()  # Now no process is saving, so what this run has saved is complete.
     folder = _folder_to_load(run.project, input_dir)
-    run_on_all_ranks(lambda: finish_and_verify(folder), runs_here=_writes_main_part(run.project))
-    saved = run_on_all_ranks(lambda: _read(run, folder, load_kwargs or {}))
+    verifies = _writes_main_part(run.project)
+    run_on_all_ranks(lambda: finish_interrupted_save(folder), runs_here=verifies)
+    read = _verify_and_read if verifies else _read
+    saved = run_on_all_ranks(lambda: read(run, folder, load_kwargs or {}))
     run_on_all_ranks(lambda: _restore(run, saved, load_model_func_kwargs))
     # This has collectives under FSDP. So it is a step of its own, which begins if no rank has failed.
     run_on_all_ranks(lambda: _restore_gradients(run.models, saved.gradients_of_ranks))
@@ -382,6 +385,16 @@ class SavedRun:
     def weights_name(self) -> str:
         """The name of the file of the first model."""
         return SAFE_WEIGHTS_NAME if SAFE_WEIGHTS_NAME in self.manifest.files else WEIGHTS_NAME
+
+
+def _verify_and_read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
+    """`_read`, while another thread verifies the files. An error that verification finds is raised first."""
+    with ThreadPoolExecutor() as threads:
+        verification = threads.submit(verify, folder)
+        try:
+            return _read(run, folder, load_kwargs)
+        finally:
+            verification.result()
 
 
 def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
