@@ -23,6 +23,7 @@ from common.exercises import runner
 from common.exercises.compare import Mistake
 from common.ladder import ROOT, find_script, ring, small, unified_diff
 from common.levels import LEVELS
+from common.numbers import positive
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -42,7 +43,7 @@ def make_parser() -> argparse.ArgumentParser:
         "level", type=find_script, choices=small.COUNTERPARTS, metavar="LEVEL", help="such as 03"
     )
     small_command.add_argument(
-        "--processes", type=int, metavar="N", help="under torchrun, with N processes on this machine"
+        "--processes", type=positive, metavar="N", help="under torchrun, with N processes on this machine"
     )
 
     commands.add_parser("ring", help="a ring all-reduce of four ranks, message by message")

@@ -8,7 +8,7 @@ what a command prints                 the command prints it              test_fa
 answers of the exercises              each number is computed            test_exercises
 tables of the collectives             each number is counted             test_collectives
 diffs, lists, tables of measurements  made from scripts and records      test_generated
-numbers and findings in the text      computed, or recorded              test_records
+some numbers and findings in the text computed, or recorded              test_records
 links, files, tests                   they are there                     test_links
 the notebook, files for a cluster     they run, or start what they say   test_notebook, test_cluster
 """

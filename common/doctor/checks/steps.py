@@ -49,8 +49,7 @@ def check_schedule(records: list[Record]) -> Answer:
     if all(of_step == rates[0] for of_step in rates):
         return NotExamined("no change of the learning rate was seen")
     zeros = 0
-    # The loop ends, because the learning rate has changed, so that it is not 0 in all steps.
-    while all(rate == 0 for rate in rates[-1 - zeros]):
+    while zeros < len(rates) and all(rate == 0 for rate in rates[-1 - zeros]):
         zeros += 1
     if zeros < TRAILING_ZEROS:
         return Right()

@@ -117,6 +117,7 @@ def test_the_first_window_of_accumulation_is_as_long_as_the_next(micro_batches, 
 )
 def test_a_schedule_lasts_as_long_as_the_training(rates, kind):
     assert isinstance(steps.check_schedule([Record(0, steps=[Step([rate], 1) for rate in rates])]), kind)
+    steps.check_schedule([Record(0, steps=[Step([0, 0], 1), Step([0], 1)])])  # two optimizers, both without a rate
 
 
 LOST = End("crash", "train.py:9: RuntimeError: [/third_party/gloo/pair.cc:545] Read error")
