@@ -5,6 +5,7 @@ python -m benchmarks.compare --full
 """
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from benchmarks.report.verdicts import verdicts
 from benchmarks.suites import memory, throughput
 from common import ladder
 from common.cores import available_cores
+from common.data import provide
 from common.data.synthetic import SIZES
 from common.errors import fail
 from common.numbers import positive
@@ -66,7 +68,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--rounds", type=positive, metavar="N", help="how often the levels take turns being timed (4; --full: 10)")
     flag("--out", type=Path, default=Path("results"), metavar="PATH", help="folder for the results and the report")
     flag("--dataset", choices=["auto", "mnist", "synthetic"], default="auto")
-    flag("--data-dir", metavar="PATH", help="holds MNIST/raw")
+    flag("--data-dir", default=os.environ.get("MNIST_ROOT", "data"), metavar="PATH", help="holds MNIST/raw")
     return parser.parse_args(argv)
 
 
@@ -83,15 +85,12 @@ def choose_settings(options: argparse.Namespace, gpus: int) -> Settings:
     sizes = (64, 256) if options.full else (64,)
     batch_sizes = tuple(max(size // world_size, 1) * world_size for size in sizes)
     epoch = SIZES["train"] // batch_sizes[0]
-    data_flags = ("--dataset", options.dataset)
-    if options.data_dir:
-        data_flags += ("--data-dir", options.data_dir)
     return Settings(
         world_size=world_size,
         batch_sizes=batch_sizes,
         steps=options.steps or (epoch if options.full else 60),
         rounds=options.rounds or (10 if options.full else 4),
-        data_flags=data_flags,
+        data_flags=("--dataset", options.dataset, "--data-dir", options.data_dir),
         full=options.full,
     )
 
@@ -210,8 +209,9 @@ def run_on_ranks(job: Callable, level: str, flags: list[str], world_size: int, o
 
 def main() -> None:
     options = parse_options()
-    settings = choose_settings(options, torch.cuda.device_count())
     records.check_writable(options.out, "--out")
+    options.dataset = provide(options)  # once: each of the trainings would try the download again
+    settings = choose_settings(options, torch.cuda.device_count())
     report = new_report(settings)
     incomplete = options.out / INCOMPLETE
     machine.warn_if_busy(report["began"]["load"], available_cores())

@@ -49,15 +49,16 @@ def load_data(args: Namespace) -> tuple[DigitImages, DigitImages]:
 def _provide_on_every_machine(args: Namespace) -> str:
     """The name of the dataset whose files are on this machine when this returns; the same name on all ranks."""
     if not is_distributed():
-        return _provide(args)
-    names = all_gather_object(_provide(args) if read_launch().local_rank == 0 else None)
+        return provide(args)
+    names = all_gather_object(provide(args) if read_launch().local_rank == 0 else None)
     for rank, name in enumerate(names):
         if name not in (None, names[0]):
             fail(f"the ranks have different data: rank 0 {names[0]}, rank {rank} {name}. Name one with --dataset")
     return names[0]
 
 
-def _provide(args: Namespace) -> str:
+def provide(args: Namespace) -> str:
+    """The name of the dataset whose files are on this machine when this returns: mnist or synthetic."""
     if args.dataset != "synthetic":
         try:
             if not mnist_on_disk(args.data_dir):
