@@ -51,7 +51,7 @@ class Configuration:
         workers: processes, or at level 01 replicas.
         cores_per_device: the cores of each device. With None the workers share all cores: on GPUs, in the row "all
             cores", and where there are fewer cores than devices.
-        all_cores: only names the row; its cores come from `cores_per_device=None`.
+        all_cores: tables and pictures name this row so; its cores come from `cores_per_device=None`.
     """
 
     level: str

@@ -1,8 +1,8 @@
 """The lanes of each rank during one step of two ranks that average their gradients.
 
 Two ranks, one core each, train a small network over a link of 1 Gbit/s and of 100 Mbit/s between two network namespaces
-(root and iproute2), and over loopback, which needs neither. Beside the steps' times a group holds the "lanes" of one
-typical step, from which `benchmarks.report` draws pictures.
+(root and iproute2). Over loopback, which needs neither, they have one thread each and share the cores. Beside the
+steps' times a group holds the "lanes" of one typical step, from which `benchmarks.report` draws pictures.
 """
 
 from functools import partial

@@ -301,8 +301,7 @@ class Accelerator:
             model.forward = operations.convert_outputs_to_fp32(autocast(model.forward))
 
     def _trains_in_ddp(self, model: torch.nn.Module) -> bool:
-        """True on several processes, if there is something to train."""
-        # A group of one process uses DDP on the CPU, and not on a GPU, as in the original.
+        """True if there is something to train, on several processes or, as in the original, in a CPU's group of one."""
         is_on_cpu = self.distributed_type == DistributedType.MULTI_CPU
         is_on_gpus = self.distributed_type == DistributedType.MULTI_GPU and self.num_processes > 1
         is_trained = any(parameter.requires_grad for parameter in model.parameters())

@@ -1,4 +1,4 @@
-"""The questions of `config`, asked until each answer fits."""
+"""The questions of `config`, each asked until its answer can be read; `ClusterConfig.check` looks at them all."""
 
 import functools
 from collections.abc import Callable
