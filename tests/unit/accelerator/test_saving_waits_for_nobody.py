@@ -101,7 +101,7 @@ SLOW = pytest.mark.slow
 INTERRUPTIONS = [
     Interruption(world=1, victim=0, numbered=True, all_ranks=False),
     pytest.param(Interruption(world=1, victim=0, numbered=False, all_ranks=False), marks=SLOW),
-    Interruption(world=2, victim=0, numbered=False, all_ranks=True),
+    pytest.param(Interruption(world=2, victim=0, numbered=False, all_ranks=True), marks=SLOW),
     pytest.param(Interruption(world=2, victim=1, numbered=False, all_ranks=False), marks=SLOW),
     pytest.param(Interruption(world=2, victim=1, numbered=False, all_ranks=True), marks=SLOW),
     pytest.param(Interruption(world=2, victim=0, numbered=True, all_ranks=False), marks=SLOW),
