@@ -35,19 +35,18 @@ class _Parser(argparse.ArgumentParser):
         if self.level in owners or self.script in owners:
             self.add_argument(option, **settings)
         else:
-            self.add_argument(option, action=_Refusal, owners=owners, script=self.script, default=otherwise)
+            self.add_argument(option, action=_Refusal, owners=owners, default=otherwise)
 
 
 class _Refusal(argparse.Action):
     """A flag that belongs to other scripts."""
 
-    def __init__(self, owners: tuple[str, ...], script: str, **settings: Any) -> None:
+    def __init__(self, owners: tuple[str, ...], **settings: Any) -> None:
         super().__init__(nargs="?", help=argparse.SUPPRESS, **settings)
         self.owners = owners
-        self.script = script
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> NoReturn:
-        fail(f"{option_string} belongs to {' and '.join(self.owners)}, not to {self.script}")
+        fail(f"{option_string} belongs to {' and '.join(self.owners)}, not to {parser.script}")
 
 
 def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace:

@@ -19,18 +19,11 @@ class LossScaler(torch.amp.GradScaler):
     read, saved or replaced. torch's own `update` would count what is UNSCALED too, and forget that it was divided.
     """
 
-    def __init__(self, device: str, **settings: Any) -> None:
-        super().__init__(device, **settings)
-        # True where an optimizer has come to the stage STEPPED since the last `update`.
-        self._update_is_due = False
-
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Step `optimizer`, unless one of its gradients is not finite."""
         if self._stage_of(optimizer) is OptState.STEPPED:
             self.update()  # As in the original, a second step divides the same gradients by the scale again.
-        result = super().step(optimizer, *args, **kwargs)
-        self._update_is_due = True
-        return result
+        return super().step(optimizer, *args, **kwargs)
 
     def _maybe_opt_step(self, optimizer: Any, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         # torch's `step` calls this for an optimizer without a fused kernel. As in torch's own method, `item` waits for
@@ -64,7 +57,6 @@ class LossScaler(torch.amp.GradScaler):
         """Take note that unscaled gradients were dropped or replaced. If they were not finite, the scale shrinks."""
         if self.has_unscaled(optimizer):
             self._per_optimizer_states[id(optimizer)]["stage"] = OptState.STEPPED
-            self._update_is_due = True
 
     def scale(self, outputs: Any) -> Any:
         """`outputs` times the scale."""
@@ -94,11 +86,13 @@ class LossScaler(torch.amp.GradScaler):
             if state["stage"] is OptState.UNSCALED:
                 unscaled[optimizer_id] = self._per_optimizer_states.pop(optimizer_id)
         # Where all gradients are UNSCALED there is nothing to adapt the scale to, and torch's `update` would raise.
-        if self._update_is_due or not unscaled or new_scale is not None:
+        if self._has_stepped() or not unscaled or new_scale is not None:
             super().update(new_scale)
         self._per_optimizer_states.update(unscaled)
-        self._update_is_due = False
+
+    def _has_stepped(self) -> bool:
+        return any(state["stage"] is OptState.STEPPED for state in self._per_optimizer_states.values())
 
     def _update_if_due(self) -> None:
-        if self._update_is_due:
+        if self._has_stepped():
             self.update()

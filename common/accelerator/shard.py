@@ -171,7 +171,7 @@ class DataLoaderShard(DataLoader):
         # batch sampler, which torch forbids to change after `__init__`.
         index_sampler = None
         if not self._reads_stream:
-            batches = self._samplers[0]
+            batches = index_sampler_of(self)
             index_sampler = PassSampler(batches, self.batches_per_step, self._progress, self.use_stateful_dataloader)
         arguments = loading_arguments(self, index_sampler)
         if isinstance(self.dataset, StreamShard):  # It makes the batches by itself.
@@ -325,7 +325,7 @@ class DataLoaderShard(DataLoader):
     @property
     def _shard(self) -> BatchSamplerShard | None:
         """The sampler that deals out the data among processes; None where a loader reads all of them."""
-        source = self.dataset.shard if isinstance(self.dataset, StreamShard) else self._samplers[0]
+        source = self.dataset.shard if isinstance(self.dataset, StreamShard) else index_sampler_of(self)
         return source if isinstance(source, BatchSamplerShard) else None
 
     def __len__(self) -> int:
@@ -337,7 +337,7 @@ class DataLoaderShard(DataLoader):
         """Samples of a full step over all processes. Without a batch size each batch counts as one sample."""
         shard = self._shard
         if shard is None:
-            return getattr(self._samplers[0], "batch_size", None) or 1
+            return getattr(index_sampler_of(self), "batch_size", None) or 1
         return (shard.samples_per_process or 1) * shard.num_processes
 
     @property

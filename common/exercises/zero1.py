@@ -17,7 +17,7 @@ from common.small.zero import ZeRO1
 INPUTS_BY_RANK = ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), (7.0, 2.0, 9.0))
 STEPS = 2
 LAYER_WIDTHS = ((3, 1), (1, 3), (3, 1), (1, 3), (3, 1))  # two or three ranks cannot share out five layers equally
-WEIGHTS_PER_LAYER = 3
+WEIGHTS_PER_LAYER = math.prod(LAYER_WIDTHS[0])  # the same for all layers
 MOMENTS_PER_WEIGHT = 2  # AdamW keeps two numbers for each weight
 # AdamW divides by the gradient's size plus eps. With the usual 1e-8 a sum gives the same step as a mean.
 SETTINGS: dict[str, Any] = {"lr": 0.1, "eps": 1.0}

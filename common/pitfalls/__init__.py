@@ -19,6 +19,8 @@ from typing import Literal, NamedTuple
 
 from common.levels import LEVELS
 
+PATIENCE = 120  # seconds, for all that is not meant to hang
+
 
 class Pitfall(NamedTuple):
     """The place of a pitfall on the ladder, and how it is run."""
@@ -28,7 +30,9 @@ class Pitfall(NamedTuple):
     symptom: Literal["silent", "error", "hang"] = "silent"
     # What the functions take: a `Trace`, or a new folder that all ranks share.
     extra: Literal["trace", "folder"] | None = None
-    timeout: int = 120  # seconds, after which a collective of `wrong` fails
+    timeout: int = (
+        PATIENCE  # seconds, after which a collective of `wrong` fails
+    )
     world_size: int = 2  # processes
 
 

@@ -12,11 +12,9 @@ import torch
 import torch.distributed as dist
 
 from common.accelerator.state import fresh_states
-from common.pitfalls import PITFALLS, load
+from common.pitfalls import PATIENCE, PITFALLS, load
 from common.process_group import process_group
 from common.processes import ranks
-
-PATIENCE = 120  # seconds, for all that is not meant to hang
 
 
 class Verdict(NamedTuple):

@@ -79,9 +79,6 @@ class Trainer:
     saved_steps: list[int]
     # The micro-batches of the present step. `training_step` divides by their number, and overrides read it.
     current_gradient_accumulation_steps: int = 1
-    # The loader that `evaluation_loop` reads. It is no parameter of `prediction_step`, because scripts override that
-    # method with the parameters that it has in `transformers`.
-    _eval_loader: Any = None
 
     def __init__(
         self,
@@ -680,7 +677,6 @@ class Trainer:
             prediction_loss_only = self.args.prediction_loss_only
         if dataloader is not self.train_dataloader:
             accelerator.forget_loader(dataloader)  # checkpoints hold the position in the training set alone
-        self._eval_loader = dataloader
         self.callback_handler.eval_dataloader = dataloader
         # DDP's forward may be a collective, and some ranks may have fewer batches: they use the model without DDP.
         model = self.model
@@ -730,7 +726,9 @@ class Trainer:
         loss = None
         with torch.no_grad():
             if has_loss:
-                loader = self._eval_loader
+                # The loader that is being read. It is no parameter, because scripts override this method with the
+                # parameters that it has in `transformers`.
+                loader = self.callback_handler.eval_dataloader
                 # A rank may have no samples of its own in a short step, and no batch of a loader that is not prepared.
                 is_collective = loader is None or (loading.is_prepared(loader) and loader.short_step is None)
                 num_items = self._count_items([inputs], is_collective)

@@ -8,7 +8,7 @@ import pytest
 from tests.jobs import on_tmpfs
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def needs_mount(tmp_path_factory) -> None:
     command = on_tmpfs(tmp_path_factory.mktemp("disk"), "ro", ["true"])
     if not shutil.which("unshare") or subprocess.run(command, capture_output=True).returncode != 0:

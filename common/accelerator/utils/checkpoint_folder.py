@@ -194,10 +194,12 @@ def _move_files(source: Path, folder: Path, unless_in: Collection[str] = ()) -> 
 
 def _require_places_for(names: Iterable[str], folder: Path) -> None:
     """Raise a CheckpointError if something is in the way of one of these files in `folder`."""
+    resolved = folder.resolve()
     for name in names:
         place = folder / name
-        is_below_file = any(above.is_file() for above in place.parents)
-        if is_below_file or place.is_dir() or place.parent.resolve() != folder.resolve() / Path(name).parent:
+        is_below_file = any((folder / above).is_file() for above in Path(name).parents)
+        is_behind_link = place.parent.resolve() != resolved / Path(name).parent
+        if is_below_file or is_behind_link or place.is_dir():
             raise CheckpointError(f"{place} is a folder, or behind a link or a file, where a file is to be")
 
 

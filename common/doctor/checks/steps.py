@@ -49,7 +49,9 @@ def check_schedule(records: list[Record]) -> Answer:
     if all(of_step == rates[0] for of_step in rates):
         return NotExamined("no change of the learning rate was seen")
     zeros = 0
-    while zeros < len(rates) and all(rate == 0 for rate in rates[-1 - zeros]):
+    for of_step in reversed(rates):
+        if any(rate != 0 for rate in of_step):
+            break
         zeros += 1
     if zeros < TRAILING_ZEROS:
         return Right()

@@ -23,5 +23,4 @@ def utils_of_both():
     for library in (OURS, THEIRS):
         importlib.import_module(f"{library}.state").PartialState(cpu=True)
         utils.append(importlib.import_module(f"{library}.utils"))
-    yield utils
-    forget_states()
+    return utils

@@ -14,7 +14,7 @@ from common.accelerator.utils import InitProcessGroupKwargs
 from common.cores import available_cores
 from common.processes import free_port, ranks
 from tests.peers import import_or_skip
-from tests.states import OURS, THEIRS, forget_states, on_a_rank
+from tests.states import OURS, THEIRS, on_a_rank
 from tests.unit.accelerator.several_processes import on_ranks
 
 
@@ -22,10 +22,7 @@ from tests.unit.accelerator.several_processes import on_ranks
 def libraries():
     """Ours and theirs, both without a state before and after the test."""
     import_or_skip("accelerate")
-
-    forget_states()
-    yield [importlib.import_module(name) for name in (OURS, THEIRS)]
-    forget_states()
+    return [importlib.import_module(name) for name in (OURS, THEIRS)]
 
 
 def test_both_states_of_a_single_process_show_themselves_as_in_accelerate(libraries):
@@ -85,6 +82,7 @@ def test_world_size_in_the_environment_means_one_distributed_run_on_cpu_too():
     ]
 
 
+@on_a_rank
 def group_of_one(library):
     """The description of the state, and a tensor that is loaded onto its device."""
     state = importlib.import_module(f"{library}.state").PartialState(cpu=True)
@@ -92,9 +90,7 @@ def group_of_one(library):
     torch.save(torch.ones(1), saved)
     saved.seek(0)
     device = state.device if library == OURS else "cpu"  # accelerate's is cpu:0, which torch.load refuses
-    described = repr(state).replace("cpu:0", "cpu"), state.use_distributed, torch.load(saved, map_location=device)
-    forget_states()
-    return described
+    return repr(state).replace("cpu:0", "cpu"), state.use_distributed, torch.load(saved, map_location=device)
 
 
 def test_under_torchrun_one_process_is_a_group_of_one_as_in_accelerate():

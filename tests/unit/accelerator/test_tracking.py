@@ -110,7 +110,6 @@ def test_tensorboard_writes_the_events_of_accelerates(tmp_path):
         found.append({tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]})
         both = event_accumulator.EventAccumulator(str(tmp_path / name / "both_eval")).Reload()
         found[-1]["eval"] = [(e.step, e.value) for e in both.Scalars("both")]
-    forget_states()
     assert found[0] == found[1] == {"loss": [(7, 0.5)], "epoch": [(7, 1.0)], "eval": [(7, 3.0)]}
 
 

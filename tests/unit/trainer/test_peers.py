@@ -10,7 +10,7 @@ from common import ladder
 from common.processes import ranks
 from common.weights import farthest
 from tests.levels import EXACT, changed_script, run_level, run_module
-from tests.states import forget_states
+from tests.states import on_a_rank
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("transformers")]
 
@@ -41,19 +41,17 @@ def test_level_04_runs_on_it_with_the_import_switched(accumulation, tmp_path, mo
     assert [entry.keys() for entry in state["log_history"]] == [entry.keys() for entry in their_state["log_history"]]
 
 
-def train_and_forget(argv, path=None):
-    """On a rank: level 04's result and weights, or those of another version of its file."""
-    try:
-        return run_level("04_trainer", argv, path)
-    finally:
-        forget_states()
+@on_a_rank
+def train(argv, path=None):
+    """Level 04's result and weights, or those of another version of its file."""
+    return run_level("04_trainer", argv, path)
 
 
 def test_level_04_on_two_processes_ends_with_its_bits(tmp_path):
     argv = [*EXACT, "--eval-samples", "24"]
-    outcomes = ranks(2).run(train_and_forget, argv)
+    outcomes = ranks(2).run(train, argv)
     offline = {"HF_HUB_OFFLINE": "1"}
-    theirs = ranks(2).run(train_and_forget, argv, switched_script(tmp_path), environment=offline)
+    theirs = ranks(2).run(train, argv, switched_script(tmp_path), environment=offline)
     for (result, _), (their_result, _) in zip(outcomes, theirs, strict=True):
         for key in ("steps", "evaluated", "accuracy", "world_size"):
             assert result[key] == their_result[key]

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import os
 import subprocess
 import sys
 from typing import NamedTuple
@@ -12,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from common import ladder
+from common.launch import read_launch
 from common.processes import ranks
 from common.trainer import Trainer, get_last_checkpoint
 from tests.states import on_a_rank
@@ -37,7 +37,7 @@ def outcome(trainer) -> Outcome:
 
 @on_a_rank
 def run(folder, *, accumulation=1, resume=None, stop_at=(), dropout=0.0, **arguments):
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    world_size = read_launch().world_size
     settings = {
         "gradient_accumulation_steps": accumulation,
         "per_device_train_batch_size": GLOBAL_BATCH // accumulation // world_size,
