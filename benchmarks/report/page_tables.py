@@ -118,12 +118,11 @@ def table_of_links() -> str:
     """Ratios of two nodes' throughput to one node's, in the same rounds, by link and by batch of each process."""
     (group,) = recorded("network")["groups"]
     cells_of_link: dict[str, list[str]] = {}
-    batches = {}
     for pair in group["pairs"]:
         row = group["rows"][pair["of"]]
         low, high = pair["interval"]
         cells = cells_of_link.setdefault(row["link"], [])
         cells.append(f"{pair['median']:.2f} ({low:.2f}–{high:.2f})")
-        batches[row["batch_per_process"]] = None  # a dict keeps the order of the record
     rows = [[link, *cells] for link, cells in cells_of_link.items()]
+    batches = sorted({row["batch_per_process"] for row in group["rows"].values()})
     return markdown(["link", *(f"batch {batch} each" for batch in batches)], rows)

@@ -20,7 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 
@@ -66,12 +66,8 @@ def model_optimizer_loader() -> tuple[torch.nn.Module, torch.optim.Optimizer, Da
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3), loader
 
 
-def no_context(model: torch.nn.Module) -> AbstractContextManager:
-    return nullcontext()
-
-
-def timed(model, optimizer, loader, backward: Callable, context_of_step: Callable = no_context) -> float:
-    """Seconds of the median step. Each step runs in a context of its own."""
+def timed(model, optimizer, loader, backward: Callable, context_of_step: Callable = nullcontext) -> float:
+    """Seconds of the median step. Each step runs in the context that `context_of_step(model)` makes."""
     ends = []
     for inputs, targets in loader:
         with context_of_step(model):
@@ -94,7 +90,7 @@ def by_accelerator(library: str, accumulating: bool) -> float:
     module = importlib.import_module(library)
     accelerator = module.Accelerator(cpu=True)
     model, optimizer, loader = accelerator.prepare(*model_optimizer_loader())
-    context_of_step = accelerator.accumulate if accumulating else no_context
+    context_of_step = accelerator.accumulate if accumulating else nullcontext
     seconds = timed(model, optimizer, loader, accelerator.backward, context_of_step)
     accelerator.free_memory()
     return seconds

@@ -54,15 +54,15 @@ def steps_of_devices(events: list[Event], profiler_started: float, sending: str)
         profiler_started: in seconds, by the clock that all processes of this machine share.
     """
     updates = [event for event in events if event.name == OPTIMIZER]
-    devices = []
-    for threads in _threads_of_devices(events, main=updates[0].thread):
-        steps = []
-        for before, update in pairwise(updates):
-            seconds = update.end - before.end
-            in_step = _within(events, before.end, update.end)
+    threads_of_devices = _threads_of_devices(events, main=updates[0].thread)
+    devices: list[list[RecordedStep]] = [[] for _ in threads_of_devices]
+    for before, update in pairwise(updates):
+        seconds = update.end - before.end
+        in_step = _within(events, before.end, update.end)
+        messages = _messages(in_step, sending)
+        for steps, threads in zip(devices, threads_of_devices, strict=True):
             spans = _phases_and_waiting([event for event in in_step if event.thread in threads], seconds)
-            steps.append(RecordedStep(profiler_started + before.end, seconds, spans + _messages(in_step, sending)))
-        devices.append(steps)
+            steps.append(RecordedStep(profiler_started + before.end, seconds, spans + messages))
     return devices
 
 
