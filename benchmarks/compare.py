@@ -29,7 +29,7 @@ from common.data.synthetic import SIZES
 from common.errors import fail
 from common.numbers import positive
 from common.processes import RankFailed, ranks
-from common.weights import checksum, farthest
+from common.weights import checksum, max_weight_difference
 
 EXACT = ["--dtype", "float64", "--no-dropout"]
 PROOF_STEPS = 10
@@ -158,7 +158,7 @@ def compare_weights(script: str, settings: Settings, folder: Path) -> dict:
     run_on_ranks(level_runs.train, script, [*level_flags(script, settings), *proof], settings.world_size)
     weights = torch.load(path, weights_only=True)
     baseline = torch.load(folder / f"{BASELINE}.pt", weights_only=True)
-    return {"max_weight_difference": farthest(weights, baseline), "weight_checksum": checksum(weights)}
+    return {"max_weight_difference": max_weight_difference(weights, baseline), "weight_checksum": checksum(weights)}
 
 
 def simulate_memory(script: str, settings: Settings) -> list[dict[str, int]]:

@@ -1,4 +1,4 @@
-"""Comparison of weights: the largest difference of two tensors and of two trainings, and a checksum of a training."""
+"""Comparison of weights: the largest difference of two tensors or of two trainings, and a checksum of a training."""
 
 import math
 import zlib
@@ -6,19 +6,19 @@ import zlib
 from torch import Tensor
 
 
-def distance(one: Tensor, other: Tensor) -> float:
+def max_difference(one: Tensor, other: Tensor) -> float:
     """The largest difference between the numbers of two tensors: 0 for two nans, infinite for a nan and a number."""
     equal = (one == other) | (one.isnan() & other.isnan())
-    apart = (one - other).abs().masked_fill(equal, 0.0)
-    return apart.nan_to_num(nan=math.inf, posinf=math.inf).max().item()
+    differences = (one - other).abs().masked_fill(equal, 0.0)
+    return differences.nan_to_num(nan=math.inf, posinf=math.inf).max().item()
 
 
-def farthest(weights: dict[str, Tensor], others: dict[str, Tensor]) -> float:
-    """The largest `distance` between the tensors of two state dicts. Raises ValueError if their keys differ."""
+def max_weight_difference(weights: dict[str, Tensor], others: dict[str, Tensor]) -> float:
+    """The largest difference between the tensors of two state dicts. Raises ValueError if their keys differ."""
     different = sorted(weights.keys() ^ others.keys())
     if different:
         raise ValueError(f"only one of two networks has {', '.join(different)}")
-    return max(distance(weight, others[name]) for name, weight in weights.items())
+    return max(max_difference(weight, others[name]) for name, weight in weights.items())
 
 
 def checksum(weights: dict[str, Tensor]) -> str:

@@ -28,17 +28,17 @@ def verdicts(report: dict) -> list[Verdict]:
 
 def in_step(levels: dict[str, dict], sharded: dict[str, dict]) -> Verdict:
     """The verdict on weights: do all levels, and level 02's sharded scripts, end at level 00's?"""
-    farthest = 0.0
-    apart = []
+    largest = 0.0
+    different = []
     for name, result in (levels | sharded).items():
-        far = result["max_weight_difference"]
-        farthest = max(farthest, far)
-        if not far <= MOST_WEIGHT_DIFFERENCE:  # true of NaN too
-            apart.append(f"{name} with |Δw| = {far:.1e}")
-    if apart:
-        return Verdict(False, f"OUT OF STEP: {', '.join(apart)}")
+        difference = result["max_weight_difference"]
+        largest = max(largest, difference)
+        if not difference <= MOST_WEIGHT_DIFFERENCE:  # true of NaN too
+            different.append(f"{name} with |Δw| = {difference:.1e}")
+    if different:
+        return Verdict(False, f"OUT OF STEP: {', '.join(different)}")
     compared = [f"{len(levels)} levels", *map(ladder.short_name, sharded)]
-    return Verdict(True, f"IN STEP: {', '.join(compared)}, max |Δw| = {farthest:.1e}")
+    return Verdict(True, f"IN STEP: {', '.join(compared)}, max |Δw| = {largest:.1e}")
 
 
 def exact(levels: dict[str, dict], samples: int) -> Verdict:

@@ -14,6 +14,8 @@ Autograd's graph ends at the border of a stage: `detach` cuts it, and `outputs.b
 with the gradient that has been received. The messages are written for gloo. MODEL_PARALLEL.md has a picture of a step.
 """
 
+import copy
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -53,8 +55,10 @@ class Stage:
         start = len(layers) * self.rank // self.world_size
         end = len(layers) * (self.rank + 1) // self.world_size
         self.module = nn.Sequential(*layers[start:end])
+        # A copy in evaluation mode draws no random numbers, and the statistics of the network stay as they are.
+        earlier = copy.deepcopy(nn.Sequential(*layers[:start])).eval()
         with torch.no_grad():
-            self._example = nn.Sequential(*layers[:start])(sample)  # for its shape and type only
+            self._example = earlier(sample)  # for its shape and type only
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # by micro-batch: inputs and outputs, until its backward
         self._sending: dict[int, tuple[dist.Work, Tensor]] = {}  # by rank: the last message to it
 

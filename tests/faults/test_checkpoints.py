@@ -12,7 +12,7 @@ import torch
 
 from common import ladder
 from common.accelerator.utils.checkpoint_folder import CheckpointError, finish_and_verify
-from common.weights import farthest
+from common.weights import max_weight_difference
 from tests.bits import flip_a_bit
 from tests.jobs import (
     ON_LINUX,
@@ -67,7 +67,7 @@ def test_killed_while_it_saves_a_run_ends_with_the_same_bits(level, tmp_path):
     straight = run_to_end(level_command(level, *training, "--save", str(tmp_path / "straight.pt")))
     assert straight.returncode == 0, straight.stderr
     weights = torch.load(tmp_path / "w.pt", weights_only=True)
-    assert farthest(weights, torch.load(tmp_path / "straight.pt", weights_only=True)) == 0
+    assert max_weight_difference(weights, torch.load(tmp_path / "straight.pt", weights_only=True)) == 0
 
 
 @pytest.mark.parametrize("level", [LEVEL_03, SLOW_04])
@@ -82,7 +82,7 @@ def test_a_damaged_checkpoint_is_passed_over(level, tmp_path, caplog, capsys):
     (warning,) = [record.getMessage() for record in warnings if record.name.startswith("common.")]
     assert "skipping a checkpoint: " in warning and str(damaged) in warning
     assert re.search("[Rr]esumed at step (= )?3\n", capsys.readouterr().out)
-    assert farthest(weights, expected) == 0
+    assert max_weight_difference(weights, expected) == 0
     for each in complete_checkpoints(tmp_path).values():
         finish_and_verify(each)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from common import ladder
-from common.weights import farthest
+from common.weights import max_weight_difference
 from tests.jobs import ON_LINUX, job, level_command
 from tests.levels import run_on_ranks
 
@@ -64,7 +64,7 @@ def test_after_a_signal_all_ranks_save_at_one_step(level, processes, receiver, c
         assert len(evaluations) == (int(step) - 1) // 20
     epochs = int(step) // 20 + 2
     undisturbed = weights_after(level, processes, tmp_path / "undisturbed", epochs)
-    assert farthest(weights_after(level, processes, tmp_path / "c", epochs), undisturbed) == 0
+    assert max_weight_difference(weights_after(level, processes, tmp_path / "c", epochs), undisturbed) == 0
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import torch
 
 from common import ladder
 from common.processes import free_port
-from common.weights import farthest
+from common.weights import max_weight_difference
 from tests.jobs import ON_LINUX, job, launcher, newest_checkpoint, run_to_end, script, torchrun
 from tests.levels import run_on_ranks
 
@@ -50,7 +50,7 @@ def test_a_job_with_a_killed_rank_restarts_and_ends_with_the_same_bits(level, st
         assert len(plans) == 2, "the second attempt is a start of its own"
         resumed = [int(step) for step in re.findall(r"[Rr]esumed at step (?:= )?(\d+)", run.out)]
         assert len(resumed) == 1 and 10 <= resumed[0] < 80 and resumed[0] % 10 == 0, run.out
-    assert farthest(torch.load(weights, weights_only=True), undisturbed(level)) == 0
+    assert max_weight_difference(torch.load(weights, weights_only=True), undisturbed(level)) == 0
 
 
 @pytest.mark.slow
@@ -94,4 +94,4 @@ def test_a_job_grows_by_a_machine(tmp_path):
     done = run_to_end(torchrun(script("03_accelerate"), *exact, "--save", str(tmp_path / "w.pt"), processes=1))
     assert done.returncode == 0, done.stderr
     ends = [torch.load(tmp_path / name, weights_only=True) for name in ("grown.pt", "w.pt")]
-    assert 0 < farthest(*ends) <= 1e-9
+    assert 0 < max_weight_difference(*ends) <= 1e-9

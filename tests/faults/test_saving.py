@@ -11,7 +11,7 @@ import pytest
 
 from common import ladder
 from common.processes import RankFailed, ranks
-from common.weights import farthest
+from common.weights import max_weight_difference
 from tests.levels import EXACT, FSDP, SHORT, run_level, run_on_ranks, train_until_killed
 
 CHECKPOINTING = ladder.WITH_CHECKPOINTS
@@ -36,7 +36,7 @@ def test_a_run_that_saves_ends_with_the_bits_of_one_that_does_not(level, process
     saving = ["--checkpoint-dir", str(tmp_path), "--checkpoint-every", "1"]
     _, expected = run(level, processes, training)
     _, weights = run(level, processes, [*training, *saving])
-    assert farthest(weights, expected) == 0
+    assert max_weight_difference(weights, expected) == 0
     assert len(list(tmp_path.glob("**/manifest.json"))) == 2  # The two newest of four stay.
 
 
@@ -59,7 +59,7 @@ def test_killed_on_two_processes_it_goes_on_with_any_number(level, before, step,
         folder = shutil.copytree(tmp_path / "killed", tmp_path / str(number))
         printed, weights = ranks(processes).run(captured, level, [*saving, str(folder)], environment=environment)[0]
         assert re.search(f"[Rr]esumed at step (= )?{(step - 1) // 2 * 2}\n", printed), printed
-        assert farthest(weights, expected) <= (0.0 if processes == 2 else 1e-9), (processes, environment)
+        assert max_weight_difference(weights, expected) <= (0.0 if processes == 2 else 1e-9), (processes, environment)
 
 
 def train_in_own_folder(level: str, argv: list[str], folders: list[Path]) -> str:

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.harness.two_nodes import ADDRESSES, INTERFACE, Nodes, two_nodes
 from common import ladder
-from common.weights import farthest
+from common.weights import max_weight_difference
 from tests.jobs import Job, job, launcher, newest_checkpoint, script, torchrun
 from tests.levels import run_level
 
@@ -98,7 +98,7 @@ def on_one_machine() -> dict:
 
 def assert_ends_as_on_one_machine(run: Job, folder: Path) -> None:
     assert run.end() == [0, 0], run.out + run.err
-    assert farthest(torch.load(folder / "weights.pt", weights_only=True), on_one_machine()) <= TOLERANCE
+    assert max_weight_difference(torch.load(folder / "weights.pt", weights_only=True), on_one_machine()) <= TOLERANCE
 
 
 LEVELS = [

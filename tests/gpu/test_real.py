@@ -8,7 +8,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from common import ladder
 from common.accelerator.utils.random import get_random_states, set_random_states
-from common.weights import farthest
+from common.weights import max_weight_difference
 from tests.levels import EXACT, run_level
 from tests.states import forget_states
 
@@ -29,7 +29,7 @@ def test_a_gpu_trains_the_weights_of_the_cpu_and_second_steps_do_not_wait(level)
         torch.cuda.set_sync_debug_mode("default")
         forget_states()
     _, of_cpu = run_level("00_single_gpu", [*EXACT, "--device", "cpu"])
-    assert farthest(of_gpu, of_cpu) < 1e-9
+    assert max_weight_difference(of_gpu, of_cpu) < 1e-9
 
 
 def test_the_state_of_a_gpus_generator_is_restored():

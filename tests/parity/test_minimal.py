@@ -12,7 +12,7 @@ from common import ladder
 from common.data.mnist import MNIST_FILES, raw_folder
 from common.data.synthetic import read_synthetic
 from common.model import BasicNet
-from common.weights import farthest
+from common.weights import max_weight_difference
 from tests.levels import run_on_ranks
 
 SAMPLES = 640
@@ -50,10 +50,10 @@ def test_minimal_ends_with_the_weights_of_train(tmp_path):
     few = ["--dataset", "synthetic", "--train-samples", str(SAMPLES), "--eval-samples", "64"]
     _, weights = run_on_ranks("02_ddp_raw", 2, [*few, "--no-dropout"])
     own_names = dict(zip(weights, minimal.values(), strict=True))
-    assert farthest(own_names, weights) <= 1e-6
+    assert max_weight_difference(own_names, weights) <= 1e-6
 
     torch.manual_seed(42)
-    assert farthest(BasicNet().state_dict(), weights) > 1e-3, "the weights have moved"
+    assert max_weight_difference(BasicNet().state_dict(), weights) > 1e-3, "the weights have moved"
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 
 from common import ladder
 from common.processes import RankFailed, ranks
-from common.weights import farthest
+from common.weights import max_weight_difference
 from tests.levels import EXACT, changed_script, run_on_ranks, train_until_killed
 from tests.peers import import_or_skip
 from tests.states import forget_states
@@ -39,7 +39,7 @@ def test_both_train_the_same_weights(level, flags, world_size, tmp_path):
     (ours, *_), weights = run_on_ranks(level, world_size, argv)
     (theirs, *_), others = run_on_ranks(level, world_size, argv, switched(level, tmp_path))
     ranks(world_size).run(forget_states)  # The real library's state outlives its run.
-    assert farthest(weights, others) <= 1e-9
+    assert max_weight_difference(weights, others) <= 1e-9
     for key in ("world_size", "steps", "evaluated", "accuracy", "global_batch_size"):
         assert ours[key] == theirs[key], key
     assert (ours["backend"], theirs["backend"]) == ("gloo", "gloo")
@@ -61,5 +61,5 @@ def test_the_real_library_resumes_a_killed_training(world_size, step, tmp_path):
         ranks(world_size).run(train_until_killed, step, ladder.FULL, saving, path)
     (resumed, *_), others = run_on_ranks(ladder.FULL, world_size, saving, path)
     ranks(world_size).run(forget_states)  # The real library's state outlives its run.
-    assert farthest(weights, others) == 0
+    assert max_weight_difference(weights, others) == 0
     assert resumed["steps"] == straight["steps"] == 4 and resumed["eval_loss"] == straight["eval_loss"]

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 
 from common import ladder
-from common.weights import farthest
+from common.weights import max_weight_difference
 from tests.levels import EXACT, FSDP, SHORT, changed_script, level_00, run_level, run_on_ranks
 
 TOLERANCE = 1e-9
@@ -21,7 +21,7 @@ def exact_training(level: str, world_size: int) -> tuple[list[dict], dict]:
 @pytest.mark.parametrize("replicas", [2, *(pytest.param(n, marks=SLOW) for n in (1, 3, 4))])
 def test_data_parallel_trains_the_weights_of_one_device(replicas):
     result, weights = run_level("01_data_parallel", [*EXACT, "--replicas", str(replicas)])
-    assert farthest(weights, level_00().weights) <= TOLERANCE
+    assert max_weight_difference(weights, level_00().weights) <= TOLERANCE
     assert_same_numbers(result, level_00().result)
 
 
@@ -29,7 +29,7 @@ def test_data_parallel_trains_the_weights_of_one_device(replicas):
 def test_distributed_levels_train_the_weights_of_one_device(world_size):
     for level in ladder.DISTRIBUTED:
         results, weights = exact_training(level, world_size)
-        assert farthest(weights, level_00().weights) <= TOLERANCE, level
+        assert max_weight_difference(weights, level_00().weights) <= TOLERANCE, level
         for result in results:
             assert_same_numbers(result, level_00().result)
 
@@ -51,11 +51,11 @@ def mesh(world_size: int, tensor: int, *marks):
 def test_a_network_that_is_shared_out_trains_the_weights_of_one_device(level, world_size, flags):
     """It also evaluates each of 25 samples once: some ranks have one more than others, or a batch more."""
     results, weights = run_on_ranks(level, world_size, [*EXACT, *flags])
-    assert farthest(weights, level_00().weights) <= TOLERANCE
+    assert max_weight_difference(weights, level_00().weights) <= TOLERANCE
     for result in results:
         assert_same_numbers(result, level_00().result)
     if level == ladder.FSDP and world_size == 2:
-        assert farthest(weights, exact_training("02_ddp_raw", 2)[1]) == 0, "the bits of DDP"
+        assert max_weight_difference(weights, exact_training("02_ddp_raw", 2)[1]) == 0, "the bits of DDP"
 
 
 @pytest.mark.parametrize("samples", [1, 25])
@@ -76,18 +76,18 @@ def test_a_mesh_that_is_not_kept_apart_trains_other_weights(tmp_path):
     for number, change in enumerate(MIXED_ROWS):
         path = changed_script(ladder.MESH, tmp_path / str(number), *change)
         _, others = run_on_ranks(ladder.MESH, 4, flags, path)
-        assert farthest(weights, others) > 1e-6, change
+        assert max_weight_difference(weights, others) > 1e-6, change
 
 
 @pytest.mark.parametrize("level", ["03_accelerate", "04_trainer"])
 @pytest.mark.parametrize("world_size", [2, *(pytest.param(n, marks=SLOW) for n in (1, 3, 4))])
 def test_a_model_that_is_shared_out_trains_the_weights_of_one_device(world_size, level):
     results, weights = run_on_ranks(level, world_size, EXACT, environment=FSDP)
-    assert farthest(weights, level_00().weights) <= TOLERANCE
+    assert max_weight_difference(weights, level_00().weights) <= TOLERANCE
     for result in results:
         assert_same_numbers(result, level_00().result)
     if world_size == 2:
-        assert farthest(weights, exact_training(level, world_size)[1]) == 0, "the bits of DDP"
+        assert max_weight_difference(weights, exact_training(level, world_size)[1]) == 0, "the bits of DDP"
 
 
 @SLOW
@@ -98,20 +98,20 @@ def test_accumulated_micro_batches_train_the_weights_of_whole_batches(world_size
     whole, expected = run_level("00_single_gpu", larger)
     for level in ladder.WITH_CHECKPOINTS:
         results, weights = run_on_ranks(level, world_size, [*larger, "--gradient-accumulation-steps", "3"])
-        assert farthest(weights, expected) <= TOLERANCE, level
+        assert max_weight_difference(weights, expected) <= TOLERANCE, level
         assert results[0]["steps"] == whole["steps"] == 2
 
 
 def test_the_weights_have_moved_and_depend_on_a_single_sample(tmp_path):
     _, start = run_level("00_single_gpu", [*EXACT, "--lr", "1e-12"])
-    assert farthest(start, level_00().weights) > 1e-3
+    assert max_weight_difference(start, level_00().weights) > 1e-3
 
     load = "train_set, test_set = load_data(args)\n"
     swap = "    train_set.images[17] = test_set.images[0]\n"
     path = changed_script("00_single_gpu", tmp_path, load, load + swap)
     result, weights = run_level("00_single_gpu", EXACT, path)
     assert result["steps"] == level_00().result["steps"]
-    assert farthest(weights, level_00().weights) > 1e-6 > TOLERANCE
+    assert max_weight_difference(weights, level_00().weights) > 1e-6 > TOLERANCE
 
 
 def assert_same_numbers(result: dict, expected: dict) -> None:

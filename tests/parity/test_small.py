@@ -4,7 +4,7 @@ import pytest
 
 from common.ladder.small import load_small
 from common.processes import ranks
-from common.weights import farthest
+from common.weights import max_weight_difference
 from tests.bits import differences
 from tests.levels import EXACT, SHORT, level_00, run_level, run_module, run_on_ranks
 
@@ -35,7 +35,7 @@ def test_the_small_accelerator_trains_the_bits_of_the_whole_one(world_size):
 def test_one_process_without_torchrun_is_a_group_of_one(options):
     whole, expected = run_level("03_accelerate", [*TRAINING, *options])
     small, weights = run_small("03_accelerate", [*TRAINING, *options])
-    assert farthest(weights, expected) == 0
+    assert max_weight_difference(weights, expected) == 0
     assert (whole.pop("backend"), small.pop("backend")) == (None, "gloo")
     assert without_times(small) == without_times(whole)
 
@@ -53,7 +53,7 @@ def test_levels_on_the_small_ones_train_the_weights_of_one_device(level, world_s
     expected, weights_of_00 = level_00()
     of_ranks = ranks(world_size).run(run_small, level, EXACT)
     _, weights = of_ranks[0]
-    assert farthest(weights, weights_of_00) <= 1e-9
+    assert max_weight_difference(weights, weights_of_00) <= 1e-9
     for result, _ in of_ranks:
         assert (result["evaluated"], result["accuracy"]) == (25, expected["accuracy"])
         assert result["eval_loss"] == pytest.approx(expected["eval_loss"], abs=1e-9)

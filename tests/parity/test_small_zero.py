@@ -18,7 +18,7 @@ from common.process_group import process_group
 from common.processes import ranks
 from common.small.zero import ZeRO1, ZeRO2, ZeRO3
 from common.start import fit_to_machine
-from common.weights import farthest
+from common.weights import max_weight_difference
 from tests.levels import EXACT, level_00
 
 KINDS = [ZeRO1, ZeRO2, ZeRO3, ZeroRedundancyOptimizer]
@@ -57,5 +57,5 @@ def test_zero_trains_the_weights_of_one_device(kind, world_size):
     """No parameter of BasicNet but fc1's divides by three, so parts are filled up."""
     of_ranks = ranks(world_size).run(train, kind, EXACT)
     for weights in of_ranks:
-        assert farthest(weights, level_00().weights) <= 1e-9
-        assert farthest(weights, of_ranks[0]) == 0
+        assert max_weight_difference(weights, level_00().weights) <= 1e-9
+        assert max_weight_difference(weights, of_ranks[0]) == 0

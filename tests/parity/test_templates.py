@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 
 from common import ladder
 from common.processes import ranks
-from common.weights import farthest
+from common.weights import max_weight_difference
 from tests.states import forget_states
 
 LEVELS = ["00_single_gpu", "02_ddp_raw", "03_accelerate", "04_trainer"]
@@ -184,18 +184,18 @@ def expected(images):
 
 @pytest.mark.parametrize("level", PARALLEL)
 def test_two_processes_train_the_weights_of_one(level, images, expected):
-    assert farthest(train(level, images, 2), expected) <= 1e-9
+    assert max_weight_difference(train(level, images, 2), expected) <= 1e-9
 
 
 def test_the_weights_depend_on_the_crops(images, expected):
     other_crops = train("00_single_gpu", images, 1, take_the_next_crops)
-    assert farthest(other_crops, expected) > 1e-3
+    assert max_weight_difference(other_crops, expected) > 1e-3
 
 
 @pytest.mark.parametrize("level", PARALLEL)
 def test_another_task_needs_three_places_and_trains_the_weights_of_one_process(level, tmp_path):
     alone = train("00_single_gpu", tmp_path, 1, train_pairs)
-    assert farthest(train(level, tmp_path, 2, train_pairs), alone) <= 1e-9
+    assert max_weight_difference(train(level, tmp_path, 2, train_pairs), alone) <= 1e-9
 
 
 @pytest.mark.parametrize("level", PARALLEL)
@@ -215,9 +215,9 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(level, world_size, ima
     whole = train(level, images, world_size, WITH_DROPOUT)
     assert train(level, images, world_size, WITH_DROPOUT, stop_after_two_epochs, flags=saved) is None
     resumed = train(level, images, world_size, WITH_DROPOUT, flags=saved)
-    assert farthest(resumed, whole) == 0
+    assert max_weight_difference(resumed, whole) == 0
     again = train(level, images, world_size, WITH_DROPOUT, flags=saved)
-    assert farthest(again, whole) == 0, "a run that is complete trains nothing more"
+    assert max_weight_difference(again, whole) == 0, "a run that is complete trains nothing more"
     if (tmp_path / "run").is_dir():
         assert len(list((tmp_path / "run").iterdir())) == 2, "a training does not fill the disk"
 
@@ -295,7 +295,7 @@ def test_rank_0_looks_for_the_checkpoint_of_level_02(images, expected, tmp_path)
     ranks(2).run(run_in_own_folder, folders, [*argv, "1"])
     assert [(folder / "run").exists() for folder in folders] == [True, False]
     weights = ranks(2).run(run_in_own_folder, folders[::-1], [*argv, str(EPOCHS)])[0]
-    assert farthest(weights, expected) <= 1e-9
+    assert max_weight_difference(weights, expected) <= 1e-9
 
 
 @pytest.mark.parametrize("level", LEVELS)

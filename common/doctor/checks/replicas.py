@@ -5,7 +5,7 @@ from typing import NamedTuple
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
 from common.doctor.checks.by_rank import steps_with_different_rates, trained_networks
 from common.doctor.record import Network, Record, Tensors
-from common.weights import distance
+from common.weights import max_difference
 
 # A difference counts if it is larger than this part of the tensor's largest finite number.
 # On CPUs ranks that average have equal bits.
@@ -125,7 +125,7 @@ def _difference(by_rank: list[Tensors]) -> Difference | None:
         for name, values in first.items():
             if name not in tensors or tensors[name].shape != values.shape or not values.numel():
                 continue
-            largest = distance(values, tensors[name])  # infinite if only one of two numbers is a nan
+            largest = max_difference(values, tensors[name])  # infinite if only one of two numbers is a nan
             finite = values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
             if largest > TOLERANCE * finite.abs().max().item():
                 largest_by_name[name] = largest

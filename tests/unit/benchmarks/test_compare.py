@@ -19,7 +19,7 @@ from common import ladder
 from common.errors import UserError
 from common.eval_sampler import DistributedEvalSampler
 from common.processes import RankFailed
-from common.weights import checksum, farthest
+from common.weights import checksum, max_weight_difference
 
 LARGE = ["--dataset", "synthetic", "--train-samples", "300", "--batch-size", "96"]
 QUICK = ["--dataset", "synthetic", "--steps", "2", "--rounds", "2"]
@@ -143,12 +143,12 @@ def test_equal_weights_have_equal_checksums_and_no_distance():
     near = {name: value + 1e-13 for name, value in weights.items()}
     far = weights | {"a": weights["a"] + 1e-3}
     assert checksum(near) == checksum(weights) != checksum(far)
-    assert farthest(near, weights) == pytest.approx(1e-13, rel=0.1)
+    assert max_weight_difference(near, weights) == pytest.approx(1e-13, rel=0.1)
     for name in weights:
         broken = weights | {name: torch.full_like(weights[name], torch.nan)}
-        assert farthest(broken, weights) == float("inf")
+        assert max_weight_difference(broken, weights) == float("inf")
     with pytest.raises(ValueError, match="only one of two networks has module"):
-        farthest(weights | {"module.a": weights["a"]}, weights)
+        max_weight_difference(weights | {"module.a": weights["a"]}, weights)
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_before_anything_is_measured(monkeypatch):

@@ -16,9 +16,9 @@ def test_kept_promises_are_shown_with_their_numbers(report):
     results = verdicts(report)
     assert all(verdict.kept for verdict in results)
     compared = report["levels"] | report["sharded"]
-    farthest = max(result["max_weight_difference"] for result in compared.values())
+    largest = max(result["max_weight_difference"] for result in compared.values())
     first, second = peaks(report["levels"])["01_data_parallel"]
-    numbers = (f"{farthest:.1e}", "10000 of 10000", f"DataParallel {first / second:.2f}")
+    numbers = (f"{largest:.1e}", "10000 of 10000", f"DataParallel {first / second:.2f}")
     for verdict, number in zip(results, numbers, strict=True):
         assert number in verdict.line
 

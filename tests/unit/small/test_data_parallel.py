@@ -7,7 +7,7 @@ from torch import nn
 from common.model import BasicNet
 from common.processes import Ranks
 from common.small.data_parallel import EmulatedDataParallel, gather, replica_devices, replicate, scatter, seed_replicas
-from common.weights import farthest
+from common.weights import max_weight_difference
 from tests.levels import SHORT, run_level
 
 
@@ -111,9 +111,9 @@ def test_two_runs_with_dropout_and_one_seed_end_with_the_same_bits():
     argv = [*SHORT, "--replicas", "3"]
     first, weights = _train_in_a_new_process(argv)
     second, others = _train_in_a_new_process(argv)
-    assert farthest(weights, others) == 0.0 and first["eval_loss"] == second["eval_loss"]
+    assert max_weight_difference(weights, others) == 0.0 and first["eval_loss"] == second["eval_loss"]
     _, other_seed = _train_in_a_new_process([*argv, "--seed", "43"])
-    assert farthest(weights, other_seed) > 0
+    assert max_weight_difference(weights, other_seed) > 0
 
 
 class _Fails(nn.Module):

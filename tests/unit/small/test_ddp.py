@@ -15,7 +15,7 @@ from common.model import BasicNet
 from common.process_group import process_group
 from common.processes import ranks
 from common.small.ddp import BucketedDDP, NaiveDDP, OverlappedDDP
-from common.weights import farthest
+from common.weights import max_weight_difference
 
 IN_ONE_BUCKET = partial(BucketedDDP, bucket_mib=1000)
 IN_SMALL_BUCKETS = partial(BucketedDDP, bucket_mib=0.25)
@@ -60,14 +60,14 @@ def test_ranks_that_differed_before_all_end_with_torchs_weights(world_size):
     for wrap in OURS:
         mine = ranks(world_size).run(train, wrap)
         for our, their in zip(mine, theirs, strict=True):
-            assert farthest(our["weights"], their["weights"]) <= 1e-12, wrap
+            assert max_weight_difference(our["weights"], their["weights"]) <= 1e-12, wrap
         first, second, *_ = mine
         assert not torch.equal(first["before"], second["before"]), wrap
         assert torch.equal(first["built"], second["built"]), wrap
         assert torch.equal(first["built"], first["before"]), wrap
         agree = [torch.equal(one, other) for one, other in zip(first["gradients"], second["gradients"], strict=True)]
         assert agree == [True, False, True, True], wrap  # the second backward was not averaged
-        assert farthest(first["weights"], second["weights"]) == 0.0, wrap
+        assert max_weight_difference(first["weights"], second["weights"]) == 0.0, wrap
 
 
 class Forgetful(nn.Module):

@@ -15,7 +15,7 @@ from common.process_group import process_group
 from common.processes import ranks
 from common.small.zero import ZeRO1, ZeRO2, ZeRO3
 from common.small.zero.shard import Shard
-from common.weights import farthest
+from common.weights import max_weight_difference
 
 OURS = [ZeRO1, ZeRO2, ZeRO3]
 WIDTH = 256
@@ -190,5 +190,5 @@ def test_shared_and_frozen_weights_and_several_micro_batches_are_trained_as_with
     (_, expected), _ = ranks(2).run(trained, without_zero)
     (first, weights), (second, others) = ranks(2).run(trained, kind)
     assert not torch.equal(first, second)  # before rank 0's were taken over
-    assert farthest(weights, others) == 0
-    assert farthest(weights, expected) <= 1e-12
+    assert max_weight_difference(weights, others) == 0
+    assert max_weight_difference(weights, expected) <= 1e-12

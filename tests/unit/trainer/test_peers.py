@@ -8,7 +8,7 @@ import torch
 
 from common import ladder
 from common.processes import ranks
-from common.weights import farthest
+from common.weights import max_weight_difference
 from tests.levels import EXACT, changed_script, run_level, run_module
 from tests.states import on_a_rank
 
@@ -32,7 +32,7 @@ def test_level_04_runs_on_it_with_the_import_switched(accumulation, tmp_path, mo
         state = json.loads((tmp_path / name / f"checkpoint-{result['steps']}" / "trainer_state.json").read_text())
         ends.append((result, weights, state))
     (result, weights, state), (their_result, their_weights, their_state) = ends
-    assert farthest(weights, their_weights) <= 1e-9
+    assert max_weight_difference(weights, their_weights) <= 1e-9
     for key in ("steps", "evaluated", "accuracy", "world_size"):
         assert result[key] == their_result[key]
     for key in ("loss", "eval_loss"):
