@@ -14,13 +14,16 @@ from tqdm import tqdm
 class Clock:
     """Steps and seconds of the training in the block `with clock:`, without its evaluations.
 
-    The first forward of an epoch starts it, and the epoch's last optimizer step stops it, so that neither the
-    checkpoint after that step nor loading an evaluation batch counts; a checkpoint within the epoch does. The clock
-    does not see that step if an earlier run has done a part of the epoch, or if fp16 has skipped it. Then the first
-    forward of the evaluation stops it, or `end_epoch`.
+    torch calls a hook                    the clock
+    ------------------------------------  ------------------------------------------------------------------
+    before a forward of the training      starts, if it does not run, and counts a micro-batch
+    before the first after the warm-up    stops and starts again: the seconds so far are those of the warm-up
+    after an epoch's last optimizer step  stops: neither the checkpoint nor the evaluation that follows counts
+    before a forward of an evaluation     stops, if it still runs
 
-    Steps are counted by forwards, because fp16 may skip an optimizer step. The clock waits for the device when it
-    starts, when it stops and at the end of the warm-up, and at no other step.
+    It still runs then if fp16 has skipped the last optimizer step, or if an earlier run has done a part of the epoch.
+    Skipped steps count too, so steps are counted by forwards. The clock waits for the device when it starts and when it
+    stops, and at no other step.
 
     Args:
         model: called once for each micro-batch of this process.
@@ -74,7 +77,7 @@ class Clock:
         return steps / seconds if seconds else 0.0
 
     def end_epoch(self) -> None:
-        """Stop, if the clock runs still. The next training forward begins an epoch."""
+        """Stop. The next forward of the training begins an epoch."""
         self._stop()
         self._micro_batches_of_epoch = 0
 

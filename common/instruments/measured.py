@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from tqdm import tqdm
 
 from common.errors import fail
 from common.instruments.clock import Clock
-from common.instruments.result import plan_line, result_parts, whole_weights, write_files
+from common.instruments.result import Hardware, plan_line, result_parts, whole_weights, write_files
 from common.process_group import all_gather_object, get_rank, get_world_size, is_distributed
 
 
@@ -38,25 +39,22 @@ def measured(
         UserError: if a loss is not finite, or if a file cannot be written.
     """
     network = getattr(model, "module", model)
-    device = args.device
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())  # Each rank has chosen its own by now.
+    hardware = _hardware(args, model)
     steps_per_epoch = len(train_set) // args.batch_size
     total_steps = steps_per_epoch * args.epochs
-    setting = _setting(args, model, device, train_set.name)
     is_main = get_rank() == 0
     if is_main:
-        print(plan_line(args, setting, len(train_set), len(test_set), total_steps), flush=True)
+        print(plan_line(args, hardware, train_set, test_set, total_steps), flush=True)
+    shows_bar = is_main and sys.stderr.isatty()
+    bar = tqdm(total=None if resumes else total_steps, desc=args.script, leave=False, disable=not shows_bar)
     # The clock counts the forwards of a module that is called once for each micro-batch. Under DDP that is the network.
     # DataParallel calls copies of its network.
     called = network if isinstance(model, DistributedDataParallel) else model
-    hides_bar = None if is_main else True  # None: tqdm hides it where stderr is not a terminal.
-    bar = tqdm(total=None if resumes else total_steps, desc=args.script, leave=False, disable=hides_bar)
-    clock = Clock(called, device, steps_per_epoch, args.gradient_accumulation_steps, args.warm_up_steps, bar)
-    gpus = _gpus(model, device)
+    clock = Clock(called, args.device, steps_per_epoch, args.gradient_accumulation_steps, args.warm_up_steps, bar)
+    gpus = _gpus(model, args.device)
     for gpu in gpus:
         torch.cuda.reset_peak_memory_stats(gpu)
-    measurement = _Measurement(setting, clock, gpus)
+    measurement = _Measurement(args, train_set.name, hardware, clock, gpus)
     with bar, clock:
         yield measurement.report
     weights = whole_weights(network) if args.save else {}
@@ -67,9 +65,11 @@ def measured(
 
 @dataclass
 class _Measurement:
-    """A training that is measured: what is known of it before, and the result that it has reported last."""
+    """A training that is measured: the flags, the data and the hardware, the instruments, and the newest result."""
 
-    setting: dict[str, Any]
+    args: Namespace
+    dataset: str
+    hardware: Hardware
     clock: Clock
     gpus: list[torch.device]
     result: dict[str, Any] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class _Measurement:
     def report(
         self, loss: float, eval_loss: float, accuracy: float, evaluated: float, steps: int | None = None
     ) -> dict:
-        """The result: the setting, these numbers of the training, and what was measured. All processes call it.
+        """The result: the settings, these numbers of the training, and what was measured. All processes call it.
 
         Args:
             loss: the epoch's mean training loss over all ranks.
@@ -92,13 +92,18 @@ class _Measurement:
                 fail(f"the {name}'s loss is not finite ({value}) after step {steps}")
         peaks = _peak_bytes(self.gpus)
         self.result = {
-            **self.setting,
+            "level": self.args.level,
+            "dataset": self.dataset,
+            **self.hardware._asdict(),
+            "global_batch_size": self.args.batch_size,
+            "epochs": self.args.epochs,
             "steps": steps,
+            "seed": self.args.seed,
             "loss": loss,
             "eval_loss": eval_loss,
             "accuracy": accuracy,
             "evaluated": int(evaluated),
-            "images_per_sec": round(self.clock.steps_per_second() * self.setting["global_batch_size"], 1),
+            "images_per_sec": round(self.clock.steps_per_second() * self.args.batch_size, 1),
             "seconds": round(self.clock.seconds, 3),
             "peak_memory_bytes": peaks,
             "memory_source": "measured" if peaks else None,
@@ -106,24 +111,11 @@ class _Measurement:
         return self.result
 
 
-def _setting(args: Namespace, model: nn.Module, device: torch.device, dataset: str) -> dict[str, Any]:
-    """The part of the result that is known before the training."""
-    backend = dist.get_backend() if is_distributed() else None
-    world_size = get_world_size()
+def _hardware(args: Namespace, model: nn.Module) -> Hardware:
     if args.replicas:
-        backend = type(model).__name__
-        world_size = args.replicas
-    return {
-        "level": args.level,
-        "dataset": dataset,
-        "device": device.type,
-        "backend": backend,
-        "world_size": world_size,
-        "global_batch_size": args.batch_size,
-        "epochs": args.epochs,
-        "steps": 0,  # The keys have the order of the file; `report` sets this one.
-        "seed": args.seed,
-    }
+        return Hardware(args.device.type, type(model).__name__, args.replicas)
+    backend = dist.get_backend() if is_distributed() else None
+    return Hardware(args.device.type, backend, get_world_size())
 
 
 def _gpus(model: nn.Module, device: torch.device) -> list[torch.device]:
@@ -132,7 +124,7 @@ def _gpus(model: nn.Module, device: torch.device) -> list[torch.device]:
         return []
     if isinstance(model, nn.DataParallel):
         return [torch.device("cuda", index) for index in model.device_ids]
-    return [device]
+    return [device]  # Without an index it is the current one, which each rank has chosen by now.
 
 
 def _peak_bytes(gpus: list[torch.device]) -> list[int] | None:

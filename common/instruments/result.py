@@ -6,7 +6,7 @@ import logging
 import math
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +16,24 @@ from common.errors import fail
 from common.files import write_atomically
 
 
-def plan_line(args: Namespace, setting: dict[str, Any], train_samples: int, test_samples: int, total_steps: int) -> str:
-    """The line before a training: devices, data, batches and steps. `setting` is what is known of the result."""
-    device = setting["device"]
-    world_size = setting["world_size"]
-    where = f"1 process on {device}"
-    if setting["backend"]:
-        where = f"{world_size} × {setting['backend']} on {device}"
+class Hardware(NamedTuple):
+    """The devices of a training, under the names that the result has for them.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        backend: that of the process group, or the class of a DataParallel; None for one process alone.
+        world_size: the number of processes, or of a DataParallel's replicas.
+    """
+
+    device: str
+    backend: str | None
+    world_size: int
+
+
+def plan_line(args: Namespace, hardware: Hardware, train_set: Any, test_set: Any, total_steps: int) -> str:
+    """The line before a training: devices, data, batches and steps."""
+    device, backend, world_size = hardware
+    where = f"{world_size} × {backend} on {device}" if backend else f"1 process on {device}"
     threads = torch.get_num_threads()
     each = " each" if world_size > 1 else ""
     if args.replicas and device == "cpu":  # Emulated replicas share the cores of one process.
@@ -36,7 +47,7 @@ def plan_line(args: Namespace, setting: dict[str, Any], train_samples: int, test
     shares = _shares(args.batch_size, world_size // args.tensor, args.gradient_accumulation_steps)
     return (
         f"{args.script}: {where}, {quantity(threads, unit)}{each}, {precision} | "
-        f"{setting['dataset']} {train_samples} + {test_samples} | batch {shares} | {quantity(total_steps, 'step')}"
+        f"{train_set.name} {len(train_set)} + {len(test_set)} | batch {shares} | {quantity(total_steps, 'step')}"
     )
 
 

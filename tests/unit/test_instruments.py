@@ -10,9 +10,10 @@ from tqdm import tqdm
 
 from common import ladder
 from common.args import parse_args
+from common.data import DigitImages
 from common.errors import UserError
 from common.instruments.clock import Clock
-from common.instruments.result import plan_line
+from common.instruments.result import Hardware, plan_line
 from common.start import fit_to_machine
 from tests.levels import run_level
 
@@ -100,8 +101,8 @@ def test_the_plan_says_on_what_is_computed(level, argv, backend, world_size, par
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
     monkeypatch.setattr("common.cores.available_cores", lambda: 9)
     args = fit_to_machine(parse_args(str(ladder.script(level)), argv))
-    setting = {"device": "cpu", "backend": backend, "world_size": world_size, "dataset": "synthetic"}
-    plan = plan_line(args, setting, 640, 100, 10)
+    train_set, test_set = (DigitImages("synthetic", torch.zeros(n, 28, 28), torch.zeros(n)) for n in (640, 100))
+    plan = plan_line(args, Hardware("cpu", backend, world_size), train_set, test_set, 10)
     assert "\n" not in plan and part in plan
 
 
