@@ -1,4 +1,4 @@
-"""The operations of a thread, whose results are charged to the simulated devices."""
+"""What a thread does with tensors, whose storages are then charged to the simulated devices."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,10 +15,117 @@ from common.memory.tracker import MemoryTracker
 _active: MemoryTracker | None = None  # None: no memory is tracked in this process
 
 
+@contextmanager
+def track_memory() -> Iterator[MemoryTracker]:
+    """Charge everything that this thread does. A process can have one tracker at a time."""
+    global _active
+    if _active is not None:
+        raise RuntimeError("track_memory() is active already")
+    tracker = MemoryTracker()
+    hook = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: tracker.label_trained(optimizer))
+    _active = tracker
+    try:
+        with track_this_thread(tracker), _track_moves_and_sizes(tracker):
+            yield tracker
+    finally:
+        hook.remove()
+        _active = None
+
+
+@contextmanager
+def track_this_thread(tracker: MemoryTracker) -> Iterator[None]:
+    """Charge this thread's operations too: torch's modes and hooks are of one thread, so each has to enter them."""
+
+    def keep(tensor: Tensor) -> Tensor:
+        tracker.label(tensor, "activations")
+        return tensor
+
+    # Activations are the tensors that autograd saves for backward.
+    with _Operations(tracker), saved_tensors_hooks(keep, lambda tensor: tensor):
+        yield
+
+
 def label(tensor: Tensor, category: str) -> None:
     """Give `tensor` a category, one of CATEGORIES, if memory is tracked."""
     if _active is not None:
         _active.label(tensor, category)
+
+
+class _Operations(TorchDispatchMode):
+    """A mode in which torch hands over each operation of this thread, whose results are then charged."""
+
+    def __init__(self, tracker: MemoryTracker) -> None:
+        super().__init__()
+        self.tracker = tracker
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False, because keeping torch's compiler out of each call takes longer than the call."""
+        return False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            # A DTensor runs its operations on the plain tensor that it holds, and that one comes here too.
+            return NotImplemented
+        kwargs = kwargs or {}
+        inputs = _tensors((args, kwargs))
+        if func.namespace == "c10d":  # A collective sends its inputs.
+            for tensor in inputs:
+                self.tracker.label(tensor, "communication")
+        devices = map(self.tracker.device_of, inputs)
+        device = next((device for device in devices if device is not None), None)
+        if device is None:  # All are on the host, and so are the results.
+            return func(*args, **kwargs)
+        if func is torch.ops.aten.copy_.default:
+            inputs = inputs[:1]  # The source of a copy stays where it is.
+        for tensor in inputs:
+            if tensor.dim() > 0:  # Single numbers may stay on the host.
+                self.tracker.charge(tensor, device)
+        results = func(*args, **kwargs)
+        for tensor in _tensors(results):
+            self.tracker.charge(tensor, device)
+        return results
+
+
+def _tensors(nested) -> list[Tensor]:
+    """The tensors in the arguments or results of an operation. torch's own `tree_iter` takes five times as long."""
+    if isinstance(nested, Tensor):
+        return [nested]
+    if isinstance(nested, dict):
+        nested = nested.values()
+    elif not isinstance(nested, list | tuple):
+        return []
+    found = []
+    for value in nested:
+        found += _tensors(value)
+    return found
+
+
+@contextmanager
+def _track_moves_and_sizes(tracker: MemoryTracker) -> Iterator[None]:
+    """Replace two methods of torch that start no operation on a CPU, and so are not seen by `_Operations`.
+
+    `Tensor.to(device)` makes the copy that a GPU would need. `UntypedStorage.resize_`, by which FSDP frees gathered
+    parameters and fills them again, tells the tracker the new size.
+    """
+    torch_to = Tensor.to
+    torch_resize = torch.UntypedStorage.resize_
+
+    def to(tensor: Tensor, *args, **kwargs) -> Tensor:
+        result = torch_to(tensor, *args, **kwargs)
+        target = args[0] if args else kwargs.get("device")  # The first argument may also be a dtype or a tensor.
+        names_device = isinstance(target, str | torch.device | int)
+        if names_device and result.device.type == "cpu" and tracker.device_of(result) is None:
+            return tracked_copy(result, None, 0, "temporaries")
+        return result
+
+    def resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        torch_resize(storage, size)
+        tracker.enter_resized_parameters(storage)
+        return storage
+
+    with patch.object(Tensor, "to", to), patch.object(torch.UntypedStorage, "resize_", resize):
+        yield
 
 
 def tracked_copy(tensor: Tensor, source: int | None, target: int, category: str = "communication") -> Tensor:
@@ -52,131 +159,7 @@ def _copied(tensor: Tensor, device: int | None, category: str) -> Tensor:
     is_tracked = isinstance(_get_current_dispatch_mode(), _Operations)
     with _pop_mode_temporarily() if is_tracked else nullcontext():
         result = tensor.clone()
-    if _active is not None:
+    if _active is not None and device is not None:
         _active.charge(result, device)
         _active.label(result, category)
     return result
-
-
-class _Operations(TorchDispatchMode):
-    """A mode in which torch hands over each operation of this thread, whose results are then charged."""
-
-    def __init__(self, tracker: MemoryTracker) -> None:
-        super().__init__()
-        self.tracker = tracker
-        self.previous_operation = ""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """False, because keeping torch's compiler out of each call takes longer than the call."""
-        return False
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            # A DTensor runs its operations on the plain tensor that it holds, and that one comes here too.
-            return NotImplemented
-        kwargs = kwargs or {}
-        inputs = _tensors((args, kwargs))
-        if self._splits_gloos_copy(func):
-            self.tracker.leave_out_if_unknown(inputs[0])
-        self.previous_operation = func.name()
-        if func.namespace == "c10d":  # A collective sends its inputs.
-            for tensor in inputs:
-                self.tracker.label(tensor, "communication")
-        device = self._common_device(inputs)
-        if device is not None:
-            self._move_inputs(inputs, device)
-        results = func(*args, **kwargs)
-        for tensor in _tensors(results):
-            self.tracker.charge(tensor, device)
-        return results
-
-    def _splits_gloos_copy(self, func) -> bool:
-        """True for the operation by which gloo, in torch 2.15, splits the copy that it makes for a reduce-scatter.
-
-        gloo has no reduce-scatter: it reduces a copy of the whole message, and splits that right after. nccl makes no
-        copy, and when gloo frees it depends on its threads.
-        """
-        return func is torch.ops.aten.split.Tensor and self.previous_operation == "c10d::_reduce_scatter_base_"
-
-    def _common_device(self, inputs: list[Tensor]) -> int | None:
-        """The first device that holds an input; None if all are on the host."""
-        devices = map(self.tracker.device_of, inputs)
-        return next((device for device in devices if device is not None), None)
-
-    def _move_inputs(self, inputs: list[Tensor], device: int) -> None:
-        """Charge to `device` the inputs that are on the host. Single numbers may stay there."""
-        for tensor in inputs:
-            if tensor.dim() and self.tracker.device_of(tensor) is None:
-                self.tracker.charge(tensor, device)
-
-
-@contextmanager
-def _track_moves_and_sizes(tracker: MemoryTracker) -> Iterator[None]:
-    """Replace two methods of torch that start no operation on a CPU, and so are not seen by `_Operations`.
-
-    `Tensor.to(device)` makes the copy that a GPU would need. `UntypedStorage.resize_`, by which FSDP frees gathered
-    parameters and fills them again, tells the tracker the new size.
-    """
-    torch_to = Tensor.to
-    torch_resize = torch.UntypedStorage.resize_
-
-    def to(tensor: Tensor, *args, **kwargs) -> Tensor:
-        result = torch_to(tensor, *args, **kwargs)
-        target = args[0] if args else kwargs.get("device")  # The first argument may also be a dtype or a tensor.
-        names_device = isinstance(target, str | torch.device | int)
-        if names_device and result.device.type == "cpu" and tracker.device_of(result) is None:
-            return tracked_copy(result, None, 0, "temporaries")
-        return result
-
-    def resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
-        torch_resize(storage, size)
-        tracker.enter_resized_parameters(storage)
-        return storage
-
-    with patch.object(Tensor, "to", to), patch.object(torch.UntypedStorage, "resize_", resize):
-        yield
-
-
-def _tensors(nested) -> list[Tensor]:
-    """The tensors in the arguments or results of an operation. torch's own `tree_iter` takes five times as long."""
-    if isinstance(nested, Tensor):
-        return [nested]
-    if isinstance(nested, dict):
-        nested = nested.values()
-    elif not isinstance(nested, list | tuple):
-        return []
-    found = []
-    for value in nested:
-        found += _tensors(value)
-    return found
-
-
-@contextmanager
-def track_memory() -> Iterator[MemoryTracker]:
-    """Charge everything that this thread does. A process can have one tracker at a time."""
-    global _active
-    if _active is not None:
-        raise RuntimeError("track_memory() is active already")
-    tracker = MemoryTracker()
-    hook = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: tracker.label_trained(optimizer))
-    _active = tracker
-    try:
-        with track_this_thread(tracker), _track_moves_and_sizes(tracker):
-            yield tracker
-    finally:
-        hook.remove()
-        _active = None
-
-
-@contextmanager
-def track_this_thread(tracker: MemoryTracker) -> Iterator[None]:
-    """Charge this thread's operations too: torch's modes and hooks are of one thread, so each has to enter them."""
-
-    def keep(tensor: Tensor) -> Tensor:
-        tracker.label(tensor, "activations")
-        return tensor
-
-    # Activations are the tensors that autograd saves for backward.
-    with _Operations(tracker), saved_tensors_hooks(keep, lambda tensor: tensor):
-        yield

@@ -6,6 +6,7 @@
 import math
 import threading
 import weakref
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 import torch
@@ -20,15 +21,10 @@ CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "comm
 
 @dataclass(eq=False)
 class _Allocation:
-    """A storage, of which its device holds `size` bytes. Its category may become known only after the peak.
+    """A storage on a device. Its category may become known only after the peak."""
 
-    `device` is None on the host. A storage that is left out is never charged to a device.
-    """
-
-    device: int | None = None
-    size: int = 0
+    device: int
     category: str = "temporaries"
-    is_left_out: bool = False
 
 
 @dataclass
@@ -47,9 +43,9 @@ class MemoryTracker:
     def __init__(self) -> None:
         # It is reentrant because this thread may free a storage while it makes an entry.
         self._lock = threading.RLock()
-        # The keys are the addresses of the storages that are alive.
+        # The keys are the addresses of the charged storages that are alive. All others are on the host.
         self._allocations: dict[int, _Allocation] = {}
-        self._devices: dict[int, _Device] = {}
+        self._devices: dict[int, _Device] = defaultdict(_Device)
 
     def peaks(self) -> dict[int, dict[str, int]]:
         """Per device the bytes in each of CATEGORIES at the moment when their sum was largest."""
@@ -74,21 +70,17 @@ class MemoryTracker:
             allocation = self._allocations.get(tensor.untyped_storage()._cdata)
             return allocation.device if allocation else None
 
-    def charge(self, tensor: Tensor, device: int | None) -> None:
+    def charge(self, tensor: Tensor, device: int) -> None:
         """Charge the storage of a tensor to `device`, or to the one that holds it already, with its present size."""
         storage = _plain(tensor).untyped_storage()
         with self._lock:
-            allocation = self._allocations.get(storage._cdata) or self._enter(storage)
-            if allocation.device is None and not allocation.is_left_out:
-                allocation.device = device
-            self._resize(allocation, _in_blocks(storage))
-
-    def leave_out_if_unknown(self, tensor: Tensor) -> None:
-        """Charge the storage of `tensor` to no device, whatever it meets, unless it has been entered already."""
-        storage = tensor.untyped_storage()
-        with self._lock:
-            if storage._cdata not in self._allocations:
-                self._enter(storage).is_left_out = True
+            allocation = self._allocations.get(storage._cdata)
+            if allocation is None:
+                allocation = self._allocations[storage._cdata] = _Allocation(device)
+                # torch keeps this Python object for as long as the storage lives, and gives it out again for every
+                # tensor that shares the storage. So it ends when the storage is freed, not when its last name goes.
+                weakref.finalize(storage, self._release, storage._cdata).atexit = False
+            self._enter_size(allocation, storage)
 
     def label(self, tensor: Tensor, category: str) -> None:
         """Give a storage a category. If it has several, the first in the order of CATEGORIES counts."""
@@ -114,23 +106,14 @@ class MemoryTracker:
             allocation = self._allocations.get(storage._cdata)
             if allocation is not None:
                 allocation.category = "parameters"
-                self._resize(allocation, _in_blocks(storage))
+                self._enter_size(allocation, storage)
 
-    def _enter(self, storage: torch.UntypedStorage) -> _Allocation:
-        allocation = self._allocations[storage._cdata] = _Allocation()
-        # torch keeps this Python object for as long as the storage lives, and gives it out again for every tensor that
-        # shares the storage. So it ends when the storage is freed, and not when the last name for it goes.
-        weakref.finalize(storage, self._release, storage._cdata).atexit = False
-        return allocation
-
-    def _resize(self, allocation: _Allocation, size: int) -> None:
-        added = size - allocation.size
-        if allocation.device is None or added == 0:
-            return
-        allocation.size = size
-        device = self._devices.setdefault(allocation.device, _Device())
+    def _enter_size(self, allocation: _Allocation, storage: torch.UntypedStorage) -> None:
+        """Enter the bytes that CUDA's caching allocator would give out for a storage."""
+        size = math.ceil(storage.nbytes() / BLOCK) * BLOCK
+        device = self._devices[allocation.device]
+        device.total += size - device.held.get(allocation, 0)
         device.held[allocation] = size
-        device.total += added
         if device.total > device.peak:
             device.at_peak = dict(device.held)
             device.peak = device.total
@@ -138,9 +121,8 @@ class MemoryTracker:
     def _release(self, address: int) -> None:
         with self._lock:
             allocation = self._allocations.pop(address)
-            device = self._devices.get(allocation.device)
-            if device is not None:
-                device.total -= device.held.pop(allocation, 0)
+            device = self._devices[allocation.device]
+            device.total -= device.held.pop(allocation)
 
 
 def _by_category(held: dict[_Allocation, int]) -> dict[str, int]:
@@ -148,11 +130,6 @@ def _by_category(held: dict[_Allocation, int]) -> dict[str, int]:
     for allocation, size in held.items():
         split[allocation.category] += size
     return split
-
-
-def _in_blocks(storage: torch.UntypedStorage) -> int:
-    """The bytes that CUDA's caching allocator would give out for a storage."""
-    return math.ceil(storage.nbytes() / BLOCK) * BLOCK
 
 
 def _plain(tensor: Tensor) -> Tensor:
