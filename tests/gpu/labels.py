@@ -7,9 +7,9 @@
     y + torch.ones(2)                      raises `Misplaced`, as torch raises where two devices meet
 
 The label belongs to the memory, so all views of a tensor have it. It is an attribute of the storage, an object that
-torch keeps for as long as the memory. The values are real: everything computes as on the
-CPU, backward included. Two of torch's modes give the labels: `Calls` sees the calls in Python that ask for a device or
-name one, and `Operations` sees every operation, those of backward too.
+torch keeps for as long as the memory. The values are real: everything computes as on the CPU, backward included. Two of
+torch's modes give the labels: `Calls` sees the calls in Python that ask for a device or name one, and `Operations` sees
+every operation, those of backward too.
 """
 
 from typing import Any
@@ -23,16 +23,10 @@ from torch.utils._pytree import tree_iter
 from tests.gpu.machine import LENGTH, READ, Machine, Misplaced
 
 CPU = torch.device("cpu")
-# The CPU allocates the result, and how long it is depends on the values.
-LENGTH_FROM_VALUES = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"}
 
 
 def device_of(tensor: Tensor) -> torch.device:
     return getattr(tensor.untyped_storage(), "label", CPU)
-
-
-def is_pinned(tensor: Tensor) -> bool:
-    return getattr(tensor.untyped_storage(), "pinned", False)
 
 
 def is_on_gpu(tensor: Tensor) -> bool:
@@ -41,6 +35,10 @@ def is_on_gpu(tensor: Tensor) -> bool:
 
 def set_label(tensor: Tensor, device: torch.device) -> None:
     tensor.untyped_storage().label = device
+
+
+def is_pinned(tensor: Tensor) -> bool:
+    return getattr(tensor.untyped_storage(), "pinned", False)
 
 
 def pinned_copy(tensor: Tensor) -> Tensor:
@@ -66,38 +64,32 @@ class Calls(TorchFunctionMode):
     def __init__(self, machine: Machine) -> None:
         super().__init__()
         self.machine = machine
+        self.answers = {
+            Tensor.device.__get__: device_of,
+            Tensor.is_cuda.__get__: is_on_gpu,
+            Tensor.pin_memory: pinned_copy,
+            Tensor.to: self.to,
+            Tensor.cpu: self.cpu,
+            Tensor.numpy: self.numpy,
+            Tensor.tolist: self.tolist,
+        }
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if function == Tensor.device.__get__:
-            return device_of(args[0])
-        if function == Tensor.is_cuda.__get__:
-            return is_on_gpu(args[0])
-        if function == Tensor.pin_memory:
-            return pinned_copy(args[0])
-        if function == Tensor.cpu:
-            return self._to(args[0], CPU)
-        if function == Tensor.to:
-            return self._to(*args, **kwargs)
-        if function == Tensor.numpy and is_on_gpu(args[0]):
-            raise Misplaced("numpy() of a tensor on a GPU")
-        if function == Tensor.tolist and is_on_gpu(args[0]):
-            self.machine.note_wait(READ)
+        if function in self.answers:
+            return self.answers[function](*args, **kwargs)
         if kwargs.get("device") is None:
             return function(*args, **kwargs)
-        return self._made_on(torch.device(kwargs["device"]), function, args, kwargs)
-
-    def _made_on(self, device: torch.device, function: Any, args: tuple, kwargs: dict) -> Tensor:
-        """The result of a function with the argument `device`."""
-        result = function(*args, **{**kwargs, "device": CPU})
+        device = torch.device(kwargs["device"])
+        result = function(*args, **(kwargs | {"device": CPU}))
         if function in (torch.tensor, torch.as_tensor):  # The data have been somewhere before.
-            return self._to(result, device)
+            return self.to(result, device)
         if device != CPU:
             device = self.machine.check_own_gpu(device, function.__name__)
         set_label(result, device)
         return result
 
-    def _to(self, tensor: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
+    def to(self, tensor: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
         """`tensor.to(…)`, for any of its signatures."""
         target, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
         if target is None:
@@ -113,6 +105,19 @@ class Calls(TorchFunctionMode):
             set_label(result, target)
         return result
 
+    def cpu(self, tensor: Tensor) -> Tensor:
+        return self.to(tensor, CPU)
+
+    def numpy(self, tensor: Tensor) -> Any:
+        if is_on_gpu(tensor):
+            raise Misplaced("numpy() of a tensor on a GPU")
+        return tensor.numpy()
+
+    def tolist(self, tensor: Tensor) -> Any:
+        if is_on_gpu(tensor):
+            self.machine.note_wait(READ)
+        return tensor.tolist()
+
 
 class Operations(TorchDispatchMode):
     """Labels the result of each operation as its inputs are, and notes where the CPU would wait."""
@@ -125,7 +130,7 @@ class Operations(TorchDispatchMode):
         kwargs = kwargs or {}
         inputs = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor)]
         if function.namespace == "c10d":
-            self._check_collective(function, inputs)
+            self.check_collective(function, inputs)
         if function is torch.ops.aten.copy_.default:
             target, source, *non_blocking = args
             note_copy(self.machine, source, device_of(target), any(non_blocking))
@@ -135,23 +140,24 @@ class Operations(TorchDispatchMode):
             check_written(function, args[0], device)
         results = function(*args, **kwargs)
         if device != CPU:
-            self._note_read(function, args)
+            self.note_read(function, args)
             for leaf in tree_iter(results):
                 if isinstance(leaf, Tensor):
                     set_label(leaf, device)
         return results
 
-    def _note_read(self, function: Any, args: tuple) -> None:
-        """Note a wait if an operation of a GPU's tensors leaves a value or a length with the CPU."""
-        if function._opname == "_local_scalar_dense":
-            self.machine.note_wait(READ)
-        if function._opname in LENGTH_FROM_VALUES or is_selection_by_mask(function, args):
-            self.machine.note_wait(LENGTH)
-
-    def _check_collective(self, function: Any, inputs: list[Tensor]) -> None:
+    def check_collective(self, function: Any, inputs: list[Tensor]) -> None:
         self.machine.collectives.append(str(function))
         if self.machine.backend == "nccl" and not all(is_on_gpu(tensor) for tensor in inputs):
             raise Misplaced(f"{function} of a tensor on the CPU: nccl takes those of a GPU only")
+
+    def note_read(self, function: Any, args: tuple) -> None:
+        """Note a wait if an operation of a GPU's tensors leaves a value with the CPU, or the length of a result."""
+        if torch.Tag.data_dependent_output in function.tags:
+            self.machine.note_wait(READ)
+        is_length_known = function is torch.ops.aten.index.Tensor and not has_mask(args[1])
+        if torch.Tag.dynamic_output_shape in function.tags and not is_length_known:
+            self.machine.note_wait(LENGTH)
 
 
 def common_device(function: Any, inputs: list[Tensor]) -> torch.device:
@@ -174,5 +180,5 @@ def check_written(function: Any, target: Any, device: torch.device) -> None:
             raise Misplaced(f"{function} writes a tensor on {device_of(tensor)} from one on {device}")
 
 
-def is_selection_by_mask(function: Any, args: tuple) -> bool:
-    return function._opname == "index" and any(index.dtype == torch.bool for index in args[1] if index is not None)
+def has_mask(indices: list[Tensor | None]) -> bool:
+    return any(index.dtype == torch.bool for index in indices if index is not None)

@@ -101,6 +101,14 @@ def test_a_longer_evaluation_waits_for_its_batches_only(level):
         ("02_ddp_raw", "build_model(args).to(device)", "build_model(args)", "on cpu and cuda:1"),
         ("02_ddp_raw", "    with measured", "    dist.barrier()\n    with measured", "device_ids None"),
     ],
+    ids=[
+        "the losses are summed on the CPU",
+        "no GPU is chosen",
+        "the rank is taken for the local rank",
+        "a tensor of the CPU is all-reduced",
+        "the model stays on the CPU",
+        "a barrier names no GPU",
+    ],
 )
 def test_what_is_not_on_the_own_gpu_is_found(level, old, new, error, tmp_path):
     path = changed_script(level, tmp_path, old, new)
