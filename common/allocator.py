@@ -30,7 +30,7 @@ def keep_large_blocks() -> None:
     Nothing is changed where another allocator is at work, or where the environment has set glibc's. Call it before the
     first tensor: blocks that are already mapped are unmapped when they are freed.
     """
-    if not is_ours_to_set():
+    if not is_untouched_glibc():
         return
     # This one comes first: the trim threshold alone would hold it at 128 KiB, which is worse.
     accepted = set_parameter(M_MMAP_THRESHOLD, MMAP_THRESHOLD) or set_parameter(M_MMAP_THRESHOLD, OLD_MMAP_THRESHOLD)
@@ -44,8 +44,8 @@ def set_parameter(parameter: int, value: int) -> bool:
     return ctypes.CDLL(None).mallopt(parameter, value) == 1
 
 
-def is_ours_to_set() -> bool:
-    """False where another allocator is at work, or where the environment has set glibc's."""
+def is_untouched_glibc() -> bool:
+    """True if glibc's allocator is at work, and the environment has not set it."""
     if platform.libc_ver()[0] != "glibc" or "malloc" in os.environ.get("LD_PRELOAD", ""):
         return False
     if "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):

@@ -7,11 +7,30 @@ from typing import Any
 
 import torch.distributed as dist
 
-# The functions of this module take the default group at the moment of this import as their default argument. Imported
-# later (the first DDP or optimizer does it) they keep that group and its threads for ever. A thread that outlives the
-# interpreter aborts the process:
+# The functions of that module have the default group of the moment when it is imported as their default argument. If
+# it is imported later (the first DDP or optimizer does it), they keep a group and its threads for ever. A thread that
+# outlives the interpreter aborts the process:
 # https://github.com/pytorch/pytorch/issues/190489
 import torch.distributed.nn.functional  # noqa: F401
+
+# The functions of torch.distributed that all ranks of a group call together, to exchange data.
+COLLECTIVES = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+)
 
 _left_group: Any = None  # `leave_process_group` keeps the group here.
 
@@ -88,23 +107,3 @@ def free_left_group() -> None:
     """
     global _left_group
     _left_group = None
-
-
-# The functions of torch.distributed that all ranks of a group call together, to exchange data.
-COLLECTIVES = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_single",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "gather_object",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "scatter",
-    "scatter_object_list",
-)

@@ -3,7 +3,7 @@
     from common.processes import ranks
     results = ranks(2).run(function, argument, timeout=60)
 
-calls `function(argument)` on two processes, each with the rank, world size and address that torchrun would give it, and
+Two processes call `function(argument)`. Each has the rank, world size and address that torchrun would give it. `run`
 returns what they return, in rank order. Benchmarks, pitfalls and tests use the same ranks. After a failure or a
 time-out they are thrown away, so that the next job starts on new ones.
 """

@@ -14,7 +14,7 @@ from common.process_group import all_gather_object, is_distributed
 
 
 def load_data(args: Namespace) -> tuple[DigitImages, DigitImages]:
-    """The sets that the flags ask for, if an epoch has the steps. In a process group all ranks call this.
+    """The training and the test set, cut as the flags ask for. In a process group all ranks call this.
 
     `args.dataset` "auto" takes MNIST if it is in `args.data_dir` or can be downloaded, else the synthetic digits, and
     says so. On each machine local rank 0 looks for it, while the others wait.
