@@ -6,8 +6,8 @@
 
 Real are the level, the core and the Trainer; torch's modules, backward, optimizers and data loaders; all values; and
 the order of all operations. Tensors on a GPU are those of `labels.py`, which are on the CPU and say that they are not.
-Three functions below have stand-ins for all else: what takes the name of a GPU raises if that is another rank's, all
-ranks send what this one sends, and DataParallel and DDP call the bare module.
+The rest that is imitated stands in one table, `stand_ins`: what takes the name of a GPU raises if that is another
+rank's, all ranks send what this one sends, and DataParallel and DDP call the bare module.
 
 FSDP and meshes are not imitated, because they need more of torch.cuda: the tests train them on the CPU only. The README
 says what else this cannot see.
@@ -18,15 +18,11 @@ import os
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
-from unittest.mock import patch
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from common.accelerator.state import PartialState
 from tests.gpu.labels import Calls, Operations, device_of
 from tests.gpu.machine import GPUS, OWN_GPU, TORCHRUN_VARIABLES, Machine
 from tests.states import forget_states
@@ -50,60 +46,45 @@ def imitated(machine: Machine, environment: dict[str, str]) -> Iterator[Machine]
     with contextlib.ExitStack() as stack:
         stack.callback(forget_states)
         stack.callback(register_optimizer_step_post_hook(machine.count_step).remove)
-        stack.enter_context(patch.dict(os.environ, environment))
-        for stand_ins in (*gpu_patches(machine), *group_patches(machine), *wrapper_patches()):
-            stack.enter_context(stand_ins)
+        stack.enter_context(mock.patch.dict(os.environ, environment))
+        for name, stand_in in stand_ins(machine).items():
+            stack.enter_context(mock.patch(name, stand_in))
         stack.enter_context(Calls(machine))
         stack.enter_context(Operations(machine))
         yield machine
 
 
-def gpu_patches(machine: Machine) -> list:
-    """Stand-ins for what would ask the driver, and for C++ that would find tensors of the CPU."""
-    cuda = patch.multiple(
-        torch.cuda,
-        is_available=lambda: True,
-        device_count=lambda: GPUS,
-        get_device_properties=machine.get_device_properties,
-        default_generators=[mock.Mock()] * GPUS,  # DataParallel's replicas draw dropout from them.
-        get_rng_state=lambda: torch.zeros(16, dtype=torch.uint8),
-        set_rng_state=lambda state: None,
-        current_device=lambda: machine.current_gpu,
-        set_device=machine.set_device,
-        reset_peak_memory_stats=machine.reset_peak_memory_stats,
-        max_memory_allocated=machine.max_memory_allocated,
-        current_stream=machine.current_stream,  # An evaluation waits for the end of a copy to the CPU.
-        is_current_stream_capturing=lambda: False,  # An older torch's optimizer asks it at each step.
-    )
-    accelerator = patch.multiple(
-        torch.accelerator,
-        is_available=lambda: True,  # A data loader asks before it pins.
-        current_stream=machine.current_stream,  # An optimizer asks it at each step.
-        synchronize=machine.synchronize,
-    )
-    # Optimizers and `clip_grad_norm_` compute in groups of tensors.
-    groups = patch.object(torch._C, "_group_tensors_by_device_and_dtype", group_by_label_and_dtype)
-    return [cuda, accelerator, groups]
-
-
-def group_patches(machine: Machine) -> list:
-    """Stand-ins for what would wait for other ranks. The core meets them in a store before it makes the group."""
-    joining = patch.object(PartialState, "_join", lambda _, backend, *args: machine.init_process_group(backend))
-    functions = patch.multiple(
-        dist,
-        init_process_group=machine.init_process_group,
-        get_backend=lambda group=None: machine.backend,  # Torch would answer "fake"; a level expects nccl.
-        barrier=machine.barrier,
-        all_gather_object=gather_own_object,  # Torch would ask the group for its device: the CPU.
-    )
-    return [joining, functions]
-
-
-def wrapper_patches() -> list:
-    """Stand-ins for what would copy the module to other GPUs, or send its gradients to other ranks."""
-    data_parallel = patch.object(nn.DataParallel, "forward", call_module)
-    ddp = patch.multiple(DistributedDataParallel, __init__=init_ddp, forward=call_module)
-    return [data_parallel, ddp]
+def stand_ins(machine: Machine) -> dict[str, Any]:
+    """All that is imitated but the tensors, by the name of what it stands for."""
+    return {
+        # torch.cuda would ask the driver.
+        "torch.cuda.is_available": lambda: True,
+        "torch.cuda.device_count": lambda: GPUS,
+        "torch.cuda.get_device_properties": machine.get_device_properties,
+        "torch.cuda.default_generators": [mock.Mock()] * GPUS,  # DataParallel's replicas draw dropout from them.
+        "torch.cuda.get_rng_state": lambda: torch.zeros(16, dtype=torch.uint8),
+        "torch.cuda.set_rng_state": lambda state: None,
+        "torch.cuda.current_device": lambda: machine.current_gpu,
+        "torch.cuda.set_device": machine.set_device,
+        "torch.cuda.reset_peak_memory_stats": machine.reset_peak_memory_stats,
+        "torch.cuda.max_memory_allocated": machine.max_memory_allocated,
+        "torch.cuda.current_stream": machine.current_stream,  # An evaluation waits for the end of a copy to the CPU.
+        "torch.cuda.is_current_stream_capturing": lambda: False,  # An older torch's optimizer asks it at each step.
+        "torch.accelerator.is_available": lambda: True,  # A data loader asks before it pins.
+        "torch.accelerator.current_stream": machine.current_stream,  # An optimizer asks it at each step.
+        "torch.accelerator.synchronize": machine.synchronize,
+        # nccl would wait for the other ranks. The core meets them in a store before it makes the group.
+        "common.accelerator.state.PartialState._join": lambda state, backend, *_: machine.init_process_group(backend),
+        "torch.distributed.init_process_group": machine.init_process_group,
+        "torch.distributed.get_backend": lambda group=None: machine.backend,  # It is "fake"; a level expects nccl.
+        "torch.distributed.barrier": machine.barrier,
+        "torch.distributed.all_gather_object": gather_own_object,  # Torch would ask the group for its device: the CPU.
+        # C++ would find tensors of the CPU. Optimizers and `clip_grad_norm_` compute in groups of tensors.
+        "torch._C._group_tensors_by_device_and_dtype": group_by_label_and_dtype,
+        "torch.nn.DataParallel.forward": call_module,
+        "torch.nn.parallel.DistributedDataParallel.__init__": init_ddp,
+        "torch.nn.parallel.DistributedDataParallel.forward": call_module,
+    }
 
 
 def gather_own_object(values: list, value: Any, group: Any = None) -> None:

@@ -77,7 +77,7 @@ class Machine:
         self.note_wait("synchronize")
 
     def get_device_properties(self, device: Any = None) -> SimpleNamespace:
-        """The same for every GPU. DataParallel warns where they are unequal."""
+        """The same for every GPU: DataParallel warns where they are unequal, and autocast asks for bfloat16."""
         self.check_own_gpu(device, "get_device_properties")
         return SimpleNamespace(major=9, minor=0, total_memory=2**36, multi_processor_count=100)
 

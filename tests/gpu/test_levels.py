@@ -17,6 +17,7 @@ IMITATED = [level for level in ladder.SCRIPTS if level not in ladder.SHARDED]
 BATCH = 16
 WARM_UP_STEPS = 4
 STEPS = 9
+UNPINNED = "copy from cpu to cuda, not pinned"
 FLAGS = ["--dataset", "synthetic", "--batch-size", str(BATCH), "--train-samples", str(STEPS * BATCH)]
 FLAGS += ["--eval-samples", str(2 * BATCH), "--warm-up-steps", str(WARM_UP_STEPS)]
 
@@ -88,43 +89,31 @@ def test_a_longer_evaluation_waits_for_its_batches_only(level):
     assert waits_of_evaluation(level, batches=2) == waits_of_evaluation(level, batches=4)
 
 
-# Planted bugs: what the tests above must not miss.
+# Planted bugs: what the tests above must not miss. Each has a name, the code of the level, and the bug in its place.
+
+MISPLACED = {
+    "losses are summed on the CPU": ("torch.float64, device=device", "torch.float64", "writes a tensor"),
+    "no GPU is chosen": ("torch.cuda.set_device(device)", "pass", "before set_device"),
+    "the rank names the GPU": ('os.environ["LOCAL_RANK"]', 'os.environ["RANK"]', "set_device names cuda:5"),
+    "sums are reduced on the CPU": ("all_reduce(totals)", "all_reduce(totals.cpu())", "of a tensor on the CPU"),
+    "the model stays on the CPU": ("build_model(args).to(device)", "build_model(args)", "on cpu and cuda:1"),
+    "a barrier names no GPU": ("    with measured", "    dist.barrier()\n    with measured", "device_ids None"),
+}
+WAITS = {
+    "a loss is read": ("loss.detach()", "loss.item()", "device", [READ]),
+    "a mask is an index": ("loss.detach()", "targets[targets > 5].sum()", "device", [LENGTH]),
+    "a batch is not pinned": ("train_set.device.type != device.type", "False", "host", [UNPINNED, UNPINNED]),
+}
 
 
-@pytest.mark.parametrize(
-    "level, old, new, error",
-    [
-        ("00_single_gpu", "(), dtype=torch.float64, device=device", "(), dtype=torch.float64", "writes a tensor"),
-        ("02_ddp_raw", "torch.cuda.set_device(device)", "pass", "before set_device"),
-        ("02_ddp_raw", 'os.environ["LOCAL_RANK"]', 'os.environ["RANK"]', "set_device names cuda:5"),
-        ("02_ddp_raw", "dist.all_reduce(totals)", "dist.all_reduce(totals.cpu())", "of a tensor on the CPU"),
-        ("02_ddp_raw", "build_model(args).to(device)", "build_model(args)", "on cpu and cuda:1"),
-        ("02_ddp_raw", "    with measured", "    dist.barrier()\n    with measured", "device_ids None"),
-    ],
-    ids=[
-        "the losses are summed on the CPU",
-        "no GPU is chosen",
-        "the rank is taken for the local rank",
-        "a tensor of the CPU is all-reduced",
-        "the model stays on the CPU",
-        "a barrier names no GPU",
-    ],
-)
-def test_what_is_not_on_the_own_gpu_is_found(level, old, new, error, tmp_path):
-    path = changed_script(level, tmp_path, old, new)
+@pytest.mark.parametrize("old, new, error", MISPLACED.values(), ids=MISPLACED)
+def test_what_is_not_on_the_own_gpu_is_found(old, new, error, tmp_path):
+    path = changed_script("02_ddp_raw", tmp_path, old, new)
     with pytest.raises(Misplaced, match=error):
-        train(level, path=path)
+        train("02_ddp_raw", path=path)
 
 
-@pytest.mark.parametrize(
-    "old, new, data, waits",
-    [
-        ("train_loss += loss.detach()", "train_loss += loss.item()", "device", [READ]),
-        ("train_loss += loss.detach()", "train_loss += targets[targets > 5].sum()", "device", [LENGTH]),
-        ("train_set.device.type != device.type", "False", "host", ["copy from cpu to cuda, not pinned"] * 2),
-    ],
-    ids=["a loss that is read", "a mask as an index", "a batch that is not pinned"],
-)
+@pytest.mark.parametrize("old, new, data, waits", WAITS.values(), ids=WAITS)
 def test_a_wait_in_the_loop_is_found(old, new, data, waits, tmp_path):
     path = changed_script("00_single_gpu", tmp_path, old, new)
     assert waits_of_steps("00_single_gpu", "--data", data, path=path) == [waits] * (STEPS - 1)

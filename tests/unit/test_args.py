@@ -143,11 +143,8 @@ def test_a_wrong_value_is_one_clear_line(level, argv, message, capsys):
     assert captured.out == "" and captured.err.startswith("error: ") and captured.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "given, meant", [("50", CheckpointInterval(steps=50)), ("60s", CheckpointInterval(seconds=60))]
-)
-def test_checkpoints_are_made_every_so_many_steps_or_seconds(given, meant):
-    assert parse(FULL, "--checkpoint-every", given).checkpoint_every == meant
+def test_checkpoints_may_be_made_every_so_many_seconds():
+    assert parse(FULL, "--checkpoint-every", "60s").checkpoint_every == CheckpointInterval(seconds=60)
 
 
 @pytest.mark.parametrize("given, meant", [("a/../b", "{here}/b"), ("~/c", "{here}/home/c"), ("{here}/d", "{here}/d")])
@@ -180,12 +177,6 @@ def test_a_rank_does_not_choose_its_gpu(level, gpus, torchrun):
     assert "set CUDA_VISIBLE_DEVICES=1" in refusal(fit, level, "--device", "cuda:1")
 
 
-@pytest.mark.parametrize("level", ONE_PROCESS)
-def test_a_level_of_one_process_refuses_several(level, torchrun):
-    torchrun(processes=3)
-    assert "is one process, but WORLD_SIZE is 3" in refusal(launch, level)
-
-
 def test_level_02_needs_torchrun():
     assert "needs torchrun: torchrun --standalone" in refusal(launch, "02_ddp_raw")
 
@@ -200,26 +191,20 @@ def test_level_02_needs_a_gpu_for_each_rank_or_none(gpus, torchrun):
 
 
 @pytest.mark.parametrize(
-    "processes, tensor, message",
-    [(4, "3", "3 does not divide the number of processes, 4"), (3, "3", "3 does not divide fc1's outputs, 128")],
-)
-def test_a_mesh_whose_rows_are_not_whole_is_refused(processes, tensor, message, torchrun):
-    torchrun(processes)
-    assert message in refusal(launch, ladder.MESH, "--device", "cpu", "--tensor", tensor)
-    launch(ladder.MESH, "--device", "cpu", "--tensor", "1", "--batch-size", "48")
-
-
-@pytest.mark.parametrize(
-    "argv, message",
+    "level, processes, flags, message",
     [
-        (["--batch-size", "64"], "--batch-size 64 is not divisible by 3 (3 processes): use 63 or 66"),
-        (["--batch-size", "2"], "(3 processes): use 3"),
-        (["--gradient-accumulation-steps", "2"], "64 is not divisible by 6 (3 processes × 2 accumulation steps)"),
+        ("00_single_gpu", 3, "", "00_single_gpu is one process, but WORLD_SIZE is 3"),
+        ("01_data_parallel", 3, "", "01_data_parallel is one process, but WORLD_SIZE is 3"),
+        (FULL, 3, "", "--batch-size 64 is not divisible by 3 (3 processes): use 63 or 66"),
+        (FULL, 3, "--batch-size 2", "(3 processes): use 3"),
+        (FULL, 3, "--gradient-accumulation-steps 2", "64 is not divisible by 6 (3 processes × 2 accumulation steps)"),
+        (ladder.MESH, 4, "--tensor 3", "3 does not divide the number of processes, 4"),
+        (ladder.MESH, 3, "--tensor 3", "3 does not divide fc1's outputs, 128"),
     ],
 )
-def test_a_batch_that_does_not_divide_is_refused_before_the_processes_meet(argv, message, torchrun):
-    torchrun(3)
-    assert message in refusal(launch, FULL, "--device", "cpu", *argv)
+def test_what_the_processes_cannot_share_is_refused_before_they_meet(level, processes, flags, message, torchrun):
+    torchrun(processes)
+    assert message in refusal(launch, level, "--device", "cpu", *flags.split())
 
 
 def test_replicas_are_the_visible_gpus_and_at_least_two(gpus):

@@ -24,7 +24,6 @@ NO_MIRROR = ["http://127.0.0.1:9/"]
 def flags(**changes) -> Namespace:
     defaults = {"dataset": "synthetic", "data_dir": "data", "dtype": torch.float32, "data": "host"}
     defaults |= {"train_samples": None, "eval_samples": None, "batch_size": 1, "max_steps": None, "epochs": 1}
-    defaults |= {"tensor": 1, "gradient_accumulation_steps": 1}
     return Namespace(**(defaults | changes))
 
 
