@@ -34,7 +34,6 @@ from common.hidden_gpus import hide_gpus
 
 # Once a rank has failed, the others have this time to answer. They may wait for it, and would do so for ever.
 SECONDS_AFTER_FAILURE = 5
-PROCESS_ENDED = "the process ended"  # the failure of a rank whose process ended begins so
 # Windows can only spawn.
 _START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 _context: Any = multiprocessing.get_context(_START_METHOD)
@@ -48,11 +47,13 @@ class RankFailed(RuntimeError):
 
     Attributes:
         failures: why each of them failed. The first one failed first, and the others may have waited for it.
+        process_ended: True if the process of one of them has ended.
     """
 
-    def __init__(self, failures: dict[int, str]) -> None:
+    def __init__(self, failures: dict[int, str], process_ended: bool = False) -> None:
         super().__init__("\n".join(f"rank {rank}: {failures[rank]}" for rank in sorted(failures)))
         self.failures = failures
+        self.process_ended = process_ended
 
 
 class Job(NamedTuple):
@@ -64,14 +65,17 @@ class Job(NamedTuple):
     environment: dict[str, str]
 
 
-class Answer(NamedTuple):
-    """The outcome of a job on one rank: what the function returned, or why it did not.
+class Returned(NamedTuple):
+    """The answer of a rank on which the function has returned."""
 
-    The failure is a text because an exception need not be picklable.
-    """
+    result: Any
 
-    result: Any = None
-    failure: str | None = None
+
+class Failed(NamedTuple):
+    """The answer of a rank on which it has not. The reason is a text, because an exception need not be picklable."""
+
+    reason: str
+    process_ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,14 +135,10 @@ class Ranks:
                 variables = rank_variables(worker.rank, self.world_size, port) | (environment or {})
                 with contextlib.suppress(ConnectionError):  # The rank has ended since the last job; _receive says so.
                     worker.pipe.send(Job(function, args, kwargs, variables))
-            answers = self._receive_answers(timeout)
-            failures = {rank: answer.failure for rank, answer in answers.items() if answer.failure}
-            if failures:
-                raise RankFailed(failures)
+            return self._receive_results(timeout)
         except BaseException:  # Also after Ctrl-C: late answers to this job would be taken for those to the next one.
             self.stop()
             raise
-        return [answers[rank].result for rank in range(self.world_size)]
 
     def stop(self) -> None:
         """End the processes; the next job starts new ones."""
@@ -148,25 +148,34 @@ class Ranks:
             worker.pipe.close()
         self.workers = []
 
-    def _receive_answers(self, timeout: float) -> dict[int, Answer]:
-        """The outcome of the job on each rank, in the order in which they came."""
-        answers: dict[int, Answer] = {}
+    def _receive_results(self, timeout: float) -> list:
+        """The results of the job in rank order. Raises RankFailed."""
+        results: dict[int, Any] = {}
+        failures: dict[int, str] = {}
+        process_ended = False
         waiting: dict[Any, Worker] = {worker.pipe: worker for worker in self.workers}
         deadline = time.monotonic() + timeout
         while waiting:
             seconds = max(0, deadline - time.monotonic())
-            if any(answer.failure for answer in answers.values()):
+            if failures:
                 seconds = min(seconds, SECONDS_AFTER_FAILURE)
             ready = wait(waiting, seconds)
             if not ready:
                 break
             for pipe in ready:
                 worker = waiting.pop(pipe)
-                answers[worker.rank] = _receive(worker)
+                answer = _receive(worker)
+                if isinstance(answer, Returned):
+                    results[worker.rank] = answer.result
+                else:
+                    failures[worker.rank] = answer.reason
+                    process_ended = process_ended or answer.process_ended
         for worker in waiting.values():
             state = "alive" if worker.process.is_alive() else "dead"
-            answers[worker.rank] = Answer(failure=f"no answer ({state})")
-        return answers
+            failures[worker.rank] = f"no answer ({state})"
+        if failures:
+            raise RankFailed(failures, process_ended)
+        return [results[rank] for rank in range(self.world_size)]
 
 
 def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
@@ -208,13 +217,12 @@ def _without_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _receive(worker: Worker) -> Answer:
-    """The outcome that a rank has sent, or that it ended instead."""
+def _receive(worker: Worker) -> Returned | Failed:
     try:
         return worker.pipe.recv()
     except (EOFError, ConnectionError):
         worker.process.join(SECONDS_AFTER_FAILURE)
-        return Answer(failure=f"{PROCESS_ENDED} with exit code {worker.process.exitcode}")
+        return Failed(f"the process ended with exit code {worker.process.exitcode}", process_ended=True)
 
 
 def _serve(pipe: Connection, on_cpu: bool) -> None:
@@ -242,12 +250,12 @@ def _run(job: Job, pipe: Connection) -> None:
     before = dict(os.environ)
     os.environ.update(job.environment)
     try:
-        pipe.send(Answer(result=job.function(*job.args, **job.kwargs)))
+        pipe.send(Returned(job.function(*job.args, **job.kwargs)))
     except UserError as error:
-        pipe.send(Answer(failure=str(error)))  # It is one line that says what to correct.
+        pipe.send(Failed(str(error)))  # It is one line that says what to correct.
     except BaseException as error:
-        failure = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
-        pipe.send(Answer(failure=failure))
+        reason = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+        pipe.send(Failed(reason))
     finally:
         if torch.cuda.is_initialized():
             # The next job may be measured on the same GPU, by this process or by another.

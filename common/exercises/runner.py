@@ -27,7 +27,7 @@ from common.exercises import load
 from common.exercises.compare import Mistake, by_rank
 from common.exercises.traffic import simulated_network
 from common.process_group import leave_process_group
-from common.processes import PROCESS_ENDED, RankFailed, ranks
+from common.processes import RankFailed, ranks
 
 WORLD_SIZES = (3, 2)  # three first: in a ring of two the right neighbour is the left one too
 SECONDS = 8  # the time of a solution on every rank, from the import of its file to its return
@@ -76,7 +76,7 @@ def _run_on_ranks(world_size: int, name: str, path: Path) -> list[Returned]:
         outcomes = pool.run(_run_on_rank, *arguments, timeout=PATIENCE + SECONDS, environment=ONE_RANK_A_MACHINE)
     except RankFailed as error:
         sentence = "a rank failed, and the line of your code is not known"
-        if any(failure.startswith(PROCESS_ENDED) for failure in error.failures.values()):
+        if error.process_ended:
             sentence = "a process ended. Gloo ends one that receives more bytes than it has room for"
         raise Mistake(f"{sentence}\n{error}") from error
     if all(isinstance(outcome, Returned) for outcome in outcomes):

@@ -1,4 +1,4 @@
-"""What a thread does with tensors, whose storages are then charged to the simulated devices."""
+"""The operations of a thread, whose results are charged to the simulated devices."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
