@@ -17,7 +17,7 @@ def tables(record: dict) -> str:
 
 
 def table(group: dict) -> str:
-    """A line for each row: its median over the rounds, and the spread of the rounds. Below them the comparisons."""
+    """A line for each row: its median over the rounds, and their spread. Below them is a line for each comparison."""
     heading = f"medians of {group['rounds']} rounds"
     lines = [group["group"], HEAD_COLUMNS.format(heading, "spread")]
     for name, row in group["rows"].items():

@@ -9,7 +9,7 @@ from benchmarks.report.plots import STYLE
 
 COMPARISON = "results"
 # The functions that draw pictures, by the names of the record and of the picture's file. Each takes the record and the
-# path, and draws nothing where the record has nothing to show.
+# path. `draw_link` draws nothing where the record has no group of its link.
 PICTURES: dict[str, dict[str, Callable[[dict, Path], None]]] = {
     COMPARISON: {
         "throughput.png": throughput_plot.draw_speeds,

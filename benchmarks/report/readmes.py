@@ -68,7 +68,7 @@ def _marked(sign: str, lines: list[str]) -> list[str]:
 
 
 def _shared(lines: list[str]) -> list[str]:
-    """The first and the last of some equal lines."""
+    """The lines between two changes: all of up to three, of more the first and the last."""
     shared = _marked("  ", lines)
     return shared if len(shared) <= 3 else [shared[0], "  …", shared[-1]]
 

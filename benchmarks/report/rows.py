@@ -11,7 +11,7 @@ def label(name: str, row: dict) -> str:
 
 
 def short_label(row: dict) -> str:
-    """The same in a narrow picture: "02 on 2" for level 02 on 2 devices, "00, all"."""
+    """The name of a row in a narrow picture: "02 on 2" for level 02 on 2 devices; "00, all" with all cores."""
     level = row["level"][:2]
     return f"{level}, all" if row["all_cores"] else f"{level} on {row['workers']}"
 

@@ -1,4 +1,4 @@
-"""The pictures of throughput, drawn from records alone: images per second, and what several devices reach of one."""
+"""The pictures of throughput, drawn from records alone: images per second, and the speed-up by several devices."""
 
 import textwrap
 from pathlib import Path

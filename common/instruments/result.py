@@ -17,12 +17,9 @@ from common.files import write_atomically
 
 
 class Hardware(NamedTuple):
-    """The devices of a training, under the names that the result has for them.
+    """The devices of a training: "cpu" or "cuda", the backend of the process group, and the number of processes.
 
-    Attributes:
-        device: "cpu" or "cuda".
-        backend: that of the process group, or the class of a DataParallel; None for one process alone.
-        world_size: the number of processes, or of a DataParallel's replicas.
+    Under a DataParallel these are the name of its class and the number of replicas. One process alone has no backend.
     """
 
     device: str

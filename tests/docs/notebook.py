@@ -40,18 +40,8 @@ def executed() -> dict:
     return json.loads(nbformat.writes(notebook))
 
 
-def name_the_default_data_folder(notebook: dict) -> None:
-    """Put `data`, the levels' default, where an output names this machine's own folder of MNIST."""
-    own = os.environ.get("MNIST_ROOT")
-    for cell in code_cells(notebook):
-        for output in cell["outputs"]:
-            if own and "text" in output:
-                output["text"] = "".join(output["text"]).replace(own, "data").splitlines(keepends=True)
-
-
 def main() -> None:
     notebook = executed()
-    name_the_default_data_folder(notebook)
     notebook["metadata"][EXECUTED] = fingerprint(notebook)
     notebook["metadata"]["language_info"] = {"name": "python"}
     NOTEBOOK.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
