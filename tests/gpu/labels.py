@@ -85,7 +85,7 @@ class Calls(TorchFunctionMode):
         if function in (torch.tensor, torch.as_tensor):  # The data have been somewhere before.
             return self.to(result, device)
         if device != CPU:
-            device = self.machine.check_own_gpu(device, function.__name__)
+            device = self.machine.find_own_gpu(device, function.__name__)
         set_label(result, device)
         return result
 
@@ -97,7 +97,7 @@ class Calls(TorchFunctionMode):
         if args and isinstance(args[0], Tensor):
             target = device_of(args[0])
         if target.type == "cuda":
-            target = self.machine.check_own_gpu(target, "to()")
+            target = self.machine.find_own_gpu(target, "to()")
         note_copy(self.machine, tensor, target, non_blocking)
         result = tensor if dtype is None else tensor.to(dtype)
         if copy or target != device_of(tensor):
@@ -130,7 +130,9 @@ class Operations(TorchDispatchMode):
         kwargs = kwargs or {}
         inputs = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor)]
         if function.namespace == "c10d":
-            self.check_collective(function, inputs)
+            self.machine.collectives.append(str(function))
+            if self.machine.backend == "nccl" and not all(map(is_on_gpu, inputs)):
+                raise Misplaced(f"{function} of a tensor on the CPU: nccl takes those of a GPU only")
         if function is torch.ops.aten.copy_.default:
             target, source, *non_blocking = args
             note_copy(self.machine, source, device_of(target), any(non_blocking))
@@ -145,11 +147,6 @@ class Operations(TorchDispatchMode):
                 if isinstance(leaf, Tensor):
                     set_label(leaf, device)
         return results
-
-    def check_collective(self, function: Any, inputs: list[Tensor]) -> None:
-        self.machine.collectives.append(str(function))
-        if self.machine.backend == "nccl" and not all(is_on_gpu(tensor) for tensor in inputs):
-            raise Misplaced(f"{function} of a tensor on the CPU: nccl takes those of a GPU only")
 
     def note_read(self, function: Any, args: tuple) -> None:
         """Note a wait if an operation of a GPU's tensors leaves a value with the CPU, or the length of a result."""

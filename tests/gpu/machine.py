@@ -42,7 +42,7 @@ class Machine:
         current_gpu: the one that "cuda" without an index means.
         backend: the one for which `init_process_group` was asked.
         peaks: the peak in bytes of each GPU whose statistics have been reset, a different one for each.
-        waits: for what the CPU waited: `waits[n]` has the names of the waits between optimizer steps n and n + 1.
+        waits: the names of the waits of the CPU: `waits[n]` has those between optimizer steps n and n + 1.
         collectives: the names of those so far.
     """
 
@@ -53,8 +53,8 @@ class Machine:
     waits: list[list[str]] = field(default_factory=lambda: [[]])
     collectives: list[str] = field(default_factory=list)
 
-    def check_own_gpu(self, device: Any, caller: str) -> torch.device:
-        """Raise Misplaced if `caller` names the GPU of another process. Returns the GPU; None names the current one."""
+    def find_own_gpu(self, device: Any, caller: str) -> torch.device:
+        """The GPU that `caller` names; None is the current one. Raises Misplaced if it is that of another process."""
         index = device if isinstance(device, int) else torch.device(device or "cuda").index
         if index is None:
             index = self.current_gpu
@@ -70,29 +70,29 @@ class Machine:
         self.waits.append([])
 
     def set_device(self, device: Any) -> None:
-        self.current_gpu = self.check_own_gpu(device, "set_device").index
+        self.current_gpu = self.find_own_gpu(device, "set_device").index
 
     def synchronize(self, device: Any = None) -> None:
-        self.check_own_gpu(device, "synchronize")
+        self.find_own_gpu(device, "synchronize")
         self.note_wait("synchronize")
 
     def get_device_properties(self, device: Any = None) -> SimpleNamespace:
         """The same for every GPU: DataParallel warns where they are unequal, and autocast asks for bfloat16."""
-        self.check_own_gpu(device, "get_device_properties")
+        self.find_own_gpu(device, "get_device_properties")
         return SimpleNamespace(major=9, minor=0, total_memory=2**36, multi_processor_count=100)
 
     def current_stream(self, device: Any = None) -> SimpleNamespace:
         """A stream whose events can be waited for, and of which no CUDA graph is being made."""
-        self.check_own_gpu(device, "current_stream")
+        self.find_own_gpu(device, "current_stream")
         event = SimpleNamespace(synchronize=lambda: self.note_wait(ARRIVED))
         return SimpleNamespace(record_event=lambda: event, is_capturing=lambda: False)
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
-        index = self.check_own_gpu(device, "reset_peak_memory_stats").index
+        index = self.find_own_gpu(device, "reset_peak_memory_stats").index
         self.peaks[index] = 2**20 * (index + 1)
 
     def max_memory_allocated(self, device: Any = None) -> int:
-        return self.peaks[self.check_own_gpu(device, "max_memory_allocated").index]
+        return self.peaks[self.find_own_gpu(device, "max_memory_allocated").index]
 
     def init_process_group(self, backend: str, *args: Any, **kwargs: Any) -> None:
         if backend == "nccl" and self.current_gpu not in self.own_gpus:

@@ -40,6 +40,7 @@ def test_moving_twice_costs_once_and_results_live_where_their_inputs_live():
         doubled = tensor * 2
         assert tracker.device_of(doubled) == 0 and bytes_on(tracker) == 1024
         tensor.add_(1)
+        tensor.copy_(torch.ones(128))  # The source of a copy stays on the host.
         assert bytes_on(tracker) == 1024
         elsewhere = tracked_copy(doubled, 0, 3)
         assert tracker.device_of(elsewhere + 1) == 3
