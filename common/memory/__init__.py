@@ -5,8 +5,7 @@ charged to the device on which it would be on a machine with GPUs:
 
 - a tensor made without a device is on the host and not charged: datasets, batches, a model before `.to(device)`;
 - `.to(device)` moves it to device 0, and `tracked_copy` to any device, such as that of a replica;
-- a result is where its inputs are;
-- a host tensor in an operation with device tensors is moved to their device, but for the source of a `copy_`;
+- a result is where its inputs are, and inputs on the host are moved there, but for the source of a `copy_`;
 - storage that FSDP resizes counts with its new size.
 
 Storage is rounded up to 512 bytes as CUDA's caching allocator does, and released when its last tensor dies.

@@ -1,4 +1,4 @@
-"""What the replicas' threads of the emulated DataParallel need: random numbers and cores of their own."""
+"""Random numbers and cores of its own for each replica's thread of the emulated DataParallel."""
 
 import threading
 
@@ -9,7 +9,7 @@ from common.cores import confine_thread_to_device, threads_per_worker
 
 
 class OwnRandomness(TorchDispatchMode):
-    """Lets every random operation draw from a generator of this replica's: torch's default is shared by all threads.
+    """Lets every random operation draw from this replica's generator: torch's default is shared by all threads.
 
     Not every operation can be given a generator, so the default one takes over this replica's state for its duration.
     """

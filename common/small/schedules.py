@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Action(NamedTuple):
-    """What a rank computes: "forward" or "backward", of the micro-batch of this number."""
+    """A computation of a rank: "forward" or "backward", of the micro-batch of this number."""
 
     kind: str
     micro_batch: int
@@ -65,7 +65,7 @@ class Timeline(NamedTuple):
 
 
 def timeline(schedule: Schedule, world_size: int, micro_batches: int) -> Timeline:
-    """Who computes what and when: each rank in turn goes as far as the messages for it allow, until all are done."""
+    """The step of all ranks. Each rank in turn goes as far as the messages for it allow, until all are done."""
     schedules = [schedule(rank, world_size, micro_batches) for rank in range(world_size)]
     left = [list(actions) for actions in schedules]
     slots: list[list[Action | None]] = [[] for _ in range(world_size)]

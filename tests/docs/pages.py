@@ -82,7 +82,7 @@ def section(level: str, title: str, page: str = "README.md") -> str:
 
 
 def outputs(page: Path) -> dict[str, str]:
-    """What a page says that its commands print, by command."""
+    """The outputs that a page shows of its commands, by command."""
     return dict(OUTPUT.findall(page.read_text()))
 
 

@@ -17,7 +17,7 @@ SLURM = {
     "SLURM_CPUS_PER_TASK": "16",
     "SLURM_GPUS_ON_NODE": "2",
 }
-# There are so many nodes that a reader who stops after the first line ends scontrol by a signal.
+# There are so many nodes that a program which reads the first line only would end scontrol by a signal.
 PROGRAMS = {"scontrol": "printf 'node%s\\n' {7..20000}", "srun": 'printf "%s\\n" "$@"'}
 
 

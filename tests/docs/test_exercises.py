@@ -33,7 +33,7 @@ def as_dtype(value: float, dtype: torch.dtype) -> str:
 
 
 def bold_in_answers(level: str) -> list[list[str]]:
-    """What stands in bold in each answer of a level's page."""
+    """The texts in bold of each answer on a level's page."""
     text = section(level, "Exercises")
     answers = ANSWER.findall(text)
     assert text.count("**Predict:**") == len(answers)
