@@ -2,7 +2,6 @@
 
 LEVELS = ("00_single_gpu", "01_data_parallel", "02_ddp_raw", "03_accelerate", "04_trainer")
 ONE_PROCESS = LEVELS[:2]
-# There is one process for each device, and they call collectives.
 DISTRIBUTED = LEVELS[2:]
 # The Accelerator reads the variables of `python -m common.accelerator launch`.
 WITH_ACCELERATOR = LEVELS[3:]
