@@ -47,8 +47,8 @@ def measured(
         print(plan_line(args, hardware, train_set, test_set, total_steps), flush=True)
     shows_bar = is_main and sys.stderr.isatty()
     bar = tqdm(total=None if resumes else total_steps, desc=args.script, leave=False, disable=not shows_bar)
-    # The clock counts the forwards of a module that is called once for each micro-batch. Under DDP that is the network.
-    # DataParallel calls copies of its network.
+    # The clock watches the module that the training and the evaluation call. Level 02 evaluates the network that DDP
+    # wraps, without DDP; a DataParallel calls copies of its network.
     called = network if isinstance(model, DistributedDataParallel) else model
     clock = Clock(called, args.device, steps_per_epoch, args.gradient_accumulation_steps, args.warm_up_steps, bar)
     gpus = _gpus(model, args.device)

@@ -19,7 +19,7 @@ from common.files import write_atomically
 class Hardware(NamedTuple):
     """The devices of a training: "cpu" or "cuda", the backend of the process group, and the number of processes.
 
-    Under a DataParallel these are the name of its class and the number of replicas. One process alone has no backend.
+    With a DataParallel the last two are its class and the number of its replicas. One process alone has no backend.
     """
 
     device: str
