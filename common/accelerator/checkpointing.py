@@ -18,9 +18,9 @@ save of several processes becomes a checkpoint, checkpoint_manifest.py finds dam
 to one save, and serialization.py keeps files free of code.
 """
 
+import contextlib
 import os
 import re
-import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ import torch
 
 from .logging import get_logger
 from .loss_scaler import LossScaler
-from .operations import broadcast_object_list, gather_object, run_on_all_ranks
+from .operations import broadcast_object_list, errors_on_all_ranks, gather_object
 from .optimizer import AcceleratedOptimizer
 from .scheduler import AcceleratedScheduler
 from .state import GradientState, PartialState
@@ -124,6 +124,9 @@ def save_state(
     A rank has no part in the checkpoint if it did not call this, or failed or was killed before its part was complete.
     Then its generators and gradients are not there, and a run that goes on from the checkpoint is not exact.
 
+    After an error or a kill the older checkpoint is there, or the next save or load finishes the new one. A save that
+    fails uses up its number, because other ranks may have saved.
+
     Args:
         output_dir: the folder, where ~ is the home folder; under automatic naming
             `project_dir/checkpoints/checkpoint_{iteration}` instead.
@@ -133,54 +136,49 @@ def save_state(
             (The original ignores this argument.)
 
     Raises:
-        ValueError: if no folder is given and automatic naming is off.
-        ValueError: if automatic naming leads to a checkpoint that is there already.
-        ValueError: if `safe_serialization` is on and a model has a state that is no tensor.
-        CheckpointError: if a state could not be loaded again.
-        CheckpointError: if a folder, a file or a link is in the way of a file of the main part.
+        ValueError: if there is no folder to save to, automatic naming leads to a checkpoint that is there already, or
+            `safe_serialization` is on and a model has a state that is no tensor.
+        CheckpointError: if a state could not be loaded again, or something is in the way of a file of the main part.
         OSError: if something cannot be written, or an old checkpoint cannot be removed.
         Exception: what a hook or an object met.
-
-    An error before the new checkpoint begins to exist leaves what was there before as it was. After an error later, the
-    next save or load finishes the new checkpoint. Under automatic naming the next save then has the same number, as
-    in the original; on several processes without `all_ranks` the next number, because other ranks may have saved.
     """
     project = run.project
-    weights_name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
-    perform = run_on_all_ranks if all_ranks else _run_alone
+    step = errors_on_all_ranks if all_ranks else contextlib.nullcontext
     if all_ranks:
-        # All ranks take these from the main process, which may have saved alone before.
-        project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])
-        folder = _folder_to_save(project, output_dir)
-    else:
-        folder = _folder_to_save(project, output_dir)
-        save_id = save_ids.next_id(folder)
-    part = Part(folder, save_id, is_main=_writes_main_part(project))
+        # The main process may have saved alone before, and then it has another number.
+        project.iteration = broadcast_object_list([project.iteration])[0]
+    folder = _folder_to_save(project, output_dir)
+    part = Part(folder, save_ids.next_id(folder), is_main=_writes_main_part(project))
+    with step():
+        # Under FSDP this is a collective. So it comes before anything that may fail on one rank.
+        gathered = _gather(run)
+    with step():
+        if part.is_main and project.automatic_checkpoint_naming and os.path.lexists(folder):
+            how = "`load_state` first, or set `project_configuration.iteration`"
+            raise ValueError(f"Checkpoint directory {folder} ({project.iteration}) already exists: {how}")
     try:
-        # This is a collective under FSDP. So it comes before folders, hooks and files, which may fail on one rank.
-        gathered = perform(lambda: _gather(run))
-        perform(lambda: _stage(part, project))
-        perform(lambda: _call_hooks(run, part, gathered.weights))
-        contents = perform(lambda: _contents_by_file(run, part, gathered, weights_name))
-        perform(lambda: _write(contents, part.staging))
-        perform(part.publish, runs_here=not part.is_main)
-        # The main part comes last, because with it the checkpoint appears.
-        perform(part.publish, runs_here=part.is_main)
+        with step():
+            part.begin()
+        with step():
+            for hook in run.save_hooks:
+                hook(run.models, gathered.weights, str(part.path))
+        with step():
+            _write(_contents_by_file(run, part, gathered, safe_serialization), part.path)
+            if not part.is_main:
+                part.publish()
+        with step():
+            # The main part comes last, because with it the checkpoint appears.
+            if part.is_main:
+                part.publish()
     except BaseException:
         part.discard()
-        if PartialState().use_distributed and not all_ranks:
-            project.iteration += 1  # The other ranks may have saved, and go on with the next number.
         raise
-    project.iteration += 1
-    limit = project.total_limit
-    if project.automatic_checkpoint_naming and limit is not None:
-        perform(lambda: remove_old_checkpoints(folder, limit), runs_here=part.is_main)
+    finally:
+        project.iteration += 1
+    with step():
+        if part.is_main and project.automatic_checkpoint_naming and project.total_limit is not None:
+            remove_old_checkpoints(folder, project.total_limit)
     return folder
-
-
-def _run_alone(action: Callable[[], Any], runs_here: bool = True) -> Any:
-    """Run `action` where `runs_here` is true. Unlike `run_on_all_ranks`, this waits for no other process."""
-    return action() if runs_here else None
 
 
 def _folder_to_save(project: ProjectConfiguration, output_dir: str | os.PathLike | None) -> Path:
@@ -209,11 +207,17 @@ def _writes_main_part(project: ProjectConfiguration) -> bool:
 
 
 class Gathered(NamedTuple):
-    """The tensors that collectives put together under FSDP."""
+    """The tensors that collectives put together under FSDP.
 
-    weights: list[dict[str, Any]]  # of each model
-    gradients: list[dict[str, torch.Tensor]]  # of each model, in the middle of an accumulation window; else empty
-    optimizer_states: dict[str, Any]  # by the names of their files
+    Attributes:
+        weights: of each model.
+        gradients: of each model, in the middle of an accumulation window; else empty.
+        optimizer_states: by the names of their files.
+    """
+
+    weights: list[dict[str, Any]]
+    gradients: list[dict[str, torch.Tensor]]
+    optimizer_states: dict[str, Any]
 
 
 def _gather(run: RunState) -> Gathered:
@@ -233,48 +237,26 @@ def _gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         return {name: parameter.grad.cpu() for name, parameter in parameters if parameter.grad is not None}
 
 
-def _stage(part: Part, project: ProjectConfiguration) -> None:
-    """Make the staging folder. If automatic naming leads to a checkpoint that is there already, raise a ValueError."""
-    if part.is_main and project.automatic_checkpoint_naming and os.path.lexists(part.folder):
-        how = "`load_state` first, or set `project_configuration.iteration`"
-        raise ValueError(f"Checkpoint directory {part.folder} ({project.iteration}) already exists: {how}")
-    part.stage()
-
-
-def _call_hooks(run: RunState, part: Part, weights: list[dict[str, Any]]) -> None:
-    """Call the hooks of the script, which may change `weights`, or write files of their own to the staging folder."""
-    for hook in run.save_hooks:
-        hook(run.models, weights, str(part.staging))
-
-
-def _contents_by_file(run: RunState, part: Part, gathered: Gathered, weights_name: str) -> dict[str, Any]:
-    """The content of each file of `part`: this rank's state, and in the main part weights and objects' states too."""
-    main_content = _main_content(run, gathered, weights_name)
-    loader_states = _loader_states(run)
+def _contents_by_file(run: RunState, part: Part, gathered: Gathered, safe_serialization: bool) -> dict[str, Any]:
+    """The content of each file of `part`."""
+    # As in the original, these objects are asked after the hooks, which may have changed them. Each rank asks, because
+    # a `state_dict` of the script's own may be a collective.
+    states = {name: each.state_dict() for name, each in run.objects_by_file().items()}
+    loader_states = {}
+    for name, loader in run.loaders_by_file().items():
+        state = loader.state_dict()
+        if state:
+            loader_states[name] = state
     rank_state = {"step": run.step, **get_random_states(PartialState().device)}
     if gathered.gradients:
         rank_state["gradients"] = gathered.gradients
     rank_content = {RANDOM_STATES_FILE.format(part.rank): rank_state}
-    if part.is_main:
-        return main_content | loader_states | rank_content
-    # The loaders of each rank have read ahead, to different batches, so each part keeps its own.
-    rank_state["loaders"] = loader_states
-    return rank_content
-
-
-def _main_content(run: RunState, gathered: Gathered, weights_name: str) -> dict[str, Any]:
-    """Weights and states by the names of their files.
-
-    As in the original, schedulers and the script's own objects are asked for their states after the hooks, which may
-    have changed them. Each rank asks, because a `state_dict` of the script's own may be a collective.
-    """
-    states = {name: each.state_dict() for name, each in run.objects_by_file().items()}
-    return _by_file(weights_name, gathered.weights) | gathered.optimizer_states | states
-
-
-def _loader_states(run: RunState) -> dict[str, Any]:
-    states = {name: loader.state_dict() for name, loader in run.loaders_by_file().items()}
-    return {name: state for name, state in states.items() if state}
+    if not part.is_main:
+        # The loaders of each rank have read ahead, to different batches, so each part keeps its own.
+        rank_state["loaders"] = loader_states
+        return rank_content
+    weights = _by_file(SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME, gathered.weights)
+    return weights | gathered.optimizer_states | states | loader_states | rank_content
 
 
 def _write(contents: dict[str, Any], folder: Path) -> None:
@@ -324,43 +306,53 @@ def load_state(
     if not with_loaders:
         run = replace(run, loaders=[])
     PartialState().wait_for_everyone()  # Now no process is saving, so what this run has saved is complete.
-    folder = _folder_to_load(run.project, input_dir)
-    verifies = _writes_main_part(run.project)
-    run_on_all_ranks(lambda: finish_interrupted_save(folder), runs_here=verifies)
-    read = _verify_and_read if verifies else _read
-    saved = run_on_all_ranks(lambda: read(run, folder, load_kwargs or {}))
-    run_on_all_ranks(lambda: _restore(run, saved, load_model_func_kwargs))
+    if input_dir is None:
+        folder = _newest_checkpoint(run.project)
+        is_verified = PartialState().is_main_process  # Other machines may have disks of their own.
+    else:
+        folder = _absolute(input_dir)
+        is_verified = False
+    is_main = _writes_main_part(run.project)
+    with errors_on_all_ranks():
+        if is_main:
+            finish_interrupted_save(folder)
+    with errors_on_all_ranks():
+        if is_main and not is_verified:
+            saved = _verify_and_read(run, folder, load_kwargs or {})
+        else:
+            saved = _read(run, folder, load_kwargs or {})
+    with errors_on_all_ranks():
+        _restore(run, saved, load_model_func_kwargs)
     # This has collectives under FSDP. So it is a step of its own, which begins if no rank has failed.
-    run_on_all_ranks(lambda: _restore_gradients(run.models, saved.gradients_of_ranks))
+    with errors_on_all_ranks():
+        _restore_gradients(run.models, saved.gradients_of_ranks)
     _warn_of_ranks_without_part(saved)
     _warn_of_files_without_object(run, saved, with_loaders)
-    run.project.iteration = _next_iteration(run.project, folder, is_named=input_dir is not None)
+    if run.project.automatic_checkpoint_naming and run.project.project_dir is not None:
+        run.project.iteration = _next_iteration(run.project)
     return saved.step
 
 
-def _folder_to_load(project: ProjectConfiguration, input_dir: str | os.PathLike | None) -> Path:
-    """The folder that the script names, or under automatic naming the newest checkpoint. A collective."""
-    if input_dir is not None:
-        return _absolute(input_dir)
+def _newest_checkpoint(project: ProjectConfiguration) -> Path:
+    """The newest checkpoint under automatic naming, complete and undamaged on the main process's disk. A collective."""
     if not project.automatic_checkpoint_naming:
         raise ValueError("No input_dir provided and automatic checkpoint naming is disabled.")
     parent = _folder_of_all(project)
-    is_main = PartialState().is_main_process
-    newest = run_on_all_ranks(lambda: recover_newest(parent).name, runs_here=is_main)
-    return parent / broadcast_object_list([newest])[0]
+    name = None
+    with errors_on_all_ranks():
+        if PartialState().is_main_process:
+            name = recover_newest(parent).name
+    return parent / broadcast_object_list([name])[0]
 
 
-def _next_iteration(project: ProjectConfiguration, folder: Path, is_named: bool) -> int:
-    """The number after the loaded checkpoint; after the highest on disk if the script has named one. A collective."""
-    number = re.fullmatch(r"checkpoint_([0-9]+)", folder.name)
-    if not project.automatic_checkpoint_naming or number is None:
-        return project.iteration
-    next_number = int(number[1]) + 1
-    if is_named and PartialState().is_main_process:
-        # The script may go back to an older checkpoint. The newer ones stay, and numbers go on after them.
-        on_disk = [int(path.name.removeprefix("checkpoint_")) for path in numbered(folder.parent)]
-        next_number = max(next_number, project.iteration, max(on_disk, default=0) + 1)
-    return broadcast_object_list([next_number])[0]  # Only the main process has looked at the folder.
+def _next_iteration(project: ProjectConfiguration) -> int:
+    """The number of the next checkpoint, according to the main process. A collective.
+
+    It comes after the highest on disk: if the script has gone back to an older checkpoint, the newer ones stay.
+    """
+    folders = numbered(_folder_of_all(project))
+    next_on_disk = int(folders[0].name.removeprefix("checkpoint_")) + 1 if folders else 0
+    return broadcast_object_list([max(project.iteration, next_on_disk)])[0]
 
 
 @dataclass(frozen=True)

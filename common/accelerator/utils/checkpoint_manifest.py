@@ -81,19 +81,25 @@ def read_part_manifest(path: Path) -> PartManifest:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The manifests of all parts of one save, put together. No file has been checked yet.
-
-    Attributes:
-        world_size: the number of processes of the run, whether they saved or not.
-        ranks: the ranks whose parts are there; the one that wrote the main part is the first.
-        files: by the name of each file in the folder, its description. There are several descriptions if hooks wrote
-            a file of that name on several ranks, but not on the main one. The file that was moved last has one of them.
-    """
+    """The manifests of all parts of one save, that of the main part first. No file has been checked yet."""
 
     folder: Path
-    world_size: int
-    ranks: list[int]
-    files: dict[str, list[Description]]
+    parts: list[PartManifest]
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes of the run, whether they saved or not."""
+        return self.parts[0].world_size
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks whose parts are there."""
+        return [part.rank for part in self.parts]
+
+    @property
+    def files(self) -> set[str]:
+        """The names of all files of the checkpoint."""
+        return {name for part in self.parts for name in part.files}
 
     def require_file(self, name: str) -> Path:
         """The path of a file of the checkpoint. Without such a file, a CheckpointError."""
@@ -112,8 +118,7 @@ def read_manifest(folder: Path) -> Manifest:
     if not folder.exists():
         raise CheckpointError(f"Tried to find {folder} but folder does not exist")
     main = read_part_manifest(folder / MANIFEST_NAME)
-    ranks = [main.rank]
-    files = {name: [description] for name, description in main.files.items()}
+    parts = [main]
     for path in sorted(folder.glob(RANK_MANIFEST_NAME.format("*"))):
         if not is_manifest(path.name):
             continue
@@ -122,25 +127,25 @@ def read_manifest(folder: Path) -> Manifest:
         except FormatError:
             continue  # An older save into this folder has left it.
         if part.save == main.save:
-            ranks.append(part.rank)
-            for name, description in part.files.items():
-                if name not in main.files:
-                    files.setdefault(name, []).append(description)
-    return Manifest(folder, main.world_size, ranks, files)
+            parts.append(part)
+    return Manifest(folder, parts)
 
 
 def verify(folder: Path) -> None:
     """Compare every file of the checkpoint in `folder` with its description.
 
+    Hooks may have written a file of one name on several ranks. Then it has to be that of one of these ranks.
+
     Raises:
-        CheckpointError: naming the first file that is missing or not as the manifest says.
+        CheckpointError: naming the first file that is missing or not as a manifest says.
     """
     manifest = read_manifest(folder)
     files = files_in(folder)
-    for name, descriptions in manifest.files.items():
+    for name in sorted(manifest.files):
         if name not in files:
             raise CheckpointError(f"{folder}/{name} is missing")
-        if describe(files[name]) not in descriptions:
+        found = describe(files[name])
+        if all(part.files.get(name) != found for part in manifest.parts):
             raise CheckpointError(f"{folder}/{name} is not what was saved: it was cut short or changed")
 
 
@@ -159,21 +164,17 @@ def describe_files(folder: Path) -> dict[str, Description]:
 def describe(path: Path) -> Description:
     """The size of a file in bytes, and a checksum.
 
-    Disks flip bits, and lose or exchange whole pages. A CRC-32 of all bytes would find that, but sums are faster. So
-    the numbers of 8 bytes in each page are added up, and the CRC-32 is that of these sums and of the bytes behind the
-    last page.
+    The checksum finds what disks do: they flip bits, and lose or exchange pages. A CRC-32 of all bytes would take
+    longer than reading the file. So each page is taken as 512 integers, which torch adds up, and the CRC-32 is that of
+    these sums and of the bytes behind the last whole page.
     """
     size = path.stat().st_size
     content = torch.from_file(str(path), size=size, dtype=torch.uint8)  # It is mapped, not copied.
     end_of_pages = size - size % _BYTES_IN_PAGE
-    checksum_of_pages = zlib.crc32(_page_sums(content[:end_of_pages]))
+    pages = content[:end_of_pages].view(torch.int64).view(-1, _BYTES_IN_PAGE // 8)
+    sums = array("q", pages.sum(dim=1).tolist())
     rest = bytes(content[end_of_pages:].tolist())
-    return {"bytes": size, "checksum": zlib.crc32(rest, checksum_of_pages)}
-
-
-def _page_sums(pages: torch.Tensor) -> array:
-    numbers = pages.view(torch.int64).view(-1, _BYTES_IN_PAGE // 8)
-    return array("q", numbers.sum(dim=1).tolist())
+    return {"bytes": size, "checksum": zlib.crc32(rest, zlib.crc32(sums))}
 
 
 def files_in(folder: Path) -> dict[str, Path]:

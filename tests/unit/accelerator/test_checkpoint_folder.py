@@ -4,13 +4,15 @@ import json
 import os
 import random
 from pathlib import Path
+from shutil import copytree
+from unittest import mock
 
 import pytest
 import torch
 
 from common.accelerator import Accelerator, checkpointing
 from common.accelerator.checkpointing import CheckpointError
-from common.accelerator.utils import ProjectConfiguration
+from common.accelerator.utils import ProjectConfiguration, checkpoint_manifest
 from tests.states import forget_states
 
 
@@ -149,6 +151,14 @@ def test_automatic_naming_keeps_the_newest_and_continues_after_a_load(tmp_path):
     assert accelerator.project_configuration.iteration == 13, "as in the original"
 
 
+def test_the_newest_checkpoint_is_verified_once(tmp_path):
+    accelerator = numbering(tmp_path)
+    files = list(accelerator.save_state().iterdir())
+    with mock.patch.object(checkpoint_manifest, "describe", wraps=checkpoint_manifest.describe) as describe:
+        accelerator.load_state()
+    assert describe.call_count == len(files) - 1, "all but the manifest"
+
+
 def test_what_was_just_written_is_never_pruned(tmp_path):
     accelerator = numbering(tmp_path)
     accelerator.project_configuration.iteration = 10
@@ -165,26 +175,30 @@ def test_what_was_just_written_is_never_pruned(tmp_path):
     assert kept(tmp_path) == {"checkpoint_5"}
 
 
-def test_a_save_counts_although_old_checkpoints_could_not_be_removed(tmp_path, monkeypatch):
+def test_a_save_that_fails_uses_up_its_number(tmp_path, monkeypatch):
+    """On several processes the others may have saved."""
     accelerator = numbering(tmp_path, total_limit=1)
     accelerator.save_state()
+    hook = accelerator.register_save_state_pre_hook(lambda models, weights, draft: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        accelerator.save_state()
+    hook.remove()
 
     def refuse(*_):
         raise PermissionError("a folder that nobody may write to")
 
-    with monkeypatch.context() as patched:
+    with monkeypatch.context() as patched, pytest.raises(PermissionError):
         patched.setattr(checkpointing, "remove_old_checkpoints", refuse)
-        with pytest.raises(PermissionError):
-            accelerator.save_state()
+        accelerator.save_state()
+    assert kept(tmp_path) == {"checkpoint_0", "checkpoint_2"}
     accelerator.save_state()
-    assert kept(tmp_path) == {"checkpoint_2"}
+    assert kept(tmp_path) == {"checkpoint_3"}
 
 
 def test_a_folder_where_nobody_may_write_is_loaded_whatever_is_left_over_in_it(tmp_path, monkeypatch, caplog):
     accelerator = numbering(tmp_path)
-    new = accelerator.save_state() / ".new"
-    new.mkdir()
-    (new / "file").touch()
+    folder = accelerator.save_state()
+    copytree(folder, folder / ".part_0")
     (tmp_path / "checkpoints/.checkpoint_0.removed").mkdir()
 
     def refuse(*_, **__):
@@ -207,13 +221,14 @@ def test_the_newest_complete_checkpoint_is_picked_and_the_others_are_set_aside(t
     (folder / "checkpoint_2/model.safetensors").write_bytes(b"")
     (folder / "checkpoint_9").mkdir()
     (folder / "checkpoint_text").mkdir()
-    (folder / ".checkpoint_4.staging_0").mkdir()  # of a run that was killed
-    (folder / ".checkpoint_4.part_1").mkdir()
-    (folder / "checkpoint_1/.staging_0").mkdir()
+    (folder / ".checkpoint_4.part_0").mkdir()  # of a run that was killed
+    (folder / "checkpoint_1/.part_1").mkdir()
     (folder / ".checkpoint_0.removed").mkdir()
     (folder / ".checkpoint_0.part_1").mkdir()  # It waits to be moved.
     manifest = json.loads((folder / "checkpoint_0/manifest.json").read_text()) | {"rank": 1, "files": {}}
     (folder / ".checkpoint_0.part_1/manifest_1.json").write_text(json.dumps(manifest))
+    accelerator = numbering(tmp_path)
+    thing = accelerator.prepare(torch.nn.Linear(1, 1))
     accelerator.load_state()
     assert (folder / "checkpoint_0/manifest_1.json").exists()
     assert thing.bias.item() == 2.0 and accelerator.project_configuration.iteration == 2

@@ -274,26 +274,6 @@ def test_a_rank_that_comes_late_completes_the_checkpoint_that_is_still_there(tmp
     assert on_ranks(2, saved_late, tmp_path) == [(Loaded(3, 3), ["checkpoint_3"])] * 2
 
 
-def saved_and_failed(_, folder: Path) -> tuple:
-    """Rank 1 saves, and fails to save once more, before rank 0 saves. The steps loaded, and the numbers used up."""
-    store = dist.distributed_c10d._get_default_store()
-    run = Run(folder)
-    run.step(1)
-    if run.accelerator.is_main_process:
-        store.wait(["rank 1 has failed"])
-    run.accelerator.save_state(folder / "c")
-    if not run.accelerator.is_main_process:
-        run.accelerator.register_save_state_pre_hook(lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            run.accelerator.save_state(folder / "c")
-        store.set("rank 1 has failed", "")
-    return run.load(folder / "c"), run.accelerator.project_configuration.iteration
-
-
-def test_a_save_that_fails_keeps_the_part_that_waits_and_counts_where_others_may_save(tmp_path):
-    assert on_ranks(2, saved_and_failed, tmp_path) == [(Loaded(1, 1), 1), (Loaded(1, 1), 2)]
-
-
 def saved_in_each_others_way(_, folder: Path) -> Loaded:
     """The steps that are loaded. Hooks of ranks 1 and 2 write one file, and rank 3 one where rank 0 has a folder."""
     run = Run(folder)
