@@ -25,7 +25,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -34,7 +34,7 @@ from .loss_scaler import LossScaler
 from .operations import broadcast_object_list, errors_on_all_ranks, gather_object
 from .optimizer import AcceleratedOptimizer
 from .scheduler import AcceleratedScheduler
-from .state import GradientState, PartialState
+from .state import AcceleratorState, DistributedType, GradientState, PartialState
 from .utils import save_ids
 from .utils.checkpoint_folder import Part, finish_interrupted_save, numbered, recover_newest, remove_old_checkpoints
 from .utils.checkpoint_manifest import CheckpointError, Manifest, read_manifest, verify
@@ -119,7 +119,7 @@ def save_state(
     """Write everything that the run needs to go on, and return the folder. Other files in the folder stay.
 
     Each process that calls this writes its part, and by default waits for no other process. So the main process alone
-    may call it. Under FSDP all processes must call it, because they gather the weights of each model.
+    may call it. Under FSDP all processes gather the weights of each model, so `all_ranks` is always on.
 
     A rank has no part in the checkpoint if it did not call this, or failed or was killed before its part was complete.
     Then its generators and gradients are not there, and a run that goes on from the checkpoint is not exact.
@@ -143,15 +143,13 @@ def save_state(
         Exception: what a hook or an object met.
     """
     project = run.project
+    all_ranks = all_ranks or AcceleratorState().distributed_type == DistributedType.FSDP
     step = errors_on_all_ranks if all_ranks else contextlib.nullcontext
     if all_ranks:
         # The main process may have saved alone before, and then it has another number.
         project.iteration = broadcast_object_list([project.iteration])[0]
     folder = _folder_to_save(project, output_dir)
     part = Part(folder, save_ids.next_id(folder), is_main=_writes_main_part(project))
-    with step():
-        # Under FSDP this is a collective. So it comes before anything that may fail on one rank.
-        gathered = _gather(run)
     with step():
         if part.is_main and project.automatic_checkpoint_naming and os.path.lexists(folder):
             how = "`load_state` first, or set `project_configuration.iteration`"
@@ -160,10 +158,12 @@ def save_state(
         with step():
             part.begin()
         with step():
+            weights = [run.get_state_dict(model) for model in run.models]
             for hook in run.save_hooks:
-                hook(run.models, gathered.weights, str(part.path))
+                hook(run.models, weights, str(part.path))
         with step():
-            _write(_contents_by_file(run, part, gathered, safe_serialization), part.path)
+            weights_name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
+            _write(_contents_by_file(run, part, _by_file(weights_name, weights)), part.path)
             if not part.is_main:
                 part.publish()
         with step():
@@ -206,30 +206,6 @@ def _writes_main_part(project: ProjectConfiguration) -> bool:
     return state.is_local_main_process if project.save_on_each_node else state.is_main_process
 
 
-class Gathered(NamedTuple):
-    """The tensors that collectives put together under FSDP.
-
-    Attributes:
-        weights: of each model.
-        gradients: of each model, in the middle of an accumulation window; else empty.
-        optimizer_states: by the names of their files.
-    """
-
-    weights: list[dict[str, Any]]
-    gradients: list[dict[str, torch.Tensor]]
-    optimizer_states: dict[str, Any]
-
-
-def _gather(run: RunState) -> Gathered:
-    """The tensors of this rank, put together with those of the other ranks if models are sharded by FSDP."""
-    weights = [run.get_state_dict(model) for model in run.models]
-    gradients = []
-    if run.step % GradientState().num_steps != 0:
-        gradients = [_gradients(model) for model in run.models]
-    optimizer_states = {name: each.state_dict() for name, each in run.optimizers_by_file().items()}
-    return Gathered(weights, gradients, optimizer_states)
-
-
 def _gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The gradients of `model`, on the CPU, by the names of their parameters."""
     with whole_parameters(model):
@@ -237,26 +213,29 @@ def _gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         return {name: parameter.grad.cpu() for name, parameter in parameters if parameter.grad is not None}
 
 
-def _contents_by_file(run: RunState, part: Part, gathered: Gathered, safe_serialization: bool) -> dict[str, Any]:
-    """The content of each file of `part`."""
-    # As in the original, these objects are asked after the hooks, which may have changed them. Each rank asks, because
-    # a `state_dict` of the script's own may be a collective.
-    states = {name: each.state_dict() for name, each in run.objects_by_file().items()}
+def _contents_by_file(run: RunState, part: Part, weights: dict[str, Any]) -> dict[str, Any]:
+    """The content of each file of `part`; `weights` are those of the models by file.
+
+    As in the original, all objects are asked for their states after the hooks, which may have changed them. Each rank
+    asks, because under FSDP, and perhaps in an object of the script, that is a collective.
+    """
+    states = {name: each.state_dict() for name, each in run.optimizers_by_file().items()}
+    rank_state: dict[str, Any] = {"step": run.step}
+    if run.step % GradientState().num_steps != 0:
+        rank_state["gradients"] = [_gradients(model) for model in run.models]
+    states |= {name: each.state_dict() for name, each in run.objects_by_file().items()}
     loader_states = {}
     for name, loader in run.loaders_by_file().items():
         state = loader.state_dict()
         if state:
             loader_states[name] = state
-    rank_state = {"step": run.step, **get_random_states(PartialState().device)}
-    if gathered.gradients:
-        rank_state["gradients"] = gathered.gradients
-    rank_content = {RANDOM_STATES_FILE.format(part.rank): rank_state}
-    if not part.is_main:
-        # The loaders of each rank have read ahead, to different batches, so each part keeps its own.
-        rank_state["loaders"] = loader_states
-        return rank_content
-    weights = _by_file(SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME, gathered.weights)
-    return weights | gathered.optimizer_states | states | loader_states | rank_content
+    rank_state |= get_random_states(PartialState().device)
+    rank_file = {RANDOM_STATES_FILE.format(part.rank): rank_state}
+    if part.is_main:
+        return weights | states | loader_states | rank_file
+    # The loaders of each rank have read ahead, to different batches, so each part keeps its own.
+    rank_state["loaders"] = loader_states
+    return rank_file
 
 
 def _write(contents: dict[str, Any], folder: Path) -> None:
@@ -404,7 +383,7 @@ def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
     names += [name for name in run.loaders_by_file() if name in manifest.files]
     states = {name: _read_file(manifest, name, **load_kwargs) for name in names}
     own_rank = PartialState().process_index
-    ranks = manifest.ranks
+    ranks = [part.rank for part in manifest.parts]
     if manifest.world_size == PartialState().num_processes and own_rank in ranks:
         ranks = [own_rank]
     rank_states = {rank: _read_file(manifest, RANDOM_STATES_FILE.format(rank), **load_kwargs) for rank in ranks}

@@ -104,7 +104,7 @@ class Part:
 
     def discard(self) -> None:
         """Remove the part, because the save has failed. A complete part stays, because its files may be on the way."""
-        if not (self.path / self.manifest_name).exists():
+        if _save_of(self.path, self.manifest_name) is None:
             remove(self.path)
 
 
@@ -125,14 +125,14 @@ def remove(path: Path) -> None:
 def finish_interrupted_save(folder: Path) -> None:
     """Move the files of all complete parts of the checkpoint in `folder` to their places.
 
-    If they cannot be moved, as on a read-only disk, a warning says so, and the checkpoint is loaded as it is.
+    If they cannot be moved, as on a read-only disk, a warning says so, and `folder` is loaded as it is.
     """
     try:
         for path in sorted(folder.glob(".part_*")):
             if _save_of(path, MANIFEST_NAME) is not None:
                 _move_files(path, folder)
         _move_rank_parts(folder)
-    except OSError as error:
+    except (OSError, CheckpointError) as error:
         logger.warning("%s: an interrupted save cannot be finished: %s", folder, error)
 
 
@@ -207,16 +207,14 @@ def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
         CheckpointError: if no checkpoint is complete and undamaged; then all stay as they are.
     """
     folders = numbered(parent, prefix)
+    for folder in folders:
+        finish_interrupted_save(folder)
     newest = _first_undamaged(folders)
     if newest is None:
         raise CheckpointError(f"there is no complete and undamaged checkpoint in {parent}")
     logger.info("resuming from %s", newest)
-    place = folders.index(newest)
-    for older in folders[place + 1 :]:
-        with contextlib.suppress(CheckpointError):
-            finish_interrupted_save(older)
-    # Where nobody may write, all of it stays. The run can go on from there nevertheless.
-    for damaged in folders[:place]:
+    # Where nobody may write, all of this stays. The run can go on nevertheless.
+    for damaged in folders[: folders.index(newest)]:
         with contextlib.suppress(OSError):
             damaged.rename(f"{damaged}.damaged-{uuid.uuid4().hex[:8]}")
     for path in _leftovers(parent, prefix):
@@ -229,7 +227,7 @@ def _first_undamaged(folders: list[Path]) -> Path | None:
     """The first of `folders` that holds a complete and undamaged checkpoint. Those before it are logged."""
     for folder in folders:
         try:
-            finish_and_verify(folder)
+            verify(folder)
             return folder
         except CheckpointError as error:
             logger.warning("skipping a checkpoint: %s", error)

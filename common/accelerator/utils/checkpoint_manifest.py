@@ -92,11 +92,6 @@ class Manifest:
         return self.parts[0].world_size
 
     @property
-    def ranks(self) -> list[int]:
-        """The ranks whose parts are there."""
-        return [part.rank for part in self.parts]
-
-    @property
     def files(self) -> set[str]:
         """The names of all files of the checkpoint."""
         return {name for part in self.parts for name in part.files}

@@ -1,22 +1,21 @@
-"""Ids of saves in which no rank waits for another: two parts belong to one save if they have the same id.
+"""Ids of saves: two parts belong to one save if they have the same id.
 
-Without `all_ranks` no rank may wait for another, so rank 0 cannot send an id to the others. Each rank derives the same
-one from three things that all of them know: the name of the run, the number of collectives so far, and the number of
-saves into the folder since then.
+Saving waits for nobody, so rank 0 cannot send an id to the others. Each rank derives the same one from three things
+that all of them know: the name of the run, the number of collectives so far, and the number of saves into the folder
+since then.
 
     save_state("a")                       run-5-1
     if is_main_process: save_state("b")   run-5-1 in another folder, on rank 0 alone
     save_state("a")                       run-5-2
     wait_for_everyone(); save_state("a")  run-6-1
 
-This works because all ranks have entered the same collectives when they come to a line of the script. It fails in two
-cases, in which only the main process has saved:
+This works because all ranks have entered the same collectives when they come to a line of the script. In two cases the
+part of rank 1 is never added to the checkpoint, and loading says so:
 
-- It saves "a", and then all ranks save "a" with no collective between. Rank 0 has the id run-5-2 and rank 1 run-5-1.
-- It saves under automatic naming. From then on it writes checkpoint_1, and rank 1 its part of checkpoint_0, until
-  `load_state()` or a save with `all_ranks=True` tells all ranks the number of rank 0.
-
-Then the part of rank 1 is never added to the checkpoint, and loading says so.
+- The main process alone saves "a", and then all ranks save "a" with no collective between. Then rank 0 has the id
+  run-5-2 and rank 1 run-5-1.
+- The main process alone saves under automatic naming. From then on it writes checkpoint_1, and rank 1 its part of
+  checkpoint_0, until `load_state()` or a save with `all_ranks=True` tells all ranks the number of rank 0.
 """
 
 import uuid
