@@ -81,13 +81,9 @@ class RunState:
     step: int
     get_state_dict: Callable[[torch.nn.Module], dict[str, Any]]
 
-    def optimizers_by_file(self) -> dict[str, Any]:
-        """All optimizers by the names of their files."""
-        return _by_file(OPTIMIZER_FILE, self.optimizers)
-
     def objects_by_file(self) -> dict[str, Any]:
-        """All objects with a `state_dict` but models, optimizers and loaders, by the names of their files."""
-        objects = _by_file(SCHEDULER_FILE, self.schedulers)
+        """All objects with a `state_dict` but models and loaders, by the names of their files."""
+        objects = _by_file(OPTIMIZER_FILE, self.optimizers) | _by_file(SCHEDULER_FILE, self.schedulers)
         if self.scaler is not None:
             objects[SCALER_NAME] = self.scaler
         for index, each in enumerate(self.custom_objects):
@@ -152,8 +148,8 @@ def save_state(
     part = Part(folder, save_ids.next_id(folder), is_main=_writes_main_part(project))
     with step():
         if part.is_main and project.automatic_checkpoint_naming and os.path.lexists(folder):
-            how = "`load_state` first, or set `project_configuration.iteration`"
-            raise ValueError(f"Checkpoint directory {folder} ({project.iteration}) already exists: {how}")
+            hint = "`load_state` first, or set `project_configuration.iteration`"
+            raise ValueError(f"Checkpoint directory {folder} ({project.iteration}) already exists: {hint}")
     try:
         with step():
             part.begin()
@@ -219,11 +215,10 @@ def _contents_by_file(run: RunState, part: Part, weights: dict[str, Any]) -> dic
     As in the original, all objects are asked for their states after the hooks, which may have changed them. Each rank
     asks, because under FSDP, and perhaps in an object of the script, that is a collective.
     """
-    states = {name: each.state_dict() for name, each in run.optimizers_by_file().items()}
     rank_state: dict[str, Any] = {"step": run.step}
     if run.step % GradientState().num_steps != 0:
         rank_state["gradients"] = [_gradients(model) for model in run.models]
-    states |= {name: each.state_dict() for name, each in run.objects_by_file().items()}
+    states = {name: each.state_dict() for name, each in run.objects_by_file().items()}
     loader_states = {}
     for name, loader in run.loaders_by_file().items():
         state = loader.state_dict()
@@ -341,7 +336,7 @@ class SavedRun:
     Attributes:
         states: of all objects but models, by the names of their files.
         step: the calls of `accumulate` that the saved run had made, on each rank.
-        own: the content of this rank's random_states_R.pkl; empty if the checkpoint has none.
+        rank_state: the content of this rank's random_states_R.pkl; empty if the checkpoint has none.
         gradients_of_ranks: for each rank that has contributed to an unfinished window, the gradients of each model. It
             is this rank alone if it is there and as many processes have saved as there are now.
     """
@@ -349,7 +344,7 @@ class SavedRun:
     manifest: Manifest
     states: dict[str, Any]
     step: int
-    own: dict[str, Any]
+    rank_state: dict[str, Any]
     gradients_of_ranks: list[list[dict[str, torch.Tensor]]]
 
     @property
@@ -374,11 +369,11 @@ def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
     num_saved = len([name for name in manifest.files if re.fullmatch(CUSTOM_FILE.format("[0-9]+"), name)])
     num_registered = len(run.custom_objects)
     if num_saved != num_registered:
-        where = f"Number of custom checkpoints in folder {folder}"
         raise RuntimeError(
-            f"{where} does not match the number of registered objects: {num_saved}, not {num_registered}"
+            f"Number of custom checkpoints in folder {folder} does not match the number of registered objects:"
+            f" {num_saved}, not {num_registered}"
         )
-    names = [*run.optimizers_by_file(), *run.objects_by_file()]
+    names = list(run.objects_by_file())
     # A loader that was prepared after the checkpoint has no file, and starts at its beginning.
     names += [name for name in run.loaders_by_file() if name in manifest.files]
     states = {name: _read_file(manifest, name, **load_kwargs) for name in names}
@@ -417,7 +412,7 @@ def _restore(run: RunState, saved: SavedRun, load_model_func_kwargs: dict[str, A
     models_by_file = _by_file(saved.weights_name, models)
     for name in models_by_file:
         saved.manifest.require_file(name)
-    loader_states = saved.states | saved.own.get("loaders", {})
+    loader_states = saved.states | saved.rank_state.get("loaders", {})
     for name, loader in run.loaders_by_file().items():
         loader.load_state_dict(loader_states.get(name, {}))
     for name, model in models_by_file.items():
@@ -426,11 +421,10 @@ def _restore(run: RunState, saved: SavedRun, load_model_func_kwargs: dict[str, A
         bare.load_state_dict(weights, **load_model_func_kwargs)
     for optimizer in run.optimizers:
         optimizer.note_gradients_dropped()  # `_restore_gradients` replaces them.
-    objects = run.optimizers_by_file() | run.objects_by_file()
-    for name, each in objects.items():
+    for name, each in run.objects_by_file().items():
         each.load_state_dict(saved.states[name])
-    if saved.own:
-        set_random_states(PartialState().device, saved.own)
+    if saved.rank_state:
+        set_random_states(PartialState().device, saved.rank_state)
 
 
 def _restore_gradients(models: list[torch.nn.Module], gradients_of_ranks: list[list[dict[str, torch.Tensor]]]) -> None:
@@ -448,7 +442,7 @@ def _restore_gradients(models: list[torch.nn.Module], gradients_of_ranks: list[l
 def _warn_of_ranks_without_part(saved: SavedRun) -> None:
     """Log the ranks that keep their random states, because the checkpoint has none for them. A collective."""
     rank = PartialState().process_index
-    is_missing = rank < saved.manifest.world_size and not saved.own
+    is_missing = rank < saved.manifest.world_size and not saved.rank_state
     ranks = gather_object([rank] if is_missing else [])
     if ranks:
         logger.warning("%s holds no random states of ranks %s: they keep their own", saved.manifest.folder, ranks)
@@ -463,5 +457,5 @@ def _warn_of_files_without_object(run: RunState, saved: SavedRun, with_loaders: 
     taken = saved.states | _by_file(saved.weights_name, run.models)
     left = [name for name in sorted(saved.manifest.files) if names.fullmatch(name) and name not in taken]
     if left:
-        what = "nothing is prepared that takes it: call `prepare` before `load_state`"
-        logger.warning("%s holds %s, and %s", saved.manifest.folder, ", ".join(left), what)
+        hint = "nothing is prepared that takes it: call `prepare` before `load_state`"
+        logger.warning("%s holds %s, and %s", saved.manifest.folder, ", ".join(left), hint)

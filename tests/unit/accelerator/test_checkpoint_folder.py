@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 from pathlib import Path
 from shutil import copytree
 from unittest import mock
@@ -13,6 +12,7 @@ import torch
 from common.accelerator import Accelerator, checkpointing
 from common.accelerator.checkpointing import CheckpointError
 from common.accelerator.utils import ProjectConfiguration, checkpoint_manifest
+from tests.bits import flip_a_bit
 from tests.states import forget_states
 
 
@@ -28,40 +28,28 @@ def accelerator(model):
     return accelerator
 
 
-def cut_short(content: bytes, draw: random.Random) -> bytes:
-    return content[: draw.randrange(len(content))]
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
 
 
-def with_a_bit_flipped(content: bytes, draw: random.Random) -> bytes:
-    changed = bytearray(content)
-    changed[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
-    return bytes(changed)
-
-
-def with_pages_in_each_others_places(content: bytes, draw: random.Random) -> bytes:
+def exchange_pages(path: Path) -> None:
+    content = path.read_bytes()
     size = 2**12
-    start = size * draw.randrange(1, 100)
-    end = start + size
-    return content[:start] + content[end : end + size] + content[start:end] + content[end + size :]
+    path.write_bytes(content[:size] + content[2 * size : 3 * size] + content[size : 2 * size] + content[3 * size :])
 
 
 @pytest.mark.parametrize(
     ("name", "damage"),
-    [
-        ("random_states_0.pkl", cut_short),
-        ("optimizer.bin", with_a_bit_flipped),
-        ("model.safetensors", with_pages_in_each_others_places),
-    ],
+    [("random_states_0.pkl", cut_short), ("optimizer.bin", flip_a_bit), ("model.safetensors", exchange_pages)],
 )
 def test_a_damaged_file_is_refused_by_name_and_nothing_is_loaded(name, damage, accelerator, model, tmp_path):
     folder = accelerator.save_state(tmp_path / "c")
     torch.nn.init.constant_(model.weight, 7)
     path = folder / name
     content = path.read_bytes()
-    for seed in range(3):
-        path.write_bytes(damage(content, random.Random(seed)))
-        with pytest.raises(CheckpointError, match=rf"{name} is not what was saved"):
-            accelerator.load_state(folder)
+    damage(path)
+    with pytest.raises(CheckpointError, match=rf"{name} is not what was saved"):
+        accelerator.load_state(folder)
     path.unlink()
     with pytest.raises(CheckpointError, match=rf"{name} is missing"):
         accelerator.load_state(folder)

@@ -75,7 +75,6 @@ OPERATIONS = [
     (os, "mkdir"),
     (os, "unlink"),
     (os, "rmdir"),
-    (os, "link"),
     (io, "open"),
     (torch, "save"),
 ]
