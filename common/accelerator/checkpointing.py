@@ -37,7 +37,7 @@ from .scheduler import AcceleratedScheduler
 from .state import AcceleratorState, DistributedType, GradientState, PartialState
 from .utils import save_ids
 from .utils.checkpoint_folder import Part, finish_interrupted_save, numbered, recover_newest, remove_old_checkpoints
-from .utils.checkpoint_manifest import CheckpointError, Manifest, read_manifest, verify
+from .utils.checkpoint_manifest import Checkpoint, CheckpointError, read_checkpoint, verify
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.dataclasses import ProjectConfiguration
 from .utils.fsdp_utils import whole_parameters
@@ -331,7 +331,7 @@ def _next_iteration(project: ProjectConfiguration) -> int:
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A checkpoint that is being loaded. Only files that its manifest names are ever opened.
+    """The content of a checkpoint, but for the weights. Only files that its manifests name are ever opened.
 
     Attributes:
         states: of all objects but models, by the names of their files.
@@ -341,7 +341,7 @@ class SavedRun:
             is this rank alone if it is there and as many processes have saved as there are now.
     """
 
-    manifest: Manifest
+    checkpoint: Checkpoint
     states: dict[str, Any]
     step: int
     rank_state: dict[str, Any]
@@ -350,7 +350,7 @@ class SavedRun:
     @property
     def weights_name(self) -> str:
         """The name of the file of the first model."""
-        return SAFE_WEIGHTS_NAME if SAFE_WEIGHTS_NAME in self.manifest.files else WEIGHTS_NAME
+        return SAFE_WEIGHTS_NAME if SAFE_WEIGHTS_NAME in self.checkpoint.files else WEIGHTS_NAME
 
 
 def _verify_and_read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
@@ -365,8 +365,8 @@ def _verify_and_read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -
 
 def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
     """Read everything but the weights of models, and change nothing in the run."""
-    manifest = read_manifest(folder)
-    num_saved = len([name for name in manifest.files if re.fullmatch(CUSTOM_FILE.format("[0-9]+"), name)])
+    checkpoint = read_checkpoint(folder)
+    num_saved = len([name for name in checkpoint.files if re.fullmatch(CUSTOM_FILE.format("[0-9]+"), name)])
     num_registered = len(run.custom_objects)
     if num_saved != num_registered:
         raise RuntimeError(
@@ -375,25 +375,25 @@ def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
         )
     names = list(run.objects_by_file())
     # A loader that was prepared after the checkpoint has no file, and starts at its beginning.
-    names += [name for name in run.loaders_by_file() if name in manifest.files]
-    states = {name: _read_file(manifest, name, **load_kwargs) for name in names}
+    names += [name for name in run.loaders_by_file() if name in checkpoint.files]
+    states = {name: _read_file(checkpoint, name, **load_kwargs) for name in names}
     own_rank = PartialState().process_index
-    ranks = [part.rank for part in manifest.parts]
-    if manifest.world_size == PartialState().num_processes and own_rank in ranks:
+    ranks = [manifest.rank for manifest in checkpoint.manifests]
+    if checkpoint.world_size == PartialState().num_processes and own_rank in ranks:
         ranks = [own_rank]
-    rank_states = {rank: _read_file(manifest, RANDOM_STATES_FILE.format(rank), **load_kwargs) for rank in ranks}
+    rank_states = {rank: _read_file(checkpoint, RANDOM_STATES_FILE.format(rank), **load_kwargs) for rank in ranks}
     step = rank_states[ranks[0]]["step"]
     gradients = [state["gradients"] for state in rank_states.values() if "gradients" in state]
-    return SavedRun(manifest, states, step, rank_states.get(own_rank, {}), gradients)
+    return SavedRun(checkpoint, states, step, rank_states.get(own_rank, {}), gradients)
 
 
-def _read_file(manifest: Manifest, name: str, **load_kwargs: Any) -> Any:
+def _read_file(checkpoint: Checkpoint, name: str, **load_kwargs: Any) -> Any:
     """The content of a file that the checkpoint has, with its tensors on the CPU.
 
     Random generators accept their states from the CPU only. Models and optimizers move the other tensors to their
     device. AdamW's number of steps stays on the CPU, because an unfused AdamW reads it at every step.
     """
-    path = manifest.require_file(name)
+    path = checkpoint.require_file(name)
     try:
         if path.suffix == ".safetensors":
             return load_state_dict(path)
@@ -408,16 +408,16 @@ def _restore(run: RunState, saved: SavedRun, load_model_func_kwargs: dict[str, A
     """Give every object its state. The steps that may raise and change no weight come first."""
     models = list(run.models)
     for hook in run.load_hooks:
-        hook(models, str(saved.manifest.folder))
+        hook(models, str(saved.checkpoint.folder))
     models_by_file = _by_file(saved.weights_name, models)
     for name in models_by_file:
-        saved.manifest.require_file(name)
+        saved.checkpoint.require_file(name)
     loader_states = saved.states | saved.rank_state.get("loaders", {})
     for name, loader in run.loaders_by_file().items():
         loader.load_state_dict(loader_states.get(name, {}))
     for name, model in models_by_file.items():
         bare = innermost_model(model)
-        weights = under_names_of(bare, _read_file(saved.manifest, name))
+        weights = under_names_of(bare, _read_file(saved.checkpoint, name))
         bare.load_state_dict(weights, **load_model_func_kwargs)
     for optimizer in run.optimizers:
         optimizer.note_gradients_dropped()  # `_restore_gradients` replaces them.
@@ -442,10 +442,10 @@ def _restore_gradients(models: list[torch.nn.Module], gradients_of_ranks: list[l
 def _warn_of_ranks_without_part(saved: SavedRun) -> None:
     """Log the ranks that keep their random states, because the checkpoint has none for them. A collective."""
     rank = PartialState().process_index
-    is_missing = rank < saved.manifest.world_size and not saved.rank_state
+    is_missing = rank < saved.checkpoint.world_size and not saved.rank_state
     ranks = gather_object([rank] if is_missing else [])
     if ranks:
-        logger.warning("%s holds no random states of ranks %s: they keep their own", saved.manifest.folder, ranks)
+        logger.warning("%s holds no random states of ranks %s: they keep their own", saved.checkpoint.folder, ranks)
 
 
 def _warn_of_files_without_object(run: RunState, saved: SavedRun, with_loaders: bool) -> None:
@@ -455,7 +455,7 @@ def _warn_of_files_without_object(run: RunState, saved: SavedRun, with_loaders: 
         kinds += "|sampler|dl_state_dict"
     names = re.compile(rf"({kinds})(_[0-9]+)?\.(safetensors|bin)")
     taken = saved.states | _by_file(saved.weights_name, run.models)
-    left = [name for name in sorted(saved.manifest.files) if names.fullmatch(name) and name not in taken]
+    left = [name for name in sorted(saved.checkpoint.files) if names.fullmatch(name) and name not in taken]
     if left:
         hint = "nothing is prepared that takes it: call `prepare` before `load_state`"
-        logger.warning("%s holds %s, and %s", saved.manifest.folder, ", ".join(left), hint)
+        logger.warning("%s holds %s, and %s", saved.checkpoint.folder, ", ".join(left), hint)

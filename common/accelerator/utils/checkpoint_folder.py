@@ -41,13 +41,13 @@ from .checkpoint_manifest import (
     MANIFEST_NAME,
     RANK_MANIFEST_NAME,
     CheckpointError,
-    PartManifest,
+    Manifest,
     describe_files,
     files_in,
     is_manifest,
-    read_part_manifest,
+    read_manifest,
     verify,
-    write_part_manifest,
+    write_manifest,
 )
 
 logger = logging.getLogger(__name__)
@@ -93,8 +93,8 @@ class Part:
         files = describe_files(self.path)
         if self.is_main:
             _require_places_for(files, self.folder)
-        manifest = PartManifest(self.save_id, self.rank, self.world_size, files)
-        write_part_manifest(manifest, self.path / self.manifest_name)
+        manifest = Manifest(self.save_id, self.rank, self.world_size, files)
+        write_manifest(manifest, self.path / self.manifest_name)
         if self.is_main:
             if self.folder.exists():
                 _move_files(self.path, self.folder)
@@ -139,7 +139,7 @@ def finish_interrupted_save(folder: Path) -> None:
 def _move_rank_parts(folder: Path) -> None:
     """Move the rank parts that belong to the main part in `folder` to their places. A file of the main part stays."""
     try:
-        main = read_part_manifest(folder / MANIFEST_NAME)
+        main = read_manifest(folder / MANIFEST_NAME)
     except CheckpointError:
         return  # They wait until it is there.
     for path in _hidden_parts(folder):
@@ -159,7 +159,7 @@ def _save_of(path: Path, manifest_name: str) -> str | None:
     if path.is_symlink():
         return None
     try:
-        return read_part_manifest(path / manifest_name).save
+        return read_manifest(path / manifest_name).save
     except (CheckpointError, FileNotFoundError):  # Another rank may have moved it just now.
         return None
 

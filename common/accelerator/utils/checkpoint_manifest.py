@@ -36,7 +36,7 @@ class FormatError(CheckpointError):
 
 
 @dataclass(frozen=True)
-class PartManifest:
+class Manifest:
     """The manifest of one part; `files` has the description of each file by its name in the folder."""
 
     save: str
@@ -50,12 +50,12 @@ def is_manifest(name: str) -> bool:
     return re.fullmatch(r"manifest(_[0-9]+)?\.json", name) is not None
 
 
-def write_part_manifest(manifest: PartManifest, path: Path) -> None:
-    """Write what `read_part_manifest` reads."""
+def write_manifest(manifest: Manifest, path: Path) -> None:
+    """Write what `read_manifest` reads."""
     path.write_text(json.dumps({"format_version": FORMAT_VERSION, **asdict(manifest)}, indent=1))
 
 
-def read_part_manifest(path: Path) -> PartManifest:
+def read_manifest(path: Path) -> Manifest:
     """The manifest in the file `path`.
 
     Raises:
@@ -76,25 +76,29 @@ def read_part_manifest(path: Path) -> PartManifest:
     for key, expected_type in {"save": str, "rank": int, "world_size": int, "files": dict}.items():
         if not isinstance(content.get(key), expected_type):
             raise CheckpointError(f"{path} is damaged: {key!r} is no {expected_type.__name__}")
-    return PartManifest(content["save"], content["rank"], content["world_size"], content["files"])
+    return Manifest(content["save"], content["rank"], content["world_size"], content["files"])
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """The manifests of all parts of one save, that of the main part first. No file has been checked yet."""
+class Checkpoint:
+    """A complete checkpoint on the disk. No file has been verified yet.
+
+    Attributes:
+        manifests: of the parts that are there, that of the main part first.
+    """
 
     folder: Path
-    parts: list[PartManifest]
+    manifests: list[Manifest]
 
     @property
     def world_size(self) -> int:
         """The number of processes of the run, whether they saved or not."""
-        return self.parts[0].world_size
+        return self.manifests[0].world_size
 
     @property
     def files(self) -> set[str]:
         """The names of all files of the checkpoint."""
-        return {name for part in self.parts for name in part.files}
+        return {name for manifest in self.manifests for name in manifest.files}
 
     def require_file(self, name: str) -> Path:
         """The path of a file of the checkpoint. Without such a file, a CheckpointError."""
@@ -104,26 +108,26 @@ class Manifest:
         return path
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """The manifests in `folder`, put together.
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """The checkpoint in `folder`, according to its manifests.
 
     Raises:
         CheckpointError: if there is no main manifest, it is of another format, or a manifest is damaged.
     """
     if not folder.exists():
         raise CheckpointError(f"Tried to find {folder} but folder does not exist")
-    main = read_part_manifest(folder / MANIFEST_NAME)
-    parts = [main]
+    main = read_manifest(folder / MANIFEST_NAME)
+    manifests = [main]
     for path in sorted(folder.glob(RANK_MANIFEST_NAME.format("*"))):
         if not is_manifest(path.name):
             continue
         try:
-            part = read_part_manifest(path)
+            manifest = read_manifest(path)
         except FormatError:
             continue  # An older save into this folder has left it.
-        if part.save == main.save:
-            parts.append(part)
-    return Manifest(folder, parts)
+        if manifest.save == main.save:
+            manifests.append(manifest)
+    return Checkpoint(folder, manifests)
 
 
 def verify(folder: Path) -> None:
@@ -134,13 +138,13 @@ def verify(folder: Path) -> None:
     Raises:
         CheckpointError: naming the first file that is missing or not as a manifest says.
     """
-    manifest = read_manifest(folder)
+    checkpoint = read_checkpoint(folder)
     files = files_in(folder)
-    for name in sorted(manifest.files):
+    for name in sorted(checkpoint.files):
         if name not in files:
             raise CheckpointError(f"{folder}/{name} is missing")
         found = describe(files[name])
-        if all(part.files.get(name) != found for part in manifest.parts):
+        if all(manifest.files.get(name) != found for manifest in checkpoint.manifests):
             raise CheckpointError(f"{folder}/{name} is not what was saved: it was cut short or changed")
 
 
