@@ -145,7 +145,7 @@ def save_state(
         # The main process may have saved alone before, and then it has another number.
         project.iteration = broadcast_object_list([project.iteration])[0]
     folder = _folder_to_save(project, output_dir)
-    part = Part(folder, save_ids.next_id(folder), is_main=_writes_main_part(project))
+    part = Part(folder, save_ids.save_id(), is_main=_writes_main_part(project))
     with step():
         if part.is_main and project.automatic_checkpoint_naming and os.path.lexists(folder):
             hint = "`load_state` first, or set `project_configuration.iteration`"

@@ -14,9 +14,9 @@ and the save takes these steps, where rank 1 may be earlier or later than rank 0
        *complete*.
     4. The later one of the two moves the files of rank 1 to c, the manifest last.
 
-A kill in step 1 or 2 of rank 0 leaves the older checkpoint as it was. After a kill in step 3 or 4, the next save or
-load finds a complete part, and moves the rest of it. A rank part stays away if its rank has failed, was killed or does
-not save. Loading says which are not there.
+If rank 0 is killed before c/.part_0 is complete, the older checkpoint is as it was. If it is killed later, the next
+save or load moves the files that are left. If it is killed before it has renamed .c.part_0, there is no c yet. A rank
+part stays away if its rank has failed, was killed or does not save. Loading says which are not there.
 
 With `save_on_each_node` the first process of each machine writes a main part, to its own disk. Files are not fsynced,
 so after a power failure the newest checkpoint may be damaged. Loading finds this out. Without a name it takes the
@@ -109,7 +109,7 @@ class Part:
 
 
 def _hidden_parts(folder: Path, rank: int | str = "*") -> list[Path]:
-    """The hidden folders of `rank`, or of all ranks, in `folder` and beside it."""
+    """The hidden folders of `rank`, by default of all ranks, in `folder` and beside it."""
     beside = f".{glob.escape(folder.name)}.part_{rank}"
     return [*folder.glob(f".part_{rank}"), *folder.parent.glob(beside)]
 

@@ -294,28 +294,18 @@ def test_a_part_that_is_in_the_way_of_others_damages_no_checkpoint(tmp_path):
     assert on_ranks(4, saved_in_each_others_way, tmp_path) == [whole, whole, whole, left_out]
 
 
-def ids_of_saves(_, folder: Path) -> list[str]:
-    return [save_ids.next_id(folder), save_ids.next_id(folder / "another"), save_ids.next_id(folder)]
-
-
-def test_two_saves_into_one_folder_have_different_ids_which_all_ranks_know(tmp_path):
-    (first, elsewhere, second), other_rank = on_ranks(2, ids_of_saves, tmp_path)
-    assert other_rank == [first, elsewhere, second]
-    assert first == elsewhere != second  # perhaps only the main process saves elsewhere
-
-
-def counted(accelerator: Accelerator) -> list[int]:
-    """The numbers of collectives before and after some: a barrier, one of the core, those of DDP."""
+def ids_of_saves(accelerator: Accelerator) -> list[str]:
+    """The ids before and after collectives: a barrier, one of the core, those of DDP."""
     model = accelerator.prepare(torch.nn.Linear(1, 1))
-    counts = [save_ids.num_collectives()]
+    ids = [save_ids.save_id()]
     accelerator.wait_for_everyone()
-    counts.append(save_ids.num_collectives())
+    ids.append(save_ids.save_id())
     accelerator.reduce(torch.ones(1))
-    counts.append(save_ids.num_collectives())
+    ids.append(save_ids.save_id())
     accelerator.backward(model(torch.ones(1, 1)).sum())
-    return [*counts, save_ids.num_collectives()]
+    return [*ids, save_ids.save_id()]
 
 
-def test_torch_counts_the_collectives_alike_on_all_ranks():
-    first, second = on_ranks(2, counted)
-    assert first == second == sorted(set(first))
+def test_all_ranks_have_the_same_id_and_another_one_after_each_collective():
+    first, second = on_ranks(2, ids_of_saves)
+    assert first == second and len(set(first)) == 4
