@@ -69,6 +69,16 @@ def test_a_damaged_manifest_is_refused_by_name_and_can_be_saved_over(content, ac
     accelerator.load_state(tmp_path / "c")
 
 
+def test_a_save_that_was_killed_while_it_wrote_its_manifest_is_not_taken_for_complete(accelerator, tmp_path):
+    folder = accelerator.save_state(tmp_path / "c")
+    content = (folder / "manifest.json").read_text()
+    (folder / ".part_0").mkdir()
+    for length in (0, 1, len(content) // 2, len(content) - 1):
+        (folder / ".part_0/manifest.json").write_text(content[:length])
+        accelerator.load_state(folder)
+        assert (folder / ".part_0").exists() and (folder / "manifest.json").read_text() == content
+
+
 def test_another_format_is_refused_in_a_line_that_names_folder_and_versions(accelerator, tmp_path):
     folder = accelerator.save_state(tmp_path / "c")
     manifest = json.loads((folder / "manifest.json").read_text())
