@@ -163,8 +163,8 @@ def describe_files(folder: Path) -> dict[str, Description]:
 def describe(path: Path) -> Description:
     """The size of a file in bytes, and a checksum.
 
-    The checksum finds what disks do: they flip bits, and lose or exchange pages. A CRC-32 of all bytes finds it too, but
-    takes longer. So torch adds up each page as 512 integers, and the CRC-32 is that of these sums and of the bytes
+    The checksum finds what disks do: they flip bits, and lose or exchange pages. A CRC-32 of all bytes finds it too,
+    but takes longer. So torch adds up each page as 512 integers, and the CRC-32 is that of these sums and of the bytes
     behind the last whole page.
     """
     size = path.stat().st_size

@@ -1,4 +1,4 @@
-"""A save that is refused, or fails on some process, leaves what was there, no staging folder, and nobody waiting."""
+"""A save that is refused, or fails on some process, leaves what was there, no part of its own, and nobody waiting."""
 
 import os
 from pathlib import Path
