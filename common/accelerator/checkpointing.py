@@ -18,26 +18,26 @@ save of several processes becomes a checkpoint, checkpoint_manifest.py finds dam
 to one save, and serialization.py keeps files free of code.
 """
 
+import contextlib
 import os
 import re
-import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from .logging import get_logger
 from .loss_scaler import LossScaler
-from .operations import broadcast_object_list, gather_object, run_on_all_ranks
+from .operations import broadcast_object_list, errors_on_all_ranks, gather_object
 from .optimizer import AcceleratedOptimizer
 from .scheduler import AcceleratedScheduler
-from .state import GradientState, PartialState
+from .state import AcceleratorState, DistributedType, GradientState, PartialState
 from .utils import save_ids
 from .utils.checkpoint_folder import Part, finish_interrupted_save, numbered, recover_newest, remove_old_checkpoints
-from .utils.checkpoint_manifest import CheckpointError, Manifest, read_manifest, verify
+from .utils.checkpoint_manifest import Checkpoint, CheckpointError, read_checkpoint, verify
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.dataclasses import ProjectConfiguration
 from .utils.fsdp_utils import whole_parameters
@@ -81,13 +81,9 @@ class RunState:
     step: int
     get_state_dict: Callable[[torch.nn.Module], dict[str, Any]]
 
-    def optimizers_by_file(self) -> dict[str, Any]:
-        """All optimizers by the names of their files."""
-        return _by_file(OPTIMIZER_FILE, self.optimizers)
-
     def objects_by_file(self) -> dict[str, Any]:
-        """All objects with a `state_dict` but models, optimizers and loaders, by the names of their files."""
-        objects = _by_file(SCHEDULER_FILE, self.schedulers)
+        """All objects with a `state_dict` but models and loaders, by the names of their files."""
+        objects = _by_file(OPTIMIZER_FILE, self.optimizers) | _by_file(SCHEDULER_FILE, self.schedulers)
         if self.scaler is not None:
             objects[SCALER_NAME] = self.scaler
         for index, each in enumerate(self.custom_objects):
@@ -119,10 +115,13 @@ def save_state(
     """Write everything that the run needs to go on, and return the folder. Other files in the folder stay.
 
     Each process that calls this writes its part, and by default waits for no other process. So the main process alone
-    may call it. Under FSDP all processes must call it, because they gather the weights of each model.
+    may call it. Under FSDP all processes gather the weights of each model, so `all_ranks` is always on.
 
     A rank has no part in the checkpoint if it did not call this, or failed or was killed before its part was complete.
     Then its generators and gradients are not there, and a run that goes on from the checkpoint is not exact.
+
+    After an error or a kill the older checkpoint is there, or the next save or load finishes the new one. A save that
+    fails uses up its number, because other ranks may have saved.
 
     Args:
         output_dir: the folder, where ~ is the home folder; under automatic naming
@@ -133,54 +132,49 @@ def save_state(
             (The original ignores this argument.)
 
     Raises:
-        ValueError: if no folder is given and automatic naming is off.
-        ValueError: if automatic naming leads to a checkpoint that is there already.
-        ValueError: if `safe_serialization` is on and a model has a state that is no tensor.
-        CheckpointError: if a state could not be loaded again.
-        CheckpointError: if a folder, a file or a link is in the way of a file of the main part.
+        ValueError: if there is no folder to save to, automatic naming leads to a checkpoint that is there already, or
+            `safe_serialization` is on and a model has a state that is no tensor.
+        CheckpointError: if a state could not be loaded again, or something is in the way of a file of the main part.
         OSError: if something cannot be written, or an old checkpoint cannot be removed.
         Exception: what a hook or an object met.
-
-    An error before the new checkpoint begins to exist leaves what was there before as it was. After an error later, the
-    next save or load finishes the new checkpoint. Under automatic naming the next save then has the same number, as
-    in the original; on several processes without `all_ranks` the next number, because other ranks may have saved.
     """
     project = run.project
-    weights_name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
-    perform = run_on_all_ranks if all_ranks else _run_alone
+    all_ranks = all_ranks or AcceleratorState().distributed_type == DistributedType.FSDP
+    step = errors_on_all_ranks if all_ranks else contextlib.nullcontext
     if all_ranks:
-        # All ranks take these from the main process, which may have saved alone before.
-        project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])
-        folder = _folder_to_save(project, output_dir)
-    else:
-        folder = _folder_to_save(project, output_dir)
-        save_id = save_ids.next_id(folder)
-    part = Part(folder, save_id, is_main=_writes_main_part(project))
+        # The main process may have saved alone before, and then it has another number.
+        project.iteration = broadcast_object_list([project.iteration])[0]
+    folder = _folder_to_save(project, output_dir)
+    part = Part(folder, save_ids.save_id(), is_main=_writes_main_part(project))
+    with step():
+        if part.is_main and project.automatic_checkpoint_naming and os.path.lexists(folder):
+            hint = "`load_state` first, or set `project_configuration.iteration`"
+            raise ValueError(f"Checkpoint directory {folder} ({project.iteration}) already exists: {hint}")
     try:
-        # This is a collective under FSDP. So it comes before folders, hooks and files, which may fail on one rank.
-        gathered = perform(lambda: _gather(run))
-        perform(lambda: _stage(part, project))
-        perform(lambda: _call_hooks(run, part, gathered.weights))
-        contents = perform(lambda: _contents_by_file(run, part, gathered, weights_name))
-        perform(lambda: _write(contents, part.staging))
-        perform(part.publish, runs_here=not part.is_main)
-        # The main part comes last, because with it the checkpoint appears.
-        perform(part.publish, runs_here=part.is_main)
+        with step():
+            part.begin()
+        with step():
+            weights = [run.get_state_dict(model) for model in run.models]
+            for hook in run.save_hooks:
+                hook(run.models, weights, str(part.path))
+        with step():
+            weights_name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
+            _write(_contents_by_file(run, part, _by_file(weights_name, weights)), part.path)
+            if not part.is_main:
+                part.publish()
+        with step():
+            # The main part comes last, because with it the checkpoint appears.
+            if part.is_main:
+                part.publish()
     except BaseException:
         part.discard()
-        if PartialState().use_distributed and not all_ranks:
-            project.iteration += 1  # The other ranks may have saved, and go on with the next number.
         raise
-    project.iteration += 1
-    limit = project.total_limit
-    if project.automatic_checkpoint_naming and limit is not None:
-        perform(lambda: remove_old_checkpoints(folder, limit), runs_here=part.is_main)
+    finally:
+        project.iteration += 1
+    with step():
+        if part.is_main and project.automatic_checkpoint_naming and project.total_limit is not None:
+            remove_old_checkpoints(folder, project.total_limit)
     return folder
-
-
-def _run_alone(action: Callable[[], Any], runs_here: bool = True) -> Any:
-    """Run `action` where `runs_here` is true. Unlike `run_on_all_ranks`, this waits for no other process."""
-    return action() if runs_here else None
 
 
 def _folder_to_save(project: ProjectConfiguration, output_dir: str | os.PathLike | None) -> Path:
@@ -208,24 +202,6 @@ def _writes_main_part(project: ProjectConfiguration) -> bool:
     return state.is_local_main_process if project.save_on_each_node else state.is_main_process
 
 
-class Gathered(NamedTuple):
-    """The tensors that collectives put together under FSDP."""
-
-    weights: list[dict[str, Any]]  # of each model
-    gradients: list[dict[str, torch.Tensor]]  # of each model, in the middle of an accumulation window; else empty
-    optimizer_states: dict[str, Any]  # by the names of their files
-
-
-def _gather(run: RunState) -> Gathered:
-    """The tensors of this rank, put together with those of the other ranks if models are sharded by FSDP."""
-    weights = [run.get_state_dict(model) for model in run.models]
-    gradients = []
-    if run.step % GradientState().num_steps != 0:
-        gradients = [_gradients(model) for model in run.models]
-    optimizer_states = {name: each.state_dict() for name, each in run.optimizers_by_file().items()}
-    return Gathered(weights, gradients, optimizer_states)
-
-
 def _gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The gradients of `model`, on the CPU, by the names of their parameters."""
     with whole_parameters(model):
@@ -233,48 +209,28 @@ def _gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         return {name: parameter.grad.cpu() for name, parameter in parameters if parameter.grad is not None}
 
 
-def _stage(part: Part, project: ProjectConfiguration) -> None:
-    """Make the staging folder. If automatic naming leads to a checkpoint that is there already, raise a ValueError."""
-    if part.is_main and project.automatic_checkpoint_naming and os.path.lexists(part.folder):
-        how = "`load_state` first, or set `project_configuration.iteration`"
-        raise ValueError(f"Checkpoint directory {part.folder} ({project.iteration}) already exists: {how}")
-    part.stage()
+def _contents_by_file(run: RunState, part: Part, weights: dict[str, Any]) -> dict[str, Any]:
+    """The content of each file of `part`; `weights` are those of the models by file.
 
-
-def _call_hooks(run: RunState, part: Part, weights: list[dict[str, Any]]) -> None:
-    """Call the hooks of the script, which may change `weights`, or write files of their own to the staging folder."""
-    for hook in run.save_hooks:
-        hook(run.models, weights, str(part.staging))
-
-
-def _contents_by_file(run: RunState, part: Part, gathered: Gathered, weights_name: str) -> dict[str, Any]:
-    """The content of each file of `part`: this rank's state, and in the main part weights and objects' states too."""
-    main_content = _main_content(run, gathered, weights_name)
-    loader_states = _loader_states(run)
-    rank_state = {"step": run.step, **get_random_states(PartialState().device)}
-    if gathered.gradients:
-        rank_state["gradients"] = gathered.gradients
-    rank_content = {RANDOM_STATES_FILE.format(part.rank): rank_state}
+    As in the original, all objects are asked for their states after the hooks, which may have changed them. Each rank
+    asks, because under FSDP, and perhaps in an object of the script, that is a collective.
+    """
+    rank_state: dict[str, Any] = {"step": run.step}
+    if run.step % GradientState().num_steps != 0:
+        rank_state["gradients"] = [_gradients(model) for model in run.models]
+    states = {name: each.state_dict() for name, each in run.objects_by_file().items()}
+    loader_states = {}
+    for name, loader in run.loaders_by_file().items():
+        state = loader.state_dict()
+        if state:
+            loader_states[name] = state
+    rank_state |= get_random_states(PartialState().device)
+    rank_file = {RANDOM_STATES_FILE.format(part.rank): rank_state}
     if part.is_main:
-        return main_content | loader_states | rank_content
+        return weights | states | loader_states | rank_file
     # The loaders of each rank have read ahead, to different batches, so each part keeps its own.
     rank_state["loaders"] = loader_states
-    return rank_content
-
-
-def _main_content(run: RunState, gathered: Gathered, weights_name: str) -> dict[str, Any]:
-    """Weights and states by the names of their files.
-
-    As in the original, schedulers and the script's own objects are asked for their states after the hooks, which may
-    have changed them. Each rank asks, because a `state_dict` of the script's own may be a collective.
-    """
-    states = {name: each.state_dict() for name, each in run.objects_by_file().items()}
-    return _by_file(weights_name, gathered.weights) | gathered.optimizer_states | states
-
-
-def _loader_states(run: RunState) -> dict[str, Any]:
-    states = {name: loader.state_dict() for name, loader in run.loaders_by_file().items()}
-    return {name: state for name, state in states.items() if state}
+    return rank_file
 
 
 def _write(contents: dict[str, Any], folder: Path) -> None:
@@ -324,67 +280,77 @@ def load_state(
     if not with_loaders:
         run = replace(run, loaders=[])
     PartialState().wait_for_everyone()  # Now no process is saving, so what this run has saved is complete.
-    folder = _folder_to_load(run.project, input_dir)
-    verifies = _writes_main_part(run.project)
-    run_on_all_ranks(lambda: finish_interrupted_save(folder), runs_here=verifies)
-    read = _verify_and_read if verifies else _read
-    saved = run_on_all_ranks(lambda: read(run, folder, load_kwargs or {}))
-    run_on_all_ranks(lambda: _restore(run, saved, load_model_func_kwargs))
+    if input_dir is None:
+        folder = _newest_checkpoint(run.project)
+        is_verified = PartialState().is_main_process  # Other machines may have disks of their own.
+    else:
+        folder = _absolute(input_dir)
+        is_verified = False
+    is_main = _writes_main_part(run.project)
+    with errors_on_all_ranks():
+        if is_main:
+            finish_interrupted_save(folder)
+    with errors_on_all_ranks():
+        if is_main and not is_verified:
+            saved = _verify_and_read(run, folder, load_kwargs or {})
+        else:
+            saved = _read(run, folder, load_kwargs or {})
+    with errors_on_all_ranks():
+        _restore(run, saved, load_model_func_kwargs)
     # This has collectives under FSDP. So it is a step of its own, which begins if no rank has failed.
-    run_on_all_ranks(lambda: _restore_gradients(run.models, saved.gradients_of_ranks))
+    with errors_on_all_ranks():
+        _restore_gradients(run.models, saved.gradients_of_ranks)
     _warn_of_ranks_without_part(saved)
     _warn_of_files_without_object(run, saved, with_loaders)
-    run.project.iteration = _next_iteration(run.project, folder, is_named=input_dir is not None)
+    if run.project.automatic_checkpoint_naming and run.project.project_dir is not None:
+        run.project.iteration = _next_iteration(run.project)
     return saved.step
 
 
-def _folder_to_load(project: ProjectConfiguration, input_dir: str | os.PathLike | None) -> Path:
-    """The folder that the script names, or under automatic naming the newest checkpoint. A collective."""
-    if input_dir is not None:
-        return _absolute(input_dir)
+def _newest_checkpoint(project: ProjectConfiguration) -> Path:
+    """The newest checkpoint under automatic naming, complete and undamaged on the main process's disk. A collective."""
     if not project.automatic_checkpoint_naming:
         raise ValueError("No input_dir provided and automatic checkpoint naming is disabled.")
     parent = _folder_of_all(project)
-    is_main = PartialState().is_main_process
-    newest = run_on_all_ranks(lambda: recover_newest(parent).name, runs_here=is_main)
-    return parent / broadcast_object_list([newest])[0]
+    name = None
+    with errors_on_all_ranks():
+        if PartialState().is_main_process:
+            name = recover_newest(parent).name
+    return parent / broadcast_object_list([name])[0]
 
 
-def _next_iteration(project: ProjectConfiguration, folder: Path, is_named: bool) -> int:
-    """The number after the loaded checkpoint; after the highest on disk if the script has named one. A collective."""
-    number = re.fullmatch(r"checkpoint_([0-9]+)", folder.name)
-    if not project.automatic_checkpoint_naming or number is None:
-        return project.iteration
-    next_number = int(number[1]) + 1
-    if is_named and PartialState().is_main_process:
-        # The script may go back to an older checkpoint. The newer ones stay, and numbers go on after them.
-        on_disk = [int(path.name.removeprefix("checkpoint_")) for path in numbered(folder.parent)]
-        next_number = max(next_number, project.iteration, max(on_disk, default=0) + 1)
-    return broadcast_object_list([next_number])[0]  # Only the main process has looked at the folder.
+def _next_iteration(project: ProjectConfiguration) -> int:
+    """The number of the next checkpoint, according to the main process. A collective.
+
+    It comes after the highest on disk: if the script has gone back to an older checkpoint, the newer ones stay.
+    """
+    folders = numbered(_folder_of_all(project))
+    next_on_disk = int(folders[0].name.removeprefix("checkpoint_")) + 1 if folders else 0
+    return broadcast_object_list([max(project.iteration, next_on_disk)])[0]
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A checkpoint that is being loaded. Only files that its manifest names are ever opened.
+    """The content of a checkpoint, but for the weights. Only files that its manifests name are ever opened.
 
     Attributes:
         states: of all objects but models, by the names of their files.
         step: the calls of `accumulate` that the saved run had made, on each rank.
-        own: the content of this rank's random_states_R.pkl; empty if the checkpoint has none.
+        rank_state: the content of this rank's random_states_R.pkl; empty if the checkpoint has none.
         gradients_of_ranks: for each rank that has contributed to an unfinished window, the gradients of each model. It
             is this rank alone if it is there and as many processes have saved as there are now.
     """
 
-    manifest: Manifest
+    checkpoint: Checkpoint
     states: dict[str, Any]
     step: int
-    own: dict[str, Any]
+    rank_state: dict[str, Any]
     gradients_of_ranks: list[list[dict[str, torch.Tensor]]]
 
     @property
     def weights_name(self) -> str:
         """The name of the file of the first model."""
-        return SAFE_WEIGHTS_NAME if SAFE_WEIGHTS_NAME in self.manifest.files else WEIGHTS_NAME
+        return SAFE_WEIGHTS_NAME if SAFE_WEIGHTS_NAME in self.checkpoint.files else WEIGHTS_NAME
 
 
 def _verify_and_read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
@@ -399,35 +365,35 @@ def _verify_and_read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -
 
 def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
     """Read everything but the weights of models, and change nothing in the run."""
-    manifest = read_manifest(folder)
-    num_saved = len([name for name in manifest.files if re.fullmatch(CUSTOM_FILE.format("[0-9]+"), name)])
+    checkpoint = read_checkpoint(folder)
+    num_saved = len([name for name in checkpoint.files if re.fullmatch(CUSTOM_FILE.format("[0-9]+"), name)])
     num_registered = len(run.custom_objects)
     if num_saved != num_registered:
-        where = f"Number of custom checkpoints in folder {folder}"
         raise RuntimeError(
-            f"{where} does not match the number of registered objects: {num_saved}, not {num_registered}"
+            f"Number of custom checkpoints in folder {folder} does not match the number of registered objects:"
+            f" {num_saved}, not {num_registered}"
         )
-    names = [*run.optimizers_by_file(), *run.objects_by_file()]
+    names = list(run.objects_by_file())
     # A loader that was prepared after the checkpoint has no file, and starts at its beginning.
-    names += [name for name in run.loaders_by_file() if name in manifest.files]
-    states = {name: _read_file(manifest, name, **load_kwargs) for name in names}
+    names += [name for name in run.loaders_by_file() if name in checkpoint.files]
+    states = {name: _read_file(checkpoint, name, **load_kwargs) for name in names}
     own_rank = PartialState().process_index
-    ranks = manifest.ranks
-    if manifest.world_size == PartialState().num_processes and own_rank in ranks:
+    ranks = [manifest.rank for manifest in checkpoint.manifests]
+    if checkpoint.world_size == PartialState().num_processes and own_rank in ranks:
         ranks = [own_rank]
-    rank_states = {rank: _read_file(manifest, RANDOM_STATES_FILE.format(rank), **load_kwargs) for rank in ranks}
+    rank_states = {rank: _read_file(checkpoint, RANDOM_STATES_FILE.format(rank), **load_kwargs) for rank in ranks}
     step = rank_states[ranks[0]]["step"]
     gradients = [state["gradients"] for state in rank_states.values() if "gradients" in state]
-    return SavedRun(manifest, states, step, rank_states.get(own_rank, {}), gradients)
+    return SavedRun(checkpoint, states, step, rank_states.get(own_rank, {}), gradients)
 
 
-def _read_file(manifest: Manifest, name: str, **load_kwargs: Any) -> Any:
+def _read_file(checkpoint: Checkpoint, name: str, **load_kwargs: Any) -> Any:
     """The content of a file that the checkpoint has, with its tensors on the CPU.
 
     Random generators accept their states from the CPU only. Models and optimizers move the other tensors to their
     device. AdamW's number of steps stays on the CPU, because an unfused AdamW reads it at every step.
     """
-    path = manifest.require_file(name)
+    path = checkpoint.require_file(name)
     try:
         if path.suffix == ".safetensors":
             return load_state_dict(path)
@@ -442,24 +408,23 @@ def _restore(run: RunState, saved: SavedRun, load_model_func_kwargs: dict[str, A
     """Give every object its state. The steps that may raise and change no weight come first."""
     models = list(run.models)
     for hook in run.load_hooks:
-        hook(models, str(saved.manifest.folder))
+        hook(models, str(saved.checkpoint.folder))
     models_by_file = _by_file(saved.weights_name, models)
     for name in models_by_file:
-        saved.manifest.require_file(name)
-    loader_states = saved.states | saved.own.get("loaders", {})
+        saved.checkpoint.require_file(name)
+    loader_states = saved.states | saved.rank_state.get("loaders", {})
     for name, loader in run.loaders_by_file().items():
         loader.load_state_dict(loader_states.get(name, {}))
     for name, model in models_by_file.items():
         bare = innermost_model(model)
-        weights = under_names_of(bare, _read_file(saved.manifest, name))
+        weights = under_names_of(bare, _read_file(saved.checkpoint, name))
         bare.load_state_dict(weights, **load_model_func_kwargs)
     for optimizer in run.optimizers:
         optimizer.note_gradients_dropped()  # `_restore_gradients` replaces them.
-    objects = run.optimizers_by_file() | run.objects_by_file()
-    for name, each in objects.items():
+    for name, each in run.objects_by_file().items():
         each.load_state_dict(saved.states[name])
-    if saved.own:
-        set_random_states(PartialState().device, saved.own)
+    if saved.rank_state:
+        set_random_states(PartialState().device, saved.rank_state)
 
 
 def _restore_gradients(models: list[torch.nn.Module], gradients_of_ranks: list[list[dict[str, torch.Tensor]]]) -> None:
@@ -477,10 +442,10 @@ def _restore_gradients(models: list[torch.nn.Module], gradients_of_ranks: list[l
 def _warn_of_ranks_without_part(saved: SavedRun) -> None:
     """Log the ranks that keep their random states, because the checkpoint has none for them. A collective."""
     rank = PartialState().process_index
-    is_missing = rank < saved.manifest.world_size and not saved.own
+    is_missing = rank < saved.checkpoint.world_size and not saved.rank_state
     ranks = gather_object([rank] if is_missing else [])
     if ranks:
-        logger.warning("%s holds no random states of ranks %s: they keep their own", saved.manifest.folder, ranks)
+        logger.warning("%s holds no random states of ranks %s: they keep their own", saved.checkpoint.folder, ranks)
 
 
 def _warn_of_files_without_object(run: RunState, saved: SavedRun, with_loaders: bool) -> None:
@@ -490,7 +455,7 @@ def _warn_of_files_without_object(run: RunState, saved: SavedRun, with_loaders: 
         kinds += "|sampler|dl_state_dict"
     names = re.compile(rf"({kinds})(_[0-9]+)?\.(safetensors|bin)")
     taken = saved.states | _by_file(saved.weights_name, run.models)
-    left = [name for name in sorted(saved.manifest.files) if names.fullmatch(name) and name not in taken]
+    left = [name for name in sorted(saved.checkpoint.files) if names.fullmatch(name) and name not in taken]
     if left:
-        what = "nothing is prepared that takes it: call `prepare` before `load_state`"
-        logger.warning("%s holds %s, and %s", saved.manifest.folder, ", ".join(left), what)
+        hint = "nothing is prepared that takes it: call `prepare` before `load_state`"
+        logger.warning("%s holds %s, and %s", saved.checkpoint.folder, ", ".join(left), hint)

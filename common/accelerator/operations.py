@@ -12,8 +12,9 @@ them, and puts the structure together again. With `gather({"y": y, "x": x})` on 
 On nccl nothing is compared: `exchange.py` says why, and what happens there if the ranks differ.
 """
 
+import contextlib
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import update_wrapper, wraps
 from itertools import chain
@@ -307,19 +308,18 @@ class RemoteError(RuntimeError):
     """Raised on a process that met no error itself, because another process met one; it quotes that error."""
 
 
-def run_on_all_ranks(action: Callable[[], Any], runs_here: bool = True) -> Any:
-    """Run `action` where `runs_here` is true, and return its result; if one process raises, all of them raise.
+@contextlib.contextmanager
+def errors_on_all_ranks() -> Iterator[None]:
+    """A block after which all processes raise if one of them has raised in it. So none waits for one that failed.
 
-    A collective: all processes must call it. None is left waiting for one that failed.
+    A collective: all processes must enter it.
 
     Raises:
         RemoteError: on the other processes.
     """
-    result = None
     error: BaseException | None = None
     try:
-        if runs_here:
-            result = action()
+        yield
     except (Exception, SystemExit) as failure:
         error = failure
     rank = PartialState().process_index
@@ -328,7 +328,12 @@ def run_on_all_ranks(action: Callable[[], Any], runs_here: bool = True) -> Any:
         raise error
     if errors:
         raise RemoteError(errors[0])
-    return result
+
+
+def run_on_all_ranks(action: Callable[[], Any], runs_here: bool = True) -> Any:
+    """The result of `action()`, within `errors_on_all_ranks`, or None unless `runs_here`."""
+    with errors_on_all_ranks():
+        return action() if runs_here else None
 
 
 def convert_to_fp32(tensor: Any) -> Any:

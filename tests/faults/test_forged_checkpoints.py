@@ -27,7 +27,7 @@ EVIL_NAMES = [
     "x" * 5000,
 ]
 FILES = ["manifest.json", "model.safetensors", "optimizer.bin", "random_states_0.pkl"]
-UNFINISHED = [".new", "../.checkpoint_1.staging_0", "../.checkpoint_9.staging_0", "../.checkpoint_9.removed"]
+UNFINISHED = [".part_0", "../.checkpoint_1.part_0", "../.checkpoint_9.part_0", "../.checkpoint_9.removed"]
 
 
 def name_in_manifest(name: str, folder: Path, outside: Path) -> None:

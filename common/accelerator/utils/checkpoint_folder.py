@@ -1,26 +1,22 @@
 """The folders of checkpoints: written, found and removed so that a kill at any moment loses no complete checkpoint.
 
-The main process writes the main part, every other process a rank part. A save of ranks 0 and 1 to the folder `c`:
+The main process writes the main part of a checkpoint, every other process a rank part. Each part begins in a hidden
+folder of its own. When ranks 0 and 1 save to the folder `c`, these are
 
-       who              does       if c is new                   if c exists, with an older checkpoint or other files
-    1  each rank        writes     .c.staging_0, .c.staging_1    the same
-    2  rank 1           renames    .c.staging_1 to .c.part_1     the same
-    3  rank 0           renames    .c.staging_0 to c             .c.staging_0 to c/.new
-    4  rank 0           moves      nothing                       the files of c/.new to c
-    5  the last rank    moves      the files of .c.part_1 to c   the same
+    .c.part_0 and .c.part_1   beside c, as long as there is no c
+    c/.part_0 and c/.part_1   in c, if that has an older checkpoint or other files
 
-If `c` is a mount point, or its parent is read-only, the hidden folders are in it: c/.staging_1 and c/.part_1.
+and the save takes these steps, where rank 1 may be earlier or later than rank 0:
 
-With step 3 the checkpoint begins to exist. After a kill before it, the older checkpoints are as they were, and nobody
-loads what is left over. After a later kill, the next save or load takes the steps that are missing.
+    1. Each rank writes its files.
+    2. Each rank writes its manifest, the list of these files. Now its part is *complete*.
+    3. Rank 0 renames .c.part_0 to c, or moves the files of c/.part_0 to c, the manifest last. Now the checkpoint is
+       *complete*.
+    4. The later one of the two moves the files of rank 1 to c, the manifest last.
 
-- A rename is atomic. So .c.part_1, c/.new and a new c each appear with all files of their part.
-- A part is *complete* when its manifest, the list of its files, is in its place. So the manifest is written and moved
-  last. A checkpoint is *complete* when its main part is. Rank parts may come later, or never if their rank has failed
-  or does not save. Loading says which are not there.
-- Of each rank only the newest part waits for its main part.
-- If two ranks take step 5 at once, each file is renamed once.
-- Hooks may write a file of one name on several ranks. That of the main part stays; without one, the last to be moved.
+If rank 0 is killed before c/.part_0 is complete, the older checkpoint is as it was. If it is killed later, the next
+save or load moves the files that are left. If it is killed before it has renamed .c.part_0, there is no c yet. A rank
+part stays away if its rank has failed, was killed or does not save. Loading says which are not there.
 
 With `save_on_each_node` the first process of each machine writes a main part, to its own disk. Files are not fsynced,
 so after a power failure the newest checkpoint may be damaged. Loading finds this out. Without a name it takes the
@@ -45,27 +41,25 @@ from .checkpoint_manifest import (
     MANIFEST_NAME,
     RANK_MANIFEST_NAME,
     CheckpointError,
-    PartManifest,
+    Manifest,
     describe_files,
     files_in,
     is_manifest,
-    read_part_manifest,
+    read_manifest,
     verify,
-    write_part_manifest,
+    write_manifest,
 )
 
 logger = logging.getLogger(__name__)
-
-NEW_NAME = ".new"
 
 
 class Part:
     """The part of a checkpoint that this process writes.
 
     Attributes:
+        folder: the folder of the checkpoint.
         save_id: the id of the save, which is the same on all ranks.
-        staging: the folder in which the part is written.
-        pending: the folder in which a complete rank part waits for the main part.
+        path: the hidden folder of the part.
     """
 
     def __init__(self, folder: Path, save_id: str, is_main: bool) -> None:
@@ -75,53 +69,49 @@ class Part:
         self.is_main = is_main
         self.rank = state.process_index
         self.world_size = state.num_processes
-        self.staging = _hidden_path(folder, f"staging_{self.rank}")
-        self.pending = _hidden_path(folder, f"part_{self.rank}")
+        if folder.exists():
+            self.path = folder / f".part_{self.rank}"
+        else:
+            self.path = folder.with_name(f".{folder.name}.part_{self.rank}")
+        self.manifest_name = MANIFEST_NAME if is_main else RANK_MANIFEST_NAME.format(self.rank)
 
-    def stage(self) -> None:
-        """Make an empty staging folder, after finishing an earlier save that was interrupted."""
+    def begin(self) -> None:
+        """Make an empty folder for the part, after finishing an earlier save that was interrupted."""
         if self.is_main:
             finish_interrupted_save(self.folder)
-        remove(self.staging)
-        self.staging.mkdir(parents=True)
+        for path in _hidden_parts(self.folder, self.rank):
+            remove(path)
+        self.path.mkdir(parents=True)
 
     def publish(self) -> None:
-        """Complete this part, and merge what belongs together. Files in the folder that are no part of it stay.
-
-        A warning names a rank part that does not fit the main part, such as a file where that has a folder.
+        """Complete the part, and move what belongs together to its place. Other files in the folder stay.
 
         Raises:
-            CheckpointError: if the staging folder holds a symbolic link, or something is in the way of a file of the
-                main part. Then nothing in the folder is changed.
+            CheckpointError: if the part holds a symbolic link, or something is in the way of a file of the main part.
+                Then nothing in the folder is changed.
         """
-        name = MANIFEST_NAME if self.is_main else RANK_MANIFEST_NAME.format(self.rank)
-        manifest = PartManifest(self.save_id, self.rank, self.world_size, describe_files(self.staging))
-        write_part_manifest(manifest, self.staging / name)
-        if not self.is_main:
-            remove(self.pending)  # It is of an earlier save into this folder, whose main part has not come yet.
-            self.staging.rename(self.pending)
-        elif not self.folder.exists():
-            self.staging.rename(self.folder)
-        else:
-            _require_places_for(files_in(self.staging), self.folder)
-            new = self.folder / NEW_NAME
-            self.staging.rename(new)
-            _move_files(new, self.folder)
-        _merge_pending_parts(self.folder)
+        files = describe_files(self.path)
+        if self.is_main:
+            _require_places_for(files, self.folder)
+        manifest = Manifest(self.save_id, self.rank, self.world_size, files)
+        write_manifest(manifest, self.path / self.manifest_name)
+        if self.is_main:
+            if self.folder.exists():
+                _move_files(self.path, self.folder)
+            else:
+                self.path.rename(self.folder)
+        _move_rank_parts(self.folder)
 
     def discard(self) -> None:
-        """Remove what has been staged, because the save has failed."""
-        remove(self.staging)
+        """Remove the part, because the save has failed. A complete part stays, because its files may be on the way."""
+        if _save_of(self.path, self.manifest_name) is None:
+            remove(self.path)
 
 
-def _hidden_path(folder: Path, name: str) -> Path:
-    """A hidden path beside `folder`, so that it can be renamed to `folder`.
-
-    If `folder` is a mount point, or its parent is read-only, nothing can be renamed to it. Then the path is inside.
-    """
-    if folder.exists() and (os.path.ismount(folder) or not os.access(folder.parent, os.W_OK)):
-        return folder / f".{name}"
-    return folder.with_name(f".{folder.name}.{name}")
+def _hidden_parts(folder: Path, rank: int | str = "*") -> list[Path]:
+    """The hidden folders of `rank`, by default of all ranks, in `folder` and beside it."""
+    beside = f".{glob.escape(folder.name)}.part_{rank}"
+    return [*folder.glob(f".part_{rank}"), *folder.parent.glob(beside)]
 
 
 def remove(path: Path) -> None:
@@ -135,49 +125,43 @@ def remove(path: Path) -> None:
 def finish_interrupted_save(folder: Path) -> None:
     """Move the files of all complete parts of the checkpoint in `folder` to their places.
 
-    If they cannot be moved, as on a read-only disk, a warning says so, and the checkpoint is loaded as it is.
-
-    Raises:
-        CheckpointError: if no save can have left what is there; then nothing is touched.
+    If they cannot be moved, as on a read-only disk, a warning says so, and `folder` is loaded as it is.
     """
-    new = folder / NEW_NAME
-    if new.is_symlink() or new.is_file():
-        raise CheckpointError(f"{new} is no folder")
     try:
-        if new.is_dir():
-            _move_files(new, folder)
-        _merge_pending_parts(folder)
-    except OSError as error:
+        for path in sorted(folder.glob(".part_*")):
+            if _save_of(path, MANIFEST_NAME) is not None:
+                _move_files(path, folder)
+        _move_rank_parts(folder)
+    except (OSError, CheckpointError) as error:
         logger.warning("%s: an interrupted save cannot be finished: %s", folder, error)
 
 
-def _merge_pending_parts(folder: Path) -> None:
-    """Move the rank parts that wait for the main part in `folder` to their places. A file of the main part stays."""
+def _move_rank_parts(folder: Path) -> None:
+    """Move the rank parts that belong to the main part in `folder` to their places. A file of the main part stays."""
     try:
-        main = read_part_manifest(folder / MANIFEST_NAME)
+        main = read_manifest(folder / MANIFEST_NAME)
     except CheckpointError:
-        return  # They go on waiting.
-    for part in _pending_parts(folder, main.save):
+        return  # They wait until it is there.
+    for path in _hidden_parts(folder):
+        rank = path.name.rpartition("_")[2]
+        if _save_of(path, RANK_MANIFEST_NAME.format(rank)) != main.save:
+            continue
         try:
-            _move_files(part, folder, unless_in=main.files)
+            _move_files(path, folder, unless_in=main.files)
         except FileNotFoundError:
             continue  # Another rank is moving this part, and does the rest.
         except CheckpointError as error:
-            logger.warning("%s does not fit the main part, and is left out: %s", part, error)
+            logger.warning("%s does not fit the main part, and is left out: %s", path, error)
 
 
-def _pending_parts(folder: Path, save_id: str) -> list[Path]:
-    """The complete rank parts of this save that are not in `folder` yet."""
-    without_rank = _hidden_path(folder, "part_")
-    found = []
-    for path in sorted(without_rank.parent.glob(f"{glob.escape(without_rank.name)}*")):
-        name = RANK_MANIFEST_NAME.format(path.name.removeprefix(without_rank.name))
-        # It may be no part, or another rank may have moved it just now.
-        with contextlib.suppress(CheckpointError, FileNotFoundError):
-            part = read_part_manifest(path / name)
-            if part.save == save_id and not path.is_symlink():
-                found.append(path)
-    return found
+def _save_of(path: Path, manifest_name: str) -> str | None:
+    """The id of the save to which a hidden part belongs; None if it is not complete, or has another manifest."""
+    if path.is_symlink():
+        return None
+    try:
+        return read_manifest(path / manifest_name).save
+    except (CheckpointError, FileNotFoundError):  # Another rank may have moved it just now.
+        return None
 
 
 def _move_files(source: Path, folder: Path, unless_in: Collection[str] = ()) -> None:
@@ -214,25 +198,23 @@ def numbered(parent: Path, prefix: str = "checkpoint_") -> list[Path]:
 
 
 def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
-    """Make the newest checkpoint in `parent` that is complete and undamaged the newest of all, and return it.
+    """The newest checkpoint in `parent` that is complete and undamaged, after clearing up what killed saves have left.
 
     Interrupted saves are finished. Each damaged checkpoint that is newer is logged and renamed, because the run will
-    need its number again. What else killed processes have left is removed. No process may be saving meanwhile.
+    need its number again. What is left over then is removed. No process may be saving meanwhile.
 
     Raises:
         CheckpointError: if no checkpoint is complete and undamaged; then all stay as they are.
     """
     folders = numbered(parent, prefix)
+    for folder in folders:
+        finish_interrupted_save(folder)
     newest = _first_undamaged(folders)
     if newest is None:
         raise CheckpointError(f"there is no complete and undamaged checkpoint in {parent}")
     logger.info("resuming from %s", newest)
-    place = folders.index(newest)
-    for older in folders[place + 1 :]:
-        with contextlib.suppress(CheckpointError):
-            finish_interrupted_save(older)
-    # Where nobody may write, all of it stays. The run can go on from there nevertheless.
-    for damaged in folders[:place]:
+    # Where nobody may write, all of this stays. The run can go on nevertheless.
+    for damaged in folders[: folders.index(newest)]:
         with contextlib.suppress(OSError):
             damaged.rename(f"{damaged}.damaged-{uuid.uuid4().hex[:8]}")
     for path in _leftovers(parent, prefix):
@@ -245,7 +227,7 @@ def _first_undamaged(folders: list[Path]) -> Path | None:
     """The first of `folders` that holds a complete and undamaged checkpoint. Those before it are logged."""
     for folder in folders:
         try:
-            finish_and_verify(folder)
+            verify(folder)
             return folder
         except CheckpointError as error:
             logger.warning("skipping a checkpoint: %s", error)
@@ -255,10 +237,10 @@ def _first_undamaged(folders: list[Path]) -> Path | None:
 def _leftovers(parent: Path, prefix: str) -> list[Path]:
     """The paths that killed or failed processes have left, if all interrupted saves have been finished."""
     found: list[Path] = []
-    for kind in ("staging_*", "part_*", "removed"):
+    for kind in ("part_*", "removed"):
         found += parent.glob(f".{glob.escape(prefix)}*.{kind}")
     for folder in numbered(parent, prefix):
-        found += folder.glob(".staging_*")
+        found += folder.glob(".part_*")
     return found
 
 

@@ -3,7 +3,7 @@
 Each part of a checkpoint has a manifest, which is written last. `manifest.json` belongs to the main part, and
 `manifest_R.json` to the part of rank R. The manifest of rank 0 in a run of two ranks:
 
-    {"format_version": 12, "save": "run-5-1", "rank": 0, "world_size": 2,
+    {"format_version": 12, "save": "run-5", "rank": 0, "world_size": 2,
      "files": {"model.safetensors": {"bytes": 300, "checksum": 1846218750}, …}}
 
 The save is the id that save_ids.py gives. A part with another id than the main part is of another save, and ignored.
@@ -36,7 +36,7 @@ class FormatError(CheckpointError):
 
 
 @dataclass(frozen=True)
-class PartManifest:
+class Manifest:
     """The manifest of one part; `files` has the description of each file by its name in the folder."""
 
     save: str
@@ -50,12 +50,12 @@ def is_manifest(name: str) -> bool:
     return re.fullmatch(r"manifest(_[0-9]+)?\.json", name) is not None
 
 
-def write_part_manifest(manifest: PartManifest, path: Path) -> None:
-    """Write what `read_part_manifest` reads."""
+def write_manifest(manifest: Manifest, path: Path) -> None:
+    """Write what `read_manifest` reads."""
     path.write_text(json.dumps({"format_version": FORMAT_VERSION, **asdict(manifest)}, indent=1))
 
 
-def read_part_manifest(path: Path) -> PartManifest:
+def read_manifest(path: Path) -> Manifest:
     """The manifest in the file `path`.
 
     Raises:
@@ -76,24 +76,29 @@ def read_part_manifest(path: Path) -> PartManifest:
     for key, expected_type in {"save": str, "rank": int, "world_size": int, "files": dict}.items():
         if not isinstance(content.get(key), expected_type):
             raise CheckpointError(f"{path} is damaged: {key!r} is no {expected_type.__name__}")
-    return PartManifest(content["save"], content["rank"], content["world_size"], content["files"])
+    return Manifest(content["save"], content["rank"], content["world_size"], content["files"])
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """The manifests of all parts of one save, put together. No file has been checked yet.
+class Checkpoint:
+    """A complete checkpoint on the disk. No file has been verified yet.
 
     Attributes:
-        world_size: the number of processes of the run, whether they saved or not.
-        ranks: the ranks whose parts are there; the one that wrote the main part is the first.
-        files: by the name of each file in the folder, its description. There are several descriptions if hooks wrote
-            a file of that name on several ranks, but not on the main one. The file that was moved last has one of them.
+        manifests: of the parts that are there, that of the main part first.
     """
 
     folder: Path
-    world_size: int
-    ranks: list[int]
-    files: dict[str, list[Description]]
+    manifests: list[Manifest]
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes of the run, whether they saved or not."""
+        return self.manifests[0].world_size
+
+    @property
+    def files(self) -> set[str]:
+        """The names of all files of the checkpoint."""
+        return {name for manifest in self.manifests for name in manifest.files}
 
     def require_file(self, name: str) -> Path:
         """The path of a file of the checkpoint. Without such a file, a CheckpointError."""
@@ -103,44 +108,43 @@ class Manifest:
         return path
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """The manifests in `folder`, put together.
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """The checkpoint in `folder`, according to its manifests.
 
     Raises:
         CheckpointError: if there is no main manifest, it is of another format, or a manifest is damaged.
     """
     if not folder.exists():
         raise CheckpointError(f"Tried to find {folder} but folder does not exist")
-    main = read_part_manifest(folder / MANIFEST_NAME)
-    ranks = [main.rank]
-    files = {name: [description] for name, description in main.files.items()}
+    main = read_manifest(folder / MANIFEST_NAME)
+    manifests = [main]
     for path in sorted(folder.glob(RANK_MANIFEST_NAME.format("*"))):
         if not is_manifest(path.name):
             continue
         try:
-            part = read_part_manifest(path)
+            manifest = read_manifest(path)
         except FormatError:
             continue  # An older save into this folder has left it.
-        if part.save == main.save:
-            ranks.append(part.rank)
-            for name, description in part.files.items():
-                if name not in main.files:
-                    files.setdefault(name, []).append(description)
-    return Manifest(folder, main.world_size, ranks, files)
+        if manifest.save == main.save:
+            manifests.append(manifest)
+    return Checkpoint(folder, manifests)
 
 
 def verify(folder: Path) -> None:
     """Compare every file of the checkpoint in `folder` with its description.
 
+    Hooks may have written a file of one name on several ranks. Then it has to be that of one of these ranks.
+
     Raises:
-        CheckpointError: naming the first file that is missing or not as the manifest says.
+        CheckpointError: naming the first file that is missing or not as a manifest says.
     """
-    manifest = read_manifest(folder)
+    checkpoint = read_checkpoint(folder)
     files = files_in(folder)
-    for name, descriptions in manifest.files.items():
+    for name in sorted(checkpoint.files):
         if name not in files:
             raise CheckpointError(f"{folder}/{name} is missing")
-        if describe(files[name]) not in descriptions:
+        found = describe(files[name])
+        if all(manifest.files.get(name) != found for manifest in checkpoint.manifests):
             raise CheckpointError(f"{folder}/{name} is not what was saved: it was cut short or changed")
 
 
@@ -159,21 +163,17 @@ def describe_files(folder: Path) -> dict[str, Description]:
 def describe(path: Path) -> Description:
     """The size of a file in bytes, and a checksum.
 
-    Disks flip bits, and lose or exchange whole pages. A CRC-32 of all bytes would find that, but sums are faster. So
-    the numbers of 8 bytes in each page are added up, and the CRC-32 is that of these sums and of the bytes behind the
-    last page.
+    The checksum finds what disks do: they flip bits, and lose or exchange pages. A CRC-32 of all bytes finds it too,
+    but takes longer. So torch adds up each page as 512 integers, and the CRC-32 is that of these sums and of the bytes
+    behind the last whole page.
     """
     size = path.stat().st_size
     content = torch.from_file(str(path), size=size, dtype=torch.uint8)  # It is mapped, not copied.
     end_of_pages = size - size % _BYTES_IN_PAGE
-    checksum_of_pages = zlib.crc32(_page_sums(content[:end_of_pages]))
+    pages = content[:end_of_pages].view(torch.int64).view(-1, _BYTES_IN_PAGE // 8)
+    sums = array("q", pages.sum(dim=1).tolist())
     rest = bytes(content[end_of_pages:].tolist())
-    return {"bytes": size, "checksum": zlib.crc32(rest, checksum_of_pages)}
-
-
-def _page_sums(pages: torch.Tensor) -> array:
-    numbers = pages.view(torch.int64).view(-1, _BYTES_IN_PAGE // 8)
-    return array("q", numbers.sum(dim=1).tolist())
+    return {"bytes": size, "checksum": zlib.crc32(rest, zlib.crc32(sums))}
 
 
 def files_in(folder: Path) -> dict[str, Path]:

@@ -1,46 +1,37 @@
-"""Ids of saves in which no rank waits for another: two parts belong to one save if they have the same id.
+"""Ids of saves: two parts belong to one save if they have the same id.
 
-Without `all_ranks` no rank may wait for another, so rank 0 cannot send an id to the others. Each rank derives the same
-one from three things that all of them know: the name of the run, the number of collectives so far, and the number of
-saves into the folder since then.
+Saving waits for nobody, so rank 0 cannot send an id to the others. Each rank derives the same one from two things that
+all of them know: the name of the run, and the number of collectives so far.
 
-    save_state("a")                       run-5-1
-    if is_main_process: save_state("b")   run-5-1 in another folder, on rank 0 alone
-    save_state("a")                       run-5-2
-    wait_for_everyone(); save_state("a")  run-6-1
+    save_state("a")                       run-5
+    if is_main_process: save_state("b")   run-5, into another folder
+    wait_for_everyone(); save_state("a")  run-6
 
-This works because all ranks have entered the same collectives when they come to a line of the script. It fails in two
-cases, in which only the main process has saved:
+This works because all ranks have entered the same collectives when they come to a line of the script. It has two
+limits:
 
-- It saves "a", and then all ranks save "a" with no collective between. Rank 0 has the id run-5-2 and rank 1 run-5-1.
-- It saves under automatic naming. From then on it writes checkpoint_1, and rank 1 its part of checkpoint_0, until
-  `load_state()` or a save with `all_ranks=True` tells all ranks the number of rank 0.
-
-Then the part of rank 1 is never added to the checkpoint, and loading says so.
+- Two saves into one folder have the same id if there is no collective between them. If a rank takes no part in the
+  second, or is killed in it, its part of the first one counts.
+- Under automatic naming, the main process may save alone. From then on it writes checkpoint_1, and rank 1 its part of
+  checkpoint_0, until `load_state()` or a save with `all_ranks=True` tells all ranks the number of rank 0. Till then no
+  part of rank 1 comes to a checkpoint, and loading says so.
 """
 
 import uuid
-from collections import Counter
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-# The numbers of saves into a folder since a collective. All Accelerators of the process count here, because two of them
-# may save into one folder.
-_num_saves: Counter[tuple[str, Path]] = Counter()
 # The names of runs by their process groups.
 _names_of_runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
-def next_id(folder: Path) -> str:
-    """The id of the save into `folder` that begins now."""
+def save_id() -> str:
+    """The id of a save that begins now."""
     if not dist.is_initialized():
         return uuid.uuid4().hex
-    run_and_collectives = f"{name_of_run()}-{num_collectives()}"
-    _num_saves[run_and_collectives, folder] += 1
-    return f"{run_and_collectives}-{_num_saves[run_and_collectives, folder]}"
+    return f"{name_of_run()}-{num_collectives()}"
 
 
 def name_of_run() -> str:
@@ -58,7 +49,7 @@ def num_collectives() -> int:
     """The collectives of the default group that this process has entered, called by the script, DDP or this core.
 
     torch does not document this count, but no other one is the same on all ranks whatever each of them saves. If torch
-    changes it, `test_torch_counts_the_collectives_alike_on_all_ranks` fails.
+    changes it, `test_all_ranks_have_the_same_id_and_another_one_after_each_collective` fails.
     """
     group: Any = dist.group.WORLD
     return group._get_sequence_number_for_group()

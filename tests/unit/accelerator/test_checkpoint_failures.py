@@ -1,8 +1,7 @@
-"""A save that is refused, or fails on some process, leaves what was there, no staging folder, and nobody waiting."""
+"""A save that is refused, or fails on some process, leaves what was there, no part of its own, and nobody waiting."""
 
 import os
 from pathlib import Path
-from shutil import copytree
 from unittest import mock
 
 import pytest
@@ -46,7 +45,12 @@ def test_what_is_in_the_way_of_a_save_is_named_and_the_old_checkpoint_stays(tmp_
         accelerator.save_state(folder, safe_serialization=False)
     (folder / "pytorch_model.bin").rmdir()
     (folder / "model.bin").touch()
-    accelerator.register_save_state_pre_hook(lambda models, weights, draft: copytree(folder, draft + "/model.bin"))
+
+    def hook(models, weights, draft):
+        Path(draft, "model.bin").mkdir()
+        Path(draft, "model.bin/file").touch()
+
+    accelerator.register_save_state_pre_hook(hook)
     with pytest.raises(CheckpointError, match=r"model\.bin/.* behind a link or a file"):
         accelerator.save_state(folder, safe_serialization=False)
     accelerator.load_state(folder)

@@ -2,15 +2,17 @@
 
 import json
 import os
-import random
 from pathlib import Path
+from shutil import copytree
+from unittest import mock
 
 import pytest
 import torch
 
 from common.accelerator import Accelerator, checkpointing
 from common.accelerator.checkpointing import CheckpointError
-from common.accelerator.utils import ProjectConfiguration
+from common.accelerator.utils import ProjectConfiguration, checkpoint_manifest
+from tests.bits import flip_a_bit
 from tests.states import forget_states
 
 
@@ -26,40 +28,28 @@ def accelerator(model):
     return accelerator
 
 
-def cut_short(content: bytes, draw: random.Random) -> bytes:
-    return content[: draw.randrange(len(content))]
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
 
 
-def with_a_bit_flipped(content: bytes, draw: random.Random) -> bytes:
-    changed = bytearray(content)
-    changed[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
-    return bytes(changed)
-
-
-def with_pages_in_each_others_places(content: bytes, draw: random.Random) -> bytes:
+def exchange_pages(path: Path) -> None:
+    content = path.read_bytes()
     size = 2**12
-    start = size * draw.randrange(1, 100)
-    end = start + size
-    return content[:start] + content[end : end + size] + content[start:end] + content[end + size :]
+    path.write_bytes(content[:size] + content[2 * size : 3 * size] + content[size : 2 * size] + content[3 * size :])
 
 
 @pytest.mark.parametrize(
     ("name", "damage"),
-    [
-        ("random_states_0.pkl", cut_short),
-        ("optimizer.bin", with_a_bit_flipped),
-        ("model.safetensors", with_pages_in_each_others_places),
-    ],
+    [("random_states_0.pkl", cut_short), ("optimizer.bin", flip_a_bit), ("model.safetensors", exchange_pages)],
 )
 def test_a_damaged_file_is_refused_by_name_and_nothing_is_loaded(name, damage, accelerator, model, tmp_path):
     folder = accelerator.save_state(tmp_path / "c")
     torch.nn.init.constant_(model.weight, 7)
     path = folder / name
     content = path.read_bytes()
-    for seed in range(3):
-        path.write_bytes(damage(content, random.Random(seed)))
-        with pytest.raises(CheckpointError, match=rf"{name} is not what was saved"):
-            accelerator.load_state(folder)
+    damage(path)
+    with pytest.raises(CheckpointError, match=rf"{name} is not what was saved"):
+        accelerator.load_state(folder)
     path.unlink()
     with pytest.raises(CheckpointError, match=rf"{name} is missing"):
         accelerator.load_state(folder)
@@ -77,6 +67,16 @@ def test_a_damaged_manifest_is_refused_by_name_and_can_be_saved_over(content, ac
         accelerator.load_state(tmp_path / "c")
     accelerator.save_state(tmp_path / "c")  # A run is not lost because a file of before is.
     accelerator.load_state(tmp_path / "c")
+
+
+def test_a_save_that_was_killed_while_it_wrote_its_manifest_is_not_taken_for_complete(accelerator, tmp_path):
+    folder = accelerator.save_state(tmp_path / "c")
+    content = (folder / "manifest.json").read_text()
+    (folder / ".part_0").mkdir()
+    for length in (0, 1, len(content) // 2, len(content) - 1):
+        (folder / ".part_0/manifest.json").write_text(content[:length])
+        accelerator.load_state(folder)
+        assert (folder / ".part_0").exists() and (folder / "manifest.json").read_text() == content
 
 
 def test_another_format_is_refused_in_a_line_that_names_folder_and_versions(accelerator, tmp_path):
@@ -149,6 +149,14 @@ def test_automatic_naming_keeps_the_newest_and_continues_after_a_load(tmp_path):
     assert accelerator.project_configuration.iteration == 13, "as in the original"
 
 
+def test_the_newest_checkpoint_is_verified_once(tmp_path):
+    accelerator = numbering(tmp_path)
+    files = list(accelerator.save_state().iterdir())
+    with mock.patch.object(checkpoint_manifest, "describe", wraps=checkpoint_manifest.describe) as describe:
+        accelerator.load_state()
+    assert describe.call_count == len(files) - 1, "all but the manifest"
+
+
 def test_what_was_just_written_is_never_pruned(tmp_path):
     accelerator = numbering(tmp_path)
     accelerator.project_configuration.iteration = 10
@@ -165,26 +173,30 @@ def test_what_was_just_written_is_never_pruned(tmp_path):
     assert kept(tmp_path) == {"checkpoint_5"}
 
 
-def test_a_save_counts_although_old_checkpoints_could_not_be_removed(tmp_path, monkeypatch):
+def test_a_save_that_fails_uses_up_its_number(tmp_path, monkeypatch):
+    """On several processes the others may have saved."""
     accelerator = numbering(tmp_path, total_limit=1)
     accelerator.save_state()
+    hook = accelerator.register_save_state_pre_hook(lambda models, weights, draft: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        accelerator.save_state()
+    hook.remove()
 
     def refuse(*_):
         raise PermissionError("a folder that nobody may write to")
 
-    with monkeypatch.context() as patched:
+    with monkeypatch.context() as patched, pytest.raises(PermissionError):
         patched.setattr(checkpointing, "remove_old_checkpoints", refuse)
-        with pytest.raises(PermissionError):
-            accelerator.save_state()
+        accelerator.save_state()
+    assert kept(tmp_path) == {"checkpoint_0", "checkpoint_2"}
     accelerator.save_state()
-    assert kept(tmp_path) == {"checkpoint_2"}
+    assert kept(tmp_path) == {"checkpoint_3"}
 
 
 def test_a_folder_where_nobody_may_write_is_loaded_whatever_is_left_over_in_it(tmp_path, monkeypatch, caplog):
     accelerator = numbering(tmp_path)
-    new = accelerator.save_state() / ".new"
-    new.mkdir()
-    (new / "file").touch()
+    folder = accelerator.save_state()
+    copytree(folder, folder / ".part_0")
     (tmp_path / "checkpoints/.checkpoint_0.removed").mkdir()
 
     def refuse(*_, **__):
@@ -207,13 +219,14 @@ def test_the_newest_complete_checkpoint_is_picked_and_the_others_are_set_aside(t
     (folder / "checkpoint_2/model.safetensors").write_bytes(b"")
     (folder / "checkpoint_9").mkdir()
     (folder / "checkpoint_text").mkdir()
-    (folder / ".checkpoint_4.staging_0").mkdir()  # of a run that was killed
-    (folder / ".checkpoint_4.part_1").mkdir()
-    (folder / "checkpoint_1/.staging_0").mkdir()
+    (folder / ".checkpoint_4.part_0").mkdir()  # of a run that was killed
+    (folder / "checkpoint_1/.part_1").mkdir()
     (folder / ".checkpoint_0.removed").mkdir()
     (folder / ".checkpoint_0.part_1").mkdir()  # It waits to be moved.
     manifest = json.loads((folder / "checkpoint_0/manifest.json").read_text()) | {"rank": 1, "files": {}}
     (folder / ".checkpoint_0.part_1/manifest_1.json").write_text(json.dumps(manifest))
+    accelerator = numbering(tmp_path)
+    thing = accelerator.prepare(torch.nn.Linear(1, 1))
     accelerator.load_state()
     assert (folder / "checkpoint_0/manifest_1.json").exists()
     assert thing.bias.item() == 2.0 and accelerator.project_configuration.iteration == 2

@@ -98,7 +98,7 @@ def test_config_default_writes_once(tmp_path, capsys, monkeypatch):
 
 def test_config_asks_until_the_answers_fit(tmp_path, monkeypatch):
     path = tmp_path / "deep" / "file.yaml"
-    answers = iter(["abacus", "yes", "x", "4", "half", "bf16"])
+    answers = iter(["abacus", "yes", "x", "0", "-1", "4", "half", "bf16"])
     monkeypatch.setattr("builtins.input", lambda question: next(answers))
     assert main(["config", "--config_file", str(path)]) == 0
     asked_for = ClusterConfig(distributed_type="MULTI_CPU", num_processes=4, mixed_precision="bf16", use_cpu=True)

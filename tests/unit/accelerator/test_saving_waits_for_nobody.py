@@ -75,7 +75,6 @@ OPERATIONS = [
     (os, "mkdir"),
     (os, "unlink"),
     (os, "rmdir"),
-    (os, "link"),
     (io, "open"),
     (torch, "save"),
 ]
@@ -178,7 +177,7 @@ def possibly_loaded(case: Interruption, rank: int, all_saved: bool) -> list[Load
 
 @pytest.mark.parametrize("case", INTERRUPTIONS)
 def test_an_interruption_at_any_file_operation_leaves_a_complete_checkpoint(case, tmp_path):
-    assert on_ranks(case.world, saved_and_killed, tmp_path, case)[case.victim] > 4
+    assert on_ranks(case.world, saved_and_killed, tmp_path, case)[case.victim] > 3
 
 
 def saved_alone(_, folder: Path) -> Loaded:
@@ -274,26 +273,6 @@ def test_a_rank_that_comes_late_completes_the_checkpoint_that_is_still_there(tmp
     assert on_ranks(2, saved_late, tmp_path) == [(Loaded(3, 3), ["checkpoint_3"])] * 2
 
 
-def saved_and_failed(_, folder: Path) -> tuple:
-    """Rank 1 saves, and fails to save once more, before rank 0 saves. The steps loaded, and the numbers used up."""
-    store = dist.distributed_c10d._get_default_store()
-    run = Run(folder)
-    run.step(1)
-    if run.accelerator.is_main_process:
-        store.wait(["rank 1 has failed"])
-    run.accelerator.save_state(folder / "c")
-    if not run.accelerator.is_main_process:
-        run.accelerator.register_save_state_pre_hook(lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            run.accelerator.save_state(folder / "c")
-        store.set("rank 1 has failed", "")
-    return run.load(folder / "c"), run.accelerator.project_configuration.iteration
-
-
-def test_a_save_that_fails_keeps_the_part_that_waits_and_counts_where_others_may_save(tmp_path):
-    assert on_ranks(2, saved_and_failed, tmp_path) == [(Loaded(1, 1), 1), (Loaded(1, 1), 2)]
-
-
 def saved_in_each_others_way(_, folder: Path) -> Loaded:
     """The steps that are loaded. Hooks of ranks 1 and 2 write one file, and rank 3 one where rank 0 has a folder."""
     run = Run(folder)
@@ -315,28 +294,18 @@ def test_a_part_that_is_in_the_way_of_others_damages_no_checkpoint(tmp_path):
     assert on_ranks(4, saved_in_each_others_way, tmp_path) == [whole, whole, whole, left_out]
 
 
-def ids_of_saves(_, folder: Path) -> list[str]:
-    return [save_ids.next_id(folder), save_ids.next_id(folder / "another"), save_ids.next_id(folder)]
-
-
-def test_two_saves_into_one_folder_have_different_ids_which_all_ranks_know(tmp_path):
-    (first, elsewhere, second), other_rank = on_ranks(2, ids_of_saves, tmp_path)
-    assert other_rank == [first, elsewhere, second]
-    assert first == elsewhere != second  # perhaps only the main process saves elsewhere
-
-
-def counted(accelerator: Accelerator) -> list[int]:
-    """The numbers of collectives before and after some: a barrier, one of the core, those of DDP."""
+def ids_of_saves(accelerator: Accelerator) -> list[str]:
+    """The ids before and after collectives: a barrier, one of the core, those of DDP."""
     model = accelerator.prepare(torch.nn.Linear(1, 1))
-    counts = [save_ids.num_collectives()]
+    ids = [save_ids.save_id()]
     accelerator.wait_for_everyone()
-    counts.append(save_ids.num_collectives())
+    ids.append(save_ids.save_id())
     accelerator.reduce(torch.ones(1))
-    counts.append(save_ids.num_collectives())
+    ids.append(save_ids.save_id())
     accelerator.backward(model(torch.ones(1, 1)).sum())
-    return [*counts, save_ids.num_collectives()]
+    return [*ids, save_ids.save_id()]
 
 
-def test_torch_counts_the_collectives_alike_on_all_ranks():
-    first, second = on_ranks(2, counted)
-    assert first == second == sorted(set(first))
+def test_all_ranks_have_the_same_id_and_another_one_after_each_collective():
+    first, second = on_ranks(2, ids_of_saves)
+    assert first == second and len(set(first)) == 4

@@ -20,12 +20,19 @@ def get_cluster_input() -> ClusterConfig:
     has_gpus = torch.cuda.device_count() > 0
     config = ClusterConfig(distributed_type="NO")
     config.use_cpu = _ask("Train on the CPU, yes or no?", read_flag, "no" if has_gpus else "yes")
-    config.num_processes = _ask("How many processes?", int, "1")
+    config.num_processes = _ask("How many processes?", _read_count, "1")
     if config.num_processes > 1:
         config.distributed_type = "MULTI_CPU" if config.use_cpu else "MULTI_GPU"
     config.mixed_precision = _ask("Mixed precision: no, fp16 or bf16?", choose_precision, "no")
     config.check()
     return config
+
+
+def _read_count(answer: str) -> int:
+    count = int(answer)
+    if count < 1:
+        raise ValueError(f"there must be at least 1, not {count}")
+    return count
 
 
 def _ask(question: str, read: Callable[[str], Any], default: str) -> Any:
