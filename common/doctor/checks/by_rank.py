@@ -1,5 +1,6 @@
 """Observations that are compared with each other: one of each rank."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -15,21 +16,30 @@ def across_ranks(of_ranks: Iterable[list[T]]) -> list[tuple[T, ...]]:
 
 def training_epochs(record: Record) -> list[Epoch]:
     """The epochs with forwards in training."""
-    return [epoch for epoch in record.epochs if epoch.forwards]
+    return [epoch for epoch in record.epochs if _is_trained(epoch)]
 
 
 def evaluations(record: Record) -> list[Epoch]:
-    """The epochs without a forward in training."""
-    return [epoch for epoch in record.epochs if not epoch.forwards]
+    """The epochs without a forward in training, and without an optimizer step between two batches.
+
+    A loop over two loaders at once makes steps in the epochs of both, but its forwards are noted in one of them.
+    """
+    found = []
+    for epoch in record.epochs:
+        makes_steps = epoch.batches[-1].steps > epoch.batches[0].steps
+        if not _is_trained(epoch) and not makes_steps:
+            found.append(epoch)
+    return found
 
 
-def why_not_comparable(epochs: tuple[Epoch, ...]) -> str | None:
-    """The reason for which the ranks' samples cannot be compared by their numbers; None if they can."""
-    if any(epoch.samples is None or epoch.size is None for epoch in epochs):
-        return "the samples have no numbers"
-    if len({epoch.size for epoch in epochs}) > 1:
-        return "the ranks have data sets of different sizes"
-    return None
+def _is_trained(epoch: Epoch) -> bool:
+    return any(batch.forwards for batch in epoch.batches)
+
+
+def are_numbered_alike(epochs: tuple[Epoch, ...]) -> bool:
+    """True if the samples have numbers, in data sets that are equally long on all ranks."""
+    sizes = {epoch.size for epoch in epochs}
+    return len(sizes) == 1 and None not in sizes and all(epoch.samples for epoch in epochs)
 
 
 def trained_networks(records: list[Record]) -> list[tuple[Network, ...]]:
@@ -43,6 +53,21 @@ def trained_networks(records: list[Record]) -> list[tuple[Network, ...]]:
     return same
 
 
+def any_is_sharded(records: list[Record]) -> bool:
+    return any(network.is_sharded for record in records for network in record.networks)
+
+
+def any_is_split(records: list[Record]) -> bool:
+    """True if ranks may have the same samples and random numbers, because they compute parts of one network."""
+    return any(network.is_split for record in records for network in record.networks)
+
+
+def steps_are_paired(records: list[Record]) -> bool:
+    """True unless the ranks have come to the end with different numbers of optimizer steps, as under Join."""
+    have_finished = all(record.end.reason == "finished" for record in records)
+    return not have_finished or len({len(record.steps) for record in records}) == 1
+
+
 def steps_with_different_rates(records: list[Record]) -> list[int]:
     """The optimizer steps, from 0 on, at which not all ranks have the same learning rates."""
     different = []
@@ -50,3 +75,11 @@ def steps_with_different_rates(records: list[Record]) -> list[int]:
         if any(step.learning_rates != steps[0].learning_rates for step in steps):
             different.append(number)
     return different
+
+
+def rates_by_optimizer(record: Record) -> list[list[list[float | None]]]:
+    """The learning rates of each optimizer of a rank, step by step."""
+    rates = defaultdict(list)
+    for step in record.steps:
+        rates[step.optimizer].append(step.learning_rates)
+    return list(rates.values())

@@ -2,11 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from itertools import zip_longest
 from typing import NamedTuple
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
-from common.doctor.checks.by_rank import across_ranks, evaluations, training_epochs
+from common.doctor.checks.by_rank import across_ranks, any_is_sharded, evaluations, training_epochs
 from common.doctor.record import Call, Epoch, Record
 
 MAX_ERROR = 300  # characters, after which the text of an error is cut
@@ -65,8 +64,7 @@ def _waiting(records: list[Record], patience: float) -> Finding:
         text = f"{where}; in epoch {uneven.number} {uneven.batches_by_rank()}"
         return Finding(text, "give all ranks equally many batches, or use Join", pitfall="uneven_inputs")
     uneven = uneven_epoch(map(evaluations, records))
-    is_sharded = any(network.is_sharded for record in records for network in record.networks)
-    if uneven is not None and is_sharded:
+    if uneven is not None and any_is_sharded(records):
         text = f"{where}; in evaluation {uneven.number} {uneven.batches_by_rank()}"
         advice = "give all ranks equally many batches: each forward gathers the sharded parameters"
         return Finding(text, advice, pitfall="uneven_evaluation")
@@ -102,9 +100,10 @@ class UnevenEpoch(NamedTuple):
 def uneven_epoch(of_ranks: Iterable[list[Epoch]]) -> UnevenEpoch | None:
     """The first uneven one among the epochs of all ranks."""
     for number, epochs in enumerate(across_ranks(of_ranks)):
-        shortest = min(epochs, key=lambda epoch: epoch.batches)
-        if shortest.complete and any(epoch.batches > shortest.batches for epoch in epochs):
-            return UnevenEpoch(number, [epoch.batches for epoch in epochs])
+        shortest = min(epochs, key=lambda epoch: len(epoch.batches))
+        batches = [len(epoch.batches) for epoch in epochs]
+        if shortest.complete and max(batches) > min(batches):
+            return UnevenEpoch(number, batches)
     return None
 
 
@@ -121,14 +120,15 @@ def own_calls(records: list[Record]) -> dict[int, Call]:
     by_rank = [record.collectives for record in records]
     callers = Counter(call for calls in by_rank for call in set(calls))  # the number of ranks with each call
     answered = min(map(len, by_rank)) - 1  # the number of calls after which all ranks have called another one
+    in_branches = set()
+    for number, calls in enumerate(across_ranks(by_rank)[:answered]):
+        names = {call.name for call in calls}
+        if len(names) == 1 and all(callers[call] < len(records) for call in calls):
+            in_branches.add(number)
     own: dict[int, Call] = {}
-    for number, calls in enumerate(zip_longest(*by_rank)):
-        if number < answered:
-            names = {call.name for call in calls}
-            is_in_one_line = any(callers[call] == len(records) for call in calls)
-            if len(names) == 1 and not is_in_one_line:
-                continue  # the branches of an `if`
-        for rank, call in enumerate(calls):
-            if call is not None and callers[call] == 1:
-                own.setdefault(rank, call)
+    for record in records:
+        for number, call in enumerate(record.collectives):
+            if callers[call] == 1 and number not in in_branches:
+                own[record.rank] = call
+                break
     return own

@@ -1,7 +1,13 @@
 """Optimizers: they have the networks' parameters, and step alike on all ranks."""
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
-from common.doctor.checks.by_rank import across_ranks, steps_with_different_rates, trained_networks
+from common.doctor.checks.by_rank import (
+    across_ranks,
+    rates_by_optimizer,
+    steps_are_paired,
+    steps_with_different_rates,
+    trained_networks,
+)
 from common.doctor.record import Record
 
 
@@ -29,6 +35,8 @@ def check_learning_rates(records: list[Record]) -> Answer:
     steps = across_ranks(record.steps for record in records)
     if not steps:
         return NotExamined("no optimizer step was seen on all ranks")
+    if not steps_are_paired(records):
+        return NotExamined("the ranks made different numbers of optimizer steps")
     different = steps_with_different_rates(records)
     if not different:
         return Right()
@@ -36,14 +44,13 @@ def check_learning_rates(records: list[Record]) -> Answer:
     rates_by_rank = [f"rank {rank} has {step.learning_rates}" for rank, step in enumerate(steps[first])]
     counted = f"the ranks' learning rates differ at {len(different)} of {len(steps)} steps"
     text = f"{counted}; at step {first + 1} {', '.join(rates_by_rank)}"
-    changes = [_changes(record) for record in records]
-    if changes[0] and not any(changes[1:]):
+    of_rank_0, *of_others = [_rates_change(record) for record in records]
+    if of_rank_0 and not any(of_others):
         text += "; it never changes on another rank than rank 0"
         return Finding(text, "let all ranks step the scheduler", pitfall="schedule_on_rank_0")
     return Finding(text, "give all ranks the same learning rate, and let them step the scheduler equally often")
 
 
-def _changes(record: Record) -> bool:
-    """True if the learning rates are not the same in all steps."""
-    first = record.steps[0]
-    return any(step.learning_rates != first.learning_rates for step in record.steps)
+def _rates_change(record: Record) -> bool:
+    """True if an optimizer does not have the same learning rates in all of its steps."""
+    return any(rates != rates[:1] * len(rates) for rates in rates_by_optimizer(record))

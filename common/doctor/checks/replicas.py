@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
-from common.doctor.checks.by_rank import steps_with_different_rates, trained_networks
+from common.doctor.checks.by_rank import steps_are_paired, steps_with_different_rates, trained_networks
 from common.doctor.record import Network, Record, Tensors
 from common.weights import distance
 
@@ -14,33 +14,26 @@ NO_STATISTICS = "no BatchNorm was evaluated on several ranks"
 
 
 def check_same_weights(records: list[Record]) -> Answer:
-    same_rates = not steps_with_different_rates(records)
-    answers = [_weights(networks, same_rates) for networks in trained_networks(records)]
+    if not steps_are_paired(records):
+        return NotExamined("the ranks made different numbers of optimizer steps")
+    if steps_with_different_rates(records):
+        return NotExamined("other learning rates make other weights")
+    answers = [_weights(networks) for networks in trained_networks(records)]
     return overall(answers, "no network was trained on all ranks")
 
 
-def _weights(networks: tuple[Network, ...], same_rates: bool) -> Answer:
+def _weights(networks: tuple[Network, ...]) -> Answer:
     by_step = differences_by_step([network.weights for network in networks])
     if not by_step:
         return NotExamined("no optimizer step was seen on all ranks, or no rank has whole parameters")
-    differences = {step: difference for step, difference in by_step.items() if difference is not None}
-    if not differences:
+    different = [step for step, difference in by_step.items() if difference is not None]
+    if not different:
         return Right()
-    first = min(differences)
+    first = different[0]
     for step in by_step:
-        if step > first and step not in differences and _are_finite(networks[0].weights[step]):
+        if step > first and step not in different and _are_finite(networks[0].weights[step]):
             return Right()  # as where only every n-th step averages the weights
-    text = f"{differences[first].text()} after step {first}"
-    finding = _with_cause(text, networks)
-    if finding is not None:
-        return finding
-    if not same_rates:
-        return NotExamined("other learning rates make other weights")
-    return Finding(
-        text,
-        "no further cause was seen: look for weights that one rank loads after wrapping, for `no_sync`, and for "
-        "updates that not all ranks make",
-    )
+    return _with_cause(f"{by_step[first].text()} after step {first}", networks)
 
 
 def _are_finite(weights: Tensors) -> bool:
@@ -48,8 +41,8 @@ def _are_finite(weights: Tensors) -> bool:
     return all(tensor.isfinite().all() for tensor in weights.values())
 
 
-def _with_cause(text: str, networks: tuple[Network, ...]) -> Finding | None:
-    """The finding with its cause, where one was observed."""
+def _with_cause(text: str, networks: tuple[Network, ...]) -> Finding:
+    """The finding that the weights differ, with the cause if one was observed."""
     changed = max(len(network.changed) for network in networks)
     if changed:
         return Finding(
@@ -69,7 +62,11 @@ def _with_cause(text: str, networks: tuple[Network, ...]) -> Finding | None:
             "wrap it, and train the wrapper: that copies rank 0's weights, and averages the gradients",
             pitfall="forward_through_module",
         )
-    return None
+    return Finding(
+        text,
+        "no further cause was seen: look for weights that one rank loads after wrapping, for `no_sync`, and for "
+        "updates that not all ranks make",
+    )
 
 
 def check_same_statistics(records: list[Record]) -> Answer:

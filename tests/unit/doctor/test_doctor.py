@@ -37,8 +37,7 @@ MISTAKES = {
     "SetEpochForgotten": ("order of the epochs", "set_epoch_forgotten", ""),
     "SameDropout": ("random numbers", "same_random_numbers", "forwards in training drew the same numbers"),
     "SameAugmentation": ("random numbers", "same_random_numbers", "batches drew the same numbers"),
-    "StreamReadWholeOnEachRank": ("training samples", None, "with the same contents in the same order"),
-    "StreamCalledByKeywords": ("training samples", None, "with the same contents in the same order"),
+    "StreamReadWholeOnEachRank": ("training samples", None, "the same 256 samples in the same order"),
     "PaddedEvaluation": ("evaluation samples", "padded_evaluation", ""),
     "StatisticsOfEachRank": ("BatchNorm's statistics", "batchnorm_statistics", ""),
     "EveryRankSaves": ("files", "every_rank_saves", ""),
@@ -49,7 +48,9 @@ QUICK, *SLOW = MISTAKES
 # What looks like a mistake and is none: a part of the report.
 HARMLESS = {
     "StreamSharedOut": "the samples have no numbers",
-    "BatchesCutByTheScript": "the script itself cuts each rank's share out of a batch",
+    "BatchesCutByTheScript": "the script may train it on a part of each batch",
+    "Joined": "weights (the ranks made different numbers of optimizer steps)",
+    "Unusual": "schedule (no change of a learning rate was seen)",
     "Sharded": "no rank has whole parameters",
 }
 # What ends badly, or never: the pitfall, and a part of the report.
@@ -179,6 +180,8 @@ LEVEL = ["--dataset", "synthetic", "--train-samples", "250", "--eval-samples", "
 TEMPLATE = ["--arch", "squeezenet1_1", "--size", "32", "--epochs", "2", "--batch-size", "8", "--workers", "1"]
 OURS = {
     "02_ddp_raw/train.py": [*LEVEL, "--epochs", "2"],
+    "02_ddp_raw/train_fsdp.py": LEVEL,
+    "02_ddp_raw/train_mesh.py": [*LEVEL, "--tensor", "2"],
     "03_accelerate/train_full.py": [*LEVEL, "--epochs", "2", "--gradient-accumulation-steps", "2"],
     "04_trainer/train_full.py": [*LEVEL, "--epochs", "2", "--gradient-accumulation-steps", "2"],
 }
@@ -189,7 +192,7 @@ OURS = {
 def test_our_own_scripts_are_healthy(script, tmp_path):
     answers, text = examined(ladder.ROOT / script, tmp_path, *OURS[script])
     assert report.findings(answers) == {}
-    assert "Healthy: " in text
+    assert "Healthy: " in text or "no rank has whole parameters" in text
 
 
 @pytest.mark.long

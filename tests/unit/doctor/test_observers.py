@@ -82,7 +82,7 @@ def test_what_backward_computes_again_is_no_further_forward():
     recorder = SimpleNamespace(record=Record(rank=0))
     observer = NetworkObserver(recorder, SimpleNamespace(note_forward=lambda inputs: None))
     before = register_module_forward_pre_hook(observer.before_forward)
-    after = register_module_forward_hook(observer.after_forward)
+    after = register_module_forward_hook(observer.after_forward, with_kwargs=True)
     checkpoint(nn.Linear(2, 1), torch.ones(3, 2), use_reentrant=False).sum().backward()
     before.remove()
     after.remove()

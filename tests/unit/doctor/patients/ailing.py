@@ -9,9 +9,11 @@ import healthy
 import torch
 from healthy import BATCH_SIZE, LR, SAMPLES, SEED, Circles, Engine, Net
 from torch import nn, optim
+from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
@@ -132,8 +134,6 @@ class StreamReadWholeOnEachRank(Engine):
     def steps_per_epoch(self):
         return 16
 
-
-class StreamCalledByKeywords(StreamReadWholeOnEachRank):
     def loss_of(self, batch):
         return self.criterion(self.model(x=batch["x"]), batch["y"])
 
@@ -183,7 +183,30 @@ class BatchesCutByTheScript(Engine):
 
     def loss_of(self, batch):
         own = {key: values[self.rank :: self.world] for key, values in batch.items()}
-        return super().loss_of(own)
+        return self.criterion(self.model(x=own["x"]), own["y"])
+
+
+class Unusual(Engine):
+    """A compiled network, two optimizers, a moving average and more evaluations on rank 0: all of it is right."""
+
+    def wrap(self):
+        return torch.compile(DDP(self.net), backend="eager")
+
+    def make_optimizer(self):
+        self.of_head = optim.SGD(self.net.head.parameters(), lr=10 * LR)
+        return optim.Adam(self.net.body.parameters(), lr=LR)
+
+    def step_schedule(self):
+        self.of_head.step()
+
+    def keep(self, epoch):
+        if self.rank == 0:
+            for batch in DataLoader(self.valid_set, BATCH_SIZE):
+                self.net(batch["x"])
+            self.save(epoch)
+
+    def weights(self):
+        return AveragedModel(self.net).state_dict()
 
 
 class CollectiveOnRank0(Engine):
@@ -201,6 +224,14 @@ class UnevenInputs(Engine):
 
     def begin_epoch(self, epoch):
         pass
+
+
+class Joined(UnevenInputs):
+    """It looks like UnevenInputs, and is right."""
+
+    def one_epoch(self):
+        with Join([self.model]):
+            return super().one_epoch()
 
 
 class UnusedParameter(Engine):
