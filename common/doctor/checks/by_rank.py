@@ -7,6 +7,7 @@ from typing import TypeVar
 from common.doctor.record import Epoch, Network, Record
 
 T = TypeVar("T")
+NO_NUMBERS = "the samples have no numbers, or the ranks have data sets of different sizes"
 
 
 def across_ranks(of_ranks: Iterable[list[T]]) -> list[tuple[T, ...]]:
@@ -16,7 +17,7 @@ def across_ranks(of_ranks: Iterable[list[T]]) -> list[tuple[T, ...]]:
 
 def training_epochs(record: Record) -> list[Epoch]:
     """The epochs with forwards in training."""
-    return [epoch for epoch in record.epochs if _is_trained(epoch)]
+    return [epoch for epoch in record.epochs if any(batch.forwards for batch in epoch.batches)]
 
 
 def evaluations(record: Record) -> list[Epoch]:
@@ -24,20 +25,12 @@ def evaluations(record: Record) -> list[Epoch]:
 
     A loop over two loaders at once makes steps in the epochs of both, but its forwards are noted in one of them.
     """
-    found = []
-    for epoch in record.epochs:
-        makes_steps = epoch.batches[-1].steps > epoch.batches[0].steps
-        if not _is_trained(epoch) and not makes_steps:
-            found.append(epoch)
-    return found
-
-
-def _is_trained(epoch: Epoch) -> bool:
-    return any(batch.forwards for batch in epoch.batches)
+    others = [epoch for epoch in record.epochs if not any(batch.forwards for batch in epoch.batches)]
+    return [epoch for epoch in others if epoch.batches[0].steps == epoch.batches[-1].steps]
 
 
 def are_numbered_alike(epochs: tuple[Epoch, ...]) -> bool:
-    """True if the samples have numbers, in data sets that are equally long on all ranks."""
+    """True if the samples have numbers, in data sets that are equally long on all ranks; `NO_NUMBERS` says the rest."""
     sizes = {epoch.size for epoch in epochs}
     return len(sizes) == 1 and None not in sizes and all(epoch.samples for epoch in epochs)
 
@@ -58,7 +51,6 @@ def any_is_sharded(records: list[Record]) -> bool:
 
 
 def any_is_split(records: list[Record]) -> bool:
-    """True if ranks may have the same samples and random numbers, because they compute parts of one network."""
     return any(network.is_split for record in records for network in record.networks)
 
 
@@ -77,9 +69,9 @@ def steps_with_different_rates(records: list[Record]) -> list[int]:
     return different
 
 
-def rates_by_optimizer(record: Record) -> list[list[list[float | None]]]:
-    """The learning rates of each optimizer of a rank, step by step."""
-    rates = defaultdict(list)
+def changing_rates(record: Record) -> list[list[list[float | None]]]:
+    """The learning rates, step by step, of each optimizer for which they change."""
+    by_optimizer = defaultdict(list)
     for step in record.steps:
-        rates[step.optimizer].append(step.learning_rates)
-    return list(rates.values())
+        by_optimizer[step.optimizer].append(step.learning_rates)
+    return [rates for rates in by_optimizer.values() if any(of_step != rates[0] for of_step in rates)]

@@ -3,7 +3,8 @@
 from common.doctor.answers import Answer, Finding, NotExamined, Right
 from common.doctor.checks.by_rank import (
     across_ranks,
-    rates_by_optimizer,
+    any_is_sharded,
+    changing_rates,
     steps_are_paired,
     steps_with_different_rates,
     trained_networks,
@@ -20,13 +21,12 @@ def check_parameters(records: list[Record]) -> Answer:
     for record in records:
         untrained = record.trained_without_optimizer
         if record.stepped_without_gradient and untrained:
-            is_sharded = any(network.is_sharded for network in record.networks)
             return Finding(
                 f"{record.stepped_without_gradient} parameters of the optimizers are of no network, and "
                 f"{len(untrained)} parameters of the networks have gradients and are in no optimizer "
                 f"({', '.join(untrained[:3])})",
                 "make the optimizer last, from the parameters that are trained",
-                pitfall="optimizer_made_first" if is_sharded else "replaced_parameters",
+                pitfall="optimizer_made_first" if any_is_sharded(records) else "replaced_parameters",
             )
     return Right()
 
@@ -44,13 +44,7 @@ def check_learning_rates(records: list[Record]) -> Answer:
     rates_by_rank = [f"rank {rank} has {step.learning_rates}" for rank, step in enumerate(steps[first])]
     counted = f"the ranks' learning rates differ at {len(different)} of {len(steps)} steps"
     text = f"{counted}; at step {first + 1} {', '.join(rates_by_rank)}"
-    of_rank_0, *of_others = [_rates_change(record) for record in records]
-    if of_rank_0 and not any(of_others):
+    if changing_rates(records[0]) and not any(map(changing_rates, records[1:])):
         text += "; it never changes on another rank than rank 0"
         return Finding(text, "let all ranks step the scheduler", pitfall="schedule_on_rank_0")
     return Finding(text, "give all ranks the same learning rate, and let them step the scheduler equally often")
-
-
-def _rates_change(record: Record) -> bool:
-    """True if an optimizer does not have the same learning rates in all of its steps."""
-    return any(rates != rates[:1] * len(rates) for rates in rates_by_optimizer(record))

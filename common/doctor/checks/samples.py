@@ -1,39 +1,39 @@
-"""Training samples: each belongs to one rank.
+"""Training samples: each belongs to one rank, and its number in the data set means the same sample on all ranks.
 
-    each rank reads                                           answer
-    a part of one order                                       right
-    all samples in one order                                  found
-    all samples in one order, and trains on a part of each    not examined
-    an order of its own                                       found
-    an order of its own, of data of its own                   not examined
-    samples that are drawn with replacement                   not examined
-    the samples of its row on a mesh                          not examined
-    a stream without numbers, whole                           found
-    a part of such a stream                                   not examined
+    each rank reads                                       training samples    data sets
+    a part of one order                                   right               right
+    a part of one order, of data of its own               right               found
+    all samples in one order                              found               not examined
+    all samples, and trains on a part of each batch       not examined        not examined
+    an order of its own                                   found               not examined
+    an order of its own, of data of its own               not examined        not examined
+    samples that are drawn with replacement               not examined        not examined
+    the samples of its row on a mesh                      not examined        not examined
+    all samples of a stream without numbers               found               not examined
+    a part of such a stream                               not examined        not examined
 
-Samples are compared by their numbers in the data set, and those of a stream by their contents.
+Samples are compared by their numbers, and where that is not enough by their contents.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from itertools import chain
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
-from common.doctor.checks.by_rank import across_ranks, any_is_split, are_numbered_alike, training_epochs
-from common.doctor.checks.contents import are_same_samples, contents_by_number, pairs_of_two_ranks
-from common.doctor.record import Epoch, Record
+from common.doctor.checks.by_rank import NO_NUMBERS, across_ranks, any_is_split, are_numbered_alike, training_epochs
+from common.doctor.record import Content, Epoch, Record
 
 MIN_SAMPLES = 16  # fewer samples may have something in common by chance
+SAME = 0.9  # two ranks have read the same samples if a tensor agrees at least so often
+Pairs = list[tuple[Content, Content]]  # two contents that were read under one number
 
 
 def check_training_samples(records: list[Record]) -> Answer:
     if any_is_split(records):
         return NotExamined("ranks that compute parts of one network have the same samples")
-    answers: list[Answer] = []
+    answers = []
     for number, epochs in enumerate(across_ranks(map(training_epochs, records))):
-        if are_numbered_alike(epochs):
-            answers.append(_by_numbers(number, epochs))
-        else:
-            answers.append(_by_contents(number, epochs))
+        answers.append(_by_numbers(number, epochs) if are_numbered_alike(epochs) else _by_contents(number, epochs))
     return overall(answers, "no pass over a DataLoader was seen in training on all ranks")
 
 
@@ -48,11 +48,12 @@ def _by_numbers(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     shared = sum(ranks > 1 for ranks in readers.values())
     if not shared:
         return Right()
-    pairs = pairs_of_two_ranks([contents_by_number([epoch]) for epoch in epochs])
+    first, *others = epochs
+    pairs = [pair for other in others for pair in read_twice([first], [other])]
     if pairs and not are_same_samples(pairs):
         return NotExamined("a number has other contents on another rank: its own data set, or new with each read")
-    if all(epoch.samples == epochs[0].samples for epoch in epochs):
-        return _one_order(number, epochs, len(epochs[0].samples))
+    if all(other.samples == first.samples for other in others):
+        return _one_order(number, epochs)
     if shared < MIN_SAMPLES:  # as with a sampler that starts anew before its end
         return NotExamined(f"{shared} samples were read by several ranks, which may be the sampler's chance")
     return Finding(
@@ -63,32 +64,77 @@ def _by_numbers(number: int, epochs: tuple[Epoch, ...]) -> Answer:
 
 
 def _by_contents(number: int, epochs: tuple[Epoch, ...]) -> Answer:
-    of_ranks = [list(chain.from_iterable(batch.contents for batch in epoch.batches)) for epoch in epochs]
-    contents = of_ranks[0]
-    if len(set(contents)) < MIN_SAMPLES or any(other != contents for other in of_ranks):
-        return NotExamined("the samples have no numbers, or the ranks have data sets of different sizes")
-    return _one_order(number, epochs, len(contents))
+    of_ranks = [[content for batch in epoch.batches for content in batch.contents] for epoch in epochs]
+    if len(set(of_ranks[0])) < MIN_SAMPLES or any(contents != of_ranks[0] for contents in of_ranks):
+        return NotExamined(NO_NUMBERS)
+    return _one_order(number, epochs)
 
 
-def _one_order(number: int, epochs: tuple[Epoch, ...], count: int) -> Answer:
+def _one_order(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     """The answer where all ranks have read the same samples in the same order."""
-    if not all(map(_is_trained_whole, epochs)):
-        return NotExamined("each rank reads all samples, but the script may train it on a part of each batch")
+    count = 0
+    for epoch in epochs:
+        sizes = [len(batch.samples or batch.contents) for batch in epoch.batches]
+        trained = [max(batch.forwards, default=0) for batch in epoch.batches]
+        whole = sum(forward >= size for forward, size in zip(trained, sizes, strict=True))
+        if whole < len(sizes) - 1:  # a script may read one batch ahead, or a last one in vain
+            return NotExamined("each rank reads all samples, but the script may train it on a part of each batch")
+        count = sum(sizes)
     return Finding(
         f"each rank read the same {count} samples in the same order in epoch {number}",
-        "let each rank read a part of its own: deal them out by a DistributedSampler, or let a stream choose its part "
-        "by the rank",
+        "let each rank read its own part: a DistributedSampler deals it out, and a stream chooses it by the rank",
     )
 
 
-def _is_trained_whole(epoch: Epoch) -> bool:
-    """True if each batch went whole into a forward, but for one: a script may read a last batch in vain, or read ahead.
+def check_data_sets(records: list[Record]) -> Answer:
+    """The answer about the data sets of ranks that share out numbers: over several epochs they read the same ones."""
+    if not isinstance(check_training_samples(records), Right):
+        return NotExamined("the samples are not dealt out among the ranks by their numbers")
+    by_one: Pairs = []
+    by_two: Pairs = []
+    first = training_epochs(records[0])
+    for record in records:
+        epochs = training_epochs(record)
+        by_one += read_twice(epochs[:1], [epoch for epoch in epochs[1:] if epoch.loader == epochs[0].loader])
+        if record is not records[0]:
+            by_two += read_twice(first, epochs)
+    if min(len(by_one), len(by_two)) < MIN_SAMPLES:
+        return NotExamined("too few samples were read again, by the same rank and by another one")
+    if not are_same_samples(by_one):
+        return NotExamined("the samples change with each read, or are too alike")
+    if are_same_samples(by_two):
+        return Right()
+    return Finding(
+        f"the sampler deals out numbers, but {len(by_two)} samples have other contents on another rank",
+        "make the data alike on all ranks: draw them, and any random split, with the same seed",
+    )
 
-    It is not where a rank trains on every other batch, on a part of each, or where the samples of a forward could not
-    be counted.
+
+def read_twice(some: Iterable[Epoch], others: Iterable[Epoch]) -> Pairs:
+    """The contents of the samples that were read both in some epochs and in others."""
+    first = _contents_by_number(some)
+    second = _contents_by_number(others)
+    return [(first[number], second[number]) for number in first.keys() & second.keys()]
+
+
+def _contents_by_number(epochs: Iterable[Epoch]) -> dict[int, Content]:
+    contents = {}
+    for epoch in epochs:
+        for batch in epoch.batches:
+            contents.update(zip(batch.samples, batch.contents, strict=False))
+    return contents
+
+
+def are_same_samples(pairs: Pairs) -> bool:
+    """True if a tensor is equal in nearly all pairs, such as the label of an image that is augmented at each read.
+
+    Pairs that begin with the tensor's most common value do not count. It may be the label of 95 % of the samples, or
+    the mask of all, and would agree by chance.
     """
-    whole = 0
-    for batch in epoch.batches:
-        size = len(batch.samples or batch.contents)
-        whole += max(batch.forwards, default=0) >= size
-    return whole >= len(epoch.batches) - 1
+    for tensor in range(min(map(len, chain.from_iterable(pairs)))):
+        values = [(first[tensor], second[tensor]) for first, second in pairs]
+        most_common, _ = Counter(first for first, _ in values).most_common(1)[0]
+        agree = [first == second for first, second in values if first != most_common]
+        if agree and sum(agree) >= SAME * len(agree):
+            return True
+    return False

@@ -8,8 +8,8 @@
 All ranks run one script and make such a mistake alike. So the checks look at rank 0, and compare it with no other.
 """
 
-from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
-from common.doctor.checks.by_rank import rates_by_optimizer
+from common.doctor.answers import Answer, Finding, NotExamined, Right
+from common.doctor.checks.by_rank import changing_rates
 from common.doctor.record import Record
 
 TRAILING_ZEROS = 3  # steps at the end without a learning rate; a schedule may end in one
@@ -46,24 +46,19 @@ def check_accumulation(records: list[Record]) -> Answer:
 
 
 def check_schedule(records: list[Record]) -> Answer:
-    answers = []
-    for rates in rates_by_optimizer(records[0]):
-        if rates != rates[:1] * len(rates):
-            answers.append(_schedule(rates))
-    return overall(answers, "no change of a learning rate was seen")
-
-
-def _schedule(rates: list[list[float | None]]) -> Answer:
-    """The answer about an optimizer whose learning rates, by step and parameter group, change."""
-    zeros = 0
-    for of_step in reversed(rates):
-        if any(rate != 0 for rate in of_step):
-            break
-        zeros += 1
-    if zeros < TRAILING_ZEROS:
-        return Right()
-    return Finding(
-        f"the learning rate is 0 in the last {zeros} of {len(rates)} steps",
-        "write the schedule for as many calls of its `step` as there are",
-        pitfall="schedule_too_fast",
-    )
+    changing = changing_rates(records[0])
+    if not changing:
+        return NotExamined("no change of a learning rate was seen")
+    for rates in changing:
+        zeros = 0
+        for of_step in reversed(rates):
+            if any(rate != 0 for rate in of_step):
+                break
+            zeros += 1
+        if zeros >= TRAILING_ZEROS:
+            return Finding(
+                f"the learning rate is 0 in the last {zeros} of {len(rates)} steps",
+                "write the schedule for as many calls of its `step` as there are",
+                pitfall="schedule_too_fast",
+            )
+    return Right()

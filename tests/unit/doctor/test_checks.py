@@ -1,14 +1,13 @@
 """The checks of the doctor, on records that are made by hand."""
 
 import functools
-import itertools
 
 import pytest
 import torch
 
 from common.doctor import checks, report
 from common.doctor.answers import Finding, NotExamined, Right
-from common.doctor.checks import data_sets, end, evaluation, optimizers, random_numbers, replicas, samples, steps
+from common.doctor.checks import end, epochs, optimizers, random_numbers, replicas, samples, steps
 from common.doctor.record import Batch, Call, Draw, End, Epoch, Network, Record, Step
 
 NAN = float("nan")
@@ -101,24 +100,15 @@ def test_samples_are_compared_as_the_tables_of_the_checks_say(epochs, kind, trai
             one.epochs.append(epoch_of(order, functools.partial(CONTENTS[kind], one.rank, number)))
     answer = samples.check_training_samples(records)
     assert (type(answer), getattr(answer, "pitfall", None)) == (training, pitfall)
-    assert isinstance(data_sets.check_data_sets(records), of_data_sets)
+    assert isinstance(samples.check_data_sets(records), of_data_sets)
 
 
-@pytest.mark.parametrize(
-    "forwards, kind",
-    [
-        pytest.param([[4], [4]], Finding, id="on all"),
-        pytest.param([[2, 2], [2, 2]], NotExamined, id="on a part of each batch"),
-        pytest.param([[4], []], NotExamined, id="on every other batch"),
-        pytest.param([[0], [0]], NotExamined, id="samples that cannot be counted"),
-    ],
-)
-def test_ranks_that_read_all_samples_are_compared_in_what_they_train_on(forwards, kind):
+@pytest.mark.parametrize("forwards", [[], [2, 2], [0]])
+def test_who_reads_all_samples_may_train_on_every_other_batch_or_on_a_part_of_it(forwards):
     records = [Record(rank, epochs=[epoch_of(shuffled(0))]) for rank in range(2)]
-    for one in records:
-        for batch, sizes in zip(one.epochs[0].batches, itertools.cycle(forwards)):
-            batch.forwards = sizes
-    assert isinstance(samples.check_training_samples(records), kind)
+    for batch in records[1].epochs[0].batches[::2]:
+        batch.forwards = forwards
+    assert isinstance(samples.check_training_samples(records), NotExamined)
 
 
 @pytest.mark.parametrize(
@@ -136,10 +126,10 @@ def test_evaluations_are_compared_as_the_table_of_the_check_says(of_rank_0, of_r
     records = [Record(0), Record(1)]
     for one, orders in zip(records, (of_rank_0, of_rank_1), strict=True):
         one.epochs = [epoch_of(order, batch_size=1, size=6, trained=False) for order in orders]
-    assert isinstance(evaluation.check_evaluation_samples(records), kind)
+    assert isinstance(epochs.check_evaluation_samples(records), kind)
     for epoch in records[0].epochs + records[1].epochs:
         epoch.batches[-1].steps = 1  # as in a training that reads two loaders at once
-    assert isinstance(evaluation.check_evaluation_samples(records), NotExamined)
+    assert isinstance(epochs.check_evaluation_samples(records), NotExamined)
 
 
 @pytest.mark.parametrize("of_ranks, kind", [((1, 2, 2), Finding), ((1, 1, 2), Finding), ((1, 2, 3), Right)])
@@ -164,10 +154,8 @@ def test_the_first_window_of_accumulation_is_as_long_as_the_next(micro_batches, 
     "rates, kind", [([0.2, 0.1, 0], Right), ([0.1, 0, 0, 0], Finding), ([0.1, 0.1], NotExamined), ([0, None], Right)]
 )
 def test_a_schedule_lasts_as_long_as_the_training(rates, kind):
-    assert isinstance(steps.check_schedule([Record(0, steps=[Step([rate], 1) for rate in rates])]), kind)
-    of_two_optimizers = [Step([rate], 1, optimizer) for rate in rates[:1] * 3 for optimizer in range(2)]
-    of_two_optimizers[1::2] = [Step([0.5, 0], 1, optimizer=1)] * 3
-    assert isinstance(steps.check_schedule([Record(0, steps=of_two_optimizers)]), NotExamined)
+    of_another = [Step([0.5, 0.5], 1, optimizer=1)] * 3  # which stays as it is
+    assert isinstance(steps.check_schedule([Record(0, steps=[Step([rate], 1) for rate in rates] + of_another)]), kind)
 
 
 LOST = End("crash", "train.py:9: RuntimeError: [/third_party/gloo/pair.cc:545] Read error")
@@ -178,7 +166,6 @@ STOPPED = End("stopped")
     "of_rank_0, of_rank_1, found",
     [
         (LOST, End("crash", "ValueError: no disk"), "rank 1 crashed after 0 optimizer steps: ValueError: no disk"),
-        (LOST, End("crash", "RuntimeError: no disk"), "rank 1 crashed after 0 optimizer steps: RuntimeError"),
         (LOST, End("finished"), f"rank 0 could not communicate ({LOST.text}), rank 1 has ended"),
         (LOST, End("crash", "SIGABRT: gloo"), f"rank 0 could not communicate ({LOST.text}), rank 1 could not"),
         (STOPPED, End("crash", "SIGKILL: no memory"), "rank 1 crashed after 0 optimizer steps: SIGKILL"),
@@ -228,10 +215,8 @@ def test_without_a_process_group_only_a_bad_end_is_examined():
 def test_the_headline_adds_up_what_the_ranks_read_unless_they_read_the_same():
     own, shared = "batches of 2 x 2 = 4 samples", "the same batches of 2 samples on each rank"
     for of_rank_1, expected in (([1, 3, 5, 7], own), ([0, 2, 4, 6], shared)):
-        records = [
-            Record(0, epochs=[epoch_of([0, 2, 4, 6], batch_size=2)]),
-            Record(1, epochs=[epoch_of(of_rank_1, batch_size=2)]),
-        ]
+        epochs = [epoch_of(read, batch_size=2) for read in ([0, 2, 4, 6], of_rank_1)]
+        records = [Record(rank, epochs=[epoch]) for rank, epoch in enumerate(epochs)]
         assert expected in report.summary("train.py", records, 3)
 
 

@@ -187,7 +187,7 @@ class BatchesCutByTheScript(Engine):
 
 
 class Unusual(Engine):
-    """A compiled network, two optimizers, a moving average and more evaluations on rank 0: all of it is right."""
+    """It has a compiled network, two optimizers and a moving average, and is right."""
 
     def wrap(self):
         return torch.compile(DDP(self.net), backend="eager")
@@ -198,12 +198,6 @@ class Unusual(Engine):
 
     def step_schedule(self):
         self.of_head.step()
-
-    def keep(self, epoch):
-        if self.rank == 0:
-            for batch in DataLoader(self.valid_set, BATCH_SIZE):
-                self.net(batch["x"])
-            self.save(epoch)
 
     def weights(self):
         return AveragedModel(self.net).state_dict()

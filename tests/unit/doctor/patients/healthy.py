@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Train a little classifier of noisy circles on several workers.
 
     torchrun --nproc-per-node 2 healthy.py --out /tmp/circles
@@ -6,8 +5,6 @@
 Nothing here knows of the repository: it is the patient that the doctor's tests examine. `ailing.py` overrides
 single methods of it.
 """
-
-from __future__ import annotations
 
 import argparse
 import math
