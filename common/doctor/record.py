@@ -59,8 +59,6 @@ class Network:
     kind: str  # the name of its class
     parameter_count: int = 0  # the number of its parameter tensors
     has_module: bool = False  # True if a part of it is itself called `module`
-    is_sharded: bool = False  # True if a rank holds parts of its parameters, as under FSDP
-    is_split: bool = False  # True if ranks may compute parts of the same samples, as under tensor parallelism
     forwards: int = 0  # the number of calls in training mode with gradients
 
     # The network and DistributedDataParallel.
@@ -134,6 +132,8 @@ class Record:
     end: End = field(default_factory=End)
     epochs: list[Epoch] = field(default_factory=list)
     networks: list[Network] = field(default_factory=list)
+    is_sharded: bool = False  # True if the rank holds parts of a network's parameters, as under FSDP
+    is_split: bool = False  # True if ranks may compute parts of the same samples, as under tensor parallelism
     draws: list[Draw] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     # Noted after each of the first steps: the number of parameters without a gradient that are in an optimizer and in

@@ -43,11 +43,6 @@ def as_numbers(value: Any) -> Any:
     return type(value).__name__
 
 
-def weights(module: nn.Module) -> list[list[float]]:
-    """The numbers of each parameter."""
-    return [as_numbers(parameter.flatten()) for parameter in module.parameters()]
-
-
 def gradients(module: nn.Module) -> list:
     """The numbers of each parameter's gradient; None where there is none."""
     return [as_numbers(parameter.grad) for parameter in module.parameters()]

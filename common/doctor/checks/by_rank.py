@@ -46,14 +46,6 @@ def trained_networks(records: list[Record]) -> list[tuple[Network, ...]]:
     return same
 
 
-def any_is_sharded(records: list[Record]) -> bool:
-    return any(network.is_sharded for record in records for network in record.networks)
-
-
-def any_is_split(records: list[Record]) -> bool:
-    return any(network.is_split for record in records for network in record.networks)
-
-
 def steps_are_paired(records: list[Record]) -> bool:
     """True unless the ranks have come to the end with different numbers of optimizer steps, as under Join."""
     have_finished = all(record.end.reason == "finished" for record in records)

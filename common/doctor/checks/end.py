@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
-from common.doctor.checks.by_rank import across_ranks, any_is_sharded, evaluations, training_epochs
+from common.doctor.checks.by_rank import across_ranks, evaluations, training_epochs
 from common.doctor.record import Call, Epoch, Record
 
 MAX_ERROR = 300  # characters, after which the text of an error is cut
@@ -64,7 +64,7 @@ def _waiting(records: list[Record], patience: float) -> Finding:
         text = f"{where}; in epoch {uneven.number} {uneven.batches_by_rank()}"
         return Finding(text, "give all ranks equally many batches, or use Join", pitfall="uneven_inputs")
     uneven = uneven_epoch(map(evaluations, records))
-    if uneven is not None and any_is_sharded(records):
+    if uneven is not None and any(record.is_sharded for record in records):
         text = f"{where}; in evaluation {uneven.number} {uneven.batches_by_rank()}"
         advice = "give all ranks equally many batches: each forward gathers the sharded parameters"
         return Finding(text, advice, pitfall="uneven_evaluation")

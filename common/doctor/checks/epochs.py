@@ -4,14 +4,7 @@ from collections import Counter
 from itertools import chain, pairwise
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
-from common.doctor.checks.by_rank import (
-    NO_NUMBERS,
-    across_ranks,
-    any_is_sharded,
-    are_numbered_alike,
-    evaluations,
-    training_epochs,
-)
+from common.doctor.checks.by_rank import NO_NUMBERS, across_ranks, are_numbered_alike, evaluations, training_epochs
 from common.doctor.record import Epoch, Record
 
 MIN_SAMPLES = 16  # a shorter epoch may repeat an order by chance
@@ -52,7 +45,7 @@ def check_evaluation_samples(records: list[Record]) -> Answer:
         0 2 4    1 3 0    found: 0 is read twice, and 5 never
         0 2      1 3      found, unless another evaluation reads 4 and 5
     """
-    if any_is_sharded(records):
+    if any(record.is_sharded for record in records):
         return NotExamined("a sharded network needs equally many batches, and the script may drop what is repeated")
     if any("gather" in call.name for record in records for call in record.collectives):
         return NotExamined("the script gathers from all ranks, and may drop what is repeated")

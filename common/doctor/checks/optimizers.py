@@ -1,21 +1,13 @@
 """Optimizers: they have the networks' parameters, and step alike on all ranks."""
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
-from common.doctor.checks.by_rank import (
-    across_ranks,
-    any_is_sharded,
-    changing_rates,
-    steps_are_paired,
-    steps_with_different_rates,
-    trained_networks,
-)
+from common.doctor.checks.by_rank import across_ranks, changing_rates, steps_are_paired, steps_with_different_rates
 from common.doctor.record import Record
 
 
 def check_parameters(records: list[Record]) -> Answer:
-    networks = trained_networks(records)
-    if not networks or not any(record.steps for record in records):
-        return NotExamined("no optimizer step was seen")
+    if not any(record.steps and record.networks for record in records):
+        return NotExamined("no optimizer step of a network was seen")
     # Either alone may be meant: a part that is frozen by leaving it out, or a parameter that no network holds. Both
     # together are a part that was replaced: the optimizer has the old parameters, and the network the new ones.
     for record in records:
@@ -26,7 +18,7 @@ def check_parameters(records: list[Record]) -> Answer:
                 f"{len(untrained)} parameters of the networks have gradients and are in no optimizer "
                 f"({', '.join(untrained[:3])})",
                 "make the optimizer last, from the parameters that are trained",
-                pitfall="optimizer_made_first" if any_is_sharded(records) else "replaced_parameters",
+                pitfall="optimizer_made_first" if record.is_sharded else "replaced_parameters",
             )
     return Right()
 

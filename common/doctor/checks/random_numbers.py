@@ -3,12 +3,12 @@
 from collections import defaultdict
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
-from common.doctor.checks.by_rank import across_ranks, any_is_split
+from common.doctor.checks.by_rank import across_ranks
 from common.doctor.record import Record
 
 
 def check_draws(records: list[Record]) -> Answer:
-    if any_is_split(records):
+    if any(record.is_split for record in records):
         return NotExamined("ranks that compute parts of one network draw the same numbers")
     of_ranks = [_states(record) for record in records]
     answers: list[Answer] = []

@@ -1,7 +1,5 @@
 """Replicas: after each step all ranks have the same weights, and in each evaluation the same BatchNorm statistics."""
 
-from typing import NamedTuple
-
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
 from common.doctor.checks.by_rank import steps_are_paired, steps_with_different_rates, trained_networks
 from common.doctor.record import Network, Record, Tensors
@@ -26,14 +24,14 @@ def _weights(networks: tuple[Network, ...]) -> Answer:
     by_step = differences_by_step([network.weights for network in networks])
     if not by_step:
         return NotExamined("no optimizer step was seen on all ranks, or no rank has whole parameters")
-    different = [step for step, difference in by_step.items() if difference is not None]
+    different = [step for step, differences in by_step.items() if differences]
     if not different:
         return Right()
     first = different[0]
     for step in by_step:
         if step > first and step not in different and _are_finite(networks[0].weights[step]):
             return Right()  # as where only every n-th step averages the weights
-    return _with_cause(f"{by_step[first].text()} after step {first}", networks)
+    return _with_cause(f"{_in_words(by_step[first])} after step {first}", networks)
 
 
 def _are_finite(weights: Tensors) -> bool:
@@ -79,53 +77,40 @@ def _statistics(networks: tuple[Network, ...]) -> Answer:
     by_step.pop(0, None)  # nobody has trained
     if not by_step:
         return NotExamined(NO_STATISTICS)
-    for step, difference in by_step.items():
-        if difference is not None:
+    for step, differences in by_step.items():
+        if differences:
             return Finding(
-                f"{difference.text()} in the evaluation after step {step}",
+                f"{_in_words(differences)} in the evaluation after step {step}",
                 "broadcast the buffers of rank 0 before an evaluation, or use SyncBatchNorm",
                 pitfall="batchnorm_statistics",
             )
     return Right()
 
 
-class Difference(NamedTuple):
-    """The tensors of one rank that differ from those of rank 0."""
-
-    rank: int
-    largest_by_name: dict[str, float]  # the largest difference of two numbers, by the tensor's name
-    tensors: int  # the number of all tensors, equal ones included
-
-    def text(self) -> str:
-        """For example "rank 0 and 1 differ in 2 of 8 tensors by up to 1.0e-02 (weight, bias)"."""
-        names = list(self.largest_by_name)
-        largest = max(self.largest_by_name.values())
-        count = f"{len(names)} of {self.tensors} tensors by up to {largest:.1e}"
-        return f"rank 0 and {self.rank} differ in {count} ({', '.join(names[:3])})"
-
-
-def differences_by_step(of_ranks: list[dict[int, Tensors]]) -> dict[int, Difference | None]:
-    """The difference after each number of steps for which all ranks have noted tensors; None if they are the same."""
+def differences_by_step(of_ranks: list[dict[int, Tensors]]) -> dict[int, dict[str, float]]:
+    """For each number of steps after which all ranks have noted tensors: those that differ, and by how much at most."""
     found = {}
     for step in sorted(of_ranks[0]):
-        by_rank = [tensors.get(step) for tensors in of_ranks]
-        if all(by_rank):
-            found[step] = _difference(by_rank)
+        first, *others = [tensors.get(step) for tensors in of_ranks]
+        if first and all(others):
+            found[step] = _differences(first, others)
     return found
 
 
-def _difference(by_rank: list[Tensors]) -> Difference | None:
-    """The difference between rank 0 and the first rank with other tensors."""
-    first = by_rank[0]
-    for rank, tensors in enumerate(by_rank[1:], 1):
-        largest_by_name = {}
-        for name, values in first.items():
-            if name not in tensors or tensors[name].shape != values.shape or not values.numel():
-                continue
-            largest = distance(values, tensors[name])  # infinite if only one of two numbers is a nan
-            finite = values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-            if largest > TOLERANCE * finite.abs().max().item():
-                largest_by_name[name] = largest
-        if largest_by_name:
-            return Difference(rank, largest_by_name, len(first))
-    return None
+def _differences(first: Tensors, others: list[Tensors]) -> dict[str, float]:
+    largest: dict[str, float] = {}
+    for name, values in first.items():
+        finite = values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        tolerance = TOLERANCE * finite.abs().max().item()
+        for tensors in others:
+            if name in tensors and tensors[name].shape == values.shape:
+                apart = distance(values, tensors[name])  # infinite if only one of two numbers is a nan
+                if apart > tolerance:
+                    largest[name] = max(apart, largest.get(name, 0.0))
+    return largest
+
+
+def _in_words(differences: dict[str, float]) -> str:
+    """For example "2 tensors differ between the ranks by up to 1.0e-02 (weight, bias)"."""
+    names = ", ".join(list(differences)[:3])
+    return f"{len(differences)} tensors differ between the ranks by up to {max(differences.values()):.1e} ({names})"

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from itertools import chain
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
-from common.doctor.checks.by_rank import NO_NUMBERS, across_ranks, any_is_split, are_numbered_alike, training_epochs
+from common.doctor.checks.by_rank import NO_NUMBERS, across_ranks, are_numbered_alike, training_epochs
 from common.doctor.record import Content, Epoch, Record
 
 MIN_SAMPLES = 16  # fewer samples may have something in common by chance
@@ -29,7 +29,7 @@ Pairs = list[tuple[Content, Content]]  # two contents that were read under one n
 
 
 def check_training_samples(records: list[Record]) -> Answer:
-    if any_is_split(records):
+    if any(record.is_split for record in records):
         return NotExamined("ranks that compute parts of one network have the same samples")
     answers = []
     for number, epochs in enumerate(across_ranks(map(training_epochs, records))):

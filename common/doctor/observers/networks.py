@@ -61,8 +61,7 @@ class NetworkObserver:
             return  # in a backward, in which activation checkpointing computes a part again
         *wrappers, module = _unwrapped(called)
         if module not in self.networks:
-            self.networks[module] = _describe(module)
-            self._record.networks.append(self.networks[module])
+            self._add(module)
         in_training = module.training and torch.is_grad_enabled()
         if in_training:
             self._compare_with_wrapping(module, wrappers)
@@ -86,6 +85,15 @@ class NetworkObserver:
         if not forward.module.training and steps not in network.statistics:
             network.statistics[steps] = _statistics(forward.module)
 
+    def _add(self, module: nn.Module) -> None:
+        parameters = dict(module.named_parameters())
+        parts = [parameter for name, parameter in parameters.items() if _is_part(name, parameter)]
+        has_module = "module" in dict(module.named_children())
+        self.networks[module] = Network(type(module).__name__, len(parameters), has_module)
+        self._record.networks.append(self.networks[module])
+        self._record.is_sharded |= bool(parts)
+        self._record.is_split |= _is_split(module)
+
     def _compare_with_wrapping(self, module: nn.Module, wrappers: list[nn.Module]) -> None:
         """Compare a forward in training with what DistributedDataParallel was given."""
         network = self.networks[module]
@@ -105,17 +113,6 @@ class NetworkObserver:
         is_power_of_two = steps & (steps - 1) == 0
         if (steps <= EACH_STEP_UNTIL or is_power_of_two) and steps not in weights:
             weights[steps] = _parameters(module)
-
-
-def _describe(module: nn.Module) -> Network:
-    parameters = dict(module.named_parameters())
-    return Network(
-        kind=type(module).__name__,
-        parameter_count=len(parameters),
-        has_module="module" in dict(module.named_children()),
-        is_sharded=any(_is_part(name, parameter) for name, parameter in parameters.items()),
-        is_split=_is_split(module),
-    )
 
 
 def _device(module: nn.Module) -> torch.device:
@@ -150,16 +147,13 @@ def _is_part(name: str, parameter: nn.Parameter) -> bool:
 
 
 def _is_split(module: nn.Module) -> bool:
-    """True unless each rank computes whole samples of its own, as with fully_shard over one line of all ranks.
+    """True if DTensors lie on another mesh than one line of all ranks, or if fully_shard has not made them.
 
-    On a mesh of several dimensions, on one of some ranks only, and without fully_shard, ranks may compute parts of the
-    same samples.
+    Only fully_shard on such a line is known to let each rank compute whole samples of its own.
     """
     meshes = [parameter.device_mesh for parameter in module.parameters() if isinstance(parameter, DTensor)]
-    if not meshes:
-        return False
-    lines_of_all = [mesh.ndim == 1 and mesh.size() == dist.get_world_size() for mesh in meshes]
-    return not (all(lines_of_all) and any(isinstance(part, FSDPModule) for part in module.modules()))
+    is_fully_sharded = any(isinstance(part, FSDPModule) for part in module.modules())
+    return any(not is_fully_sharded or mesh.shape != (dist.get_world_size(),) for mesh in meshes)
 
 
 def _sample(tensor: Tensor) -> Tensor:
@@ -173,7 +167,7 @@ def _parameters(module: nn.Module) -> Tensors:
     """Numbers of each parameter that is whole on every rank."""
     samples = {}
     for name, parameter in module.named_parameters():
-        if parameter.is_floating_point() and not _is_part(name, parameter):
+        if parameter.is_floating_point() and parameter.numel() and not _is_part(name, parameter):
             samples[name] = _sample(parameter)
     return samples
 
