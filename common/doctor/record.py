@@ -42,7 +42,6 @@ class Epoch:
 
     loader: int  # the `id` of the DataLoader
     size: int | None  # the length of the whole data set, of which a `Subset` has a part; None if it has no length
-    dealt_out_by_torch: bool  # True if the batch sampler is torch's own; a library's may repeat samples, and correct it
     complete: bool = False  # True if the loader came to the end of its data
     batches: list[Batch] = field(default_factory=list)
 

@@ -44,24 +44,24 @@ class Message:
         return self.function(**self.arguments)
 
 
+@dataclass
 class Handle:
     """The handle of a message, which a solution gets in place of torch's. `finish` makes the message arrive."""
 
-    def __init__(self, message: Message, events: list[str], finish: Callable[[], Any]) -> None:
-        self._message = message
-        self._events = events
-        self._finish = finish
+    message: Message
+    events: list[str]
+    finish: Callable[[], Any]
 
     def wait(self, *_: Any) -> bool:
-        self._events.append("wait")
-        if not self._message.was_waited_for:
-            self._message.was_waited_for = True
-            self._finish()
+        self.events.append("wait")
+        if not self.message.was_waited_for:
+            self.message.was_waited_for = True
+            self.finish()
         return True
 
     def is_completed(self) -> bool:
         """True once somebody has waited: a collective does not begin before."""
-        return self._message.was_waited_for
+        return self.message.was_waited_for
 
 
 class Traffic:
@@ -117,7 +117,8 @@ class Traffic:
     def _new_message(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Message:
         arguments = inspect.signature(function).bind(*args, **kwargs).arguments
         tensor = arguments.get("tensor")
-        message = Message(function, arguments, tensor.detach().clone() if isinstance(tensor, Tensor) else None)
+        sent = tensor.detach().clone() if isinstance(tensor, Tensor) else None
+        message = Message(function, arguments, sent)
         self.messages.append(message)
         self.events.append(message.name)
         return message

@@ -46,21 +46,6 @@ def trained_networks(records: list[Record]) -> list[tuple[Network, ...]]:
     return same
 
 
-def steps_are_paired(records: list[Record]) -> bool:
-    """True unless the ranks have come to the end with different numbers of optimizer steps, as under Join."""
-    have_finished = all(record.end.reason == "finished" for record in records)
-    return not have_finished or len({len(record.steps) for record in records}) == 1
-
-
-def steps_with_different_rates(records: list[Record]) -> list[int]:
-    """The optimizer steps, from 0 on, at which not all ranks have the same learning rates."""
-    different = []
-    for number, steps in enumerate(across_ranks(record.steps for record in records)):
-        if any(step.learning_rates != steps[0].learning_rates for step in steps):
-            different.append(number)
-    return different
-
-
 def changing_rates(record: Record) -> list[list[list[float | None]]]:
     """The learning rates, step by step, of each optimizer for which they change."""
     by_optimizer = defaultdict(list)

@@ -120,15 +120,15 @@ def own_calls(records: list[Record]) -> dict[int, Call]:
     by_rank = [record.collectives for record in records]
     callers = Counter(call for calls in by_rank for call in set(calls))  # the number of ranks with each call
     answered = min(map(len, by_rank)) - 1  # the number of calls after which all ranks have called another one
-    in_branches = set()
-    for number, calls in enumerate(across_ranks(by_rank)[:answered]):
+    branches: set[Call] = set()
+    for calls in across_ranks(by_rank)[:answered]:
         names = {call.name for call in calls}
-        if len(names) == 1 and all(callers[call] < len(records) for call in calls):
-            in_branches.add(number)
+        most_callers = max(callers[call] for call in calls)
+        if len(names) == 1 and most_callers < len(records):
+            branches.update(calls)
     own: dict[int, Call] = {}
     for record in records:
-        for number, call in enumerate(record.collectives):
-            if callers[call] == 1 and number not in in_branches:
-                own[record.rank] = call
-                break
+        for call in record.collectives:
+            if callers[call] == 1 and call not in branches:
+                own.setdefault(record.rank, call)
     return own

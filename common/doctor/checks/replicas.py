@@ -1,7 +1,8 @@
 """Replicas: after each step all ranks have the same weights, and in each evaluation the same BatchNorm statistics."""
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
-from common.doctor.checks.by_rank import steps_are_paired, steps_with_different_rates, trained_networks
+from common.doctor.checks.by_rank import trained_networks
+from common.doctor.checks.optimizers import check_learning_rates
 from common.doctor.record import Network, Record, Tensors
 from common.weights import distance
 
@@ -12,10 +13,8 @@ NO_STATISTICS = "no BatchNorm was evaluated on several ranks"
 
 
 def check_same_weights(records: list[Record]) -> Answer:
-    if not steps_are_paired(records):
-        return NotExamined("the ranks made different numbers of optimizer steps")
-    if steps_with_different_rates(records):
-        return NotExamined("other learning rates make other weights")
+    if not isinstance(check_learning_rates(records), Right):
+        return NotExamined("no steps with the same learning rates were seen on all ranks")
     answers = [_weights(networks) for networks in trained_networks(records)]
     return overall(answers, "no network was trained on all ranks")
 

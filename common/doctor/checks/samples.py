@@ -31,9 +31,10 @@ Pairs = list[tuple[Content, Content]]  # two contents that were read under one n
 def check_training_samples(records: list[Record]) -> Answer:
     if any(record.is_split for record in records):
         return NotExamined("ranks that compute parts of one network have the same samples")
-    answers = []
+    answers: list[Answer] = []
     for number, epochs in enumerate(across_ranks(map(training_epochs, records))):
-        answers.append(_by_numbers(number, epochs) if are_numbered_alike(epochs) else _by_contents(number, epochs))
+        compare = _by_numbers if are_numbered_alike(epochs) else _by_contents
+        answers.append(compare(number, epochs))
     return overall(answers, "no pass over a DataLoader was seen in training on all ranks")
 
 
@@ -65,9 +66,10 @@ def _by_numbers(number: int, epochs: tuple[Epoch, ...]) -> Answer:
 
 def _by_contents(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     of_ranks = [[content for batch in epoch.batches for content in batch.contents] for epoch in epochs]
-    if len(set(of_ranks[0])) < MIN_SAMPLES or any(contents != of_ranks[0] for contents in of_ranks):
-        return NotExamined(NO_NUMBERS)
-    return _one_order(number, epochs)
+    first = of_ranks[0]
+    if len(set(first)) >= MIN_SAMPLES and all(contents == first for contents in of_ranks):
+        return _one_order(number, epochs)
+    return NotExamined(NO_NUMBERS)
 
 
 def _one_order(number: int, epochs: tuple[Epoch, ...]) -> Answer:
@@ -118,7 +120,7 @@ def read_twice(some: Iterable[Epoch], others: Iterable[Epoch]) -> Pairs:
 
 
 def _contents_by_number(epochs: Iterable[Epoch]) -> dict[int, Content]:
-    contents = {}
+    contents: dict[int, Content] = {}
     for epoch in epochs:
         for batch in epoch.batches:
             contents.update(zip(batch.samples, batch.contents, strict=False))

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Subset
+from torch.utils.data import DataLoader, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from common.doctor.observers.generators import note_draws, states
@@ -69,8 +69,7 @@ class LoaderObserver:
             self._newest.forwards.append(len(next(_tensors(inputs), ())))
 
     def after_start(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
-        dealt_out_by_torch = type(loader.batch_sampler) in (BatchSampler, type(None))
-        self._readings[iterator] = Reading(Epoch(id(loader), _size(loader.dataset), dealt_out_by_torch))
+        self._readings[iterator] = Reading(Epoch(id(loader), _size(loader.dataset)))
 
     def after_indices(self, numbers: Any, iterator: Any) -> None:
         self._readings[iterator].asked.append(numbers)

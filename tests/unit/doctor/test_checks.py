@@ -14,9 +14,13 @@ NAN = float("nan")
 INF = float("inf")
 
 
+def trained() -> list[Record]:
+    return [Record(rank, steps=[Step([0.1], 1)], networks=[Network("Net", forwards=1)]) for rank in range(2)]
+
+
 def test_weights_that_are_averaged_now_and_then_are_no_finding():
     apart, equal = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 3.0])
-    records = [Record(rank, networks=[Network("Net", wrapped=True, forwards=4)]) for rank in range(2)]
+    records = trained()
     for rank, one in enumerate(records):
         one.networks[0].weights = {step: {"w": apart + rank if step % 2 else equal} for step in range(1, 5)}
     assert replicas.check_same_weights(records) == Right()
@@ -39,7 +43,7 @@ def test_weights_that_are_averaged_now_and_then_are_no_finding():
     ],
 )
 def test_ranks_differ_in_what_is_not_finite_too(of_ranks, kind):
-    records = [Record(rank, networks=[Network("Net", wrapped=True, forwards=1)]) for rank in range(2)]
+    records = trained()
     for one, values in zip(records, of_ranks, strict=True):
         one.networks[0].weights = {1: {"w": torch.tensor(values)}}
         one.networks[0].statistics = {1: {"mean": torch.tensor(values)}}
@@ -63,7 +67,7 @@ def epoch_of(orders, content=lambda sample: (sample,), batch_size=4, size=1000, 
     for first in range(0, len(orders), batch_size):
         own = list(orders[first : first + batch_size])
         batches.append(Batch(own, [content(sample) for sample in own], forwards=[len(own)] if trained else []))
-    return Epoch(0, size, True, complete=True, batches=batches)
+    return Epoch(0, size, complete=True, batches=batches)
 
 
 HALVES = [(shuffled(epoch)[::2], shuffled(epoch)[1::2]) for epoch in range(4)]

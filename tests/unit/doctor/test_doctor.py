@@ -49,7 +49,7 @@ QUICK, *SLOW = MISTAKES
 HARMLESS = {
     "StreamSharedOut": "the samples have no numbers",
     "BatchesCutByTheScript": "the script may train it on a part of each batch",
-    "Joined": "weights (the ranks made different numbers of optimizer steps)",
+    "Joined": "learning rates (the ranks made different numbers of optimizer steps)",
     "Unusual": "schedule (no change of a learning rate was seen)",
     "Sharded": "no rank has whole parameters",
 }

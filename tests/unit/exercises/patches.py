@@ -63,7 +63,7 @@ WRONG = {
         ),
         (
             "    chunks = ",
-            "    handle = dist.isend(tensor, right)\n    dist.recv(tensor.clone(), left)\n    handle.wait()\n    chunks = ",
+            "    sent = dist.isend(tensor, right)\n    dist.recv(tensor.clone(), left)\n    sent.wait()\n    chunks = ",
             "more numbers were sent",
         ),
     ],
