@@ -16,7 +16,6 @@ FILE = "record.pickle"
 PROGRESS = "progress"
 Tensors = dict[str, Tensor]
 Content = tuple[int, ...]  # a fingerprint of each tensor of a sample
-Source = Literal["forwards in training", "batches"]
 Reason = Literal["finished", "steps", "crash", "stopped"]
 
 
@@ -28,6 +27,10 @@ class Batch:
     contents: list[Content]  # the contents of its samples; empty after the first thousands of an epoch
     steps: int = 0  # the number of optimizer steps before it
     forwards: list[int] = field(default_factory=list)  # the number of samples in each forward in training with it
+
+    @property
+    def size(self) -> int:
+        return len(self.samples or self.contents)
 
 
 @dataclass
@@ -74,7 +77,7 @@ class Network:
 class Draw:
     """A forward or a batch that drew random numbers, and a fingerprint of the generator's state before."""
 
-    source: Source
+    source: str  # "forwards in training" or "batches"
     generator: str  # "torch", "NumPy", "Python" or "GPU"
     state: int
 

@@ -35,15 +35,12 @@ def _order(rank: int, earlier: list[int], later: list[int]) -> Answer:
 
 
 def check_evaluation_samples(records: list[Record]) -> Answer:
-    """The answer about the samples that are read in evaluations, of which a script may drop some before they count.
+    """The answer about the samples of evaluations, such as these of six samples on two ranks:
 
-    Six samples on two ranks:
-
-        rank 0   rank 1
-        0 2 4    1 3 5    right
-        0 … 5    0 … 5    right: each rank evaluates all
-        0 2 4    1 3 0    found: 0 is read twice, and 5 never
-        0 2      1 3      found, unless another evaluation reads 4 and 5
+    0 2 4    1 3 5    right
+    0 … 5    0 … 5    right: each rank evaluates all
+    0 2 4    1 3 0    found: 0 is read twice, and 5 never
+    0 2      1 3      found, unless another evaluation reads 4 and 5
     """
     if any(record.is_sharded for record in records):
         return NotExamined("a sharded network needs equally many batches, and the script may drop what is repeated")

@@ -16,7 +16,6 @@ Samples are compared by their numbers, and where that is not enough by their con
 """
 
 from collections import Counter
-from collections.abc import Iterable
 from itertools import chain
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
@@ -66,22 +65,19 @@ def _by_numbers(number: int, epochs: tuple[Epoch, ...]) -> Answer:
 
 def _by_contents(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     of_ranks = [[content for batch in epoch.batches for content in batch.contents] for epoch in epochs]
-    first = of_ranks[0]
-    if len(set(first)) >= MIN_SAMPLES and all(contents == first for contents in of_ranks):
-        return _one_order(number, epochs)
-    return NotExamined(NO_NUMBERS)
+    first, *others = of_ranks
+    if len(set(first)) < MIN_SAMPLES or others != [first] * len(others):
+        return NotExamined(NO_NUMBERS)
+    return _one_order(number, epochs)
 
 
 def _one_order(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     """The answer where all ranks have read the same samples in the same order."""
-    count = 0
     for epoch in epochs:
-        sizes = [len(batch.samples or batch.contents) for batch in epoch.batches]
-        trained = [max(batch.forwards, default=0) for batch in epoch.batches]
-        whole = sum(forward >= size for forward, size in zip(trained, sizes, strict=True))
-        if whole < len(sizes) - 1:  # a script may read one batch ahead, or a last one in vain
+        whole = [batch for batch in epoch.batches if max(batch.forwards, default=0) >= batch.size]
+        if len(whole) < len(epoch.batches) - 1:  # a script may read one batch ahead, or a last one in vain
             return NotExamined("each rank reads all samples, but the script may train it on a part of each batch")
-        count = sum(sizes)
+    count = sum(batch.size for batch in epochs[0].batches)
     return Finding(
         f"each rank read the same {count} samples in the same order in epoch {number}",
         "let each rank read its own part: a DistributedSampler deals it out, and a stream chooses it by the rank",
@@ -92,34 +88,33 @@ def check_data_sets(records: list[Record]) -> Answer:
     """The answer about the data sets of ranks that share out numbers: over several epochs they read the same ones."""
     if not isinstance(check_training_samples(records), Right):
         return NotExamined("the samples are not dealt out among the ranks by their numbers")
-    by_one: Pairs = []
-    by_two: Pairs = []
-    first = training_epochs(records[0])
+    by_rank = []
     for record in records:
         epochs = training_epochs(record)
-        by_one += read_twice(epochs[:1], [epoch for epoch in epochs[1:] if epoch.loader == epochs[0].loader])
-        if record is not records[0]:
-            by_two += read_twice(first, epochs)
-    if min(len(by_one), len(by_two)) < MIN_SAMPLES:
+        by_rank.append([epoch for epoch in epochs if epoch.loader == epochs[0].loader])
+    first, *others = by_rank
+    by_one_rank = [pair for epochs in by_rank for pair in read_twice(epochs[:1], epochs[1:])]
+    by_two_ranks = [pair for epochs in others for pair in read_twice(first, epochs)]
+    if min(len(by_one_rank), len(by_two_ranks)) < MIN_SAMPLES:
         return NotExamined("too few samples were read again, by the same rank and by another one")
-    if not are_same_samples(by_one):
+    if not are_same_samples(by_one_rank):
         return NotExamined("the samples change with each read, or are too alike")
-    if are_same_samples(by_two):
+    if are_same_samples(by_two_ranks):
         return Right()
     return Finding(
-        f"the sampler deals out numbers, but {len(by_two)} samples have other contents on another rank",
+        f"the sampler deals out numbers, but {len(by_two_ranks)} samples have other contents on another rank",
         "make the data alike on all ranks: draw them, and any random split, with the same seed",
     )
 
 
-def read_twice(some: Iterable[Epoch], others: Iterable[Epoch]) -> Pairs:
+def read_twice(some: list[Epoch], others: list[Epoch]) -> Pairs:
     """The contents of the samples that were read both in some epochs and in others."""
     first = _contents_by_number(some)
     second = _contents_by_number(others)
     return [(first[number], second[number]) for number in first.keys() & second.keys()]
 
 
-def _contents_by_number(epochs: Iterable[Epoch]) -> dict[int, Content]:
+def _contents_by_number(epochs: list[Epoch]) -> dict[int, Content]:
     contents: dict[int, Content] = {}
     for epoch in epochs:
         for batch in epoch.batches:

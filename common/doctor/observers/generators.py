@@ -6,7 +6,7 @@ import zlib
 import numpy as np
 import torch
 
-from common.doctor.record import Draw, Record, Source
+from common.doctor.record import Draw, Record
 
 MAX_DRAWS = 64  # the number that is recorded of each source
 
@@ -24,7 +24,7 @@ def states(device: torch.device) -> dict[str, int]:
     return found
 
 
-def note_draws(record: Record, source: Source, before: dict[str, int], device: torch.device) -> None:
+def note_draws(record: Record, source: str, before: dict[str, int], device: torch.device) -> None:
     """Record the generators that have drawn since they had the states `before`."""
     if sum(draw.source == source for draw in record.draws) >= MAX_DRAWS:
         return

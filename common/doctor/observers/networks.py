@@ -86,12 +86,11 @@ class NetworkObserver:
             network.statistics[steps] = _statistics(forward.module)
 
     def _add(self, module: nn.Module) -> None:
-        parameters = dict(module.named_parameters())
-        parts = [parameter for name, parameter in parameters.items() if _is_part(name, parameter)]
+        parameters = list(module.named_parameters())
         has_module = "module" in dict(module.named_children())
         self.networks[module] = Network(type(module).__name__, len(parameters), has_module)
         self._record.networks.append(self.networks[module])
-        self._record.is_sharded |= bool(parts)
+        self._record.is_sharded |= any(_is_part(name, parameter) for name, parameter in parameters)
         self._record.is_split |= _is_split(module)
 
     def _compare_with_wrapping(self, module: nn.Module, wrappers: list[nn.Module]) -> None:
