@@ -62,13 +62,10 @@ class Network:
     parameter_count: int = 0  # the number of its parameter tensors
     has_module: bool = False  # True if a part of it is itself called `module`
     forwards: int = 0  # the number of calls in training mode with gradients
-
-    # The network and DistributedDataParallel.
     wrapped: bool = False  # True if DistributedDataParallel holds it, or it holds one
     past_wrapper: int = 0  # the number of forwards that did not come through the wrapper
     changed: list[str] = field(default_factory=list)  # parameters that were exchanged, moved or converted once wrapped
-
-    # Parts of its tensors, by the number of optimizer steps before.
+    # Some numbers of each tensor, by the number of optimizer steps before.
     weights: dict[int, Tensors] = field(default_factory=dict)
     statistics: dict[int, Tensors] = field(default_factory=dict)  # those of BatchNorm, in evaluations
 

@@ -1,4 +1,4 @@
-"""The script's end: a rank has crashed, or ranks wait for each other, mostly in different collectives."""
+"""`Record.end` and `collectives`: a rank has crashed, or ranks wait for each other, mostly in different collectives."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Epochs: each epoch of a training has an order of its own, and in an evaluation each sample counts once."""
+"""`Record.epochs`: each epoch of a training has an order of its own, and in an evaluation each sample counts once."""
 
 from collections import Counter
 from itertools import chain, pairwise

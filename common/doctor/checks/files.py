@@ -1,4 +1,4 @@
-"""Files: one rank writes each, with the keys of the bare network."""
+"""`Record.saves`: one rank writes each file, with the keys of the bare network."""
 
 from collections import defaultdict
 from pathlib import Path

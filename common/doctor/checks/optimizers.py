@@ -1,4 +1,4 @@
-"""Optimizers: they have the networks' parameters, and step alike on all ranks."""
+"""`Record.steps`: the optimizers have the networks' parameters, and step alike on all ranks."""
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
 from common.doctor.checks.by_rank import across_ranks, changing_rates

@@ -1,4 +1,4 @@
-"""Random numbers: dropout and augmentation draw others on each rank."""
+"""`Record.draws`: dropout and augmentation draw other random numbers on each rank."""
 
 from collections import defaultdict
 

@@ -1,4 +1,4 @@
-"""Replicas: after each step all ranks have the same weights, and in each evaluation the same BatchNorm statistics."""
+"""`Record.networks`: all ranks have the same weights after each step, and the same statistics in each evaluation."""
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
 from common.doctor.checks.by_rank import trained_networks

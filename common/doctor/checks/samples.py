@@ -1,4 +1,4 @@
-"""Training samples: each belongs to one rank, and its number in the data set means the same sample on all ranks.
+"""`Record.epochs`: each sample trains on one rank, and its number in the data set is the same sample on all ranks.
 
     each rank reads                                       training samples    data sets
     a part of one order                                   right               right
@@ -89,11 +89,13 @@ def check_data_sets(records: list[Record]) -> Answer:
     if not isinstance(check_training_samples(records), Right):
         return NotExamined("the samples are not dealt out among the ranks by their numbers")
     by_rank = []
+    by_one_rank: Pairs = []
     for record in records:
-        epochs = training_epochs(record)
-        by_rank.append([epoch for epoch in epochs if epoch.loader == epochs[0].loader])
+        trained = training_epochs(record)
+        epochs = [epoch for epoch in trained if epoch.loader == trained[0].loader]
+        by_rank.append(epochs)
+        by_one_rank += read_twice(epochs[:1], epochs[1:])
     first, *others = by_rank
-    by_one_rank = [pair for epochs in by_rank for pair in read_twice(epochs[:1], epochs[1:])]
     by_two_ranks = [pair for epochs in others for pair in read_twice(first, epochs)]
     if min(len(by_one_rank), len(by_two_ranks)) < MIN_SAMPLES:
         return NotExamined("too few samples were read again, by the same rank and by another one")

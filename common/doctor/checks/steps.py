@@ -1,4 +1,4 @@
-"""Steps: what each rank must do right by itself from one step of its optimizer to the next.
+"""`Record.steps` and `clippings`: each rank must do this right by itself, from one optimizer step to the next.
 
     check         right                                          wrong
     clipping      scale, backward, unscale_, clip, step          scale, backward, clip, step

@@ -23,15 +23,7 @@ class ForgottenWrapper(Engine):
         return self.net
 
 
-class DoubleNet(Net):
-    def forward(self, x):
-        return super().forward(x.double())
-
-
 class ConvertedAfterWrapping(Engine):
-    def make_net(self):
-        return DoubleNet()
-
     def wrap(self):
         return DDP(self.net).to(torch.float64)
 
@@ -120,6 +112,9 @@ class Stream(IterableDataset):
         self.samples = samples
         self.mine = range(first, len(samples), step)
 
+    def __len__(self):
+        return len(self.mine)
+
     def __iter__(self):
         return (self.samples[i] for i in self.mine)
 
@@ -130,9 +125,6 @@ class StreamReadWholeOnEachRank(Engine):
 
     def make_train_loader(self):
         return DataLoader(Stream(self.train_set), BATCH_SIZE)
-
-    def steps_per_epoch(self):
-        return 16
 
     def loss_of(self, batch):
         return self.criterion(self.model(x=batch["x"]), batch["y"])
@@ -171,9 +163,6 @@ class StreamSharedOut(Engine):
     def make_train_loader(self):
         return DataLoader(Stream(self.train_set, self.rank, self.world), BATCH_SIZE)
 
-    def steps_per_epoch(self):
-        return 8
-
 
 class BatchesCutByTheScript(Engine):
     """It looks like NoSampler, and is right."""
@@ -184,23 +173,6 @@ class BatchesCutByTheScript(Engine):
     def loss_of(self, batch):
         own = {key: values[self.rank :: self.world] for key, values in batch.items()}
         return self.criterion(self.model(x=own["x"]), own["y"])
-
-
-class Unusual(Engine):
-    """It has a compiled network, two optimizers and a moving average, and is right."""
-
-    def wrap(self):
-        return torch.compile(DDP(self.net), backend="eager")
-
-    def make_optimizer(self):
-        self.of_head = optim.SGD(self.net.head.parameters(), lr=10 * LR)
-        return optim.Adam(self.net.body.parameters(), lr=LR)
-
-    def step_schedule(self):
-        self.of_head.step()
-
-    def weights(self):
-        return AveragedModel(self.net).state_dict()
 
 
 class CollectiveOnRank0(Engine):
@@ -220,12 +192,22 @@ class UnevenInputs(Engine):
         pass
 
 
-class Joined(UnevenInputs):
-    """It looks like UnevenInputs, and is right."""
+class Unusual(UnevenInputs):
+    """It has uneven inputs under Join, two optimizers and a moving average, and is right."""
+
+    def make_optimizer(self):
+        self.of_head = optim.SGD(self.net.head.parameters(), lr=10 * LR)
+        return optim.Adam(self.net.body.parameters(), lr=LR)
 
     def one_epoch(self):
         with Join([self.model]):
             return super().one_epoch()
+
+    def step_schedule(self):
+        self.of_head.step()
+
+    def weights(self):
+        return AveragedModel(self.net).state_dict()
 
 
 class UnusedParameter(Engine):
