@@ -73,7 +73,7 @@ class Gradients(NamedTuple):
     means: list
 
 
-def check_means(what: str, actual: list[list], expected: list[Gradients]) -> None:
+def check_means(subject: str, actual: list[list], expected: list[Gradients]) -> None:
     """Raise a Mistake if the gradients that a solution has averaged, by rank, are not the means."""
     world_size = len(actual)
     own = [of_rank.own for of_rank in expected]
@@ -89,4 +89,4 @@ def check_means(what: str, actual: list[list], expected: list[Gradients]) -> Non
         sentence = "are each rank's own: all_reduce writes the sum into the tensor that it is given, and no other"
     else:
         sentence = "are not the means: add up the ranks' and divide once by the world size (None stays None)"
-    raise Mistake(f"{what} {sentence}", by_rank(actual) | {"backward, by rank": own, "means": means[0]})
+    raise Mistake(f"{subject} {sentence}", by_rank(actual) | {"backward, by rank": own, "means": means[0]})

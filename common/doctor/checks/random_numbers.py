@@ -9,7 +9,7 @@ from common.doctor.record import Record
 
 def check_draws(records: list[Record]) -> Answer:
     if any(record.is_split for record in records):
-        return NotExamined("ranks that compute parts of one network draw the same numbers")
+        return NotExamined("on the mesh of the network, ranks may need the same numbers")
     of_ranks = [_states(record) for record in records]
     answers: list[Answer] = []
     for source, generator in of_ranks[0]:

@@ -29,7 +29,7 @@ Pairs = list[tuple[Content, Content]]  # two contents that were read under one n
 
 def check_training_samples(records: list[Record]) -> Answer:
     if any(record.is_split for record in records):
-        return NotExamined("ranks that compute parts of one network have the same samples")
+        return NotExamined("on the mesh of the network, ranks may have the same samples")
     answers: list[Answer] = []
     for number, epochs in enumerate(across_ranks(map(training_epochs, records))):
         compare = _by_numbers if are_numbered_alike(epochs) else _by_contents

@@ -50,7 +50,6 @@ HARMLESS = {
     "StreamSharedOut": "the samples have no numbers",
     "BatchesCutByTheScript": "the script may train it on a part of each batch",
     "Unusual": "learning rates (the ranks made different numbers of optimizer steps)",
-    "Sharded": "no rank has whole parameters",
 }
 # What ends badly, or never: the pitfall, and a part of the report.
 ENDS = {

@@ -17,8 +17,7 @@ import torch
 import torch.distributed
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, Dataset
-from torch.utils.data.distributed import DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 EPOCHS = 2
 SAMPLES = 256
