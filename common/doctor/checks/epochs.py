@@ -57,7 +57,7 @@ def check_evaluation_samples(records: list[Record]) -> Answer:
     return overall(answers, "no evaluation was seen whole on all ranks")
 
 
-def _evaluation(number: int, epochs: tuple[Epoch, ...], all_of_this_size: list[Epoch]) -> Answer:
+def _evaluation(number: int, epochs: tuple[Epoch, ...], of_this_size: list[Epoch]) -> Answer:
     if not are_numbered_alike(epochs):
         return NotExamined(NO_NUMBERS)
     samples = [epoch.samples for epoch in epochs]
@@ -68,7 +68,7 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...], all_of_this_size: list[E
     reads = Counter(chain.from_iterable(samples))
     repeated = sum(times > 1 for times in reads.values())
     size = epochs[0].size
-    missing = size - len({sample for epoch in all_of_this_size for sample in epoch.samples})
+    missing = size - len({sample for epoch in of_this_size for sample in epoch.samples})
     tail = sum(len(epoch.batches[-1].samples) for epoch in epochs)
     some_dropped = 0 < missing <= tail  # more are missing where somebody evaluates a part
     if not repeated and not some_dropped:

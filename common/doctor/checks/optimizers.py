@@ -1,7 +1,8 @@
 """`Record.steps`: the optimizers have the networks' parameters, and step alike on all ranks."""
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
-from common.doctor.checks.by_rank import across_ranks, changing_rates
+from common.doctor.checks.by_rank import across_ranks, changing_rates, training_epochs
+from common.doctor.checks.end import uneven_epoch
 from common.doctor.record import Record
 
 
@@ -27,8 +28,8 @@ def check_learning_rates(records: list[Record]) -> Answer:
     steps = across_ranks(record.steps for record in records)
     if not steps:
         return NotExamined("no optimizer step was seen on all ranks")
-    if len({len(record.steps) for record in records if record.end.reason == "finished"}) > 1:  # as under Join
-        return NotExamined("the ranks made different numbers of optimizer steps")
+    if uneven_epoch(map(training_epochs, records)) is not None:  # as under Join
+        return NotExamined("the ranks trained on different numbers of batches, so their steps do not correspond")
     different = []
     for number, of_ranks in enumerate(steps):
         if any(step.learning_rates != of_ranks[0].learning_rates for step in of_ranks):

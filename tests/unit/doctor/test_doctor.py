@@ -49,7 +49,7 @@ QUICK, *SLOW = MISTAKES
 HARMLESS = {
     "StreamSharedOut": "the samples have no numbers",
     "BatchesCutByTheScript": "the script may train it on a part of each batch",
-    "Unusual": "learning rates (the ranks made different numbers of optimizer steps)",
+    "Unusual": "learning rates (the ranks trained on different numbers of batches",
 }
 # What ends badly, or never: the pitfall, and a part of the report.
 ENDS = {
