@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from common.doctor.record import Epoch, Network, Record
 
@@ -27,6 +27,27 @@ def evaluations(record: Record) -> list[Epoch]:
     """
     others = [epoch for epoch in record.epochs if not any(batch.forwards for batch in epoch.batches)]
     return [epoch for epoch in others if epoch.batches[0].steps == epoch.batches[-1].steps]
+
+
+class UnevenEpoch(NamedTuple):
+    """An epoch that has ended on one rank, and goes on on another one."""
+
+    number: int
+    batches: list[int]  # the number that each rank has read
+
+    def batches_by_rank(self) -> str:
+        """For example "rank 0 has 9 batches, rank 1 has 8 batches"."""
+        return ", ".join(f"rank {rank} has {count} batches" for rank, count in enumerate(self.batches))
+
+
+def uneven_epoch(of_ranks: Iterable[list[Epoch]]) -> UnevenEpoch | None:
+    """The first uneven one among the epochs of all ranks."""
+    for number, epochs in enumerate(across_ranks(of_ranks)):
+        shortest = min(epochs, key=lambda epoch: len(epoch.batches))
+        batches = [len(epoch.batches) for epoch in epochs]
+        if shortest.complete and max(batches) > min(batches):
+            return UnevenEpoch(number, batches)
+    return None
 
 
 def are_numbered_alike(epochs: tuple[Epoch, ...]) -> bool:

@@ -1,12 +1,10 @@
 """`Record.end` and `collectives`: a rank has crashed, or ranks wait for each other, mostly in different collectives."""
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import NamedTuple
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
-from common.doctor.checks.by_rank import across_ranks, evaluations, training_epochs
-from common.doctor.record import Call, Epoch, Record
+from common.doctor.checks.by_rank import across_ranks, evaluations, training_epochs, uneven_epoch
+from common.doctor.record import Call, Record
 
 MAX_ERROR = 300  # characters, after which the text of an error is cut
 # Parts of the error of a rank whose partner has left or has called another collective. torch's threads abort the
@@ -84,27 +82,6 @@ def _where(record: Record) -> str:
     if record.end.reason == "stopped" and record.waits_in:
         return f"rank {record.rank} is in {record.waits_in}"
     return f"rank {record.rank} has ended"
-
-
-class UnevenEpoch(NamedTuple):
-    """An epoch that has ended on one rank, and goes on on another one."""
-
-    number: int
-    batches: list[int]  # the number that each rank has read
-
-    def batches_by_rank(self) -> str:
-        """For example "rank 0 has 9 batches, rank 1 has 8 batches"."""
-        return ", ".join(f"rank {rank} has {count} batches" for rank, count in enumerate(self.batches))
-
-
-def uneven_epoch(of_ranks: Iterable[list[Epoch]]) -> UnevenEpoch | None:
-    """The first uneven one among the epochs of all ranks."""
-    for number, epochs in enumerate(across_ranks(of_ranks)):
-        shortest = min(epochs, key=lambda epoch: len(epoch.batches))
-        batches = [len(epoch.batches) for epoch in epochs]
-        if shortest.complete and max(batches) > min(batches):
-            return UnevenEpoch(number, batches)
-    return None
 
 
 def own_calls(records: list[Record]) -> dict[int, Call]:

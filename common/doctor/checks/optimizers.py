@@ -1,8 +1,7 @@
 """`Record.steps`: the optimizers have the networks' parameters, and step alike on all ranks."""
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
-from common.doctor.checks.by_rank import across_ranks, changing_rates, training_epochs
-from common.doctor.checks.end import uneven_epoch
+from common.doctor.checks.by_rank import across_ranks, changing_rates, training_epochs, uneven_epoch
 from common.doctor.record import Record
 
 
