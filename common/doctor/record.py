@@ -27,6 +27,7 @@ class Batch:
     contents: list[Content]  # the contents of its samples; empty after the first thousands of an epoch
     steps: int = 0  # the number of optimizer steps before it
     forwards: list[int] = field(default_factory=list)  # the number of samples in each forward in training with it
+    evaluated: bool = False  # True if a network in evaluation mode was called with it
 
     @property
     def size(self) -> int:

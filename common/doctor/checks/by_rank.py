@@ -21,12 +21,9 @@ def training_epochs(record: Record) -> list[Epoch]:
 
 
 def evaluations(record: Record) -> list[Epoch]:
-    """The epochs without a forward in training, and without an optimizer step between two batches.
-
-    A loop over two loaders at once makes steps in the epochs of both, but its forwards are noted in one of them.
-    """
-    others = [epoch for epoch in record.epochs if not any(batch.forwards for batch in epoch.batches)]
-    return [epoch for epoch in others if epoch.batches[0].steps == epoch.batches[-1].steps]
+    """The epochs in which a network is called in evaluation mode, and no optimizer makes a step between two batches."""
+    evaluated = [epoch for epoch in record.epochs if any(batch.evaluated for batch in epoch.batches)]
+    return [epoch for epoch in evaluated if epoch.batches[0].steps == epoch.batches[-1].steps]
 
 
 class UnevenEpoch(NamedTuple):

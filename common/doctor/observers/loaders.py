@@ -47,7 +47,7 @@ class LoaderObserver:
         before_batch   the states of the random generators are recorded
         after_indices  the numbers of the batch are put into `asked`
         after_batch    the numbers move from `asked` to a new Batch
-        note_forward   a forward in training is noted in the Batch
+        note_forward   a forward in training is noted in the Batch; note_evaluation notes one in evaluation mode
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -67,6 +67,10 @@ class LoaderObserver:
         """Note a forward in training, with these inputs, in the newest batch."""
         if self._newest is not None:
             self._newest.forwards.append(len(next(_tensors(inputs), ())))
+
+    def note_evaluation(self) -> None:
+        if self._newest is not None:
+            self._newest.evaluated = True
 
     def after_start(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
         self._readings[iterator] = Reading(Epoch(id(loader), _size(loader.dataset)))

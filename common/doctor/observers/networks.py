@@ -80,10 +80,12 @@ class NetworkObserver:
             network.forwards += 1
             self._loaders.note_forward((inputs, keywords))
             note_draws(self._record, "forwards in training", forward.generators, _device(forward.module))
-        steps = len(self._record.steps)
-        # If DDP copies rank 0's statistics, it has done so in this forward. An evaluation changes none.
-        if not forward.module.training and steps not in network.statistics:
-            network.statistics[steps] = _statistics(forward.module)
+        if not forward.module.training:
+            self._loaders.note_evaluation()
+            steps = len(self._record.steps)
+            # If DDP copies rank 0's statistics, it has done so in this forward. An evaluation changes none.
+            if steps not in network.statistics:
+                network.statistics[steps] = _statistics(forward.module)
 
     def _add(self, module: nn.Module) -> None:
         parameters = list(module.named_parameters())

@@ -68,7 +68,7 @@ def epoch_of(orders, content=lambda sample: (sample,), batch_size=4, size=1000, 
     batches = []
     for first in range(0, len(orders), batch_size):
         own = list(orders[first : first + batch_size])
-        batches.append(Batch(own, [content(sample) for sample in own], forwards=[len(own)] if trained else []))
+        batches.append(Batch(own, [content(sample) for sample in own], 0, [len(own)] * trained, not trained))
     return Epoch(0, size, complete=True, batches=batches)
 
 
