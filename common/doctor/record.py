@@ -7,7 +7,7 @@ import os
 import pickle
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -15,32 +15,44 @@ from torch import Tensor
 FILE = "record.pickle"
 PROGRESS = "progress"
 Tensors = dict[str, Tensor]
+Content = tuple[int, ...]  # a fingerprint of each tensor of a sample
 Reason = Literal["finished", "steps", "crash", "stopped"]
+
+
+@dataclass
+class Batch:
+    """A batch that a DataLoader has handed out."""
+
+    samples: list[int]  # the numbers of its samples in the data set; empty if they have none, as in a stream
+    contents: list[Content]  # the contents of its samples; empty after the first thousands of an epoch
+    steps: int = 0  # the number of optimizer steps before it
+    forwards: list[int] = field(default_factory=list)  # the number of samples in each forward in training with it
+    evaluated: bool = False  # True if a network in evaluation mode was called with it
+
+    @property
+    def size(self) -> int:
+        return len(self.samples or self.contents)
 
 
 @dataclass
 class Epoch:
     """A pass over a DataLoader, in training or in evaluation.
 
-    Two ranks that train on 6 samples of one order, 2 0 5 4 1 3, in batches of 2:
+    Two ranks train on 6 samples, which are dealt out in the order 2 0 5 4 1 3, and in batches of 2:
 
-        rank  samples  batches  last_batch  complete  forwards  samples_in_forwards
-        0     2 5 1    2        1           True      2         3
-        1     0 4 3    2        1           True      2         3
+        rank 0   Batch([2, 5], …, steps=0, forwards=[2])   Batch([1], …, steps=1, forwards=[1])
+        rank 1   Batch([0, 4], …, steps=0, forwards=[2])   Batch([3], …, steps=1, forwards=[1])
     """
 
     loader: int  # the `id` of the DataLoader
-    size: int | None  # the length of the whole data set, of which a `Subset` has a part; None if it is iterable
-    # True if torch's own batch sampler deals out the samples. Those of a library may be corrected later, so they do not
-    # count in `epochs.check_evaluation_samples`.
-    dealt_out_by_torch: bool
-    samples: list[int] | None = field(default_factory=list)  # the numbers read, in order; None where they have none
-    batches: int = 0  # the number of batches that came
-    complete: bool = False  # the data came to their end; `checks/end.py` asks whether they end on all ranks
-    last_batch: int = 0  # the number of samples in the last one, which a sampler may have filled up or dropped
-    forwards: int = 0  # the number of forwards in training with its batches
-    samples_in_forwards: int = 0  # the number of samples in these, for `samples.check_training_samples`
-    contents: list[tuple[int, ...]] = field(default_factory=list)  # a fingerprint of each tensor of the first samples
+    size: int | None  # the length of the whole data set, of which a `Subset` has a part; None if it has no length
+    complete: bool = False  # True if the loader came to the end of its data
+    batches: list[Batch] = field(default_factory=list)
+
+    @property
+    def samples(self) -> list[int]:
+        """The numbers of all samples, in the order in which they were read."""
+        return [sample for batch in self.batches for sample in batch.samples]
 
 
 @dataclass
@@ -48,17 +60,15 @@ class Network:
     """A network that the script has called."""
 
     kind: str  # the name of its class
-    parameter_count: int = 0  # the number of parameter tensors
-    is_sharded: bool = False  # a rank holds parts of its parameters, as under FSDP
-    has_module: bool = False  # a part of it is itself called `module`
-    wrapped: bool = False  # DistributedDataParallel holds it, or it holds one
-    forwards: int = 0  # calls in training mode with gradients
-    past_wrapper: int = 0  # forwards that did not come through the wrapper
+    parameter_count: int = 0  # the number of its parameter tensors
+    has_module: bool = False  # True if a part of it is itself called `module`
+    forwards: int = 0  # the number of calls in training mode with gradients
+    wrapped: bool = False  # True if DistributedDataParallel holds it, or it holds one
+    past_wrapper: int = 0  # the number of forwards that did not come through the wrapper
     changed: list[str] = field(default_factory=list)  # parameters that were exchanged, moved or converted once wrapped
-    # A part of each parameter, by the number of steps after which it was noted.
+    # Some numbers of each tensor, by the number of optimizer steps before.
     weights: dict[int, Tensors] = field(default_factory=dict)
-    # BatchNorm's statistics in evaluations, by the number of steps before them.
-    statistics: dict[int, Tensors] = field(default_factory=dict)
+    statistics: dict[int, Tensors] = field(default_factory=dict)  # those of BatchNorm, in evaluations
 
 
 @dataclass
@@ -76,15 +86,16 @@ class Step:
 
     # One for each parameter group; None where an optimizer works it out itself, as Adafactor does, and for a nan.
     learning_rates: list[float | None]
-    micro_batches: int  # forwards in training, of all networks, since the step before
+    micro_batches: int  # the number of forwards in training, of all networks, since the step before
+    optimizer: int = 0  # the optimizer's number, in the order of the first steps
 
 
 @dataclass
 class Save:
-    """A call of `torch.save`: the file, and the keys of the state dicts that went into it."""
+    """A call of `torch.save`: the file, and the keys of each state dict that went into it."""
 
     path: str
-    keys: list[str]
+    state_dicts: list[list[str]]
 
 
 @dataclass(frozen=True)
@@ -121,6 +132,8 @@ class Record:
     end: End = field(default_factory=End)
     epochs: list[Epoch] = field(default_factory=list)
     networks: list[Network] = field(default_factory=list)
+    is_sharded: bool = False  # True if the rank holds parts of a network's parameters, as under FSDP
+    is_split: bool = False  # True if ranks may compute parts of the same samples, as under tensor parallelism
     draws: list[Draw] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     # Noted after each of the first steps: the number of parameters without a gradient that are in an optimizer and in
@@ -130,33 +143,30 @@ class Record:
     # For each call that clipped gradients: True if a loss scale had multiplied them, and nobody had divided them.
     clippings: list[bool] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
-    collectives: list[Call] = field(default_factory=list)  # calls in the group of all ranks
+    collectives: list[Call] = field(default_factory=list)  # the calls in the group of all ranks
     observer_errors: list[str] = field(default_factory=list)
 
 
-KINDS = {
-    "epochs": Epoch,
-    "networks": Network,
-    "draws": Draw,
-    "steps": Step,
-    "saves": Save,
-    "collectives": Call,
-}
+class _Pickler(pickle.Pickler):
+    """It writes the classes of this module by their names. pickle would import `common`, which may be the script's."""
+
+    def persistent_id(self, obj: Any) -> str | None:
+        is_ours = isinstance(obj, type) and obj.__module__ == __name__
+        return obj.__name__ if is_ours else None
+
+
+class _Unpickler(pickle.Unpickler):
+    def persistent_load(self, pid: str) -> type:
+        return globals()[pid]
 
 
 def write(record: Record, path: Path) -> None:
-    """Write a record as dicts: its classes are of a `common` that the script may have replaced by its own."""
-    values = dict(vars(record), end=vars(record.end))
-    for name in KINDS:
-        values[name] = [vars(observation) for observation in values[name]]
     new = path.with_suffix(".new")
-    new.write_bytes(pickle.dumps(values))
+    with new.open("wb") as file:
+        _Pickler(file).dump(record)
     os.replace(new, path)
 
 
 def read(path: Path) -> Record:
-    values = pickle.loads(path.read_bytes())
-    values["end"] = End(**values["end"])
-    for name, kind in KINDS.items():
-        values[name] = [kind(**observation) for observation in values[name]]
-    return Record(**values)
+    with path.open("rb") as file:
+        return _Unpickler(file).load()

@@ -22,13 +22,13 @@ def summary(script: str, records: list[Record], seconds: float) -> str:
     parts = [f"{len(first.steps)} optimizer steps"]
     epochs = across_ranks(map(training_epochs, records))
     if epochs and all(epoch.samples for epoch in epochs[0]):
-        first_epoch = epochs[0][0]
-        per_batch = round(len(first_epoch.samples) / first_epoch.batches)
+        batches = [epoch.batches[0].samples for epoch in epochs[0]]
+        size = len(batches[0])
         # A script may cut each rank's share out of a batch that all ranks read.
-        if all(epoch.samples[:per_batch] == first_epoch.samples[:per_batch] for epoch in epochs[0]):
-            parts.append(f"the same batches of {per_batch} samples on each rank")
+        if all(batch == batches[0] for batch in batches):
+            parts.append(f"the same batches of {size} samples on each rank")
         else:
-            parts.append(f"batches of {processes} x {per_batch} = {processes * per_batch} samples")
+            parts.append(f"batches of {processes} x {size} = {processes * size} samples")
     group = first.backend or "no process group"
     return f"{script} on {processes} processes ({group}): {', '.join(parts)}, in {seconds:.0f} s"
 

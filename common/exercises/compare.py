@@ -43,40 +43,26 @@ def as_numbers(value: Any) -> Any:
     return type(value).__name__
 
 
-def weights(module: nn.Module) -> list[list[float]]:
-    """The numbers of each parameter."""
-    return [as_numbers(parameter.flatten()) for parameter in module.parameters()]
-
-
 def gradients(module: nn.Module) -> list:
     """The numbers of each parameter's gradient; None where there is none."""
     return [as_numbers(parameter.grad) for parameter in module.parameters()]
 
 
-def near(left: Any, right: Any, tolerance: float = 1e-6) -> bool:
-    """Equality of numbers, or of lists of them, but for rounding errors."""
-    if isinstance(left, list) and isinstance(right, list):
-        if len(left) != len(right):
+def near(actual: Any, right: Any, times: float = 1, tolerance: float = 1e-6) -> bool:
+    """True if each number is `times` the right one, but for rounding errors. Both may be lists of numbers or lists."""
+    if isinstance(actual, list) and isinstance(right, list):
+        if len(actual) != len(right):
             return False
-        return all(near(a, b, tolerance) for a, b in zip(left, right, strict=True))
-    if isinstance(left, int | float) and isinstance(right, int | float):
-        both_nan = math.isnan(left) and math.isnan(right)
+        return all(near(a, b, times, tolerance) for a, b in zip(actual, right, strict=True))
+    if isinstance(actual, int | float) and isinstance(right, int | float):
+        both_nan = math.isnan(actual) and math.isnan(right)
         # A sum of rounding errors may stand for 0. The smallest right number is loss_scaler's gradient, 1.5e-8.
-        return both_nan or math.isclose(left, right, rel_tol=tolerance, abs_tol=tolerance / 1000)
-    return left == right
-
-
-def scaled(value: Any, factor: float) -> Any:
-    """The number times the factor, or lists of such numbers; None stays."""
-    if value is None:
-        return None
-    if isinstance(value, list):
-        return [scaled(each, factor) for each in value]
-    return factor * value
+        return both_nan or math.isclose(actual, times * right, rel_tol=tolerance, abs_tol=tolerance / 1000)
+    return actual == right
 
 
 def flat(lists: Iterable[list]) -> list:
-    """The entries of all lists, in one."""
+    """The entries of all lists, in one list."""
     return [entry for entries in lists for entry in entries]
 
 
@@ -87,7 +73,7 @@ class Gradients(NamedTuple):
     means: list
 
 
-def check_means(what: str, actual: list[list], expected: list[Gradients]) -> None:
+def check_means(subject: str, actual: list[list], expected: list[Gradients]) -> None:
     """Raise a Mistake if the gradients that a solution has averaged, by rank, are not the means."""
     world_size = len(actual)
     own = [of_rank.own for of_rank in expected]
@@ -97,10 +83,10 @@ def check_means(what: str, actual: list[list], expected: list[Gradients]) -> Non
         return
     if near(actual, means):
         sentence = "are rounded: give your own tensors the dtype of the gradients, here float64"
-    elif near(actual, scaled(means, world_size)):
+    elif near(actual, means, times=world_size):
         sentence = "are the sums over the ranks: divide by the world size"
-    elif near(actual, own) or near(actual, scaled(own, 1 / world_size)):
+    elif near(actual, own) or near(actual, own, times=1 / world_size):
         sentence = "are each rank's own: all_reduce writes the sum into the tensor that it is given, and no other"
     else:
         sentence = "are not the means: add up the ranks' and divide once by the world size (None stays None)"
-    raise Mistake(f"{what} {sentence}", by_rank(actual) | {"backward, by rank": own, "means": means[0]})
+    raise Mistake(f"{subject} {sentence}", by_rank(actual) | {"backward, by rank": own, "means": means[0]})

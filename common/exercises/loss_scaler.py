@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim import SGD
 
-from common.exercises.compare import Mistake, as_numbers, by_rank, gradients, near, scaled
+from common.exercises.compare import Mistake, as_numbers, by_rank, gradients, near
 from common.exercises.traffic import Traffic
 
 SCALE = 1024.0
@@ -107,7 +107,7 @@ def mistake_in(field: str, number: int, of_ranks: list, right: list) -> str:
             f"a gradient had overflowed on rank {overflow.rank}, so all ranks have to skip the step. Look for "
             "inf and nan in all gradients, and call one all-reduce in each step, after the loop over the parameters"
         )
-    if near(of_ranks, scaled(right, SCALE)):  # before the first overflow the scale is still SCALE
+    if near(of_ranks, right, times=SCALE):  # before the first overflow the scale is still SCALE
         return "the gradients are still multiplied by the scale. Divide those of all param_groups before the step"
     if [len(calls) for calls in of_ranks] != [len(calls) for calls in right]:
         return "call optimizer.step() once on each rank"

@@ -3,15 +3,16 @@
 Every way in which a solution fails to return ends in a Mistake with the learner's own line: a gap that is left, an
 exception, a collective that nobody answers, a loop without an end.
 
-    main thread of each rank                         solution thread
+    main thread of each rank                           solution thread
     makes a group of its own, runs `reference`
-    waits for at most SECONDS                        imports the solution, runs `attempt`
-    notes the outcome: Returned, Stuck or Mistake    ends, or waits on in the group of the solution
+    waits for an outcome, for at most SECONDS          imports the solution, runs `attempt`
+    has Returned or a Mistake, else the rank is Stuck  puts its outcome into a queue, or waits on
     meets the other ranks in its own group
-    leaves the groups, unless it is stuck
+    leaves the groups, if the solution has returned
 """
 
 import importlib.util
+import queue
 import sys
 import threading
 import traceback
@@ -101,14 +102,16 @@ def _run_on_rank(name: str, path: Path, seconds: int) -> Outcome:
     # the solution has called.
     everyone: Any = dist.new_group()
     checker = load(name)
-    expected = checker.reference()
-    thread = SolutionThread(checker, path, expected)
+    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    # The thread of a solution that does not return is left behind: as a daemon it ends with the process.
+    thread = threading.Thread(target=_solve, args=(checker, path, checker.reference(), outcomes), daemon=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's warnings would stand before the findings
         thread.start()
-        thread.join(seconds)
-    ended = thread.ended
-    outcome = Stuck(thread.line()) if ended is None else ended
+        try:
+            outcome = outcomes.get(timeout=seconds)
+        except queue.Empty:
+            outcome = Stuck(_line_of(thread, path, checker))
     # No rank leaves while another one is stuck: the lost connection would end its wait before its line is known.
     dist.barrier(everyone)
     if isinstance(outcome, Returned):
@@ -116,52 +119,45 @@ def _run_on_rank(name: str, path: Path, seconds: int) -> Outcome:
     return outcome
 
 
-class SolutionThread(threading.Thread):
-    """The run of a solution, on a thread that can be abandoned when the time is over."""
+def _solve(checker: ModuleType, path: Path, expected: Any, outcomes: "queue.SimpleQueue[Outcome]") -> None:
+    """Run the solution, and put its outcome into the queue."""
+    try:
+        spec = importlib.util.spec_from_file_location("solution", path)
+        solution = importlib.util.module_from_spec(spec)
+        with simulated_network() as traffic:
+            spec.loader.exec_module(solution)
+            actual = checker.attempt(solution, traffic)
+        traffic.check_all_waited()
+        outcomes.put(Returned(actual, expected))
+    except Mistake as mistake:
+        outcomes.put(mistake)
+    except BaseException as error:
+        outcomes.put(_mistake(error, path, checker))
 
-    def __init__(self, checker: ModuleType, path: Path, expected: Any) -> None:
-        super().__init__(daemon=True)
-        self.ended: Returned | Mistake | None = None  # None while the solution runs
-        self._checker = checker
-        self._path = path
-        self._expected = expected
 
-    def run(self) -> None:
-        try:
-            spec = importlib.util.spec_from_file_location("solution", self._path)
-            solution = importlib.util.module_from_spec(spec)
-            with simulated_network() as traffic:
-                spec.loader.exec_module(solution)
-                actual = self._checker.attempt(solution, traffic)
-            traffic.check_all_waited()
-            self.ended = Returned(actual, self._expected)
-        except BaseException as error:
-            self.ended = self._mistake(error)
+def _mistake(error: BaseException, path: Path, checker: ModuleType) -> Mistake:
+    """The mistake that an error of the solution shows, and the line where it was raised."""
+    stack = traceback.extract_tb(error.__traceback__)
+    line = _line_in(path, stack)
+    if line and isinstance(error, NotImplementedError):
+        return Mistake(f"this line is still a gap\n    {line}")
+    message = str(error).partition("\n")[0]
+    raised = f"rank {dist.get_rank()} raised {type(error).__name__}: {message}"
+    if line:
+        return Mistake(f"{raised}\n    {line}")
+    if isinstance(error, SyntaxError):  # whose message names the line
+        return Mistake(raised)
+    line = _line_in(Path(checker.__file__), stack)
+    return Mistake(f"{raised}\n    {line}\nDoes your code define, take and return what the starter file says?")
 
-    def line(self) -> str:
-        """The line that the solution has reached, or the checker that has called it; empty if it has just returned."""
-        frame = sys._current_frames().get(self.ident)
-        if frame is None:
-            return ""
-        stack = traceback.extract_stack(frame)
-        return _line_in(self._path, stack) or _line_in(Path(self._checker.__file__), stack)
 
-    def _mistake(self, error: BaseException) -> Mistake:
-        """The mistake that an error of the solution shows, and the line where it was raised."""
-        if isinstance(error, Mistake):
-            return error
-        stack = traceback.extract_tb(error.__traceback__)
-        line = _line_in(self._path, stack)
-        if line and isinstance(error, NotImplementedError):
-            return Mistake(f"this line is still a gap\n    {line}")
-        message = str(error).partition("\n")[0]
-        raised = f"rank {dist.get_rank()} raised {type(error).__name__}: {message}"
-        if line:
-            return Mistake(f"{raised}\n    {line}")
-        if isinstance(error, SyntaxError):  # whose message names the line
-            return Mistake(raised)
-        line = _line_in(Path(self._checker.__file__), stack)
-        return Mistake(f"{raised}\n    {line}\nDoes your code define, take and return what the starter file says?")
+def _line_of(thread: threading.Thread, path: Path, checker: ModuleType) -> str:
+    """The line that a solution has reached, or the checker that has called it; empty if it has just returned."""
+    frame = sys._current_frames().get(thread.ident)
+    if frame is None:
+        return ""
+    stack = traceback.extract_stack(frame)
+    return _line_in(path, stack) or _line_in(Path(checker.__file__), stack)
 
 
 def _line_in(path: Path, stack: traceback.StackSummary) -> str:

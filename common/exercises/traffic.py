@@ -9,6 +9,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -22,39 +23,45 @@ from common.process_group import COLLECTIVES
 POINT_TO_POINT = ("isend", "irecv")
 
 
+@dataclass(eq=False)
 class Message:
-    """A call of torch.distributed by a solution, which gets it as its handle."""
+    """A call of a function of torch.distributed by a solution."""
 
-    def __init__(self, traffic: "Traffic", function: Callable[..., Any], arguments: dict[str, Any]) -> None:
-        tensor = arguments.get("tensor")
-        self.name = function.__name__
-        self.arguments = arguments
-        self.sent = tensor.detach().clone() if isinstance(tensor, Tensor) else None  # as it was when it was called
-        self.was_changed = False  # the tensor changed between the call and the begin
-        self.was_waited_for = False
-        self._traffic = traffic
-        self._function = function
-        # The work of a send or a receive that has begun, until somebody waits for it.
-        self._work: dist.Work | None = None
+    function: Callable[..., Any]
+    arguments: dict[str, Any]
+    sent: Tensor | None  # the tensor as it was at the call
+    was_changed: bool = False  # True if the tensor was another one when the message began
+    was_waited_for: bool = False
 
-    def begin(self) -> None:
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    def begin(self) -> Any:
         if self.sent is not None:
             now = self.arguments["tensor"].detach()
             self.was_changed = not torch.allclose(now, self.sent, rtol=0, atol=0, equal_nan=True)
-        self._work = self._function(**self.arguments)
+        return self.function(**self.arguments)
+
+
+@dataclass
+class Handle:
+    """The handle of a message, which a solution gets in place of torch's. `finish` makes the message arrive."""
+
+    message: Message
+    events: list[str]
+    finish: Callable[[], Any]
 
     def wait(self, *_: Any) -> bool:
-        self.was_waited_for = True
-        self._traffic.events.append("wait")
-        self._traffic.begin_up_to(self)
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
+        self.events.append("wait")
+        if not self.message.was_waited_for:
+            self.message.was_waited_for = True
+            self.finish()
         return True
 
     def is_completed(self) -> bool:
         """True once somebody has waited: a collective does not begin before."""
-        return self.was_waited_for
+        return self.message.was_waited_for
 
 
 class Traffic:
@@ -71,19 +78,21 @@ class Traffic:
         self.events: list[str] = []
         self.delayed: list[Message] = []  # the collectives that have not begun
 
-    def call_collective(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Message | None:
-        message = self._message(function, args, kwargs)
+    def call_collective(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Handle | None:
+        message = self._new_message(function, args, kwargs)
+        is_async = message.arguments.pop("async_op", False)
         self.delayed.append(message)
-        if message.arguments.pop("async_op", False):
-            return message
-        message.wait()
+        handle = Handle(message, self.events, functools.partial(self.begin_up_to, message))
+        if is_async:
+            return handle
+        handle.wait()
         return None
 
-    def send_or_receive(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Message:
-        """A message that begins at once."""
-        message = self._message(function, args, kwargs)
-        message.begin()
-        return message
+    def send_or_receive(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Handle:
+        """The handle of a message that begins at once."""
+        message = self._new_message(function, args, kwargs)
+        work = message.begin()
+        return Handle(message, self.events, work.wait)
 
     def begin_up_to(self, message: Message) -> None:
         """Begin the delayed collectives up to this one; a message that is not delayed has begun already."""
@@ -105,8 +114,11 @@ class Traffic:
                     "wait() has returned: divide after it"
                 )
 
-    def _message(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Message:
-        message = Message(self, function, inspect.signature(function).bind(*args, **kwargs).arguments)
+    def _new_message(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Message:
+        arguments = inspect.signature(function).bind(*args, **kwargs).arguments
+        tensor = arguments.get("tensor")
+        sent = tensor.detach().clone() if isinstance(tensor, Tensor) else None
+        message = Message(function, arguments, sent)
         self.messages.append(message)
         self.events.append(message.name)
         return message

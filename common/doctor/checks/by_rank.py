@@ -1,11 +1,13 @@
 """Observations that are compared with each other: one of each rank."""
 
+from collections import defaultdict
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from common.doctor.record import Epoch, Network, Record
 
 T = TypeVar("T")
+NO_NUMBERS = "the samples have no numbers, or the ranks have data sets of different sizes"
 
 
 def across_ranks(of_ranks: Iterable[list[T]]) -> list[tuple[T, ...]]:
@@ -15,21 +17,40 @@ def across_ranks(of_ranks: Iterable[list[T]]) -> list[tuple[T, ...]]:
 
 def training_epochs(record: Record) -> list[Epoch]:
     """The epochs with forwards in training."""
-    return [epoch for epoch in record.epochs if epoch.forwards]
+    return [epoch for epoch in record.epochs if any(batch.forwards for batch in epoch.batches)]
 
 
 def evaluations(record: Record) -> list[Epoch]:
-    """The epochs without a forward in training."""
-    return [epoch for epoch in record.epochs if not epoch.forwards]
+    """The epochs in which a network is called in evaluation mode, and no optimizer makes a step between two batches."""
+    evaluated = [epoch for epoch in record.epochs if any(batch.evaluated for batch in epoch.batches)]
+    return [epoch for epoch in evaluated if epoch.batches[0].steps == epoch.batches[-1].steps]
 
 
-def why_not_comparable(epochs: tuple[Epoch, ...]) -> str | None:
-    """The reason for which the ranks' samples cannot be compared by their numbers; None if they can."""
-    if any(epoch.samples is None or epoch.size is None for epoch in epochs):
-        return "the samples have no numbers"
-    if len({epoch.size for epoch in epochs}) > 1:
-        return "the ranks have data sets of different sizes"
+class UnevenEpoch(NamedTuple):
+    """An epoch that has ended on one rank, and goes on on another one."""
+
+    number: int
+    batches: list[int]  # the number that each rank has read
+
+    def batches_by_rank(self) -> str:
+        """For example "rank 0 has 9 batches, rank 1 has 8 batches"."""
+        return ", ".join(f"rank {rank} has {count} batches" for rank, count in enumerate(self.batches))
+
+
+def uneven_epoch(of_ranks: Iterable[list[Epoch]]) -> UnevenEpoch | None:
+    """The first uneven one among the epochs of all ranks."""
+    for number, epochs in enumerate(across_ranks(of_ranks)):
+        shortest = min(epochs, key=lambda epoch: len(epoch.batches))
+        batches = [len(epoch.batches) for epoch in epochs]
+        if shortest.complete and max(batches) > min(batches):
+            return UnevenEpoch(number, batches)
     return None
+
+
+def are_numbered_alike(epochs: tuple[Epoch, ...]) -> bool:
+    """True if the samples have numbers, in data sets that are equally long on all ranks; `NO_NUMBERS` says the rest."""
+    sizes = {epoch.size for epoch in epochs}
+    return len(sizes) == 1 and None not in sizes and all(epoch.samples for epoch in epochs)
 
 
 def trained_networks(records: list[Record]) -> list[tuple[Network, ...]]:
@@ -43,10 +64,9 @@ def trained_networks(records: list[Record]) -> list[tuple[Network, ...]]:
     return same
 
 
-def steps_with_different_rates(records: list[Record]) -> list[int]:
-    """The optimizer steps, from 0 on, at which not all ranks have the same learning rates."""
-    different = []
-    for number, steps in enumerate(across_ranks(record.steps for record in records)):
-        if any(step.learning_rates != steps[0].learning_rates for step in steps):
-            different.append(number)
-    return different
+def changing_rates(record: Record) -> list[list[list[float | None]]]:
+    """The learning rates, step by step, of each optimizer for which they change."""
+    by_optimizer = defaultdict(list)
+    for step in record.steps:
+        by_optimizer[step.optimizer].append(step.learning_rates)
+    return [rates for rates in by_optimizer.values() if any(of_step != rates[0] for of_step in rates)]

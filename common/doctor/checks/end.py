@@ -1,13 +1,10 @@
-"""The script's end: a rank has crashed, or ranks wait for each other, mostly in different collectives."""
+"""`Record.end` and `collectives`: a rank has crashed, or ranks wait for each other, mostly in different collectives."""
 
 from collections import Counter
-from collections.abc import Iterable
-from itertools import zip_longest
-from typing import NamedTuple
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
-from common.doctor.checks.by_rank import across_ranks, evaluations, training_epochs
-from common.doctor.record import Call, Epoch, Record
+from common.doctor.checks.by_rank import across_ranks, evaluations, training_epochs, uneven_epoch
+from common.doctor.record import Call, Record
 
 MAX_ERROR = 300  # characters, after which the text of an error is cut
 # Parts of the error of a rank whose partner has left or has called another collective. torch's threads abort the
@@ -65,8 +62,7 @@ def _waiting(records: list[Record], patience: float) -> Finding:
         text = f"{where}; in epoch {uneven.number} {uneven.batches_by_rank()}"
         return Finding(text, "give all ranks equally many batches, or use Join", pitfall="uneven_inputs")
     uneven = uneven_epoch(map(evaluations, records))
-    is_sharded = any(network.is_sharded for record in records for network in record.networks)
-    if uneven is not None and is_sharded:
+    if uneven is not None and any(record.is_sharded for record in records):
         text = f"{where}; in evaluation {uneven.number} {uneven.batches_by_rank()}"
         advice = "give all ranks equally many batches: each forward gathers the sharded parameters"
         return Finding(text, advice, pitfall="uneven_evaluation")
@@ -88,26 +84,6 @@ def _where(record: Record) -> str:
     return f"rank {record.rank} has ended"
 
 
-class UnevenEpoch(NamedTuple):
-    """An epoch that has ended on one rank, and goes on on another one."""
-
-    number: int
-    batches: list[int]  # the number that each rank has read
-
-    def batches_by_rank(self) -> str:
-        """For example "rank 0 has 9 batches, rank 1 has 8 batches"."""
-        return ", ".join(f"rank {rank} has {count} batches" for rank, count in enumerate(self.batches))
-
-
-def uneven_epoch(of_ranks: Iterable[list[Epoch]]) -> UnevenEpoch | None:
-    """The first uneven one among the epochs of all ranks."""
-    for number, epochs in enumerate(across_ranks(of_ranks)):
-        shortest = min(epochs, key=lambda epoch: epoch.batches)
-        if shortest.complete and any(epoch.batches > shortest.batches for epoch in epochs):
-            return UnevenEpoch(number, [epoch.batches for epoch in epochs])
-    return None
-
-
 def own_calls(records: list[Record]) -> dict[int, Call]:
     """For each rank that has called a collective in a line where no other rank has called it: the first such call.
 
@@ -121,14 +97,15 @@ def own_calls(records: list[Record]) -> dict[int, Call]:
     by_rank = [record.collectives for record in records]
     callers = Counter(call for calls in by_rank for call in set(calls))  # the number of ranks with each call
     answered = min(map(len, by_rank)) - 1  # the number of calls after which all ranks have called another one
+    branches: set[Call] = set()
+    for calls in across_ranks(by_rank)[:answered]:
+        names = {call.name for call in calls}
+        most_callers = max(callers[call] for call in calls)
+        if len(names) == 1 and most_callers < len(records):
+            branches.update(calls)
     own: dict[int, Call] = {}
-    for number, calls in enumerate(zip_longest(*by_rank)):
-        if number < answered:
-            names = {call.name for call in calls}
-            is_in_one_line = any(callers[call] == len(records) for call in calls)
-            if len(names) == 1 and not is_in_one_line:
-                continue  # the branches of an `if`
-        for rank, call in enumerate(calls):
-            if call is not None and callers[call] == 1:
-                own.setdefault(rank, call)
+    for record in records:
+        for call in record.collectives:
+            if callers[call] == 1 and call not in branches:
+                own.setdefault(record.rank, call)
     return own

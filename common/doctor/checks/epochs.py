@@ -1,10 +1,10 @@
-"""Epochs: each epoch of a training has an order of its own, and in an evaluation each sample counts once."""
+"""`Record.epochs`: each epoch of a training has an order of its own, and in an evaluation each sample counts once."""
 
 from collections import Counter
 from itertools import chain, pairwise
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
-from common.doctor.checks.by_rank import across_ranks, evaluations, training_epochs, why_not_comparable
+from common.doctor.checks.by_rank import NO_NUMBERS, across_ranks, are_numbered_alike, evaluations, training_epochs
 from common.doctor.record import Epoch, Record
 
 MIN_SAMPLES = 16  # a shorter epoch may repeat an order by chance
@@ -13,7 +13,7 @@ MIN_SAMPLES = 16  # a shorter epoch may repeat an order by chance
 def check_orders(records: list[Record]) -> Answer:
     answers = []
     for record in records:
-        epochs = [epoch for epoch in training_epochs(record) if len(epoch.samples or []) >= MIN_SAMPLES]
+        epochs = [epoch for epoch in training_epochs(record) if len(epoch.samples) >= MIN_SAMPLES]
         for earlier, later in pairwise(epochs):
             if earlier.loader == later.loader:
                 answers.append(_order(record.rank, earlier.samples, later.samples))
@@ -35,28 +35,43 @@ def _order(rank: int, earlier: list[int], later: list[int]) -> Answer:
 
 
 def check_evaluation_samples(records: list[Record]) -> Answer:
-    whole = [[epoch for epoch in evaluations(record) if epoch.complete] for record in records]
+    """The answer about the samples of evaluations, such as these of six samples on two ranks:
+
+    0 2 4    1 3 5    right
+    0 … 5    0 … 5    right: each rank evaluates all
+    0 2 4    1 3 0    found: 0 is read twice, and 5 never
+    0 2      1 3      found, unless another evaluation reads 4 and 5
+    """
+    if any(record.is_sharded for record in records):
+        return NotExamined("a sharded network needs equally many batches, and the script may drop what is repeated")
+    if any("gather" in call.name for record in records for call in record.collectives):
+        return NotExamined("the script gathers from all ranks, and may drop what is repeated")
+    of_ranks = [evaluations(record) for record in records]
+    if len({len(epochs) for epochs in of_ranks}) > 1:
+        return NotExamined("the ranks made different numbers of evaluations")
     answers = []
-    for number, epochs in enumerate(across_ranks(whole)):
-        answers.append(_evaluation(number, epochs))
+    for number, epochs in enumerate(across_ranks(of_ranks)):
+        if all(epoch.complete for epoch in epochs):
+            of_this_size = [other for other in chain.from_iterable(of_ranks) if other.size == epochs[0].size]
+            answers.append(_evaluation(number, epochs, of_this_size))
     return overall(answers, "no evaluation was seen whole on all ranks")
 
 
-def _evaluation(number: int, epochs: tuple[Epoch, ...]) -> Answer:
-    if not all(epoch.dealt_out_by_torch for epoch in epochs):
-        reason = "a library deals out the samples, and may drop those that it repeats when metrics are gathered"
-        return NotExamined(reason)
-    reason = why_not_comparable(epochs)
-    if reason:
-        return NotExamined(reason)
-    reads = Counter(chain.from_iterable(epoch.samples for epoch in epochs))
-    each_reads_all = all(set(epoch.samples) == reads.keys() for epoch in epochs)
-    size = epochs[0].size
+def _evaluation(number: int, epochs: tuple[Epoch, ...], of_this_size: list[Epoch]) -> Answer:
+    if not are_numbered_alike(epochs):
+        return NotExamined(NO_NUMBERS)
+    samples = [epoch.samples for epoch in epochs]
+    if any(len(share) > len(set(share)) for share in samples):
+        return NotExamined("the sampler draws samples with replacement")
+    if all(set(share) == set(samples[0]) for share in samples):
+        return Right()
+    reads = Counter(chain.from_iterable(samples))
     repeated = sum(times > 1 for times in reads.values())
-    missing = size - len(reads)
-    tail = sum(epoch.last_batch for epoch in epochs)
+    size = epochs[0].size
+    missing = size - len({sample for epoch in of_this_size for sample in epoch.samples})
+    tail = sum(len(epoch.batches[-1].samples) for epoch in epochs)
     some_dropped = 0 < missing <= tail  # more are missing where somebody evaluates a part
-    if each_reads_all or not (repeated or some_dropped):
+    if not repeated and not some_dropped:
         return Right()
     return Finding(
         f"{repeated} of {size} samples are read more than once, {missing} never, in evaluation {number}",

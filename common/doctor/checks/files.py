@@ -1,4 +1,4 @@
-"""Files: one rank writes each, with the keys of the bare network."""
+"""`Record.saves`: one rank writes each file, with the keys of the bare network."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -25,17 +25,18 @@ def check_writers(records: list[Record]) -> Answer:
 
 
 def check_keys(records: list[Record]) -> Answer:
-    with_keys = [save for record in records for save in record.saves if save.keys]
-    if not with_keys:
+    saves = [save for record in records for save in record.saves if save.state_dicts]
+    if not saves:
         return NotExamined("no state dict went to torch.save")
     if any(network.has_module for record in records for network in record.networks):
         return NotExamined("a network has a part that is called `module`")
-    for save in with_keys:
-        prefixed = sum(key.startswith("module.") for key in save.keys)
-        if prefixed:
-            return Finding(
-                f"{prefixed} of {len(save.keys)} keys in {Path(save.path).name} begin with `module.`",
-                "save `model.module.state_dict()`",
-                pitfall="prefixed_keys",
-            )
+    for save in saves:
+        for keys in save.state_dicts:
+            # All keys of DDP's state dict begin so. An AveragedModel, which keeps a moving average, has another key.
+            if all(key.startswith("module.") for key in keys):
+                return Finding(
+                    f"all {len(keys)} keys of a state dict in {Path(save.path).name} begin with `module.`",
+                    "save `model.module.state_dict()`",
+                    pitfall="prefixed_keys",
+                )
     return Right()

@@ -1,26 +1,24 @@
-"""Optimizers: they have the networks' parameters, and step alike on all ranks."""
+"""`Record.steps`: the optimizers have the networks' parameters, and step alike on all ranks."""
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
-from common.doctor.checks.by_rank import across_ranks, steps_with_different_rates, trained_networks
+from common.doctor.checks.by_rank import across_ranks, changing_rates, training_epochs, uneven_epoch
 from common.doctor.record import Record
 
 
 def check_parameters(records: list[Record]) -> Answer:
-    networks = trained_networks(records)
-    if not networks or not any(record.steps for record in records):
-        return NotExamined("no optimizer step was seen")
+    if not any(record.steps and record.networks for record in records):
+        return NotExamined("no optimizer step of a network was seen")
     # Either alone may be meant: a part that is frozen by leaving it out, or a parameter that no network holds. Both
     # together are a part that was replaced: the optimizer has the old parameters, and the network the new ones.
     for record in records:
         untrained = record.trained_without_optimizer
         if record.stepped_without_gradient and untrained:
-            is_sharded = any(network.is_sharded for network in record.networks)
             return Finding(
                 f"{record.stepped_without_gradient} parameters of the optimizers are of no network, and "
                 f"{len(untrained)} parameters of the networks have gradients and are in no optimizer "
                 f"({', '.join(untrained[:3])})",
                 "make the optimizer last, from the parameters that are trained",
-                pitfall="optimizer_made_first" if is_sharded else "replaced_parameters",
+                pitfall="optimizer_made_first" if record.is_sharded else "replaced_parameters",
             )
     return Right()
 
@@ -29,21 +27,19 @@ def check_learning_rates(records: list[Record]) -> Answer:
     steps = across_ranks(record.steps for record in records)
     if not steps:
         return NotExamined("no optimizer step was seen on all ranks")
-    different = steps_with_different_rates(records)
+    if uneven_epoch(map(training_epochs, records)) is not None:  # as under Join
+        return NotExamined("the ranks trained on different numbers of batches, so their steps do not correspond")
+    different = []
+    for number, of_ranks in enumerate(steps):
+        if any(step.learning_rates != of_ranks[0].learning_rates for step in of_ranks):
+            different.append(number)
     if not different:
         return Right()
     first = different[0]
     rates_by_rank = [f"rank {rank} has {step.learning_rates}" for rank, step in enumerate(steps[first])]
     counted = f"the ranks' learning rates differ at {len(different)} of {len(steps)} steps"
     text = f"{counted}; at step {first + 1} {', '.join(rates_by_rank)}"
-    changes = [_changes(record) for record in records]
-    if changes[0] and not any(changes[1:]):
+    if changing_rates(records[0]) and not any(map(changing_rates, records[1:])):
         text += "; it never changes on another rank than rank 0"
         return Finding(text, "let all ranks step the scheduler", pitfall="schedule_on_rank_0")
     return Finding(text, "give all ranks the same learning rate, and let them step the scheduler equally often")
-
-
-def _changes(record: Record) -> bool:
-    """True if the learning rates are not the same in all steps."""
-    first = record.steps[0]
-    return any(step.learning_rates != first.learning_rates for step in record.steps)

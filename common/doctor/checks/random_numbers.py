@@ -1,13 +1,15 @@
-"""Random numbers: dropout and augmentation draw others on each rank."""
+"""`Record.draws`: dropout and augmentation draw other random numbers on each rank."""
 
 from collections import defaultdict
 
-from common.doctor.answers import Answer, Finding, Right, overall
+from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
 from common.doctor.checks.by_rank import across_ranks
 from common.doctor.record import Record
 
 
 def check_draws(records: list[Record]) -> Answer:
+    if any(record.is_split for record in records):
+        return NotExamined("on the mesh of the network, ranks may need the same numbers")
     of_ranks = [_states(record) for record in records]
     answers: list[Answer] = []
     for source, generator in of_ranks[0]:

@@ -1,9 +1,8 @@
-"""Replicas: after each step all ranks have the same weights, and in each evaluation the same BatchNorm statistics."""
-
-from typing import NamedTuple
+"""`Record.networks`: all ranks have the same weights after each step, and the same statistics in each evaluation."""
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
-from common.doctor.checks.by_rank import steps_with_different_rates, trained_networks
+from common.doctor.checks.by_rank import trained_networks
+from common.doctor.checks.optimizers import check_learning_rates
 from common.doctor.record import Network, Record, Tensors
 from common.weights import max_difference
 
@@ -14,42 +13,30 @@ NO_STATISTICS = "no BatchNorm was evaluated on several ranks"
 
 
 def check_same_weights(records: list[Record]) -> Answer:
-    same_rates = not steps_with_different_rates(records)
-    answers = [_weights(networks, same_rates) for networks in trained_networks(records)]
+    if not isinstance(check_learning_rates(records), Right):
+        return NotExamined("no steps with the same learning rates were seen on all ranks")
+    answers = [_weights(networks) for networks in trained_networks(records)]
     return overall(answers, "no network was trained on all ranks")
 
 
-def _weights(networks: tuple[Network, ...], same_rates: bool) -> Answer:
+def _weights(networks: tuple[Network, ...]) -> Answer:
     by_step = differences_by_step([network.weights for network in networks])
     if not by_step:
         return NotExamined("no optimizer step was seen on all ranks, or no rank has whole parameters")
-    differences = {step: difference for step, difference in by_step.items() if difference is not None}
-    if not differences:
+    different = [step for step, differences in by_step.items() if differences]
+    if not different:
         return Right()
-    first = min(differences)
+    first = different[0]
     for step in by_step:
-        if step > first and step not in differences and _are_finite(networks[0].weights[step]):
+        # Ranks that differed may all end in nans, which are equal and wrong.
+        are_finite = all(tensor.isfinite().all() for tensor in networks[0].weights[step].values())
+        if step > first and step not in different and are_finite:
             return Right()  # as where only every n-th step averages the weights
-    text = f"{differences[first].text()} after step {first}"
-    finding = _with_cause(text, networks)
-    if finding is not None:
-        return finding
-    if not same_rates:
-        return NotExamined("other learning rates make other weights")
-    return Finding(
-        text,
-        "no further cause was seen: look for weights that one rank loads after wrapping, for `no_sync`, and for "
-        "updates that not all ranks make",
-    )
+    return _with_cause(f"{_in_words(by_step[first])} after step {first}", networks)
 
 
-def _are_finite(weights: Tensors) -> bool:
-    """False as well where ranks that differed have all ended in nans, which are equal and wrong."""
-    return all(tensor.isfinite().all() for tensor in weights.values())
-
-
-def _with_cause(text: str, networks: tuple[Network, ...]) -> Finding | None:
-    """The finding with its cause, where one was observed."""
+def _with_cause(text: str, networks: tuple[Network, ...]) -> Finding:
+    """The finding that the weights differ, with the cause if one was observed."""
     changed = max(len(network.changed) for network in networks)
     if changed:
         return Finding(
@@ -69,7 +56,11 @@ def _with_cause(text: str, networks: tuple[Network, ...]) -> Finding | None:
             "wrap it, and train the wrapper: that copies rank 0's weights, and averages the gradients",
             pitfall="forward_through_module",
         )
-    return None
+    return Finding(
+        text,
+        "no further cause was seen: look for weights that one rank loads after wrapping, for `no_sync`, and for "
+        "updates that not all ranks make",
+    )
 
 
 def check_same_statistics(records: list[Record]) -> Answer:
@@ -82,53 +73,40 @@ def _statistics(networks: tuple[Network, ...]) -> Answer:
     by_step.pop(0, None)  # nobody has trained
     if not by_step:
         return NotExamined(NO_STATISTICS)
-    for step, difference in by_step.items():
-        if difference is not None:
+    for step, differences in by_step.items():
+        if differences:
             return Finding(
-                f"{difference.text()} in the evaluation after step {step}",
+                f"{_in_words(differences)} in the evaluation after step {step}",
                 "broadcast the buffers of rank 0 before an evaluation, or use SyncBatchNorm",
                 pitfall="batchnorm_statistics",
             )
     return Right()
 
 
-class Difference(NamedTuple):
-    """The tensors of one rank that differ from those of rank 0."""
-
-    rank: int
-    largest_by_name: dict[str, float]  # the largest difference of two numbers, by the tensor's name
-    tensors: int  # the number of all tensors, equal ones included
-
-    def text(self) -> str:
-        """For example "rank 0 and 1 differ in 2 of 8 tensors by up to 1.0e-02 (weight, bias)"."""
-        names = list(self.largest_by_name)
-        largest = max(self.largest_by_name.values())
-        count = f"{len(names)} of {self.tensors} tensors by up to {largest:.1e}"
-        return f"rank 0 and {self.rank} differ in {count} ({', '.join(names[:3])})"
-
-
-def differences_by_step(of_ranks: list[dict[int, Tensors]]) -> dict[int, Difference | None]:
-    """The difference after each number of steps for which all ranks have noted tensors; None if they are the same."""
+def differences_by_step(of_ranks: list[dict[int, Tensors]]) -> dict[int, dict[str, float]]:
+    """For each number of steps after which all ranks have noted tensors: those that differ, and by how much at most."""
     found = {}
     for step in sorted(of_ranks[0]):
-        by_rank = [tensors.get(step) for tensors in of_ranks]
-        if all(by_rank):
-            found[step] = _difference(by_rank)
+        first, *others = [tensors.get(step) for tensors in of_ranks]
+        if first and all(others):
+            found[step] = _differences(first, others)
     return found
 
 
-def _difference(by_rank: list[Tensors]) -> Difference | None:
-    """The difference between rank 0 and the first rank with other tensors."""
-    first = by_rank[0]
-    for rank, tensors in enumerate(by_rank[1:], 1):
-        largest_by_name = {}
-        for name, values in first.items():
-            if name not in tensors or tensors[name].shape != values.shape or not values.numel():
-                continue
-            largest = max_difference(values, tensors[name])  # infinite if only one of two numbers is a nan
-            finite = values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-            if largest > TOLERANCE * finite.abs().max().item():
-                largest_by_name[name] = largest
-        if largest_by_name:
-            return Difference(rank, largest_by_name, len(first))
-    return None
+def _differences(first: Tensors, others: list[Tensors]) -> dict[str, float]:
+    largest: dict[str, float] = {}
+    for name, values in first.items():
+        finite = values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        tolerance = TOLERANCE * finite.abs().max().item()
+        for tensors in others:
+            if name in tensors and tensors[name].shape == values.shape:
+                apart = max_difference(values, tensors[name])  # infinite if only one of two numbers is a nan
+                if apart > tolerance:
+                    largest[name] = max(apart, largest.get(name, 0.0))
+    return largest
+
+
+def _in_words(differences: dict[str, float]) -> str:
+    """For example "2 tensors differ between the ranks by up to 1.0e-02 (weight, bias)"."""
+    names = ", ".join(list(differences)[:3])
+    return f"{len(differences)} tensors differ between the ranks by up to {max(differences.values()):.1e} ({names})"

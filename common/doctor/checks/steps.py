@@ -1,4 +1,4 @@
-"""Steps: what each rank must do right by itself from one step of its optimizer to the next.
+"""`Record.steps` and `clippings`: each rank must do this right by itself, from one optimizer step to the next.
 
     check         right                                          wrong
     clipping      scale, backward, unscale_, clip, step          scale, backward, clip, step
@@ -9,6 +9,7 @@ All ranks run one script and make such a mistake alike. So the checks look at ra
 """
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
+from common.doctor.checks.by_rank import changing_rates
 from common.doctor.record import Record
 
 TRAILING_ZEROS = 3  # steps at the end without a learning rate; a schedule may end in one
@@ -45,18 +46,19 @@ def check_accumulation(records: list[Record]) -> Answer:
 
 
 def check_schedule(records: list[Record]) -> Answer:
-    rates = [step.learning_rates for step in records[0].steps]
-    if all(of_step == rates[0] for of_step in rates):
-        return NotExamined("no change of the learning rate was seen")
-    zeros = 0
-    for of_step in reversed(rates):
-        if any(rate != 0 for rate in of_step):
-            break
-        zeros += 1
-    if zeros < TRAILING_ZEROS:
-        return Right()
-    return Finding(
-        f"the learning rate is 0 in the last {zeros} of {len(rates)} steps",
-        "write the schedule for as many calls of its `step` as there are",
-        pitfall="schedule_too_fast",
-    )
+    changing = changing_rates(records[0])
+    if not changing:
+        return NotExamined("no change of a learning rate was seen")
+    for rates in changing:
+        zeros = 0
+        for of_step in reversed(rates):
+            if any(rate != 0 for rate in of_step):
+                break
+            zeros += 1
+        if zeros >= TRAILING_ZEROS:
+            return Finding(
+                f"the learning rate is 0 in the last {zeros} of {len(rates)} steps",
+                "write the schedule for as many calls of its `step` as there are",
+                pitfall="schedule_too_fast",
+            )
+    return Right()

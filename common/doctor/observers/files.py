@@ -1,7 +1,6 @@
-"""Files: the keys that go into each by `torch.save`."""
+"""Files: the keys of the state dicts that go into each by `torch.save`."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,15 @@ def install(recorder: Recorder) -> None:
     def before_save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         path = getattr(f, "name", f)  # `f` is an open file, or itself a path
         if isinstance(path, str | os.PathLike):
-            keys = [str(key) for state in _state_dicts(obj) for key in state]
-            recorder.record.saves.append(Save(str(Path(path).resolve()), keys))
+            recorder.record.saves.append(Save(str(Path(path).resolve()), _state_dicts(obj)))
 
     recorder.wrap(torch, "save", before=before_save)
 
 
-def _state_dicts(value: Any) -> Iterator[dict[str, Tensor]]:
+def _state_dicts(value: Any) -> list[list[str]]:
+    """The keys of each dict of tensors in it."""
     if not isinstance(value, dict) or not value:
-        return
+        return []
     if all(isinstance(part, Tensor) for part in value.values()):
-        yield value
-    else:
-        for part in value.values():
-            yield from _state_dicts(part)
+        return [[str(key) for key in value]]
+    return [keys for part in value.values() for keys in _state_dicts(part)]

@@ -6,7 +6,9 @@ import zlib
 import numpy as np
 import torch
 
-from common.doctor.record import Draw
+from common.doctor.record import Draw, Record
+
+MAX_DRAWS = 64  # the number that is recorded of each source
 
 
 def states(device: torch.device) -> dict[str, int]:
@@ -22,9 +24,11 @@ def states(device: torch.device) -> dict[str, int]:
     return found
 
 
-def draws_since(before: dict[str, int] | None, source: str, device: torch.device) -> list[Draw]:
-    """The draws that have changed the states since `before`, which is None if the states were not recorded."""
-    if before is None:
-        return []
+def note_draws(record: Record, source: str, before: dict[str, int], device: torch.device) -> None:
+    """Record the generators that have drawn since they had the states `before`."""
+    if sum(draw.source == source for draw in record.draws) >= MAX_DRAWS:
+        return
     now = states(device)
-    return [Draw(source, generator, state) for generator, state in before.items() if now[generator] != state]
+    for generator, state in before.items():
+        if now[generator] != state:
+            record.draws.append(Draw(source, generator, state))

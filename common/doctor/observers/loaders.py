@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Subset
+from torch.utils.data import DataLoader, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from common.doctor.observers.generators import draws_since, states
+from common.doctor.observers.generators import note_draws, states
 from common.doctor.observers.recorder import Recorder
-from common.doctor.record import Epoch
+from common.doctor.record import Batch, Content, Epoch
 
 CPU = torch.device("cpu")  # batches are read there
 MAX_EPOCHS = 64
@@ -35,7 +35,8 @@ class Reading:
 
     epoch: Epoch
     asked: deque = field(default_factory=deque)
-    generators: dict[str, int] | None = None  # the states before the batch that is read now; None if not recorded
+    fingerprints: int = 0  # the number of samples that have got one
+    generators: dict[str, int] = field(default_factory=dict)  # the states before the batch that is read now
 
 
 class LoaderObserver:
@@ -45,15 +46,15 @@ class LoaderObserver:
 
         before_batch   the states of the random generators are recorded
         after_indices  the numbers of the batch are put into `asked`
-        after_batch    the numbers move from `asked` to `epoch.samples`; `_newest` becomes this epoch
-        note_forward   a forward is counted for `_newest`
+        after_batch    the numbers move from `asked` to a new Batch
+        note_forward   a forward in training is noted in the Batch; note_evaluation notes one in evaluation mode
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._record = recorder.record
         self._readings: weakref.WeakKeyDictionary[Any, Reading] = weakref.WeakKeyDictionary()  # that of each iterator
-        self._newest: Epoch | None = None  # the epoch whose batch was handed out last
+        self._newest: Batch | None = None  # the batch that was handed out last
 
     def install(self) -> None:
         self._recorder.wrap(_BaseDataLoaderIter, "__init__", after=self.after_start)
@@ -62,15 +63,17 @@ class LoaderObserver:
         self._recorder.wrap(_BaseDataLoaderIter, "_next_index", after=self.after_indices)
         self._recorder.wrap(_BaseDataLoaderIter, "__next__", self.before_batch, self.after_batch, self.after_error)
 
-    def note_forward(self, inputs: tuple) -> None:
-        """Count a forward in training, and its samples, for the newest batch."""
+    def note_forward(self, inputs: Any) -> None:
+        """Note a forward in training, with these inputs, in the newest batch."""
         if self._newest is not None:
-            self._newest.forwards += 1
-            self._newest.samples_in_forwards += len(next(_tensors(inputs), ()))
+            self._newest.forwards.append(len(next(_tensors(inputs), ())))
+
+    def note_evaluation(self) -> None:
+        if self._newest is not None:
+            self._newest.evaluated = True
 
     def after_start(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
-        dealt_out_by_torch = type(loader.batch_sampler) in (BatchSampler, type(None))
-        self._readings[iterator] = Reading(Epoch(id(loader), _size(loader.dataset), dealt_out_by_torch))
+        self._readings[iterator] = Reading(Epoch(id(loader), _size(loader.dataset)))
 
     def after_indices(self, numbers: Any, iterator: Any) -> None:
         self._readings[iterator].asked.append(numbers)
@@ -79,25 +82,20 @@ class LoaderObserver:
         reading = self._readings[iterator]
         # The first batch includes the sampler's own draws, and those should be equal on all ranks. Workers draw in
         # processes of their own.
-        is_recorded = reading.epoch.batches > 0 and iterator._num_workers == 0
-        reading.generators = states(CPU) if is_recorded else None
+        if reading.epoch.batches and iterator._num_workers == 0:
+            reading.generators = states(CPU)
 
     def after_batch(self, batch: Any, iterator: Any) -> None:
         reading = self._readings[iterator]
+        note_draws(self._record, "batches", reading.generators, CPU)
         epoch = reading.epoch
-        if epoch.batches == 0 and len(self._record.epochs) < MAX_EPOCHS:
+        if not epoch.batches and len(self._record.epochs) < MAX_EPOCHS:
             self._record.epochs.append(epoch)
-        self._newest = epoch
-        epoch.batches += 1
-        self._record.draws += draws_since(reading.generators, "batches", CPU)
         samples = _samples(reading.asked.popleft(), iterator._dataset)
-        if samples is None:
-            epoch.samples = None
-        elif epoch.samples is not None:
-            epoch.samples += samples
-            epoch.last_batch = len(samples)
-        if len(epoch.contents) < MAX_FINGERPRINTS:
-            epoch.contents += contents(batch)
+        found = contents(batch) if reading.fingerprints < MAX_FINGERPRINTS else []
+        reading.fingerprints += len(found)
+        self._newest = Batch(samples, found, steps=len(self._record.steps))
+        epoch.batches.append(self._newest)
 
     def after_error(self, error: BaseException, iterator: Any) -> None:
         if isinstance(error, StopIteration):
@@ -113,21 +111,21 @@ def _size(dataset: Any) -> int | None:
         return None
 
 
-def _samples(numbers: Any, dataset: Any) -> list[int] | None:
-    """The numbers of a batch in the whole data set; None where a data set has none."""
+def _samples(numbers: Any, dataset: Any) -> list[int]:
+    """The numbers of a batch in the whole data set; empty where a data set has none."""
     if not isinstance(numbers, list | tuple):
         numbers = [numbers]
     try:
         samples = [int(number) for number in numbers]
     except (TypeError, ValueError):
-        return None
+        return []
     while isinstance(dataset, Subset):
         samples = [int(dataset.indices[sample]) for sample in samples]
         dataset = dataset.dataset
     return samples
 
 
-def contents(batch: Any) -> list[tuple[int, ...]]:
+def contents(batch: Any) -> list[Content]:
     """For each sample a fingerprint of each of its tensors: labels stay where images are augmented."""
     columns: list[list[int]] = []
     for tensor in _tensors(batch):

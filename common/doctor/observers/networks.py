@@ -7,13 +7,15 @@ import weakref
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from common.doctor.observers.generators import draws_since, states
+from common.doctor.observers.generators import note_draws, states
 from common.doctor.observers.loaders import LoaderObserver
 from common.doctor.observers.recorder import Recorder
 from common.doctor.record import Network, Tensors
@@ -27,8 +29,8 @@ class Forward(NamedTuple):
 
     called: nn.Module  # the network, or its wrapper
     module: nn.Module  # the network
-    network: Network
-    generators: dict[str, int] | None  # the states of the random generators at its start; None in an evaluation
+    in_training: bool  # in training mode and with gradients
+    generators: dict[str, int]  # the states of the random generators at its start
 
 
 class NetworkObserver:
@@ -45,54 +47,57 @@ class NetworkObserver:
 
     def install(self) -> None:
         register_module_forward_pre_hook(self._recorder.guarded(self.before_forward))
-        register_module_forward_hook(self._recorder.guarded(self.after_forward), always_call=True)
+        register_module_forward_hook(self._recorder.guarded(self.after_forward), with_kwargs=True, always_call=True)
         self._recorder.wrap(DistributedDataParallel, "__init__", after=self.after_wrapping)
 
     def after_wrapping(self, _: None, ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
-        self._when_wrapped[ddp.module] = _identities(ddp.module)
+        module = _unwrapped(ddp)[-1]
+        self._when_wrapped[module] = _identities(module)
 
-    def before_forward(self, called: nn.Module, inputs: Any) -> None:
+    def before_forward(self, called: nn.Module, inputs: tuple) -> None:
         if self._forward is not None or next(called.parameters(), None) is None:
             return  # a part of a network, or a loss
         if torch._C._current_graph_task_id() != -1:
             return  # in a backward, in which activation checkpointing computes a part again
         *wrappers, module = _unwrapped(called)
-        network = self._network(module)
-        generators = None
-        if module.training and torch.is_grad_enabled():
-            network.forwards += 1
-            self._loaders.note_forward(inputs)
-            self._compare_with_wrapping(module, network, wrappers)
-            generators = states(_device(module))
+        if module not in self.networks:
+            self._add(module)
+        in_training = module.training and torch.is_grad_enabled()
+        if in_training:
+            self._compare_with_wrapping(module, wrappers)
         if self._record.steps:  # before, the ranks' weights may differ
-            self._note_weights(module, network)
-        self._forward = Forward(called, module, network, generators)
+            self._note_weights(module)
+        self._forward = Forward(called, module, in_training, states(_device(module)))
 
-    def after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
+    def after_forward(self, called: nn.Module, inputs: tuple, keywords: dict | None, output: Any = None) -> None:
+        """Note what a forward has done. Where it has raised, torch gives neither keywords nor an output."""
         forward = self._forward
-        if forward is None or module is not forward.called:
+        if forward is None or called is not forward.called:
             return
         self._forward = None
-        self._record.draws += draws_since(forward.generators, "forwards in training", _device(module))
-        statistics = forward.network.statistics
-        steps = len(self._record.steps)
-        # If DDP copies rank 0's statistics, it has done so in this forward. An evaluation changes none.
-        if not forward.module.training and steps not in statistics:
-            statistics[steps] = _statistics(forward.module)
+        network = self.networks[forward.module]
+        if forward.in_training:
+            network.forwards += 1
+            self._loaders.note_forward((inputs, keywords))
+            note_draws(self._record, "forwards in training", forward.generators, _device(forward.module))
+        if not forward.module.training:
+            self._loaders.note_evaluation()
+            steps = len(self._record.steps)
+            # If DDP copies rank 0's statistics, it has done so in this forward. An evaluation changes none.
+            if steps not in network.statistics:
+                network.statistics[steps] = _statistics(forward.module)
 
-    def _network(self, module: nn.Module) -> Network:
-        """The record of a network, which may be new."""
-        if module not in self.networks:
-            parameters = dict(module.named_parameters())
-            network = Network(type(module).__name__, len(parameters))
-            network.is_sharded = any(_is_part(name, parameter) for name, parameter in parameters.items())
-            network.has_module = "module" in dict(module.named_children())
-            self.networks[module] = network
-            self._record.networks.append(network)
-        return self.networks[module]
+    def _add(self, module: nn.Module) -> None:
+        parameters = list(module.named_parameters())
+        has_module = "module" in dict(module.named_children())
+        self.networks[module] = Network(type(module).__name__, len(parameters), has_module)
+        self._record.networks.append(self.networks[module])
+        self._record.is_sharded |= any(_is_part(name, parameter) for name, parameter in parameters)
+        self._record.is_split |= _is_split(module)
 
-    def _compare_with_wrapping(self, module: nn.Module, network: Network, wrappers: list[nn.Module]) -> None:
+    def _compare_with_wrapping(self, module: nn.Module, wrappers: list[nn.Module]) -> None:
         """Compare a forward in training with what DistributedDataParallel was given."""
+        network = self.networks[module]
         before = self._when_wrapped.get(module)
         if before is None:
             network.wrapped = any(isinstance(part, DistributedDataParallel) for part in module.modules())
@@ -103,11 +108,12 @@ class NetworkObserver:
         now = _identities(module)
         network.changed = [name for name in now if before.get(name) != now[name]]
 
-    def _note_weights(self, module: nn.Module, network: Network) -> None:
+    def _note_weights(self, module: nn.Module) -> None:
+        weights = self.networks[module].weights
         steps = len(self._record.steps)
         is_power_of_two = steps & (steps - 1) == 0
-        if (steps <= EACH_STEP_UNTIL or is_power_of_two) and steps not in network.weights:
-            network.weights[steps] = _parameters(module)
+        if (steps <= EACH_STEP_UNTIL or is_power_of_two) and steps not in weights:
+            weights[steps] = _parameters(module)
 
 
 def _device(module: nn.Module) -> torch.device:
@@ -141,6 +147,16 @@ def _is_part(name: str, parameter: nn.Parameter) -> bool:
     return isinstance(parameter, DTensor) or "_flat_param" in name
 
 
+def _is_split(module: nn.Module) -> bool:
+    """True if DTensors lie on another mesh than one line of all ranks, or if fully_shard has not made them.
+
+    Only fully_shard on such a line is known to let each rank compute whole samples of its own.
+    """
+    meshes = [parameter.device_mesh for parameter in module.parameters() if isinstance(parameter, DTensor)]
+    is_fully_sharded = any(isinstance(part, FSDPModule) for part in module.modules())
+    return any(not is_fully_sharded or mesh.shape != (dist.get_world_size(),) for mesh in meshes)
+
+
 def _sample(tensor: Tensor) -> Tensor:
     """Some of its numbers."""
     values = tensor.detach().reshape(-1)
@@ -152,7 +168,7 @@ def _parameters(module: nn.Module) -> Tensors:
     """Numbers of each parameter that is whole on every rank."""
     samples = {}
     for name, parameter in module.named_parameters():
-        if parameter.is_floating_point() and not _is_part(name, parameter):
+        if parameter.is_floating_point() and parameter.numel() and not _is_part(name, parameter):
             samples[name] = _sample(parameter)
     return samples
 

@@ -24,14 +24,14 @@ class OptimizerObserver:
         self._record = recorder.record
         self._networks = networks.networks
         self._last_step = last_step  # the number of the step after which the script is ended
-        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._forwards_before = 0  # the number of forwards in training until the last step
 
     def install(self) -> None:
         register_optimizer_step_post_hook(self._recorder.guarded(self.after_step))
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._optimizers.add(optimizer)
+        number = self._numbers.setdefault(optimizer, len(self._numbers))
         if isinstance(getattr(optimizer, "optim", None), Optimizer):
             return  # a ZeroRedundancyOptimizer: the optimizer of its part has made the step
         rates = []
@@ -40,7 +40,7 @@ class OptimizerObserver:
             is_unknown = rate is None or math.isnan(rate)
             rates.append(None if is_unknown else float(rate))
         forwards = sum(network.forwards for network in self._record.networks)
-        self._record.steps.append(Step(rates, forwards - self._forwards_before))
+        self._record.steps.append(Step(rates, forwards - self._forwards_before, number))
         self._forwards_before = forwards
         if len(self._record.steps) <= FIRST_STEPS:
             self._note_parameters()
@@ -51,7 +51,7 @@ class OptimizerObserver:
     def _note_parameters(self) -> None:
         """Note the parameters that are in an optimizer and in no network, or in a network and in no optimizer."""
         in_optimizers: set[nn.Parameter] = set()
-        for optimizer in self._optimizers:
+        for optimizer in self._numbers:
             for group in optimizer.param_groups:
                 in_optimizers.update(group["params"])
         in_networks: set[nn.Parameter] = set()

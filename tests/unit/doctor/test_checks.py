@@ -1,20 +1,27 @@
 """The checks of the doctor, on records that are made by hand."""
 
+import functools
+
 import pytest
 import torch
 
 from common.doctor import checks, report
 from common.doctor.answers import Finding, NotExamined, Right
-from common.doctor.checks import end, optimizers, random_numbers, replicas, samples, steps
-from common.doctor.record import Call, Draw, End, Epoch, Network, Record, Step
+from common.doctor.checks import end, epochs, optimizers, random_numbers, replicas, samples, steps
+from common.doctor.observers.generators import note_draws
+from common.doctor.record import Batch, Call, Draw, End, Epoch, Network, Record, Step
 
 NAN = float("nan")
 INF = float("inf")
 
 
+def trained() -> list[Record]:
+    return [Record(rank, steps=[Step([0.1], 1)], networks=[Network("Net", forwards=1)]) for rank in range(2)]
+
+
 def test_weights_that_are_averaged_now_and_then_are_no_finding():
     apart, equal = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 3.0])
-    records = [Record(rank, networks=[Network("Net", wrapped=True, forwards=4)]) for rank in range(2)]
+    records = trained()
     for rank, one in enumerate(records):
         one.networks[0].weights = {step: {"w": apart + rank if step % 2 else equal} for step in range(1, 5)}
     assert replicas.check_same_weights(records) == Right()
@@ -23,6 +30,7 @@ def test_weights_that_are_averaged_now_and_then_are_no_finding():
     assert isinstance(replicas.check_same_weights(records), Finding)
     for one in records:
         one.networks[0].weights[4] = {"w": torch.tensor([NAN, NAN])}
+    records[1].steps *= 2  # a rank has made a step alone
     assert isinstance(replicas.check_same_weights(records), Finding)
 
 
@@ -37,7 +45,7 @@ def test_weights_that_are_averaged_now_and_then_are_no_finding():
     ],
 )
 def test_ranks_differ_in_what_is_not_finite_too(of_ranks, kind):
-    records = [Record(rank, networks=[Network("Net", wrapped=True, forwards=1)]) for rank in range(2)]
+    records = trained()
     for one, values in zip(records, of_ranks, strict=True):
         one.networks[0].weights = {1: {"w": torch.tensor(values)}}
         one.networks[0].statistics = {1: {"mean": torch.tensor(values)}}
@@ -55,6 +63,15 @@ def shuffled(seed: int) -> list[int]:
     return torch.randperm(1000, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
+def epoch_of(orders, content=lambda sample: (sample,), batch_size=4, size=1000, trained=True):
+    """An epoch in which a rank reads these samples, and trains on each batch or evaluates it."""
+    batches = []
+    for first in range(0, len(orders), batch_size):
+        own = list(orders[first : first + batch_size])
+        batches.append(Batch(own, [content(sample) for sample in own], 0, [len(own)] * trained, not trained))
+    return Epoch(0, size, complete=True, batches=batches)
+
+
 HALVES = [(shuffled(epoch)[::2], shuffled(epoch)[1::2]) for epoch in range(4)]
 ALL = [(shuffled(0), shuffled(0))]
 OWN = [(shuffled(0), shuffled(1))]
@@ -69,29 +86,62 @@ CONTENTS = {
 
 
 @pytest.mark.parametrize(
-    "epochs, kind, training, pitfall, data_sets",
+    "epochs, kind, training, pitfall, of_data_sets",
     [
-        pytest.param(HALVES, "same", Right, None, Right, id="row 1"),
-        pytest.param(HALVES, "augmented", Right, None, Right, id="row 1, augmented"),
-        pytest.param(HALVES, "new", Right, None, NotExamined, id="row 1, new with each read"),
-        pytest.param(HALVES, "of each rank", Right, None, Finding, id="row 2"),
-        pytest.param(ALL, "same", Finding, None, NotExamined, id="row 3"),
-        pytest.param([(range(12), range(12))], "same", Finding, None, NotExamined, id="row 3, a few"),
-        pytest.param(OWN, "same", Finding, "different_orders", NotExamined, id="row 4"),
-        pytest.param(OWN, "of each rank", NotExamined, None, NotExamined, id="row 5"),
-        pytest.param(DRAWN, "same", NotExamined, None, NotExamined, id="row 6"),
+        pytest.param(HALVES, "same", Right, None, Right, id="parts"),
+        pytest.param(HALVES, "augmented", Right, None, Right, id="parts, augmented"),
+        pytest.param(HALVES, "new", Right, None, NotExamined, id="parts, new with each read"),
+        pytest.param(HALVES, "of each rank", Right, None, Finding, id="parts of its own data"),
+        pytest.param(ALL, "same", Finding, None, NotExamined, id="all"),
+        pytest.param(OWN, "same", Finding, "different_orders", NotExamined, id="its own order"),
+        pytest.param(OWN, "of each rank", NotExamined, None, NotExamined, id="its own order of its own data"),
+        pytest.param(DRAWN, "same", NotExamined, None, NotExamined, id="with replacement"),
     ],
 )
-def test_samples_are_compared_as_the_table_of_the_checks_says(epochs, kind, training, pitfall, data_sets):
+def test_samples_are_compared_as_the_tables_of_the_checks_say(epochs, kind, training, pitfall, of_data_sets):
     records = [Record(rank) for rank in range(2)]
     for number, orders in enumerate(epochs):
         for one, order in zip(records, orders, strict=True):
-            contents = [CONTENTS[kind](one.rank, number, sample) for sample in order]
-            epoch = Epoch(0, 1000, True, samples=list(order), batches=9, last_batch=4, forwards=9, contents=contents)
-            one.epochs.append(epoch)
+            one.epochs.append(epoch_of(order, functools.partial(CONTENTS[kind], one.rank, number)))
     answer = samples.check_training_samples(records)
     assert (type(answer), getattr(answer, "pitfall", None)) == (training, pitfall)
-    assert isinstance(samples.check_data_sets(records), data_sets)
+    assert isinstance(samples.check_data_sets(records), of_data_sets)
+
+
+@pytest.mark.parametrize("forwards", [[], [2, 2], [0]])
+def test_who_reads_all_samples_may_train_on_every_other_batch_or_on_a_part_of_it(forwards):
+    records = [Record(rank, epochs=[epoch_of(shuffled(0))]) for rank in range(2)]
+    for batch in records[1].epochs[0].batches[::2]:
+        batch.forwards = forwards
+    assert isinstance(samples.check_training_samples(records), NotExamined)
+
+
+@pytest.mark.parametrize(
+    "of_rank_0, of_rank_1, kind",
+    [
+        pytest.param([[0, 2, 4]], [[1, 3, 5]], Right, id="each once"),
+        pytest.param([[0, 1, 2, 3, 4, 5]], [[0, 1, 2, 3, 4, 5]], Right, id="all on each rank"),
+        pytest.param([[0, 2, 4]], [[1, 3, 0]], Finding, id="filled up"),
+        pytest.param([[0, 2]], [[1, 3]], Finding, id="dropped"),
+        pytest.param([[0, 2], [4, 5]], [[1, 3], [4, 5]], Right, id="the rest follows"),
+        pytest.param([[0, 2, 4], [0, 1, 2, 3]], [[1, 3, 5]], NotExamined, id="a further one on rank 0"),
+    ],
+)
+def test_evaluations_are_compared_as_the_table_of_the_check_says(of_rank_0, of_rank_1, kind):
+    records = [Record(0), Record(1)]
+    for one, orders in zip(records, (of_rank_0, of_rank_1), strict=True):
+        one.epochs = [epoch_of(order, batch_size=1, size=6, trained=False) for order in orders]
+    assert isinstance(epochs.check_evaluation_samples(records), kind)
+    for epoch in records[0].epochs + records[1].epochs:
+        epoch.batches[-1].steps = 1  # as in a training that reads two loaders at once
+    assert isinstance(epochs.check_evaluation_samples(records), NotExamined)
+
+
+def test_the_first_draws_of_each_source_are_recorded():
+    record = Record(0)
+    for source in ["batches"] * 100 + ["forwards in training"]:
+        note_draws(record, source, {"torch": 1}, torch.device("cpu"))
+    assert [draw.source for draw in record.draws] == ["batches"] * 64 + ["forwards in training"]
 
 
 @pytest.mark.parametrize("of_ranks, kind", [((1, 2, 2), Finding), ((1, 1, 2), Finding), ((1, 2, 3), Right)])
@@ -116,8 +166,8 @@ def test_the_first_window_of_accumulation_is_as_long_as_the_next(micro_batches, 
     "rates, kind", [([0.2, 0.1, 0], Right), ([0.1, 0, 0, 0], Finding), ([0.1, 0.1], NotExamined), ([0, None], Right)]
 )
 def test_a_schedule_lasts_as_long_as_the_training(rates, kind):
-    assert isinstance(steps.check_schedule([Record(0, steps=[Step([rate], 1) for rate in rates])]), kind)
-    steps.check_schedule([Record(0, steps=[Step([0, 0], 1), Step([0], 1)])])  # two optimizers, both without a rate
+    of_another = [Step([0.5, 0.5], 1, optimizer=1)] * 3  # which stays as it is
+    assert isinstance(steps.check_schedule([Record(0, steps=[Step([rate], 1) for rate in rates] + of_another)]), kind)
 
 
 LOST = End("crash", "train.py:9: RuntimeError: [/third_party/gloo/pair.cc:545] Read error")
@@ -128,7 +178,6 @@ STOPPED = End("stopped")
     "of_rank_0, of_rank_1, found",
     [
         (LOST, End("crash", "ValueError: no disk"), "rank 1 crashed after 0 optimizer steps: ValueError: no disk"),
-        (LOST, End("crash", "RuntimeError: no disk"), "rank 1 crashed after 0 optimizer steps: RuntimeError"),
         (LOST, End("finished"), f"rank 0 could not communicate ({LOST.text}), rank 1 has ended"),
         (LOST, End("crash", "SIGABRT: gloo"), f"rank 0 could not communicate ({LOST.text}), rank 1 could not"),
         (STOPPED, End("crash", "SIGKILL: no memory"), "rank 1 crashed after 0 optimizer steps: SIGKILL"),
@@ -138,7 +187,8 @@ STOPPED = End("stopped")
 def test_an_end_is_explained_by_the_rank_that_did_not_lose_another_one(of_rank_0, of_rank_1, found):
     records = [Record(0, end=of_rank_0, waits_in="t.py:7"), Record(1, end=of_rank_1)]
     for one in records:  # rank 1 has a batch more
-        one.epochs.append(Epoch(0, 9, True, batches=one.rank + 1, complete=one.rank == 0, forwards=1))
+        one.epochs.append(epoch_of(range(4 + 4 * one.rank)))
+        one.epochs[0].complete = one.rank == 0
     assert end.check_end(records, patience=60).text.startswith(found)
 
 
@@ -177,8 +227,8 @@ def test_without_a_process_group_only_a_bad_end_is_examined():
 def test_the_headline_adds_up_what_the_ranks_read_unless_they_read_the_same():
     own, shared = "batches of 2 x 2 = 4 samples", "the same batches of 2 samples on each rank"
     for of_rank_1, expected in (([1, 3, 5, 7], own), ([0, 2, 4, 6], shared)):
-        epochs = [Epoch(0, 8, True, samples=read, batches=2, forwards=2) for read in ([0, 2, 4, 6], of_rank_1)]
-        assert expected in report.summary("train.py", [Record(0, epochs=epochs[:1]), Record(1, epochs=epochs[1:])], 3)
+        first, second = (epoch_of(read, batch_size=2) for read in ([0, 2, 4, 6], of_rank_1))
+        assert expected in report.summary("train.py", [Record(0, epochs=[first]), Record(1, epochs=[second])], 3)
 
 
 def test_where_an_observer_failed_nothing_is_called_healthy():

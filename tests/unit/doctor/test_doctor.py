@@ -37,8 +37,7 @@ MISTAKES = {
     "SetEpochForgotten": ("order of the epochs", "set_epoch_forgotten", ""),
     "SameDropout": ("random numbers", "same_random_numbers", "forwards in training drew the same numbers"),
     "SameAugmentation": ("random numbers", "same_random_numbers", "batches drew the same numbers"),
-    "StreamReadWholeOnEachRank": ("training samples", None, "with the same contents in the same order"),
-    "StreamCalledByKeywords": ("training samples", None, "with the same contents in the same order"),
+    "StreamReadWholeOnEachRank": ("training samples", None, "the same 256 samples in the same order"),
     "PaddedEvaluation": ("evaluation samples", "padded_evaluation", ""),
     "StatisticsOfEachRank": ("BatchNorm's statistics", "batchnorm_statistics", ""),
     "EveryRankSaves": ("files", "every_rank_saves", ""),
@@ -49,8 +48,8 @@ QUICK, *SLOW = MISTAKES
 # What looks like a mistake and is none: a part of the report.
 HARMLESS = {
     "StreamSharedOut": "the samples have no numbers",
-    "BatchesCutByTheScript": "the script itself cuts each rank's share out of a batch",
-    "Sharded": "no rank has whole parameters",
+    "BatchesCutByTheScript": "the script may train it on a part of each batch",
+    "Unusual": "learning rates (the ranks trained on different numbers of batches",
 }
 # What ends badly, or never: the pitfall, and a part of the report.
 ENDS = {
@@ -92,7 +91,7 @@ def test_a_healthy_script_raises_no_alarm_and_trains_the_weights_that_it_would_a
     right = {topic for topic, answer in answers.items() if answer == Right()}
     assert answers.keys() - right == {"BatchNorm's statistics"}
     ranks(2, on_cpu=True).run(run_alone, HEALTHY, alone)
-    weights, expected = (torch.load(folder / "best.pt")["weights"] for folder in (tmp_path, alone))
+    weights, expected = (torch.load(folder / "last.pt")["weights"] for folder in (tmp_path, alone))
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
@@ -179,6 +178,8 @@ LEVEL = ["--dataset", "synthetic", "--train-samples", "250", "--eval-samples", "
 TEMPLATE = ["--arch", "squeezenet1_1", "--size", "32", "--epochs", "2", "--batch-size", "8", "--workers", "1"]
 OURS = {
     "02_ddp_raw/train.py": [*LEVEL, "--epochs", "2"],
+    "02_ddp_raw/train_fsdp.py": LEVEL,
+    "02_ddp_raw/train_mesh.py": [*LEVEL, "--tensor", "2"],
     "03_accelerate/train_full.py": [*LEVEL, "--epochs", "2", "--gradient-accumulation-steps", "2"],
     "04_trainer/train_full.py": [*LEVEL, "--epochs", "2", "--gradient-accumulation-steps", "2"],
 }
@@ -189,7 +190,7 @@ OURS = {
 def test_our_own_scripts_are_healthy(script, tmp_path):
     answers, text = examined(ladder.ROOT / script, tmp_path, *OURS[script])
     assert report.findings(answers) == {}
-    assert "Healthy: " in text
+    assert "Healthy: " in text or "no rank has whole parameters" in text
 
 
 @pytest.mark.long

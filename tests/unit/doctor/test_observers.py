@@ -1,7 +1,6 @@
 """The observers of the doctor, each alone."""
 
 import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,11 +9,9 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.checkpoint import checkpoint
 
-from common import ladder
 from common.doctor.answers import Finding, NotExamined, Right
 from common.doctor.checks import optimizers, steps
 from common.doctor.observers.clipping import ClippingObserver
-from common.doctor.observers.heartbeat import script_line
 from common.doctor.observers.loaders import contents
 from common.doctor.observers.networks import NetworkObserver
 from common.doctor.observers.optimizers import OptimizerObserver
@@ -26,12 +23,6 @@ def test_a_text_is_the_same_however_far_it_is_filled_up():
     padded = contents({"words": torch.tensor([[5, 6, 7, 8, 0, 0], [3, 1, 4, 5, 9, 2]])})
     assert alone[0] == padded[0]
     assert alone[0] != padded[1]
-
-
-@pytest.mark.parametrize("folder, line", [(f"{ladder.ROOT}/common", None), (f"{ladder.ROOT}/common2", "train.py:1")])
-def test_only_what_is_in_a_librarys_folder_is_of_the_library(folder, line):
-    frame = SimpleNamespace(f_code=SimpleNamespace(co_filename=f"{folder}/train.py"), f_lineno=1, f_back=None)
-    assert script_line(frame, Path("other.py")) == line
 
 
 @pytest.mark.parametrize("rate", [None, float("nan")])
@@ -82,7 +73,7 @@ def test_what_backward_computes_again_is_no_further_forward():
     recorder = SimpleNamespace(record=Record(rank=0))
     observer = NetworkObserver(recorder, SimpleNamespace(note_forward=lambda inputs: None))
     before = register_module_forward_pre_hook(observer.before_forward)
-    after = register_module_forward_hook(observer.after_forward)
+    after = register_module_forward_hook(observer.after_forward, with_kwargs=True)
     checkpoint(nn.Linear(2, 1), torch.ones(3, 2), use_reentrant=False).sum().backward()
     before.remove()
     after.remove()

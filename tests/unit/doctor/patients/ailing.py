@@ -9,11 +9,12 @@ import healthy
 import torch
 from healthy import BATCH_SIZE, LR, SAMPLES, SEED, Circles, Engine, Net
 from torch import nn, optim
+from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, IterableDataset
-from torch.utils.data.distributed import DistributedSampler
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 
 class ForgottenWrapper(Engine):
@@ -21,15 +22,7 @@ class ForgottenWrapper(Engine):
         return self.net
 
 
-class DoubleNet(Net):
-    def forward(self, x):
-        return super().forward(x.double())
-
-
 class ConvertedAfterWrapping(Engine):
-    def make_net(self):
-        return DoubleNet()
-
     def wrap(self):
         return DDP(self.net).to(torch.float64)
 
@@ -118,6 +111,9 @@ class Stream(IterableDataset):
         self.samples = samples
         self.mine = range(first, len(samples), step)
 
+    def __len__(self):
+        return len(self.mine)
+
     def __iter__(self):
         return (self.samples[i] for i in self.mine)
 
@@ -129,11 +125,6 @@ class StreamReadWholeOnEachRank(Engine):
     def make_train_loader(self):
         return DataLoader(Stream(self.train_set), BATCH_SIZE)
 
-    def steps_per_epoch(self):
-        return 16
-
-
-class StreamCalledByKeywords(StreamReadWholeOnEachRank):
     def loss_of(self, batch):
         return self.criterion(self.model(x=batch["x"]), batch["y"])
 
@@ -171,9 +162,6 @@ class StreamSharedOut(Engine):
     def make_train_loader(self):
         return DataLoader(Stream(self.train_set, self.rank, self.world), BATCH_SIZE)
 
-    def steps_per_epoch(self):
-        return 8
-
 
 class BatchesCutByTheScript(Engine):
     """It looks like NoSampler, and is right."""
@@ -183,7 +171,7 @@ class BatchesCutByTheScript(Engine):
 
     def loss_of(self, batch):
         own = {key: values[self.rank :: self.world] for key, values in batch.items()}
-        return super().loss_of(own)
+        return self.criterion(self.model(x=own["x"]), own["y"])
 
 
 class CollectiveOnRank0(Engine):
@@ -201,6 +189,24 @@ class UnevenInputs(Engine):
 
     def begin_epoch(self, epoch):
         pass
+
+
+class Unusual(UnevenInputs):
+    """It has uneven inputs under Join, two optimizers and a moving average, and is right."""
+
+    def make_optimizer(self):
+        self.of_head = optim.SGD(self.net.head.parameters(), lr=10 * LR)
+        return optim.Adam(self.net.body.parameters(), lr=LR)
+
+    def one_epoch(self):
+        with Join([self.model]):
+            return super().one_epoch()
+
+    def step_schedule(self):
+        self.of_head.step()
+
+    def weights(self):
+        return AveragedModel(self.net).state_dict()
 
 
 class UnusedParameter(Engine):

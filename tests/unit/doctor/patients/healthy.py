@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Train a little classifier of noisy circles on several workers.
 
     torchrun --nproc-per-node 2 healthy.py --out /tmp/circles
@@ -6,8 +5,6 @@
 Nothing here knows of the repository: it is the patient that the doctor's tests examine. `ailing.py` overrides
 single methods of it.
 """
-
-from __future__ import annotations
 
 import argparse
 import math
@@ -20,8 +17,7 @@ import torch
 import torch.distributed
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, Dataset
-from torch.utils.data.distributed import DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 EPOCHS = 2
 SAMPLES = 256
@@ -56,7 +52,7 @@ class Net(nn.Module):
         self.head = nn.Linear(width, 2)
 
     def forward(self, x):
-        return self.head(self.body(x))
+        return self.head(self.body(x.to(self.head.weight.dtype)))
 
 
 class Engine:
@@ -73,10 +69,9 @@ class Engine:
         self.net = self.make_net()
         self.model = self.wrap()
         self.opt = self.make_optimizer()
-        steps = EPOCHS * self.steps_per_epoch()
+        steps = EPOCHS * len(self.train_loader)
         self.sched = optim.lr_scheduler.LambdaLR(self.opt, lambda step: max(0.0, 1.0 - step / (steps + 1)))
         self.criterion = nn.CrossEntropyLoss()
-        self.best = math.inf
         self.seed_rank()
 
     def make_train_set(self):
@@ -103,9 +98,6 @@ class Engine:
     def make_optimizer(self):
         return optim.Adam(self.model.parameters(), lr=LR)
 
-    def steps_per_epoch(self):
-        return len(self.train_loader)
-
     def seed_rank(self):
         self.seed_everything(SEED + self.rank)
 
@@ -126,9 +118,7 @@ class Engine:
             self.add_up(running)
             if self.rank == 0:
                 print(f"[{epoch}] train {running.item() / self.world:.4f} valid {loss:.4f}")
-            if loss < self.best:
-                self.best = loss
-                self.keep(epoch)
+            self.keep(epoch)
 
     def begin_epoch(self, epoch):
         self.sampler.set_epoch(epoch)
@@ -138,7 +128,7 @@ class Engine:
         running = torch.zeros(())
         for batch in self.train_loader:
             loss = self.train_on(batch)
-            running += loss.detach() / self.steps_per_epoch()
+            running += loss.detach() / len(self.train_loader)
         return running
 
     def train_on(self, batch):
@@ -175,7 +165,7 @@ class Engine:
             self.save(epoch)
 
     def save(self, epoch):
-        torch.save({"weights": self.weights(), "epoch": epoch}, self.out / "best.pt")
+        torch.save({"weights": self.weights(), "epoch": epoch}, self.out / "last.pt")
 
     def weights(self):
         return self.net.state_dict()
