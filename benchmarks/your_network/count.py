@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.your_network.errors import StepFailed, failing_as
-from benchmarks.your_network.network import SMALLEST_BATCH, UserNetwork, trainable
 from benchmarks.your_network.scaling import Gradient, NetworkCosts
+from benchmarks.your_network.user_network import SMALLEST_BATCH, UserNetwork, trainable
 from benchmarks.your_network.without_computing import without_computing
 
 # Operators that start no kernel: they give a tensor another shape, make room, read a number that lies on the host (as

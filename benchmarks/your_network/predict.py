@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from benchmarks.your_network import presets
 from benchmarks.your_network.count import count
 from benchmarks.your_network.formats import milliseconds, short
-from benchmarks.your_network.network import load
 from benchmarks.your_network.scaling import (
     GRADIENT_BYTES,
     LARGEST_GLOBAL_BATCH,
@@ -17,6 +16,7 @@ from benchmarks.your_network.scaling import (
     scaling_efficiency,
     step,
 )
+from benchmarks.your_network.user_network import load
 
 GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 LEGEND = f"""

@@ -28,7 +28,7 @@ from benchmarks.your_network.scaling import (
 )
 from common import ladder
 from tests.unit.benchmarks import published
-from tests.unit.benchmarks.published import counted
+from tests.unit.benchmarks.published import costs_of
 
 # A machine that others use too may be slow, and a run is to be repeatable.
 SEEDED = settings(deadline=None, derandomize=True, max_examples=60)
@@ -61,7 +61,7 @@ SETUPS = st.builds(
 
 def on_a100(network: str) -> Setup:
     """A network on the hardware of the page's table, which `predict` takes unless it is told otherwise."""
-    return presets.setup(counted(network), "a100", "nvlink", 8, "8x200g")
+    return presets.setup(costs_of(network), "a100", "nvlink", 8, "8x200g")
 
 
 def without_effects(setup: Setup) -> Setup:
@@ -150,7 +150,7 @@ def test_the_largest_of_normal_samples(count, exact):
 @pytest.mark.slow
 @pytest.mark.skipif(TorchVersion(torch.__version__) < (2, 15), reason="other releases call other operators")
 def test_resnet50_is_as_it_was_counted():
-    network = counted("ResNet-50")
+    network = costs_of("ResNet-50")
     assert network.multiply_adds == presets.RESNET50_MULTIPLY_ADDS
     assert network.bytes_of_a_sample == presets.RESNET50_BYTES_OF_A_SAMPLE
 
@@ -162,7 +162,7 @@ def test_resnet50_is_as_it_was_counted():
 def test_other_networks_compute_as_much_longer_than_predicted_as_is_said(name, per_second, factor):
     """Sources, for one P100: Horovod, README.md of October 2017; for ResNet-50, TensorFlow's guide "Benchmarks"."""
     published_times_resnet50 = 219 / per_second
-    assert published_times_resnet50 / presets.times_resnet50(counted(name)) == pytest.approx(factor, abs=0.005)
+    assert published_times_resnet50 / presets.times_resnet50(costs_of(name)) == pytest.approx(factor, abs=0.005)
 
 
 def test_a_rate_that_is_derived_is_near_what_others_measured():
