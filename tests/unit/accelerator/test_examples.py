@@ -149,7 +149,7 @@ def test_tiny_gpt_learns_alike_by_ddp_and_by_fsdp(tmp_path, world_size):
     assert saved["blocks.0.project.weight"].shape == (128, 128)
 
 
-def held_by_tiny_gpt(accelerator):
+def train_tiny_gpt(accelerator):
     """MiB of parameters and optimizer state after a step."""
     example = load(str(EXAMPLES / "tiny_gpt.py"))
     with track_memory() as tracker:
@@ -165,8 +165,8 @@ def held_by_tiny_gpt(accelerator):
 def test_the_page_says_what_each_rank_holds_of_tiny_gpt():
     blocks = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": "Block"}
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, **blocks)
-    ddp = on_ranks(2, held_by_tiny_gpt)
-    fsdp = on_ranks(2, held_by_tiny_gpt, fsdp_plugin=plugin)
+    ddp = on_ranks(2, train_tiny_gpt)
+    fsdp = on_ranks(2, train_tiny_gpt, fsdp_plugin=plugin)
     page = (EXAMPLES / "README.md").read_text()
     for rank in range(2):
         for kind, copied, part in zip(("parameters", "optimizer state"), ddp[rank], fsdp[rank], strict=True):

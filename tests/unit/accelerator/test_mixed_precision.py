@@ -70,11 +70,11 @@ def new_models(count):
     return [torch.nn.Linear(4, 1) for _ in range(count)]
 
 
-def prepared(accelerator, models):
-    """`models` and an optimizer for each."""
+def prepare_with_optimizers(accelerator, models):
+    """The prepared models, and a prepared optimizer for each."""
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
-    prepared = accelerator.prepare(*models, *optimizers)
-    return prepared[: len(models)], prepared[len(models) :]
+    parts = accelerator.prepare(*models, *optimizers)
+    return parts[: len(models)], parts[len(models) :]
 
 
 def loss_of(model):
@@ -95,7 +95,7 @@ def assert_steps_in_float32(model, reference, steps=1, max_norm=None):
 
 def test_fp16_trains_on_the_cpu_to_nearly_the_float32_weights():
     accelerator = fp16()
-    (model,), (optimizer,) = prepared(accelerator, new_models(1))
+    (model,), (optimizer,) = prepare_with_optimizers(accelerator, new_models(1))
     for _ in range(5):
         accelerator.backward(loss_of(model))
         assert model.weight.grad.abs().max() > 100  # the loss really is scaled
@@ -111,7 +111,7 @@ def test_fp16_trains_on_the_cpu_to_nearly_the_float32_weights():
 
 def test_a_second_step_with_the_same_gradients_divides_them_by_the_scale_again():
     accelerator = fp16(init_scale=8.0)
-    (model,), (optimizer,) = prepared(accelerator, new_models(1))
+    (model,), (optimizer,) = prepare_with_optimizers(accelerator, new_models(1))
     accelerator.backward(loss_of(model))
     optimizer.step()
     expected = model.weight - 0.1 * model.weight.grad / 8
@@ -163,7 +163,7 @@ def test_an_overflow_skips_the_step_and_the_scheduler_and_halves_the_scale(make)
 def test_clipping_twice_and_with_several_optimizers_in_one_window_is_safe(is_scaled):
     # https://github.com/huggingface/accelerate/issues/641: "unscale_() has already been called".
     accelerator = fp16(accumulation=2, init_scale=8.0, enabled=is_scaled)
-    models, optimizers = prepared(accelerator, new_models(3))  # the third has no gradients, ever
+    models, optimizers = prepare_with_optimizers(accelerator, new_models(3))  # the third has no gradients, ever
     for _ in range(4):
         with accelerator.accumulate(*models):
             for model in models[:2]:
@@ -180,7 +180,7 @@ def test_clipping_twice_and_with_several_optimizers_in_one_window_is_safe(is_sca
 def test_gradients_that_the_model_drops_after_clipping_leave_the_next_step_alone():
     # A script that leaves a step out, for instance because the norm is too large, and clears with the model's method.
     accelerator = fp16()
-    (model,), (optimizer,) = prepared(accelerator, new_models(1))
+    (model,), (optimizer,) = prepare_with_optimizers(accelerator, new_models(1))
     for drops in (True, False):
         accelerator.backward(loss_of(model))
         accelerator.clip_grad_norm_(model.parameters(), 1e6)
@@ -192,7 +192,7 @@ def test_gradients_that_the_model_drops_after_clipping_leave_the_next_step_alone
 
 def test_of_two_optimizers_that_are_clipped_together_one_may_step_more_rarely():
     accelerator = fp16()
-    (often, rarely), (steps_often, steps_rarely) = prepared(accelerator, new_models(2))
+    (often, rarely), (steps_often, steps_rarely) = prepare_with_optimizers(accelerator, new_models(2))
     parameters = [*often.parameters(), *rarely.parameters()]
     for step in range(2):
         accelerator.backward(loss_of(often))
@@ -211,7 +211,7 @@ def test_of_two_optimizers_that_are_clipped_together_one_may_step_more_rarely():
 @pytest.mark.parametrize(("overflowing", "scale_between"), [(0, 2.0**10), (1, 2.0**9)])
 def test_an_overflow_counts_once_and_skips_the_step_of_its_own_optimizer_alone(overflowing, scale_between):
     accelerator = fp16()
-    models, optimizers = prepared(accelerator, new_models(2))
+    models, optimizers = prepare_with_optimizers(accelerator, new_models(2))
     for index, model in enumerate(models):
         accelerator.backward((math.inf if index == overflowing else 1.0) * loss_of(model))
         accelerator.clip_grad_norm_(model.parameters(), 1e6)
@@ -223,7 +223,7 @@ def test_an_overflow_counts_once_and_skips_the_step_of_its_own_optimizer_alone(o
 
 def test_a_backward_between_another_optimizers_clipping_and_its_step_is_no_mistake():
     accelerator = fp16()
-    (first, second), (steps_first, steps_second) = prepared(accelerator, new_models(2))
+    (first, second), (steps_first, steps_second) = prepare_with_optimizers(accelerator, new_models(2))
     accelerator.backward(loss_of(second))
     accelerator.backward(loss_of(first))
     accelerator.clip_grad_norm_(first.parameters(), 1e6)
@@ -238,7 +238,7 @@ def test_a_backward_between_another_optimizers_clipping_and_its_step_is_no_mista
 def test_clipping_leaves_the_scaled_gradients_of_an_unfinished_window_alone():
     # https://github.com/huggingface/accelerate/issues/641: the original unscales them, and then raises.
     accelerator = fp16(accumulation=2, init_scale=8.0)
-    (model,), (optimizer,) = prepared(accelerator, new_models(1))
+    (model,), (optimizer,) = prepare_with_optimizers(accelerator, new_models(1))
     for _ in range(2):
         with accelerator.accumulate(model):
             accelerator.backward(1000 * loss_of(model))
@@ -272,7 +272,7 @@ def test_an_optimizer_that_was_not_prepared_is_stepped_with_through_the_scaler()
 
 def test_loading_right_after_a_step_brings_the_saved_scale_back(tmp_path):
     accelerator = fp16()
-    (model,), (optimizer,) = prepared(accelerator, new_models(1))
+    (model,), (optimizer,) = prepare_with_optimizers(accelerator, new_models(1))
 
     def step(factor=1.0):
         accelerator.backward(factor * loss_of(model))
@@ -291,7 +291,7 @@ def test_loading_right_after_a_step_brings_the_saved_scale_back(tmp_path):
 
 def test_loading_between_clipping_and_the_step_forgets_that_gradients_were_unscaled(tmp_path):
     accelerator = fp16(accumulation=2)
-    (model,), _ = prepared(accelerator, new_models(1))
+    (model,), _ = prepare_with_optimizers(accelerator, new_models(1))
     with accelerator.accumulate(model):
         accelerator.backward(2 * loss_of(model))
     accelerator.save_state(tmp_path / "c")  # within a window, so that the checkpoint has gradients

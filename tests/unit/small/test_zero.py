@@ -44,24 +44,24 @@ def shards_of(optimizer) -> list[Shard]:
     return getattr(optimizer, "shards", [])
 
 
-def held(kind: Callable) -> Held:
+def measure(kind: Callable) -> Held:
     with process_group(), track_memory() as tracker:
         network = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).to("cpu")
         optimizer = kind(network, torch.optim.AdamW, foreach=False)
         shards = shards_of(optimizer)
         for _ in range(2):
             loss = network(torch.ones(1, WIDTH)).sum()
-            after_forward = by_category(tracker, network, shards)
+            after_forward = label_and_count(tracker, network, shards)
             loss.backward()
             del loss
-            after_backward = by_category(tracker, network, shards)
+            after_backward = label_and_count(tracker, network, shards)
             optimizer.step()
             optimizer.zero_grad()
         peak = sum(tracker.peaks()[0].values())
         return Held(after_forward, after_backward, peak)
 
 
-def by_category(tracker: MemoryTracker, network: nn.Module, shards: list[Shard]) -> dict[str, int]:
+def label_and_count(tracker: MemoryTracker, network: nn.Module, shards: list[Shard]) -> dict[str, int]:
     parts = [shard.part for shard in shards]
     for parameter in [*network.parameters(), *parts]:
         label(parameter, "parameters")
@@ -83,7 +83,7 @@ def test_what_is_cut_shrinks_to_one_part(world_size):
     slack = 4 * LAYERS * BLOCK
     peaks = []
     for kind, sizes in expected.items():
-        of_ranks = ranks(world_size).run(held, kind)
+        of_ranks = ranks(world_size).run(measure, kind)
         for rank in of_ranks:
             found = [rank.after_backward[name] for name in ("parameters", "gradients", "optimizer state")]
             assert found == pytest.approx(sizes, abs=slack), kind
@@ -95,7 +95,7 @@ def test_what_is_cut_shrinks_to_one_part(world_size):
     assert peaks[3] <= 4 * part + 4 * LAYER + slack
 
 
-def cut(numbers: int) -> tuple[Tensor, Tensor]:
+def cut_and_gather(numbers: int) -> tuple[Tensor, Tensor]:
     """This rank's part of a parameter, and the whole after each rank has added its number to its part."""
     with process_group():
         shard = Shard(nn.Parameter(torch.arange(float(numbers))))
@@ -107,7 +107,7 @@ def cut(numbers: int) -> tuple[Tensor, Tensor]:
 
 def test_ten_numbers_on_four_ranks_are_cut_as_the_docstring_says():
     assert "0 1 2     3 4 5     6 7 8     9 - -" in Shard.__doc__  # Each "-" is a zero.
-    of_ranks = ranks(4).run(cut, 10)
+    of_ranks = ranks(4).run(cut_and_gather, 10)
     assert [part.tolist() for part, _ in of_ranks] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 0, 0]]
     for _, whole in of_ranks:
         assert whole.tolist() == [0, 1, 2, 103, 104, 105, 206, 207, 208, 309]
@@ -128,7 +128,7 @@ class Tied(nn.Module):
         return self.last(torch.tanh(self.frozen(torch.tanh(self.first(values)))))
 
 
-def trained(kind: Callable) -> tuple[Tensor, dict]:
+def train(kind: Callable) -> tuple[Tensor, dict]:
     """A weight of this rank as it was made, and all weights after steps of two micro-batches each."""
     with process_group():
         torch.manual_seed(dist.get_rank())
@@ -169,7 +169,7 @@ def test_a_parameter_without_a_gradient_stays_as_it_is(kind):
     assert ranks(2).run(step_without_a_gradient, kind) == [(False, True)] * 2
 
 
-def gradients_that_stay(kind: Callable) -> list[Tensor]:
+def drop_gradients(kind: Callable) -> list[Tensor]:
     """The gradients of a backward that no step followed, after `zero_grad`."""
     with process_group():
         network = nn.Linear(3, 2)
@@ -182,13 +182,13 @@ def gradients_that_stay(kind: Callable) -> list[Tensor]:
 
 @pytest.mark.parametrize("kind", OURS)
 def test_zero_grad_drops_a_backward_that_no_step_followed(kind):
-    assert ranks(2).run(gradients_that_stay, kind) == [[], []]
+    assert ranks(2).run(drop_gradients, kind) == [[], []]
 
 
 @pytest.mark.parametrize("kind", OURS)
 def test_shared_and_frozen_weights_and_several_micro_batches_are_trained_as_without_zero(kind):
-    (_, expected), _ = ranks(2).run(trained, without_zero)
-    (first, weights), (second, others) = ranks(2).run(trained, kind)
+    (_, expected), _ = ranks(2).run(train, without_zero)
+    (first, weights), (second, others) = ranks(2).run(train, kind)
     assert not torch.equal(first, second)  # before rank 0's were taken over
     assert farthest(weights, others) == 0
     assert farthest(weights, expected) <= 1e-12
