@@ -140,9 +140,7 @@ def time_steps(setting: Setting, work: Work, steps: int) -> float:
             if number == WARM_UP_STEPS:
                 began = _now(device)
             device_batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
-            network.compute_loss(model, device_batch).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            network.take_step(model, optimizer, device_batch)
         return (_now(device) - began) / steps
 
 

@@ -155,12 +155,7 @@ class Training:
             samples *= self.setting.devices  # one process has the inputs of all devices, and cuts them
         # The loop of a training holds the batch until the next one: it lies on the device during backward too.
         batch = self.network.make_batch(samples)
-        loss = self.network.compute_loss(self.model, batch)
-        with failing_as(f"the backward of {self.network.title} failed"):
-            loss.backward()
-        with failing_as(f"the optimizer of {self.network.title} failed"):
-            self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.network.take_step(self.model, self.optimizer, batch)
 
     def peaks_of_step(self, samples: int) -> Peaks:
         """Take a step of so many samples on each device, and return the bytes at its peaks."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 
 from benchmarks.your_network.errors import StepFailed
 
@@ -46,8 +46,5 @@ def checkpointed(model: nn.Module) -> nn.Module:
     chosen = set(units(model))
     if not chosen:
         raise StepFailed("--checkpointing computes the elements of containers again, and the network has no container")
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if child in chosen:
-                setattr(parent, name, checkpoint_wrapper(child))
+    apply_activation_checkpointing(model, check_fn=lambda module: module in chosen)
     return model

@@ -95,6 +95,15 @@ class UserNetwork:
             use_foreach(optimizer)
             return optimizer
 
+    def take_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Any, Any]) -> None:
+        """Train `model`, which may be wrapped, with a batch that lies where it does."""
+        loss = self.compute_loss(model, batch)
+        with failing_as(f"the backward of {self.title} failed"):
+            loss.backward()
+        with failing_as(f"the optimizer of {self.title} failed"):
+            optimizer.step()
+        optimizer.zero_grad()
+
 
 def _call(model: nn.Module, inputs: Any) -> Any:
     """The outputs of `model`: a tuple are its arguments, a dict its named ones, everything else is the only one."""

@@ -29,7 +29,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 SMALL_BYTES = 2**14
-OUT_OF_MEMORY = "can't allocate memory"  # The message of torch's RuntimeError has these words.
 MAP_NORESERVE = 0x4000  # Linux's; Python has a name for it from 3.13 on
 _ATTEND = F.scaled_dot_product_attention
 # The operation that fills their results may be skipped, so these are allocated, and 0, where arguments are small too.
@@ -40,17 +39,9 @@ _UNFILLED = (
 )
 
 
-class DependsOnNumbers(RuntimeError):
-    """The shape of an operation's result depends on numbers that were not computed."""
-
-
 @contextmanager
 def without_computing() -> Iterator[None]:
-    """Run operations without computing them.
-
-    Raises:
-        DependsOnNumbers: from an operation within the block, such as `nonzero`, that has to know the numbers.
-    """
+    """Run operations without computing them. One that has to know the numbers, as `nonzero`, is a RuntimeError."""
     with _WithoutComputing(), fused_attention():
         yield
 
@@ -96,13 +87,13 @@ class _WithoutComputing(TorchDispatchMode):
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         are_small = all(map(_is_small, tensors))
         if _shape_depends_on_numbers(func, tensors):
-            raise DependsOnNumbers(f"the result of {func} has a shape that depends on numbers")
+            raise RuntimeError(f"the result of {func} has a shape that depends on numbers")
         if func.namespace == "c10d" and not are_small:
             # The fake process group would copy what is sent.
             args, kwargs = tree_map_only(Tensor, lambda tensor: tensor[:0], (args, kwargs))
             return func(*args, **kwargs)
         computes_small = tensors and are_small and func not in _UNFILLED
-        if computes_small or _fills_no_memory(func):
+        if computes_small or fills_no_memory(func):
             return func(*args, **kwargs)
         key = (func, *map(_key, leaves))
         if key not in self._on_meta:
@@ -150,7 +141,7 @@ def _shape_depends_on_numbers(func: torch._ops.OpOverload, tensors: list[Tensor]
 
 
 @functools.cache
-def _fills_no_memory(func: torch._ops.OpOverload) -> bool:
+def fills_no_memory(func: torch._ops.OpOverload) -> bool:
     """True if no argument is written to, and each result is a view of an argument or no tensor."""
     if torch.Tag.inplace_view in func.tags:  # It gives an argument another shape or storage.
         return True
@@ -192,8 +183,8 @@ def _address(tensor: Tensor) -> int:
 def _empty_like(meta: Tensor) -> Tensor:
     try:
         tensor = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
-    except RuntimeError as error:
-        if OUT_OF_MEMORY not in str(error) or sys.platform != "linux":
+    except RuntimeError:  # There is not so much memory.
+        if sys.platform != "linux":
             raise
         return _in_address_space(meta)
     return tensor.zero_() if _is_small(tensor) else tensor

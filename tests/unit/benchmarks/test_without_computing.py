@@ -39,7 +39,7 @@ def test_a_network_whose_shapes_depend_on_numbers_is_refused(rows, write_network
         "def build(): return Chosen(64, 3)\n"
         "def batch(n): return torch.randn(n, 64), torch.zeros(n).long()\n"
     )
-    with pytest.raises(StepFailed, match="DependsOnNumbers"):
+    with pytest.raises(StepFailed, match="depends on numbers"):
         simulated_peaks(load(spec), ALONE, rows)
 
 
