@@ -45,13 +45,7 @@ class Tied(nn.Module):
 
 
 class Outcome(NamedTuple):
-    """The outcome of a training on one rank.
-
-    Attributes:
-        weights: those of the whole model on rank 0, and none elsewhere.
-        norms: the norm of the gradients in each step.
-        held: the number of the model's elements that this rank has.
-    """
+    """The weights of the whole model, which rank 0 alone has, the norm of each step, and the elements held here."""
 
     weights: dict
     norms: list[float]

@@ -5,7 +5,6 @@ from torchvision import models
 
 from benchmarks.your_network import __main__ as program
 from benchmarks.your_network.count import count
-from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.user_network import load
 from tests.unit.benchmarks.example_networks import TEXTS, decoder
 
@@ -99,32 +98,30 @@ def test_the_answer_has_every_number_of_gpus(capsys):
     assert max(map(len, printed.splitlines())) <= 80
 
 
+TABLE = """
+def build(): return nn.Embedding(4, 3)
+def batch(n): return torch.zeros(n, dtype=torch.long), torch.zeros(n, dtype=torch.long)
+"""
+# cuDNN fuses the operators of several time steps, into how many kernels is not published.
+RECURRENT = """
+class Recurrent(nn.LSTM):
+    def forward(self, sounds): return super().forward(sounds)[0][:, -1]
+def build(): return Recurrent(6, 3, batch_first=True)
+def batch(n): return torch.zeros(n, 7, 6), torch.zeros(n, dtype=torch.long)
+"""
+
+
 @pytest.mark.parametrize(
-    "flags, message",
+    "network, flags, message",
     [
-        ([], "multiplies nothing"),
-        (["--measured-ms", "0"], "must be a number above 0"),
-        (["--batch-per-gpu", "0"], "at least 1"),
+        (TABLE, [], "multiplies nothing"),
+        (RECURRENT, [], "has recurrent layers"),
+        (TABLE, ["--measured-ms", "0"], "must be a number above 0"),
+        (TABLE, ["--batch-per-gpu", "0"], "at least 1"),
     ],
 )
-def test_what_cannot_be_predicted_is_one_line(flags, message, write_network, capsys):
-    table = write_network(
-        "def build(): return nn.Embedding(4, 3)\n"
-        "def batch(n): return torch.zeros(n, dtype=torch.long), torch.zeros(n, dtype=torch.long)\n"
-    )
+def test_what_cannot_be_predicted_is_one_line(network, flags, message, write_network, capsys):
     with pytest.raises(SystemExit) as end:
-        program.main(["predict", table, *flags])
+        program.main(["predict", write_network(network), *flags])
     assert end.value.code == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_recurrent_layers_are_refused(write_network):
-    """cuDNN fuses the operators of several time steps, into how many kernels is not published."""
-    recurrent = (
-        "class Recurrent(nn.LSTM):\n"
-        "    def forward(self, sounds): return super().forward(sounds)[0][:, -1]\n"
-        "def build(): return Recurrent(6, 3, batch_first=True)\n"
-        "def batch(n): return torch.zeros(n, 7, 6), torch.zeros(n, dtype=torch.long)\n"
-    )
-    with pytest.raises(StepFailed):
-        count(load(write_network(recurrent)), 8)
