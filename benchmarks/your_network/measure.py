@@ -32,9 +32,9 @@ from common.process_group import process_group
 from common.processes import RankFailed, ranks
 from common.small.data_parallel import EmulatedDataParallel
 
-# A sample is one measurement of a row. It takes about so many seconds, but no more than so many steps.
-SECONDS_OF_A_SAMPLE = 1.0
-MOST_STEPS_OF_A_SAMPLE = 50
+# A turn of a row takes about so many seconds, but no more than so many steps.
+SECONDS_OF_A_TURN = 1.0
+MOST_STEPS_OF_A_TURN = 50
 TIMEOUT_SECONDS = 900
 
 
@@ -63,7 +63,7 @@ def answer(options: argparse.Namespace) -> Samples:
     title = load(options.spec, options.input).title
     work = Work(options.spec, options.input, options.batch, cores)
     seconds = try_settings(settings_on(devices, (DATA_PARALLEL, DDP)), work)
-    steps = max(1, min(round(SECONDS_OF_A_SAMPLE / statistics.median(seconds.values())), MOST_STEPS_OF_A_SAMPLE))
+    steps = max(1, min(round(SECONDS_OF_A_TURN / statistics.median(seconds.values())), MOST_STEPS_OF_A_TURN))
     print(f"{title}, global batch {options.batch}, {options.rounds} rounds; a device is {device}.", flush=True)
     contestants = {setting.name: partial(seconds_of_step, setting, work, steps) for setting in seconds}
     with tqdm(range(options.rounds), leave=False, disable=None) as rounds:

@@ -26,7 +26,7 @@ def units(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _is_unit(module: nn.Module, parent: nn.Module) -> bool:
-    """True for an element of a container, or a chain of layers; and there are parameters in it."""
+    """True for an element of a container and for a chain of layers, if it has parameters."""
     is_element = type(parent) in _CONTAINERS
     # Of the containers only a Sequential has a forward that could be computed again.
     is_chain = type(module) is nn.Sequential
@@ -41,7 +41,7 @@ def _contains_blocks(module: nn.Module) -> bool:
     return any(list(element.children()) for element in module.children())
 
 
-def checkpointed(model: nn.Module) -> nn.Module:
+def checkpoint_units(model: nn.Module) -> nn.Module:
     """`model`, whose units keep their inputs only, and compute again in backward. Raises StepFailed if it has none."""
     chosen = set(units(model))
     if not chosen:

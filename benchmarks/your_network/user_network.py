@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from benchmarks.your_network.errors import described, failing_as
-from benchmarks.your_network.units import checkpointed
+from benchmarks.your_network.units import checkpoint_units
 from common.errors import fail
 
 IMAGE = (3, 224, 224)
@@ -61,7 +61,7 @@ class UserNetwork:
             if not trainable(model):
                 raise ValueError("it has no parameter to train")
             model.train().to("cpu")  # the accounting of memory takes what is moved to be on the device
-        return checkpointed(model) if self.checkpointing else model
+        return checkpoint_units(model) if self.checkpointing else model
 
     def make_batch(self, samples: int) -> tuple[Any, Any]:
         """The inputs and targets of so many samples, on the CPU."""
