@@ -191,5 +191,5 @@ def print_failure(text: str) -> None:
     print(fill(text, TERMINAL_COLUMNS, subsequent_indent="  "), flush=True)
 
 
-def in_columns(label: str, cells: Sequence[str]) -> str:
-    return f"{label:<17}" + "".join(f" {cell:>6}" for cell in cells)
+def in_columns(name: str, cells: Sequence[str]) -> str:
+    return f"{name:<17}" + "".join(f" {cell:>6}" for cell in cells)
