@@ -1,4 +1,4 @@
-"""`python -m common.accelerator launch`: what is becomes, real launches of small scripts, refusals in one line."""
+"""`python -m common.accelerator launch`: what is started, real launches of small scripts, refusals in one line."""
 
 import json
 import os
@@ -96,9 +96,8 @@ def becomes(monkeypatch):
 
 @pytest.mark.slow
 def test_two_processes_from_the_shipped_file(tmp_path):
-    result = run(
-        "--config_file", LEVEL / "two_processes.yaml", write_script(tmp_path), tmp_path, "--lr", "1", "--", "-x"
-    )
+    path = write_script(tmp_path)
+    result = run("--config_file", LEVEL / "two_processes.yaml", path, tmp_path, "--lr", "1", "--", "-x")
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     ranks = read_notes(tmp_path)
@@ -117,11 +116,9 @@ def test_a_world_of_one_is_the_script_itself(tmp_path):
     outer = {**os.environ, "WORLD_SIZE": "4", "RANK": "3", "OMP_NUM_THREADS": "1"}
     result = run("--cpu", path, tmp_path, env=outer)
     assert (result.returncode, result.stdout, result.stderr) == (7, "", "")
-    assert list(read_notes(tmp_path)) == ["alone"]
-    assert (
-        "WORLD_SIZE" not in read_notes(tmp_path)["alone"]
-        and read_notes(tmp_path)["alone"]["ACCELERATE_USE_CPU"] == "true"
-    )
+    notes = read_notes(tmp_path)
+    assert list(notes) == ["alone"]
+    assert "WORLD_SIZE" not in notes["alone"] and notes["alone"]["ACCELERATE_USE_CPU"] == "true"
 
 
 def test_flags_win_over_the_file_and_reach_the_script(becomes):
