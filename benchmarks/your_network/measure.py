@@ -54,7 +54,7 @@ class Work(NamedTuple):
 
 
 def answer(options: argparse.Namespace) -> Samples:
-    """Print a table; seconds of a step of each row in each round."""
+    """Print a table, and return the seconds of a step of each row in each round."""
     has_one_gpu = torch.cuda.device_count() == 1
     devices = options.devices or ([1] if has_one_gpu else [1, 2])
     check_batch(options.batch, devices)

@@ -41,7 +41,7 @@ _UNFILLED = (
 
 @contextmanager
 def without_computing() -> Iterator[None]:
-    """Run operations without computing them. One that has to know the numbers, as `nonzero`, is a RuntimeError."""
+    """Run operations without computing them. One that has to know the numbers, as `nonzero`, raises a RuntimeError."""
     with _WithoutComputing(), fused_attention():
         yield
 
