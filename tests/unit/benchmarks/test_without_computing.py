@@ -13,7 +13,6 @@ from benchmarks.your_network.without_computing import without_computing
 from common.memory import track_memory
 from tests.unit.benchmarks.example_networks import simulated_peaks
 
-ALONE = Setting(ONE_DEVICE, 1)
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 
@@ -40,7 +39,7 @@ def test_a_network_whose_shapes_depend_on_numbers_is_refused(rows, write_network
         "def batch(n): return torch.randn(n, 64), torch.zeros(n).long()\n"
     )
     with pytest.raises(StepFailed, match="depends on numbers"):
-        simulated_peaks(load(spec), ALONE, rows)
+        simulated_peaks(load(spec), Setting(ONE_DEVICE, 1), rows)
 
 
 def test_a_small_part_of_a_large_tensor_is_not_computed_with():

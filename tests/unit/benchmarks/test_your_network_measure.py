@@ -15,8 +15,6 @@ from benchmarks.your_network.settings import settings_on
 from common.errors import UserError
 from tests.unit.benchmarks.example_networks import TEXTS
 
-WAYS = ("DataParallel", "DDP")
-
 
 def test_a_device_is_a_gpu_or_an_equal_part_of_the_cores(monkeypatch):
     monkeypatch.setattr(measure, "available_cores", lambda: 8)
@@ -42,7 +40,7 @@ def fail_on(strategy):
 
 
 def test_what_cannot_train_the_network_is_left_out_unless_it_is_one_device(monkeypatch, capsys):
-    settings = settings_on([1, 2], WAYS)
+    settings = settings_on([1, 2], ("DataParallel", "DDP"))
     monkeypatch.setattr(measure, "seconds_of_step", fail_on("DataParallel"))
     assert list(measure.try_settings(settings, None)) == [("one device", 1), ("DDP", 2)]
     assert capsys.readouterr().out == "DataParallel, 2 cannot train: no scores\n"
