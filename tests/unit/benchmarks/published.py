@@ -41,7 +41,6 @@ def costs_of(name: str) -> NetworkCosts:
 
 
 NVLINK_P100 = nvlink(4 * 18)  # NCCL: links times the bandwidth of each
-WITHIN = 2  # the factor by which a prediction may be off where all inputs are published
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Case:
         efficiency: throughput on `gpus` GPUs as a share of `gpus` / `baseline` times that on `baseline` GPUs.
         batch: samples for each GPU.
         setup: what was trained, on which links.
-        inputs_are_published: whether bytes, the step on one GPU and the links are.
+        inputs_are_published: true where bytes, the step on one GPU and the links are.
     """
 
     name: str
