@@ -5,7 +5,7 @@
     python -m benchmarks.your_network predict torchvision:resnet50 --gpu h100 --network 8x400g
     python -m benchmarks.your_network measure torchvision:resnet18 --input 3x64x64 --batch 32 --devices 1 2
 
-benchmarks/your_network/network.py says which functions my_file.py may have beside `build`.
+benchmarks/your_network/user_network.py says which functions my_file.py may have beside `build`.
 """
 
 import argparse
@@ -25,12 +25,9 @@ ANSWERS = {"memory": memory.answer, "predict": predict.answer, "measure": measur
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.your_network", description=__doc__.splitlines()[0])
     questions = parser.add_subparsers(dest="question", required=True, metavar="QUESTION")
-    about = "what each strategy needs on each device, and which batch fits"
-    add_memory_flags(questions.add_parser("memory", help=about))
-    about = "how fast a step would be on 1 to 512 GPUs"
-    add_predict_flags(questions.add_parser("predict", help=about))
-    about = "how long a step takes on this machine, under DataParallel and DDP too"
-    add_measure_flags(questions.add_parser("measure", help=about))
+    add_memory_flags(questions.add_parser("memory", help="what each strategy needs on a device, and which batch fits"))
+    add_predict_flags(questions.add_parser("predict", help="how fast a step would be on 1 to 512 GPUs"))
+    add_measure_flags(questions.add_parser("measure", help="how long a step takes on this machine, in parallel too"))
     for question in questions.choices.values():
         flag = question.add_argument
         flag("spec", metavar="SPEC", help="torchvision:NAME or FILE.py:FUNCTION")

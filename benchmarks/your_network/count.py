@@ -11,22 +11,18 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.your_network.errors import StepFailed, failing_as
-from benchmarks.your_network.network import SMALLEST_BATCH, UserNetwork, trainable
 from benchmarks.your_network.scaling import Gradient, NetworkCosts
-from benchmarks.your_network.without_computing import without_computing
+from benchmarks.your_network.user_network import SMALLEST_BATCH, UserNetwork, trainable
+from benchmarks.your_network.without_computing import fills_no_memory, without_computing
 
-# Operators that start no kernel: they give a tensor another shape, make room, read a number that lies on the host (as
-# the step that AdamW counts for each parameter), or say where they begin in a profile.
-NO_KERNEL = {
-    "aten._local_scalar_dense",
+# Operators that make tensors and start no kernel.
+MAKE_ROOM = {
     "aten._unsafe_view",
     "aten.empty",
     "aten.empty_like",
     "aten.empty_strided",
     "aten.new_empty",
     "aten.new_empty_strided",
-    "profiler._record_function_enter_new",
-    "profiler._record_function_exit",
 }
 
 
@@ -46,6 +42,7 @@ def count(network: UserNetwork, batch: int) -> NetworkCosts:
         # A sample may multiply more in a larger batch, for example if each is compared with each.
         multiply_adds, gradients = count_products(network, model, max(batch, SMALLEST_BATCH))
         optimizer.step()  # the first one also makes its state
+        optimizer.zero_grad()
         few = count_step(network, model, optimizer, SMALLEST_BATCH)
         more_samples = max(batch, 2 * SMALLEST_BATCH)
         more = count_step(network, model, optimizer, more_samples)
@@ -85,7 +82,11 @@ def count_products(network: UserNetwork, model: nn.Module, samples: int) -> tupl
 
 
 class StepCount(TorchDispatchMode):
-    """Counts the operators that start a kernel, and the bytes that they read and write. A view starts none."""
+    """Counts the operators that start a kernel, and the bytes that they read and write.
+
+    A view starts none, nor does an operator that reads a number which lies on the host, as the step that AdamW counts
+    for each parameter.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +96,7 @@ class StepCount(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         result = function(*arguments, **(keywords or {}))
         name = f"{function.namespace}.{function.overloadpacket.__name__}"
-        if not function.is_view and name not in NO_KERNEL:
+        if name not in MAKE_ROOM and not fills_no_memory(function):
             self.operators += 1
             for leaf in tree_iter((arguments, keywords or {}, result)):
                 if isinstance(leaf, Tensor):
@@ -109,8 +110,6 @@ def count_step(network: UserNetwork, model: nn.Module, optimizer: torch.optim.Op
     Attention is one operator, as on a GPU.
     """
     batch = network.make_batch(samples)
-    optimizer.zero_grad()
     with StepCount() as counted:
-        network.compute_loss(model, batch).backward()
-        optimizer.step()
+        network.take_step(model, optimizer, batch)
     return counted

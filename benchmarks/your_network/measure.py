@@ -24,17 +24,17 @@ from benchmarks.harness.paired import WARM_UP_STEPS, Samples, interval_of_median
 from benchmarks.harness.rows import DATA_PARALLEL, DDP, ONE_DEVICE
 from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.formats import milliseconds
-from benchmarks.your_network.network import load
 from benchmarks.your_network.settings import Setting, check_batch, settings_on
+from benchmarks.your_network.user_network import load
 from common.cores import available_cores, confine_to_device, threads_per_worker
 from common.errors import fail
 from common.process_group import process_group
 from common.processes import RankFailed, ranks
 from common.small.data_parallel import EmulatedDataParallel
 
-# A sample is one measurement of a row. It takes about so many seconds, but no more than so many steps.
-SECONDS_OF_A_SAMPLE = 1.0
-MOST_STEPS_OF_A_SAMPLE = 50
+# A turn of a row takes about so many seconds, but no more than so many steps.
+SECONDS_OF_A_TURN = 1.0
+MOST_STEPS_OF_A_TURN = 50
 TIMEOUT_SECONDS = 900
 
 
@@ -54,7 +54,7 @@ class Work(NamedTuple):
 
 
 def answer(options: argparse.Namespace) -> Samples:
-    """Print a table; seconds of a step of each row in each round."""
+    """Print a table, and return the seconds of a step of each row in each round."""
     has_one_gpu = torch.cuda.device_count() == 1
     devices = options.devices or ([1] if has_one_gpu else [1, 2])
     check_batch(options.batch, devices)
@@ -63,7 +63,7 @@ def answer(options: argparse.Namespace) -> Samples:
     title = load(options.spec, options.input).title
     work = Work(options.spec, options.input, options.batch, cores)
     seconds = try_settings(settings_on(devices, (DATA_PARALLEL, DDP)), work)
-    steps = max(1, min(round(SECONDS_OF_A_SAMPLE / statistics.median(seconds.values())), MOST_STEPS_OF_A_SAMPLE))
+    steps = max(1, min(round(SECONDS_OF_A_TURN / statistics.median(seconds.values())), MOST_STEPS_OF_A_TURN))
     print(f"{title}, global batch {options.batch}, {options.rounds} rounds; a device is {device}.", flush=True)
     contestants = {setting.name: partial(seconds_of_step, setting, work, steps) for setting in seconds}
     with tqdm(range(options.rounds), leave=False, disable=None) as rounds:
@@ -140,9 +140,7 @@ def time_steps(setting: Setting, work: Work, steps: int) -> float:
             if number == WARM_UP_STEPS:
                 began = _now(device)
             device_batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
-            network.compute_loss(model, device_batch).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            network.take_step(model, optimizer, device_batch)
         return (_now(device) - began) / steps
 
 

@@ -1,4 +1,4 @@
-"""The memory that each strategy needs on each device, and the largest batch that fits.
+"""The memory that each strategy takes on each device, and the largest batch that fits.
 
 A step is run `without_computing`, and every storage is charged to its device (`common.memory`). So a step of a million
 samples takes no longer than a step of two.
@@ -19,8 +19,8 @@ from benchmarks.harness.rows import DATA_PARALLEL, ONE_DEVICE, totals
 from benchmarks.your_network import strategies
 from benchmarks.your_network.errors import StepFailed, failing_as
 from benchmarks.your_network.formats import mib
-from benchmarks.your_network.network import SMALLEST_BATCH, UserNetwork, load
 from benchmarks.your_network.settings import Setting, check_batch, settings_on
+from benchmarks.your_network.user_network import SMALLEST_BATCH, UserNetwork, load
 from benchmarks.your_network.without_computing import without_computing
 from common.memory import MemoryTracker, label
 
@@ -44,23 +44,23 @@ the largest, but other ranks may need more memory. ZeRO-2 is FSDP2 without
 resharding: parameters are whole from forward to backward only, beside the part
 that a device keeps."""
 
-# The bytes of each device of this process at its peak, by category: of a rank, or of all replicas.
-DeviceBytes = list[dict[str, int]]
+# The bytes by category of each device of this process at its peak: of a rank, or of all replicas.
+Peaks = list[dict[str, int]]
 
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """The need of a setting.
+    """The memory of a setting.
 
     Attributes:
-        need: of a step with the global batch that was asked for.
-        largest: the largest global batch that fits; 0 if none does, or if the search for it failed.
+        peaks: those of a step with the global batch that was asked for.
+        largest_batch: the largest global batch that fits; 0 if none does, or if the search for it failed.
         search_failure: the failure of a larger batch in this search, such as one that the user's file cannot make.
     """
 
     setting: Setting
-    need: DeviceBytes
-    largest: int
+    peaks: Peaks
+    largest_batch: int
     search_failure: StepFailed | None = None
 
 
@@ -77,7 +77,7 @@ def answer(options: argparse.Namespace) -> list[MemoryRow]:
     print(f"{network.title}, {asked_for}\n")
     print(in_columns("on devices", HEADS), flush=True)
     rows = []
-    for setting in settings_on(options.devices, strategies.ON_SEVERAL):
+    for setting in settings_on(options.devices, strategies.PARALLEL_STRATEGIES):
         try:
             row = row_of(network, setting, options.batch, options.gib * GIB)
         except StepFailed as failure:
@@ -92,36 +92,36 @@ def answer(options: argparse.Namespace) -> list[MemoryRow]:
 
 
 def row_of(network: UserNetwork, setting: Setting, batch: int, limit: int) -> MemoryRow:
-    """The need of a global batch, and the largest one for devices of `limit` bytes.
+    """The memory of a global batch, and the largest one for devices of `limit` bytes.
 
     Raises:
         StepFailed: if a step of that batch fails.
     """
     with simulated_training(network, setting) as training:
-        need = training.need(batch // setting.devices)
+        peaks = training.peaks_of_step(batch // setting.devices)
         try:
-            largest = largest_batch(training.peak, limit)
+            largest = largest_batch(lambda samples: max(totals(training.peaks_of_step(samples))), limit)
         except StepFailed as failure:
-            return MemoryRow(setting, need, largest=0, search_failure=failure)
-    return MemoryRow(setting, need, setting.devices * largest)
+            return MemoryRow(setting, peaks, largest_batch=0, search_failure=failure)
+    return MemoryRow(setting, peaks, setting.devices * largest)
 
 
-def largest_batch(peak_of: Callable[[int], int], limit: int) -> int:
-    """The most samples, known to an eighth, of which a step holds at most `limit` bytes; 0 if not SMALLEST_BATCH.
+def largest_batch(bytes_of: Callable[[int], int], limit: int) -> int:
+    """The most samples, known to an eighth, of which a step takes at most `limit` bytes; 0 if not SMALLEST_BATCH.
 
     Raises:
         StepFailed: if LARGEST_BATCH fits: the network's own batches do not grow with the number of samples.
     """
     fitting = 0
     too_many = SMALLEST_BATCH
-    while peak_of(too_many) <= limit:
+    while bytes_of(too_many) <= limit:
         fitting = too_many
         too_many *= 2
         if fitting >= LARGEST_BATCH:
             raise StepFailed(f"a step of {fitting} samples needs no more memory than one of fewer")
     while fitting and too_many - fitting > max(fitting // 8, 1):
         middle = (fitting + too_many) // 2
-        if peak_of(middle) <= limit:
+        if bytes_of(middle) <= limit:
             fitting = middle
         else:
             too_many = middle
@@ -155,22 +155,13 @@ class Training:
             samples *= self.setting.devices  # one process has the inputs of all devices, and cuts them
         # The loop of a training holds the batch until the next one: it lies on the device during backward too.
         batch = self.network.make_batch(samples)
-        loss = self.network.compute_loss(self.model, batch)
-        with failing_as(f"the backward of {self.network.title} failed"):
-            loss.backward()
-        with failing_as(f"the optimizer of {self.network.title} failed"):
-            self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.network.take_step(self.model, self.optimizer, batch)
 
-    def need(self, samples: int) -> DeviceBytes:
-        """The bytes that a step of so many samples on each device needs."""
+    def peaks_of_step(self, samples: int) -> Peaks:
+        """Take a step of so many samples on each device, and return the bytes at its peaks."""
         self.tracker.reset_peaks()
         self.step(samples)
         return list(self.tracker.peaks().values())
-
-    def peak(self, samples: int) -> int:
-        """The bytes that it needs on the fullest device."""
-        return max(totals(self.need(samples)))
 
 
 @contextmanager
@@ -185,12 +176,12 @@ def simulated_training(network: UserNetwork, setting: Setting) -> Iterator[Train
 
 def print_row(row: MemoryRow) -> None:
     """Print MiB of the fullest device by category, and of the emptiest, and the batch that fits, in one line."""
-    peaks = totals(row.need)
-    fullest = row.need[peaks.index(max(peaks))]
-    one_stands_for_all = len(peaks) < row.setting.devices
-    least = "–" if one_stands_for_all else mib(min(peaks))
-    fits = "?" if row.search_failure else str(row.largest or "–")
-    cells = [*map(mib, fullest.values()), mib(max(peaks)), least, fits]
+    sums = totals(row.peaks)
+    fullest = row.peaks[sums.index(max(sums))]
+    one_stands_for_all = len(sums) < row.setting.devices
+    least = "–" if one_stands_for_all else mib(min(sums))
+    fits = "?" if row.search_failure else str(row.largest_batch or "–")
+    cells = [*map(mib, fullest.values()), mib(max(sums)), least, fits]
     print(in_columns(row.setting.name, cells), flush=True)
     if row.search_failure:
         print_failure(f"?: {row.search_failure}")
@@ -200,5 +191,5 @@ def print_failure(text: str) -> None:
     print(fill(text, TERMINAL_COLUMNS, subsequent_indent="  "), flush=True)
 
 
-def in_columns(label: str, cells: Sequence[str]) -> str:
-    return f"{label:<17}" + "".join(f" {cell:>6}" for cell in cells)
+def in_columns(name: str, cells: Sequence[str]) -> str:
+    return f"{name:<17}" + "".join(f" {cell:>6}" for cell in cells)

@@ -3,26 +3,17 @@
 import argparse
 from dataclasses import dataclass, replace
 
-from benchmarks.your_network import presets
+from benchmarks.your_network import presets, scaling
 from benchmarks.your_network.count import count
 from benchmarks.your_network.formats import milliseconds, short
-from benchmarks.your_network.network import load
-from benchmarks.your_network.scaling import (
-    GRADIENT_BYTES,
-    LARGEST_GLOBAL_BATCH,
-    PAYING_EFFICIENCY,
-    NetworkCosts,
-    Setup,
-    pays_from,
-    scaling_efficiency,
-    step,
-)
+from benchmarks.your_network.scaling import NetworkCosts, Setup
+from benchmarks.your_network.user_network import load
 
 GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 LEGEND = f"""
 efficiency: throughput / (N × that of one GPU with the same global batch).
 pays from: the smallest global batch, a power of two, with an efficiency of more
-than {PAYING_EFFICIENCY:.0%}. –: more than {LARGEST_GLOBAL_BATCH:,} samples, if there is one."""
+than {scaling.PAYING_EFFICIENCY:.0%}. –: more than {scaling.LARGEST_GLOBAL_BATCH:,} samples, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +35,9 @@ def answer(options: argparse.Namespace) -> list[PredictedRow]:
         setup = with_measured_step(setup, options.measured_ms / 1000, batch)
     rows = []
     for gpus in GPU_COUNTS:
-        seconds = step(setup, batch, gpus)
-        efficiency = scaling_efficiency(setup, gpus * batch, gpus)
-        rows.append(PredictedRow(gpus, seconds, efficiency, pays_from(setup, gpus)))
+        seconds = scaling.step(setup, batch, gpus)
+        efficiency = scaling.scaling_efficiency(setup, gpus * batch, gpus)
+        rows.append(PredictedRow(gpus, seconds, efficiency, scaling.pays_from(setup, gpus)))
     print_heading(options, costs, setup)
     print_table(rows, batch)
     return rows
@@ -67,7 +58,7 @@ def print_heading(options: argparse.Namespace, costs: NetworkCosts, setup: Setup
     gpu = presets.GPUS[options.gpu].name
     if options.measured_ms:
         gpu = f"of your GPUs, measured: {options.measured_ms:g} ms"
-    gradients = costs.parameters * GRADIENT_BYTES / 2**20
+    gradients = costs.parameters * scaling.GRADIENT_BYTES / 2**20
     kernels = milliseconds(batch * setup.sample_seconds)
     launches = milliseconds(setup.launch_seconds)
     print("A PREDICTION, not a measurement, and without a range of error:")

@@ -35,7 +35,7 @@ NVLINK_H100 = nvlink(18 * 20.6)  # links of a GPU times the bandwidth of each; t
 NVLINK_B200 = nvlink(18 * 40.1)
 # NVIDIA's datasheets "A100 80GB" (2021), "H100" (2023), "H200" (2024) and "HGX B200" (2025), all for SXM.
 MEMORY_GB_PER_SECOND = {"a100": 2039, "h100": 3350, "h200": 4800, "b200": 8000}
-# Images per second, as of the V100: NVIDIA, DeepLearningExamples, PyTorch ResNet50 v1.5.
+# Images per second, like the 367 of the V100: NVIDIA, DeepLearningExamples, PyTorch ResNet50 v1.5.
 A100 = 938
 A100_AMP = 2470
 

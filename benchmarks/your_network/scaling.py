@@ -7,15 +7,9 @@ sends 2 (W − 1) / W of the bytes, in 2 log2 W messages one after another: log2
 and log2 W to collect the sums (doubling). Source: Thakur, Rabenseifner and Gropp, Optimization of Collective
 Communication Operations in MPICH, 2005.
 
-The model also includes three effects besides the all-reduce itself:
-
-- A step is launch-bound where starting its kernels takes longer than running them.
-- All GPUs wait for the slowest of them. Their speeds differ, though they are of one kind.
-- Backward is slower while an all-reduce runs beside it on the same GPU.
-
-The second and the third make kernels slower. A launch-bound step hides them as long as its kernels still end in time.
-The optimizer's update is left out, except for its part in the published step from which a time is scaled. It takes some
-0.1 % of ResNet-50's step, and more of a network's that is mostly tables.
+benchmarks/PREDICTION.md has the model's other effects, and compares it with published measurements. The optimizer's
+update is left out, except for its part in the published step from which a time is scaled. It takes some 0.1 % of
+ResNet-50's step, and more of a network's that is mostly tables.
 """
 
 from dataclasses import dataclass

@@ -19,15 +19,15 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.harness.rows import DATA_PARALLEL, DDP
 from benchmarks.your_network.errors import failing_as
-from benchmarks.your_network.network import UserNetwork, trainable, use_foreach
 from benchmarks.your_network.units import units
+from benchmarks.your_network.user_network import UserNetwork, trainable, use_foreach
 from common.memory import label
-from common.small import data_parallel
+from common.small.data_parallel import EmulatedDataParallel
 
 ZERO_1 = "ZeRO-1"
 ZERO_2 = "ZeRO-2"
 ZERO_3 = "ZeRO-3 / FSDP"
-ON_SEVERAL = (DATA_PARALLEL, DDP, ZERO_1, ZERO_2, ZERO_3)
+PARALLEL_STRATEGIES = (DATA_PARALLEL, DDP, ZERO_1, ZERO_2, ZERO_3)
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def fake_group(world_size: int) -> Iterator[DeviceMesh]:
 
 
 def wrap(model: nn.Module, strategy: str, mesh: DeviceMesh) -> nn.Module:
-    """The model as the strategy trains it: ONE_DEVICE, or one of ON_SEVERAL on the devices of `mesh`."""
+    """The model as the strategy trains it: ONE_DEVICE, or one of PARALLEL_STRATEGIES on the devices of `mesh`."""
     if strategy == DATA_PARALLEL:
         return SequentialDataParallel(model, mesh.size())
     if strategy in (DDP, ZERO_1):
@@ -64,21 +64,11 @@ def make_optimizer(network: UserNetwork, model: nn.Module, strategy: str) -> tor
         return optimizer
 
 
-class SequentialDataParallel(nn.Module):
+class SequentialDataParallel(EmulatedDataParallel):
     """DataParallel whose replicas compute one after another: `without_computing` sees the operations of one thread."""
 
-    def __init__(self, module: nn.Module, devices: int) -> None:
-        super().__init__()
-        self.module = module
-        self.devices = devices
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        shards = data_parallel.scatter((args, kwargs), self.devices)
-        replicas = data_parallel.replicate(self.module, len(shards))
-        outputs = []
-        for replica, (shard_args, shard_kwargs) in zip(replicas, shards, strict=True):
-            outputs.append(replica(*shard_args, **shard_kwargs))
-        return data_parallel.gather(outputs)
+    def parallel_apply(self, replicas: list[nn.Module], shards: list[tuple[tuple, dict]]) -> list[Any]:
+        return [replica(*args, **kwargs) for replica, (args, kwargs) in zip(replicas, shards, strict=True)]
 
 
 def _skip_all_reduce(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

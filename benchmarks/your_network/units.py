@@ -1,49 +1,50 @@
 """The units of a network: the parts that FSDP gathers, or activation checkpointing computes again, one at a time."""
 
+from collections.abc import Iterator
+
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 
 from benchmarks.your_network.errors import StepFailed
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
-def units(model: nn.Module) -> list[nn.Module]:
-    """The largest parts that repeat. A block is a module that has children; a layer is one that has none.
+def units(model: nn.Module) -> Iterator[nn.Module]:
+    """The elements of containers. A container whose elements have children is opened, and a unit is not.
 
-    - `self.blocks = ModuleList([Block(), Block()])`: each element of a container is a unit.
-    - `self.stages = Sequential(Sequential(Block(), Block()), Block())`: a container of blocks is opened. This has 3.
+    - `self.blocks = ModuleList([Block(), Block()])`: each block is a unit.
+    - `self.stages = Sequential(Sequential(Block(), Block()), Block())`: this has three units.
     - `self.features = Sequential(Conv2d(…), ReLU(), Conv2d(…))`: a chain of layers is one unit, as in VGG. If each
       layer were one, checkpointing would keep the input of each layer, and save nothing.
-
-    The elements of a network that is a container itself are units, too. A part without parameters is none, and modules
-    inside a unit belong to it.
     """
-    found = []
     for child in model.children():
-        # An attribute that is another container than a Sequential has no forward that could be computed again.
-        is_element_or_chain = type(model) in _CONTAINERS or type(child) is nn.Sequential
-        if is_element_or_chain and not _contains_blocks(child):
-            if list(child.parameters()):
-                found.append(child)
+        if _is_unit(child, parent=model):
+            yield child
         else:
-            found += units(child)
-    return found
+            yield from units(child)
+
+
+def _is_unit(module: nn.Module, parent: nn.Module) -> bool:
+    """True for an element of a container and for a chain of layers, if it has parameters."""
+    is_element = type(parent) in _CONTAINERS
+    # Of the containers only a Sequential has a forward that could be computed again.
+    is_chain = type(module) is nn.Sequential
+    has_parameters = bool(list(module.parameters()))
+    return (is_element or is_chain) and not _contains_blocks(module) and has_parameters
 
 
 def _contains_blocks(module: nn.Module) -> bool:
+    """True for a container of which an element has children."""
     if type(module) not in _CONTAINERS:
         return False
     return any(list(element.children()) for element in module.children())
 
 
-def checkpointed(model: nn.Module) -> nn.Module:
+def checkpoint_units(model: nn.Module) -> nn.Module:
     """`model`, whose units keep their inputs only, and compute again in backward. Raises StepFailed if it has none."""
     chosen = set(units(model))
     if not chosen:
         raise StepFailed("--checkpointing computes the elements of containers again, and the network has no container")
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if child in chosen:
-                setattr(parent, name, checkpoint_wrapper(child))
+    apply_activation_checkpointing(model, check_fn=lambda module: module in chosen)
     return model

@@ -1,18 +1,16 @@
 """Run a training step without computing it, to count its memory and operations in seconds on a laptop.
 
-Within `without_computing()` each operation allocates its results, with the right shape, and does not fill them. Linux
-gives no memory to pages that nobody writes to, so a step that would need 40 GiB needs almost none. Unlike torch's fake
-tensors these are ordinary CPU tensors: DDP's C++ code, FSDP and optimizers work on them, and
-`common.memory.track_memory` counts their storages.
+Within `without_computing()` the results of an operation have the right shape, and are not filled. Linux gives no memory
+to pages that nobody writes to, so a step that would need 40 GiB needs almost none. Unlike torch's fake tensors these
+are ordinary CPU tensors: DDP's C++ code, FSDP and optimizers work on them, and `common.memory.track_memory` counts
+their storages. An operation is treated in one of four ways:
 
-    large = torch.randn(8192, 8192)   allocated: 256 MiB of addresses, and hardly any memory
-    large.t()                         runs: a view writes nothing
-    product = large @ large.t()       allocated like the result on torch's device "meta", which has no numbers
-    product.sum()                     allocated, and 0, because small results may be read
-    torch.tensor(3.0) + 1             runs: small tensors are computed, as optimizers read step counts and sizes
-    product[0, :2].tolist()           runs, and returns arbitrary numbers
-    dist.all_reduce(product)          runs on an empty tensor: nothing has to be sent
-    large[large > 0]                  raises DependsOnNumbers: its shape depends on numbers that are not there
+- It is *refused* if the shape of its result depends on numbers, which are not there: `large[large > 0]`.
+- It *sends nothing* if it is a collective of large tensors: `dist.all_reduce(large)` is run with empty tensors.
+- It *runs* if it fills no memory: `large.t()` is a view, and `large[0, 0].item()` reads an arbitrary number. It also
+  runs if all its arguments are small, because optimizers read step counts and sizes: `torch.tensor(3.0) + 1`.
+- Else its results are *allocated*: `torch.randn(8192, 8192)` takes 256 MiB of addresses, and hardly any memory. So does
+  `large @ large.t()`. Small results are 0, because they may be read: `large.sum()`.
 """
 
 import functools
@@ -20,7 +18,6 @@ import mmap
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -32,11 +29,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 SMALL_BYTES = 2**14
-OUT_OF_MEMORY = "can't allocate memory"  # The message of torch's RuntimeError has these words.
 MAP_NORESERVE = 0x4000  # Linux's; Python has a name for it from 3.13 on
 _ATTEND = F.scaled_dot_product_attention
-_READ_NUMBERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
-# These leave their results unfilled. `_allocated` sets small ones to 0: the operation that fills them may be skipped.
+# The operation that fills their results may be skipped, so these are allocated, and 0, where arguments are small too.
 _UNFILLED = (
     torch.ops.aten.empty_like.default,
     torch.ops.aten.new_empty.default,
@@ -44,17 +39,9 @@ _UNFILLED = (
 )
 
 
-class DependsOnNumbers(RuntimeError):
-    """The shape of an operation's result depends on numbers that were not computed."""
-
-
 @contextmanager
 def without_computing() -> Iterator[None]:
-    """Run operations without computing them.
-
-    Raises:
-        DependsOnNumbers: from an operation within the block, such as `nonzero`, that has to know the numbers.
-    """
+    """Run operations without computing them. One that has to know the numbers, as `nonzero`, raises a RuntimeError."""
     with _WithoutComputing(), fused_attention():
         yield
 
@@ -83,22 +70,11 @@ class _AttentionByName(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-class _Layout(NamedTuple):
-    """The results of an operation on torch's device "meta", whose tensors have shapes and no numbers.
-
-    Attributes:
-        argument_of: address of a storage on "meta" → index of the argument that owns it.
-    """
-
-    results: Any
-    argument_of: dict[int, int]
-
-
 class _WithoutComputing(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        # By operation and arguments. Addresses are compared only within one layout, whose results stay alive.
-        self._layouts: dict[tuple, _Layout] = {}
+        # By operation and arguments, because to find the shapes of results takes longer than all the rest.
+        self._on_meta: dict[tuple, _OnMeta] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -110,23 +86,26 @@ class _WithoutComputing(TorchDispatchMode):
         leaves = _leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         are_small = all(map(_is_small, tensors))
-        # An operation that makes a view, or reads a number, writes nothing.
-        if _changes_metadata_only(func) or func in _READ_NUMBERS or func.namespace == "profiler":
-            return func(*args, **kwargs)
-        # The fake process group would copy what is sent, so it gets empty tensors in place of large ones.
-        if func.namespace == "c10d":
-            if not are_small:
-                args, kwargs = tree_map_only(Tensor, lambda tensor: tensor[:0], (args, kwargs))
-            return func(*args, **kwargs)
         if _shape_depends_on_numbers(func, tensors):
-            raise DependsOnNumbers(f"the result of {func} has a shape that depends on numbers")
-        if tensors and are_small and func not in _UNFILLED:
+            raise RuntimeError(f"the result of {func} has a shape that depends on numbers")
+        if func.namespace == "c10d" and not are_small:
+            # The fake process group would copy what is sent.
+            args, kwargs = tree_map_only(Tensor, lambda tensor: tensor[:0], (args, kwargs))
+            return func(*args, **kwargs)
+        computes_small = tensors and are_small and func not in _UNFILLED
+        if computes_small or fills_no_memory(func):
             return func(*args, **kwargs)
         key = (func, *map(_key, leaves))
-        if key not in self._layouts:
-            self._layouts[key] = _layout_of(func, args, kwargs)
-        layout = self._layouts[key]
-        return tree_map_only(Tensor, partial(_allocated, tensors, layout.argument_of), layout.results)
+        if key not in self._on_meta:
+            self._on_meta[key] = _run_on_meta(func, args, kwargs, tensors)
+        return _allocate_results(tensors, self._on_meta[key])
+
+
+class _OnMeta(NamedTuple):
+    """An operation on torch's device "meta", whose tensors have shapes and no numbers: its tensors, and its results."""
+
+    tensors: list[Tensor]
+    results: Any
 
 
 def _leaves(nested: Any) -> list:
@@ -162,46 +141,50 @@ def _shape_depends_on_numbers(func: torch._ops.OpOverload, tensors: list[Tensor]
 
 
 @functools.cache
-def _changes_metadata_only(func: torch._ops.OpOverload) -> bool:
-    """True if the results are views of the arguments, or the arguments with another shape or storage."""
-    if torch.Tag.inplace_view in func.tags:
+def fills_no_memory(func: torch._ops.OpOverload) -> bool:
+    """True if no argument is written to, and each result is a view of an argument or no tensor."""
+    if torch.Tag.inplace_view in func.tags:  # It gives an argument another shape or storage.
         return True
     results = func._schema.returns
-    views = [result for result in results if result.alias_info is not None and not result.alias_info.is_write]
-    return len(views) == len(results) > 0
+    makes_tensors = any(result.alias_info is None and "Tensor" in str(result.type) for result in results)
+    return not makes_tensors and not func._schema.is_mutable
 
 
-def _layout_of(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> _Layout:
-    metas: list[Tensor] = []
-
-    def meta(tensor: Tensor) -> Tensor:
-        metas.append(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"))
-        return metas[-1]
-
-    args, kwargs = tree_map_only(Tensor, meta, (args, kwargs))
-    if not metas or kwargs.get("device") is not None:  # without tensors it is a factory, such as torch.randn
-        kwargs["device"] = "meta"
-    results = func(*args, **kwargs)
-    return _Layout(results, {_storage(argument): position for position, argument in enumerate(metas)})
+def _run_on_meta(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], tensors: list[Tensor]) -> _OnMeta:
+    metas = [torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device="meta") for each in tensors]
+    in_order = iter(metas)
+    meta_args, meta_kwargs = tree_map_only(Tensor, lambda _: next(in_order), (args, kwargs))
+    if not tensors or kwargs.get("device") is not None:  # Without tensors it is a factory, such as torch.randn.
+        meta_kwargs["device"] = "meta"
+    return _OnMeta(metas, func(*meta_args, **meta_kwargs))
 
 
-def _storage(tensor: Tensor) -> int:
+def _allocate_results(tensors: list[Tensor], on_meta: _OnMeta) -> Any:
+    """Memory for the results of an operation with these tensors.
+
+    A result is in the memory of an argument if they share a storage on "meta". Storages are compared, because not every
+    operation says in its schema that it returns an argument.
+    """
+    arguments = dict(zip(map(_address, on_meta.tensors), tensors, strict=True))
+
+    def allocate(meta: Tensor) -> Tensor:
+        argument = arguments.get(_address(meta))
+        if argument is None:
+            return _empty_like(meta)
+        return argument.as_strided(meta.shape, meta.stride(), argument.storage_offset() + meta.storage_offset())
+
+    return tree_map_only(Tensor, allocate, on_meta.results)
+
+
+def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _allocated(arguments: list[Tensor], argument_of: dict[int, int], meta: Tensor) -> Tensor:
-    """The tensor for a result on "meta": in an argument's memory, if they share a storage on "meta", else a new one.
-
-    Storages are compared, because not every operation says in its schema that it returns an argument. Small new tensors
-    are 0, because they may be read.
-    """
-    if _storage(meta) in argument_of:
-        argument = arguments[argument_of[_storage(meta)]]
-        return argument.as_strided(meta.shape, meta.stride(), argument.storage_offset() + meta.storage_offset())
+def _empty_like(meta: Tensor) -> Tensor:
     try:
         tensor = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
-    except RuntimeError as error:
-        if OUT_OF_MEMORY not in str(error) or sys.platform != "linux":
+    except RuntimeError:  # There is not so much memory.
+        if sys.platform != "linux":
             raise
         return _in_address_space(meta)
     return tensor.zero_() if _is_small(tensor) else tensor

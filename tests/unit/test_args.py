@@ -235,14 +235,22 @@ def test_what_the_launcher_was_configured_with_is_the_default(monkeypatch):
     args = parse(FULL)
     assert (args.mixed_precision, args.gradient_accumulation_steps) == ("bf16", 4)
     assert parse(FULL, "--mixed-precision", "no").mixed_precision == "no"
+
+
+def test_a_number_of_micro_batches_that_contradicts_the_launchers_is_refused(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
     contradiction = "2 contradicts the launcher's ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4: give one of them"
     assert contradiction in refusal(launch, FULL, "--gradient-accumulation-steps", "2")
-    with monkeypatch.context() as patched:
-        patched.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
-        assert "ACCELERATE_MIXED_PRECISION is 'fp8': it must be no, fp16 or bf16" in refusal(parse, FULL)
-        parse("03_accelerate")
-    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "auto")
-    assert "ACCELERATE_GRADIENT_ACCUMULATION_STEPS is 'auto': it must be a whole" in refusal(parse, FULL)
+
+
+@pytest.mark.parametrize(
+    "variable, value, wanted",
+    [("MIXED_PRECISION", "fp8", "no, fp16 or bf16"), ("GRADIENT_ACCUMULATION_STEPS", "auto", "a whole number")],
+)
+def test_what_the_launcher_cannot_mean_is_refused_where_there_is_the_flag(variable, value, wanted, monkeypatch):
+    monkeypatch.setenv(f"ACCELERATE_{variable}", value)
+    assert f"ACCELERATE_{variable} is '{value}': it must be {wanted}" in refusal(parse, FULL)
+    parse("03_accelerate")
 
 
 @pytest.mark.parametrize("level", ["03_accelerate", "04_trainer"])

@@ -183,7 +183,7 @@ def test_tests_of_the_core_import_nothing_of_benchmarks():
     assert [str(each) for each in found if top(each.imported) == "benchmarks"] == []
 
 
-def reached(importers: set[str]) -> set[str]:
+def modules_below(importers: set[str]) -> set[str]:
     """The modules of this project that the scripts stand on, themselves included."""
     modules = set(importers)
     waiting = list(importers)
@@ -199,7 +199,7 @@ def reached(importers: set[str]) -> set[str]:
 
 @pytest.mark.parametrize("level", ["00_single_gpu", "01_data_parallel", "02_ddp_raw"])
 def test_levels_in_plain_torch_stand_on_little(level):
-    modules = reached({f"{level}.train"})
+    modules = modules_below({f"{level}.train"})
     assert "common.instruments.clock" in modules
     assert not {"common.accelerator", "common.trainer"} & {room(module) for module in modules}
 

@@ -71,12 +71,10 @@ def test_the_command_line_names_levels_by_their_number(capsys):
     assert stopped.value.code == 2 and "'0' names no script, or several" in capsys.readouterr().err
 
 
-RUN_SMALL = ["small", "03", "--dataset", "synthetic", "--train-samples", "96", "--eval-samples", "30"]
-
-
 @pytest.mark.slow
 def test_a_level_runs_on_the_small_ones(tmp_path):
-    argv = [*RUN_SMALL, "--processes", "2", "--json", str(tmp_path / "r.json")]
+    argv = ["small", "03", "--dataset", "synthetic", "--train-samples", "96", "--eval-samples", "30"]
+    argv += ["--processes", "2", "--json", str(tmp_path / "r.json")]
     done = subprocess.run(
         [sys.executable, "-m", "common.ladder", *argv], capture_output=True, text=True, timeout=240, cwd=ladder.ROOT
     )

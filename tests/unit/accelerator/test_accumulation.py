@@ -27,7 +27,7 @@ def new_parts(seed=0):
     return model, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 
 
-def trained(accelerator):
+def train(accelerator):
     """The weights at first, the (sync, gradient) of each micro-batch of one sample, and the weights in the end."""
     model, *rest = new_parts(seed=accelerator.process_index)
     first = model.weight.detach().clone()
@@ -46,7 +46,7 @@ def trained(accelerator):
 
 def test_gradients_stay_local_until_the_window_ends_and_agree_then():
     (first, micro_batches, weights), (other_first, others, other_weights) = on_ranks(
-        2, trained, gradient_accumulation_steps=2
+        2, train, gradient_accumulation_steps=2
     )
     assert not torch.equal(first, other_first) and torch.equal(weights, other_weights)
     assert [sync for sync, _ in micro_batches] == [False, True] * 4
@@ -54,7 +54,7 @@ def test_gradients_stay_local_until_the_window_ends_and_agree_then():
         assert torch.equal(mine, other) is sync
 
 
-def trained_in_a_cell_that_runs_twice(library):
+def run_a_cell_twice(library):
     """The weights, and how often the optimizer stepped: objects stay prepared, the Accelerator is made anew."""
     model, optimizer, _ = new_parts()
     loader = DataLoader(DATA, batch_size=2)
@@ -77,9 +77,9 @@ def trained_in_a_cell_that_runs_twice(library):
 def test_a_cell_that_runs_twice_goes_on_with_what_it_has_prepared():
     """The windows of the new Accelerator reach the loader and the optimizer that an earlier one has prepared."""
     import_or_skip("accelerate")
-    weights, steps = trained_in_a_cell_that_runs_twice(OURS)
+    weights, steps = run_a_cell_twice(OURS)
     assert steps == 3 + 2  # the last window of the first run has two micro-batches
-    assert trained_in_a_cell_that_runs_twice(THEIRS) == (weights, steps)
+    assert run_a_cell_twice(THEIRS) == (weights, steps)
 
 
 @pytest.mark.filterwarnings("ignore:Seems like `optimizer.step")
@@ -107,7 +107,7 @@ def test_a_single_tensor_can_be_clipped_as_torch_allows():
     assert model.weight.grad.norm() == pytest.approx(1.0)
 
 
-def trained_on_uneven_inputs(accelerator):
+def train_on_uneven_inputs(accelerator):
     """The number of batches that this process had, of five, the weight, and the loader's length afterwards."""
     model = torch.nn.Linear(1, 1)
     torch.nn.init.zeros_(model.weight)
@@ -127,10 +127,10 @@ def trained_on_uneven_inputs(accelerator):
 def test_uneven_inputs_can_be_joined_on_gloo():
     # https://github.com/huggingface/accelerate/pull/820: there it has no effect but on several GPUs.
     last_step_counts_half = pytest.approx(-0.25)
-    assert on_ranks(2, trained_on_uneven_inputs) == [(3, last_step_counts_half, 3), (2, last_step_counts_half, 3)]
+    assert on_ranks(2, train_on_uneven_inputs) == [(3, last_step_counts_half, 3), (2, last_step_counts_half, 3)]
 
 
-def warned_of_a_stream(accelerator):
+def join_a_stream(accelerator):
     """The file that the warning names."""
     accelerator.prepare(DataLoader(Stream(range(4))))
     uneven = accelerator.join_uneven_inputs([], even_batches=False)
@@ -140,4 +140,4 @@ def warned_of_a_stream(accelerator):
 
 
 def test_even_batches_of_a_stream_are_warned_of_where_the_script_asks():
-    assert on_ranks(2, warned_of_a_stream) == [__file__] * 2
+    assert on_ranks(2, join_a_stream) == [__file__] * 2

@@ -15,7 +15,7 @@ from tests.unit.accelerator.plain import Point, plain
 from tests.unit.accelerator.several_processes import on_ranks
 
 
-def collectives(library):
+def run_collectives(library):
     """The results of one collective after the other, by name, on `library`."""
     operations = importlib.import_module(f"{library}.utils.operations")
     accelerator = importlib.import_module(library).Accelerator(cpu=True)
@@ -49,102 +49,109 @@ def collectives(library):
 
 def test_collectives_give_what_accelerates_give():
     import_or_skip("accelerate")
-    ours = ranks(2).run(collectives, OURS)
-    theirs = ranks(2).run(collectives, THEIRS, environment={"OMP_NUM_THREADS": "1"})
+    ours = ranks(2).run(run_collectives, OURS)
+    theirs = ranks(2).run(run_collectives, THEIRS, environment={"OMP_NUM_THREADS": "1"})
     assert ours == theirs
     assert ours[0]["gather"] == ours[1]["gather"] and ours[0]["pad"] != ours[1]["pad"]
 
 
-def padded_with_a_fraction(accelerator):
+def pad_integers_with_a_fraction(accelerator):
     ragged = torch.ones(accelerator.process_index + 1, dtype=torch.int64)
     return operations.pad_across_processes(ragged, pad_index=-1.0).tolist()
 
 
 def test_padding_keeps_the_dtype():
     """On accelerate the process that is padded has floats then, and the other one integers."""
-    padded, longest = on_ranks(2, padded_with_a_fraction)
+    padded, longest = on_ranks(2, pad_integers_with_a_fraction)
     assert (padded, longest) == ([1, -1], [1, 1]) and isinstance(padded[0], int)
 
 
-UNKNOWN_TO_GLOO = [torch.int16, torch.uint16, torch.float8_e4m3fn]
+def move_numbers(accelerator, dtype):
+    """The dtype that is gathered, and what is gathered of rows and of a number, and broadcast from rank 1."""
+    rows = torch.tensor([[1.0, 2.0], [3.0, accelerator.process_index]]).to(dtype)
+    gathered = gather({"rows": rows, "number": rows[1, 1]})
+    everywhere = broadcast(rows[1, 1].clone(), from_process=1)
+    moved = [gathered["rows"], gathered["number"], everywhere]
+    return gathered["rows"].dtype, [tensor.float().tolist() for tensor in moved]
 
 
-def move_unknown_dtypes(accelerator):
-    """The dtype that is gathered, and the numbers that are gathered and broadcast, for each dtype."""
-    results = []
-    for dtype in UNKNOWN_TO_GLOO:
-        rows = torch.tensor([[1.0, 2.0], [3.0, accelerator.process_index]]).to(dtype)
-        gathered = gather({"rows": rows, "scalar": rows[1, 1]})
-        everywhere = broadcast(rows[1, 1].clone(), from_process=1)
-        numbers = [tensor.float().tolist() for tensor in (gathered["rows"], gathered["scalar"], everywhere)]
-        results.append((gathered["rows"].dtype, numbers))
-    return results
-
-
-def test_dtypes_that_gloo_does_not_know_are_moved_as_bytes():
+@pytest.mark.parametrize("dtype", [torch.int16, torch.uint16, torch.float8_e4m3fn])
+def test_dtypes_that_gloo_does_not_know_are_moved_as_bytes(dtype):
     """On accelerate that ends in "Invalid scalar type"."""
     rows = [[1, 2], [3, 0], [1, 2], [3, 1]]
-    expected = [(dtype, [rows, [0, 1], 1]) for dtype in UNKNOWN_TO_GLOO]
-    assert on_ranks(2, move_unknown_dtypes) == [expected, expected]
+    assert on_ranks(2, move_numbers, dtype) == [(dtype, [rows, [0, 1], 1])] * 2
 
 
-def reduce_and_broadcast(accelerator):
-    """A mean of integers, no reduction, and the column that rank 1 sends, in the rows that it came into."""
+def reduce_integers(accelerator):
+    """A mean of integers, and a tensor that is not reduced."""
+    rank = accelerator.process_index
+    mean = accelerator.reduce(torch.tensor([1, rank]), "mean")
+    unchanged = accelerator.reduce(torch.tensor([rank]), "none")
+    return mean.tolist(), unchanged.tolist()
+
+
+def test_integers_have_a_mean_and_none_changes_nothing():
+    """On accelerate the first is an error, the second a sum."""
+    assert on_ranks(2, reduce_integers) == [([1.0, 0.5], [0]), ([1.0, 0.5], [1])]
+
+
+def broadcast_views(accelerator):
+    """The rows into whose second column rank 1's has come, and the conjugate of a number that rank 1 sends."""
     rank = accelerator.process_index
     rows = torch.tensor([[1, 2], [3, 4]]) + 10 * rank
     column = broadcast(rows[:, 1], from_process=1)
-    mean = accelerator.reduce(torch.tensor([1, rank]), "mean")
-    unchanged = accelerator.reduce(torch.tensor([rank]), "none")
+    assert column.tolist() == [12, 14]
     conjugate = broadcast(torch.tensor([rank + 1j]).conj(), from_process=1)
-    return [each.tolist() for each in (mean, unchanged, column, rows, conjugate)]
+    return rows.tolist(), conjugate.tolist()
 
 
-def test_integers_have_a_mean_none_changes_nothing_and_a_column_arrives_in_its_place():
-    """On accelerate the first is an error, the second a sum, and of a column other numbers arrive."""
-    assert on_ranks(2, reduce_and_broadcast) == [
-        [[1.0, 0.5], [0], [12, 14], [[1, 12], [3, 14]], [1 - 1j]],
-        [[1.0, 0.5], [1], [12, 14], [[11, 12], [13, 14]], [1 - 1j]],
-    ]
+def test_what_is_broadcast_arrives_in_the_memory_of_a_view():
+    """On accelerate other numbers arrive in a column."""
+    assert on_ranks(2, broadcast_views) == [([[1, 12], [3, 14]], [1 - 1j]), ([[11, 12], [13, 14]], [1 - 1j])]
 
 
-def names_in_another_order(rank, **values):
+def in_order_of_rank(rank, **values):
     """A dict whose keys came in the other order on rank 1."""
     return dict(sorted(values.items(), reverse=rank == 1))
 
 
 def exchange_in_another_order(accelerator):
     rank = accelerator.process_index
-    mine = names_in_another_order(rank, a=torch.tensor([rank]), b=torch.tensor([rank + 10.0]))
-    texts = names_in_another_order(rank, a=[f"a{rank}"], b=torch.tensor([rank]))
-    longer = names_in_another_order(rank, a=torch.ones(1 + rank, dtype=torch.bool), b=torch.ones(3))
-    return [
-        listify(gather(mine)),
-        listify(gather({1 - rank: torch.tensor([1 - rank]), rank: torch.tensor([rank])})),
-        listify(accelerator.gather_for_metrics(texts)),
-        listify(reduce(mine, "sum")),
-        listify(broadcast(mine, from_process=1)),
-        listify(gather(pad_across_processes(longer))),
-        operations.broadcast_object_list(["of 0", "only"] if rank == 0 else ["of 1"]),
-    ]
+    numbers = in_order_of_rank(rank, a=torch.tensor([rank]), b=torch.tensor([rank + 10.0]))
+    texts = in_order_of_rank(rank, a=[f"a{rank}"], b=torch.tensor([rank]))
+    uneven = in_order_of_rank(rank, a=torch.ones(1 + rank, dtype=torch.bool), b=torch.ones(3))
+    return {
+        "gather": listify(gather(numbers)),
+        "gather by rank": listify(gather({1 - rank: torch.tensor([1 - rank]), rank: torch.tensor([rank])})),
+        "gather_for_metrics": listify(accelerator.gather_for_metrics(texts)),
+        "reduce": listify(reduce(numbers, "sum")),
+        "broadcast": listify(broadcast(numbers, from_process=1)),
+        "pad": listify(gather(pad_across_processes(uneven))),
+    }
 
 
 def test_each_value_arrives_under_its_own_key_whatever_the_order_of_keys():
     for results in on_ranks(2, exchange_in_another_order):
-        assert results[:4] == [
-            {"a": [0, 1], "b": [10, 11]},
-            {0: [0, 0], 1: [1, 1]},
-            {"a": ["a0", "a1"], "b": [0, 1]},
-            {"a": [1], "b": [21]},
-        ]
-        assert results[4] == {"a": [1], "b": [11]} and results[5]["a"] == [True, False, True, True]
-        assert results[6] == ["of 0", "only"]
+        assert results == {
+            "gather": {"a": [0, 1], "b": [10, 11]},
+            "gather by rank": {0: [0, 0], 1: [1, 1]},
+            "gather_for_metrics": {"a": ["a0", "a1"], "b": [0, 1]},
+            "reduce": {"a": [1], "b": [21]},
+            "broadcast": {"a": [1], "b": [11]},
+            "pad": {"a": [True, False, True, True], "b": [1.0] * 6},
+        }
 
 
-def of_rank(rank, *choices):
-    return choices[min(rank, len(choices) - 1)]
+def broadcast_a_longer_list(accelerator):
+    return operations.broadcast_object_list(["of 0", "only"] if accelerator.is_main_process else ["of 1"])
+
+
+def test_a_list_of_objects_arrives_whole_in_a_shorter_one():
+    assert on_ranks(2, broadcast_a_longer_list) == [["of 0", "only"]] * 2
 
 
 ONE = torch.ones(1)
+# The values of rank 0, and of all others.
 DIFFERENT = {
     "shape": (torch.ones(2), torch.ones(3)),
     "transposed": (torch.ones(2, 3), torch.ones(3, 2)),
@@ -168,36 +175,21 @@ COLLECTIVES = {
 CAN_BE_PADDED = {"shape", "transposed", "dtype", "nothing", "large", "sparse", "sparse shape"}
 
 
-class NotForSending:
-    def __reduce__(self):
-        raise ValueError("not for sending")
-
-
 def enter_with_what_differs(accelerator):
     """The message of each collective about each difference. A collective works after each of them."""
     messages = {}
     rank = accelerator.process_index
     for name, collective in COLLECTIVES.items():
-        for kind, values in DIFFERENT.items():
+        for kind, (first, other) in DIFFERENT.items():
             if name == "pad_across_processes" and kind in CAN_BE_PADDED:
                 continue
             with pytest.raises(DistributedOperationException) as raised:
-                collective(of_rank(rank, *values))
+                collective(first if rank == 0 else other)
             messages[name, kind] = str(raised.value)
             assert gather(torch.tensor([rank])).tolist() == list(range(accelerator.num_processes))
     with pytest.raises(DistributedOperationException) as raised:
-        (gather if rank else reduce)(ONE)
+        (reduce if rank == 0 else gather)(ONE)
     messages["two collectives"] = str(raised.value)
-    with pytest.raises(RuntimeError, match="rank 1 cannot pickle what it has to send"):
-        operations.gather_object([of_rank(rank, 1, lambda: 1)])
-    with pytest.raises(RuntimeError, match="rank 0 cannot pickle what it has to send: not for sending"):
-        operations.gather_object([NotForSending()])
-    for not_for_sending in (lambda: 1, NotForSending()):
-        with pytest.raises(RuntimeError, match="rank 0 cannot pickle what it has to send"):
-            operations.broadcast_object_list([not_for_sending])
-    for collective in (gather, broadcast):
-        with pytest.raises(TypeError, match="sparse, nested and quantized tensors can be neither gathered nor broad"):
-            collective([ONE, ONE.to_sparse()])
     return messages
 
 
@@ -212,23 +204,44 @@ def test_what_differs_between_the_processes_is_the_same_error_on_all_of_them(wor
     assert "rank 0: ['a'] [1] torch.float32\n  - rank 1: ['b'] [1]" in messages["gather", "keys"]
 
 
-def gather_of_sizes(accelerator):
-    """Tensors and texts that fit in a collective's first message, fill it, or do not, alone or on one rank only."""
-    found = []
-    room = exchange.CONTENT_BYTES_IN_FIRST_MESSAGE
-    for size in (0, 1, room - 1, room, room + 1, 5 * room):
-        numbers = torch.arange(size, dtype=torch.uint8)
-        together, alone, nothing = gather([numbers, torch.tensor(size), torch.empty(0, 2)])
-        assert torch.equal(together, numbers.repeat(accelerator.num_processes)) and nothing.shape == (0, 2)
-        assert gather([]) == []
-        texts = operations.gather_object(["x" * size * accelerator.process_index])
-        found.append((alone.tolist(), [len(text) for text in texts]))
-    return found, room
+class NotForSending:
+    def __reduce__(self):
+        raise ValueError("not for sending")
 
 
-def test_messages_of_any_length_arrive_whole():
-    found, room = on_ranks(2, gather_of_sizes)[1]
-    assert found == [([size] * 2, [0, size]) for size in (0, 1, room - 1, room, room + 1, 5 * room)]
+def send_what_cannot_be_sent(accelerator):
+    """Each error is raised on all ranks."""
+    with pytest.raises(RuntimeError, match="rank 1 cannot pickle what it has to send"):
+        operations.gather_object([1 if accelerator.is_main_process else lambda: 1])
+    with pytest.raises(RuntimeError, match="rank 0 cannot pickle what it has to send: not for sending"):
+        operations.gather_object([NotForSending()])
+    with pytest.raises(RuntimeError, match="rank 0 cannot pickle what it has to send"):
+        operations.broadcast_object_list([NotForSending()])
+    for collective in (gather, broadcast):
+        with pytest.raises(TypeError, match="sparse, nested and quantized tensors can be neither gathered nor broad"):
+            collective([ONE, ONE.to_sparse()])
+
+
+def test_what_cannot_be_sent_is_refused_on_all_ranks():
+    on_ranks(2, send_what_cannot_be_sent)
+
+
+ROOM = exchange.CONTENT_BYTES_IN_FIRST_MESSAGE
+
+
+def gather_bytes(accelerator, size):
+    """So many bytes of each rank, beside a number and nothing; and the lengths of texts, of which rank 0's is empty."""
+    numbers = torch.arange(size, dtype=torch.uint8)
+    gathered, sizes, nothing = gather([numbers, torch.tensor(size), torch.empty(0, 2)])
+    assert torch.equal(gathered, numbers.repeat(2)) and nothing.shape == (0, 2)
+    assert gather([]) == []
+    texts = operations.gather_object(["x" * size * accelerator.process_index])
+    return sizes.tolist(), [len(text) for text in texts]
+
+
+@pytest.mark.parametrize("size", [0, 1, ROOM - 1, ROOM, ROOM + 1, 5 * ROOM])
+def test_messages_that_fit_in_a_collectives_first_message_or_do_not_arrive_whole(size):
+    assert on_ranks(2, gather_bytes, size) == [([size, size], [0, size])] * 2
 
 
 def test_an_unknown_reduction_is_refused():
@@ -237,7 +250,9 @@ def test_an_unknown_reduction_is_refused():
         reduce(torch.ones(1), "median")
 
 
-def outcome_of_an_exit_on_rank_1(accelerator):
+def exit_on_rank_1(accelerator):
+    """The error of each rank."""
+
     def leave():
         if accelerator.process_index == 1:
             raise SystemExit("the disk is full")
@@ -250,7 +265,7 @@ def outcome_of_an_exit_on_rank_1(accelerator):
 
 def test_an_exit_of_one_rank_ends_the_others_too():
     """In `run_on_all_ranks`: they would else wait for it in the next collective."""
-    assert on_ranks(2, outcome_of_an_exit_on_rank_1, timeout=30) == [
+    assert on_ranks(2, exit_on_rank_1, timeout=30) == [
         (operations.RemoteError, "rank 1: SystemExit: the disk is full"),
         (SystemExit, "the disk is full"),
     ]

@@ -1,12 +1,10 @@
 """The examples of level 03: a few steps of each, on this core and on the real library."""
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from unittest import mock
 
 import pytest
@@ -27,21 +25,14 @@ WIDE += ["--epochs", "2"]
 GPT = ["--max-steps", "3", "--batch-size", "8", "--length", "32"]
 
 
-def load(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("example", path)
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    return example
-
-
-def run(path: str, arguments: list[str]) -> dict:
+def run(path: Path, arguments: list[str]) -> dict:
     """Run the example as its own `main` would, and return what `train` returned."""
-    example = load(path)
+    example = ladder.load("example", path)
     train = example.train
     results = []
     example.train = lambda args: results.append(train(args))
     try:
-        with mock.patch.object(sys, "argv", [path, *arguments]):
+        with mock.patch.object(sys, "argv", [str(path), *arguments]):
             example.main()
     finally:
         forget_states()
@@ -52,7 +43,7 @@ def run(path: str, arguments: list[str]) -> dict:
 def test_wide_net_looks_for_mnist_where_the_levels_do(arguments, folder, monkeypatch):
     monkeypatch.setenv("MNIST_ROOT", "/elsewhere")
     monkeypatch.setattr(sys, "argv", ["wide_net.py", *arguments])
-    example = load(str(EXAMPLES / "wide_net.py"))
+    example = ladder.load("03_accelerate/examples/wide_net")
     example.train = mock.Mock()
     example.main()
     assert example.train.call_args.args[0].data_dir == folder
@@ -61,7 +52,7 @@ def test_wide_net_looks_for_mnist_where_the_levels_do(arguments, folder, monkeyp
 @pytest.mark.slow
 def test_cifar_says_that_it_trains_on_noise(tmp_path, caplog):
     where = ["--data-dir", str(tmp_path / "none"), "--output-dir", str(tmp_path)]
-    run(str(EXAMPLES / "cifar_resnet18.py"), [*CIFAR, "--dataset", "auto", *where])
+    run(EXAMPLES / "cifar_resnet18.py", [*CIFAR, "--dataset", "auto", *where])
     assert caplog.text.count(f"NOT CIFAR-10: it is not in {tmp_path}/none. Training on coloured noise") == 1
 
 
@@ -74,7 +65,7 @@ def test_cifar_counts_every_image_and_writes_what_it_promises(tmp_path):
     from safetensors.torch import load_file
 
     arguments = [*CIFAR, "--tracker", "jsonl", "--output-dir", str(tmp_path)]
-    results = ranks(2).run(run, str(EXAMPLES / "cifar_resnet18.py"), arguments)
+    results = ranks(2).run(run, EXAMPLES / "cifar_resnet18.py", arguments)
     assert all(result["evaluated"] == 7 and result["steps"] == 2 for result in results)
     assert len({result["correct"] for result in results}) == 1
     rows = [json.loads(line) for line in (tmp_path / "cifar_resnet18.jsonl").read_text().splitlines()]
@@ -91,7 +82,7 @@ def test_cifar_counts_every_image_and_writes_what_it_promises(tmp_path):
 @pytest.mark.parametrize("world_size, scheduler", [(2, "onecycle"), pytest.param(1, "step", marks=pytest.mark.slow)])
 def test_wide_net_keeps_a_checkpoint_per_epoch_and_the_best(tmp_path, world_size, scheduler):
     arguments = [*WIDE, "--scheduler", scheduler, "--output-dir", str(tmp_path)]
-    results = ranks(world_size).run(run, str(EXAMPLES / "wide_net.py"), arguments)
+    results = ranks(world_size).run(run, EXAMPLES / "wide_net.py", arguments)
     assert all(result["evaluated"] == 7 and result["steps"] == 4 for result in results)
     assert all(result["accuracy"] == result["best"] for result in results), "the best weights were read back"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "epoch_0.pt", "epoch_1.pt"]
@@ -139,9 +130,9 @@ def test_tiny_gpt_learns_alike_by_ddp_and_by_fsdp(tmp_path, world_size):
 
     job = ranks(world_size)
     saving = [*GPT, "--checkpointing", "--output-dir", str(tmp_path)]
-    ours = job.run(run, str(path), GPT, environment=one_thread)[0]
-    sharded = job.run(run, str(path), saving, environment=one_thread | fsdp)[0]
-    original = job.run(run, str(theirs), [*GPT, "--pages", str(ladder.ROOT)], environment=one_thread)[0]
+    ours = job.run(run, path, GPT, environment=one_thread)[0]
+    sharded = job.run(run, path, saving, environment=one_thread | fsdp)[0]
+    original = job.run(run, theirs, [*GPT, "--pages", str(ladder.ROOT)], environment=one_thread)[0]
     assert ours == original and ours["losses"][2] < ours["losses"][0]
     assert sharded["losses"] == pytest.approx(ours["losses"], rel=1e-6)
     saved = load_file(tmp_path / "model.safetensors")
@@ -149,9 +140,9 @@ def test_tiny_gpt_learns_alike_by_ddp_and_by_fsdp(tmp_path, world_size):
     assert saved["blocks.0.project.weight"].shape == (128, 128)
 
 
-def held_by_tiny_gpt(accelerator):
+def train_tiny_gpt(accelerator):
     """MiB of parameters and optimizer state after a step."""
-    example = load(str(EXAMPLES / "tiny_gpt.py"))
+    example = ladder.load("03_accelerate/examples/tiny_gpt")
     with track_memory() as tracker:
         model = example.TinyGPT(length=96)
         model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
@@ -165,8 +156,8 @@ def held_by_tiny_gpt(accelerator):
 def test_the_page_says_what_each_rank_holds_of_tiny_gpt():
     blocks = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": "Block"}
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, **blocks)
-    ddp = on_ranks(2, held_by_tiny_gpt)
-    fsdp = on_ranks(2, held_by_tiny_gpt, fsdp_plugin=plugin)
+    ddp = on_ranks(2, train_tiny_gpt)
+    fsdp = on_ranks(2, train_tiny_gpt, fsdp_plugin=plugin)
     page = (EXAMPLES / "README.md").read_text()
     for rank in range(2):
         for kind, copied, part in zip(("parameters", "optimizer state"), ddp[rank], fsdp[rank], strict=True):

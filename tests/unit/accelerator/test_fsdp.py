@@ -1,6 +1,6 @@
 """FSDP: each rank has its part of the model, and the training ends with the bits of DDP."""
 
-from pathlib import Path
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -12,6 +12,7 @@ from common.accelerator import Accelerator
 from common.accelerator.operations import RemoteError
 from common.accelerator.state import DistributedType
 from common.accelerator.utils import FullyShardedDataParallelPlugin, ProjectConfiguration
+from common.processes import RankFailed
 from common.weights import max_weight_difference
 from tests.unit.accelerator.several_processes import on_ranks
 
@@ -42,49 +43,32 @@ class Tied(nn.Module):
         return self.out(h) + self.shift
 
 
-class Training(NamedTuple):
-    """A training in windows of two micro-batches.
-
-    Attributes:
-        batches: the numbers of the micro-batches.
-        optimizer_first: the optimizer is prepared before the model, and not with it.
-        load, save: the checkpoints at the beginning and at the end.
-    """
-
-    batches: range = range(8)
-    optimizer_first: bool = False
-    load: Path | None = None
-    save: Path | None = None
-
-
 class Outcome(NamedTuple):
-    """The outcome on one rank.
-
-    Attributes:
-        weights: those of the whole model on rank 0, and none elsewhere.
-        norms: the norm of the gradients in each step.
-        held: the number of the model's elements that this rank has.
-    """
+    """The weights of the whole model, which rank 0 alone has, the norm of each step, and the elements held here."""
 
     weights: dict
     norms: list[float]
     held: int
 
 
-def trained(accelerator, training):
-    """Train from different weights on each rank; those of rank 0 count."""
+def train_on_a_rank(accelerator, batches=range(8), optimizer_first=False, load=None, save=None):
+    """Train in windows of two micro-batches, whose numbers are `batches`, from different weights on each rank.
+
+    Those of rank 0 count. `optimizer_first`: the optimizer is prepared before the model, and not with it. `load` and
+    `save` are the folders of checkpoints at the beginning and at the end.
+    """
     torch.manual_seed(accelerator.process_index)
     model = Tied().to(torch.float32 if accelerator.native_amp else torch.float64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    if training.optimizer_first:
+    if optimizer_first:
         optimizer = accelerator.prepare(optimizer)
     model, optimizer = accelerator.prepare(model, optimizer)
     parts = [each.to_local() if hasattr(each, "to_local") else each for each in model.parameters()]
     torch.manual_seed(accelerator.process_index)
-    if training.load:
-        accelerator.load_state(training.load)
+    if load:
+        accelerator.load_state(load)
     norms = []
-    for number in training.batches:
+    for number in batches:
         tokens = torch.arange(12).roll(number) % 7
         share = tokens.chunk(accelerator.num_processes)[accelerator.process_index]
         with accelerator.accumulate(model):
@@ -96,16 +80,20 @@ def trained(accelerator, training):
             optimizer.zero_grad()
         with torch.no_grad():
             model(tokens)  # An evaluation leaves nothing gathered.
-    if training.save:
-        accelerator.save_state(training.save)
+    if save:
+        accelerator.save_state(save)
     return Outcome(accelerator.get_state_dict(model), norms, held=sum(part.numel() for part in parts))
+
+
+def plugin(fsdp_version=2, **settings):
+    return FullyShardedDataParallelPlugin(fsdp_version=fsdp_version, **settings)
 
 
 def train(fsdp, precision="no", **training):
     """The outcomes on two ranks, under FSDP with these settings, or under DDP where they are None."""
-    plugin = None if fsdp is None else FullyShardedDataParallelPlugin(fsdp_version=2, **fsdp)
-    settings = {"fsdp_plugin": plugin, "mixed_precision": precision, "gradient_accumulation_steps": 2}
-    return on_ranks(2, trained, Training(**training), **settings)
+    fsdp_plugin = None if fsdp is None else plugin(**fsdp)
+    settings = {"fsdp_plugin": fsdp_plugin, "mixed_precision": precision, "gradient_accumulation_steps": 2}
+    return on_ranks(2, partial(train_on_a_rank, **training), **settings)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +127,7 @@ def test_a_checkpoint_goes_on_under_fsdp_and_under_ddp(tmp_path, stop, before, a
     assert max_weight_difference(resumed.weights, straight.weights) == 0
 
 
-def failing_alone(accelerator):
+def fail_to_save_and_to_load(accelerator):
     """The rank parts of a checkpoint after a save that failed on rank 0 alone; then a load fails on rank 1 alone."""
 
     def fail_on(rank):
@@ -149,10 +137,10 @@ def failing_alone(accelerator):
     model = accelerator.prepare(Tied())
     with accelerator.accumulate(model):
         accelerator.backward(model(torch.arange(3)).sum())
-    failing = accelerator.register_save_state_pre_hook(lambda *_: fail_on(0))
+    hook = accelerator.register_save_state_pre_hook(lambda *_: fail_on(0))
     with pytest.raises((OSError, RemoteError), match="alone"):
         accelerator.save_state()
-    failing.remove()
+    hook.remove()
     folder = accelerator.save_state()
     accelerator.register_load_state_pre_hook(lambda *_: fail_on(1))
     with pytest.raises((OSError, RemoteError), match="alone"):
@@ -161,38 +149,44 @@ def failing_alone(accelerator):
 
 
 def test_a_rank_that_fails_alone_leaves_nobody_waiting_in_a_collective_and_no_rank_behind(tmp_path):
-    settings = {
-        "fsdp_plugin": FullyShardedDataParallelPlugin(fsdp_version=2, **SIZED),
-        "project_config": ProjectConfiguration(tmp_path, automatic_checkpoint_naming=True),
-        "gradient_accumulation_steps": 2,
-    }
-    assert on_ranks(2, failing_alone, **settings) == [["random_states_0.pkl", "random_states_1.pkl"]] * 2
+    numbered = ProjectConfiguration(tmp_path, automatic_checkpoint_naming=True)
+    settings = {"fsdp_plugin": plugin(**SIZED), "project_config": numbered, "gradient_accumulation_steps": 2}
+    parts = ["random_states_0.pkl", "random_states_1.pkl"]
+    assert on_ranks(2, fail_to_save_and_to_load, **settings) == [parts, parts]
 
 
-def refused(accelerator):
+def make_a_second_accelerator(accelerator):
     assert accelerator.distributed_type == DistributedType.FSDP
-    model = accelerator.prepare(Tied())
     assert Accelerator(cpu=True).state.fsdp_plugin is accelerator.state.fsdp_plugin, "the launcher asks for another"
     with pytest.raises(ValueError, match="the first Accelerator chose other FSDP settings"):
-        Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
+        Accelerator(cpu=True, fsdp_plugin=plugin())
+
+
+def test_a_second_accelerator_has_the_settings_of_the_first():
+    launched = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+    on_ranks(2, make_a_second_accelerator, fsdp_plugin=plugin(**SIZED), environment=launched)
+
+
+def load_weights_that_do_not_fit(accelerator):
+    model = accelerator.prepare(Tied())
     with pytest.raises(RuntimeError, match="size mismatch for shift"):
         model.load_state_dict({**Tied().state_dict(), "shift": torch.zeros(2)})
-    return True
 
 
-def test_what_does_not_fit_is_refused():
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, **SIZED)
-    launched = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
-    assert all(on_ranks(2, refused, fsdp_plugin=plugin, environment=launched))
-    with pytest.raises(Exception, match="Could not find the transformer layer class Lair in the model"):
+def test_weights_that_do_not_fit_are_refused():
+    on_ranks(2, load_weights_that_do_not_fit, fsdp_plugin=plugin(**SIZED))
+
+
+def test_settings_that_cannot_be_followed_are_refused():
+    with pytest.raises(RankFailed, match="Could not find the transformer layer class Lair in the model"):
         train({**LAYERS, "transformer_cls_names_to_wrap": ["Layer", "Lair"]})
+    with pytest.raises(RankFailed, match="FSDP in fp16 is out of scope"):
+        train({}, "fp16")
     with pytest.raises(TypeError, match="must be a FullyShardedDataParallelPlugin"):
         Accelerator(cpu=True, fsdp_plugin=True)
-    with pytest.raises(Exception, match="FSDP in fp16 is out of scope"):
-        train({}, "fp16")
 
 
-def joined(accelerator):
+def join_uneven_inputs(accelerator):
     """The rows of each batch of this process, and the file that the warning names."""
     model, loader = accelerator.prepare(Tied(), DataLoader(torch.arange(9) % 7, batch_size=3))
     uneven = accelerator.join_uneven_inputs([model], even_batches=False)
@@ -202,7 +196,7 @@ def joined(accelerator):
 
 
 def test_uneven_inputs_are_not_joined_and_batches_stay_even():
-    assert on_ranks(2, joined, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2)) == [([3, 3], __file__)] * 2
+    assert on_ranks(2, join_uneven_inputs, fsdp_plugin=plugin()) == [([3, 3], __file__)] * 2
 
 
 @pytest.mark.parametrize(
@@ -219,7 +213,7 @@ def test_uneven_inputs_are_not_joined_and_batches_stay_even():
 )
 def test_a_bad_plugin_is_one_clear_line(settings, message):
     with pytest.raises((NotImplementedError, TypeError, ValueError), match=message) as raised:
-        FullyShardedDataParallelPlugin(**{"fsdp_version": 2, **settings})
+        plugin(**settings)
     assert "\n" not in str(raised.value)
 
 
@@ -228,15 +222,15 @@ def test_the_launchers_variables_are_the_defaults(monkeypatch):
     monkeypatch.setenv("FSDP_AUTO_WRAP_POLICY", "TRANSFORMER_BASED_WRAP")
     monkeypatch.setenv("FSDP_TRANSFORMER_CLS_TO_WRAP", "Layer,Block")
     monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", "false")
-    plugin = FullyShardedDataParallelPlugin(min_num_params=3)
-    assert plugin.transformer_cls_names_to_wrap == ["Layer", "Block"] and not plugin.reshard_after_forward
+    launched = FullyShardedDataParallelPlugin(min_num_params=3)
+    assert launched.transformer_cls_names_to_wrap == ["Layer", "Block"] and not launched.reshard_after_forward
     # Without a process group there is nobody to share with: as in the original, nothing is sharded.
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     assert Accelerator(cpu=True).state.fsdp_plugin is None
 
 
-def warnings_without_layers(accelerator):
-    """The warnings while a model is prepared whose layers nobody names."""
+def collect_warnings(accelerator):
+    """The warnings while a model is prepared."""
     messages = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("common.accelerator.utils.fsdp_utils.logger.warning", messages.append)
@@ -247,7 +241,7 @@ def warnings_without_layers(accelerator):
 @pytest.mark.parametrize("fsdp", [{**LAYERS, "transformer_cls_names_to_wrap": None}, {**SIZED, "min_num_params": 0}])
 def test_a_policy_that_finds_no_layer_to_wrap_is_warned_of(fsdp):
     """accelerate gathers the whole model at once, and says nothing."""
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, **fsdp)
-    for messages in on_ranks(2, warnings_without_layers, fsdp_plugin=plugin):
+    without_layers = plugin(**fsdp)
+    for messages in on_ranks(2, collect_warnings, fsdp_plugin=without_layers):
         (message,) = messages
-        assert f"{plugin.auto_wrap_policy} finds no layer to wrap" in message
+        assert f"{without_layers.auto_wrap_policy} finds no layer to wrap" in message

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from common.processes import free_port
 LEVEL = ladder.ROOT / "03_accelerate"
 
 # Each rank writes what it sees; RANK is absent in a world of one.
-SHOW = """
+NOTE = """
 import json, os, sys
 names = ("RANK", "WORLD_SIZE", "MASTER_PORT", "OMP_NUM_THREADS")
 seen = {k: v for k, v in os.environ.items() if k in names or k.startswith("ACCELERATE_")}
@@ -38,7 +39,7 @@ def no_default_file(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def script(folder: Path, text: str = SHOW) -> str:
+def write_script(folder: Path, text: str = NOTE) -> str:
     path = folder / "script.py"
     path.write_text(textwrap.dedent(text))
     return str(path)
@@ -63,11 +64,11 @@ def run(*arguments, **kwargs) -> subprocess.CompletedProcess:
     return finish(start(*arguments, **kwargs))
 
 
-def seen(folder: Path) -> dict:
+def read_notes(folder: Path) -> dict:
     return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
 
 
-def refused(capsys, *arguments) -> str:
+def refuse(capsys, *arguments) -> str:
     """The one line on stderr of a launch that must not start."""
     try:
         code = main(["launch", *map(str, arguments)])
@@ -79,31 +80,27 @@ def refused(capsys, *arguments) -> str:
 
 
 @pytest.fixture
-def started(monkeypatch):
-    """Launches with these flags up to the point where this process would become another one; gives that one."""
+def becomes(monkeypatch):
+    """`becomes(*flags)`: the command and the environment of the program that a launch makes of this process."""
+    execute = mock.Mock(side_effect=RuntimeError("this process would be another one now"))
+    monkeypatch.setattr(os, "execvpe", execute)
 
-    class Becomes(Exception):
-        pass
-
-    def become(program, command, environment):
-        raise Becomes(command, environment)
-
-    def launched(*flags):
-        with pytest.raises(Becomes) as raised:
+    def launch_with(*flags):
+        with pytest.raises(RuntimeError, match="another one"):
             main(["launch", *map(str, flags)])
-        command, environment = raised.value.args
+        _, command, environment = execute.call_args.args
         return command[1:], environment
 
-    monkeypatch.setattr(os, "execvpe", become)
-    return launched
+    return launch_with
 
 
 @pytest.mark.slow
 def test_two_processes_from_the_shipped_file(tmp_path):
-    result = run("--config_file", LEVEL / "two_processes.yaml", script(tmp_path), tmp_path, "--lr", "1", "--", "-x")
+    path = write_script(tmp_path)
+    result = run("--config_file", LEVEL / "two_processes.yaml", path, tmp_path, "--lr", "1", "--", "-x")
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
-    ranks = seen(tmp_path)
+    ranks = read_notes(tmp_path)
     assert sorted(ranks) == ["0", "1"]
     assert {rank["WORLD_SIZE"] for rank in ranks.values()} == {"2"}
     assert {rank["ACCELERATE_USE_CPU"] for rank in ranks.values()} == {"true"}
@@ -115,32 +112,33 @@ def test_two_processes_from_the_shipped_file(tmp_path):
 @pytest.mark.slow
 def test_a_world_of_one_is_the_script_itself(tmp_path):
     """Left-over ranks of an outer job are not taken for this one's, and the exit code is the script's."""
-    path = script(tmp_path, SHOW + "raise SystemExit(7)")
+    path = write_script(tmp_path, NOTE + "raise SystemExit(7)")
     outer = {**os.environ, "WORLD_SIZE": "4", "RANK": "3", "OMP_NUM_THREADS": "1"}
     result = run("--cpu", path, tmp_path, env=outer)
     assert (result.returncode, result.stdout, result.stderr) == (7, "", "")
-    assert list(seen(tmp_path)) == ["alone"]
-    assert "WORLD_SIZE" not in seen(tmp_path)["alone"] and seen(tmp_path)["alone"]["ACCELERATE_USE_CPU"] == "true"
+    notes = read_notes(tmp_path)
+    assert list(notes) == ["alone"]
+    assert "WORLD_SIZE" not in notes["alone"] and notes["alone"]["ACCELERATE_USE_CPU"] == "true"
 
 
-def test_flags_win_over_the_file_and_reach_the_script(started):
+def test_flags_win_over_the_file_and_reach_the_script(becomes):
     flags = ["--num_processes", "3", "--mixed-precision", "bf16", "--gradient_accumulation_steps", "4"]
     flags += ["--num_cpu_threads_per_process", "2"]
-    command, environment = started("--config_file", LEVEL / "two_processes.yaml", *flags, __file__, "--lr=1")
+    command, environment = becomes("--config_file", LEVEL / "two_processes.yaml", *flags, __file__, "--lr=1")
     assert command == ["-m", "torch.distributed.run", "--nproc-per-node=3", "--standalone", "--", __file__, "--lr=1"]
     assert environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
     assert environment["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "4"
     assert environment["OMP_NUM_THREADS"] == environment["ACCELERATE_CPU_THREADS"] == "2"
 
 
-def test_modules_and_programs_are_launched_as_the_default_file_says(tmp_path, started):
+def test_modules_and_programs_are_launched_as_the_default_file_says(tmp_path, becomes):
     folder = tmp_path / "hf" / "accelerate"
     folder.mkdir(parents=True)
     (folder / "default_config.yaml").write_text("num_processes: 2\nuse_cpu: true\ndistributed_type: MULTI_CPU\n")
-    command, _ = started("-m", "package.tool", "-m")
+    command, _ = becomes("-m", "package.tool", "-m")
     assert command[-4:] == ["--module", "--", "package.tool", "-m"] and "--nproc-per-node=2" in command
-    assert started("--no_python", "true")[0][-3:] == ["--no-python", "--", "true"]
-    assert started("--num_processes=1", "-m", "package.tool")[0] == ["-m", "package.tool"]
+    assert becomes("--no_python", "true")[0][-3:] == ["--no-python", "--", "true"]
+    assert becomes("--num_processes=1", "-m", "package.tool")[0] == ["-m", "package.tool"]
 
 
 OF_THE_SCRIPT = ["--log", "x", "--r=16", "--node", "3", "--num_processes", "7", "-m", "-t", "--no-python", "--", "-h"]
@@ -148,8 +146,8 @@ OF_THE_SCRIPT = ["--log", "x", "--r=16", "--node", "3", "--num_processes", "7", 
 
 @pytest.mark.parametrize("how", [[], ["-m"], ["--no_python"]])
 @pytest.mark.parametrize("processes", [1, 2])
-def test_the_scripts_own_flags_arrive_at_the_script_also_if_they_begin_like_a_launchers(started, how, processes):
-    command, _ = started("--cpu", "--num_processes", processes, *how, __file__, *OF_THE_SCRIPT)
+def test_the_scripts_own_flags_arrive_at_the_script_also_if_they_begin_like_a_launchers(becomes, how, processes):
+    command, _ = becomes("--cpu", "--num_processes", processes, *how, __file__, *OF_THE_SCRIPT)
     if processes > 1:
         options = torchrun_options(command[2:])
         assert (options.module, options.no_python) == ("-m" in how, "--no_python" in how)
@@ -161,24 +159,24 @@ def test_the_scripts_own_flags_arrive_at_the_script_also_if_they_begin_like_a_la
     ("backend", "more"),
     [("c10d", ["--rdzv-conf=is_host=0,timeout=9"]), ("static", ["--rdzv-conf=timeout=9"])],
 )
-def test_several_machines_meet_at_the_first(started, backend, more):
+def test_several_machines_meet_at_the_first(becomes, backend, more):
     flags = ["--cpu", "--num_processes=8", "--num_machines=2", "--machine_rank=1", "--main_process_ip=10.0.0.1"]
     flags += ["--main_process_port=29501", f"--rdzv_backend={backend}", "--rdzv_conf=timeout=9"]
-    command, _ = started(*flags, __file__)
+    command, _ = becomes(*flags, __file__)
     assert command[2:-2] == [
         "--nproc-per-node=4", "--nnodes=2", "--node-rank=1", f"--rdzv-backend={backend}",
         "--rdzv-endpoint=10.0.0.1:29501", *more,
     ]  # fmt: skip
 
 
-def test_a_port_of_ones_own(started, capsys):
+def test_a_port_of_ones_own(becomes, capsys):
     port = free_port()
     flags = ["--cpu", "--num_processes", 2, "--main_process_port", port]
-    assert f"--rdzv-endpoint=127.0.0.1:{port}" in started(*flags, __file__)[0]
+    assert f"--rdzv-endpoint=127.0.0.1:{port}" in becomes(*flags, __file__)[0]
     with socket.socket() as other:
         other.bind(("", port))
         other.listen()
-        assert f"main_process_port {port} is in use on this machine" in refused(capsys, *flags, __file__)
+        assert f"main_process_port {port} is in use on this machine" in refuse(capsys, *flags, __file__)
 
 
 @pytest.mark.slow
@@ -186,11 +184,11 @@ def test_two_jobs_at_once_do_not_collide(tmp_path):
     jobs = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        path = script(tmp_path / name, SHOW + "import time; time.sleep(1)")
+        path = write_script(tmp_path / name, NOTE + "import time; time.sleep(1)")
         jobs.append(start("--config_file", LEVEL / "two_processes.yaml", path, tmp_path / name))
     results = [finish(job) for job in jobs]
     assert [result.returncode for result in results] == [0, 0], results
-    ports = {seen(tmp_path / name)["0"]["MASTER_PORT"] for name in ("a", "b")}
+    ports = {read_notes(tmp_path / name)["0"]["MASTER_PORT"] for name in ("a", "b")}
     assert len(ports) == 2
 
 
@@ -213,7 +211,7 @@ def test_restarts_of_a_process_group(fixed, tmp_path):
     flags = ["--cpu", "--num_processes", 2, "--max_restarts", 1]
     port = free_port() if fixed else 0
     paths = {**os.environ, "PYTHONPATH": str(ladder.ROOT)}
-    result = run(*flags, "--main_process_port", port, script(tmp_path, text), env=paths)
+    result = run(*flags, "--main_process_port", port, write_script(tmp_path, text), env=paths)
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["sum=4.0", "sum=4.0"]
 
@@ -234,16 +232,16 @@ def test_restarts_of_a_process_group(fixed, tmp_path):
     ],
 )
 def test_refusals_are_one_line(capsys, arguments, message):
-    assert message in refused(capsys, *arguments)
+    assert message in refuse(capsys, *arguments)
 
 
 def test_an_open_number_of_processes_must_be_given(tmp_path, capsys):
     path = tmp_path / "slurm.yaml"
     path.write_text("num_processes: -1\ndistributed_type: MULTI_CPU\n")
-    assert "pass --num_processes" in refused(capsys, "--config_file", path, script(tmp_path))
+    assert "pass --num_processes" in refuse(capsys, "--config_file", path, write_script(tmp_path))
 
 
-def test_more_processes_than_gpus(monkeypatch, capsys, started):
+def test_more_processes_than_gpus(monkeypatch, capsys, becomes):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     launch.check_devices(ClusterConfig("MULTI_GPU", num_processes=2))
     launch.check_devices(ClusterConfig("MULTI_GPU", num_processes=4, num_machines=2))
@@ -254,6 +252,6 @@ def test_more_processes_than_gpus(monkeypatch, capsys, started):
     assert launch.count_processes(ClusterConfig(use_cpu=True)) == 1
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     file = ["--config_file", LEVEL / "multi_gpu_fp16.yaml"]
-    assert "needs 2 GPUs on this machine, which has 0: add --cpu" in refused(capsys, *file, __file__)
-    command, environment = started(*file, "--cpu", __file__)
+    assert "needs 2 GPUs on this machine, which has 0: add --cpu" in refuse(capsys, *file, __file__)
+    command, environment = becomes(*file, "--cpu", __file__)
     assert "--nproc-per-node=2" in command and environment["ACCELERATE_MIXED_PRECISION"] == "fp16"

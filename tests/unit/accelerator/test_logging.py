@@ -56,7 +56,7 @@ def test_warning_once(caplog):
     assert caplog.messages == ["[RANK 0] the same", "[RANK 0] another"]
 
 
-def logged(library, path) -> None:
+def log_on_a_rank(library, path) -> None:
     """Every rank appends to one file, so that its lines show who logged and in which order."""
     state = importlib.import_module(f"{library}.state").PartialState(cpu=True)
     logger = importlib.import_module(f"{library}.logging").get_logger("f", "INFO")
@@ -80,7 +80,7 @@ def test_ranks_log_once_in_order_or_all_as_on_accelerate(tmp_path):
     lines = {}
     for library in (OURS, THEIRS):
         path = tmp_path / library
-        ranks(2).run(logged, library, str(path), environment={"ACCELERATE_USE_CPU": "true"})
+        ranks(2).run(log_on_a_rank, library, str(path), environment={"ACCELERATE_USE_CPU": "true"})
         *lines[library], one, other = path.read_text().splitlines()
         assert {one, other} == {"[RANK 0] all", "[RANK 1] all"}
     assert lines[OURS] == lines[THEIRS]

@@ -65,24 +65,24 @@ def fp16(accumulation=1, init_scale=2.0**10, **scaler):
     )
 
 
-def new_models(count):
-    torch.manual_seed(0)
-    return [torch.nn.Linear(4, 1) for _ in range(count)]
+def new_model(seed=0):
+    torch.manual_seed(seed)
+    return torch.nn.Linear(4, 1)
 
 
-def prepared(accelerator, models):
-    """`models` and an optimizer for each."""
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
-    prepared = accelerator.prepare(*models, *optimizers)
-    return prepared[: len(models)], prepared[len(models) :]
+def prepare(accelerator, seed=0):
+    """A new model and its optimizer."""
+    model = new_model(seed)
+    return accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def loss_of(model):
     return model(X).square().mean()
 
 
-def assert_steps_in_float32(model, reference, steps=1, max_norm=None):
-    """`model` has the weights that so many steps in float32 make of `reference`, within what float16 can hold."""
+def assert_steps_in_float32(model, seed=0, steps=1, max_norm=None):
+    """`model` has the weights after so many steps in float32 from those of `seed`, within what float16 can hold."""
+    reference = new_model(seed)
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
     for _ in range(steps):
         loss_of(reference).backward()
@@ -95,14 +95,14 @@ def assert_steps_in_float32(model, reference, steps=1, max_norm=None):
 
 def test_fp16_trains_on_the_cpu_to_nearly_the_float32_weights():
     accelerator = fp16()
-    (model,), (optimizer,) = prepared(accelerator, new_models(1))
+    model, optimizer = prepare(accelerator)
     for _ in range(5):
         accelerator.backward(loss_of(model))
         assert model.weight.grad.abs().max() > 100  # the loss really is scaled
         optimizer.step()
         optimizer.zero_grad()
         assert not accelerator.optimizer_step_was_skipped
-    assert_steps_in_float32(model, *new_models(1), steps=5)
+    assert_steps_in_float32(model, steps=5)
     accelerator.backward(loss_of(model.half()))
     with pytest.raises(ValueError, match="unscale FP16 gradients"):
         optimizer.step()
@@ -111,7 +111,7 @@ def test_fp16_trains_on_the_cpu_to_nearly_the_float32_weights():
 
 def test_a_second_step_with_the_same_gradients_divides_them_by_the_scale_again():
     accelerator = fp16(init_scale=8.0)
-    (model,), (optimizer,) = prepared(accelerator, new_models(1))
+    model, optimizer = prepare(accelerator)
     accelerator.backward(loss_of(model))
     optimizer.step()
     expected = model.weight - 0.1 * model.weight.grad / 8
@@ -143,7 +143,7 @@ class Wrapping(torch.optim.Optimizer):
 @pytest.mark.parametrize("make", [torch.optim.SGD, partial(torch.optim.SGD, fused=True), Wrapping])
 def test_an_overflow_skips_the_step_and_the_scheduler_and_halves_the_scale(make):
     accelerator = fp16()
-    (model,) = new_models(1)
+    model = new_model()
     optimizer = make(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
@@ -163,36 +163,37 @@ def test_an_overflow_skips_the_step_and_the_scheduler_and_halves_the_scale(make)
 def test_clipping_twice_and_with_several_optimizers_in_one_window_is_safe(is_scaled):
     # https://github.com/huggingface/accelerate/issues/641: "unscale_() has already been called".
     accelerator = fp16(accumulation=2, init_scale=8.0, enabled=is_scaled)
-    models, optimizers = prepared(accelerator, new_models(3))  # the third has no gradients, ever
+    models, optimizers = zip(*(prepare(accelerator, seed) for seed in range(3)), strict=True)
     for _ in range(4):
         with accelerator.accumulate(*models):
-            for model in models[:2]:
+            for model in models[:2]:  # the third has no gradients, ever
                 accelerator.backward(loss_of(model))
                 accelerator.clip_grad_norm_(model.parameters(), 0.4)
                 accelerator.clip_grad_norm_(model.parameters(), 0.2)
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-    for model, reference in zip(models[:2], new_models(2), strict=True):
-        assert_steps_in_float32(model, reference, steps=2, max_norm=0.2)
+    for seed, model in enumerate(models[:2]):
+        assert_steps_in_float32(model, seed, steps=2, max_norm=0.2)
 
 
 def test_gradients_that_the_model_drops_after_clipping_leave_the_next_step_alone():
     # A script that leaves a step out, for instance because the norm is too large, and clears with the model's method.
     accelerator = fp16()
-    (model,), (optimizer,) = prepared(accelerator, new_models(1))
+    model, optimizer = prepare(accelerator)
     for drops in (True, False):
         accelerator.backward(loss_of(model))
         accelerator.clip_grad_norm_(model.parameters(), 1e6)
         if drops:
             model.zero_grad()
     optimizer.step()
-    assert_steps_in_float32(model, *new_models(1))
+    assert_steps_in_float32(model)
 
 
 def test_of_two_optimizers_that_are_clipped_together_one_may_step_more_rarely():
     accelerator = fp16()
-    (often, rarely), (steps_often, steps_rarely) = prepared(accelerator, new_models(2))
+    often, steps_often = prepare(accelerator, seed=0)
+    rarely, steps_rarely = prepare(accelerator, seed=1)
     parameters = [*often.parameters(), *rarely.parameters()]
     for step in range(2):
         accelerator.backward(loss_of(often))
@@ -203,15 +204,14 @@ def test_of_two_optimizers_that_are_clipped_together_one_may_step_more_rarely():
             steps_rarely.step()
         often.zero_grad()
         rarely.zero_grad()
-    reference_often, reference_rarely = new_models(2)
-    assert_steps_in_float32(often, reference_often, steps=2)
-    assert_steps_in_float32(rarely, reference_rarely)
+    assert_steps_in_float32(often, seed=0, steps=2)
+    assert_steps_in_float32(rarely, seed=1)
 
 
 @pytest.mark.parametrize(("overflowing", "scale_between"), [(0, 2.0**10), (1, 2.0**9)])
 def test_an_overflow_counts_once_and_skips_the_step_of_its_own_optimizer_alone(overflowing, scale_between):
     accelerator = fp16()
-    models, optimizers = prepared(accelerator, new_models(2))
+    models, optimizers = zip(*(prepare(accelerator, seed) for seed in range(2)), strict=True)
     for index, model in enumerate(models):
         accelerator.backward((math.inf if index == overflowing else 1.0) * loss_of(model))
         accelerator.clip_grad_norm_(model.parameters(), 1e6)
@@ -223,7 +223,8 @@ def test_an_overflow_counts_once_and_skips_the_step_of_its_own_optimizer_alone(o
 
 def test_a_backward_between_another_optimizers_clipping_and_its_step_is_no_mistake():
     accelerator = fp16()
-    (first, second), (steps_first, steps_second) = prepared(accelerator, new_models(2))
+    first, steps_first = prepare(accelerator, seed=0)
+    second, steps_second = prepare(accelerator, seed=1)
     accelerator.backward(loss_of(second))
     accelerator.backward(loss_of(first))
     accelerator.clip_grad_norm_(first.parameters(), 1e6)
@@ -231,14 +232,14 @@ def test_a_backward_between_another_optimizers_clipping_and_its_step_is_no_mista
     steps_second.zero_grad()
     accelerator.backward(loss_of(second))  # adapts the scale, for a step has been made
     steps_first.step()
-    for model, reference in zip((first, second), new_models(2), strict=True):
-        assert_steps_in_float32(model, reference)
+    assert_steps_in_float32(first, seed=0)
+    assert_steps_in_float32(second, seed=1)
 
 
 def test_clipping_leaves_the_scaled_gradients_of_an_unfinished_window_alone():
     # https://github.com/huggingface/accelerate/issues/641: the original unscales them, and then raises.
     accelerator = fp16(accumulation=2, init_scale=8.0)
-    (model,), (optimizer,) = prepared(accelerator, new_models(1))
+    model, optimizer = prepare(accelerator)
     for _ in range(2):
         with accelerator.accumulate(model):
             accelerator.backward(1000 * loss_of(model))
@@ -256,8 +257,7 @@ def test_clipping_leaves_the_scaled_gradients_of_an_unfinished_window_alone():
 
 def test_an_optimizer_that_was_not_prepared_is_stepped_with_through_the_scaler():
     accelerator = fp16(growth_interval=2)
-    (reference,) = new_models(1)
-    model = accelerator.prepare(copy.deepcopy(reference))
+    model = accelerator.prepare(new_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
         accelerator.backward(loss_of(model))
@@ -266,13 +266,13 @@ def test_an_optimizer_that_was_not_prepared_is_stepped_with_through_the_scaler()
         accelerator.scaler.step(optimizer)
         accelerator.scaler.update()
         optimizer.zero_grad()
-    assert_steps_in_float32(model, reference, steps=3)
+    assert_steps_in_float32(model, steps=3)
     assert accelerator.scaler.get_scale() == 2.0**11
 
 
 def test_loading_right_after_a_step_brings_the_saved_scale_back(tmp_path):
     accelerator = fp16()
-    (model,), (optimizer,) = prepared(accelerator, new_models(1))
+    model, optimizer = prepare(accelerator)
 
     def step(factor=1.0):
         accelerator.backward(factor * loss_of(model))
@@ -291,7 +291,7 @@ def test_loading_right_after_a_step_brings_the_saved_scale_back(tmp_path):
 
 def test_loading_between_clipping_and_the_step_forgets_that_gradients_were_unscaled(tmp_path):
     accelerator = fp16(accumulation=2)
-    (model,), _ = prepared(accelerator, new_models(1))
+    model, _ = prepare(accelerator)
     with accelerator.accumulate(model):
         accelerator.backward(2 * loss_of(model))
     accelerator.save_state(tmp_path / "c")  # within a window, so that the checkpoint has gradients

@@ -52,13 +52,13 @@ def test_an_optimizer_whose_zero_grad_takes_no_argument_can_be_prepared():
         optimizer.zero_grad(set_to_none=False)
 
 
-def is_prepared_as_it_is(accelerator):
+def prepare_a_frozen_model(accelerator):
     model = torch.nn.Linear(1, 1).requires_grad_(False)
     return accelerator.prepare(model) is model
 
 
 def test_a_frozen_model_can_be_prepared_on_several_processes():
-    assert on_ranks(2, is_prepared_as_it_is) == [True, True]
+    assert on_ranks(2, prepare_a_frozen_model) == [True, True]
 
 
 def test_free_memory_forgets_what_was_prepared(tmp_path):

@@ -55,7 +55,7 @@ def test_a_backend_that_cannot_be_had_is_refused(monkeypatch):
         PartialState(cpu=True, backend="nccl")
 
 
-def on_unequal_nodes():
+def join_on_unequal_nodes():
     """Rank 1 is on a node with a GPU, rank 0 on one without. What the error says, and what is left of the state."""
     forget_states()
     rank = int(os.environ["RANK"])
@@ -72,7 +72,7 @@ def on_unequal_nodes():
 
 def test_nodes_that_choose_different_backends_are_named_on_all_ranks_instead_of_a_hang():
     alone = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    for message, state in ranks(2).run(on_unequal_nodes, environment=alone):
+    for message, state in ranks(2).run(join_on_unequal_nodes, environment=alone):
         assert "gloo on node-0, nccl on node-1" in message and state == {}
 
 

@@ -32,7 +32,7 @@ def test_a_failure_is_a_verdict_too(monkeypatch, capsys):
     assert "FAILED" in capsys.readouterr().out
 
 
-def _with(name: str, broken: str) -> str:
+def run_check(name: str, broken: str) -> str:
     """The message of the check called `name` on a core in which the method `broken` does nothing."""
     real = vars(Accelerator)[broken]
     setattr(Accelerator, broken, lambda self, value, *rest, **kwargs: value)
@@ -55,7 +55,7 @@ def _with(name: str, broken: str) -> str:
     ],
 )
 def test_each_check_notices_its_fault(check, broken, message):
-    answers = ranks(2).run(_with, check, broken, timeout=60)
+    answers = ranks(2).run(run_check, check, broken, timeout=60)
     assert any(message in answer for answer in answers), answers
 
 

@@ -65,7 +65,7 @@ def test_the_state_of_an_accelerator_needs_an_accelerator(libraries):
             library.state.AcceleratorState(mixed_precision="no")
 
 
-def identity(accelerator):
+def describe(accelerator):
     return {
         "index": (accelerator.process_index, accelerator.local_process_index, accelerator.num_processes),
         "kind": (accelerator.distributed_type, accelerator.state.backend),
@@ -76,14 +76,14 @@ def identity(accelerator):
 def test_world_size_in_the_environment_means_one_distributed_run_on_cpu_too():
     # https://github.com/huggingface/accelerate/issues/2741: there, N lonely "main" processes.
     kind = (DistributedType.MULTI_CPU, "gloo")
-    assert on_ranks(2, identity) == [
+    assert on_ranks(2, describe) == [
         {"index": (0, 0, 2), "kind": kind, "roles": (True, True)},
         {"index": (1, 1, 2), "kind": kind, "roles": (False, False)},
     ]
 
 
 @on_a_rank
-def group_of_one(library):
+def describe_group_of_one(library):
     """The description of the state, and a tensor that is loaded onto its device."""
     state = importlib.import_module(f"{library}.state").PartialState(cpu=True)
     saved = io.BytesIO()
@@ -95,21 +95,21 @@ def group_of_one(library):
 
 def test_under_torchrun_one_process_is_a_group_of_one_as_in_accelerate():
     import_or_skip("accelerate")
-    (ours,) = ranks(1).run(group_of_one, OURS)
-    (theirs,) = ranks(1).run(group_of_one, THEIRS, environment={"OMP_NUM_THREADS": "1"})
+    (ours,) = ranks(1).run(describe_group_of_one, OURS)
+    (theirs,) = ranks(1).run(describe_group_of_one, THEIRS, environment={"OMP_NUM_THREADS": "1"})
     assert ours == theirs and "MULTI_CPU  Backend: gloo" in ours[0]
 
 
 @on_a_rank
-def threads():
+def count_threads():
     PartialState(cpu=True).wait_for_everyone()  # who leaves at once may leave the others connecting
     return torch.get_num_threads()
 
 
 def test_cores_are_shared_out_unless_the_launcher_says_how_many_threads():
     """torchrun would leave every process one thread, whatever the number of cores."""
-    assert ranks(2).run(threads) == [max(1, available_cores() // 2)] * 2
-    assert ranks(2).run(threads, environment={"ACCELERATE_CPU_THREADS": "3"}) == [3, 3]
+    assert ranks(2).run(count_threads) == [max(1, available_cores() // 2)] * 2
+    assert ranks(2).run(count_threads, environment={"ACCELERATE_CPU_THREADS": "3"}) == [3, 3]
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import json
 import math
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -21,6 +22,7 @@ from common.accelerator.tracking import (
 from common.processes import ranks
 from tests.peers import import_or_skip
 from tests.states import forget_states
+from tests.unit.accelerator.several_processes import on_ranks
 
 
 @pytest.fixture(autouse=True)
@@ -144,39 +146,46 @@ def test_a_general_tracker_must_be_complete():
     blank.finish()
 
 
-class Everywhere(GeneralTracker):
-    name = "everywhere"
-    requires_logging_directory = False
-    tracker = None
-
-    def __init__(self, main_process_only):
-        super().__init__()
-        self.main_process_only = main_process_only
-        self.calls = 0
-
-    @on_main_process
-    def log(self, values, step=None, **kwargs):
-        self.calls += 1
-
-
-def _log_on_every_rank(folder):
+def log_on_a_rank(folder):
+    """How often the methods of a tracker of the script's own are called, beside one of JSON lines."""
     mine = Mine()
     accelerator = Accelerator(cpu=True, log_with=["jsonl", mine], project_dir=folder)
     accelerator.init_trackers("run", config={"rank": accelerator.process_index})
     accelerator.log({"rank": accelerator.process_index}, step=accelerator.process_index)
-    once = Everywhere(main_process_only=True)
-    everywhere = Everywhere(main_process_only=False)
-    for each in (once, everywhere):
-        each.log({})
     accelerator.get_tracker("jsonl").log({})  # a blank one elsewhere
-    accelerator.trackers.append(JSONLinesTracker("not started", folder))
-    with pytest.raises(AttributeError):
-        accelerator.end_training()
-    assert not torch.distributed.is_initialized(), "the group is left also if a tracker cannot finish"
+    accelerator.end_training()
     forget_states()
-    return mine.calls, once.calls, everywhere.calls
+    return mine.calls
 
 
 def test_one_process_of_several_writes(tmp_path):
-    assert ranks(2).run(_log_on_every_rank, str(tmp_path)) == [(3, 1, 1), (0, 0, 1)]
+    assert ranks(2).run(log_on_a_rank, str(tmp_path)) == [3, 0]
     assert rows(tmp_path / "run.jsonl") == [{"config": {"rank": 0}}, {"step": 0, "rank": 0}, {"step": None}]
+
+
+@on_main_process
+def count_call(tracker):
+    tracker.calls += 1
+
+
+def call_decorated_method(accelerator, main_process_only):
+    tracker = SimpleNamespace(main_process_only=main_process_only, calls=0)
+    count_call(tracker)
+    return tracker.calls
+
+
+@pytest.mark.parametrize("main_process_only, calls", [(True, [1, 0]), (False, [1, 1])])
+def test_a_decorated_method_runs_where_its_tracker_says(main_process_only, calls):
+    assert on_ranks(2, call_decorated_method, main_process_only) == calls
+
+
+def end_with_a_tracker_that_has_not_started(accelerator, folder):
+    accelerator.trackers.append(JSONLinesTracker("run", folder))
+    with pytest.raises(AttributeError):
+        accelerator.end_training()
+    accelerator.trackers.clear()
+    return torch.distributed.is_initialized()
+
+
+def test_the_group_is_left_also_if_a_tracker_cannot_finish(tmp_path):
+    assert on_ranks(2, end_with_a_tracker_that_has_not_started, tmp_path) == [False, False]

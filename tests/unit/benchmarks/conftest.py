@@ -3,11 +3,8 @@
 import pytest
 
 from benchmarks.report import page_tables
-from benchmarks.your_network import memory
-from benchmarks.your_network.network import UserNetwork, load
-from benchmarks.your_network.settings import Setting
-from benchmarks.your_network.without_computing import fused_attention
-from tests.unit.benchmarks.user_network import TEXTS, need
+from benchmarks.your_network.user_network import UserNetwork, load
+from tests.unit.benchmarks.example_networks import TEXTS
 
 
 @pytest.fixture
@@ -16,8 +13,13 @@ def report() -> dict:
 
 
 @pytest.fixture
-def written(tmp_path):
-    """A file of somebody's, as SPEC names the function `build` in it."""
+def texts() -> UserNetwork:
+    return load(TEXTS)
+
+
+@pytest.fixture
+def write_network(tmp_path):
+    """Writes a file of somebody's, and returns SPEC, which names the function `build` in it."""
 
     def write(text: str) -> str:
         path = tmp_path / "mine.py"
@@ -25,37 +27,3 @@ def written(tmp_path):
         return f"{path}:build"
 
     return write
-
-
-@pytest.fixture
-def texts_file(tmp_path):
-    path = tmp_path / "texts.py"
-    path.write_text(TEXTS)
-    return f"{path}:build"
-
-
-@pytest.fixture
-def texts(texts_file):
-    return load(texts_file)
-
-
-@pytest.fixture
-def network_of(written):
-    """A network that is written to a file."""
-
-    def of_text(text: str, shape: tuple[int, ...] | None = None) -> UserNetwork:
-        return load(written(text), shape)
-
-    return of_text
-
-
-@pytest.fixture
-def computed_need(monkeypatch):
-    """The need of a step that is really computed."""
-
-    def computed(network: UserNetwork, setting: Setting, samples: int) -> memory.DeviceBytes:
-        with monkeypatch.context() as patched:
-            patched.setattr(memory, "without_computing", fused_attention)
-            return need(network, setting, samples)
-
-    return computed

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torchvision import models
 
 from benchmarks.your_network.count import count
-from benchmarks.your_network.network import UserNetwork
 from benchmarks.your_network.presets import GPUS, PCIE, ethernet, nvlink
 from benchmarks.your_network.scaling import Bucket, Link, NetworkCosts, Setup, fill_buckets, step
+from benchmarks.your_network.user_network import UserNetwork
 from common.model import BasicNet
 
 
@@ -30,7 +30,7 @@ NETWORKS = {
 
 
 @functools.cache
-def counted(name: str) -> NetworkCosts:
+def costs_of(name: str) -> NetworkCosts:
     """A network of NETWORKS; the largest take seconds."""
     build, shape, loss = NETWORKS[name]
 
@@ -41,7 +41,6 @@ def counted(name: str) -> NetworkCosts:
 
 
 NVLINK_P100 = nvlink(4 * 18)  # NCCL: links times the bandwidth of each
-WITHIN = 2  # the factor by which a prediction may be off where all inputs are published
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Case:
         efficiency: throughput on `gpus` GPUs as a share of `gpus` / `baseline` times that on `baseline` GPUs.
         batch: samples for each GPU.
         setup: what was trained, on which links.
-        inputs_are_published: whether bytes, the step on one GPU and the links are.
+        inputs_are_published: true where bytes, the step on one GPU and the links are.
     """
 
     name: str
@@ -75,7 +74,7 @@ class Case:
         return max(ratio, 1 / ratio)
 
 
-def trained(buckets: tuple[Bucket, ...], rate: float, gpus_per_node: int, inner: Link, gigabits: float) -> Setup:
+def training_on(buckets: tuple[Bucket, ...], rate: float, gpus_per_node: int, inner: Link, gigabits: float) -> Setup:
     """A network whose samples per second on one GPU are published; launches do not bound these steps."""
     return Setup(
         buckets,
@@ -97,8 +96,8 @@ def horovod() -> Iterator[Case]:
         ("ResNet-101", 119.4, 1746.2, 0.90),
         ("VGG-16", 130.9, 1787.4, 0.68),
     ):
-        buckets = fill_buckets(counted(name).gradients, first=64 * 2**20, others=64 * 2**20)
-        setup = trained(buckets, alone, 4, PCIE["pcie3"], gigabits=25)
+        buckets = fill_buckets(costs_of(name).gradients, first=64 * 2**20, others=64 * 2**20)
+        setup = training_on(buckets, alone, 4, PCIE["pcie3"], gigabits=25)
         for gpus, efficiency in ((16, on_16 / 16 / alone), (512, efficiency_on_512)):
             yield Case(f"Horovod, {name}, {gpus} GPUs", efficiency, 64, gpus, setup)
 
@@ -109,8 +108,8 @@ def goyal() -> Case:
     """
     # 352 GPUs take 1.28 million images in 30 s, 11,264 in a step, and their step is 12 % longer than that of 8.
     seconds = 30 / (1.28e6 / 11_264) / 1.12
-    buckets = fill_buckets(counted("ResNet-50").gradients, first=0, others=0)
-    setup = trained(buckets, 32 / seconds, 8, NVLINK_P100, gigabits=50)
+    buckets = fill_buckets(costs_of("ResNet-50").gradients, first=0, others=0)
+    setup = training_on(buckets, 32 / seconds, 8, NVLINK_P100, gigabits=50)
     setup = replace(setup, backward_share=0.120 / seconds)
     return Case(
         "Goyal et al., ResNet-50, 8 to 256 GPUs",
@@ -124,10 +123,10 @@ def goyal() -> Case:
 
 def nvidia() -> Iterator[Case]:
     """Source: DeepLearningExamples, PyTorch ResNet50 v1.5. Data come from disk, which the model does not know."""
-    buckets = fill_buckets(counted("ResNet-50").gradients)
+    buckets = fill_buckets(costs_of("ResNet-50").gradients)
     for gpu, rate, on_8 in (("a100", 938, 7248), ("v100", 367, 2855)):
         title = "A100, TF32" if gpu == "a100" else "V100"
-        setup = trained(buckets, rate, 8, GPUS[gpu].nvlink, gigabits=100)  # nothing passes the network of one node
+        setup = training_on(buckets, rate, 8, GPUS[gpu].nvlink, gigabits=100)  # nothing passes the network of one node
         name = f"NVIDIA, ResNet-50, 8 {title}"
         yield Case(name, on_8 / 8 / rate, 256, 8, setup)
 
@@ -136,8 +135,8 @@ def tensorflow() -> Case:
     """Source: guide "Benchmarks", May 2017, synthetic data. Not published: which links the GPUs' sums took. One process
     starts the kernels of all 8 GPUs, which the model does not know either.
     """
-    buckets = fill_buckets(counted("VGG-16").gradients, first=0, others=0)
-    setup = trained(buckets, 154, 8, NVLINK_P100, gigabits=100)
+    buckets = fill_buckets(costs_of("VGG-16").gradients, first=0, others=0)
+    setup = training_on(buckets, 154, 8, NVLINK_P100, gigabits=100)
     return Case(
         "TensorFlow, VGG-16, 8 P100",
         efficiency=1081 / 8 / 154,
@@ -154,7 +153,7 @@ def li() -> Case:
     Not published: batch (assumed 32), step on one GPU (NVIDIA's V100), and what the shared cluster's network
     gave (assumed 100 Gbit/s a server).
     """
-    setup = trained(fill_buckets(counted("ResNet-50").gradients), 367, 8, GPUS["v100"].nvlink, gigabits=100)
+    setup = training_on(fill_buckets(costs_of("ResNet-50").gradients), 367, 8, GPUS["v100"].nvlink, gigabits=100)
     return Case(
         "Li et al., ResNet-50, 256 GPUs",
         efficiency=0.50,

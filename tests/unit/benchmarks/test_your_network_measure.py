@@ -13,16 +13,7 @@ from benchmarks.your_network import measure
 from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.settings import settings_on
 from common.errors import UserError
-
-WAYS = ("DataParallel", "DDP")
-
-
-@pytest.fixture
-def tiny(written):
-    return written(
-        "def build(): return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))\n"
-        "def batch(n): return torch.randn(n, 64), torch.zeros(n, dtype=torch.long)\n"
-    )
+from tests.unit.benchmarks.example_networks import TEXTS
 
 
 def test_a_device_is_a_gpu_or_an_equal_part_of_the_cores(monkeypatch):
@@ -37,37 +28,42 @@ def test_a_device_is_a_gpu_or_an_equal_part_of_the_cores(monkeypatch):
         measure.cores_per_device(3)
 
 
-def test_what_cannot_train_the_network_is_left_out_unless_it_is_one_device(monkeypatch, capsys):
+def fail_on(strategy):
+    """A `seconds_of_step` that cannot train the network with this strategy."""
+
     def seconds_of_step(setting, work, steps):
-        if setting.strategy in cannot:
+        if setting.strategy == strategy:
             raise StepFailed(f"{setting.name} cannot train: no scores")
         return 0.5
 
-    monkeypatch.setattr(measure, "seconds_of_step", seconds_of_step)
-    settings = settings_on([1, 2], WAYS)
-    cannot = ["DataParallel"]
+    return seconds_of_step
+
+
+def test_what_cannot_train_the_network_is_left_out_unless_it_is_one_device(monkeypatch, capsys):
+    settings = settings_on([1, 2], ("DataParallel", "DDP"))
+    monkeypatch.setattr(measure, "seconds_of_step", fail_on("DataParallel"))
     assert list(measure.try_settings(settings, None)) == [("one device", 1), ("DDP", 2)]
     assert capsys.readouterr().out == "DataParallel, 2 cannot train: no scores\n"
-    cannot = ["one device"]
+    monkeypatch.setattr(measure, "seconds_of_step", fail_on("one device"))
     with pytest.raises(StepFailed):
         measure.try_settings(settings, None)
 
 
 @pytest.mark.slow
-def test_a_network_that_fails_is_one_line(written, capsys):
-    path = written(
+def test_a_network_that_fails_is_one_line(write_network, capsys):
+    spec = write_network(
         "def build(): return nn.Linear(5, 5)\n"
         "def batch(n): return torch.zeros(n, 4), torch.zeros(n, dtype=torch.long)\n"
     )
     with pytest.raises(UserError):
-        program.main(["measure", path, "--batch", "8", "--devices", "1"])
+        program.main(["measure", spec, "--batch", "8", "--devices", "1"])
     (error,) = capsys.readouterr().err.splitlines()
     assert "the forward of mine:build failed: RuntimeError" in error
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_in_one_line(tiny):
-    command = [sys.executable, "-m", "benchmarks.your_network", "measure", tiny, "--batch", "8", "--rounds", "10000"]
+def test_ctrl_c_ends_in_one_line():
+    command = [sys.executable, "-m", "benchmarks.your_network", "measure", TEXTS, "--batch", "8", "--rounds", "10000"]
     without_gpus = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     process = subprocess.Popen(command, env=without_gpus, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert "10000 rounds" in process.stdout.readline()
@@ -78,9 +74,9 @@ def test_ctrl_c_ends_in_one_line(tiny):
 
 
 @pytest.mark.slow
-def test_all_ways_are_measured_in_turns(texts_file, capsys, monkeypatch):
+def test_all_ways_are_measured_in_turns(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    samples = program.main(["measure", texts_file, "--batch", "8", "--rounds", "1"])
+    samples = program.main(["measure", TEXTS, "--batch", "8", "--rounds", "1"])
     printed = capsys.readouterr().out
     assert list(samples) == ["one device", "DataParallel, 2", "DDP, 2"]
     for (seconds,) in samples.values():

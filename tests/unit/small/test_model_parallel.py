@@ -1,7 +1,7 @@
 """Tensor and pipeline parallelism: level 00's weights, the messages that were counted, and what a rank holds."""
 
-from contextlib import contextmanager
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -114,7 +114,7 @@ def test_frozen_layers_stay_frozen_and_the_last_one_is_trained(cut):
     assert torch.allclose(part, weight[:, -part.shape[1] :], atol=1e-6) and torch.allclose(own_bias, bias, atol=1e-6)
 
 
-def what_cannot_be_cut() -> None:
+def cut_what_cannot_be_cut() -> None:
     with process_group():
         with pytest.raises(ValueError, match="1 layers cannot be shared out among 2 ranks"):
             Stage([torch.nn.Sequential()], torch.zeros(1))
@@ -125,7 +125,7 @@ def what_cannot_be_cut() -> None:
 
 
 def test_too_few_layers_and_layers_that_are_cut_already_are_refused_on_all_ranks():
-    ranks(2).run(what_cannot_be_cut)
+    ranks(2).run(cut_what_cannot_be_cut)
 
 
 def make_a_stage_behind_dropout_and_batch_norm() -> None:
@@ -142,64 +142,62 @@ def test_making_a_stage_draws_no_random_numbers_and_changes_no_statistics():
     ranks(2).run(make_a_stage_behind_dropout_and_batch_norm)
 
 
-@contextmanager
-def counted_messages():
-    """The sizes of what this rank sends, by the function that it calls."""
-    sizes: dict[str, list[tuple]] = {"all_reduce": [], "isend": []}
-    originals = {name: getattr(dist, name) for name in sizes}
-
-    def counting(name: str, tensor, *args, **kwargs):
-        sizes[name].append(tuple(tensor.shape))
-        return originals[name](tensor, *args, **kwargs)
-
-    for name in sizes:
-        setattr(dist, name, partial(counting, name))
-    try:
-        yield sizes
-    finally:
-        for name, original in originals.items():
-            setattr(dist, name, original)
+IMAGES = torch.ones(BATCH, 1, 28, 28)
+TARGETS = torch.zeros(BATCH, dtype=torch.long)
 
 
-def messages_and_bytes(cut) -> tuple[dict, dict]:
-    """The messages of a rank in the second step, and the bytes of its parameters, optimizer's state and activations."""
-    images = torch.randn(BATCH, 1, 28, 28)
-    targets = torch.zeros(BATCH, dtype=torch.long)
+def count_messages(cut) -> dict[str, list[tuple]]:
+    """The shapes of what this rank sends in a step, by the function that it calls."""
+    with process_group():
+        _, backward = cut(BasicNet(dropout=False))
+        with (
+            mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as all_reduce,
+            mock.patch.object(dist, "isend", wraps=dist.isend) as isend,
+        ):
+            backward(IMAGES, TARGETS)
+    return {
+        "all_reduce": [tuple(call.args[0].shape) for call in all_reduce.call_args_list],
+        "isend": [tuple(call.args[0].shape) for call in isend.call_args_list],
+    }
+
+
+def peak_of_a_step(cut) -> dict[str, int]:
+    """The bytes of this rank's parameters, optimizer state and activations at the peak of the second step."""
     with process_group(), track_memory() as tracker:
         module, backward = cut(BasicNet(dropout=False))
         module.to("cpu")
         optimizer = torch.optim.AdamW(module.parameters(), foreach=False)
         for _ in range(2):
-            with counted_messages() as sent:
-                backward(images.to("cpu"), targets.to("cpu"))
+            backward(IMAGES.to("cpu"), TARGETS.to("cpu"))
             optimizer.step()
             optimizer.zero_grad()
-        return sent, tracker.peaks()[0]
+        return tracker.peaks()[0]
 
 
 def test_a_step_of_cut_layers_sums_the_outputs_and_the_gradient_of_the_inputs():
-    peaks = {}
-    for world_size in (1, 2):
-        for sent, peak in ranks(world_size).run(messages_and_bytes, cut_in_tensors):
-            assert sent == {"all_reduce": [(BATCH, 10), (BATCH, 9216)], "isend": []}
-            peaks[world_size] = peak
-    # Nearly all of BasicNet's weights are fc1's, and so is what AdamW keeps.
-    for category in ("parameters", "optimizer state"):
-        assert peaks[2][category] == pytest.approx(peaks[1][category] / 2, rel=0.02)
+    for messages in ranks(2).run(count_messages, cut_in_tensors):
+        assert messages == {"all_reduce": [(BATCH, 10), (BATCH, 9216)], "isend": []}
+
+
+def test_each_of_two_ranks_holds_a_half_of_cut_layers():
+    """Nearly all of BasicNet's weights are fc1's, and so is what AdamW keeps."""
+    (whole,) = ranks(1).run(peak_of_a_step, cut_in_tensors)
+    for half in ranks(2).run(peak_of_a_step, cut_in_tensors):
+        for category in ("parameters", "optimizer state"):
+            assert half[category] == pytest.approx(whole[category] / 2, rel=0.02)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_stage_sends_each_micro_batch_once_in_each_direction(schedule):
-    of_ranks = ranks(2).run(messages_and_bytes, partial(cut_in_stages, schedule, 4))
-    activations = (BATCH // 4, 64, 12, 12)
-    assert [sent["isend"] for sent, _ in of_ranks] == [[activations] * 4, [activations] * 4]
-    assert not any(sent["all_reduce"] for sent, _ in of_ranks)
+    micro_batches = [(BATCH // 4, 64, 12, 12)] * 4
+    for messages in ranks(2).run(count_messages, partial(cut_in_stages, schedule, 4)):
+        assert messages == {"all_reduce": [], "isend": micro_batches}
 
 
 def test_one_forward_one_backward_holds_the_activations_of_fewer_micro_batches():
-    first, second = (ranks(4).run(messages_and_bytes, partial(cut_in_stages, schedule, 8)) for schedule in SCHEDULES)
+    of_all, of_few = (ranks(4).run(peak_of_a_step, partial(cut_in_stages, schedule, 8)) for schedule in SCHEDULES)
     kept = timeline(one_forward_one_backward, 4, 8).kept
-    for (_, most), (_, fewer), micro_batches in zip(first, second, kept, strict=True):
+    for most, fewer, micro_batches in zip(of_all, of_few, kept, strict=True):
         assert fewer["activations"] == pytest.approx(most["activations"] * micro_batches / 8, rel=0.25)
 
 

@@ -25,8 +25,8 @@ PARAMETERS = LAYERS * LAYER
 BLOCK = 512  # bytes: the least that an allocation takes
 
 
-class Held(NamedTuple):
-    """The bytes of a rank by category after the second backward, and the most in all at any time."""
+class Memory(NamedTuple):
+    """The bytes of a rank, by category in the second step, and the most in all at any time."""
 
     after_forward: dict[str, int]
     after_backward: dict[str, int]
@@ -44,24 +44,24 @@ def shards_of(optimizer) -> list[Shard]:
     return getattr(optimizer, "shards", [])
 
 
-def held(kind: Callable) -> Held:
+def measure(kind: Callable) -> Memory:
     with process_group(), track_memory() as tracker:
         network = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).to("cpu")
         optimizer = kind(network, torch.optim.AdamW, foreach=False)
         shards = shards_of(optimizer)
         for _ in range(2):
             loss = network(torch.ones(1, WIDTH)).sum()
-            after_forward = by_category(tracker, network, shards)
+            after_forward = label_and_count(tracker, network, shards)
             loss.backward()
             del loss
-            after_backward = by_category(tracker, network, shards)
+            after_backward = label_and_count(tracker, network, shards)
             optimizer.step()
             optimizer.zero_grad()
         peak = sum(tracker.peaks()[0].values())
-        return Held(after_forward, after_backward, peak)
+        return Memory(after_forward, after_backward, peak)
 
 
-def by_category(tracker: MemoryTracker, network: nn.Module, shards: list[Shard]) -> dict[str, int]:
+def label_and_count(tracker: MemoryTracker, network: nn.Module, shards: list[Shard]) -> dict[str, int]:
     parts = [shard.part for shard in shards]
     for parameter in [*network.parameters(), *parts]:
         label(parameter, "parameters")
@@ -70,32 +70,39 @@ def by_category(tracker: MemoryTracker, network: nn.Module, shards: list[Shard])
     return tracker.now()
 
 
-@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_what_is_cut_shrinks_to_one_part(world_size):
-    part = PARAMETERS / world_size
-    expected = {  # parameters, gradients, optimizer state
-        without_zero: (PARAMETERS, PARAMETERS, 2 * PARAMETERS),
-        ZeRO1: (PARAMETERS, PARAMETERS, 2 * part),
-        ZeRO2: (PARAMETERS, part, 2 * part),
-        ZeRO3: (part, part, 2 * part),
-    }
-    # AdamW counts its steps in a tensor for each parameter, and blocks are rounded up.
-    slack = 4 * LAYERS * BLOCK
-    peaks = []
-    for kind, sizes in expected.items():
-        of_ranks = ranks(world_size).run(held, kind)
-        for rank in of_ranks:
-            found = [rank.after_backward[name] for name in ("parameters", "gradients", "optimizer state")]
-            assert found == pytest.approx(sizes, abs=slack), kind
-            assert sum(rank.after_backward.values()) == pytest.approx(sum(sizes), abs=slack), kind
-            assert rank.after_forward["parameters"] == rank.after_backward["parameters"], kind
-        peaks.append(max(rank.peak for rank in of_ranks))
-    assert peaks == sorted(peaks, reverse=True) and len(set(peaks)) == 4
-    # On top of its parts: one layer, its gradient, and what the collectives need for that gradient.
-    assert peaks[3] <= 4 * part + 4 * LAYER + slack
+# The stages, and what a rank has a part of. It has the whole of the rest.
+CUT = {
+    without_zero: [],
+    ZeRO1: ["optimizer state"],
+    ZeRO2: ["optimizer state", "gradients"],
+    ZeRO3: ["optimizer state", "gradients", "parameters"],
+}
+WHOLE = {"parameters": PARAMETERS, "gradients": PARAMETERS, "optimizer state": 2 * PARAMETERS}
+# AdamW counts its steps in a tensor for each parameter, and blocks are rounded up.
+SLACK = 4 * LAYERS * BLOCK
+WORLDS = [2, pytest.param(4, marks=pytest.mark.slow)]
 
 
-def cut(numbers: int) -> tuple[Tensor, Tensor]:
+@pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.parametrize("kind", CUT)
+def test_what_is_cut_shrinks_to_one_part(kind, world_size):
+    expected = {name: size / world_size if name in CUT[kind] else size for name, size in WHOLE.items()}
+    for after_forward, after_backward, _ in ranks(world_size).run(measure, kind):
+        for name, size in expected.items():
+            assert after_backward[name] == pytest.approx(size, abs=SLACK)
+        assert sum(after_backward.values()) == pytest.approx(sum(expected.values()), abs=SLACK)
+        assert after_forward["parameters"] == after_backward["parameters"]
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_each_stage_has_a_lower_peak_and_zero_3_holds_little_beside_its_parts(world_size):
+    peaks = [max(rank.peak for rank in ranks(world_size).run(measure, kind)) for kind in CUT]
+    assert peaks == sorted(set(peaks), reverse=True)
+    layer_its_gradient_and_the_collectives = 4 * LAYER
+    assert peaks[-1] <= sum(WHOLE.values()) / world_size + layer_its_gradient_and_the_collectives + SLACK
+
+
+def cut_and_gather(numbers: int) -> tuple[Tensor, Tensor]:
     """This rank's part of a parameter, and the whole after each rank has added its number to its part."""
     with process_group():
         shard = Shard(nn.Parameter(torch.arange(float(numbers))))
@@ -107,7 +114,7 @@ def cut(numbers: int) -> tuple[Tensor, Tensor]:
 
 def test_ten_numbers_on_four_ranks_are_cut_as_the_docstring_says():
     assert "0 1 2     3 4 5     6 7 8     9 - -" in Shard.__doc__  # Each "-" is a zero.
-    of_ranks = ranks(4).run(cut, 10)
+    of_ranks = ranks(4).run(cut_and_gather, 10)
     assert [part.tolist() for part, _ in of_ranks] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 0, 0]]
     for _, whole in of_ranks:
         assert whole.tolist() == [0, 1, 2, 103, 104, 105, 206, 207, 208, 309]
@@ -128,7 +135,7 @@ class Tied(nn.Module):
         return self.last(torch.tanh(self.frozen(torch.tanh(self.first(values)))))
 
 
-def trained(kind: Callable) -> tuple[Tensor, dict]:
+def train(kind: Callable) -> tuple[Tensor, dict]:
     """A weight of this rank as it was made, and all weights after steps of two micro-batches each."""
     with process_group():
         torch.manual_seed(dist.get_rank())
@@ -169,7 +176,7 @@ def test_a_parameter_without_a_gradient_stays_as_it_is(kind):
     assert ranks(2).run(step_without_a_gradient, kind) == [(False, True)] * 2
 
 
-def gradients_that_stay(kind: Callable) -> list[Tensor]:
+def drop_gradients(kind: Callable) -> list[Tensor]:
     """The gradients of a backward that no step followed, after `zero_grad`."""
     with process_group():
         network = nn.Linear(3, 2)
@@ -182,13 +189,13 @@ def gradients_that_stay(kind: Callable) -> list[Tensor]:
 
 @pytest.mark.parametrize("kind", OURS)
 def test_zero_grad_drops_a_backward_that_no_step_followed(kind):
-    assert ranks(2).run(gradients_that_stay, kind) == [[], []]
+    assert ranks(2).run(drop_gradients, kind) == [[], []]
 
 
 @pytest.mark.parametrize("kind", OURS)
 def test_shared_and_frozen_weights_and_several_micro_batches_are_trained_as_without_zero(kind):
-    (_, expected), _ = ranks(2).run(trained, without_zero)
-    (first, weights), (second, others) = ranks(2).run(trained, kind)
+    (_, expected), _ = ranks(2).run(train, without_zero)
+    (first, weights), (second, others) = ranks(2).run(train, kind)
     assert not torch.equal(first, second)  # before rank 0's were taken over
     assert max_weight_difference(weights, others) == 0
     assert max_weight_difference(weights, expected) <= 1e-12

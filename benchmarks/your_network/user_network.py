@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from benchmarks.your_network.errors import described, failing_as
-from benchmarks.your_network.units import checkpointed
+from benchmarks.your_network.units import checkpoint_units
 from common.errors import fail
 
 IMAGE = (3, 224, 224)
@@ -61,7 +61,7 @@ class UserNetwork:
             if not trainable(model):
                 raise ValueError("it has no parameter to train")
             model.train().to("cpu")  # the accounting of memory takes what is moved to be on the device
-        return checkpointed(model) if self.checkpointing else model
+        return checkpoint_units(model) if self.checkpointing else model
 
     def make_batch(self, samples: int) -> tuple[Any, Any]:
         """The inputs and targets of so many samples, on the CPU."""
@@ -94,6 +94,15 @@ class UserNetwork:
             optimizer = self.optimizer(trainable(model))
             use_foreach(optimizer)
             return optimizer
+
+    def take_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Any, Any]) -> None:
+        """Train `model`, which may be wrapped, with a batch that lies where it does."""
+        loss = self.compute_loss(model, batch)
+        with failing_as(f"the backward of {self.title} failed"):
+            loss.backward()
+        with failing_as(f"the optimizer of {self.title} failed"):
+            optimizer.step()
+        optimizer.zero_grad()
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:
