@@ -4,6 +4,7 @@
 
 For a task of your own change three places: `Images` with `load_data`, `build_network`, `compute_loss` with `score`.
 With --checkpoint it saves after each epoch. After Ctrl-C the same command goes on with the epoch that was cut short.
+To continue on several machines, the file has to be on a disk that they share: every process reads it.
 """
 
 import argparse
@@ -30,8 +31,8 @@ class Images(ImageFolder):
         self.epoch = 0  # the training loop counts it
 
     def __getitem__(self, index):
-        # Each image of each epoch has a seed of its own, so its crop is the same whichever process or worker reads it.
-        with torch.random.fork_rng(devices=[]):  # afterwards the generator, which dropout uses too, is as it was before
+        # Each image has a seed of its own in each epoch, so its crop does not depend on the process that reads it.
+        with torch.random.fork_rng(devices=[]):  # the seed is for this block: dropout draws from the same generator
             torch.default_generator.manual_seed(self.seed + self.epoch * len(self) + index)
             image, label = super().__getitem__(index)
         return (image,), label
@@ -120,7 +121,7 @@ def load(path, model, optimizer, schedule, device):
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     schedule.load_state_dict(saved["schedule"])
-    # The optimizer brings the rate of the schedule that was saved. With another number of epochs it is not that of now.
+    # The optimizer has loaded the rate of the saved schedule, which may have had another number of epochs than this.
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * schedule.lr_lambdas[0](schedule.last_epoch)
     return saved["epoch"] + 1

@@ -35,8 +35,8 @@ class Images(ImageFolder):
         self.epoch = 0  # the training loop counts it
 
     def __getitem__(self, index):
-        # Each image of each epoch has a seed of its own, so its crop is the same whichever process or worker reads it.
-        with torch.random.fork_rng(devices=[]):  # afterwards the generator, which dropout uses too, is as it was before
+        # Each image has a seed of its own in each epoch, so its crop does not depend on the process that reads it.
+        with torch.random.fork_rng(devices=[]):  # the seed is for this block: dropout draws from the same generator
             torch.default_generator.manual_seed(self.seed + self.epoch * len(self) + index)
             image, label = super().__getitem__(index)
         return (image,), label
@@ -106,7 +106,7 @@ def save(accelerator, path, epoch):
 def load(accelerator, folder, optimizer, schedule):
     """Go on from a checkpoint. Returns the epoch that comes next."""
     accelerator.load_state(folder)
-    # The optimizer brings the rate of the schedule that was saved. With another number of epochs it is not that of now.
+    # The optimizer has loaded the rate of the saved schedule, which may have had another number of epochs than this.
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * schedule.scheduler.lr_lambdas[0](schedule.scheduler.last_epoch)
     return int(folder.name.removeprefix("epoch_")) + 1

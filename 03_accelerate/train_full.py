@@ -74,7 +74,7 @@ def resume(accelerator, args, progress):
 def save(accelerator, model, progress):
     refuse_not_finite(model, progress.global_step)
     progress.average_loss(accelerator)  # a checkpoint holds one sum for all ranks
-    # The number in the checkpoint's name. Accelerate takes it from nowhere else.
+    # The number in the checkpoint's name. `save_state` has no argument for it: Accelerate's scripts set it like this.
     accelerator.project_configuration.iteration = progress.global_step
     # By default common.accelerator waits for nobody: rank 0 alone may call it. Here all ranks call it, so that rank 0
     # writes last and a full disk raises an error on all of them. Accelerate ignores the argument.
@@ -91,13 +91,14 @@ def save_or_stop(accelerator, model, progress, schedule, signals):
         stop_run(progress.global_step, signals)
 
 
-def rest_of_epoch(accelerator, loader, progress):
+def remaining_micro_batches(accelerator, loader, progress):
     """The micro-batches of the steps that are left of the epoch."""
-    batches_done = progress.steps_done * accelerator.gradient_accumulation_steps
-    if batches_done > 0:  # the checkpoint was made within this epoch
-        loader = accelerator.skip_first_batches(loader, batches_done)
+    per_step = accelerator.gradient_accumulation_steps
+    if progress.steps_done > 0:  # the checkpoint was made within this epoch
+        loader = accelerator.skip_first_batches(loader, progress.steps_done * per_step)
     # An epoch may end with micro-batches that are too few for a step. The Accelerator would make a step of them.
-    return islice(loader, (progress.steps_per_epoch - progress.steps_done) * accelerator.gradient_accumulation_steps)
+    steps_left = progress.steps_per_epoch - progress.steps_done
+    return islice(loader, steps_left * per_step)
 
 
 @torch.no_grad()
@@ -152,7 +153,7 @@ def train(args):
         for epoch in range(progress.epoch, args.epochs):
             train_loader.set_epoch(epoch)  # another order for each epoch
             model.train()
-            for images, targets in rest_of_epoch(accelerator, train_loader, progress):
+            for images, targets in remaining_micro_batches(accelerator, train_loader, progress):
                 with accelerator.accumulate(model):  # averages gradients at the last micro-batch of a step only
                     loss = F.nll_loss(model(images), targets)
                     accelerator.backward(loss)  # divided by the number of micro-batches, scaled under fp16
