@@ -119,15 +119,19 @@ def gather_batches(own: list[BatchResult]) -> list[BatchResult]:
 
 
 def mean_loss(batches: list[BatchResult], batch_size: int, filter_not_finite: bool) -> float | None:
-    """The mean of the samples' losses, each of which is the mean loss of its batch; None without losses."""
+    """The mean loss over all samples, to each of which its batch's mean loss is ascribed; None if there is no loss.
+
+    Batches of 3 samples and of 1, with the mean losses 0.5 and 0.9, give (0.5 + 0.5 + 0.5 + 0.9) / 4 = 0.6. With
+    `filter_not_finite`, samples whose loss is NaN or infinite are left out, unless there are no others.
+    """
     batches = [batch for batch in batches if batch.loss is not None]
     if not batches:
         return None
     counts = [batch.rows.num_real for batch in batches]
-    # To round as `transformers` does, the mean is taken over as many numbers: where all batches are equally large, it
-    # counts each loss `batch_size` times, also if they are smaller.
     has_short_step = any(batch.rows.in_short_step for batch in batches)
     if not has_short_step and len(set(counts)) == 1:
+        # Batches of one size may be counted any number of times, but this number decides how the mean is rounded.
+        # `transformers` counts each of them `batch_size` times, even if they are smaller.
         counts = [batch_size] * len(batches)
     losses = np.repeat([batch.loss.mean() for batch in batches], counts)
     finite = np.isfinite(losses)
