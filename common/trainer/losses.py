@@ -1,14 +1,14 @@
-"""The loss of an optimizer step, to which all micro-batches on all ranks contribute.
+"""The loss of an optimizer step, to which each micro-batch of each rank contributes a part.
 
-A micro-batch's loss is of one of three kinds. `num_items` counts the labels of the whole step; DDP takes the mean of
-the gradients over the ranks:
+The loss of a micro-batch is of one of three kinds. `num_items` is the number of labels in the whole step.
 
-    kind    origin                                                     value              and then
-    mean    a model without **kwargs, or one without labels            a mean             / number of micro-batches
-    share   a compute_loss_func, or a model with **kwargs              sum / num_items    · number of ranks
-    own     a compute_loss_func without labels                         its own            nothing
+    kind    comes from                                         is                 becomes the micro-batch's part by
+    mean    a model without **kwargs, or without labels        a mean             / the number of micro-batches
+    share   a compute_loss_func, or a model with **kwargs      sum / num_items    · the number of ranks
+    own     a compute_loss_func without labels                 what it returns    nothing
 
-Means give each micro-batch the same weight, however many samples it has; shares give it to each label.
+DDP takes the mean of the gradients over the ranks, hence the factor of a share. Means give all micro-batches the same
+weight, however many samples they have, and shares give it to all labels.
 """
 
 from collections.abc import Mapping

@@ -1,10 +1,8 @@
 """Trainer: the training loop that is otherwise written by hand, with logging, evaluation and checkpoints in it.
 
-Read it from the top: the state of a Trainer; `train` with its preparations, its epochs, windows, micro-batches and
-optimizer steps; the work after a step, an epoch and a training; checkpoints; evaluation; loaders, optimizer and
-scheduler; callbacks and files. A window consists of the micro-batches whose gradients are added up for one optimizer
-step. Sums, draws and events come in the order that they have in `transformers`, so that a training ends with the same
-bits.
+Read it from the top; `train` goes through epochs, windows and micro-batches. A window consists of the micro-batches
+whose gradients are added up for one optimizer step. Sums, draws and events come in the order that they have in
+`transformers`, so that a training ends with the same bits.
 """
 
 import json
