@@ -65,8 +65,7 @@ class Plan:
         """The same position or, within a step, the position at which the step began."""
         if self.ends_step(position.batches):
             return position
-        batches_of_incomplete_step = position.batches % self.accumulation
-        return replace(position, batches=position.batches - batches_of_incomplete_step)
+        return replace(position, batches=position.batches - position.batches % self.accumulation)
 
     def position_after(self, steps: int, epoch_ended: bool) -> TrainingPosition:
         """The position after so many steps, if all epochs are whole ones, as `transformers` takes them to be."""

@@ -616,7 +616,8 @@ class Trainer:
         loader = self.get_eval_dataloader(eval_dataset)
         # `transformers` passes None here, and not False. An override of `evaluation_loop` may ask for it.
         without_predictions = True if self.compute_metrics is None else None
-        output = self._run_evaluation(loader, "Evaluation", without_predictions, ignore_keys, metric_key_prefix)
+        options = {"prediction_loss_only": without_predictions, "ignore_keys": ignore_keys}
+        output = self._run_evaluation(loader, metric_key_prefix, description="Evaluation", **options)
         self.log(output.metrics)
         self.call_event("on_evaluate", metrics=output.metrics)
         return output.metrics
@@ -626,25 +627,17 @@ class Trainer:
     ) -> evaluation.PredictionOutput:
         """The model's predictions for every sample of `test_dataset`, in its order, on all ranks; not logged."""
         loader = self.get_test_dataloader(test_dataset)
-        output = self._run_evaluation(loader, "Prediction", None, ignore_keys, metric_key_prefix)
+        output = self._run_evaluation(loader, metric_key_prefix, description="Prediction", ignore_keys=ignore_keys)
         self.call_event("on_predict", metrics=output.metrics)
         return evaluation.PredictionOutput(output.predictions, output.label_ids, output.metrics)
 
-    def _run_evaluation(
-        self, loader: Any, description: str, loss_only: bool | None, ignore_keys: list[str] | None, prefix: str
-    ) -> evaluation.EvalLoopOutput:
-        """One pass over a loader that `get_eval_dataloader` or `get_test_dataloader` has returned, and its speed."""
+    def _run_evaluation(self, loader: Any, prefix: str, **options: Any) -> evaluation.EvalLoopOutput:
+        """One `evaluation_loop` with `options`, and its speed; an override may have made the loader."""
         start_time = time.time()
         if loading.every_rank_reads_all(loader, self.accelerator.num_processes):
             # An override has returned a loader of the whole set: this is the rank's part of it.
             loader = self.accelerator.prepare_data_loader(loader)
-        output = self.evaluation_loop(
-            loader,
-            description=description,
-            prediction_loss_only=loss_only,
-            ignore_keys=ignore_keys,
-            metric_key_prefix=prefix,
-        )
+        output = self.evaluation_loop(loader, metric_key_prefix=prefix, **options)
         samples_per_step = self.args.per_device_eval_batch_size
         if not self.accelerator.dataloader_config.split_batches:
             samples_per_step *= self.accelerator.num_processes
