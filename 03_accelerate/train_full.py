@@ -30,8 +30,8 @@ class Progress:
     """The place that the training has come to. Checkpoints hold it beside weights, optimizer and random numbers.
 
     Attributes:
-        step: optimizer steps so far.
-        loss_sum: the losses of those in this epoch, added up on the device.
+        step: the number of optimizer steps so far.
+        loss_sum: the losses of the steps of this epoch, added up on the device.
     """
 
     def __init__(self, device):
@@ -39,7 +39,7 @@ class Progress:
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
 
     def average_loss(self, accelerator):
-        """Replace each rank's sum by the mean of all sums. Each rank may continue it, and this may be done again."""
+        """Replace each rank's sum by the mean of all ranks' sums, to which each rank then adds its further losses."""
         self.loss_sum = accelerator.reduce(self.loss_sum, reduction="mean")
 
     def state_dict(self):
@@ -78,7 +78,7 @@ def save_or_stop(accelerator, model, progress, schedule, signals):
 
 
 def remaining_micro_batches(accelerator, loader, steps_done, steps_per_epoch):
-    """The micro-batches of an epoch after those of its first steps."""
+    """The micro-batches of the steps of an epoch that are left after `steps_done`."""
     per_step = accelerator.gradient_accumulation_steps
     if steps_done > 0:  # the checkpoint was made within this epoch
         loader = accelerator.skip_first_batches(loader, steps_done * per_step)
@@ -132,7 +132,7 @@ def train(args):
     steps_per_epoch = len(train_set) // args.batch_size
     if resumes:
         resume(accelerator, args, progress, steps_per_epoch)
-    # A checkpoint of an epoch's last step is older than the evaluation of this epoch.
+    # A checkpoint of an epoch's last step was made before the evaluation, so the run goes on with this epoch.
     first_epoch = max(progress.step - 1, 0) // steps_per_epoch
 
     with caught_signals(enabled=saves) as signals, measured(args, model, train_set, test_set, resumes) as report:

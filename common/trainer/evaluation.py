@@ -140,28 +140,28 @@ def mean_loss(batches: list[BatchResult], batch_size: int, filter_not_finite: bo
     return losses.mean().item()
 
 
-def concatenate(parts: list, batches: list[BatchResult]) -> Any:
-    """The logits or labels of each batch joined along their first dimension, and filled up along the others.
+def concatenate(parts: list, rows: list[BatchRows]) -> Any:
+    """The logits or labels of the batches, `parts`, joined along their first dimension, and filled up along the others.
 
     Lists with an entry for each sample, such as the boxes in an image, become one list with an entry for each sample.
     """
-    if not batches or parts[0] is None:
+    if not parts or parts[0] is None:
         return None
     first = parts[0]
     if isinstance(first, Mapping):
-        return {key: concatenate([part[key] for part in parts], batches) for key in first}
-    if isinstance(first, tuple | list) and not _are_entries(parts, batches):
-        joined = [concatenate(list(outputs), batches) for outputs in zip(*parts, strict=True)]
+        return {key: concatenate([part[key] for part in parts], rows) for key in first}
+    if isinstance(first, tuple | list) and not _are_entries(parts, rows):
+        joined = [concatenate(list(outputs), rows) for outputs in zip(*parts, strict=True)]
         return honor_type(first, joined)
     if isinstance(first, list):
-        parts = [batch.rows.real_part(part) for part, batch in zip(parts, batches, strict=True)]
+        parts = [of_batch.real_part(part) for part, of_batch in zip(parts, rows, strict=True)]
         return list(chain(*parts))
-    arrays = [batch.rows.real_part(np.atleast_1d(part)) for part, batch in zip(parts, batches, strict=True)]
+    arrays = [of_batch.real_part(np.atleast_1d(part)) for part, of_batch in zip(parts, rows, strict=True)]
     longest = np.max([array.shape for array in arrays], axis=0)[1:]
     return np.concatenate([_filled_up(array, (len(array), *longest)) for array in arrays])
 
 
-def _are_entries(parts: list, batches: list[BatchResult]) -> bool:
+def _are_entries(parts: list, rows: list[BatchRows]) -> bool:
     """True for lists with an entry for each sample; False for several outputs, each with a row for each sample.
 
     Two batches of 2 samples, as shapes of arrays:
@@ -170,12 +170,11 @@ def _are_entries(parts: list, batches: list[BatchResult]) -> bool:
         [(2, 10), (2, 7)], [(2, 10), (2, 7)]    two outputs
     """
     found_entry = False
-    for part, batch in zip(parts, batches, strict=True):
-        rows = batch.rows.num_rows
-        if isinstance(part, tuple) or len(part) != rows:
+    for part, of_batch in zip(parts, rows, strict=True):
+        if isinstance(part, tuple) or len(part) != of_batch.num_rows:
             return False
         for item in part:
-            may_be_output = isinstance(item, np.ndarray) and item.shape[:1] == (rows,)
+            may_be_output = isinstance(item, np.ndarray) and item.shape[:1] == (of_batch.num_rows,)
             found_entry = found_entry or not may_be_output
     return found_entry
 

@@ -7,8 +7,8 @@ The loss of a micro-batch is of one of three kinds. `num_items` is the number of
     share   a compute_loss_func, or a model with **kwargs      sum / num_items    · the number of ranks
     own     a compute_loss_func without labels                 what it returns    nothing
 
-DDP takes the mean of the gradients over the ranks, hence the factor of a share. Means give all micro-batches the same
-weight, however many samples they have, and shares give it to all labels.
+`training_step` divides a mean. `compute_loss` multiplies a share, because DDP takes the mean of the ranks' gradients.
+Means give all micro-batches the same weight, however many samples they have, and shares give it to all labels.
 """
 
 from collections.abc import Mapping

@@ -688,8 +688,9 @@ class Trainer:
 
     def _summarize(self, gathered: list[evaluation.BatchResult], prefix: str) -> evaluation.EvalLoopOutput:
         """Predictions, labels and metrics of all samples, of the batches of all ranks."""
-        predictions = evaluation.concatenate([batch.logits for batch in gathered], gathered)
-        label_ids = evaluation.concatenate([batch.labels for batch in gathered], gathered)
+        rows = [batch.rows for batch in gathered]
+        predictions = evaluation.concatenate([batch.logits for batch in gathered], rows)
+        label_ids = evaluation.concatenate([batch.labels for batch in gathered], rows)
         metrics: dict[str, Any] = {}
         if self.compute_metrics is not None and predictions is not None and label_ids is not None:
             computed = self.compute_metrics(evaluation.EvalPrediction(predictions, label_ids))
@@ -698,7 +699,7 @@ class Trainer:
         mean_loss = evaluation.mean_loss(gathered, batch_size, self.args.logging_nan_inf_filter)
         if mean_loss is not None:
             metrics[f"{prefix}loss"] = mean_loss
-        num_samples = sum(batch.rows.num_real for batch in gathered)
+        num_samples = sum(of_batch.num_real for of_batch in rows)
         return evaluation.EvalLoopOutput(predictions, label_ids, evaluation.with_prefix(metrics, prefix), num_samples)
 
     def prediction_step(
