@@ -50,13 +50,6 @@ class Progress:
         self.loss_sum.fill_(state["loss_sum"])
 
 
-def resume(accelerator, args, progress, steps_per_epoch):
-    accelerator.load_state()  # takes the newest checkpoint that is whole
-    refuse_longer_training(args.epochs, progress.step, steps_per_epoch)
-    if accelerator.is_main_process:  # accelerator.print would print on each machine
-        print(f"{args.level}: resumed at step {progress.step}")
-
-
 def save(accelerator, model, progress):
     refuse_not_finite(model, progress.step)
     progress.average_loss(accelerator)  # a checkpoint holds one sum for all ranks
@@ -131,7 +124,10 @@ def train(args):
     accelerator.register_for_checkpointing(progress, SameTraining(args.batch_size, train_set))
     steps_per_epoch = len(train_set) // args.batch_size
     if resumes:
-        resume(accelerator, args, progress, steps_per_epoch)
+        accelerator.load_state()  # takes the newest checkpoint that is whole
+        refuse_longer_training(args.epochs, progress.step, steps_per_epoch)
+        if accelerator.is_main_process:  # accelerator.print would print on each machine
+            print(f"{args.level}: resumed at step {progress.step}")
     # A checkpoint of an epoch's last step was made before the evaluation, so the run goes on with this epoch.
     first_epoch = max(progress.step - 1, 0) // steps_per_epoch
 

@@ -737,7 +737,15 @@ class Trainer:
         Any object that can be iterated over will do: a resumed run reads it again up to the batch where it stopped. On
         several processes, the batches of a `DataLoader` are dealt out to the ranks, unless its sampler does that.
         """
-        return self._make_loader(self.train_dataset, is_training=True)
+        args = self.args
+        rank = self.accelerator.process_index
+        settings: dict[str, Any] = {}
+        if not isinstance(self.train_dataset, IterableDataset):  # a stream has an order and an end of its own
+            settings["sampler"] = self._get_train_sampler(self.train_dataset)
+            settings["drop_last"] = args.dataloader_drop_last
+            seed_worker = partial(loading.seed_worker, num_workers=args.dataloader_num_workers, rank=rank)
+            settings["worker_init_fn"] = seed_worker
+        return self._make_loader(self.train_dataset, args.per_device_train_batch_size, **settings)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         """The sampler of the training set, a random one; None, for the order that it has, if it has no length."""
@@ -753,34 +761,30 @@ class Trainer:
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
             dataset = self.eval_dataset[dataset]
-        return self._make_loader(dataset)
+        return self._make_eval_loader(dataset)
 
     def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
         """The loader of this rank's share of `test_dataset`, in order."""
-        return self._make_loader(test_dataset)
+        return self._make_eval_loader(test_dataset)
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler | None:
         """The sampler of an evaluation; None for the order of the data set."""
         return None
 
-    def _make_loader(self, dataset: Dataset | None, is_training: bool = False) -> DataLoader:
+    def _make_eval_loader(self, dataset: Dataset) -> DataLoader:
+        sampler = None if isinstance(dataset, IterableDataset) else self._get_eval_sampler(dataset)
+        return self._make_loader(dataset, self.args.per_device_eval_batch_size, sampler=sampler)
+
+    def _make_loader(self, dataset: Dataset | None, batch_size: int, **settings: Any) -> DataLoader:
         if dataset is None:
             raise ValueError("the Trainer has been given no dataset for this: pass train_dataset, eval_dataset or both")
         args = self.args
         collator = self.data_collator
         if args.remove_unused_columns:
             collator = batches.ColumnFilter(collator, self.model, self.label_names)
-        settings: dict[str, Any] = {}
-        if not isinstance(dataset, IterableDataset):  # a stream has its own order and end, as in `transformers`
-            settings["sampler"] = self._get_train_sampler(dataset) if is_training else self._get_eval_sampler(dataset)
-            if is_training:
-                workers = args.dataloader_num_workers
-                rank = self.accelerator.process_index
-                settings["drop_last"] = args.dataloader_drop_last
-                settings["worker_init_fn"] = partial(loading.seed_worker, num_workers=workers, rank=rank)
         loader = DataLoader(
             dataset,
-            args.per_device_train_batch_size if is_training else args.per_device_eval_batch_size,
+            batch_size,
             collate_fn=collator,
             num_workers=args.dataloader_num_workers,
             persistent_workers=args.dataloader_persistent_workers,
