@@ -63,6 +63,7 @@ def score(outputs, targets):
 
 def cosine_schedule(optimizer, steps, steps_done):
     """The learning rate falls to 0 in `steps` steps, of which some are done, along half a wave of a cosine."""
+    # torch calls a step an epoch here, and counts from -1.
     return torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2, last_epoch=steps_done - 1
     )
@@ -88,11 +89,7 @@ def evaluate(model, loader, device):
 
 
 def save(path, model, optimizer, epoch):
-    state = {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "epoch": epoch,
-    }
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
     torch.save(state, path + ".new")
     os.replace(path + ".new", path)  # a crash leaves the old file or the new one, and no half of one
 

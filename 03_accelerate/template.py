@@ -69,6 +69,7 @@ def score(outputs, targets):
 
 def cosine_schedule(optimizer, steps, steps_done):
     """The learning rate falls to 0 in `steps` steps, of which some are done, along half a wave of a cosine."""
+    # torch calls a step an epoch here, and counts from -1.
     return torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2, last_epoch=steps_done - 1
     )
@@ -139,7 +140,7 @@ def train(args):
     if found[0]:
         accelerator.load_state(found[0])
         first_epoch = int(found[0].name.removeprefix("epoch_")) + 1
-    # It follows from the number of steps, so it need not be saved, nor prepared, which would save it.
+    # It follows from the number of steps. It is not prepared, because there is nothing of it to be saved.
     schedule = cosine_schedule(optimizer, args.epochs * len(train_loader), first_epoch * len(train_loader))
 
     for epoch in range(first_epoch, args.epochs):
