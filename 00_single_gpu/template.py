@@ -29,8 +29,8 @@ class Images(ImageFolder):
         self.epoch = 0  # the training loop counts it
 
     def __getitem__(self, index):
-        # Each image of each epoch has a seed of its own, so its crop is the same whichever process or worker reads it.
-        with torch.random.fork_rng(devices=[]):  # afterwards the generator, which dropout uses too, is as it was before
+        # Each image has a seed of its own in each epoch, so its crop does not depend on the process that reads it.
+        with torch.random.fork_rng(devices=[]):  # the seed is for this block: dropout draws from the same generator
             torch.default_generator.manual_seed(self.seed + self.epoch * len(self) + index)
             image, label = super().__getitem__(index)
         return (image,), label
@@ -61,10 +61,12 @@ def score(outputs, targets):
     return (outputs.argmax(dim=1) == targets).double()
 
 
-def cosine_schedule(optimizer, steps):
-    """The learning rate falls to 0 in `steps` steps, along half a wave of a cosine."""
-    # A resumed run may have more epochs. CosineAnnealingLR would keep the number of steps that it was saved with.
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2)
+def cosine_schedule(optimizer, steps, steps_done):
+    """The learning rate falls to 0 in `steps` steps, of which some are done, along half a wave of a cosine."""
+    # torch calls a step an epoch here, and counts from -1.
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2, last_epoch=steps_done - 1
+    )
 
 
 def on_device(batch, device):
@@ -86,26 +88,17 @@ def evaluate(model, loader, device):
     return totals
 
 
-def save(path, model, optimizer, schedule, epoch):
-    state = {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "schedule": schedule.state_dict(),
-        "epoch": epoch,
-    }
+def save(path, model, optimizer, epoch):
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
     torch.save(state, path + ".new")
     os.replace(path + ".new", path)  # a crash leaves the old file or the new one, and no half of one
 
 
-def load(path, model, optimizer, schedule, device):
+def load(path, model, optimizer, device):
     """Go on from a checkpoint. Returns the epoch that comes next."""
     saved = torch.load(path, map_location=device, weights_only=True)
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
-    schedule.load_state_dict(saved["schedule"])
-    # The optimizer brings the rate of the schedule that was saved. With another number of epochs it is not that of now.
-    for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * schedule.lr_lambdas[0](schedule.last_epoch)
     return saved["epoch"] + 1
 
 
@@ -122,13 +115,13 @@ def train(args):
     torch.manual_seed(args.seed)
     model = build_network(args, train_set).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    schedule = cosine_schedule(optimizer, args.epochs * len(train_loader))
     if args.checkpoint:
         os.makedirs(os.path.dirname(os.path.abspath(args.checkpoint)), exist_ok=True)
         open(args.checkpoint + ".new", "wb").close()  # fail before the training, not after its first epoch
     first_epoch = 0
     if args.checkpoint and os.path.exists(args.checkpoint):
-        first_epoch = load(args.checkpoint, model, optimizer, schedule, device)
+        first_epoch = load(args.checkpoint, model, optimizer, device)
+    schedule = cosine_schedule(optimizer, args.epochs * len(train_loader), first_epoch * len(train_loader))
 
     for epoch in range(first_epoch, args.epochs):
         sampler.generator.manual_seed(args.seed + epoch)  # another order for each epoch
@@ -150,7 +143,7 @@ def train(args):
         train_loss /= len(train_loader)
         print(f"epoch {epoch}: training loss {train_loss:.4f}, score {total / seen:.4f} of {seen:.0f}", flush=True)
         if args.checkpoint:
-            save(args.checkpoint, model, optimizer, schedule, epoch)
+            save(args.checkpoint, model, optimizer, epoch)
     return model
 
 

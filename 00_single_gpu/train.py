@@ -42,7 +42,7 @@ def train(args):
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     torch.manual_seed(args.seed)  # for dropout
 
-    with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints the result once
+    with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints what is reported
         for epoch in range(args.epochs):
             sampler.generator.manual_seed(args.seed + epoch)  # another order for each epoch
             train_loss = torch.zeros((), dtype=torch.float64, device=device)

@@ -51,7 +51,7 @@ def train(args):
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     seed_replicas(args.seed, devices)  # for dropout: each replica draws its own random numbers
 
-    with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints the result once
+    with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints what is reported
         for epoch in range(args.epochs):
             sampler.generator.manual_seed(args.seed + epoch)  # another order for each epoch
             train_loss = torch.zeros((), dtype=torch.float64, device=device)

@@ -112,15 +112,13 @@ def main() -> None:
     if os.environ.get("WORLD_SIZE") != "2":
         sys.exit("error: this is about two ranks: torchrun --standalone --nproc-per-node 2 02_ddp_raw/one_step.py")
     dist.init_process_group("gloo")
-    try:
-        weight = equal_shards()
-        weight_of_ddp = ddp()
-        weight_of_one = one_device()
-        say(f"and one device with all four samples gets w = {weight_of_one:g}; torch's DDP gets {weight_of_ddp:g}")
-        assert weight == weight_of_one == weight_of_ddp
-        unequal_shards()
-    finally:
-        dist.destroy_process_group()  # on gloo; nccl's would wait here for all ranks
+    weight = equal_shards()
+    weight_of_ddp = ddp()
+    weight_of_one = one_device()
+    say(f"and one device with all four samples gets w = {weight_of_one:g}; torch's DDP gets {weight_of_ddp:g}")
+    assert weight == weight_of_one == weight_of_ddp
+    unequal_shards()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def train(args):
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)  # after sharding: it steps this rank's parts
     torch.manual_seed(args.seed + dist.get_rank())  # for dropout: each process draws its own random numbers
 
-    with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints the result once
+    with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints what is reported
         for epoch in range(args.epochs):
             sampler.set_epoch(epoch)  # another order for each epoch
             train_loss = torch.zeros((), dtype=torch.float64, device=device)

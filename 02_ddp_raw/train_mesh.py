@@ -86,7 +86,7 @@ def train(args):
     # they also drop the same places of their own parts after fc1, which one device would not do.
     torch.manual_seed(args.seed + row)
 
-    with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints the result once
+    with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints what is reported
         for epoch in range(args.epochs):
             sampler.set_epoch(epoch)  # another order for each epoch
             train_loss = torch.zeros((), dtype=torch.float64, device=device)

@@ -35,8 +35,8 @@ class Images(ImageFolder):
         self.epoch = 0  # the training loop counts it
 
     def __getitem__(self, index):
-        # Each image of each epoch has a seed of its own, so its crop is the same whichever process or worker reads it.
-        with torch.random.fork_rng(devices=[]):  # afterwards the generator, which dropout uses too, is as it was before
+        # Each image has a seed of its own in each epoch, so its crop does not depend on the process that reads it.
+        with torch.random.fork_rng(devices=[]):  # the seed is for this block: dropout draws from the same generator
             torch.default_generator.manual_seed(self.seed + self.epoch * len(self) + index)
             image, label = super().__getitem__(index)
         return (image,), label
@@ -67,10 +67,12 @@ def score(outputs, targets):
     return (outputs.argmax(dim=1) == targets).double()
 
 
-def cosine_schedule(optimizer, steps):
-    """The learning rate falls to 0 in `steps` steps, along half a wave of a cosine."""
-    # A resumed run may have more epochs. CosineAnnealingLR would keep the number of steps that it was saved with.
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2)
+def cosine_schedule(optimizer, steps, steps_done):
+    """The learning rate falls to 0 in `steps` steps, of which some are done, along half a wave of a cosine."""
+    # torch calls a step an epoch here, and counts from -1.
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2, last_epoch=steps_done - 1
+    )
 
 
 @torch.no_grad()
@@ -103,22 +105,12 @@ def save(accelerator, path, epoch):
         shutil.rmtree(f"{path}/epoch_{epoch - 2:05}", ignore_errors=True)  # the last two stay
 
 
-def load(accelerator, folder, optimizer, schedule):
-    """Go on from a checkpoint. Returns the epoch that comes next."""
-    accelerator.load_state(folder)
-    # The optimizer brings the rate of the schedule that was saved. With another number of epochs it is not that of now.
-    for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * schedule.scheduler.lr_lambdas[0](schedule.scheduler.last_epoch)
-    return int(folder.name.removeprefix("epoch_")) + 1
-
-
 def train(args):
     accelerator = Accelerator(
         # Without this, Hugging Face's Accelerator starts no group of processes on CPUs, and each of them trains alone.
         cpu=not torch.cuda.is_available(),
         dataloader_config=DataLoaderConfiguration(
-            # The batch of a loader is the global one. Without this, `schedule.step()` makes a step for each process.
-            split_batches=True,
+            split_batches=True,  # the batch of a loader is the global one
             use_seedable_sampler=True,  # the order of an epoch is a function of data_seed and its number
             data_seed=args.seed,
             non_blocking=True,
@@ -138,10 +130,7 @@ def train(args):
     set_seed(args.seed)
     model = build_network(args, train_set)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    schedule = cosine_schedule(optimizer, args.epochs * len(train_loader))
-    model, optimizer, schedule, train_loader, val_loader = accelerator.prepare(
-        model, optimizer, schedule, train_loader, val_loader
-    )
+    model, optimizer, train_loader, val_loader = accelerator.prepare(model, optimizer, train_loader, val_loader)
     if accelerator.is_main_process and args.checkpoint:  # fail before the training, not after an epoch
         Path(args.checkpoint).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=args.checkpoint).close()
@@ -149,7 +138,10 @@ def train(args):
     found = [newest_checkpoint(args.checkpoint)]
     broadcast_object_list(found)  # rank 0 has looked, so all ranks resume or none does
     if found[0]:
-        first_epoch = load(accelerator, found[0], optimizer, schedule)
+        accelerator.load_state(found[0])
+        first_epoch = int(found[0].name.removeprefix("epoch_")) + 1
+    # It follows from the number of steps. It is not prepared, because there is nothing of it to be saved.
+    schedule = cosine_schedule(optimizer, args.epochs * len(train_loader), first_epoch * len(train_loader))
 
     for epoch in range(first_epoch, args.epochs):
         train_loader.set_epoch(epoch)  # another order for each epoch

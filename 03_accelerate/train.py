@@ -58,7 +58,7 @@ def train(args):
     model, optimizer, train_loader, test_loader = accelerator.prepare(model, optimizer, train_loader, test_loader)
     set_seed(args.seed, device_specific=True)  # for dropout: each rank draws its own random numbers
 
-    with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints the result once
+    with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints what is reported
         for epoch in range(args.epochs):
             train_loader.set_epoch(epoch)  # another order for each epoch
             train_loss = torch.zeros((), dtype=torch.float64, device=device)

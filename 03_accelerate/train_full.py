@@ -30,74 +30,53 @@ class Progress:
     """The place that the training has come to. Checkpoints hold it beside weights, optimizer and random numbers.
 
     Attributes:
-        steps_per_epoch: optimizer steps of a whole epoch.
-        epoch: the number of the epoch under way, counted from 0.
-        steps_done: optimizer steps of this epoch.
-        loss_sum: the losses of these steps, added up on the device.
+        step: the number of optimizer steps so far.
+        loss_sum: the losses of the steps of this epoch, added up on the device.
     """
 
-    def __init__(self, steps_per_epoch, device):
-        self.steps_per_epoch = steps_per_epoch
-        self.epoch = 0
-        self.steps_done = 0
+    def __init__(self, device):
+        self.step = 0
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
 
-    @property
-    def global_step(self):
-        return self.steps_per_epoch * self.epoch + self.steps_done
-
     def average_loss(self, accelerator):
-        """Replace each rank's sum by the mean of all sums. Each rank may continue it, and this may be done again."""
+        """Replace each rank's sum by the mean of all ranks' sums, to which each rank then adds its further losses."""
         self.loss_sum = accelerator.reduce(self.loss_sum, reduction="mean")
 
-    def begin_next_epoch(self):
-        self.epoch += 1
-        self.steps_done = 0
-        self.loss_sum.zero_()
-
     def state_dict(self):
-        return {"epoch": self.epoch, "steps_done": self.steps_done, "loss_sum": self.loss_sum.item()}
+        return {"step": self.step, "loss_sum": self.loss_sum.item()}
 
     def load_state_dict(self, state):
-        self.epoch = state["epoch"]
-        self.steps_done = state["steps_done"]
+        self.step = state["step"]
         self.loss_sum.fill_(state["loss_sum"])
 
 
-def resume(accelerator, args, progress):
-    accelerator.load_state()  # takes the newest checkpoint that is whole
-    refuse_longer_training(args.epochs, progress.global_step, progress.steps_per_epoch)
-    if accelerator.is_main_process:  # accelerator.print would print on each machine
-        print(f"{args.level}: resumed at step {progress.global_step}")
-
-
 def save(accelerator, model, progress):
-    refuse_not_finite(model, progress.global_step)
+    refuse_not_finite(model, progress.step)
     progress.average_loss(accelerator)  # a checkpoint holds one sum for all ranks
-    # The number in the checkpoint's name. Accelerate takes it from nowhere else.
-    accelerator.project_configuration.iteration = progress.global_step
+    # The number in the checkpoint's name. `save_state` has no argument for it: Accelerate's scripts set it like this.
+    accelerator.project_configuration.iteration = progress.step
     # By default common.accelerator waits for nobody: rank 0 alone may call it. Here all ranks call it, so that rank 0
     # writes last and a full disk raises an error on all of them. Accelerate ignores the argument.
     accelerator.save_state(all_ranks=True)
     if accelerator.is_main_process:
-        print(f"saved at step {progress.global_step}")
+        print(f"saved at step {progress.step}")
 
 
 def save_or_stop(accelerator, model, progress, schedule, signals):
-    decision = schedule.decide(progress.global_step)
+    decision = schedule.decide(progress.step)
     if decision.save:
         save(accelerator, model, progress)
     if decision.stop:
-        stop_run(progress.global_step, signals)
+        stop_run(progress.step, signals)
 
 
-def rest_of_epoch(accelerator, loader, progress):
-    """The micro-batches of the steps that are left of the epoch."""
-    batches_done = progress.steps_done * accelerator.gradient_accumulation_steps
-    if batches_done > 0:  # the checkpoint was made within this epoch
-        loader = accelerator.skip_first_batches(loader, batches_done)
+def remaining_micro_batches(accelerator, loader, steps_done, steps_per_epoch):
+    """The micro-batches of the steps of an epoch that are left after `steps_done`."""
+    per_step = accelerator.gradient_accumulation_steps
+    if steps_done > 0:  # the checkpoint was made within this epoch
+        loader = accelerator.skip_first_batches(loader, steps_done * per_step)
     # An epoch may end with micro-batches that are too few for a step. The Accelerator would make a step of them.
-    return islice(loader, (progress.steps_per_epoch - progress.steps_done) * accelerator.gradient_accumulation_steps)
+    return islice(loader, (steps_per_epoch - steps_done) * per_step)
 
 
 @torch.no_grad()
@@ -141,18 +120,24 @@ def train(args):
 
     saves = bool(args.checkpoint_dir)
     resumes = saves and has_checkpoint(args.checkpoint_dir, "checkpoints/checkpoint_*")
-    progress = Progress(len(train_set) // args.batch_size, device)
+    progress = Progress(device)
     accelerator.register_for_checkpointing(progress, SameTraining(args.batch_size, train_set))
+    steps_per_epoch = len(train_set) // args.batch_size
     if resumes:
-        resume(accelerator, args, progress)
+        accelerator.load_state()  # takes the newest checkpoint that is whole
+        refuse_longer_training(args.epochs, progress.step, steps_per_epoch)
+        if accelerator.is_main_process:  # accelerator.print would print on each machine
+            print(f"{args.level}: resumed at step {progress.step}")
+    # A checkpoint of an epoch's last step was made before the evaluation, so the run goes on with this epoch.
+    first_epoch = max(progress.step - 1, 0) // steps_per_epoch
 
     with caught_signals(enabled=saves) as signals, measured(args, model, train_set, test_set, resumes) as report:
-        total_steps = progress.steps_per_epoch * args.epochs
-        schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, device)
-        for epoch in range(progress.epoch, args.epochs):
+        schedule = CheckpointSchedule(args.checkpoint_every, steps_per_epoch * args.epochs, signals, device)
+        for epoch in range(first_epoch, args.epochs):
             train_loader.set_epoch(epoch)  # another order for each epoch
             model.train()
-            for images, targets in rest_of_epoch(accelerator, train_loader, progress):
+            steps_done = progress.step - epoch * steps_per_epoch
+            for images, targets in remaining_micro_batches(accelerator, train_loader, steps_done, steps_per_epoch):
                 with accelerator.accumulate(model):  # averages gradients at the last micro-batch of a step only
                     loss = F.nll_loss(model(images), targets)
                     accelerator.backward(loss)  # divided by the number of micro-batches, scaled under fp16
@@ -160,14 +145,14 @@ def train(args):
                     optimizer.zero_grad()
                 progress.loss_sum += loss.detach() / args.gradient_accumulation_steps
                 if accelerator.sync_gradients:  # the step is complete
-                    progress.steps_done += 1
+                    progress.step += 1
                     if saves:
                         save_or_stop(accelerator, model, progress, schedule, signals)
 
             progress.average_loss(accelerator)
-            train_loss = progress.loss_sum.item() / progress.steps_per_epoch
-            result = report(train_loss, *evaluate(accelerator, model, test_loader), steps=progress.global_step)
-            progress.begin_next_epoch()
+            train_loss = progress.loss_sum.item() / steps_per_epoch
+            progress.loss_sum.zero_()
+            result = report(train_loss, *evaluate(accelerator, model, test_loader), steps=progress.step)
     accelerator.end_training()
     return result
 

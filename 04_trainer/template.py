@@ -35,8 +35,8 @@ class Images(ImageFolder):
         self.epoch = 0  # NextEpoch counts it
 
     def __getitem__(self, index):
-        # Each image of each epoch has a seed of its own, so its crop is the same whichever process or worker reads it.
-        with torch.random.fork_rng(devices=[]):  # afterwards the generator, which dropout uses too, is as it was before
+        # Each image has a seed of its own in each epoch, so its crop does not depend on the process that reads it.
+        with torch.random.fork_rng(devices=[]):  # the seed is for this block: dropout draws from the same generator
             torch.default_generator.manual_seed(self.seed + self.epoch * len(self) + index)
             image, label = super().__getitem__(index)
         return (image,), label
@@ -100,9 +100,10 @@ class NextEpoch(TrainerCallback):
         train_dataloader.dataset.epoch = round(state.epoch)
 
 
-class RateOfNow(TrainerCallback):
+class RateOfSchedule(TrainerCallback):
+    """Gives the optimizer of a resumed run the rate of its own schedule: the saved one may have had fewer epochs."""
+
     def on_train_begin(self, args, state, control, optimizer, lr_scheduler, **kwargs):
-        # The optimizer brings the rate of the saved schedule. With another number of epochs it is not that of now.
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * lr_scheduler.lr_lambdas[0](lr_scheduler.last_epoch)
 
@@ -157,7 +158,7 @@ def train(args):
         eval_dataset=val_set,
         compute_metrics=mean_score,
         optimizers=(optimizer, schedule),
-        callbacks=[NextEpoch, RateOfNow],
+        callbacks=[NextEpoch, RateOfSchedule],
     )
     if trainer.is_world_process_zero() and args.checkpoint:  # fail before the training, not after an epoch
         tempfile.TemporaryFile(dir=args.checkpoint).close()

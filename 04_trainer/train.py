@@ -70,7 +70,7 @@ def train(args):
     )  # by default it makes an AdamW without weight decay
     torch.manual_seed(args.seed + process.process_index)  # by default all processes drop the same units out
 
-    with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints the result once
+    with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints what is reported
         trainer.train()
         last = {}
         for entry in trainer.state.log_history:  # later values replace earlier ones

@@ -120,14 +120,14 @@ def train(args):
     saves = bool(args.checkpoint_dir)
     resumes = saves and has_checkpoint(args.checkpoint_dir, "checkpoint-*")
     with caught_signals(enabled=saves) as signals, measured(args, model, train_set, test_set, resumes) as report:
+        total_steps = len(train_set) // args.batch_size * args.epochs
+        schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, trainer.accelerator.device)
+        scheduled_saves = ScheduledSaves(schedule)
         if saves:
-            total_steps = len(train_set) // args.batch_size * args.epochs
-            schedule = CheckpointSchedule(args.checkpoint_every, total_steps, signals, trainer.accelerator.device)
-            scheduled_saves = ScheduledSaves(schedule)
             trainer.add_callback(scheduled_saves)
         trainer.train(resume_from_checkpoint=resumes)
         steps = trainer.state.global_step
-        if saves and scheduled_saves.stops:
+        if scheduled_saves.stops:
             stop_run(steps, signals)
         last = {}  # the newest value of each name: the log has the loss and the evaluation in entries of their own
         for entry in trainer.state.log_history:

@@ -1,4 +1,4 @@
-"""The block in which a training is measured: it attaches the clock, and prints and writes the result at its end."""
+"""The block in which a training is measured: it attaches the clock, prints each result, and writes the last one."""
 
 import contextlib
 import math
@@ -26,8 +26,8 @@ def measured(
 ) -> Iterator[Callable]:
     """Measure the training in the block, which calls `report` after each evaluation. All processes enter it.
 
-    Rank 0 prints the plan before the training, draws a bar on a terminal, and at the end prints the result and writes
-    it and the weights to the files of `--json` and `--save`. The block has to call `report` at least once.
+    Rank 0 prints the plan before the training and the result at each `report`, and draws a bar on a terminal. In the
+    end it writes the last result and the weights to the files of `--json` and `--save`. The block has to call `report`.
 
     Args:
         args: of `prepare_process`.
@@ -59,7 +59,6 @@ def measured(
         yield measurement.report
     weights = whole_weights(network) if args.save else {}
     if is_main:
-        print(" | ".join(result_parts(measurement.result)), flush=True)
         write_files(args, measurement.result, weights)
 
 
@@ -108,6 +107,9 @@ class _Measurement:
             "peak_memory_bytes": peaks,
             "memory_source": "measured" if peaks else None,
         }
+        if get_rank() == 0:
+            self.clock.bar.clear()
+            print(" | ".join(result_parts(self.result)), flush=True)
         return self.result
 
 

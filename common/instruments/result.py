@@ -63,7 +63,7 @@ def result_parts(result: dict[str, Any]) -> list[str]:
     """The parts of the line after a training: its accuracy, its losses, its speed and its steps."""
     speed = f"{result['images_per_sec']:.0f} images/s"
     if not result["images_per_sec"]:
-        speed = "nothing was left to train"
+        speed = "no step so far in this run"
     return [
         f"{result['level']}: {result['dataset']} accuracy {result['accuracy']:.2%} of {result['evaluated']}",
         f"loss {result['loss']:.4f}, eval loss {result['eval_loss']:.4f}",

@@ -1,18 +1,14 @@
-"""From samples to batches, and from batches to a model: collating, unused columns, labels, outputs."""
+"""From samples to batches, and from batches to a model: collating, unused columns, labels, predictions."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from common.accelerator.logging import get_logger
 from common.nested import leaves, map_nested
 from common.trainer.signatures import model_inside, parameters
-
-logger = get_logger(__name__)
 
 # The keys of a sample's label, for the default collator, and of a batch's labels.
 LABEL = "label"
@@ -104,16 +100,6 @@ def split_labels(batch: Any) -> tuple[Any, Any]:
     return batch, None
 
 
-def count_labels(batch: Any, shifted: bool = False) -> Tensor | None:
-    """The number of labels other than -100 in a batch, or None. If `shifted`, the first of each row does not count."""
-    _, labels = split_labels(batch)
-    if labels is not None and isinstance(batch, Mapping) and "shift_labels" in batch:
-        labels = batch["shift_labels"]  # some collators of language models make them
-    elif shifted and isinstance(labels, Tensor):
-        labels = labels[..., 1:]
-    return labels.ne(-100).sum() if isinstance(labels, Tensor) else None
-
-
 def first_samples(batch: Any, rows: int, count: int) -> Any:
     """The first `count` samples of a batch of `rows`. A tensor or list of another length stays as it is."""
 
@@ -136,59 +122,6 @@ def call_model(model: nn.Module, batch: Any, **more: Any) -> Any:
     if isinstance(batch, tuple | list):
         return model(*batch, **more)
     return model(batch, **more)
-
-
-class UseDetector(TorchFunctionMode):
-    """A block in which `is_used` becomes True as soon as anything is computed with a tensor, or read from it."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        super().__init__()
-        self.tensor = tensor
-        self.is_used = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        is_argument = any(leaf is self.tensor for leaf in leaves((args, kwargs or {})))
-        if is_argument and func.__name__ != "__get__":  # reading its device, or another attribute, is no use
-            self.is_used = True
-        return func(*args, **(kwargs or {}))
-
-
-def call_and_check_use(model: nn.Module, batch: Any, num_items: Tensor, factor: int) -> Any:
-    """The outputs of a model that is given the count `num_items`, with a warning if it does not use it.
-
-    A `**kwargs` in the signature does not tell whether the model divides its loss by the count. If it does not, the
-    loss is a mean that nobody divides: it is too large by `factor`, and no error shows it.
-    """
-    with UseDetector(num_items) as detector:
-        outputs = call_model(model, batch, num_items_in_batch=num_items)
-    if not detector.is_used:
-        logger.warning_once(
-            f"the model takes num_items_in_batch, in its **kwargs, and does not use it: its loss is {factor} "
-            "times too large, and gradients are too. Set accepts_loss_kwargs = False on the model"
-        )
-    return outputs
-
-
-class LossScale(NamedTuple):
-    """The factors of a micro-batch's loss."""
-
-    multiplier: int  # `compute_loss` multiplies by it
-    divisor: int  # `training_step` divides by it
-
-
-def get_loss(outputs: Any) -> Tensor:
-    """The loss among a model's outputs: under "loss" in a dict or an object, first in a tuple, or a bare scalar."""
-    if isinstance(outputs, Tensor):
-        loss = outputs if outputs.dim() == 0 else None
-    elif isinstance(outputs, tuple | list):
-        loss = outputs[0]
-    elif isinstance(outputs, Mapping):
-        loss = outputs.get("loss")
-    else:
-        loss = getattr(outputs, "loss", None)
-    if loss is None:
-        raise ValueError("the model returned no loss: let it, pass compute_loss_func, or override compute_loss")
-    return loss
 
 
 def get_logits(outputs: Any, ignore_keys: list[str], holds_loss: bool) -> Any:

@@ -119,15 +119,19 @@ def gather_batches(own: list[BatchResult]) -> list[BatchResult]:
 
 
 def mean_loss(batches: list[BatchResult], batch_size: int, filter_not_finite: bool) -> float | None:
-    """The mean of the samples' losses, each of which is the mean loss of its batch; None without losses."""
+    """The mean loss over all samples, to each of which its batch's mean loss is ascribed; None if there is no loss.
+
+    Batches of 3 samples and of 1, with the mean losses 0.5 and 0.9, give (0.5 + 0.5 + 0.5 + 0.9) / 4 = 0.6. With
+    `filter_not_finite`, samples whose loss is NaN or infinite are left out, unless there are no others.
+    """
     batches = [batch for batch in batches if batch.loss is not None]
     if not batches:
         return None
     counts = [batch.rows.num_real for batch in batches]
-    # To round as `transformers` does, the mean is taken over as many numbers: where all batches are equally large, it
-    # counts each loss `batch_size` times, also if they are smaller.
     has_short_step = any(batch.rows.in_short_step for batch in batches)
     if not has_short_step and len(set(counts)) == 1:
+        # Batches of one size may be counted any number of times, but this number decides how the mean is rounded.
+        # `transformers` counts each of them `batch_size` times, even if they are smaller.
         counts = [batch_size] * len(batches)
     losses = np.repeat([batch.loss.mean() for batch in batches], counts)
     finite = np.isfinite(losses)
@@ -136,28 +140,28 @@ def mean_loss(batches: list[BatchResult], batch_size: int, filter_not_finite: bo
     return losses.mean().item()
 
 
-def concatenate(parts: list, batches: list[BatchResult]) -> Any:
-    """The logits or labels of each batch joined along their first dimension, and filled up along the others.
+def concatenate(parts: list, rows: list[BatchRows]) -> Any:
+    """The logits or labels of the batches, `parts`, joined along their first dimension, and filled up along the others.
 
     Lists with an entry for each sample, such as the boxes in an image, become one list with an entry for each sample.
     """
-    if not batches or parts[0] is None:
+    if not parts or parts[0] is None:
         return None
     first = parts[0]
     if isinstance(first, Mapping):
-        return {key: concatenate([part[key] for part in parts], batches) for key in first}
-    if isinstance(first, tuple | list) and not _are_entries(parts, batches):
-        joined = [concatenate(list(outputs), batches) for outputs in zip(*parts, strict=True)]
+        return {key: concatenate([part[key] for part in parts], rows) for key in first}
+    if isinstance(first, tuple | list) and not _are_entries(parts, rows):
+        joined = [concatenate(list(outputs), rows) for outputs in zip(*parts, strict=True)]
         return honor_type(first, joined)
     if isinstance(first, list):
-        parts = [batch.rows.real_part(part) for part, batch in zip(parts, batches, strict=True)]
+        parts = [of_batch.real_part(part) for part, of_batch in zip(parts, rows, strict=True)]
         return list(chain(*parts))
-    arrays = [batch.rows.real_part(np.atleast_1d(part)) for part, batch in zip(parts, batches, strict=True)]
+    arrays = [of_batch.real_part(np.atleast_1d(part)) for part, of_batch in zip(parts, rows, strict=True)]
     longest = np.max([array.shape for array in arrays], axis=0)[1:]
     return np.concatenate([_filled_up(array, (len(array), *longest)) for array in arrays])
 
 
-def _are_entries(parts: list, batches: list[BatchResult]) -> bool:
+def _are_entries(parts: list, rows: list[BatchRows]) -> bool:
     """True for lists with an entry for each sample; False for several outputs, each with a row for each sample.
 
     Two batches of 2 samples, as shapes of arrays:
@@ -166,12 +170,11 @@ def _are_entries(parts: list, batches: list[BatchResult]) -> bool:
         [(2, 10), (2, 7)], [(2, 10), (2, 7)]    two outputs
     """
     found_entry = False
-    for part, batch in zip(parts, batches, strict=True):
-        rows = batch.rows.num_rows
-        if isinstance(part, tuple) or len(part) != rows:
+    for part, of_batch in zip(parts, rows, strict=True):
+        if isinstance(part, tuple) or len(part) != of_batch.num_rows:
             return False
         for item in part:
-            may_be_output = isinstance(item, np.ndarray) and item.shape[:1] == (rows,)
+            may_be_output = isinstance(item, np.ndarray) and item.shape[:1] == (of_batch.num_rows,)
             found_entry = found_entry or not may_be_output
     return found_entry
 

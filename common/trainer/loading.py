@@ -63,13 +63,8 @@ def samples_per_batch(loader: Any, num_processes: int) -> int:
 
 def read_batches(loader: Any, accelerator: Accelerator) -> Iterator[Any]:
     """The batches of any loader, on the device."""
-    # On several CPU ranks `transformers` copies each batch, because a rank's device is "cpu:0" there. The copy begins
-    # at an aligned address, and a product over it may be rounded in another way: for its bits, batches are copied here.
-    is_copied = accelerator.num_processes > 1 and accelerator.device.type == "cpu"
     for batch in loader:
-        if not is_prepared(loader):
-            batch = utils.send_to_device(batch, accelerator.device)
-        yield utils.recursively_apply(torch.clone, batch) if is_copied else batch
+        yield batch if is_prepared(loader) else utils.send_to_device(batch, accelerator.device)
 
 
 class SkippedBatches(NamedTuple):

@@ -61,19 +61,16 @@ class Plan:
         """True if an optimizer step follows the last of so many batches of an epoch."""
         return batches_done % self.accumulation == 0 or batches_done == self.batches_per_epoch
 
-    def resume(self, saved: TrainingPosition, order_settings: dict[str, Any], steps: int) -> TrainingPosition:
-        """The place to go on from, after a run with `order_settings` that has stopped at `saved` after so many steps.
+    def start_of_step(self, position: TrainingPosition) -> TrainingPosition:
+        """The same position or, within a step, the position at which the step began."""
+        if self.ends_step(position.batches):
+            return position
+        return replace(position, batches=position.batches - position.batches % self.accumulation)
 
-        With the same settings that is the same place, or the start of its step if that is not complete. With others it
-        is the place after as many steps, where all epochs are taken for whole ones, as in `transformers`.
-        """
-        if order_settings == self.order_settings:
-            if self.ends_step(saved.batches):
-                return saved
-            batches_of_incomplete_step = saved.batches % self.accumulation
-            return replace(saved, batches=saved.batches - batches_of_incomplete_step)
+    def position_after(self, steps: int, epoch_ended: bool) -> TrainingPosition:
+        """The position after so many steps, if all epochs are whole ones, as `transformers` takes them to be."""
         epoch, steps_in_epoch = divmod(steps, self.steps_per_epoch)
-        return replace(saved, epoch=epoch, batches=steps_in_epoch * self.accumulation)
+        return TrainingPosition(epoch, steps_in_epoch * self.accumulation, epoch_ended)
 
 
 def make_plan(args: TrainingArguments, loader: Any, num_processes: int) -> Plan:

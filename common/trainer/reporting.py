@@ -45,8 +45,8 @@ def _shortened(value: Any) -> str:
 def metrics_lines(split: str, metrics: dict[str, Any]) -> str:
     """Metrics in aligned lines, as the original prints them: times as hours, minutes and seconds, four decimals."""
     shown = {name: _readable(name, metrics[name]) for name in sorted(metrics)}
-    name_width = max(map(len, shown), default=0)
-    value_width = max(map(len, shown.values()), default=0)
+    name_width = max(map(len, shown))
+    value_width = max(map(len, shown.values()))
     lines = [f"***** {split} metrics *****"]
     lines += [f"  {name:<{name_width}} = {value:>{value_width}}" for name, value in shown.items()]
     return "\n".join(lines)

@@ -1,10 +1,8 @@
 """Trainer: the training loop that is otherwise written by hand, with logging, evaluation and checkpoints in it.
 
-Read it from the top: the state of a Trainer; `train` with its preparations, its epochs, windows, micro-batches and
-optimizer steps; the work after a step, an epoch and a training; checkpoints; evaluation; loaders, optimizer and
-scheduler; callbacks and files. A window consists of the micro-batches whose gradients are added up for one optimizer
-step. Sums, draws and events come in the order that they have in `transformers`, so that a training ends with the same
-bits.
+Read it from the top; `train` goes through epochs, windows and micro-batches. A window consists of the micro-batches
+whose gradients are added up for one optimizer step. Sums, draws and events come in the order that they have in
+`transformers`, so that a training ends with the same bits.
 """
 
 import json
@@ -30,7 +28,7 @@ from common.accelerator.state import AcceleratorState
 from common.accelerator.utils.random import get_random_states, set_random_states
 from common.files import write_atomically
 from common.trainer import batches, checkpoint, evaluation, loading, optimization, pretrained, reporting, signatures
-from common.trainer.batches import LossScale
+from common.trainer.losses import call_and_check_use, count_labels, get_loss
 from common.trainer.progress import LossLog, Plan, TrainingPosition, make_plan
 from common.trainer.trainer_callback import CallbackHandler, DefaultFlowCallback, TrainerControl, TrainerState, as_json
 from common.trainer.training_args import TrainingArguments, resolve_steps
@@ -63,7 +61,7 @@ class Trainer:
 
     Attributes:
         loss_is_scaled_for_ga: for subclasses whose `compute_loss` returns its share of the step's loss (True) or the
-            mean over its micro-batch (False); `_loss_scale` says which by default.
+            mean over its micro-batch (False). By default that depends on the model, as `losses.py` says.
     """
 
     loss_is_scaled_for_ga: bool | None = None
@@ -170,14 +168,14 @@ class Trainer:
 
         self.model_wrapped.zero_grad()
         self.call_event("on_train_begin")
-        # A run that is resumed at its end makes no further step. A new run makes one, as in `transformers`, even if a
-        # callback stopped it in on_train_begin.
         is_over = self.control.should_training_stop or first_step >= self.state.max_steps
-        if is_over and first_step > 0:
+        if folder is not None and is_over:
+            # No step is left, but the run may have been killed before it evaluated and saved at the end of its epoch.
             self.control.should_training_stop = True
             if not self.position.epoch_ended:
                 self._end_epoch()
         else:
+            # As in `transformers`, a new run makes a step even if a callback has stopped it in on_train_begin.
             while self.position.epoch < self.plan.num_epochs:
                 self._train_epoch(skipped)
                 skipped = None
@@ -271,7 +269,6 @@ class Trainer:
         """Train on each micro-batch of a window, and make an optimizer step, unless a callback stops it before."""
         accelerator = self.accelerator
         num_items = self._count_items(window)
-        # `training_step` divides by it: every micro-batch weighs the same, however many samples it has.
         self.current_gradient_accumulation_steps = len(window)
         ends_in_step = self.plan.ends_step(self.position.batches + len(window))
         self.call_event("on_step_begin")
@@ -302,9 +299,11 @@ class Trainer:
         self._set_optimizer_mode("train")
         inputs = self._prepare_inputs(inputs)
         loss = self._call_compute_loss(model, inputs, num_items_in_batch)
-        divisor = self._loss_scale(num_items_in_batch).divisor
-        if divisor > 1:
-            loss = loss / divisor
+        is_part_of_step = self.loss_is_scaled_for_ga
+        if is_part_of_step is None:
+            is_part_of_step = self.compute_loss_func is not None or self._is_share(num_items_in_batch)
+        if not is_part_of_step:
+            loss = loss / self.current_gradient_accumulation_steps
         self.accelerator.backward(loss)
         return loss.detach()
 
@@ -317,55 +316,35 @@ class Trainer:
     ) -> Any:
         """The scalar loss of a batch, or (loss, outputs).
 
-        An override returns what the table of `_loss_scale` says: a mean over the batch or, for a model that has a
-        `**kwargs`, the sum of its losses / `num_items_in_batch`, times the number of ranks. It may leave the argument
-        `num_items_in_batch` out, which is None unless the model has a `**kwargs` or there is a `compute_loss_func`.
+        An override returns a mean over the batch or, for a model that has a `**kwargs`, the sum of its losses /
+        `num_items_in_batch`, times the number of ranks: see `losses.py`. It may leave the argument `num_items_in_batch`
+        out, which is None unless the model has a `**kwargs` or there is a `compute_loss_func`.
         """
-        labels = None
         if self.compute_loss_func is not None:
             inputs, labels = batches.split_labels(inputs)
-        outputs = self._call_model(model, inputs, num_items_in_batch)
-        if self.compute_loss_func is None:
-            loss = batches.get_loss(outputs)
-        else:
+            outputs = self._call_model(model, inputs, num_items_in_batch)
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
-        multiplier = self._loss_scale(num_items_in_batch).multiplier
-        if multiplier > 1:
-            loss = loss * multiplier
+        else:
+            outputs = self._call_model(model, inputs, num_items_in_batch)
+            loss = get_loss(outputs)
+        if self._is_share(num_items_in_batch):
+            loss = loss * self.accelerator.num_processes  # DDP will divide the gradients by it
         return (loss, outputs) if return_outputs else loss
 
-    def _loss_scale(self, num_items: Tensor | None) -> LossScale:
-        """The factors by which the losses of all micro-batches, on all ranks, become that of the step.
-
-        | origin of the loss | the loss | `compute_loss` multiplies by | `training_step` divides by |
-        |---|---|---|---|
-        | `compute_loss_func`, or a model with a `**kwargs` | sum / `num_items` | the number of ranks | 1 |
-        | any other model, or such a model without labels | a mean | 1 | the number of micro-batches |
-        | `compute_loss_func` without labels | its own | 1 | 1 |
-
-        `num_items` counts the labels of all ranks, and DDP averages gradients over the ranks: hence the multiplication.
-        An override of `compute_loss` is in the row of its model, unless its class sets `loss_is_scaled_for_ga`.
-        """
-        has_function = self.compute_loss_func is not None
-        # An override may pass a count to a model that does not take it: such a model's loss is a mean.
-        is_divided_by_count = num_items is not None and (has_function or self.model_accepts_loss_kwargs)
-        is_share = self.loss_is_scaled_for_ga
-        if is_share is None:
-            is_share = has_function or is_divided_by_count
-        return LossScale(
-            multiplier=self.accelerator.num_processes if is_divided_by_count else 1,
-            divisor=1 if is_share else self.current_gradient_accumulation_steps,
-        )
+    def _is_share(self, num_items: Tensor | None) -> bool:
+        """True for a loss that is a sum / `num_items`, False for a mean over the batch: see `losses.py`."""
+        # An override may pass the number to a model that does not take it: such a model returns a mean.
+        takes_number = self.compute_loss_func is not None or self.model_accepts_loss_kwargs
+        return num_items is not None and takes_number
 
     def _call_model(self, model: nn.Module, inputs: Any, num_items: Tensor | None) -> Any:
-        """The outputs of a model, which is given the count of items if it takes it; the first step checks the use."""
+        """The outputs of a model, which is given `num_items` if it takes it; the first step checks that it uses it."""
         if num_items is None or not self.model_accepts_loss_kwargs:
             return batches.call_model(model, inputs)
-        factor = self.accelerator.num_processes * self.current_gradient_accumulation_steps
-        is_checked = factor > 1 and model.training and self.state.global_step == 0 and self.compute_loss_func is None
-        # A compiled model is not checked: torch would compile it for the checked call, and again for all others.
-        if is_checked and not any(map(utils.is_compiled_module, model.modules())):
-            return batches.call_and_check_use(model, inputs, num_items, factor)
+        is_first_step = model.training and self.state.global_step == 0
+        if is_first_step and self.compute_loss_func is None:
+            parts_of_step = self.accelerator.num_processes * self.current_gradient_accumulation_steps
+            return call_and_check_use(model, inputs, num_items, parts_of_step)
         return batches.call_model(model, inputs, num_items_in_batch=num_items)
 
     def _call_compute_loss(self, model: nn.Module, inputs: Any, num_items: Tensor | None, **options: Any) -> Any:
@@ -382,7 +361,7 @@ class Trainer:
             return None
         total = torch.zeros((), dtype=torch.int64, device=self.accelerator.device)
         for batch in window:
-            count = batches.count_labels(batch, self._loss_shifts_labels)
+            count = count_labels(batch, self._loss_shifts_labels)
             if count is None:
                 return None
             total += count.to(total.device)
@@ -392,6 +371,10 @@ class Trainer:
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """A batch for the model; an override may change it."""
+        if self.accelerator.num_processes > 1 and self.accelerator.device.type == "cpu":
+            # `transformers` copies it too, to the device "cpu:0". A copy begins at an aligned address; a product over a
+            # part of a larger batch, which begins anywhere, may be rounded in another way.
+            return utils.recursively_apply(torch.clone, inputs)
         return inputs
 
     def _set_optimizer_mode(self, mode: str) -> None:
@@ -517,26 +500,10 @@ class Trainer:
         state = self.state
         folder = checkpoint.checkpoint_folder(self.args.output_dir, state.global_step)
         self.saved_steps.append(state.global_step)
-        if state.best_global_step in self.saved_steps:  # another run's folder of that step is not the best model
-            best = checkpoint.checkpoint_folder(self.args.output_dir, state.best_global_step)
-            if best == folder or best.exists():  # it may lie elsewhere, if the run was resumed from another folder
-                state.best_model_checkpoint = str(best)
-        state.stateful_callbacks = self.callback_handler.states()
-        # Nothing here reads it back. It is for programs that read the file of `transformers`.
-        state.stateful_callbacks["TrainerControl"] = {"args": asdict(self.control), "attributes": {}}
-
-        position = self.position
-        if self.control.should_epoch_stop and not position.epoch_ended:
-            # A callback cuts the epoch short: nothing of it is left to train on.
-            position = replace(position, batches=self.plan.batches_per_epoch)
-        progress = {
-            "position": asdict(position),
-            "order": self.plan.order_settings,
-            "loss_log": self.loss_log.state_dict(self.accelerator),
-            "saved_steps": self.saved_steps,
-        }
+        self._note_best_checkpoint(folder)
+        state.stateful_callbacks = self.callback_handler.states(self.control)
         # The hook is called before the manifest is written, so that the manifest lists the Trainer's files too.
-        with self.accelerator.register_save_state_pre_hook(partial(self._write_own_files, progress)):
+        with self.accelerator.register_save_state_pre_hook(partial(self._write_own_files, self._progress())):
             self.accelerator.save_state(folder, all_ranks=True)
         limit = self.args.save_total_limit
         if limit is not None:
@@ -544,14 +511,36 @@ class Trainer:
             delete_oldest = partial(checkpoint.delete_oldest, self.args.output_dir, self.saved_steps, kept, limit)
             run_on_all_ranks(delete_oldest, self.is_world_process_zero())
 
+    def _note_best_checkpoint(self, newest: Path) -> None:
+        """Note this run's checkpoint of its best step, if there is one; the folder `newest` is about to be written."""
+        state = self.state
+        if state.best_global_step not in self.saved_steps:  # a folder of that name is another run's
+            return
+        best = checkpoint.checkpoint_folder(self.args.output_dir, state.best_global_step)
+        if best == newest or best.exists():  # else it lies where the run was resumed from
+            state.best_model_checkpoint = str(best)
+
+    def _progress(self) -> dict[str, Any]:
+        """The state of the training that `_load_checkpoint` reads, as JSON. All ranks must call this."""
+        position = self.position
+        if self.control.should_epoch_stop and not position.epoch_ended:
+            # A callback cuts the epoch short: nothing of it is left to train on.
+            position = replace(position, batches=self.plan.batches_per_epoch)
+        return {
+            "position": asdict(position),
+            "order": self.plan.order_settings,
+            "loss_log": self.loss_log.state_dict(self.accelerator),
+            "saved_steps": self.saved_steps,
+        }
+
     def _write_own_files(self, progress: dict[str, Any], models: list, weights: list[dict], draft: str) -> None:
         """Write the files of a checkpoint that are not the accelerator's into the folder `draft`.
 
         The accelerator then writes the weights, which a resumed run loads, into `model.safetensors`. If an override of
         `save_model` or `_save` has written a file of that name, this replaces it.
         """
-        own = type(self)
-        if own.save_model is not Trainer.save_model or own._save is not Trainer._save:
+        this_class = type(self)
+        if this_class.save_model is not Trainer.save_model or this_class._save is not Trainer._save:
             self.save_model(draft, _internal_call=True)
         elif self.is_world_process_zero():
             # The accelerator writes the weights, so `save_pretrained` gets none and writes the configuration only. But
@@ -581,9 +570,12 @@ class Trainer:
         self.saved_steps = progress["saved_steps"]
 
         saved_position = TrainingPosition(**progress["position"])
-        self.position = self.plan.resume(saved_position, progress["order"], saved.global_step)
-        is_same_place = self.position == saved_position and progress["order"] == self.plan.order_settings
-        loader_goes_on = is_same_place and loading.is_prepared(self.train_dataloader)
+        if progress["order"] == self.plan.order_settings:
+            self.position = self.plan.start_of_step(saved_position)
+            loader_goes_on = self.position == saved_position and loading.is_prepared(self.train_dataloader)
+        else:
+            self.position = self.plan.position_after(saved.global_step, saved_position.epoch_ended)
+            loader_goes_on = False
         device = self.accelerator.device
         states_of_start = get_random_states(device)
         self.accelerator.load_state(folder, with_loaders=loader_goes_on)
@@ -624,7 +616,8 @@ class Trainer:
         loader = self.get_eval_dataloader(eval_dataset)
         # `transformers` passes None here, and not False. An override of `evaluation_loop` may ask for it.
         without_predictions = True if self.compute_metrics is None else None
-        output = self._run_evaluation(loader, "Evaluation", without_predictions, ignore_keys, metric_key_prefix)
+        options = {"prediction_loss_only": without_predictions, "ignore_keys": ignore_keys}
+        output = self._run_evaluation(loader, metric_key_prefix, description="Evaluation", **options)
         self.log(output.metrics)
         self.call_event("on_evaluate", metrics=output.metrics)
         return output.metrics
@@ -634,25 +627,17 @@ class Trainer:
     ) -> evaluation.PredictionOutput:
         """The model's predictions for every sample of `test_dataset`, in its order, on all ranks; not logged."""
         loader = self.get_test_dataloader(test_dataset)
-        output = self._run_evaluation(loader, "Prediction", None, ignore_keys, metric_key_prefix)
+        output = self._run_evaluation(loader, metric_key_prefix, description="Prediction", ignore_keys=ignore_keys)
         self.call_event("on_predict", metrics=output.metrics)
         return evaluation.PredictionOutput(output.predictions, output.label_ids, output.metrics)
 
-    def _run_evaluation(
-        self, loader: Any, description: str, loss_only: bool | None, ignore_keys: list[str] | None, prefix: str
-    ) -> evaluation.EvalLoopOutput:
-        """One pass over a loader that `get_eval_dataloader` or `get_test_dataloader` has returned, and its speed."""
+    def _run_evaluation(self, loader: Any, prefix: str, **options: Any) -> evaluation.EvalLoopOutput:
+        """One `evaluation_loop` with `options`, and its speed; an override may have made the loader."""
         start_time = time.time()
         if loading.every_rank_reads_all(loader, self.accelerator.num_processes):
             # An override has returned a loader of the whole set: this is the rank's part of it.
             loader = self.accelerator.prepare_data_loader(loader)
-        output = self.evaluation_loop(
-            loader,
-            description=description,
-            prediction_loss_only=loss_only,
-            ignore_keys=ignore_keys,
-            metric_key_prefix=prefix,
-        )
+        output = self.evaluation_loop(loader, metric_key_prefix=prefix, **options)
         samples_per_step = self.args.per_device_eval_batch_size
         if not self.accelerator.dataloader_config.split_batches:
             samples_per_step *= self.accelerator.num_processes
@@ -703,8 +688,9 @@ class Trainer:
 
     def _summarize(self, gathered: list[evaluation.BatchResult], prefix: str) -> evaluation.EvalLoopOutput:
         """Predictions, labels and metrics of all samples, of the batches of all ranks."""
-        predictions = evaluation.concatenate([batch.logits for batch in gathered], gathered)
-        label_ids = evaluation.concatenate([batch.labels for batch in gathered], gathered)
+        rows = [batch.rows for batch in gathered]
+        predictions = evaluation.concatenate([batch.logits for batch in gathered], rows)
+        label_ids = evaluation.concatenate([batch.labels for batch in gathered], rows)
         metrics: dict[str, Any] = {}
         if self.compute_metrics is not None and predictions is not None and label_ids is not None:
             computed = self.compute_metrics(evaluation.EvalPrediction(predictions, label_ids))
@@ -713,7 +699,7 @@ class Trainer:
         mean_loss = evaluation.mean_loss(gathered, batch_size, self.args.logging_nan_inf_filter)
         if mean_loss is not None:
             metrics[f"{prefix}loss"] = mean_loss
-        num_samples = sum(batch.rows.num_real for batch in gathered)
+        num_samples = sum(of_batch.num_real for of_batch in rows)
         return evaluation.EvalLoopOutput(predictions, label_ids, evaluation.with_prefix(metrics, prefix), num_samples)
 
     def prediction_step(
@@ -751,7 +737,15 @@ class Trainer:
         Any object that can be iterated over will do: a resumed run reads it again up to the batch where it stopped. On
         several processes, the batches of a `DataLoader` are dealt out to the ranks, unless its sampler does that.
         """
-        return self._make_loader(self.train_dataset, is_training=True)
+        args = self.args
+        rank = self.accelerator.process_index
+        settings: dict[str, Any] = {}
+        if not isinstance(self.train_dataset, IterableDataset):  # a stream has an order and an end of its own
+            settings["sampler"] = self._get_train_sampler(self.train_dataset)
+            settings["drop_last"] = args.dataloader_drop_last
+            seed_worker = partial(loading.seed_worker, num_workers=args.dataloader_num_workers, rank=rank)
+            settings["worker_init_fn"] = seed_worker
+        return self._make_loader(self.train_dataset, args.per_device_train_batch_size, **settings)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         """The sampler of the training set, a random one; None, for the order that it has, if it has no length."""
@@ -767,34 +761,30 @@ class Trainer:
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
             dataset = self.eval_dataset[dataset]
-        return self._make_loader(dataset)
+        return self._make_eval_loader(dataset)
 
     def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
         """The loader of this rank's share of `test_dataset`, in order."""
-        return self._make_loader(test_dataset)
+        return self._make_eval_loader(test_dataset)
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler | None:
         """The sampler of an evaluation; None for the order of the data set."""
         return None
 
-    def _make_loader(self, dataset: Dataset | None, is_training: bool = False) -> DataLoader:
+    def _make_eval_loader(self, dataset: Dataset) -> DataLoader:
+        sampler = None if isinstance(dataset, IterableDataset) else self._get_eval_sampler(dataset)
+        return self._make_loader(dataset, self.args.per_device_eval_batch_size, sampler=sampler)
+
+    def _make_loader(self, dataset: Dataset | None, batch_size: int, **settings: Any) -> DataLoader:
         if dataset is None:
             raise ValueError("the Trainer has been given no dataset for this: pass train_dataset, eval_dataset or both")
         args = self.args
         collator = self.data_collator
         if args.remove_unused_columns:
             collator = batches.ColumnFilter(collator, self.model, self.label_names)
-        settings: dict[str, Any] = {}
-        if not isinstance(dataset, IterableDataset):  # a stream has its own order and end, as in `transformers`
-            settings["sampler"] = self._get_train_sampler(dataset) if is_training else self._get_eval_sampler(dataset)
-            if is_training:
-                workers = args.dataloader_num_workers
-                rank = self.accelerator.process_index
-                settings["drop_last"] = args.dataloader_drop_last
-                settings["worker_init_fn"] = partial(loading.seed_worker, num_workers=workers, rank=rank)
         loader = DataLoader(
             dataset,
-            args.per_device_train_batch_size if is_training else args.per_device_eval_batch_size,
+            batch_size,
             collate_fn=collator,
             num_workers=args.dataloader_num_workers,
             persistent_workers=args.dataloader_persistent_workers,

@@ -204,9 +204,12 @@ class CallbackHandler:
                 return candidate
         return None
 
-    def states(self) -> dict[str, Any]:
-        """The states of the callbacks that have one, by class name; a list where several share the name."""
-        states: dict[str, Any] = {}
+    def states(self, control: TrainerControl) -> dict[str, Any]:
+        """The states of the callbacks that have one, by class name; a list where several share the name.
+
+        The switches are among them for programs that read the file of `transformers`. `restore` leaves them alone.
+        """
+        states: dict[str, Any] = {"TrainerControl": [{"args": asdict(control), "attributes": {}}]}
         for callback in self.callbacks:
             if callable(getattr(callback, "state", None)):
                 states.setdefault(type(callback).__name__, []).append(callback.state())

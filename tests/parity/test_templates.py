@@ -201,8 +201,7 @@ def test_another_task_needs_three_places_and_trains_the_weights_of_one_process(l
 @pytest.mark.parametrize("level", PARALLEL)
 def test_all_ranks_evaluate_with_the_statistics_of_rank_0(level, images):
     """They are what it saves. In training each rank's follow its own shard."""
-    argv = [str(images), *ONE_EPOCH]
-    first, second = ranks(2).run(running_means, level, argv)
+    first, second = ranks(2).run(running_means, level, [str(images), *ONE_EPOCH])
     assert not torch.equal(first["training"], second["training"])
     assert torch.equal(first["evaluation"], first["training"])
     assert torch.equal(second["evaluation"], first["training"])

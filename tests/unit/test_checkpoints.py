@@ -104,7 +104,7 @@ def test_only_the_same_training_goes_on_from_a_checkpoint(level, tmp_path, monke
     capsys.readouterr()
     again = train(level, *flags)
     assert [call.kwargs["total"] for call in bar.call_args_list] == [4, None]
-    assert "| nothing was left to train | 4 steps in " in capsys.readouterr().out.splitlines()[-1]
+    assert "| no step so far in this run | 4 steps in " in capsys.readouterr().out.splitlines()[-1]
     for name in ("steps", "loss", "eval_loss", "accuracy"):
         assert again[name] == pytest.approx(first[name], abs=1e-7), name
     for change, line in (

@@ -119,3 +119,9 @@ def test_a_training_whose_loss_is_lost_ends_in_one_line(level, tmp_path, capsys)
     with pytest.raises(UserError, match=r"loss is not finite \(nan\) after step 3"):
         run_level(level, [*flags, "--json", str(tmp_path / "r.json")])
     assert not (tmp_path / "r.json").exists()
+
+
+def test_the_result_of_each_epoch_is_a_line(capsys):
+    run_level("00_single_gpu", [*SMALL, "--epochs", "2"])
+    results = [line for line in capsys.readouterr().out.splitlines() if "eval loss" in line]
+    assert [line.rpartition(" | ")[2].partition(" in ")[0] for line in results] == ["1 step", "2 steps"]

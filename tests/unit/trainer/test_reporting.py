@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from common.trainer import PrinterCallback, ProgressCallback
-from common.trainer.reporting import default_reporter, metrics_lines
+from common.trainer.reporting import default_reporter
 from tests.unit.trainer.both import make, same_on_both
 from tests.unit.trainer.toy import accuracy, make_trainer
 
@@ -42,10 +42,6 @@ def test_a_script_that_removes_the_printer_keeps_the_bar(tmp_path, transformers)
         return [type(callback).__name__ for callback in trainer.callback_handler.callbacks]
 
     assert same_on_both(script, tmp_path) == ["DefaultFlowCallback", "ProgressCallback"]
-
-
-def test_metrics_may_be_empty():
-    assert metrics_lines("eval", {}) == "***** eval metrics *****"
 
 
 def test_a_second_training_writes_every_line_once(tmp_path):

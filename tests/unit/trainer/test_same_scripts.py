@@ -201,24 +201,14 @@ def batches_of_points(n: int) -> list[dict]:
     return list(DataLoader(Points(n), 4))
 
 
-LOADERS = ["shuffled", "noisy", "workers", "without batches", "stream", "list"]
-
-
-def new_loader(name: str, n: int) -> DataLoader | list[dict]:
-    match name:
-        case "shuffled":
-            return DataLoader(Points(n), 4, shuffle=True)
-        case "noisy":
-            return DataLoader(NoisyPoints(n), 4, shuffle=True)
-        case "workers":
-            return DataLoader(Points(n), 4, shuffle=True, num_workers=1)
-        case "without batches":
-            return DataLoader(batches_of_points(n), batch_size=None, shuffle=True)
-        case "stream":
-            return DataLoader(Stream(Points(n)), 4)
-        case "list":
-            return batches_of_points(n)
-    raise ValueError(name)
+LOADERS = {
+    "shuffled": lambda n: DataLoader(Points(n), 4, shuffle=True),
+    "noisy": lambda n: DataLoader(NoisyPoints(n), 4, shuffle=True),
+    "workers": lambda n: DataLoader(Points(n), 4, shuffle=True, num_workers=1),
+    "without batches": lambda n: DataLoader(batches_of_points(n), batch_size=None, shuffle=True),
+    "stream": lambda n: DataLoader(Stream(Points(n)), 4),
+    "list": batches_of_points,
+}
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -227,7 +217,7 @@ def test_the_loader_of_an_override_is_trained_on_in_its_order(name, accumulation
     def script(library, folder):
         class Own(library.Trainer):
             def get_train_dataloader(self):
-                return new_loader(name, 22)
+                return LOADERS[name](22)
 
         limit = {"max_steps": 7} if name == "stream" else {}
         return train(library, folder, Own, gradient_accumulation_steps=accumulation, **limit)
@@ -242,7 +232,7 @@ def test_the_loader_of_an_override_is_evaluated_in_its_order(name, tmp_path):
     def script(library, folder):
         class Own(library.Trainer):
             def get_eval_dataloader(self, eval_dataset=None):
-                return new_loader(name, 24)
+                return LOADERS[name](24)
 
             get_test_dataloader = get_eval_dataloader
 

@@ -77,7 +77,6 @@ class Adapted(Handing):
 
 
 WRAPPERS = {
-    "DataParallel": nn.DataParallel,
     "own": lambda net: Handing(nn.DataParallel(net)),
     "peft": Adapted,
     "compiled": partial(torch.compile, backend="eager"),
