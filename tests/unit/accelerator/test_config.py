@@ -26,9 +26,10 @@ def loaded(folder: Path, text: str) -> ClusterConfig:
 def test_a_file_of_accelerates_means_the_same_here(tmp_path):
     theirs = import_or_skip("accelerate.commands.config.config_args")
     path = tmp_path / "default_config.yaml"
-    config = theirs.ClusterConfig(
-        "LOCAL_MACHINE", "MULTI_CPU", "bf16", True, False, 4, 1, 2, None, "10.0.0.1", 29501, "c10d", False
-    )
+    kind = {"distributed_type": "MULTI_CPU", "mixed_precision": "bf16", "use_cpu": True, "debug": False}
+    nodes = {"num_processes": 4, "num_machines": 2, "machine_rank": 1}
+    meeting = {"main_process_ip": "10.0.0.1", "main_process_port": 29501, "rdzv_backend": "c10d"}
+    config = theirs.ClusterConfig(compute_environment="LOCAL_MACHINE", **kind, **nodes, **meeting)
     config.to_yaml_file(str(path))
     ours = load_config_from_file(path)
     ours.to_yaml_file(path)

@@ -236,8 +236,8 @@ def texts(accelerator):
     records = [{"text": letter, "pair": (letter, number)} for number, letter in enumerate("abcde")]
     steps = []
     for batch in accelerator.prepare(DataLoader(records, batch_size=2)):
-        together = accelerator.gather_for_metrics(batch)
-        steps.append((batch["text"], together["text"], together["pair"][1].tolist()))
+        gathered = accelerator.gather_for_metrics(batch)
+        steps.append((batch["text"], gathered["text"], gathered["pair"][1].tolist()))
     return steps
 
 

@@ -66,5 +66,5 @@ def _seconds_for_a_megabyte(nodes) -> float:
     receiver = nodes.start(0, [sys.executable, "-c", _RECEIVE], stdout=subprocess.PIPE)
     assert receiver.stdout.readline() == "listening\n"
     assert nodes.start(1, [sys.executable, "-c", _SEND]).wait(60) == 0
-    said, _ = receiver.communicate(timeout=60)
-    return float(said)
+    seconds, _ = receiver.communicate(timeout=60)
+    return float(seconds)

@@ -67,25 +67,32 @@ def test_a_starter_has_the_task_and_the_command_and_its_gap_is_no_error(name):
     assert f"of {name}.py: raise NotImplementedError(" in found
 
 
-def test_the_command_line_says_the_task_the_findings_and_the_verdict(tmp_path, capsys):
+def test_the_command_line_prints_the_verdict(tmp_path, capsys):
     path = solution("average_gradients", tmp_path)
     main(["check", "average_gradients", str(path)])
-    said = capsys.readouterr().out
-    assert said.startswith("PASSED: average_gradients\n\n  The same numbers as NaiveDDP")
-    assert f"Next: python -m common.ladder check {exercises.following('average_gradients')}\n" in said
+    printed = capsys.readouterr().out
+    assert printed.startswith("PASSED: average_gradients\n\n  The same numbers as NaiveDDP")
+    assert f"Next: python -m common.ladder check {exercises.following('average_gradients')}\n" in printed
     path = solution("average_gradients", tmp_path, "parameter.grad /= dist.get_world_size()", "pass")
     with pytest.raises(SystemExit) as ended:
         main(["check", "average_gradients", str(path)])
     assert ended.value.code == 1
     assert capsys.readouterr().out.startswith("NOT YET: average_gradients\n\n  on 3 ranks: ")
+
+
+def test_the_command_line_lists_the_exercises(capsys):
     main(["check", "--list"])
     lines = capsys.readouterr().out.splitlines()
     for name, line in zip(exercises.NAMES, lines[: len(exercises.NAMES)], strict=True):
         assert line.startswith(name) and line.endswith(exercises.title(name))
+
+
+def test_the_command_line_prints_the_task_and_where_to_begin(capsys):
     main(["check", "accumulate"])
-    said = capsys.readouterr().out
-    assert said.startswith(exercises.task("accumulate"))
-    assert "Read first: common/small/ddp/README.md" in said and "starters/accumulate.py my_accumulate.py" in said
+    printed = capsys.readouterr().out
+    assert printed.startswith(exercises.task("accumulate"))
+    assert "Read first: common/small/ddp/README.md" in printed
+    assert "starters/accumulate.py my_accumulate.py" in printed
 
 
 def test_an_exercise_or_a_file_that_does_not_exist_is_an_error(capsys):
