@@ -26,11 +26,6 @@ def masks_of_threads() -> dict[str, str]:
     return masks
 
 
-def compute() -> None:
-    """A matrix product large enough for every thread that torch has."""
-    torch.randn(600, 600) @ torch.randn(600, 600)
-
-
 @pytest.fixture
 def sixteen(monkeypatch):
     """A machine of eight physical cores with two hardware threads each, numbered as Linux likes to: 0 to 7, 8 to 15."""
@@ -67,11 +62,12 @@ def test_workers_have_their_devices_threads_however_many_they_are(sixteen):
 
 def compute_and_confine() -> tuple[int, dict[str, str]]:
     """A pool of threads has started before the process is confined to one core: it must move too."""
+    matrix = torch.randn(600, 600)  # large enough for every thread that torch has
     torch.set_num_threads(2)
-    compute()
+    matrix.mm(matrix)
     confine_to_device(int(os.environ["LOCAL_RANK"]), 1)
     torch.set_num_threads(threads_per_worker(2))
-    compute()
+    matrix.mm(matrix)
     return available_cores(), masks_of_threads()
 
 

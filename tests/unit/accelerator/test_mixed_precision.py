@@ -198,8 +198,7 @@ def test_gradients_that_the_model_drops_after_clipping_leave_the_next_step_alone
 
 def test_of_two_optimizers_that_are_clipped_together_one_may_step_more_rarely():
     accelerator = fp16()
-    often, steps_often = prepare(accelerator, seed=0)
-    rarely, steps_rarely = prepare(accelerator, seed=1)
+    (often, rarely), (steps_often, steps_rarely) = prepare_several(accelerator, 2)
     parameters = [*often.parameters(), *rarely.parameters()]
     for step in range(2):
         accelerator.backward(loss_of(often))
@@ -229,8 +228,7 @@ def test_an_overflow_counts_once_and_skips_the_step_of_its_own_optimizer_alone(o
 
 def test_a_backward_between_another_optimizers_clipping_and_its_step_is_no_mistake():
     accelerator = fp16()
-    first, steps_first = prepare(accelerator, seed=0)
-    second, steps_second = prepare(accelerator, seed=1)
+    (first, second), (steps_first, steps_second) = prepare_several(accelerator, 2)
     accelerator.backward(loss_of(second))
     accelerator.backward(loss_of(first))
     accelerator.clip_grad_norm_(first.parameters(), 1e6)

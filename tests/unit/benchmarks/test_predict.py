@@ -135,9 +135,7 @@ def test_gpus_pay_from_the_smallest_batch_that_is_enough(setup, gpus):
 
 def test_the_efficiency_compares_with_one_gpu_that_has_the_same_global_batch():
     """A step of BasicNet is launch-bound: one GPU takes 64 samples in the time of 32."""
-    setup = on_a100("BasicNet")
-    assert scaling_efficiency(setup, 64, 1) == 1
-    assert scaling_efficiency(setup, 64, 2) <= 0.5
+    assert scaling_efficiency(on_a100("BasicNet"), 64, 2) <= 0.5
 
 
 @pytest.mark.parametrize("count, exact", [(1, 0.0), (2, 0.5642), (8, 1.4236), (100, 2.5076), (1000, 3.2414)])

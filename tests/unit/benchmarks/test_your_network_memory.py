@@ -39,19 +39,12 @@ def measure_on_a_rank(spec: str, shape: tuple[int, ...], setting: Setting, sampl
         return training.peaks_of_step(samples)
 
 
-@pytest.fixture
-def two_ranks():
-    """Two ranks that are ended afterwards: they keep the gigabytes that a large network has needed."""
-    yield ranks(2)
-    ranks(2).stop()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [strategy for strategy in PARALLEL_STRATEGIES if strategy != DATA_PARALLEL])
-def test_a_rank_of_a_fake_group_takes_what_ranks_take_that_compute_and_communicate(strategy, two_ranks):
+def test_a_rank_of_a_fake_group_takes_what_ranks_take_that_compute_and_communicate(strategy):
     spec, shape = "torchvision:resnet18", (3, 64, 64)
     setting = Setting(strategy, 2)
-    measured, _ = two_ranks.run(measure_on_a_rank, spec, shape, setting, 8, timeout=280)
+    measured, _ = ranks(2).run(measure_on_a_rank, spec, shape, setting, 8, timeout=280)
     assert simulated_peaks(load(spec, shape), setting, 8) == measured
 
 

@@ -8,18 +8,20 @@ from common import exercises
 from common.exercises import runner
 from common.exercises.compare import Mistake
 from common.ladder.__main__ import main
-from tests.unit.exercises.patches import RIGHT, WRONG
+from tests.unit.exercises.patches import RIGHT, WRONG, Patch
 
 SOLUTIONS = Path(__file__).with_name("solutions")
 PAGE = Path(exercises.__file__).with_name("README.md")
 
 
-def solution(name: str, folder: Path, old: str = "", new: str = "") -> Path:
+def solution(name: str, folder: Path, patch: Patch | None = None) -> Path:
     """A file with the right solution of an exercise, or with a change to it."""
     text = (SOLUTIONS / f"{name}.py").read_text()
-    assert old in text, f"the right solution of {name} has changed"
+    if patch:
+        assert patch.old in text, f"the right solution of {name} has changed"
+        text = text.replace(patch.old, patch.new)
     path = folder / "solution.py"
-    path.write_text(text.replace(old, new) if old else text)
+    path.write_text(text)
     return path
 
 
@@ -36,18 +38,17 @@ def test_a_right_solution_passes(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, old, new", [(name, *row) for name, rows in RIGHT.items() for row in rows])
-def test_an_unusual_right_solution_passes(name, old, new, tmp_path):
-    runner.check_solution(name, solution(name, tmp_path, old, new))
+@pytest.mark.parametrize("name, patch", [(name, patch) for name, patches in RIGHT.items() for patch in patches])
+def test_an_unusual_right_solution_passes(name, patch, tmp_path):
+    runner.check_solution(name, solution(name, tmp_path, patch))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, row", [(name, row) for name, rows in WRONG.items() for row in rows])
-def test_the_mistake_of_a_wrong_solution_is_named(name, row, tmp_path, monkeypatch):
-    old, new, *texts = row
+@pytest.mark.parametrize("name, patch", [(name, patch) for name, patches in WRONG.items() for patch in patches])
+def test_the_mistake_of_a_wrong_solution_is_named(name, patch, tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "SECONDS", 4)  # half of a learner's, because several of these wait for their end
-    found = mistake_of(name, solution(name, tmp_path, old, new))
-    assert all(text in found for text in texts), found
+    found = mistake_of(name, solution(name, tmp_path, patch))
+    assert all(finding in found for finding in patch.findings), found
 
 
 def test_a_rank_without_an_answer_in_time_is_not_said_to_have_ended(tmp_path, monkeypatch):
@@ -73,7 +74,7 @@ def test_the_command_line_prints_the_verdict(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.startswith("PASSED: average_gradients\n\n  The same numbers as NaiveDDP")
     assert f"Next: python -m common.ladder check {exercises.following('average_gradients')}\n" in printed
-    path = solution("average_gradients", tmp_path, "parameter.grad /= dist.get_world_size()", "pass")
+    path = solution("average_gradients", tmp_path, Patch("parameter.grad /= dist.get_world_size()", "pass"))
     with pytest.raises(SystemExit) as ended:
         main(["check", "average_gradients", str(path)])
     assert ended.value.code == 1
