@@ -81,7 +81,7 @@ def test_all_threads_of_a_rank_are_on_its_device():
     assert ranks(2).run(available_cores) == [every, every]
 
 
-def look_within(level: str, flags: list[str]) -> tuple[dict[str, str], str, int]:
+def look_during_training(level: str, flags: list[str]) -> tuple[dict[str, str], str, int]:
     """At the last backward of the level's training: its threads' cores, its main thread, and torch's threads."""
     seen = []
 
@@ -106,7 +106,7 @@ def test_every_thread_of_a_level_is_on_its_device(level):
     flags = [*SHORT, "--cores-per-device", "1"]
     processes = 2 if level in ladder.DISTRIBUTED else 1
     every = available_cores()
-    for rank, (masks, main, threads) in enumerate(ranks(processes).run(look_within, level, flags)):
+    for rank, (masks, main, threads) in enumerate(ranks(processes).run(look_during_training, level, flags)):
         own, other = (str(*device_cores(device, 1)) for device in (rank, 1 - rank))
         assert masks[main] == own and threads == 1
         assert set(masks.values()) == ({own, other} if level == "01_data_parallel" else {own})

@@ -17,7 +17,7 @@ from common.accelerator.commands.config.config_args import (
 from tests.peers import import_or_skip
 
 
-def loaded(folder: Path, text: str) -> ClusterConfig:
+def load(folder: Path, text: str) -> ClusterConfig:
     path = folder / "config.yaml"
     path.write_text(text)
     return load_config_from_file(path)
@@ -42,10 +42,10 @@ def test_a_file_of_accelerates_means_the_same_here(tmp_path):
 
 def test_out_of_scope_is_refused_by_name_and_passes_when_empty(tmp_path):
     for nothing in (None, {}, [], "", False, "no"):
-        assert loaded(tmp_path, yaml.safe_dump({"deepspeed_config": nothing})) == ClusterConfig()
+        assert load(tmp_path, yaml.safe_dump({"deepspeed_config": nothing})) == ClusterConfig()
     for request in ({"zero_stage": 2}, ["x"], "yes", True):
         with pytest.raises(ConfigError, match="deepspeed_config is out of scope"):
-            loaded(tmp_path, yaml.safe_dump({"deepspeed_config": request}))
+            load(tmp_path, yaml.safe_dump({"deepspeed_config": request}))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_out_of_scope_is_refused_by_name_and_passes_when_empty(tmp_path):
 )
 def test_what_is_wrong_is_said_in_one_line_with_the_file(tmp_path, text, message):
     with pytest.raises(ConfigError) as error:
-        loaded(tmp_path, text)
+        load(tmp_path, text)
     assert str(error.value).startswith(str(tmp_path / "config.yaml")) and message in str(error.value)
     assert "\n" not in str(error.value)
 
