@@ -28,8 +28,8 @@ def test_a_file_of_accelerates_means_the_same_here(tmp_path):
     path = tmp_path / "default_config.yaml"
     kind = {"distributed_type": "MULTI_CPU", "mixed_precision": "bf16", "use_cpu": True, "debug": False}
     nodes = {"num_processes": 4, "num_machines": 2, "machine_rank": 1}
-    meeting = {"main_process_ip": "10.0.0.1", "main_process_port": 29501, "rdzv_backend": "c10d"}
-    config = theirs.ClusterConfig(compute_environment="LOCAL_MACHINE", **kind, **nodes, **meeting)
+    rendezvous = {"main_process_ip": "10.0.0.1", "main_process_port": 29501, "rdzv_backend": "c10d"}
+    config = theirs.ClusterConfig(compute_environment="LOCAL_MACHINE", **kind, **nodes, **rendezvous)
     config.to_yaml_file(str(path))
     ours = load_config_from_file(path)
     ours.to_yaml_file(path)

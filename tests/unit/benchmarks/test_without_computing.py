@@ -53,7 +53,7 @@ def test_a_small_part_of_a_large_tensor_is_not_computed_with():
 
 
 def test_a_check_of_numbers_that_are_not_there_raises_nothing():
-    """torch.linalg.cholesky makes this one, of the error of each matrix."""
+    """torch.linalg.cholesky ends with this check of the error code of each matrix."""
     errors = torch.ones(10_000, dtype=torch.int32)
     with without_computing():
         torch.ops.aten._linalg_check_errors(errors, "linalg.cholesky", is_matrix=False)
