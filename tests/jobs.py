@@ -200,6 +200,11 @@ def run_all_to_end(
         return {key: ending.result() for key, ending in endings.items()}
 
 
+def resumed_at(output: str) -> list[int]:
+    """The steps at which runs say that they go on, such as "03_accelerate/train_full: resumed at step 20"."""
+    return [int(step) for step in re.findall(r"resumed at step (\d+)", output)]
+
+
 def on_tmpfs(folder: Path, options: str, *commands: list[str]) -> list[str]:
     """A command that runs `commands` one after another, whatever their exit codes, on a small disk at `folder`.
 
@@ -209,3 +214,8 @@ def on_tmpfs(folder: Path, options: str, *commands: list[str]) -> list[str]:
     program = " ; ".join(f"{shlex.join(command)} ; code=$? ; echo code $code" for command in commands)
     mount = f"mount -t tmpfs -o {options} none {shlex.quote(str(folder))}"
     return ["unshare", "--mount", "sh", "-c", f"{mount} && {{ {program} ; exit $code ; }}"]
+
+
+def exit_codes(output: str) -> list[int]:
+    """The exit codes of the commands on a small disk: the lines "code N"."""
+    return [int(line.removeprefix("code ")) for line in output.splitlines() if line.startswith("code ")]

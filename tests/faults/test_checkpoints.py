@@ -2,7 +2,6 @@
 
 import glob
 import os
-import re
 import signal
 from functools import partial
 from pathlib import Path
@@ -17,10 +16,12 @@ from tests.bits import flip_a_bit
 from tests.jobs import (
     ON_LINUX,
     complete_checkpoints,
+    exit_codes,
     job,
     level_command,
     newest_checkpoint,
     on_tmpfs,
+    resumed_at,
     run_to_end,
 )
 from tests.levels import SHORT, run_level
@@ -60,7 +61,7 @@ def test_killed_while_it_saves_a_run_ends_with_the_same_bits(level, tmp_path):
             run.wait_for(partial(is_saving, tmp_path / "c", after=complete + 2, least_files=files))
             os.killpg(run.processes[0].pid, signal.SIGKILL)
             assert run.end() == [-signal.SIGKILL]
-            assert complete < 0 or re.search("[Rr]esumed at step", run.out), moment
+            assert complete < 0 or resumed_at(run.out), moment
         complete = newest_checkpoint(tmp_path / "c")
     done = run_to_end(command)
     assert done.returncode == 0, done.stderr
@@ -81,7 +82,7 @@ def test_a_damaged_checkpoint_is_passed_over(level, tmp_path, caplog, capsys):
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
     (warning,) = [record.getMessage() for record in warnings if record.name.startswith("common.")]
     assert "skipping a checkpoint: " in warning and str(damaged) in warning
-    assert re.search("[Rr]esumed at step (= )?3\n", capsys.readouterr().out)
+    assert resumed_at(capsys.readouterr().out) == [3]
     assert farthest(weights, expected) == 0
     for each in complete_checkpoints(tmp_path).values():
         finish_and_verify(each)
@@ -106,9 +107,9 @@ def test_a_full_disk_leaves_the_old_checkpoint(level, tmp_path):
     makes_room = ["rm", "-rf", *(f"{tmp_path}/{name}" for name in ("checkpoints/checkpoint_1", "checkpoint-1"))]
     goes_on = level_command(*argv, *saving(tmp_path, every=999))
     done = run_to_end(on_tmpfs(tmp_path, "size=40m", level_command(*argv, *saving(tmp_path)), makes_room, goes_on))
-    assert re.findall(r"^code (\d+)$", done.stdout, re.MULTILINE) == ["1", "0", "0"], done.stdout + done.stderr
+    assert exit_codes(done.stdout) == [1, 0, 0], done.stdout + done.stderr
     assert "No space left on device" in done.stderr
-    assert re.search("[Rr]esumed at step (= )?2\n", done.stdout)
+    assert resumed_at(done.stdout) == [2]
 
 
 @pytest.mark.usefixtures("needs_mount")
@@ -118,6 +119,6 @@ def test_a_full_disk_at_the_end_is_one_line_after_the_result(tmp_path):
     full = ["sh", "-c", f"head -c 1M /dev/zero > {tmp_path}/rest; true"]
     training = level_command("00_single_gpu", *SMALL, "--save", str(path))
     done = run_to_end(on_tmpfs(tmp_path, "size=1m", full, training, ["ls", str(path)]))
-    assert re.findall(r"^code (\d+)$", done.stdout, re.MULTILINE) == ["0", "2", "2"], done.stdout + done.stderr
+    assert exit_codes(done.stdout) == [0, 2, 2], done.stdout + done.stderr
     assert "00_single_gpu: synthetic accuracy" in done.stdout
     assert f"error: {path} cannot be written: [Errno 28] No space left on device" in done.stderr.splitlines()
