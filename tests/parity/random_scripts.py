@@ -1,4 +1,4 @@
-"""Random scripts: drawn from a seed, run on both libraries, compared. `tests/parity/__init__.py` has an example.
+"""Random scripts in the four steps that `tests/parity/__init__.py` lists: draw, change, run on both libraries, compare.
 
 The outcome of a script on one rank is a nest of dicts and lists. An error, or a bit that differs, ends the comparison
 with an error that shows the script.
