@@ -214,8 +214,3 @@ def on_tmpfs(folder: Path, options: str, *commands: list[str]) -> list[str]:
     program = " ; ".join(f"{shlex.join(command)} ; code=$? ; echo code $code" for command in commands)
     mount = f"mount -t tmpfs -o {options} none {shlex.quote(str(folder))}"
     return ["unshare", "--mount", "sh", "-c", f"{mount} && {{ {program} ; exit $code ; }}"]
-
-
-def exit_codes(output: str) -> list[int]:
-    """The exit codes of the commands on a small disk: the lines "code N"."""
-    return [int(line.removeprefix("code ")) for line in output.splitlines() if line.startswith("code ")]

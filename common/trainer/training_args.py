@@ -49,9 +49,7 @@ class ParallelMode(Enum):
 class Choice(str):
     """One of several texts. `transformers` has enumerations for them, so scripts also read its `value`."""
 
-    @property
-    def value(self) -> str:
-        return str(self)
+    value = property(str)
 
 
 def resolve_steps(setting: float, num_training_steps: int) -> int:

@@ -195,11 +195,7 @@ def can_gather(script: Script) -> bool:
 
 def generator_states(loader: DataLoader) -> list[torch.Tensor | None]:
     """The states of torch's generator, the sampler's, the loader's and the stream's."""
-    inner = loader.batch_sampler
-    sampler = getattr(inner, "sampler", None)
-    while inner is not None and sampler is None and hasattr(inner, "batch_sampler"):
-        inner = inner.batch_sampler
-        sampler = getattr(inner, "sampler", None)
+    sampler = getattr(loader.batch_sampler, "sampler", None)  # a list of batches has none
     generators = [getattr(holder, "generator", None) for holder in (sampler, loader, loader.dataset)]
     return [torch.get_rng_state(), *(None if one is None else one.get_state() for one in generators)]
 
