@@ -27,7 +27,7 @@ SCHEDULES = ["none", "step", "lambda", "one cycle", "cosine", "sequential", "cha
 
 @dataclass(frozen=True)
 class Script:
-    """The settings of a training script. The defaults, the first of the values, are the plainest one."""
+    """The settings of a training script. The plainest script has the defaults, which are the first of the values."""
 
     samples: int = one_of(range(2, 26))
     batch_size: int = one_of([2, 4])  # Samples of one process.
@@ -52,7 +52,7 @@ class Script:
     stopped_after: int | None = one_of([None] * 4 + [1, 2, 4, 7])  # Micro-batches. Then it stops and resumes.
     stops_within_window: bool = False  # Otherwise it stops at the end of the window of that micro-batch.
     passes_over: bool = one_of([False, False, True])  # Resumed, it reads and drops batches.
-    draws: str = one_of(["nobody"] * 4 + ["data set"] * 4 + ["collator"] * 4 + ["workers"])
+    draws: str = one_of(["nobody"] * 4 + ["data set"] * 4 + ["collator"] * 4 + ["workers"])  # While data are read.
     stateful: bool = False  # A resumed loader goes on by itself.
 
 
@@ -193,6 +193,7 @@ class Training:
         parts_of_a_batch = accelerator.num_processes if script.split_batches else 1
         loader = new_loader(script, rows, script.batch_size * parts_of_a_batch)
         evaluation = DataLoader(TensorDataset(*rows), batch_size=2 * parts_of_a_batch)
+        # A scheduler may come before its optimizer: the order of the arguments has no meaning.
         prepared = iter(accelerator.prepare(*schedulers, loader, *models, evaluation, *optimizers))
         self.schedulers = [next(prepared) for _ in schedulers]
         self.loader = next(prepared)
@@ -235,7 +236,7 @@ class Training:
             yield from enumerate(self.loader)
 
     def ends_window(self, number):
-        """True for the micro-batch, the one at hand, that ends a window."""
+        """True if micro-batch `number`, the one at hand, ends its window."""
         if self.script.window == "accumulate":
             return self.accelerator.sync_gradients
         return (number + 1) % self.script.accumulation == 0
