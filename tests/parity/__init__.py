@@ -11,7 +11,5 @@ The example is the script that seed 8 draws in `random_orders.py`, on two proces
 4. The outcomes are compared. `differences(ours, theirs)` has the places at which a bit differs. One of them could be
    "1.loops.0.batches.3": rank 1, the first loop, the fourth batch.
 
-`random_scripts.py` takes these steps for the three kinds of scripts: loops over loaders (`random_orders.py`), trainings
-(`random_trainings.py`), trainings by a Trainer (`random_trainers.py`). The other tests of this folder compare scripts
-that are written by hand: the levels, features of the core, and published programs.
+`random_scripts.py` takes these steps. Other tests here run scripts that are written by hand: levels, published programs.
 """
