@@ -11,5 +11,5 @@ The example is the script that seed 8 draws in `random_orders.py`, on two proces
 4. The outcomes are compared. `differences(ours, theirs)` has the places at which a bit differs. One of them could be
    "1.loops.0.batches.3": rank 1, the first loop, the fourth batch.
 
-`random_scripts.py` takes these steps. Other tests here run scripts that are written by hand: levels, published programs.
+`random_scripts.py` takes these steps. Other tests compare scripts that are written by hand: levels, published programs.
 """
