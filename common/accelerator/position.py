@@ -71,6 +71,7 @@ class Pass:
         step: steps of the epoch that were yielded or skipped.
         short_step: the ShortStep of the step that was yielded last, if it has one.
         read_ahead: the step that was read and not yielded; None after the last one.
+        end_of_dataloader: True from the last batch on, unless the script has set it.
         drawn_from: see Position.
         first_rows: the rows that fill up a dispatched last step: on the main process, after the first step was read.
     """
@@ -82,6 +83,7 @@ class Pass:
         self.step = start.step
         self.short_step: ShortStep | None = None
         self.read_ahead: Step | None = None
+        self.end_of_dataloader = False
         # These are set when the order is drawn, and when a DataLoaderDispatcher has read the first step.
         self.drawn_from = start.drawn_from
         self.first_rows: Any = None
@@ -102,11 +104,6 @@ class Pass:
         if generator is not None and sampler_state is None:
             sampler.generator = None
 
-    @property
-    def end_of_dataloader(self) -> bool:
-        """True if the batch that was yielded last is the last one of the epoch."""
-        return self.step > self.start.step and self.read_ahead is None
-
     def position(self) -> Position:
         """The position after the batch that was yielded last."""
         if self.step == self.start.step:
@@ -114,7 +111,7 @@ class Pass:
         return Position(
             epoch=self.start.epoch,
             step=self.step,
-            is_over=self.end_of_dataloader,
+            is_over=self.read_ahead is None,
             drawn_from=self.drawn_from,
             read_ahead=None if self.read_ahead is None else content_of(self.read_ahead.content),
             first_rows=content_of(self.first_rows),

@@ -115,6 +115,7 @@ class DataLoaderShard(DataLoader):
                 this_pass.step += 1
                 this_pass.short_step = short_step
                 this_pass.read_ahead = following
+                this_pass.end_of_dataloader |= following is None
                 progress.make_current(this_pass)
                 yield batch
         finally:
@@ -188,8 +189,12 @@ class DataLoaderShard(DataLoader):
 
     @property
     def end_of_dataloader(self) -> bool:
-        """True if the batch just yielded is the last."""
+        """True if the batch just yielded is the last. A script that accumulates within a batch may set it to False."""
         return self._progress.current.end_of_dataloader
+
+    @end_of_dataloader.setter
+    def end_of_dataloader(self, is_last: bool) -> None:
+        self._progress.current.end_of_dataloader = is_last
 
     @property
     def short_step(self) -> ShortStep | None:
@@ -256,8 +261,8 @@ class DataLoaderShard(DataLoader):
             }
         if seed is None:
             return {}
-        epoch = current.start.epoch
-        return {"epoch": epoch + 1 if current.end_of_dataloader else epoch, "sampler_seed": seed}
+        is_over = current.step > current.start.step and current.read_ahead is None
+        return {"epoch": current.start.epoch + int(is_over), "sampler_seed": seed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next pass follow a checkpoint. A loader of which the checkpoint holds nothing gets `{}`.
