@@ -79,27 +79,24 @@ def record_rank(name: str, steps: int) -> list[RecordedStep]:
         generator = torch.Generator().manual_seed(dist.get_rank())
         images = torch.randn(wrapper.backwards, IMAGES_PER_BACKWARD, *IMAGE, generator=generator)
         targets = torch.randint(CLASSES, (wrapper.backwards, IMAGES_PER_BACKWARD), generator=generator)
-
-        def take_steps(count: int) -> None:
-            for _ in range(count):
-                _step(model, optimizer, images, targets)
-
-        take_steps(WARM_UP_STEPS)
+        take_steps(WARM_UP_STEPS, model, optimizer, images, targets)
         dist.barrier()
-        (recorded,) = record(partial(take_steps, 1 + steps), sending=ALL_REDUCE)
+        take_recorded = partial(take_steps, 1 + steps, model, optimizer, images, targets)
+        (recorded,) = record(take_recorded, sending=ALL_REDUCE)
         return recorded
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, targets: Tensor) -> None:
-    """One step of the optimizer, with images of shape (backwards, N, 1, 28, 28) and targets of (backwards, N)."""
+def take_steps(count: int, model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, targets: Tensor) -> None:
+    """So many steps of the optimizer on one batch: images (backwards, N, 1, 28, 28) and targets (backwards, N)."""
     last = len(images) - 1
-    for index in range(len(images)):
-        with contextlib.nullcontext() if index == last else model.no_sync():
-            with record_function(FORWARD):
-                loss = F.nll_loss(model(images[index]), targets[index])
-            with record_function(BACKWARD):
-                loss.backward()
-    if isinstance(model, NaiveDDP):
-        model.average_gradients()
-    optimizer.step()
-    optimizer.zero_grad()
+    for _ in range(count):
+        for index in range(len(images)):
+            with contextlib.nullcontext() if index == last else model.no_sync():
+                with record_function(FORWARD):
+                    loss = F.nll_loss(model(images[index]), targets[index])
+                with record_function(BACKWARD):
+                    loss.backward()
+        if isinstance(model, NaiveDDP):
+            model.average_gradients()
+        optimizer.step()
+        optimizer.zero_grad()

@@ -7,7 +7,6 @@ its device by `common.memory`; DDP's ranks are real processes, each accounted fo
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -121,27 +120,33 @@ def train(network: ReferenceNetwork, device: torch.device, wrapper: str, devices
 
 def peaks_of_process(name: str, wrapper: str, devices: int) -> list[dict[str, int]]:
     """The bytes in each category at the peak of each of this process's devices."""
-    group = nullcontext() if wrapper == DATA_PARALLEL else process_group("gloo")
-    with group, track_replicas() as tracker:
+    context = nullcontext() if wrapper == DATA_PARALLEL else process_group("gloo")
+    with context, track_replicas() as tracker:
         train(NETWORKS[name], torch.device("cpu"), wrapper, devices)
     return list(tracker.peaks().values())
 
 
-def rows_on(devices: int, names: list[str], wrappers: tuple[str, ...] = WRAPPERS) -> list[dict]:
-    """A row for each network and wrapper; `peaks` has the bytes of each category on each device, in their order."""
+@dataclass(frozen=True)
+class Row:
+    """The memory of a network in a wrapper; `peaks` has the bytes of each category on each device, in their order."""
+
+    network: str
+    title: str
+    global_batch_size: int
+    wrapper: str
+    devices: int
+    peaks: list[dict[str, int]]
+
+
+def rows_on(devices: int, names: list[str], wrappers: tuple[str, ...] = WRAPPERS) -> list[Row]:
+    """A row for each network and wrapper."""
     rows = []
     for wrapper in wrappers:
         processes = ranks(1 if wrapper == DATA_PARALLEL else devices, on_cpu=True)
         for name in names:
             network = NETWORKS[name]
-            by_process = processes.run(peaks_of_process, name, wrapper, devices, timeout=TIMEOUT_SECONDS)
-            row = {
-                "network": name,
-                "title": network.title,
-                "global_batch_size": network.batch_size,
-                "wrapper": wrapper,
-                "devices": devices,
-                "peaks": list(chain.from_iterable(by_process)),
-            }
-            rows.append(row)
+            peaks: list[dict[str, int]] = []
+            for peaks_of_rank in processes.run(peaks_of_process, name, wrapper, devices, timeout=TIMEOUT_SECONDS):
+                peaks += peaks_of_rank
+            rows.append(Row(name, network.title, network.batch_size, wrapper, devices, peaks))
     return rows

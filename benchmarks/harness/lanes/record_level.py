@@ -28,7 +28,7 @@ PHASES = (
 )
 
 
-def record_level(script: str, argv: list[str], threads: int) -> list[list[RecordedStep]]:
+def record_level(script: str, argv: list[str]) -> list[list[RecordedStep]]:
     """The steps of a level's own script but for the first, of each device that this process computes on.
 
     Its messages are called "sending" and not all-reduces, because FSDP gathers and scatters too.
@@ -36,7 +36,7 @@ def record_level(script: str, argv: list[str], threads: int) -> list[list[Record
     with ExitStack() as stack:
         for owner, name, phase in PHASES:
             stack.enter_context(patch.object(owner, name, _named(phase, getattr(owner, name))))
-        return record(partial(level_runs.train, script, argv, threads), SENDING)
+        return record(partial(level_runs.train, script, argv), SENDING)
 
 
 def _named(phase: str, function: Callable) -> Callable:

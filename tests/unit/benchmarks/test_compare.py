@@ -26,7 +26,7 @@ QUICK = ["--dataset", "synthetic", "--steps", "2", "--rounds", "2"]
 
 
 def settings_of(*flags: str, gpus: int = 0) -> Settings:
-    return choose_settings(parse_options(flags), gpus)
+    return choose_settings(parse_options(flags), "synthetic", gpus)
 
 
 def _start(out: Path) -> subprocess.Popen:
@@ -103,7 +103,7 @@ def test_a_part_that_fails_is_named_and_the_parts_before_are_kept(failure, ended
 
 def test_a_comparison_that_succeeds_removes_what_a_failed_one_left(tmp_path, monkeypatch, report):
     (tmp_path / compare.INCOMPLETE).write_text("of before")
-    monkeypatch.setattr(compare, "run_parts", lambda settings, folder, show_part, new: new.update(report))
+    monkeypatch.setattr(compare, "run_parts", lambda settings, new, show_part: new.update(report))
     monkeypatch.setattr(compare, "draw", lambda *args: [])
     monkeypatch.setattr(sys, "argv", ["compare", "--dataset", "synthetic", "--out", str(tmp_path)])
     with pytest.raises(SystemExit, match="0"):
@@ -134,7 +134,7 @@ def test_the_batch_is_the_largest_that_all_processes_can_share():
 def test_two_replicas_on_a_machine_with_one_gpu_are_charged_to_two_devices(monkeypatch):
     """Both would compute on the GPU, be charged to it together, and look balanced."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    first, second = level_runs.peaks("01_data_parallel", [*LARGE, "--replicas", "2"], 1)
+    first, second = level_runs.peaks("01_data_parallel", [*LARGE, "--replicas", "2"])
     assert sum(first.values()) > 1.2 * sum(second.values()) > 0
 
 
@@ -178,7 +178,7 @@ def test_more_ranks_than_gpus_run_on_the_cpu(gpus, monkeypatch):
     assert started == [(gpus or 2, gpus == 0), (3, gpus < 3)]
 
 
-def train_with_one_sample_twice(level, flags, threads):
+def train_with_one_sample_twice(level, flags):
     """`level_runs.train`, where rank 0 evaluates its first sample in place of its last one."""
     indices = DistributedEvalSampler.__iter__
 
@@ -188,7 +188,7 @@ def train_with_one_sample_twice(level, flags, threads):
 
     DistributedEvalSampler.__iter__ = one_twice
     try:
-        return level_runs.train(level, flags, threads)
+        return level_runs.train(level, flags)
     finally:
         DistributedEvalSampler.__iter__ = indices
 
