@@ -58,19 +58,6 @@ def prepare_process(quick: bool) -> None:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
-def measure(suite: str, options: MeasureOptions) -> dict:
-    """The record of a suite. Raises CannotMeasure if this machine lacks what it needs, RankFailed if a rank fails."""
-    began = machine.run_metadata()
-    content = SUITES[suite](options)
-    return {
-        "suite": suite,
-        "machine": machine.hardware_and_versions(),
-        "began": began,
-        "ended": machine.run_metadata(),
-        **content,
-    }
-
-
 def main(argv: list[str] | None = None) -> None:
     options = parse_options(argv)
     if options.record:
@@ -82,12 +69,15 @@ def main(argv: list[str] | None = None) -> None:
     measure_options = MeasureOptions(options.rounds, find_dataset(), options.quick)
     has_failed = False
     for suite in options.suites:
+        began = machine.run_metadata()
         try:
-            record = measure(suite, measure_options)
+            content = SUITES[suite](measure_options)
         except (CannotMeasure, RankFailed) as reason:
             print(f"{suite} is not measured: {reason}", flush=True)
             has_failed = has_failed or isinstance(reason, RankFailed)
             continue
+        record = {"suite": suite, "machine": machine.hardware_and_versions(), "began": began}
+        record |= {"ended": machine.run_metadata(), **content}
         print(f"\n{tables(record)}", flush=True)
         if options.record:
             records.write_json(options.record / f"{suite}.json", record)

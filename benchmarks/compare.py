@@ -25,6 +25,7 @@ from benchmarks.report.comparison_table import summary, wrapped
 from benchmarks.report.pictures import COMPARISON, draw
 from benchmarks.report.verdicts import verdicts
 from benchmarks.suites import memory, throughput
+from benchmarks.suites.throughput import BATCH_SIZES, TIMEOUT_SECONDS
 from common import ladder
 from common.cores import available_cores
 from common.data import provide
@@ -38,7 +39,6 @@ EXACT = ["--dtype", "float64", "--no-dropout"]
 PROOF_STEPS = 10
 EVALUATION_RANKS = 3  # Three do not divide 10,000 samples, so padding or dropping shows.
 EVALUATION_BATCH = 63  # three ranks can share it
-TIMEOUT_SECONDS = 900
 INCOMPLETE = "incomplete.json"
 
 
@@ -85,7 +85,7 @@ def choose_settings(options: argparse.Namespace, dataset: str, gpus: int) -> Set
     if 0 < gpus < world_size:
         fail(f"--world-size {world_size}: there are {gpus} GPUs")
     # The largest batches up to these sizes that all processes can share.
-    sizes = throughput.BATCH_SIZES if options.full else throughput.BATCH_SIZES[:1]
+    sizes = BATCH_SIZES if options.full else BATCH_SIZES[:1]
     batch_sizes = tuple(max(size // world_size, 1) * world_size for size in sizes)
     epoch = SIZES["train"] // batch_sizes[0]
     return Settings(
@@ -116,11 +116,7 @@ def new_report(settings: Settings) -> dict:
 
 
 def run_parts(settings: Settings, report: dict, show_part: Callable[[str], None]) -> None:
-    """Run every part, after its name is shown, and put its results into `report`, where they stay if a later one fails.
-
-    Raises:
-        RankFailed: if a rank of a part fails.
-    """
+    """Run every part after its name is shown, and put its results into `report`. Raises RankFailed if a rank fails."""
     levels = report["levels"]
     # Each level trains as its user would train it, and evaluates the whole test set.
     for level, result in levels.items():
@@ -159,6 +155,13 @@ def train(level: str, settings: Settings) -> dict:
     return train_on_ranks(level, flags, settings.world_size)
 
 
+def time_in_turns(size: int, settings: Settings) -> dict:
+    """The group of all levels' images per second at a global batch, each worker on a device of its own."""
+    rows = throughput.configurations({1: size, settings.world_size: size})
+    options = MeasureOptions(settings.rounds, settings.data_flags, quick=False)
+    return throughput.measure_in_turns(f"global batch {size}", rows, options)
+
+
 def train_exactly(script: str, settings: Settings) -> dict[str, Tensor]:
     """The weights after PROOF_STEPS steps in float64 without dropout."""
     with tempfile.TemporaryDirectory() as folder:
@@ -185,13 +188,6 @@ def simulate_memory(script: str, settings: Settings) -> list[dict[str, int]]:
     flags = flags_of(script, settings.batch_sizes[0], settings)
     by_process = ranks(processes, on_cpu=True).run(level_runs.peaks, script, flags, timeout=TIMEOUT_SECONDS)
     return [device for devices in by_process for device in devices]
-
-
-def time_in_turns(size: int, settings: Settings) -> dict:
-    """The group of all levels' images per second at a global batch, each worker on a device of its own."""
-    rows = throughput.configurations({1: size, settings.world_size: size})
-    options = MeasureOptions(settings.rounds, settings.data_flags, quick=False)
-    return throughput.measure_in_turns(f"global batch {size}", rows, options)
 
 
 def flags_of(script: str, batch_size: int, settings: Settings) -> list[str]:

@@ -50,10 +50,6 @@ def held(level: str, flags: Sequence[str]) -> dict[str, int]:
     By then the rank has freed what it gathered from the others.
     """
     held_now: dict[str, int] = {}
-    with track_memory() as tracker:
-        hook = register_optimizer_step_post_hook(lambda *_: held_now.update(tracker.now()))
-        try:
-            train(level, [*flags, *SIMULATED])
-        finally:
-            hook.remove()
+    with track_memory() as tracker, register_optimizer_step_post_hook(lambda *_: held_now.update(tracker.now())):
+        train(level, [*flags, *SIMULATED])
     return {category: held_now[category] for category in STATE}

@@ -52,11 +52,14 @@ def node_ranks() -> Iterator[NodeRanks]:
 
 
 def run_on_node(names: tuple[str, ...], function: Callable, *args: Any) -> Any:
-    """The job of a rank: the result of `function(*args)` on its node, one of `names`; nothing if it has none."""
+    """The job of a rank: `function(*args)` on the node of its number in `names`; nothing if there is none."""
     rank = int(os.environ["RANK"])
     if rank >= len(names):
         return None
-    move_to_node(names[rank])
+    # Linux moves the calling thread. The threads that it starts later, such as those of gloo, follow it.
+    with (NAMESPACES / names[rank]).open() as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"setns into {names[rank]}")
     # Each node has a core of its own. After the first job that core is the only one that the rank may use.
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
@@ -64,13 +67,3 @@ def run_on_node(names: tuple[str, ...], function: Callable, *args: Any) -> Any:
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
     return function(*args)
-
-
-def move_to_node(name: str) -> None:
-    """Move this process into a network namespace, or leave it there.
-
-    Linux moves the calling thread. The threads that it starts later, such as those of gloo, follow it.
-    """
-    with (NAMESPACES / name).open() as namespace:
-        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), f"setns into {name}")

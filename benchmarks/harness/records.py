@@ -71,19 +71,16 @@ def group(
         rows[row] = known | _numbers(summary) | measured
     compared = []
     for pair in pairs:
-        compare = paired.ratios if pair.kind == "ratio" else paired.differences
-        by_round = compare(samples[pair.of], samples[pair.to])
-        compared.append(pair._asdict() | _compared(by_round))
+        of_rounds = paired.ratios if pair.kind == "ratio" else paired.differences
+        by_round = of_rounds(samples[pair.of], samples[pair.to])
+        interval = paired.interval_of_median(by_round)
+        claimed = {
+            "interval": [rounded(interval.low), rounded(interval.high)],
+            "confidence": rounded(interval.confidence),
+        }
+        compared.append(pair._asdict() | _numbers(summarise(by_round)) | claimed)
     rounds = len(next(iter(samples.values())))
     return {"title": title, "unit": unit, "rounds": rounds, "rows": rows, "pairs": compared}
-
-
-def _compared(by_round: list[float]) -> dict:
-    interval = paired.interval_of_median(by_round)
-    return _numbers(summarise(by_round)) | {
-        "interval": [rounded(interval.low), rounded(interval.high)],
-        "confidence": rounded(interval.confidence),
-    }
 
 
 def _numbers(summary: Summary) -> dict:

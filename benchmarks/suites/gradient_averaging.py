@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -25,27 +24,13 @@ BLOCKS_PER_WIDTH = 4
 IMAGES_PER_BACKWARD = 8
 LEARNING_RATE = 3e-4
 NO_SYNC = "torch's DDP, no_sync"
-
-
-@dataclass(frozen=True)
-class Wrapper:
-    """A way to average gradients.
-
-    Attributes:
-        wrap: makes a replica of the network, which is a collective.
-        backwards: how many a step of the optimizer has. All but the last run in `no_sync`.
-    """
-
-    wrap: Callable[[nn.Module], nn.Module]
-    backwards: int = 1
-
-
-WRAPPERS = {
-    "naive": Wrapper(NaiveDDP),
-    "overlapped": Wrapper(OverlappedDDP),
-    "bucketed, 1 MiB": Wrapper(partial(BucketedDDP, bucket_mib=1)),
-    "torch's DDP": Wrapper(DistributedDataParallel),
-    NO_SYNC: Wrapper(DistributedDataParallel, backwards=2),
+# Ways to average gradients: each makes a replica of a network, which is a collective.
+WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "naive": NaiveDDP,
+    "overlapped": OverlappedDDP,
+    "bucketed, 1 MiB": partial(BucketedDDP, bucket_mib=1),
+    "torch's DDP": DistributedDataParallel,
+    NO_SYNC: DistributedDataParallel,  # two backwards in a step of the optimizer; only the last one sends
 }
 
 
@@ -73,12 +58,12 @@ def record_rank(name: str, steps: int) -> list[RecordedStep]:
     """Some steps of `deep_net` in a wrapper of WRAPPERS, on noise of this rank, after a warm-up. A collective."""
     with process_group():
         torch.manual_seed(0)  # the same weights on every rank
-        wrapper = WRAPPERS[name]
-        model = wrapper.wrap(deep_net())
+        model = WRAPPERS[name](deep_net())
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
         generator = torch.Generator().manual_seed(dist.get_rank())
-        images = torch.randn(wrapper.backwards, IMAGES_PER_BACKWARD, *IMAGE, generator=generator)
-        targets = torch.randint(CLASSES, (wrapper.backwards, IMAGES_PER_BACKWARD), generator=generator)
+        backwards = 2 if name == NO_SYNC else 1
+        images = torch.randn(backwards, IMAGES_PER_BACKWARD, *IMAGE, generator=generator)
+        targets = torch.randint(CLASSES, (backwards, IMAGES_PER_BACKWARD), generator=generator)
         take_steps(WARM_UP_STEPS, model, optimizer, images, targets)
         dist.barrier()
         take_recorded = partial(take_steps, 1 + steps, model, optimizer, images, targets)

@@ -49,19 +49,19 @@ def measure(options: MeasureOptions) -> dict:
     """One group, of all rows; with --quick of those of the first batch."""
     batches = BATCH_SIZES[:1] if options.quick else BATCH_SIZES
     rows = [Row(batch, link) for batch in batches for link in (None, *BANDWIDTHS)]
-    with node_ranks() as pair:
-        contestants = {row.name: partial(images_per_second, pair, row) for row in rows}
+    with node_ranks() as two_ranks:
+        contestants = {row.name: partial(images_per_second, two_ranks, row) for row in rows}
         samples = take_turns(contestants, range(options.rounds))
     return {"groups": [record(rows, samples)]}
 
 
-def images_per_second(pair: NodeRanks, row: Row) -> float:
+def images_per_second(two_ranks: NodeRanks, row: Row) -> float:
     """Level 02's images per second on the row's nodes together, by the slowest rank's clock."""
     if row.link is not None:
-        pair.nodes.limit(BANDWIDTHS[row.link])
+        two_ranks.nodes.limit(BANDWIDTHS[row.link])
     level = Configuration(RAW_DDP, row.nodes, row.batch * row.nodes)
     argv = [*level.argv(STEPS), "--dataset", "synthetic", "--device", "cpu"]
-    results = pair.run(level_runs.train, RAW_DDP, argv, world_size=row.nodes, timeout=TIMEOUT_SECONDS)
+    results = two_ranks.run(level_runs.train, RAW_DDP, argv, world_size=row.nodes, timeout=TIMEOUT_SECONDS)
     return min(result["images_per_sec"] for result in results)
 
 

@@ -30,7 +30,7 @@ from common.processes import ranks
 # More rounds make an interval narrow, longer samples do not.
 SECONDS_OF_A_SAMPLE = 0.5
 TIMEOUT_SECONDS = 900
-BATCH_SIZES = (64, 256)  # with --quick the first of them
+BATCH_SIZES = (64, 256)  # --quick, and a comparison without --full, have the first alone
 
 
 class Steps(NamedTuple):

@@ -23,18 +23,18 @@ def measure(options: MeasureOptions) -> dict:
     """A group for each link."""
     groups = []
     try:
-        with node_ranks() as pair:
+        with node_ranks() as two_ranks:
             for link in LINKS:
-                pair.nodes.limit(BANDWIDTHS[link])
-                groups.append(record_over(link, pair, options.rounds))
+                two_ranks.nodes.limit(BANDWIDTHS[link])
+                groups.append(record_over(link, two_ranks, options.rounds))
     except CannotMeasure as reason:
         print(f"timeline measures {LOOPBACK} alone: {reason}", flush=True)
     groups.append(record_over(LOOPBACK, ranks(2, on_cpu=True), options.rounds))
     return {"groups": groups}
 
 
-def record_over(link: str, pair: NodeRanks | Ranks, rounds: int) -> dict:
+def record_over(link: str, two_ranks: NodeRanks | Ranks, rounds: int) -> dict:
     """The group of all wrappers on two ranks that the link joins."""
     title = f"one step of two ranks over {link}, {IMAGES_PER_BACKWARD} images a backward"
-    record_steps = partial(pair.run, record_rank, timeout=TIMEOUT_SECONDS)
+    record_steps = partial(two_ranks.run, record_rank, timeout=TIMEOUT_SECONDS)
     return record_in_turns(title, WRAPPERS, record_steps, rounds) | {"link": link}

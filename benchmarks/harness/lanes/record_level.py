@@ -19,7 +19,7 @@ from common.model import BasicNet
 from common.small import data_parallel
 
 # What a level calls in a step, and the phase that this is.
-PHASES = (
+CALLS = (
     (BasicNet, "forward", FORWARD),
     (Tensor, "backward", BACKWARD),
     (data_parallel, "replicate", COPIES),
@@ -34,7 +34,7 @@ def record_level(script: str, argv: list[str]) -> list[list[RecordedStep]]:
     Its messages are called "sending" and not all-reduces, because FSDP gathers and scatters too.
     """
     with ExitStack() as stack:
-        for owner, name, phase in PHASES:
+        for owner, name, phase in CALLS:
             stack.enter_context(patch.object(owner, name, _named(phase, getattr(owner, name))))
         return record(partial(level_runs.train, script, argv), SENDING)
 

@@ -3,10 +3,7 @@
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +17,7 @@ from common.errors import UserError
 from common.eval_sampler import DistributedEvalSampler
 from common.processes import RankFailed
 from common.weights import checksum, farthest
+from tests.jobs import ON_LINUX, job
 
 LARGE = ["--dataset", "synthetic", "--train-samples", "300", "--batch-size", "96"]
 QUICK = ["--dataset", "synthetic", "--steps", "2", "--rounds", "2"]
@@ -29,52 +27,19 @@ def settings_of(*flags: str, gpus: int = 0) -> Settings:
     return choose_settings(parse_options(flags), "synthetic", gpus)
 
 
-def _start(out: Path) -> subprocess.Popen:
-    command = [sys.executable, "-m", "benchmarks.compare", *QUICK, "--out", str(out)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    variables = os.environ | {"HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(command, cwd=ladder.ROOT, env=variables, start_new_session=True, **pipes)
-
-
-def _alive(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _children(process: int) -> int:
-    """The number of processes that it has started, and that are still running."""
-    found = subprocess.run(["ps", "--ppid", str(process), "-o", "pid="], capture_output=True, text=True)
-    return len(found.stdout.split())
-
-
-def _wait_for(condition, seconds: float = 400) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
-
-
+@ON_LINUX
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("whole_group", [False, True], ids=["kill", "ctrl-c"])
-def test_an_interruption_leaves_the_record_of_before_and_no_process(tmp_path, whole_group):
+@pytest.mark.parametrize("interrupt", [os.kill, os.killpg], ids=["kill", "ctrl-c"])
+def test_an_interruption_leaves_the_record_of_before_and_no_process(tmp_path, interrupt):
     """`kill -INT` reaches one process, Ctrl-C in a terminal all of its group."""
     (tmp_path / "results.json").write_text("of before")
-    process = _start(tmp_path)
-    try:
-        _wait_for(lambda: _children(process.pid) > 1 or process.poll() is not None)
-        (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
-        printed, complained = process.communicate(timeout=240)
-        assert process.returncode == 130, complained
-        _wait_for(lambda: not _alive(process.pid), 30)
-    finally:
-        if _alive(process.pid):
-            os.killpg(process.pid, signal.SIGKILL)
-    assert printed == "" and "INTERRUPTED: training" in complained
-    assert "Traceback" not in complained and "leaked" not in complained
+    with job([sys.executable, "-m", "benchmarks.compare", *QUICK, "--out", str(tmp_path)]) as comparison:
+        comparison.wait_for(lambda: len(comparison.environments()) > 2)  # it, and what starts the ranks
+        interrupt(comparison.processes[0].pid, signal.SIGINT)
+        assert comparison.end() == [130], comparison.err
+        assert comparison.out == "" and "INTERRUPTED: training" in comparison.err
+        assert "Traceback" not in comparison.err and "leaked" not in comparison.err
     assert {path.name for path in tmp_path.iterdir()} == {"results.json", compare.INCOMPLETE}
     assert (tmp_path / "results.json").read_text() == "of before"
 

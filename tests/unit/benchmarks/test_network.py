@@ -29,7 +29,8 @@ def test_two_nodes_can_throttle_their_cable_and_leave_nothing_behind():
         assert _seconds_for_a_megabyte(nodes) < 5
         nodes.limit(2e6)
         assert _seconds_for_a_megabyte(nodes) > 3.8  # 8 Mbit, less a burst of 0.13 Mbit
-        sleeper = nodes.start(1, ["sleep", "1000"])
+        sleeper = _start(nodes.names[1], "sh", "-c", "echo here; exec sleep 1000")
+        assert sleeper.stdout.readline() == "here\n"
         raise ZeroDivisionError
     assert sleeper.wait(10) == -9
     assert not set(nodes.names) & _namespaces()
@@ -65,9 +66,13 @@ with socket.create_server(("", 7000)) as server:
 _SEND = f"import socket; socket.create_connection(('{ADDRESSES[0]}', 7000)).sendall(bytes(1_000_000))"
 
 
+def _start(node: str, *command: str) -> subprocess.Popen:
+    return subprocess.Popen(["ip", "netns", "exec", node, *command], stdout=subprocess.PIPE, text=True)
+
+
 def _seconds_for_a_megabyte(nodes) -> float:
-    receiver = nodes.start(0, [sys.executable, "-c", _RECEIVE], stdout=subprocess.PIPE)
+    receiver = _start(nodes.names[0], sys.executable, "-c", _RECEIVE)
     assert receiver.stdout.readline() == "listening\n"
-    assert nodes.start(1, [sys.executable, "-c", _SEND]).wait(60) == 0
+    assert _start(nodes.names[1], sys.executable, "-c", _SEND).wait(60) == 0
     said, _ = receiver.communicate(timeout=60)
     return float(said)
