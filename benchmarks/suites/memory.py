@@ -22,27 +22,27 @@ from common.process_group import process_group
 from common.processes import ranks
 from common.small.data_parallel import EmulatedDataParallel
 
-STEPS = 3  # the optimizer's state is there from the second on, DDP's final buckets in the second
+STEPS = 3  # From the second on the optimizer has its state, and DDP its final buckets.
 TIMEOUT_SECONDS = 300
 DEVICES = (2, 4, 8)
 WRAPPERS = (DATA_PARALLEL, DDP)
 ALL_WRAPPERS = (
     *WRAPPERS,
-    FOREACH,  # how AdamW computes on a GPU unless it is told otherwise: all parameters at once
-    BUCKET_VIEWS,  # gradient_as_bucket_view: the gradients lie in DDP's buckets, not beside them
+    FOREACH,  # AdamW takes all parameters at once, as it does on a GPU by default
+    BUCKET_VIEWS,  # with gradient_as_bucket_view the gradients lie in DDP's buckets, not beside them
     FSDP_ROW,
 )
 
 
 @dataclass(frozen=True)
 class ReferenceNetwork:
-    """A network, by the function that builds it, and the shape of a batch for it."""
+    """A network, by the function that builds it, and the shape of its batches."""
 
     title: str
     build: Callable[[], nn.Module]
     image: tuple[int, ...]  # the shape of one sample
     classes: int
-    batch_size: int  # global
+    batch_size: int  # of all devices together
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
 
     def batch(self) -> tuple[Tensor, Tensor]:
@@ -51,7 +51,7 @@ class ReferenceNetwork:
 
 
 def resnet18() -> nn.Module:
-    """ResNet-18 for images of 32×32: its first convolution is 3×3 with stride 1, and the first pooling goes."""
+    """ResNet-18 for images of 32×32: its first convolution is 3×3 with stride 1, without the pooling after it."""
     from torchvision.models import resnet18
 
     model = resnet18(num_classes=10)
@@ -102,7 +102,7 @@ def train(network: ReferenceNetwork, device: torch.device, wrapper: str, devices
     model = wrapped(network.build().to(device), wrapper, devices)
     for parameter in model.parameters():
         label(parameter, "parameters")
-    # One parameter after the other, unless asked: the same temporaries on every kind of device.
+    # Without foreach AdamW takes one parameter after another, which needs the same temporaries on every kind of device.
     optimizer = torch.optim.AdamW(model.parameters(), foreach=wrapper == FOREACH)
     for _ in range(STEPS):
         images, targets = network.batch()

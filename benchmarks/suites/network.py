@@ -19,7 +19,6 @@ from benchmarks.suites.throughput import BATCH_SIZES, Configuration, Steps
 BANDWIDTHS = {"unlimited": None, "10 Gbit/s": 1e10, "1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
 STEPS = Steps(WARM_UP_STEPS, 4)
 TIMEOUT_SECONDS = 300
-TITLE = "Throughput of DDP on two nodes against the bandwidth between them"
 
 
 @dataclass(frozen=True)
@@ -78,4 +77,5 @@ def record(rows: list[Row], samples: Samples) -> dict:
         }
         if row.link is not None:
             pairs.append(Pair(row.name, Row(row.batch, None).name, "ratio"))
-    return records.group(TITLE, "images/s", samples, facts, pairs)
+    title = "Throughput of DDP on two nodes against the bandwidth between them"
+    return records.group(title, "images/s", samples, facts, pairs)

@@ -40,7 +40,6 @@ BATCH = 64
 RAW = "raw loop"
 RAW_LIKE_TRAINER = "raw loop like a Trainer's"
 PEERS = ("accelerate", "lightning", "transformers")
-TITLE = "overhead per step"
 
 
 class Batches(TensorDataset):
@@ -87,12 +86,12 @@ def raw_loop() -> float:
     return timed(model, optimizer, loader, torch.Tensor.backward)
 
 
-def by_accelerator(library: str, accumulating: bool) -> float:
+def by_accelerator(library: str, accumulate: bool = False) -> float:
     """Seconds of the median step of the Accelerator of `library`, "common.accelerator" or "accelerate"."""
     module = importlib.import_module(library)
     accelerator = module.Accelerator(cpu=True)
     model, optimizer, loader = accelerator.prepare(*model_optimizer_loader())
-    context_of_step = accelerator.accumulate if accumulating else nullcontext
+    context_of_step = accelerator.accumulate if accumulate else nullcontext
     seconds = timed(model, optimizer, loader, accelerator.backward, context_of_step)
     accelerator.free_memory()
     return seconds
@@ -193,10 +192,12 @@ class Contestant(NamedTuple):
 
 CONTESTANTS = {
     RAW: Contestant(raw_loop),
-    "common.accelerator": Contestant(partial(by_accelerator, "common.accelerator", False), RAW),
-    "common.accelerator, accumulate()": Contestant(partial(by_accelerator, "common.accelerator", True), RAW),
-    "accelerate": Contestant(partial(by_accelerator, "accelerate", False), RAW, ("accelerate",)),
-    "accelerate, accumulate()": Contestant(partial(by_accelerator, "accelerate", True), RAW, ("accelerate",)),
+    "common.accelerator": Contestant(partial(by_accelerator, "common.accelerator"), RAW),
+    "common.accelerator, accumulate()": Contestant(partial(by_accelerator, "common.accelerator", accumulate=True), RAW),
+    "accelerate": Contestant(partial(by_accelerator, "accelerate"), RAW, ("accelerate",)),
+    "accelerate, accumulate()": Contestant(
+        partial(by_accelerator, "accelerate", accumulate=True), RAW, ("accelerate",)
+    ),
     "lightning.fabric": Contestant(by_fabric, RAW, ("lightning",)),
     RAW_LIKE_TRAINER: Contestant(raw_loop_like_trainer),
     "common.trainer": Contestant(partial(by_trainer, "common.trainer"), RAW_LIKE_TRAINER),
@@ -216,4 +217,4 @@ def measure(options: MeasureOptions) -> dict:
     seconds = take_turns({name: row.run for name, row in rows.items()}, range(options.rounds))
     samples = {name: [1e6 * value for value in values] for name, values in seconds.items()}
     pairs = [Pair(name, row.baseline, "difference") for name, row in rows.items() if row.baseline]
-    return {"groups": [records.group(TITLE, "µs", samples, pairs=pairs)]}
+    return {"groups": [records.group("overhead per step", "µs", samples, pairs=pairs)]}

@@ -69,8 +69,8 @@ class Configuration:
 
     def argv(self, steps: Steps) -> list[str]:
         """The level's flags, but for those of the data, for so many steps."""
-        one_for_each_rank = ["--eval-samples", str(self.workers)]  # evaluation is not timed
-        argv = ["--batch-size", str(self.global_batch_size), *one_for_each_rank]
+        # Evaluation is not timed, so it gets one sample for each rank.
+        argv = ["--batch-size", str(self.global_batch_size), "--eval-samples", str(self.workers)]
         argv += ["--warm-up-steps", str(steps.warm_up), "--max-steps", str(steps.warm_up + steps.counted)]
         if self.level == REPLICATED:
             argv += ["--replicas", str(self.workers)]
