@@ -21,7 +21,7 @@ COMPUTING_LANE = "main thread"  # Its name in records. A replica computes on a t
 
 
 class Span(NamedTuple):
-    """One activity: what, in which lane, and from when to when, in seconds since the step began."""
+    """An activity in a lane, from `start` to `end` in seconds since the step began."""
 
     name: str
     lane: str
