@@ -167,8 +167,8 @@ def measure_in_turns(title: str, rows: list[Configuration], options: MeasureOpti
 def choose_steps(rows: list[Configuration], data_flags: tuple[str, ...]) -> Steps:
     """One number of steps for all rows, by which a sample takes about SECONDS_OF_A_SAMPLE on this CPU.
 
-    On GPUs it is half an epoch of the largest batch, which takes about as long. The other half is the
-    warm-up, because the clocks of a GPU need that time to settle.
+    On GPUs it is half an epoch of the largest batch. The other half is the warm-up, because the clocks of a GPU need
+    about as long to settle.
     """
     if torch.cuda.is_available():
         half_epoch = SIZES["train"] // max(row.global_batch_size for row in rows) // 2
