@@ -7,6 +7,7 @@ import importlib.util
 import json
 
 import pytest
+import torch
 
 from benchmarks import __main__ as program
 from benchmarks.harness import node_ranks
@@ -19,7 +20,11 @@ QUICK = MeasureOptions(rounds=2, data_flags=("--dataset", "synthetic"), quick=Tr
 
 @pytest.fixture
 def settings_of_this_process_stay(monkeypatch):
-    monkeypatch.setattr(program, "prepare_process", lambda quick: None)
+    """All but the number of threads: where other programs compute, two would mostly wait for each other."""
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(program, "prepare_process", lambda quick: torch.set_num_threads(1))
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.slow
