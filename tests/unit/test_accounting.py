@@ -99,8 +99,8 @@ ROWS = [32, 32, 64, 64, 128, 128, 10, 10]  # Of each parameter of BasicNet, alon
 def test_the_ranks_of_fsdp_hold_one_copy_together(world_size):
     """The sums differ by blocks of 512 bytes, and by the rows that fill a parameter up to equal parts."""
     flags = [*SAMPLES, "--batch-size", "48"]
-    whole = level_runs.held("00_single_gpu", flags, 1)
-    parts = ranks(world_size).run(level_runs.held, ladder.FSDP, flags, 1)
+    whole = level_runs.held("00_single_gpu", flags)
+    parts = ranks(world_size).run(level_runs.held, ladder.FSDP, flags)
     sizes = [parameter.numel() * FLOAT for parameter in BasicNet().parameters()]
     padding = 0
     for rows, size in zip(ROWS, sizes, strict=True):
@@ -116,7 +116,7 @@ def test_the_ranks_of_fsdp_hold_one_copy_together(world_size):
 @pytest.mark.slow
 def test_on_a_mesh_the_ranks_of_a_row_divide_the_linear_layers_only():
     flags = [*SAMPLES, "--batch-size", "64", "--tensor", "2"]
-    parts = ranks(4).run(level_runs.held, ladder.MESH, flags, 1)
+    parts = ranks(4).run(level_runs.held, ladder.MESH, flags)
     convolutions, linear = 18_816, 1_181_066
     for part in parts:
         assert part["parameters"] == pytest.approx((convolutions / 2 + linear / 4) * FLOAT, abs=10 * 512)
