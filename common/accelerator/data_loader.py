@@ -56,16 +56,8 @@ def prepare_data_loader(
     """The loader for one process: its share of the batches that `dataloader` would make on a single one.
 
     The script's sampler draws the order. With `use_seedable_sampler`, a RandomSampler is replaced by one whose order
-    depends on `data_seed` and the epoch alone. The others draw from these generators:
-
-        `sampler.generator`  processes             by default                       with `use_seedable_sampler`
-        is set               any number            that one                         that one
-        is None              one, or dispatching   torch's                          torch's
-        is None              several               a new one, seeded from torch's   torch's (*)
-
-    (*) Without replacement a new one too, if the processes have different seeds: each would draw another order, and
-    samples would be lost. This comparison is a collective, and so is the default of `data_seed`, which is the seed of
-    rank 0. A new generator or sampler is put into the script's own sampler or batch sampler.
+    depends on `data_seed` and the epoch alone. The default of `data_seed` is a collective: it is the seed of rank 0. On
+    several processes a sampler without a generator may get one. Both are put into the script's own batch sampler.
 
     Args:
         dataloader: what a single process would iterate over.
@@ -77,7 +69,7 @@ def prepare_data_loader(
         dispatch_batches: the main process reads for all, see DataLoaderDispatcher; by default for streams, if
             `put_on_device` is on.
         slice_fn_for_dispatch: see DataLoaderDispatcher.
-        use_stateful_dataloader: checkpoints hold the loader's position, see `position.py`.
+        use_stateful_dataloader: checkpoints hold the loader's position, see `resumption.py`.
 
     Raises:
         NotImplementedError: for `torch_device_mesh`, with which several processes would get the same batch, and for a
@@ -99,42 +91,37 @@ def prepare_data_loader(
     num_processes = state.num_processes if num_processes is None else num_processes
     process_index = state.process_index if process_index is None else process_index
     index_sampler = index_sampler_of(dataloader)
-    if split_batches:
-        check_split(getattr(index_sampler, "batch_size", None), num_processes)
-    _check_sharing(dataloader, num_processes, dispatch_batches)
-    skipped_steps = _steps_skipped_by(dataloader, batches_per_step=1 if split_batches else num_processes)
+    _check_sharing(dataloader, num_processes, split_batches, dispatch_batches)
+    settings: dict[str, Any] = {
+        "skip_batches": _steps_skipped_by(dataloader, batches_per_step=1 if split_batches else num_processes),
+        "use_stateful_dataloader": use_stateful_dataloader,
+        "_drop_last": dataloader.drop_last,
+        "_non_blocking": non_blocking,
+    }
     if use_seedable_sampler:
         index_sampler = _replace_random_sampler(index_sampler, data_seed)
 
     if dispatch_batches:
-        arguments = loading_arguments(dataloader, index_sampler)
+        settings |= loading_arguments(dataloader, index_sampler)
         # As in the original, the seed that torch's loader draws comes from torch's generator.
-        arguments["generator"] = None
-        return DataLoaderDispatcher(
-            dataset,
-            split_batches,
-            skip_batches=skipped_steps,
-            slice_fn=slice_fn_for_dispatch,
-            use_stateful_dataloader=use_stateful_dataloader,
-            _drop_last=dataloader.drop_last,
-            _non_blocking=non_blocking,
-            **arguments,
-        )
+        settings["generator"] = None
+        return DataLoaderDispatcher(dataset, split_batches, slice_fn=slice_fn_for_dispatch, **settings)
 
+    sharing = (num_processes, process_index, split_batches, even_batches)
+    synchronized_generator = None
     if num_processes == 1:
-        synchronized_generator = None
-        arguments = loading_arguments(dataloader, index_sampler)
+        settings |= loading_arguments(dataloader, index_sampler)
     elif is_stream:
         synchronized_generator = generator_of(dataset)
-        arguments = loading_arguments(dataloader, None)
-        batches = BatchSampler(dataset, arguments["batch_size"], arguments["drop_last"])
-        shard = BatchSamplerShard(batches, num_processes, process_index, split_batches, even_batches)
-        dataset = StreamShard(dataset, shard)
-        arguments["batch_size"] = shard.samples_per_process
+        settings |= loading_arguments(dataloader, None)
+        batches = BatchSampler(dataset, settings["batch_size"], dataloader.drop_last)
+        dataset = StreamShard(dataset, BatchSamplerShard(batches, *sharing))
+        settings["batch_size"] = dataset.shard.samples_per_process
     else:
-        synchronized_generator = _prepare_generator(index_sampler, use_seedable_sampler)
-        shard = BatchSamplerShard(index_sampler, num_processes, process_index, split_batches, even_batches)
-        arguments = loading_arguments(dataloader, shard)
+        settings |= loading_arguments(dataloader, BatchSamplerShard(index_sampler, *sharing))
+        sampler = getattr(index_sampler, "sampler", None)
+        if _order_comes_from_rank_0(sampler, use_seedable_sampler):
+            synchronized_generator = _provide_generator(sampler)
     if rng_types is not None and synchronized_generator is None:
         rng_types = [kind for kind in rng_types if kind != "generator"]
     return DataLoaderShard(
@@ -142,24 +129,24 @@ def prepare_data_loader(
         device=device if put_on_device else None,
         rng_types=rng_types,
         synchronized_generator=synchronized_generator,
-        skip_batches=skipped_steps,
-        use_stateful_dataloader=use_stateful_dataloader,
-        _drop_last=dataloader.drop_last,
-        _non_blocking=non_blocking,
-        **arguments,
+        **settings,
     )
 
 
-def _check_sharing(dataloader: DataLoader, num_processes: int, dispatch_batches: bool) -> None:
+def _check_sharing(dataloader: DataLoader, num_processes: int, split_batches: bool, dispatch_batches: bool) -> None:
     """Refuse a loader that several processes cannot share, and warn if it may be shared already."""
+    index_sampler = index_sampler_of(dataloader)
+    if split_batches:
+        check_split(getattr(index_sampler, "batch_size", None), num_processes)
     if not getattr(dataloader, "in_order", True):
         raise NotImplementedError("loaders with in_order=False are out of scope")
     if num_processes == 1:
         return
-    sampler = sampler_chain(index_sampler_of(dataloader))[-1]
+    sampler = sampler_chain(index_sampler)[-1]
     if isinstance(sampler, (DistributedSampler, DistributedEvalSampler)):
         raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
-    if not dispatch_batches and not _makes_batches(dataloader):
+    makes_batches = dataloader.batch_sampler is not None or getattr(index_sampler, "batch_size", None) is not None
+    if not dispatch_batches and not makes_batches:
         raise ValueError("on several processes a loader needs batches to share: batch_size=None makes none")
     stream = dataloader.dataset
     if seems_sharded_by_rank(stream, num_processes):
@@ -168,14 +155,6 @@ def _check_sharing(dataloader: DataLoader, num_processes: int, dispatch_batches:
             "lost, because a prepared loader deals all samples out by itself. Let the stream yield all of them, or "
             "leave its loader unprepared"
         )
-
-
-def _makes_batches(dataloader: DataLoader) -> bool:
-    """True if the loader reads batches of samples. With `batch_size=None`, SkipBatchSamplers also skip single ones."""
-    index_sampler = index_sampler_of(dataloader)
-    while isinstance(index_sampler, SkipBatchSampler):
-        index_sampler = index_sampler.batch_sampler
-    return dataloader.batch_sampler is not None or isinstance(index_sampler, BatchSampler)
 
 
 def _steps_skipped_by(dataloader: DataLoader, batches_per_step: int) -> int:
@@ -208,22 +187,25 @@ def _make_seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRan
     )
 
 
-def _prepare_generator(batch_sampler: Any, use_seedable_sampler: bool) -> torch.Generator | None:
-    """Give the sampler of `batch_sampler` a generator if it lacks one; return the one to take over from rank 0, if any.
+def _order_comes_from_rank_0(sampler: Any, use_seedable_sampler: bool) -> bool:
+    """True if the processes take over the state of the sampler's generator from rank 0. It may be a collective.
 
-    As in the original, a sampler within a batch sampler within a batch sampler gets none.
+    The sampler is that of the script's batch sampler. As in the original, one that lies deeper takes over nothing.
     """
-    sampler: Any = getattr(batch_sampler, "sampler", None)
     if not hasattr(sampler, "generator"):
-        return None
-    if use_seedable_sampler:
-        # As in the original, no generator is taken over then. A sampler without replacement draws from torch's, so
-        # samples would be lost if the processes had different seeds.
-        if isinstance(sampler, SeedableRandomSampler) or getattr(sampler, "replacement", False):
-            return None
-        seeds = gather_object([torch.initial_seed()])
-        if len(set(seeds)) == 1:
-            return None
+        return False
+    if not use_seedable_sampler:
+        return True
+    # As in the original, nothing is taken over then. But from different seeds the processes would draw different
+    # orders, and without replacement samples would be lost.
+    if isinstance(sampler, SeedableRandomSampler) or getattr(sampler, "replacement", False):
+        return False
+    seeds = gather_object([torch.initial_seed()])
+    return len(set(seeds)) > 1
+
+
+def _provide_generator(sampler: Any) -> torch.Generator | None:
+    """The generator of `sampler`: its own, or a new one, seeded from torch's; None if its own is not one of torch."""
     if sampler.generator is None:
         sampler.generator = torch.Generator()
         seed = torch.empty((), dtype=torch.int64).random_()

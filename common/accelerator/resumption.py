@@ -1,0 +1,269 @@
+"""How a loader goes on within an epoch after a checkpoint was loaded.
+
+By default a script does it by hand: `loader.set_epoch(e)` and `skip_first_batches(loader, n)`. All here but
+`resume_reading` serves `DataLoaderConfiguration(use_stateful_dataloader=True)`. With it checkpoints hold a Position.
+The next pass continues with the batch after the last one that was yielded: in any order that is drawn as a whole when
+the pass begins, and on any number of processes with the same samples per step.
+
+The order is not saved, but the states of the generators when it was drawn: `drawn_from`, here S. An epoch of six
+batches, with a checkpoint after the third, when the generators are in the states C:
+
+    the run        S  a b c are drawn and yielded     C  d e f
+    the resumed    S  a b c are drawn and left out    C  d e f
+
+The resumed pass remembers C (`restored_generators`). It puts the generators to S (`StatefulPass.begin_order`), draws
+the order again, leaves out a, b and c, and goes back to C.
+
+At C batch d has been read already, and its data set or its collator may have drawn random numbers for it. So its
+tensors, numbers and texts are saved too (`content_of`). The resumed pass reads d again, for its structure and for what
+cannot be saved, and puts the saved content in the place of the new one (`put_back`).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import IterableDataset
+
+from common.nested import leaves, replace_leaves
+
+from .logging import get_logger
+from .position import Pass, Progress
+from .sampler import SeedableRandomSampler, Step, follows_from_epoch, generator_of, sampler_chain
+from .state import PartialState
+from .utils.random import get_random_states, set_random_states
+
+logger = get_logger(__name__)
+
+
+def resume_reading(loader: Any, this_pass: Pass) -> Iterator[Step]:
+    """The steps of a resumed pass over `loader`, a DataLoaderShard.
+
+    When a pass begins, torch draws a seed. The generators then go back to where `load_state` has put them, unless the
+    order is lost: the sampler draws another one, as in the original.
+    """
+    is_known = isinstance(loader.dataset, IterableDataset) or follows_from_epoch(loader.samplers)
+    is_saved = isinstance(this_pass, StatefulPass) and this_pass.drawn_from is not None
+    if not is_known and not is_saved:
+        logger.warning(
+            "the order of the interrupted epoch is lost: in DataLoaderConfiguration, use_seedable_sampler=True "
+            "makes it a function of the epoch; use_stateful_dataloader=True keeps it in checkpoints made in a loop"
+        )
+        return loader.begin_reading(this_pass)
+    with restored_generators(loader):
+        steps = loader.begin_reading(this_pass)
+        return this_pass.put_back_read_ahead(steps) if isinstance(this_pass, StatefulPass) else steps
+
+
+class Position(NamedTuple):
+    """A place in an epoch, as checkpoints hold it.
+
+    Attributes:
+        epoch: the number of the epoch.
+        step: how many steps of the epoch were left out or yielded.
+        is_over: True if the last of them was the last step of the epoch.
+        drawn_from: the states of torch's and, if any, the sampler's generator, when the order was drawn.
+        read_ahead: `content_of` the batch that was read and not yielded.
+        first_rows: `content_of` the rows that fill up a dispatched last step.
+    """
+
+    epoch: int
+    step: int = 0
+    is_over: bool = False
+    drawn_from: tuple[torch.Tensor, torch.Tensor | None] | None = None
+    read_ahead: list | None = None
+    first_rows: list | None = None
+
+
+class StatefulPass(Pass):
+    """A pass whose Position goes into checkpoints.
+
+    Attributes:
+        start: where it begins. In a resumed pass it is that of the checkpoint.
+        drawn_from: see Position.
+        first_rows: the rows that fill up a dispatched last step: on the main process, after the first step was read.
+    """
+
+    def __init__(self, start: Position) -> None:
+        super().__init__(start.epoch, start.step)
+        self.start = start
+        self.drawn_from = start.drawn_from
+        self.first_rows: Any = None
+
+    def steps_of(self, batches: Any, batches_per_step: int) -> Iterator[Step]:
+        """As those of a Pass, but always drawn after torch's seed: workers that stay alive get no second one."""
+        self.begin_order(sampler_chain(batches)[-1])
+        yield from super().steps_of(batches, batches_per_step)
+
+    def begin_order(self, sampler: Any) -> None:
+        """Note the states from which `sampler` draws the order; in a resumed pass, go back to those that were noted.
+
+        On several processes `prepare` has given the sampler a generator. It is taken away if the order was drawn on one
+        process, where it has none. `restored_generators` puts it back.
+        """
+        generator = generator_of(sampler)
+        if self.drawn_from is None:
+            self.drawn_from = torch.get_rng_state(), state_of(generator)
+            return
+        torch_state, sampler_state = self.drawn_from
+        torch.set_rng_state(torch_state)
+        set_state(generator, sampler_state)
+        if generator is not None and sampler_state is None:
+            sampler.generator = None
+
+    def put_back_read_ahead(self, steps: Iterator[Step]) -> Iterator[Step]:
+        """`steps`, of which the first is read now. It gets the content that the saved run had read ahead, if any."""
+        first = next(steps, None)
+        if first is None:
+            return steps
+        return chain([first._replace(content=put_back(self.start.read_ahead, first.content))], steps)
+
+    def keep_first_rows(self, rows: Any) -> Any:
+        """Note `rows` as `first_rows`. In a resumed pass these are the rows of the epoch's first step, as saved."""
+        self.first_rows = put_back(self.start.first_rows, rows)
+        return self.first_rows
+
+    def position(self) -> Position:
+        """The position after the batch that was yielded last, or at the beginning of the pass."""
+        if self.step == self.first_step:
+            return self.start
+        return Position(
+            epoch=self.epoch,
+            step=self.step,
+            is_over=self.end_of_dataloader,
+            drawn_from=self.drawn_from,
+            read_ahead=None if self.read_ahead is None else content_of(self.read_ahead.content),
+            first_rows=content_of(self.first_rows),
+        )
+
+
+@dataclass(eq=False)
+class StatefulProgress(Progress):
+    """The Progress of a loader with `use_stateful_dataloader`.
+
+    Attributes:
+        loaded: the Position in the last checkpoint that was loaded, unless it is the beginning of an epoch.
+    """
+
+    loaded: Position | None = None
+
+    def next_pass(self, first_step: int) -> StatefulPass:
+        loaded = self.loaded if self.follows_checkpoint else None
+        if loaded is None or loaded.epoch != self.epoch:
+            return StatefulPass(Position(self.epoch, first_step))
+        is_skipped_by_script = first_step > self.first_step
+        if is_skipped_by_script and first_step != loaded.step:  # There the batch that was read ahead is no use.
+            loaded = loaded._replace(step=first_step, read_ahead=None)
+        return StatefulPass(loaded)
+
+
+def exact_state(loader: Any) -> dict[str, Any]:
+    """The `state_dict` of a DataLoaderShard with `use_stateful_dataloader`."""
+    sampler = loader.samplers[-1]
+    return loader.progress.current.position()._asdict() | {
+        "process": _process_of(loader),
+        "step_size": loader.total_batch_size,
+        "sampler_seed": sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None,
+        "sampler_generator": state_of(generator_of(sampler)),
+        "loader_generator": state_of(loader.generator),
+    }
+
+
+def load_exact_state(loader: Any, state: dict[str, Any]) -> None:
+    """Let the next pass over a DataLoaderShard continue at an `exact_state`; at `{}`, where it would begin anyway."""
+    loader.progress.loaded = None
+    if not state:
+        return
+    position = _position_for(loader, state)
+    if position.step > 0:  # Of the beginning of an epoch, its number says all.
+        loader.progress.loaded = position
+    loader.iteration = position.epoch + 1 if position.is_over else position.epoch
+    sampler = loader.samplers[-1]
+    if isinstance(sampler, SeedableRandomSampler):
+        sampler.initial_seed = state["sampler_seed"]
+    sampler_state = state["sampler_generator"]
+    # The checkpoint's run had several processes, so `prepare` gave the sampler a generator. On one it gives none.
+    if sampler_state is not None and hasattr(sampler, "generator") and sampler.generator is None:
+        sampler.generator = torch.Generator()
+    set_state(generator_of(sampler), sampler_state)
+    set_state(loader.generator, state["loader_generator"])
+
+
+def _position_for(loader: Any, state: dict[str, Any]) -> Position:
+    """The Position in the steps of `loader`, which may have another size than those of the checkpoint."""
+    samples = state["step"] * state["step_size"]
+    step_size = loader.total_batch_size
+    step, rest = divmod(samples, step_size)
+    if rest:
+        raise ValueError(f"{samples} samples of epoch {state['epoch']} are no whole number of steps of {step_size}")
+    position = Position(**{name: state[name] for name in Position._fields})._replace(step=step)
+    if (state["process"], state["step_size"]) != (_process_of(loader), step_size):
+        # The batch that was read ahead is one of another process, or of another size.
+        position = position._replace(read_ahead=None)
+    return position
+
+
+def _process_of(loader: Any) -> tuple[int, int]:
+    """The process whose batches the loader yields, and the number of processes that share them."""
+    sharing = PartialState() if loader.shard is None else loader.shard
+    return sharing.process_index, sharing.num_processes
+
+
+def state_of(generator: torch.Generator | None) -> torch.Tensor | None:
+    """The state of the generator, if there is one."""
+    return None if generator is None else generator.get_state()
+
+
+def set_state(generator: torch.Generator | None, state: torch.Tensor | None) -> None:
+    """Put the generator into that state. Nothing happens where there is no generator, or no state."""
+    if generator is not None and state is not None:
+        generator.set_state(state)
+
+
+@contextmanager
+def restored_generators(loader: Any) -> Iterator[None]:
+    """Restore all generators that `loader` may draw from to where they are now, whatever is done within."""
+    device = loader.device or torch.device("cpu")
+    sampler = loader.samplers[-1]
+    random_states = get_random_states(device)
+    sampler_generator = generator_of(sampler)
+    sampler_state = state_of(sampler_generator)
+    loader_state = state_of(loader.generator)
+    try:
+        yield
+    finally:
+        set_random_states(device, random_states)
+        if sampler_generator is not None:
+            sampler.generator = sampler_generator
+        set_state(sampler_generator, sampler_state)
+        set_state(loader.generator, loader_state)
+
+
+def content_of(batch: Any) -> list | None:
+    """The tensors, numbers and texts in `batch`, and None in the place of what a checkpoint cannot hold."""
+    if batch is None:
+        return None
+    content: list[Any] = []
+    for leaf in leaves(batch):
+        if type(leaf) is torch.Tensor:  # Files with other classes would not be loaded.
+            content.append(leaf.detach().cpu().clone())  # A part of a larger tensor would be saved with all of it.
+        else:
+            content.append(leaf if type(leaf) in (bool, int, float, complex, str, bytes) else None)
+    return content
+
+
+def put_back(content: list | None, batch: Any) -> Any:
+    """`batch`, which has been read again, with the saved content, if there is any, in the place of the new one."""
+    if content is None:
+        return batch
+    new_leaves = list(leaves(batch))
+    if len(new_leaves) != len(content):
+        logger.warning("the saved batch does not fit the one read now: its augmentations differ from the first run's")
+        return batch
+    for place, saved in enumerate(content):
+        if saved is not None:
+            new_leaves[place] = saved
+    return replace_leaves(batch, new_leaves)
