@@ -85,10 +85,11 @@ class DataLoaderDispatcher(DataLoaderShard):
 
         An order that is drawn from torch's generator makes them differ: the main process alone draws it.
         """
+        is_new_reader = self._reader is None
+        reader = self._get_reader()
         if self.num_workers == 0:
-            iter(self._get_reader())  # As in the original, `iter` of a stream is called on every process.
-        elif self._reader is None:  # It is kept with workers that stay alive, which get no second seed.
-            self._get_reader()
+            iter(reader)  # As in the original, `iter` of a stream is called on every process.
+        elif is_new_reader:  # Workers that stay alive, with their reader, get no second seed.
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
 
     def _joined_batches(self, steps: Iterator[Step]) -> Iterator[Any]:

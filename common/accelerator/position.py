@@ -35,10 +35,10 @@ class Pass:
         return self.step > self.first_step and self.read_ahead is None
 
     def steps_of(self, batches: Any, batches_per_step: int) -> Iterator[Step]:
-        """The steps of this pass, of which each has `batches_per_step` of the `batches` of sample numbers.
+        """The steps of this pass. Each has `batches_per_step` of the `batches` of sample numbers.
 
-        As in the original, the way to the first step says when a sampler draws random numbers in its own `iter`: now,
-        or behind a SkipBatchSampler when the first step is asked for.
+        A sampler may draw random numbers in its own `iter`, which is called now or, as in the original, behind a
+        SkipBatchSampler: when the first step is asked for.
         """
         if self.first_step > 0:
             batches = SkipBatchSampler(batches, self.first_step * batches_per_step)

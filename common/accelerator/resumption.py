@@ -14,9 +14,9 @@ batches, with a checkpoint after the third, when the generators are in the state
 The resumed pass remembers C (`restored_generators`). It puts the generators to S (`StatefulPass.begin_order`), draws
 the order again, leaves out a, b and c, and goes back to C.
 
-At C batch d has been read already, and its data set or its collator may have drawn random numbers for it. So its
-tensors, numbers and texts are saved too (`content_of`). The resumed pass reads d again, for its structure and for what
-cannot be saved, and puts the saved content in the place of the new one (`put_back`).
+At C batch d has been read already, perhaps with random numbers. So its tensors, numbers and texts are saved too
+(`content_of`). The resumed pass reads d again, for its structure and for what cannot be saved, and puts the saved
+content in the place of the new one (`put_back`).
 """
 
 from collections.abc import Iterator
@@ -62,7 +62,6 @@ class Position(NamedTuple):
     """A place in an epoch, as checkpoints hold it.
 
     Attributes:
-        epoch: the number of the epoch.
         step: how many steps of the epoch were left out or yielded.
         is_over: True if the last of them was the last step of the epoch.
         drawn_from: the states of torch's and, if any, the sampler's generator, when the order was drawn.

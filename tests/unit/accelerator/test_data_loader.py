@@ -26,9 +26,8 @@ from common.accelerator.utils import DataLoaderConfiguration, set_seed, synchron
 from tests.toys import Numbers, NumbersOfEpoch, Stream, StreamOfWorkers, seeded_order
 from tests.unit.accelerator.several_processes import gathered, on_ranks, played_loaders
 
-CPU = torch.device("cpu")
 # How to prepare a loader that the main process reads for all.
-DISPATCHING = {"device": CPU, "put_on_device": True, "dispatch_batches": True}
+DISPATCHING = {"device": torch.device("cpu"), "put_on_device": True, "dispatch_batches": True}
 
 
 def lists(loader):
