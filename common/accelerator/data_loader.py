@@ -66,9 +66,8 @@ def prepare_data_loader(
         split_batches, even_batches, non_blocking, use_seedable_sampler, data_seed: see DataLoaderConfiguration.
         rng_types: generators to take over from rank 0 at the start of every pass: "torch", "cuda", and "generator",
             the sampler's or the data set's. A dispatching loader takes over none, as in the original.
-        dispatch_batches: the main process reads for all, see DataLoaderDispatcher; by default for streams, if
-            `put_on_device` is on.
-        slice_fn_for_dispatch: see DataLoaderDispatcher.
+        dispatch_batches, slice_fn_for_dispatch: the main process reads for all, see DataLoaderDispatcher; by default
+            for streams, if `put_on_device` is on.
         use_stateful_dataloader: checkpoints hold the loader's position, see `resumption.py`.
 
     Raises:

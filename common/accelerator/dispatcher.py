@@ -110,7 +110,12 @@ class DataLoaderDispatcher(DataLoaderShard):
         """
         world_size = self.state.num_processes
         first_rows = None
+        undivided_rows = 0
         for batch in batches:
+            if undivided_rows > 0:  # Only the last step can be filled up.
+                raise ValueError(
+                    f"a step of {undivided_rows} samples cannot be divided by {world_size} processes: {READ_EVERYWHERE}"
+                )
             if first_rows is None and not self._drop_last:
                 first_rows = self._slice(batch, 0, world_size)
                 if isinstance(this_pass, StatefulPass):
@@ -118,10 +123,7 @@ class DataLoaderDispatcher(DataLoaderShard):
             num_real = count_rows(batch)
             share, extra_rows = divmod(num_real, world_size)
             if extra_rows > 0:
-                if next(batches, None) is not None:
-                    raise ValueError(
-                        f"a step of {num_real} samples cannot be divided by {world_size} processes: {READ_EVERYWHERE}"
-                    )
+                undivided_rows = num_real
                 if not self._drop_last:
                     share += 1
                     batch = fill_up(batch, first_rows, least_rows=share * world_size)

@@ -34,7 +34,7 @@ class Pass:
         """True if the batch that was yielded last is the last one of the epoch."""
         return self.step > self.first_step and self.read_ahead is None
 
-    def steps_of(self, batches: Any, batches_per_step: int) -> Iterator[Step]:
+    def draw_steps(self, batches: Any, batches_per_step: int) -> Iterator[Step]:
         """The steps of this pass. Each has `batches_per_step` of the `batches` of sample numbers.
 
         A sampler may draw random numbers in its own `iter`, which is called now or, as in the original, behind a
@@ -108,7 +108,7 @@ class PassSampler:
     def __iter__(self) -> Iterator[Any]:
         """The sample numbers of each batch. Torch draws its seed between this call and the first of them."""
         self.kept_steps.clear()  # A pass over the same workers that ended early may have left some.
-        return self._keep(self.progress.current.steps_of(self.batches, self.batches_per_step))
+        return self._keep(self.progress.current.draw_steps(self.batches, self.batches_per_step))
 
     def _keep(self, steps: Iterator[Step]) -> Iterator[Any]:
         for step in steps:

@@ -92,10 +92,10 @@ class StatefulPass(Pass):
         self.drawn_from = start.drawn_from
         self.first_rows: Any = None
 
-    def steps_of(self, batches: Any, batches_per_step: int) -> Iterator[Step]:
+    def draw_steps(self, batches: Any, batches_per_step: int) -> Iterator[Step]:
         """As those of a Pass, but always drawn after torch's seed: workers that stay alive get no second one."""
         self.begin_order(sampler_chain(batches)[-1])
-        yield from super().steps_of(batches, batches_per_step)
+        yield from super().draw_steps(batches, batches_per_step)
 
     def begin_order(self, sampler: Any) -> None:
         """Note the states from which `sampler` draws the order; in a resumed pass, go back to those that were noted.
@@ -144,7 +144,7 @@ class StatefulProgress(Progress):
     """The Progress of a loader with `use_stateful_dataloader`.
 
     Attributes:
-        loaded: the Position in the last checkpoint that was loaded, unless it is the beginning of an epoch.
+        loaded: the Position in the last checkpoint that was loaded, if it has one.
     """
 
     loaded: Position | None = None
@@ -159,7 +159,7 @@ class StatefulProgress(Progress):
         return StatefulPass(loaded)
 
 
-def exact_state(loader: Any) -> dict[str, Any]:
+def state_with_position(loader: Any) -> dict[str, Any]:
     """The `state_dict` of a DataLoaderShard with `use_stateful_dataloader`."""
     sampler = loader.samplers[-1]
     return loader.progress.current.position()._asdict() | {
@@ -171,14 +171,13 @@ def exact_state(loader: Any) -> dict[str, Any]:
     }
 
 
-def load_exact_state(loader: Any, state: dict[str, Any]) -> None:
-    """Let the next pass over a DataLoaderShard continue at an `exact_state`; at `{}`, where it would begin anyway."""
+def load_state_with_position(loader: Any, state: dict[str, Any]) -> None:
+    """Let the next pass over a DataLoaderShard continue at a `state_with_position`, or begin as it would at `{}`."""
     loader.progress.loaded = None
     if not state:
         return
     position = _position_for(loader, state)
-    if position.step > 0:  # Of the beginning of an epoch, its number says all.
-        loader.progress.loaded = position
+    loader.progress.loaded = position
     loader.iteration = position.epoch + 1 if position.is_over else position.epoch
     sampler = loader.samplers[-1]
     if isinstance(sampler, SeedableRandomSampler):

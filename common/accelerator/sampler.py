@@ -176,12 +176,12 @@ class BatchSamplerShard(BatchSampler):
 
     def _batches_of_one_size(self) -> Iterator[list]:
         """All batches, without a smaller one that `drop_last` drops. Raise a ValueError where samples would be lost."""
-        has_small_batch = False
+        is_small = False
         for batch in self.batch_sampler:
-            if len(batch) > self.batch_size or (has_small_batch and self.even_batches):
+            # With `even_batches` the batch before must have been a full one: only the last one can be filled up.
+            if len(batch) > self.batch_size or (is_small and self.even_batches):
                 raise ValueError("batches of different sizes need even_batches=False, without split_batches")
             is_small = len(batch) < self.batch_size
-            has_small_batch = has_small_batch or is_small
             if not (is_small and self.drop_last):
                 yield batch
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from .operations import send_to_device
 from .position import Pass, PassSampler, Progress
-from .resumption import StatefulProgress, exact_state, load_exact_state, resume_reading
+from .resumption import StatefulProgress, load_state_with_position, resume_reading, state_with_position
 from .sampler import (
     BatchSamplerShard,
     SeedableRandomSampler,
@@ -208,7 +208,7 @@ class DataLoaderShard(DataLoader):
         of the generators. Outside of a loop, also after a `break`, the position is the beginning of the epoch.
         """
         if self.use_stateful_dataloader:
-            return exact_state(self)
+            return state_with_position(self)
         sampler = self.samplers[-1]
         if not isinstance(sampler, SeedableRandomSampler):
             return {}
@@ -228,7 +228,7 @@ class DataLoaderShard(DataLoader):
         """
         self.progress.follows_checkpoint = True
         if self.use_stateful_dataloader:
-            load_exact_state(self, state_dict)
+            load_state_with_position(self, state_dict)
         elif state_dict:
             self.samplers[-1].initial_seed = state_dict["sampler_seed"]
             self.set_epoch(state_dict["epoch"])
