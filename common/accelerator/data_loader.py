@@ -56,8 +56,9 @@ def prepare_data_loader(
     """The loader for one process: its share of the batches that `dataloader` would make on a single one.
 
     The script's sampler draws the order. With `use_seedable_sampler`, a RandomSampler is replaced by one whose order
-    depends on `data_seed` and the epoch alone. The default of `data_seed` is a collective: it is the seed of rank 0. On
-    several processes a sampler without a generator may get one. Both are put into the script's own batch sampler.
+    depends on `data_seed` and the epoch alone. By default that is the seed of rank 0, which makes this a collective. On
+    several processes a sampler without a generator may get one, see DATA.md. Both are put into the script's own sampler
+    or batch sampler.
 
     Args:
         dataloader: what a single process would iterate over.
@@ -187,7 +188,7 @@ def _make_seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRan
 
 
 def _order_comes_from_rank_0(sampler: Any, use_seedable_sampler: bool) -> bool:
-    """True if the processes take over the state of the sampler's generator from rank 0. It may be a collective.
+    """True if the processes take over the state of the sampler's generator from rank 0. It may gather the seeds of all.
 
     The sampler is that of the script's batch sampler. As in the original, one that lies deeper takes over nothing.
     """

@@ -46,7 +46,7 @@ def resume_reading(loader: Any, this_pass: Pass) -> Iterator[Step]:
     order is lost: the sampler draws another one, as in the original.
     """
     is_known = isinstance(loader.dataset, IterableDataset) or follows_from_epoch(loader.samplers)
-    is_saved = isinstance(this_pass, StatefulPass) and this_pass.drawn_from is not None
+    is_saved = isinstance(this_pass, StatefulPass) and this_pass.start.drawn_from is not None
     if not is_known and not is_saved:
         logger.warning(
             "the order of the interrupted epoch is lost: in DataLoaderConfiguration, use_seedable_sampler=True "
@@ -98,20 +98,18 @@ class StatefulPass(Pass):
         yield from super().draw_steps(batches, batches_per_step)
 
     def begin_order(self, sampler: Any) -> None:
-        """Note the states from which `sampler` draws the order; in a resumed pass, go back to those that were noted.
+        """Note the states from which `sampler` draws the order. A resumed pass goes back first to those that are saved.
 
         On several processes `prepare` has given the sampler a generator. It is taken away if the order was drawn on one
         process, where it has none. `restored_generators` puts it back.
         """
-        generator = generator_of(sampler)
-        if self.drawn_from is None:
-            self.drawn_from = torch.get_rng_state(), state_of(generator)
-            return
-        torch_state, sampler_state = self.drawn_from
-        torch.set_rng_state(torch_state)
-        set_state(generator, sampler_state)
-        if generator is not None and sampler_state is None:
-            sampler.generator = None
+        if self.start.drawn_from is not None:
+            torch_state, sampler_state = self.start.drawn_from
+            torch.set_rng_state(torch_state)
+            set_state(generator_of(sampler), sampler_state)
+            if generator_of(sampler) is not None and sampler_state is None:
+                sampler.generator = None
+        self.drawn_from = torch.get_rng_state(), state_of(generator_of(sampler))
 
     def put_back_read_ahead(self, steps: Iterator[Step]) -> Iterator[Step]:
         """`steps`, of which the first is read now. It gets the content that the saved run had read ahead, if any."""
@@ -259,7 +257,7 @@ def put_back(content: list | None, batch: Any) -> Any:
         return batch
     new_leaves = list(leaves(batch))
     if len(new_leaves) != len(content):
-        logger.warning("the saved batch does not fit the one read now: its augmentations differ from the first run's")
+        logger.warning("the saved batch does not fit the one read now: other augmentations", main_process_only=False)
         return batch
     for place, saved in enumerate(content):
         if saved is not None:
