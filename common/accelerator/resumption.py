@@ -257,7 +257,7 @@ def put_back(content: list | None, batch: Any) -> Any:
         return batch
     new_leaves = list(leaves(batch))
     if len(new_leaves) != len(content):
-        logger.warning("the saved batch does not fit the one read now: other augmentations", main_process_only=False)
+        logger.warning("a saved batch is left out: the one read now has other entries", main_process_only=False)
         return batch
     for place, saved in enumerate(content):
         if saved is not None:
