@@ -47,7 +47,7 @@ class Pass:
 
 @dataclass(eq=False)
 class Progress:
-    """The epoch of a loader and the loops over it. What `skip_first_batches` makes of a loader shares its Progress.
+    """The epoch of a loader and the passes over it. The loaders that `skip_first_batches` makes of it share them.
 
     Attributes:
         epoch: the one that the next pass visits.

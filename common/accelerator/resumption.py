@@ -1,9 +1,9 @@
 """How a loader goes on within an epoch after a checkpoint was loaded.
 
-By default a script does it by hand: `loader.set_epoch(e)` and `skip_first_batches(loader, n)`. All here but
-`resume_reading` serves `DataLoaderConfiguration(use_stateful_dataloader=True)`. With it checkpoints hold a Position.
-The next pass continues with the batch after the last one that was yielded: in any order that is drawn as a whole when
-the pass begins, and on any number of processes with the same samples per step.
+By default a script does it by hand: `loader.set_epoch(e)` and `skip_first_batches(loader, n)`. Then `resume_reading`
+takes back the seed that torch draws when the pass begins. With `DataLoaderConfiguration(use_stateful_dataloader=True)`
+checkpoints hold a Position. The next pass continues with the batch after the last one that was yielded: in any order
+that is drawn as a whole when the pass begins, and on any number of processes with the same samples per step.
 
 The order is not saved, but the states of the generators when it was drawn: `drawn_from`, here S. An epoch of six
 batches, with a checkpoint after the third, when the generators are in the states C:

@@ -148,7 +148,8 @@ class BatchSamplerShard(BatchSampler):
         """The batches of this process, each with what is known of its step."""
         full_rows = [self.samples_per_process] * self.num_processes
         first_step: list = []
-        for batches in self._parts_of_batches() if self.split_batches else self._groups_of_batches():
+        whole_steps = self._parts_of_batches() if self.split_batches else self._groups_of_batches()
+        for batches in whole_steps:
             first_step = first_step or batches
             rows = [len(batch) for batch in batches]
             short_step = None
