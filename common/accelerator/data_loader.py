@@ -56,9 +56,11 @@ def prepare_data_loader(
     """The loader for one process: its share of the batches that `dataloader` would make on a single one.
 
     The script's sampler draws the order. With `use_seedable_sampler`, a RandomSampler is replaced by one whose order
-    depends on `data_seed` and the epoch alone. By default that is the seed of rank 0, which makes this a collective. On
-    several processes a sampler without a generator may get one, see DATA.md. Both are put into the script's own sampler
-    or batch sampler.
+    depends on `data_seed` and the epoch alone. On several processes another sampler without a generator may get one,
+    see DATA.md. The new sampler or generator is put into the script's own batch sampler or sampler.
+
+    `use_seedable_sampler` makes this a collective: the default of `data_seed` is the seed of rank 0, and with samplers
+    of other kinds the seeds of all processes are compared.
 
     Args:
         dataloader: what a single process would iterate over.
@@ -92,7 +94,7 @@ def prepare_data_loader(
     process_index = state.process_index if process_index is None else process_index
     index_sampler = index_sampler_of(dataloader)
     _check_sharing(dataloader, num_processes, split_batches, dispatch_batches)
-    settings: dict[str, Any] = {
+    common: dict[str, Any] = {  # These are for every prepared loader, and `loading` for torch's own part of it.
         "skip_batches": _steps_skipped_by(dataloader, batches_per_step=1 if split_batches else num_processes),
         "use_stateful_dataloader": use_stateful_dataloader,
         "_drop_last": dataloader.drop_last,
@@ -102,25 +104,27 @@ def prepare_data_loader(
         index_sampler = _replace_random_sampler(index_sampler, data_seed)
 
     if dispatch_batches:
-        settings |= loading_arguments(dataloader, index_sampler)
+        loading = loading_arguments(dataloader, index_sampler)
         # As in the original, the seed that torch's loader draws comes from torch's generator.
-        settings["generator"] = None
-        return DataLoaderDispatcher(dataset, split_batches, slice_fn=slice_fn_for_dispatch, **settings)
+        loading["generator"] = None
+        return DataLoaderDispatcher(dataset, split_batches, slice_fn=slice_fn_for_dispatch, **loading, **common)
 
-    sharing = (num_processes, process_index, split_batches, even_batches)
     synchronized_generator = None
     if num_processes == 1:
-        settings |= loading_arguments(dataloader, index_sampler)
+        loading = loading_arguments(dataloader, index_sampler)
     elif is_stream:
         synchronized_generator = generator_of(dataset)
-        settings |= loading_arguments(dataloader, None)
-        batches = BatchSampler(dataset, settings["batch_size"], dataloader.drop_last)
-        dataset = StreamShard(dataset, BatchSamplerShard(batches, *sharing))
-        settings["batch_size"] = dataset.shard.samples_per_process
+        loading = loading_arguments(dataloader, None)
+        batches = BatchSampler(dataset, loading["batch_size"], loading["drop_last"])
+        shard = BatchSamplerShard(batches, num_processes, process_index, split_batches, even_batches)
+        loading["batch_size"] = shard.samples_per_process
+        dataset = StreamShard(dataset, shard)
     else:
-        settings |= loading_arguments(dataloader, BatchSamplerShard(index_sampler, *sharing))
+        shard = BatchSamplerShard(index_sampler, num_processes, process_index, split_batches, even_batches)
+        loading = loading_arguments(dataloader, shard)
+        # As in the original, a sampler that lies deeper, within a second batch sampler, gets no generator.
         sampler = getattr(index_sampler, "sampler", None)
-        if _order_comes_from_rank_0(sampler, use_seedable_sampler):
+        if not use_seedable_sampler or (_draws_without_replacement(sampler) and _seeds_differ_between_ranks()):
             synchronized_generator = _provide_generator(sampler)
     if rng_types is not None and synchronized_generator is None:
         rng_types = [kind for kind in rng_types if kind != "generator"]
@@ -129,7 +133,8 @@ def prepare_data_loader(
         device=device if put_on_device else None,
         rng_types=rng_types,
         synchronized_generator=synchronized_generator,
-        **settings,
+        **loading,
+        **common,
     )
 
 
@@ -145,8 +150,7 @@ def _check_sharing(dataloader: DataLoader, num_processes: int, split_batches: bo
     sampler = sampler_chain(index_sampler)[-1]
     if isinstance(sampler, (DistributedSampler, DistributedEvalSampler)):
         raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
-    makes_batches = dataloader.batch_sampler is not None or getattr(index_sampler, "batch_size", None) is not None
-    if not dispatch_batches and not makes_batches:
+    if not dispatch_batches and not _makes_batches(dataloader):
         raise ValueError("on several processes a loader needs batches to share: batch_size=None makes none")
     stream = dataloader.dataset
     if seems_sharded_by_rank(stream, num_processes):
@@ -155,6 +159,14 @@ def _check_sharing(dataloader: DataLoader, num_processes: int, split_batches: bo
             "lost, because a prepared loader deals all samples out by itself. Let the stream yield all of them, or "
             "leave its loader unprepared"
         )
+
+
+def _makes_batches(dataloader: DataLoader) -> bool:
+    """True if the loader reads batches of samples. With `batch_size=None`, SkipBatchSamplers also skip single ones."""
+    index_sampler = index_sampler_of(dataloader)
+    while isinstance(index_sampler, SkipBatchSampler):
+        index_sampler = index_sampler.batch_sampler
+    return dataloader.batch_sampler is not None or isinstance(index_sampler, BatchSampler)
 
 
 def _steps_skipped_by(dataloader: DataLoader, batches_per_step: int) -> int:
@@ -187,26 +199,22 @@ def _make_seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRan
     )
 
 
-def _order_comes_from_rank_0(sampler: Any, use_seedable_sampler: bool) -> bool:
-    """True if the processes take over the state of the sampler's generator from rank 0. It may gather the seeds of all.
+def _draws_without_replacement(sampler: Any) -> bool:
+    """True for a sampler of which processes with different seeds would draw different orders, and so lose samples."""
+    if not hasattr(sampler, "generator") or isinstance(sampler, SeedableRandomSampler):
+        return False
+    return not getattr(sampler, "replacement", False)
 
-    The sampler is that of the script's batch sampler. As in the original, one that lies deeper takes over nothing.
-    """
-    if not hasattr(sampler, "generator"):
-        return False
-    if not use_seedable_sampler:
-        return True
-    # As in the original, nothing is taken over then. But from different seeds the processes would draw different
-    # orders, and without replacement samples would be lost.
-    if isinstance(sampler, SeedableRandomSampler) or getattr(sampler, "replacement", False):
-        return False
+
+def _seeds_differ_between_ranks() -> bool:
+    """True if the processes have seeded torch differently. A collective."""
     seeds = gather_object([torch.initial_seed()])
     return len(set(seeds)) > 1
 
 
 def _provide_generator(sampler: Any) -> torch.Generator | None:
-    """The generator of `sampler`: its own, or a new one, seeded from torch's; None if its own is not one of torch."""
-    if sampler.generator is None:
+    """The generator of torch that `sampler` draws from, if it can have one; a new one is seeded from torch's."""
+    if hasattr(sampler, "generator") and sampler.generator is None:
         sampler.generator = torch.Generator()
         seed = torch.empty((), dtype=torch.int64).random_()
         sampler.generator.manual_seed(int(seed))
@@ -232,9 +240,9 @@ def skip_first_batches(dataloader: DataLoader, num_batches: int = 0) -> DataLoad
 
     If `dataloader` is prepared, these are batches of every process: whole steps. Then both loaders have the same epoch:
     after a pass over either, each visits the next one. A script resumes in the middle of epoch e with `load_state`,
-    `loader.set_epoch(e)` and this. In sequential and seedable orders the batches that were left follow, and torch's
-    generator stays as the checkpoint had it, so dropout goes on too. In other random orders the rest of another epoch
-    follows, with a warning. A stream is read again up to there.
+    `loader.set_epoch(e)` and this. In sequential and seedable orders the batches that the interrupted run had not
+    yielded follow, and torch's generator stays as the checkpoint had it, so dropout goes on too. In other random orders
+    the rest of another epoch follows, with a warning. A stream is read again up to there.
     """
     if isinstance(dataloader, DataLoaderShard):
         return dataloader.without_first(num_batches)

@@ -9,7 +9,6 @@ from torch.utils.data import DataLoader
 
 from .operations import RemoteError, broadcast_object_list, run_on_all_ranks
 from .position import Pass
-from .resumption import StatefulPass
 from .rows import READ_EVERYWHERE, check_rows, count_rows, fill_up, join_batches, slice_rows
 from .sampler import ShortStep, Step, groups_of
 from .shard import DataLoaderShard
@@ -73,11 +72,11 @@ class DataLoaderDispatcher(DataLoaderShard):
         """This process's part of the steps that the main process reads."""
         if self.state.is_main_process:
             steps = run_on_all_ranks(partial(super()._read, this_pass))
-            return self._send_steps(self._whole_steps(self._joined_batches(steps), this_pass))
+            batches = self._joined_batches(step.content for step in steps)
+            return self._send_steps(self._whole_steps(batches, this_pass))
         run_on_all_ranks(self._draw_torchs_seed)
-        if isinstance(this_pass, StatefulPass):
-            # The checkpoint of this process says how the order was drawn, too: a resumed run may read on every process.
-            this_pass.begin_order(self.samplers[-1])
+        # The checkpoint of this process says how the order was drawn, too: a resumed run may read on every process.
+        this_pass.begin_order(self.samplers[-1])
         return self._receive_steps()
 
     def _draw_torchs_seed(self) -> None:
@@ -92,10 +91,9 @@ class DataLoaderDispatcher(DataLoaderShard):
         elif is_new_reader:  # Workers that stay alive, with their reader, get no second seed.
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
 
-    def _joined_batches(self, steps: Iterator[Step]) -> Iterator[Any]:
-        """On the main process: the batch of each step, joined from batches of the script's loader."""
-        for group in groups_of(steps, self.batches_per_step):
-            parts = [step.content for step in group]
+    def _joined_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """On the main process: the batch of each step, joined from `batches` of the script's loader."""
+        for parts in groups_of(batches, self.batches_per_step):
             if self._drop_last and len(parts) < self.batches_per_step:
                 return
             if self.slice_fn is slice_rows:  # A script's own function knows which rows belong together.
@@ -110,20 +108,17 @@ class DataLoaderDispatcher(DataLoaderShard):
         """
         world_size = self.state.num_processes
         first_rows = None
-        undivided_rows = 0
         for batch in batches:
-            if undivided_rows > 0:  # Only the last step can be filled up.
-                raise ValueError(
-                    f"a step of {undivided_rows} samples cannot be divided by {world_size} processes: {READ_EVERYWHERE}"
-                )
             if first_rows is None and not self._drop_last:
-                first_rows = self._slice(batch, 0, world_size)
-                if isinstance(this_pass, StatefulPass):
-                    first_rows = this_pass.keep_first_rows(first_rows)
+                first_rows = this_pass.keep_first_rows(self._slice(batch, 0, world_size))
             num_real = count_rows(batch)
             share, extra_rows = divmod(num_real, world_size)
             if extra_rows > 0:
-                undivided_rows = num_real
+                next_batch = next(batches, None)
+                if next_batch is not None:
+                    raise ValueError(
+                        f"a step of {num_real} samples cannot be divided by {world_size} processes: {READ_EVERYWHERE}"
+                    )
                 if not self._drop_last:
                     share += 1
                     batch = fill_up(batch, first_rows, least_rows=share * world_size)

@@ -15,15 +15,17 @@ class Pass:
         epoch: the one that it visits.
         first_step: how many steps of the epoch it leaves out before its first batch.
         is_resumed: True if it is the first one after a checkpoint was loaded, and begins within an epoch.
+        has_saved_order: True if that checkpoint says how the order of the epoch was drawn. Only a StatefulPass has one.
         step: how many steps of the epoch were left out or yielded.
         short_step: the ShortStep of the step that was yielded last, if it has one.
         read_ahead: the step that was read and not yielded; None after the last one.
     """
 
-    def __init__(self, epoch: int, first_step: int) -> None:
+    def __init__(self, epoch: int, first_step: int, is_resumed: bool) -> None:
         self.epoch = epoch
         self.first_step = first_step
-        self.is_resumed = False
+        self.is_resumed = is_resumed
+        self.has_saved_order = False
         # The loop sets these for each batch that it yields.
         self.step = first_step
         self.short_step: ShortStep | None = None
@@ -37,12 +39,29 @@ class Pass:
     def draw_steps(self, batches: Any, batches_per_step: int) -> Iterator[Step]:
         """The steps of this pass. Each has `batches_per_step` of the `batches` of sample numbers.
 
-        A sampler may draw random numbers in its own `iter`, which is called now or, as in the original, behind a
-        SkipBatchSampler: when the first step is asked for.
+        A sampler may draw random numbers in its own `iter`. As in the original, it is called now, before torch draws
+        its seed, on one process that leaves out no step. Otherwise it is called when the first step is asked for.
         """
         if self.first_step > 0:
             batches = SkipBatchSampler(batches, self.first_step * batches_per_step)
         return steps_of(batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state for a checkpoint: the epoch that a run begins with when it loads it."""
+        return {"epoch": self.epoch + 1 if self.end_of_dataloader else self.epoch}
+
+    # These three are for a StatefulPass, which goes on with exactly what the saved run had. They change nothing here.
+
+    def begin_order(self, sampler: Any) -> None:
+        """Called when `sampler` is about to draw the order."""
+
+    def put_back_read_ahead(self, steps: Iterator[Step]) -> Iterator[Step]:
+        """The `steps` of a resumed pass, the first with the batch that the saved run had read ahead."""
+        return steps
+
+    def keep_first_rows(self, rows: Any) -> Any:
+        """The rows that fill up a dispatched last step; `rows` are those of the first step of this pass."""
+        return rows
 
 
 @dataclass(eq=False)
@@ -53,13 +72,14 @@ class Progress:
         epoch: the one that the next pass visits.
         first_step: how many steps were left out of every epoch when the loader was prepared.
         passes: those that have begun and not ended. A script may begin one within another. The current one stands last.
-        follows_checkpoint: True if a checkpoint was loaded and no pass has begun since then.
+        checkpoint: the `state_dict` of a pass, if it was loaded and no pass has begun since then. A checkpoint that
+            holds nothing of the loader gives `{}`.
     """
 
     epoch: int = 0
     first_step: int = 0
     passes: list[Pass] = field(default_factory=list)
-    follows_checkpoint: bool = False
+    checkpoint: dict[str, Any] | None = None
 
     @property
     def current(self) -> Pass:
@@ -68,15 +88,19 @@ class Progress:
 
     def next_pass(self, first_step: int) -> Pass:
         """The next pass, over a loader that leaves out so many steps of every epoch."""
-        return Pass(self.epoch, first_step)
+        return Pass(self.epoch, first_step, is_resumed=self.checkpoint is not None and first_step > self.first_step)
 
     def begin_pass(self, first_step: int) -> Pass:
         """Begin the next pass, over a loader that leaves out so many steps of every epoch."""
         this_pass = self.next_pass(first_step)
-        this_pass.is_resumed = self.follows_checkpoint and this_pass.first_step > self.first_step
-        self.follows_checkpoint = False
+        self.checkpoint = None
         self.passes.append(this_pass)
         return this_pass
+
+    def follow_checkpoint(self, state: dict[str, Any]) -> None:
+        """Let the next pass go on from the `state_dict` of a pass. With `{}` it begins at the start of its epoch."""
+        self.checkpoint = state
+        self.epoch = state.get("epoch", self.epoch)
 
     def make_current(self, this_pass: Pass) -> None:
         """Note that `this_pass`, which has begun, yields a batch now."""

@@ -1,9 +1,8 @@
-"""How a loader goes on within an epoch after a checkpoint was loaded.
+"""Exact resumption: how a loader goes on within an epoch, as if it had not been stopped.
 
-By default a script does it by hand: `loader.set_epoch(e)` and `skip_first_batches(loader, n)`. Then `resume_reading`
-takes back the seed that torch draws when the pass begins. With `DataLoaderConfiguration(use_stateful_dataloader=True)`
-checkpoints hold a Position. The next pass continues with the batch after the last one that was yielded: in any order
-that is drawn as a whole when the pass begins, and on any number of processes with the same samples per step.
+With `DataLoaderConfiguration(use_stateful_dataloader=True)` checkpoints hold a Position. The next pass continues with
+the batch after the last one that was yielded: in any order that is drawn as a whole when the pass begins, and on any
+number of processes with the same samples per step.
 
 The order is not saved, but the states of the generators when it was drawn: `drawn_from`, here S. An epoch of six
 batches, with a checkpoint after the third, when the generators are in the states C:
@@ -21,41 +20,19 @@ content in the place of the new one (`put_back`).
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import IterableDataset
 
 from common.nested import leaves, replace_leaves
 
 from .logging import get_logger
 from .position import Pass, Progress
-from .sampler import SeedableRandomSampler, Step, follows_from_epoch, generator_of, sampler_chain
-from .state import PartialState
+from .sampler import Step, generator_of, sampler_chain
 from .utils.random import get_random_states, set_random_states
 
 logger = get_logger(__name__)
-
-
-def resume_reading(loader: Any, this_pass: Pass) -> Iterator[Step]:
-    """The steps of a resumed pass over `loader`, a DataLoaderShard.
-
-    When a pass begins, torch draws a seed. The generators then go back to where `load_state` has put them, unless the
-    order is lost: the sampler draws another one, as in the original.
-    """
-    is_known = isinstance(loader.dataset, IterableDataset) or follows_from_epoch(loader.samplers)
-    is_saved = isinstance(this_pass, StatefulPass) and this_pass.start.drawn_from is not None
-    if not is_known and not is_saved:
-        logger.warning(
-            "the order of the interrupted epoch is lost: in DataLoaderConfiguration, use_seedable_sampler=True "
-            "makes it a function of the epoch; use_stateful_dataloader=True keeps it in checkpoints made in a loop"
-        )
-        return loader.begin_reading(this_pass)
-    with restored_generators(loader):
-        steps = loader.begin_reading(this_pass)
-        return this_pass.put_back_read_ahead(steps) if isinstance(this_pass, StatefulPass) else steps
 
 
 class Position(NamedTuple):
@@ -86,14 +63,18 @@ class StatefulPass(Pass):
         first_rows: the rows that fill up a dispatched last step: on the main process, after the first step was read.
     """
 
-    def __init__(self, start: Position) -> None:
-        super().__init__(start.epoch, start.step)
+    def __init__(self, start: Position, is_resumed: bool) -> None:
+        super().__init__(start.epoch, start.step, is_resumed)
+        self.has_saved_order = start.drawn_from is not None
         self.start = start
         self.drawn_from = start.drawn_from
         self.first_rows: Any = None
 
     def draw_steps(self, batches: Any, batches_per_step: int) -> Iterator[Step]:
-        """As those of a Pass, but always drawn after torch's seed: workers that stay alive get no second one."""
+        """The steps of a Pass, always drawn after torch's seed.
+
+        So `drawn_from` is the state after the seed in every pass, also where workers stay alive and torch draws none.
+        """
         self.begin_order(sampler_chain(batches)[-1])
         yield from super().draw_steps(batches, batches_per_step)
 
@@ -112,7 +93,7 @@ class StatefulPass(Pass):
         self.drawn_from = torch.get_rng_state(), state_of(generator_of(sampler))
 
     def put_back_read_ahead(self, steps: Iterator[Step]) -> Iterator[Step]:
-        """`steps`, of which the first is read now. It gets the content that the saved run had read ahead, if any."""
+        """The `steps`. The first is read now, and gets the content that the saved run had read ahead, if any."""
         first = next(steps, None)
         if first is None:
             return steps
@@ -123,11 +104,11 @@ class StatefulPass(Pass):
         self.first_rows = put_back(self.start.first_rows, rows)
         return self.first_rows
 
-    def position(self) -> Position:
-        """The position after the batch that was yielded last, or at the beginning of the pass."""
+    def state_dict(self) -> dict[str, Any]:
+        """The Position after the batch that was yielded last, or at the beginning of the pass."""
         if self.step == self.first_step:
-            return self.start
-        return Position(
+            return self.start._asdict()
+        position = Position(
             epoch=self.epoch,
             step=self.step,
             is_over=self.end_of_dataloader,
@@ -135,77 +116,61 @@ class StatefulPass(Pass):
             read_ahead=None if self.read_ahead is None else content_of(self.read_ahead.content),
             first_rows=content_of(self.first_rows),
         )
+        return position._asdict()
 
 
-@dataclass(eq=False)
 class StatefulProgress(Progress):
-    """The Progress of a loader with `use_stateful_dataloader`.
-
-    Attributes:
-        loaded: the Position in the last checkpoint that was loaded, if it has one.
-    """
-
-    loaded: Position | None = None
+    """The Progress of a loader with `use_stateful_dataloader`."""
 
     def next_pass(self, first_step: int) -> StatefulPass:
-        loaded = self.loaded if self.follows_checkpoint else None
-        if loaded is None or loaded.epoch != self.epoch:
-            return StatefulPass(Position(self.epoch, first_step))
-        is_skipped_by_script = first_step > self.first_step
-        if is_skipped_by_script and first_step != loaded.step:  # There the batch that was read ahead is no use.
-            loaded = loaded._replace(step=first_step, read_ahead=None)
-        return StatefulPass(loaded)
+        start = Position(self.epoch, first_step)
+        loaded = self.checkpoint
+        if loaded and loaded["epoch"] == self.epoch and loaded["step"] > 0:
+            start = Position(**{name: loaded[name] for name in Position._fields})
+            is_skipped_by_script = first_step > self.first_step
+            if is_skipped_by_script and first_step != start.step:
+                # The script knows better where to go on. There the batch that was read ahead is of no use.
+                start = start._replace(step=first_step, is_over=False, read_ahead=None)
+        return StatefulPass(start, is_resumed=self.checkpoint is not None and start.step > self.first_step)
+
+    def follow_checkpoint(self, state: dict[str, Any]) -> None:
+        super().follow_checkpoint(state)
+        if state.get("is_over"):
+            self.epoch += 1
 
 
-def state_with_position(loader: Any) -> dict[str, Any]:
-    """The `state_dict` of a DataLoaderShard with `use_stateful_dataloader`."""
-    sampler = loader.samplers[-1]
-    return loader.progress.current.position()._asdict() | {
-        "process": _process_of(loader),
-        "step_size": loader.total_batch_size,
-        "sampler_seed": sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None,
+def in_steps_of(process: tuple[int, int], step_size: int, state: dict[str, Any]) -> dict[str, Any]:
+    """The `state` of a loader in steps of `step_size` samples. `process` is the one that loads it.
+
+    Raises:
+        ValueError: if the samples yielded before are no whole number of such steps.
+    """
+    samples = state["step"] * state["step_size"]
+    step, rest = divmod(samples, step_size)
+    if rest:
+        raise ValueError(f"{samples} samples of epoch {state['epoch']} are no whole number of steps of {step_size}")
+    if (state["process"], state["step_size"]) == (process, step_size):
+        return state
+    # The batch that was read ahead is one of another process, or of another size.
+    return state | {"step": step, "read_ahead": None}
+
+
+def generator_states(sampler: Any, loader_generator: torch.Generator | None) -> dict[str, torch.Tensor | None]:
+    """The states of the generators that a loader draws from, beside torch's, for its `state_dict`."""
+    return {
         "sampler_generator": state_of(generator_of(sampler)),
-        "loader_generator": state_of(loader.generator),
+        "loader_generator": state_of(loader_generator),
     }
 
 
-def load_state_with_position(loader: Any, state: dict[str, Any]) -> None:
-    """Let the next pass over a DataLoaderShard continue at a `state_with_position`, or begin as it would at `{}`."""
-    loader.progress.loaded = None
-    if not state:
-        return
-    position = _position_for(loader, state)
-    loader.progress.loaded = position
-    loader.iteration = position.epoch + 1 if position.is_over else position.epoch
-    sampler = loader.samplers[-1]
-    if isinstance(sampler, SeedableRandomSampler):
-        sampler.initial_seed = state["sampler_seed"]
+def load_generator_states(state: dict[str, Any], sampler: Any, loader_generator: torch.Generator | None) -> None:
+    """Put the generators into the states that `generator_states` has noted."""
     sampler_state = state["sampler_generator"]
     # The checkpoint's run had several processes, so `prepare` gave the sampler a generator. On one it gives none.
     if sampler_state is not None and hasattr(sampler, "generator") and sampler.generator is None:
         sampler.generator = torch.Generator()
     set_state(generator_of(sampler), sampler_state)
-    set_state(loader.generator, state["loader_generator"])
-
-
-def _position_for(loader: Any, state: dict[str, Any]) -> Position:
-    """The Position in the steps of `loader`, which may have another size than those of the checkpoint."""
-    samples = state["step"] * state["step_size"]
-    step_size = loader.total_batch_size
-    step, rest = divmod(samples, step_size)
-    if rest:
-        raise ValueError(f"{samples} samples of epoch {state['epoch']} are no whole number of steps of {step_size}")
-    position = Position(**{name: state[name] for name in Position._fields})._replace(step=step)
-    if (state["process"], state["step_size"]) != (_process_of(loader), step_size):
-        # The batch that was read ahead is one of another process, or of another size.
-        position = position._replace(read_ahead=None)
-    return position
-
-
-def _process_of(loader: Any) -> tuple[int, int]:
-    """The process whose batches the loader yields, and the number of processes that share them."""
-    sharing = PartialState() if loader.shard is None else loader.shard
-    return sharing.process_index, sharing.num_processes
+    set_state(loader_generator, state["loader_generator"])
 
 
 def state_of(generator: torch.Generator | None) -> torch.Tensor | None:
@@ -220,14 +185,15 @@ def set_state(generator: torch.Generator | None, state: torch.Tensor | None) -> 
 
 
 @contextmanager
-def restored_generators(loader: Any) -> Iterator[None]:
-    """Restore all generators that `loader` may draw from to where they are now, whatever is done within."""
-    device = loader.device or torch.device("cpu")
-    sampler = loader.samplers[-1]
+def restored_generators(
+    device: torch.device | None, sampler: Any, loader_generator: torch.Generator | None
+) -> Iterator[None]:
+    """Restore all generators to where they are now, whatever is done within. Going on by hand needs it too."""
+    device = device or torch.device("cpu")
     random_states = get_random_states(device)
     sampler_generator = generator_of(sampler)
     sampler_state = state_of(sampler_generator)
-    loader_state = state_of(loader.generator)
+    loader_state = state_of(loader_generator)
     try:
         yield
     finally:
@@ -235,7 +201,7 @@ def restored_generators(loader: Any) -> Iterator[None]:
         if sampler_generator is not None:
             sampler.generator = sampler_generator
         set_state(sampler_generator, sampler_state)
-        set_state(loader.generator, loader_state)
+        set_state(loader_generator, loader_state)
 
 
 def content_of(batch: Any) -> list | None:

@@ -146,21 +146,23 @@ class BatchSamplerShard(BatchSampler):
 
     def steps(self) -> Iterator[Step]:
         """The batches of this process, each with what is known of its step."""
+        # Without a batch size these are None: then every step counts as a short one.
         full_rows = [self.samples_per_process] * self.num_processes
         first_step: list = []
         whole_steps = self._parts_of_batches() if self.split_batches else self._groups_of_batches()
         for batches in whole_steps:
             first_step = first_step or batches
             rows = [len(batch) for batch in batches]
+            shares = batches
             short_step = None
             if rows != full_rows:
                 if self._repeats_samples:
-                    batches = self._filled_up(batches, first_step)
+                    shares = self._filled_up(batches, first_step)
                 elif self.even_batches:  # It is not known how many samples are missing, so whole batches are repeated.
-                    batches = list(islice(chain(batches, cycle(first_step)), self.num_processes))
-                short_step = ShortStep(tuple(map(len, batches)), num_real_all_ranks=sum(rows))
-            if self.process_index < len(batches):
-                yield Step(batches[self.process_index], short_step)
+                    shares = list(islice(chain(batches, cycle(first_step)), self.num_processes))
+                short_step = ShortStep(tuple(map(len, shares)), num_real_all_ranks=sum(rows))
+            if self.process_index < len(shares):
+                yield Step(shares[self.process_index], short_step)
 
     def _parts_of_batches(self) -> Iterator[list]:
         """For each step one batch, in equal parts for the processes: `[0 1 2 3]` becomes `[0 1] [2 3]`."""

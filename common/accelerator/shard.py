@@ -9,21 +9,25 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from .logging import get_logger
 from .operations import send_to_device
 from .position import Pass, PassSampler, Progress
-from .resumption import StatefulProgress, load_state_with_position, resume_reading, state_with_position
+from .resumption import StatefulProgress, generator_states, in_steps_of, load_generator_states, restored_generators
 from .sampler import (
     BatchSamplerShard,
     SeedableRandomSampler,
     ShortStep,
     Step,
+    follows_from_epoch,
     get_sampler,
     index_sampler_of,
     sampler_chain,
 )
-from .state import GradientState
+from .state import GradientState, PartialState
 from .streams import StreamShard, collate_step
 from .utils.random import synchronize_rng_states
+
+logger = get_logger(__name__)
 
 # These arguments of a DataLoader say how it loads, and not what.
 LOADING_OPTIONS = (
@@ -47,6 +51,13 @@ class DataLoaderShard(DataLoader):
 
     One batch is read ahead, as in the original: so the last one is known. When a batch is yielded, data set and
     collator have drawn their random numbers for the next one too.
+
+    The way from a `for` to its batches, in the order of the calls:
+
+        Progress.begin_pass   says which epoch the pass visits, and how many of its steps are left out
+        _begin_reading        takes over the generators of rank 0, and tells the epoch
+        _read                 asks torch's loader for an iterator, which draws a seed; a stream leaves out steps here
+        PassSampler           draws the order, leaves out steps, and puts the batches into their Steps
 
     Args:
         dataset, kwargs: of DataLoader.
@@ -92,7 +103,7 @@ class DataLoaderShard(DataLoader):
         this_pass = progress.begin_pass(self.skipped_steps)
         self.gradient_state._add_dataloader(self)
         try:
-            steps = resume_reading(self, this_pass) if this_pass.is_resumed else self.begin_reading(this_pass)
+            steps = self._resume_reading(this_pass) if this_pass.is_resumed else self._begin_reading(this_pass)
             following = next(steps, None)
             while following is not None:
                 batch, short_step = following
@@ -107,15 +118,33 @@ class DataLoaderShard(DataLoader):
         finally:
             progress.passes.remove(this_pass)
             self.gradient_state._remove_dataloader(self)
-        if this_pass.step > 0:  # As in the original, a pass without batches is no epoch.
+        # As in the original, a pass over no data is no epoch. One that leaves out all steps is the rest of its epoch.
+        if this_pass.step > 0:
             progress.epoch += 1
 
-    def begin_reading(self, this_pass: Pass) -> Iterator[Step]:
+    def _begin_reading(self, this_pass: Pass) -> Iterator[Step]:
         """The steps of the pass, each read when it is asked for."""
         if self.rng_types:
             synchronize_rng_states(self.rng_types, self.synchronized_generator)
         self.set_epoch(this_pass.epoch)
         return self._read(this_pass)
+
+    def _resume_reading(self, this_pass: Pass) -> Iterator[Step]:
+        """The steps of the first pass after a checkpoint was loaded, where it begins within an epoch.
+
+        When a pass begins, torch draws a seed, as the run did before the checkpoint. So the generators go back to where
+        `load_state` has put them.
+        """
+        is_known_order = isinstance(self.dataset, IterableDataset) or follows_from_epoch(self.samplers)
+        if not is_known_order and not this_pass.has_saved_order:
+            # The sampler draws another order. As in the original, no generator goes back then.
+            logger.warning(
+                "the order of the interrupted epoch is lost: in DataLoaderConfiguration, use_seedable_sampler=True "
+                "makes it a function of the epoch; use_stateful_dataloader=True keeps it in checkpoints made in a loop"
+            )
+            return self._begin_reading(this_pass)
+        with restored_generators(self.device, self.samplers[-1], self.generator):
+            return this_pass.put_back_read_ahead(self._begin_reading(this_pass))
 
     def _read(self, this_pass: Pass) -> Iterator[Step]:
         """The steps that this process reads, from where the pass begins."""
@@ -207,14 +236,13 @@ class DataLoaderShard(DataLoader):
         With `use_stateful_dataloader` it holds the position, the batch that this process has read ahead, and the states
         of the generators. Outside of a loop, also after a `break`, the position is the beginning of the epoch.
         """
-        if self.use_stateful_dataloader:
-            return state_with_position(self)
         sampler = self.samplers[-1]
-        if not isinstance(sampler, SeedableRandomSampler):
-            return {}
-        current = self.progress.current
-        epoch = current.epoch + 1 if current.end_of_dataloader else current.epoch
-        return {"epoch": epoch, "sampler_seed": sampler.initial_seed}
+        seed = sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
+        state = self.progress.current.state_dict() | {"sampler_seed": seed}
+        if self.use_stateful_dataloader:
+            sharing = {"process": self._process, "step_size": self.total_batch_size}
+            return state | sharing | generator_states(sampler, self.generator)
+        return {} if seed is None else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next pass follow a checkpoint. A loader of which the checkpoint holds nothing gets `{}`.
@@ -224,14 +252,20 @@ class DataLoaderShard(DataLoader):
         the next epoch, as in the original; after `set_epoch` with the number of the finished one no batch is left.
 
         Raises:
-            ValueError: if the samples yielded before are no whole number of this loader's steps.
+            ValueError: if a stateful loader has yielded samples that are no whole number of this loader's steps.
         """
-        self.progress.follows_checkpoint = True
+        if self.use_stateful_dataloader and state_dict:
+            state_dict = in_steps_of(self._process, self.total_batch_size, state_dict)
+        self.progress.follow_checkpoint(state_dict)
+        if not state_dict:
+            return
+        sampler = self.samplers[-1]
+        if isinstance(sampler, SeedableRandomSampler):
+            sampler.initial_seed = state_dict["sampler_seed"]
         if self.use_stateful_dataloader:
-            load_state_with_position(self, state_dict)
-        elif state_dict:
-            self.samplers[-1].initial_seed = state_dict["sampler_seed"]
-            self.set_epoch(state_dict["epoch"])
+            load_generator_states(state_dict, sampler, self.generator)
+        else:
+            self.set_epoch(self.iteration)
 
     def get_sampler(self) -> Any:
         """See the function `get_sampler`."""
@@ -247,6 +281,12 @@ class DataLoaderShard(DataLoader):
         """The sampler that deals out the data among processes; None where a loader reads all of them."""
         source = self.dataset.shard if isinstance(self.dataset, StreamShard) else index_sampler_of(self)
         return source if isinstance(source, BatchSamplerShard) else None
+
+    @property
+    def _process(self) -> tuple[int, int]:
+        """The process whose batches these are, and the number of processes that share them."""
+        sharing = PartialState() if self.shard is None else self.shard
+        return sharing.process_index, sharing.num_processes
 
     def __len__(self) -> int:
         """Batches in an epoch on this process, without those that are skipped."""

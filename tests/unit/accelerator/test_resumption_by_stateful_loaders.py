@@ -197,6 +197,9 @@ def test_another_epoch_or_an_explicit_skip_replaces_the_position_of_a_checkpoint
     loader = loaded()
     assert gathered([skip_first_batches(loader, 4)]) == first[4:]
     assert gathered([loader]) == second
+    skipping = prepared("a stream that skips")
+    skipping.load_state_dict(prepared("a stream").state_dict())
+    assert gathered([skipping]) == list(range(12, N))
 
 
 def test_a_skip_in_the_finished_epoch_of_a_checkpoint_begins_where_it_is_not_over():
@@ -217,6 +220,7 @@ def test_a_checkpoint_made_while_the_rest_of_an_epoch_is_skipped_to_goes_on():
             state = loader.state_dict()
     loader.load_state_dict(state)
     assert gathered([loader]) == straight[4 * 2 :]
+    assert loader.progress.checkpoint is None, "the batch that it holds would stay for the rest of the run"
 
 
 def test_batches_of_another_size_go_on_with_the_samples_that_are_left():
