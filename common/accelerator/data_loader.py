@@ -78,7 +78,7 @@ def prepare_data_loader(
             loader with `in_order=False`, whose batches come as workers finish them.
         ValueError: for a batch size that cannot be split, and for `dispatch_batches` without `put_on_device`. On
             several processes for a DistributedSampler or DistributedEvalSampler, for a SkipDataLoader that leaves out
-            no whole number of steps and, unless the loader dispatches, for a `batch_size=None`.
+            no whole number of steps and, unless the loader dispatches, for one that makes no batches.
     """
     if torch_device_mesh is not None:
         raise NotImplementedError("torch_device_mesh is out of scope")
@@ -124,6 +124,7 @@ def prepare_data_loader(
         loading = loading_arguments(dataloader, shard)
         # As in the original, a sampler that lies deeper, within a second batch sampler, gets no generator.
         sampler = getattr(index_sampler, "sampler", None)
+        # With `use_seedable_sampler` the original gives none at all. Here it is given where samples would be lost.
         if not use_seedable_sampler or (_draws_without_replacement(sampler) and _seeds_differ_between_ranks()):
             synchronized_generator = _provide_generator(sampler)
     if rng_types is not None and synchronized_generator is None:

@@ -39,8 +39,8 @@ class Pass:
     def draw_steps(self, batches: Any, batches_per_step: int) -> Iterator[Step]:
         """The steps of this pass. Each has `batches_per_step` of the `batches` of sample numbers.
 
-        A sampler may draw random numbers in its own `iter`. As in the original, it is called now, before torch draws
-        its seed, on one process that leaves out no step. Otherwise it is called when the first step is asked for.
+        A sampler may draw random numbers in its own `iter`. As in the original, one process that leaves out no step
+        calls it now, before torch draws its seed. Otherwise it is called when the first step is asked for.
         """
         if self.first_step > 0:
             batches = SkipBatchSampler(batches, self.first_step * batches_per_step)
@@ -72,8 +72,8 @@ class Progress:
         epoch: the one that the next pass visits.
         first_step: how many steps were left out of every epoch when the loader was prepared.
         passes: those that have begun and not ended. A script may begin one within another. The current one stands last.
-        checkpoint: the `state_dict` of a pass, if it was loaded and no pass has begun since then. A checkpoint that
-            holds nothing of the loader gives `{}`.
+        checkpoint: the `state_dict` of the loader that was loaded last; `{}` if a checkpoint was loaded that has none.
+            It is None from the beginning of the next pass on.
     """
 
     epoch: int = 0
@@ -98,7 +98,7 @@ class Progress:
         return this_pass
 
     def follow_checkpoint(self, state: dict[str, Any]) -> None:
-        """Let the next pass go on from the `state_dict` of a pass. With `{}` it begins at the start of its epoch."""
+        """Let the next pass go on from a loader's `state_dict`. With `{}` it begins at the start of its epoch."""
         self.checkpoint = state
         self.epoch = state.get("epoch", self.epoch)
 

@@ -125,11 +125,11 @@ class StatefulProgress(Progress):
     def next_pass(self, first_step: int) -> StatefulPass:
         start = Position(self.epoch, first_step)
         loaded = self.checkpoint
+        # A checkpoint of the beginning of an epoch says no more than its number.
         if loaded and loaded["epoch"] == self.epoch and loaded["step"] > 0:
             start = Position(**{name: loaded[name] for name in Position._fields})
-            is_skipped_by_script = first_step > self.first_step
-            if is_skipped_by_script and first_step != start.step:
-                # The script knows better where to go on. There the batch that was read ahead is of no use.
+            if first_step not in (self.first_step, start.step):
+                # The script skips to another step, where the batch that was read ahead is of no use.
                 start = start._replace(step=first_step, is_over=False, read_ahead=None)
         return StatefulPass(start, is_resumed=self.checkpoint is not None and start.step > self.first_step)
 
@@ -140,11 +140,7 @@ class StatefulProgress(Progress):
 
 
 def in_steps_of(process: tuple[int, int], step_size: int, state: dict[str, Any]) -> dict[str, Any]:
-    """The `state` of a loader in steps of `step_size` samples. `process` is the one that loads it.
-
-    Raises:
-        ValueError: if the samples yielded before are no whole number of such steps.
-    """
+    """The loaded `state` of a loader whose steps have `step_size` samples, of which `process` gets its share."""
     samples = state["step"] * state["step_size"]
     step, rest = divmod(samples, step_size)
     if rest:

@@ -118,7 +118,7 @@ class DataLoaderShard(DataLoader):
         finally:
             progress.passes.remove(this_pass)
             self.gradient_state._remove_dataloader(self)
-        # As in the original, a pass over no data is no epoch. One that leaves out all steps is the rest of its epoch.
+        # As in the original, a pass over no data is no epoch. A pass that leaves out all steps still ends its epoch.
         if this_pass.step > 0:
             progress.epoch += 1
 
