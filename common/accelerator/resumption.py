@@ -140,7 +140,7 @@ class StatefulProgress(Progress):
 
 
 def in_steps_of(process: tuple[int, int], step_size: int, state: dict[str, Any]) -> dict[str, Any]:
-    """The loaded `state` of a loader whose steps have `step_size` samples, of which `process` gets its share."""
+    """The loaded `state` in steps of `step_size` samples, without a batch that another process has read ahead."""
     samples = state["step"] * state["step_size"]
     step, rest = divmod(samples, step_size)
     if rest:
