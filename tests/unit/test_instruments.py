@@ -103,6 +103,7 @@ def test_the_plan_says_on_what_is_computed(level, flags, backend, world_size, pa
 def test_the_result_has_the_keys_of_the_contract(monkeypatch):
     seconds = itertools.count()
     monkeypatch.setattr("common.instruments.clock.time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    monkeypatch.setattr("sys.stderr", None)  # Python has none where no console is. Then there is no bar.
     result, _ = run_level("00_single_gpu", [*SMALL, "--warm-up-steps", "0"])
     assert list(result) == [
         "level", "dataset", "device", "backend", "world_size", "global_batch_size", "epochs", "steps", "seed",
