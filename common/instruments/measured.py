@@ -45,7 +45,7 @@ def measured(
     is_main = get_rank() == 0
     if is_main:
         print(plan_line(args, hardware, train_set, test_set, total_steps), flush=True)
-    shows_bar = is_main and hasattr(sys.stderr, "isatty") and sys.stderr.isatty()  # A program may replace stderr.
+    shows_bar = is_main and hasattr(sys.stderr, "isatty") and sys.stderr.isatty()  # stderr may be None.
     bar = tqdm(total=None if resumes else total_steps, desc=args.script, leave=False, disable=not shows_bar)
     # A hook on DDP would not see level 02's evaluation, which calls the network in it. A hook on a DataParallel's
     # network would run once for each replica.

@@ -96,7 +96,7 @@ class MemoryTracker:
                 self.label(parameter, "parameters")
                 if parameter.grad is not None:
                     self.label(parameter.grad, "gradients")
-                for value in optimizer.state[parameter].values():
+                for value in optimizer.state.get(parameter, {}).values():
                     if isinstance(value, Tensor):
                         self.label(value, "optimizer state")
 

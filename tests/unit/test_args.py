@@ -153,8 +153,7 @@ def test_checkpoints_may_be_made_every_so_many_steps_or_seconds():
 def test_the_folder_of_checkpoints_is_an_absolute_path(given, meant, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", f"{tmp_path}/home")
-    args = parse(FULL, "--checkpoint-dir", given.format(here=tmp_path))
-    assert args.checkpoint_dir == meant.format(here=tmp_path)
+    assert parse(FULL, "--checkpoint-dir", given.format(here=tmp_path)).checkpoint_dir == meant.format(here=tmp_path)
 
 
 def test_without_a_gpu_the_device_is_the_cpu(gpus):
