@@ -30,10 +30,10 @@ def measured(
     it and the weights to the files of `--json` and `--save`. The block has to call `report` at least once.
 
     Args:
-        args: of `prepare_process`.
-        model: wrapped or not. Under FSDP a Trainer moves it to its device later.
-        train_set, test_set: of `common.data.load_data`.
-        resumes: the training continues from a checkpoint. The bar then counts the steps of this run, without an end.
+        args: the flags, as `prepare_process` returns them.
+        model: the network, wrapped or not. Under FSDP a Trainer moves it to its device later.
+        train_set, test_set: the two sets that `common.data.load_data` returns.
+        resumes: True if the training continues from a checkpoint. Its bar counts steps, without an end.
 
     Raises:
         UserError: if a file cannot be written.
@@ -81,9 +81,9 @@ class _Measurement:
 
         Args:
             loss: the epoch's mean training loss over all ranks.
-            eval_loss, accuracy: of the evaluation over all ranks, a mean and a fraction.
+            eval_loss, accuracy: the mean loss and the fraction of right answers in the evaluation, over all ranks.
             evaluated: the number of samples that were evaluated.
-            steps: of the whole training, if it was resumed.
+            steps: the number of optimizer steps of the whole training, if it was resumed.
 
         Raises:
             UserError: if a loss is not finite.

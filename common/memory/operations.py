@@ -154,7 +154,7 @@ class _Copy(torch.autograd.Function):
 
 
 def _copied(tensor: Tensor, device: int | None, category: str) -> Tensor:
-    """A copy of a tensor, charged to a device if memory is tracked."""
+    """A copy of a tensor on a device (None: the host), to which it is charged if memory is tracked."""
     # `_Operations`, the innermost mode, would charge it to the device of `tensor`. The modes around it stay.
     is_tracked = isinstance(_get_current_dispatch_mode(), _Operations)
     with _pop_mode_temporarily() if is_tracked else nullcontext():

@@ -101,7 +101,7 @@ class MemoryTracker:
                         self.label(value, "optimizer state")
 
     def enter_resized_parameters(self, storage: torch.UntypedStorage) -> None:
-        """Enter the new size of a storage of gathered parameters, which was resized without an operation."""
+        """Enter the new size of a storage that FSDP has resized, and label it: it holds gathered parameters."""
         with self._lock:
             allocation = self._allocations.get(storage._cdata)
             if allocation is not None:

@@ -78,7 +78,7 @@ class Calls(TorchFunctionMode):
             return function(*args, **kwargs)
         device = torch.device(kwargs["device"])
         result = function(*args, **(kwargs | {"device": CPU}))
-        # Their data may lie on another device: this is a copy, which may be waited for.
+        # The data of these two may lie on another device: this is a copy, which may be waited for.
         if function in (torch.tensor, torch.as_tensor):
             return self.to(result, device)
         if device != CPU:  # All others, such as `zeros`, make a new tensor on the device.
