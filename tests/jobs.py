@@ -200,6 +200,11 @@ def run_all_to_end(
         return {key: ending.result() for key, ending in endings.items()}
 
 
+def resumed_at(output: str) -> list[int]:
+    """The steps at which runs say that they go on, such as "03_accelerate/train_full: resumed at step 20"."""
+    return [int(step) for step in re.findall(r"resumed at step (\d+)", output)]
+
+
 def on_tmpfs(folder: Path, options: str, *commands: list[str]) -> list[str]:
     """A command that runs `commands` one after another, whatever their exit codes, on a small disk at `folder`.
 

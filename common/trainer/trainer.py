@@ -95,7 +95,7 @@ class Trainer:
     ) -> None:
         self.args = TrainingArguments("tmp_trainer") if args is None else args
         if self.args.eval_strategy != "no" and eval_dataset is None:
-            raise ValueError(f"eval_strategy is {str(self.args.eval_strategy)!r}, but there is no eval_dataset")
+            raise ValueError(f"eval_strategy is {self.args.eval_strategy!r}, but there is no eval_dataset")
         configure_process(self.args)
         self.accelerator = make_accelerator(self.args, model)
         self.is_fsdp_enabled = self.accelerator.state.fsdp_plugin is not None

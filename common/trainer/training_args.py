@@ -46,6 +46,12 @@ class ParallelMode(Enum):
     DISTRIBUTED = "distributed"
 
 
+class Choice(str):
+    """One of several texts. `transformers` has enumerations for them, so scripts also read its `value`."""
+
+    value = property(str)
+
+
 def resolve_steps(setting: float, num_training_steps: int) -> int:
     """A setting in steps; below 1 it is a share of all steps."""
     return int(setting) if setting >= 1 else math.ceil(num_training_steps * setting)
@@ -279,6 +285,7 @@ class TrainingArguments:
             value = getattr(self, name)
             if value not in choices:
                 raise ValueError(f"{name} is {value!r} but must be one of {', '.join(choices)}")
+            setattr(self, name, Choice(getattr(value, "value", value)))
 
     def _check_numbers(self) -> None:
         per_step = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")

@@ -16,10 +16,12 @@ TIMEOUT = 12  # Seconds. The slowest rank may come that late to the first collec
 TRAINING = ["--dataset", "synthetic", "--train-samples", "3200", "--eval-samples", "320", "--batch-size", "32"]
 TRAINING += ["--epochs", "90", "--timeout", str(TIMEOUT)]
 
+# torchrun says "rank : 1 (local_rank: 1)", and below it "exitcode : -9 (pid: 4711) (SIGKILL)".
 KILLED = r"rank +: 1 \(local_rank: 1\)\s+exitcode +: -9 \(pid: \d+\) +\(SIGKILL\)"
 
-# Rank 0 says in which operation it has waited in vain. gloo may also abort the other rank, which got what it did not
-# ask for; torchrun then names that rank and its signal.
+# Rank 0 says in which operation it has waited in vain: "[rank0]:     loss.backward()", and then "[rank0]: RuntimeError:
+# […/pair.cc:538] Connection closed by peer" or "[rank0]: RuntimeError: […] Timed out waiting 12000ms for recv …". gloo
+# may also abort the other rank, which got what it did not ask for; torchrun then names that rank and its signal.
 OPERATION = r"(?s)\[rank0\]: +(loss|accelerator|self\.accelerator)\.backward\(.*"
 LOST_PEER = rf"{OPERATION}\[rank0\]: RuntimeError: .*(Timed out waiting|Connection closed|reset by peer)"
 LOST_OR_ABORTED = rf"{LOST_PEER}|rank +: 1 .*\n +exitcode +: -6 .*SIGABRT"

@@ -1,7 +1,6 @@
 """A job with a killed rank restarts and ends with the same bits. The ranks of a killed torchrun end, too."""
 
 import os
-import re
 import signal
 from functools import cache
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from common import ladder
 from common.processes import free_port
 from common.weights import max_weight_difference
-from tests.jobs import ON_LINUX, job, launcher, newest_checkpoint, run_to_end, script, torchrun
+from tests.jobs import ON_LINUX, job, launcher, newest_checkpoint, resumed_at, run_to_end, script, torchrun
 from tests.levels import run_on_ranks
 
 pytestmark = ON_LINUX
@@ -48,7 +47,7 @@ def test_a_job_with_a_killed_rank_restarts_and_ends_with_the_same_bits(level, st
         assert run.end() == [0], run.err
         plans = [line for line in run.out.splitlines() if line.startswith(f"{level}: 2 × gloo")]
         assert len(plans) == 2, "the second attempt is a start of its own"
-        resumed = [int(step) for step in re.findall(r"[Rr]esumed at step (?:= )?(\d+)", run.out)]
+        resumed = resumed_at(run.out)
         assert len(resumed) == 1 and 10 <= resumed[0] < 80 and resumed[0] % 10 == 0, run.out
     assert max_weight_difference(torch.load(weights, weights_only=True), undisturbed(level)) == 0
 
@@ -90,7 +89,7 @@ def test_a_job_grows_by_a_machine(tmp_path):
             assert first.end() == [0], first.err + second.err
             assert second.end() == [0], second.err
             assert f"{ladder.FULL}: 2 × gloo" in first.out + second.out
-            assert "resumed at step" in first.out + second.out
+            assert resumed_at(first.out + second.out)
     done = run_to_end(torchrun(script("03_accelerate"), *exact, "--save", str(tmp_path / "w.pt"), processes=1))
     assert done.returncode == 0, done.stderr
     ends = [torch.load(tmp_path / name, weights_only=True) for name in ("grown.pt", "w.pt")]

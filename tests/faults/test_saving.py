@@ -3,7 +3,6 @@
 import contextlib
 import io
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from common import ladder
 from common.processes import RankFailed, ranks
 from common.weights import max_weight_difference
+from tests.jobs import resumed_at
 from tests.levels import EXACT, FSDP, SHORT, run_level, run_on_ranks, train_until_killed
 
 CHECKPOINTING = ladder.WITH_CHECKPOINTS
@@ -58,7 +58,7 @@ def test_killed_on_two_processes_it_goes_on_with_any_number(level, before, step,
     for number, (processes, environment) in enumerate([(2, FSDP), (3, FSDP), (2, {}), (1, {}), (4, {})]):
         folder = shutil.copytree(tmp_path / "killed", tmp_path / str(number))
         printed, weights = ranks(processes).run(captured, level, [*saving, str(folder)], environment=environment)[0]
-        assert re.search(f"[Rr]esumed at step (= )?{(step - 1) // 2 * 2}\n", printed), printed
+        assert resumed_at(printed) == [(step - 1) // 2 * 2], printed
         assert max_weight_difference(weights, expected) <= (0.0 if processes == 2 else 1e-9), (processes, environment)
 
 
@@ -80,4 +80,4 @@ def test_rank_0_looks_for_the_checkpoint(level, tmp_path):
     ranks(2).run(train_in_own_folder, level, argv, folders)
     assert [any(folder.rglob("manifest.json")) for folder in folders] == [True, False]
     printed, _ = ranks(2).run(train_in_own_folder, level, [*argv, "--epochs", "2"], folders[::-1], timeout=60)
-    assert not re.search("[Rr]esumed", printed) and "4 steps" in printed
+    assert resumed_at(printed) == [] and "4 steps" in printed

@@ -40,7 +40,7 @@ STREAMS = {
     "shuffled stream": partial(ShuffledStream, seed=1),
     "stream of its epoch": partial(StreamOfEpoch, seed=1),
 }
-SAMPLERS = ["sequential", "random", "weighted", "part", "replacement", "subset"]
+RARE_SAMPLERS = ["weighted", "part", "replacement", "subset", "batches", "lists"]
 DRAWS_ALL = ["sequential", "random", "weighted"]
 LOADING = ["split_batches", "even_batches", "use_seedable_sampler", "data_seed", "put_on_device", "dispatch_batches"]
 
@@ -49,8 +49,8 @@ LOADING = ["split_batches", "even_batches", "use_seedable_sampler", "data_seed",
 class Loop:
     """A loop over a loader. A number of None calls no `set_epoch`, and reads to the end."""
 
-    set_epoch: int | None = one_of({None: 5} | dict.fromkeys(range(5), 1))
-    stop_after: int | None = one_of({None: 8} | dict.fromkeys(range(1, 5), 1))  # Steps.
+    set_epoch: int | None = one_of([None] * 5 + [0, 1, 2, 3, 4])
+    stop_after: int | None = one_of([None] * 8 + [1, 2, 3, 4])  # Steps.
 
 
 @dataclass
@@ -61,19 +61,19 @@ class Script:
     loops: list[Loop]
     n: int = one_of(range(1, 61))
     batch: int = one_of(range(1, 6))
-    data: str = one_of({"plain": 9, "augmented": 3} | dict.fromkeys(STREAMS, 1))
-    sampler: str = one_of(dict.fromkeys(SAMPLERS, 1) | {"sequential": 3, "random": 6, "batches": 1, "lists": 1})
+    data: str = one_of(["plain"] * 9 + ["augmented"] * 3 + list(STREAMS))
+    sampler: str = one_of(["sequential"] * 3 + ["random"] * 6 + RARE_SAMPLERS)
     sampler_generator: str | None = one_of([None, "own", "the loader's"])
     loader_generator: bool = one_of([False, True])
     drop_last: bool = one_of([False, True])
     split_batches: bool = one_of([False, True])
-    even_batches: bool = one_of({True: 2, False: 1})
+    even_batches: bool = one_of([True, True, False])
     use_seedable_sampler: bool = one_of([False, True])
-    data_seed: int | None = one_of({None: 10} | dict.fromkeys(range(10), 1))
+    data_seed: int | None = one_of([None] * 10 + list(range(10)))
     seed: int = one_of(range(100))
     put_on_device: bool = one_of([False, True])
-    dispatch_batches: bool | None = one_of({None: 2, False: 1, True: 1})
-    skip: int = one_of({0: 7, 1: 1, 3: 1})  # Steps that the last loop leaves out.
+    dispatch_batches: bool | None = one_of([None, None, False, True])
+    skip: int = one_of([0] * 7 + [1, 3])  # Steps that the last loop leaves out.
 
 
 def reads_stream(script: Script) -> bool:
@@ -195,11 +195,7 @@ def can_gather(script: Script) -> bool:
 
 def generator_states(loader: DataLoader) -> list[torch.Tensor | None]:
     """The states of torch's generator, the sampler's, the loader's and the stream's."""
-    inner = loader.batch_sampler
-    sampler = getattr(inner, "sampler", None)
-    while inner is not None and sampler is None and hasattr(inner, "batch_sampler"):
-        inner = inner.batch_sampler
-        sampler = getattr(inner, "sampler", None)
+    sampler = getattr(loader.batch_sampler, "sampler", None)  # a list of batches has none
     generators = [getattr(holder, "generator", None) for holder in (sampler, loader, loader.dataset)]
     return [torch.get_rng_state(), *(None if one is None else one.get_state() for one in generators)]
 

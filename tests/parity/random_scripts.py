@@ -1,14 +1,11 @@
-"""Random scripts on the original and on ours: drawn from a seed, run on both, compared bit for bit.
+"""Random scripts in the four steps that `tests/parity/__init__.py` lists: draw, change, run on both libraries, compare.
 
-A kind of script (`random_orders`, `random_trainings`, `random_trainers`) says how a script is drawn and run. On each
-rank its outcome is a nest of dicts and lists. Where the libraries differ on purpose, a script is changed until they
-agree; each such difference has a test of its own, which `without_known_differences` names. An error, or a number that
-differs, ends the comparison with an error that shows the script.
+The outcome of a script on one rank is a nest of dicts and lists. An error, or a bit that differs, ends the comparison
+with an error that shows the script.
 """
 
 import operator
 import random
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -49,24 +46,22 @@ class Kind:
         return compared
 
 
-def one_of(values: Sequence | dict) -> Any:
-    """A field of a script's dataclass that is drawn from `values`. The first of them is its default."""
-    return field(default=next(iter(values)), metadata={"values": values})
+def one_of(values: Sequence) -> Any:
+    """A field of a script that is drawn from `values`, of which the first is its default.
+
+    All are equally likely, so a value that is listed twice is drawn twice as often.
+    """
+    return field(default=values[0], metadata={"values": values})
 
 
-def choices_of(script_class: type) -> dict[str, Sequence | dict]:
+def choices_of(script_class: type) -> dict[str, Sequence]:
     """The values of each field that is drawn."""
     return {one.name: one.metadata["values"] for one in fields(script_class) if one.metadata}
 
 
-def draw_from(choices: dict[str, Sequence | dict], generator: random.Random) -> dict[str, Any]:
-    """One value of each name. The values of a sequence are equally likely, and a dict has a weight for each value."""
-    drawn = {}
-    for name, values in choices.items():
-        if isinstance(values, dict):
-            values = list(Counter(values).elements())  # each as often as its weight says
-        drawn[name] = generator.choice(values)
-    return drawn
+def draw_from(choices: dict[str, Sequence], generator: random.Random) -> dict[str, Any]:
+    """One value of each name."""
+    return {name: generator.choice(values) for name, values in choices.items()}
 
 
 def outcomes_of(kind: Kind, library: str, scripts: list, folder: str) -> list[dict[str, Any]]:

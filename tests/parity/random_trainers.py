@@ -78,24 +78,24 @@ def metrics_of(prediction):
 
 
 ARGUMENTS = {
-    "gradient_accumulation_steps": {1: 2, 2: 1, 3: 1},
+    "gradient_accumulation_steps": [1, 1, 2, 3],
     "learning_rate": [0.05, 0.01],
     "lr_scheduler_type": list(SCHEDULES),
     "optim": ["adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"],
     "weight_decay": [0.0, 0.1],
     "max_grad_norm": [0.0, 0.5, 1.0],
-    "warmup_steps": {0: 2, 2: 1, 0.3: 1},
+    "warmup_steps": [0, 0, 2, 0.3],
     "seed": [1, 42],
-    "data_seed": {None: 2, 7: 1},
-    "dataloader_drop_last": {False: 4, True: 1},
-    "logging_nan_inf_filter": {True: 4, False: 1},
+    "data_seed": [None, None, 7],
+    "dataloader_drop_last": [False] * 4 + [True],
+    "logging_nan_inf_filter": [True] * 4 + [False],
     "logging_strategy": ["steps", "epoch", "no"],
     "logging_steps": [1, 2, 3, 0.4],
-    "logging_first_step": {False: 2, True: 1},
+    "logging_first_step": [False, False, True],
     "eval_strategy": ["steps", "epoch", "no"],
     "eval_steps": [1, 2, 3],
-    "eval_delay": {0: 2, 2: 1},
-    "save_strategy": {"no": 2, "steps": 1, "epoch": 1},
+    "eval_delay": [0, 0, 2],
+    "save_strategy": ["no", "no", "steps", "epoch"],
     "save_steps": [1, 2, 4],
     "save_total_limit": [None, 2],
     "metric_for_best_model": [None, "loss", "accuracy", "eval_spread"],
@@ -109,9 +109,9 @@ LENGTHS = [
     *({"max_steps": steps} for steps in (1, 5, 9)),
 ]
 LOADING = {
-    "split_batches": {False: 5, True: 1},
-    "use_seedable_sampler": {True: 4, False: 1},
-    "dispatch_batches": {None: 3, True: 1, False: 1},
+    "split_batches": [False] * 5 + [True],
+    "use_seedable_sampler": [True] * 4 + [False],
+    "dispatch_batches": [None, None, None, True, False],
 }
 
 
@@ -125,13 +125,13 @@ class Script:
     accelerator_config: dict[str, Any]
     steps: float = one_of([1, 2, 3.5, 4.2])  # Optimizer steps of an epoch.
     evaluate: int = one_of([5, 12, 24, 31])  # Samples.
-    stream: bool = one_of({False: 6, True: 1})
+    stream: bool = one_of([False] * 6 + [True])
     loss: str = one_of(["model", "function", "keywords", "override", "sometimes_nan"])
     dropout: float = one_of([0.0, 0.3])
     best: str = one_of(["watched", "saved", "loaded"])  # The model that is best by a metric.
-    early_stopping: bool = one_of({False: 2, True: 1})
+    early_stopping: bool = one_of([False, False, True])
     evaluate_afterwards: bool = one_of([False, True])
-    train_twice: bool = one_of({False: 6, True: 1})
+    train_twice: bool = one_of([False] * 6 + [True])
 
 
 def draw(seed: int, processes: int) -> Script:

@@ -27,32 +27,32 @@ SCHEDULES = ["none", "step", "lambda", "one cycle", "cosine", "sequential", "cha
 
 @dataclass(frozen=True)
 class Script:
-    """The settings of a training script. The defaults, the first of the values, are the plainest one."""
+    """The settings of a training script. The plainest script has the defaults, which are the first of the values."""
 
     samples: int = one_of(range(2, 26))
     batch_size: int = one_of([2, 4])  # Samples of one process.
     epochs: int = one_of([1, 2, 3])
-    order: str = one_of({"sequential": 1, "seedable": 1, "shuffled": 2})
+    order: str = one_of(["sequential", "seedable", "shuffled", "shuffled"])
     drop_last: bool = one_of([False, True])
     split_batches: bool = one_of([False, True])
     accumulation: int = one_of([1, 2, 3, 4])
-    window: str = one_of({"accumulate": 4, "no_sync": 1})
-    sync_with_dataloader: bool = one_of({True: 2, False: 1})
+    window: str = one_of(["accumulate"] * 4 + ["no_sync"])
+    sync_with_dataloader: bool = one_of([True, True, False])
     sync_each_batch: bool = one_of([False, True])
     adjust_scheduler: bool = one_of([True, False])
-    models: int = one_of({1: 2, 2: 1})
+    models: int = one_of([1, 1, 2])
     optimizer: str = one_of(["sgd", "adamw", "fused"])
     schedule: str = one_of(SCHEDULES)
-    step_scheduler_with_optimizer: bool = one_of({True: 2, False: 1})
+    step_scheduler_with_optimizer: bool = one_of([True, True, False])
     clip: str = one_of(["none", "norm where it syncs", "norm", "value"])
     dropout: float = one_of([0.0, 0.5])
-    precision: str = one_of({"no": 2, "bf16": 1})
-    skipped: int = one_of({0: 2, 1: 1, 2: 1})  # Micro-batches that the first epoch leaves out.
+    precision: str = one_of(["no", "no", "bf16"])
+    skipped: int = one_of([0, 0, 1, 2])  # Micro-batches that the first epoch leaves out.
     evaluates: bool = one_of([False, True])  # After each micro-batch.
-    stopped_after: int | None = one_of({None: 4, 1: 1, 2: 1, 4: 1, 7: 1})  # Micro-batches. Then it stops and resumes.
+    stopped_after: int | None = one_of([None] * 4 + [1, 2, 4, 7])  # Micro-batches. Then it stops and resumes.
     stops_within_window: bool = False  # Otherwise it stops at the end of the window of that micro-batch.
-    passes_over: bool = one_of({False: 2, True: 1})  # Resumed, it reads and drops batches.
-    draws: str = one_of({"nobody": 4, "data set": 4, "collator": 4, "workers": 1})  # Who draws while data are read.
+    passes_over: bool = one_of([False, False, True])  # Resumed, it reads and drops batches.
+    draws: str = one_of(["nobody"] * 4 + ["data set"] * 4 + ["collator"] * 4 + ["workers"])  # While data are read.
     stateful: bool = False  # A resumed loader goes on by itself.
 
 
@@ -138,16 +138,6 @@ def new_scheduler(script, optimizer):
             return lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, step_size_up=2, cycle_momentum=False)
 
 
-def clip(script, accelerator, models):
-    """Clip as the script does, and return the norms."""
-    parameters = [parameter for model in models for parameter in model.parameters()]
-    if script.clip == "value":
-        accelerator.clip_grad_value_(parameters, 0.05)
-    elif script.clip == "norm" or (script.clip == "norm where it syncs" and accelerator.sync_gradients):
-        return [accelerator.clip_grad_norm_(parameters, 0.1).clone()]
-    return []
-
-
 def new_accelerator(library, script, **settings):
     root = importlib.import_module(library)
     utils = importlib.import_module(f"{library}.utils")
@@ -176,26 +166,22 @@ def new_accelerator(library, script, **settings):
 
 
 class Place(NamedTuple):
-    """A place in a training; `batches_done` counts the micro-batches of its epoch, those that were skipped too."""
+    """A place in a training: its epoch, and how many micro-batches of it are done or were skipped."""
 
     epoch: int
-    batches_done: int
+    micro_batches: int
 
 
 class Training:
-    """One run of a script.
-
-    Args:
-        folder: of its checkpoint.
+    """One run of a script, from its beginning or from a checkpoint.
 
     Attributes:
         epochs: the values that were seen in each epoch, by their names.
     """
 
-    def __init__(self, accelerator, script, folder):
+    def __init__(self, accelerator, script):
         self.accelerator = accelerator
         self.script = script
-        self.folder = folder
         self.epochs: list[dict[str, list]] = []
         torch.manual_seed(3)
         random.seed(3)
@@ -207,6 +193,7 @@ class Training:
         parts_of_a_batch = accelerator.num_processes if script.split_batches else 1
         loader = new_loader(script, rows, script.batch_size * parts_of_a_batch)
         evaluation = DataLoader(TensorDataset(*rows), batch_size=2 * parts_of_a_batch)
+        # A scheduler may come before its optimizer: the order of the arguments has no meaning.
         prepared = iter(accelerator.prepare(*schedulers, loader, *models, evaluation, *optimizers))
         self.schedulers = [next(prepared) for _ in schedulers]
         self.loader = next(prepared)
@@ -214,34 +201,30 @@ class Training:
         self.evaluation = next(prepared)
         self.optimizers = [next(prepared) for _ in optimizers]
 
-    def run(self, start: Place, stop_after: int | None = None) -> Place | None:
-        """Train from `start` to the end, or save and stop after at least so many micro-batches.
+    def run(self, start: Place, folder: str, stop_after: int | None = None) -> Place | None:
+        """Train from `start` to the end, or save to `folder` and stop after at least so many micro-batches.
 
         Returns the place of the stop, or None.
         """
-        for epoch in range(start.epoch, self.script.epochs):
-            done = start.batches_done if epoch == start.epoch else 0
+        script = self.script
+        computed = 0
+        for epoch in range(start.epoch, script.epochs):
+            done = start.micro_batches if epoch == start.epoch else 0
             seen = defaultdict(list)
             self.epochs.append(seen)
             self.loader.set_epoch(epoch)
-            for number, (x, y) in self.rest_of_epoch(done):
-                # Under `accumulate` a script calls `step` in each micro-batch; the core leaves it out within a window.
-                calls_step = self.script.window == "accumulate" or (number + 1) % self.script.accumulation == 0
-                with self.window(calls_step):
-                    self.micro_batch(x, y, calls_step, seen)
-                self.evaluate(seen)
+            for number, batch in self.rest_of_epoch(done):
+                self.micro_batch(number, batch, seen)
+                if script.evaluates:
+                    self.evaluate(seen)
                 done += 1
-                ends_window = calls_step and self.accelerator.sync_gradients
-                may_stop = ends_window or self.script.stops_within_window
-                if stop_after is not None and may_stop and self.micro_batches() >= stop_after:
-                    self.accelerator.save_state(self.folder)
+                computed += 1
+                may_stop = script.stops_within_window or self.ends_window(number)
+                if stop_after is not None and computed >= stop_after and may_stop:
+                    self.accelerator.save_state(folder)
                     self.accelerator.wait_for_everyone()
                     return Place(epoch, done)
         return None
-
-    def micro_batches(self):
-        """The number of those that this run has computed."""
-        return sum(len(seen["loss"]) for seen in self.epochs)
 
     def rest_of_epoch(self, done):
         """The micro-batches that are left of an epoch, numbered as the script does: from 0 behind those it skips."""
@@ -252,28 +235,45 @@ class Training:
         else:
             yield from enumerate(self.loader)
 
-    def window(self, calls_step):
+    def ends_window(self, number):
+        """True if micro-batch `number`, the one at hand, ends its window."""
         if self.script.window == "accumulate":
-            return self.accelerator.accumulate(*self.models)
-        unsynced = contextlib.ExitStack()
-        if not calls_step:
-            for model in self.models:
-                unsynced.enter_context(self.accelerator.no_sync(model))
-        return unsynced
+            return self.accelerator.sync_gradients
+        return (number + 1) % self.script.accumulation == 0
 
-    def micro_batch(self, x, y, calls_step, seen):
-        prediction = sum(model(x) for model in self.models)
-        loss = torch.nn.functional.mse_loss(prediction, y)
-        self.accelerator.backward(loss)
-        seen["loss"].append(loss.detach())
-        if calls_step:
-            seen["norm"] += clip(self.script, self.accelerator, self.models)
-            self.step(loss.detach())
+    def micro_batch(self, number, batch, seen):
+        if self.script.window == "accumulate":
+            # The script clips and steps in each micro-batch. The library leaves out the steps within a window.
+            with self.accelerator.accumulate(*self.models):
+                loss = self.forward_and_backward(batch, seen)
+                self.clip_and_step(loss, seen)
+        elif self.ends_window(number):
+            loss = self.forward_and_backward(batch, seen)
+            self.clip_and_step(loss, seen)
+        else:
+            with contextlib.ExitStack() as unsynced:
+                for model in self.models:
+                    unsynced.enter_context(self.accelerator.no_sync(model))
+                self.forward_and_backward(batch, seen)
         seen["sync"].append(self.accelerator.sync_gradients)
         seen["skipped"].append(self.accelerator.optimizer_step_was_skipped)
         seen["rate"].append([optimizer.param_groups[0]["lr"] for optimizer in self.optimizers])
 
-    def step(self, loss):
+    def forward_and_backward(self, batch, seen):
+        x, y = batch
+        prediction = sum(model(x) for model in self.models)
+        loss = torch.nn.functional.mse_loss(prediction, y)
+        self.accelerator.backward(loss)
+        seen["loss"].append(loss.detach())
+        return loss.detach()
+
+    def clip_and_step(self, loss, seen):
+        parameters = [parameter for model in self.models for parameter in model.parameters()]
+        clip = self.script.clip
+        if clip == "value":
+            self.accelerator.clip_grad_value_(parameters, 0.05)
+        elif clip == "norm" or (clip == "norm where it syncs" and self.accelerator.sync_gradients):
+            seen["norm"].append(self.accelerator.clip_grad_norm_(parameters, 0.1).clone())
         for optimizer in self.optimizers:
             optimizer.step()
         for scheduler in self.schedulers:
@@ -286,25 +286,24 @@ class Training:
             optimizer.zero_grad()
 
     def evaluate(self, seen):
-        if self.script.evaluates:
-            with torch.no_grad():
-                for x, _ in self.evaluation:
-                    seen["evaluated"].append(self.models[0](x).sum())
+        with torch.no_grad():
+            for x, _ in self.evaluation:
+                seen["evaluated"].append(self.models[0](x).sum())
 
 
 def run(library: str, script: Script, folder: str, seen: dict[str, Any], **settings: Any) -> None:
     """Note what a training sees in each epoch, its weights and its optimizers' states."""
     accelerator = new_accelerator(library, script, **settings)
-    training = Training(accelerator, script, folder)
+    training = Training(accelerator, script)
     seen["epochs"] = training.epochs
-    stop = training.run(Place(0, script.skipped), script.stopped_after)
+    stop = training.run(Place(0, script.skipped), folder, script.stopped_after)
     if stop is not None:
         accelerator.free_memory()
-        training = Training(accelerator, script, folder)
+        training = Training(accelerator, script)
         seen["resumed"] = training.epochs
         torch.rand(7)  # Another process would have drawn other numbers.
         accelerator.load_state(folder)
-        training.run(stop)
+        training.run(stop, folder)
     weights = [accelerator.unwrap_model(model).state_dict() for model in training.models]
     states = [optimizer.state_dict()["state"] for optimizer in training.optimizers]
     seen |= copy.deepcopy({"weights": weights, "states": states})

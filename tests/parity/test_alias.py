@@ -64,6 +64,7 @@ def test_a_script_of_the_wheel_passes_on_the_core(name, expected, on_the_core):
 
 def train_with_transformers(seeds: range, world_size: int, folder: str) -> tuple[str, list]:
     """Each training from its beginning, and then once more from its first checkpoint."""
+    torch.set_num_threads(1)
     outcomes = []
     for seed, script in zip(seeds, random_trainers.TRAINERS.scripts(seeds, world_size), strict=True):
         script.arguments |= {"save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
@@ -83,11 +84,6 @@ def train_with_transformers(seeds: range, world_size: int, folder: str) -> tuple
     return type(resumed.accelerator).__module__, outcomes
 
 
-def train_on_the_original(*arguments) -> tuple[str, list]:
-    torch.set_num_threads(1)
-    return train_with_transformers(*arguments)
-
-
 @pytest.mark.parametrize(
     "world_size, seeds",
     [pytest.param(2, range(4), marks=pytest.mark.slow), pytest.param(1, range(30), marks=pytest.mark.long)],
@@ -96,7 +92,7 @@ def test_transformers_trainer_ends_with_the_bits_that_it_has_on_accelerate(world
     import_or_skip("transformers")
     ours = on_the_core(world_size, train_with_transformers, seeds, world_size, str(tmp_path / "ours"))
     arguments = (seeds, world_size, str(tmp_path / "theirs"))
-    theirs = ranks(world_size).run(train_on_the_original, *arguments, timeout=250, environment=ON_CPU)
+    theirs = ranks(world_size).run(train_with_transformers, *arguments, timeout=250, environment=ON_CPU)
     for (library, outcomes), (original, expected) in zip(ours, theirs, strict=True):
         assert (library, original) == ("common.accelerator.accelerator", "accelerate.accelerator")
         assert outcomes == expected

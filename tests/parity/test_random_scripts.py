@@ -94,8 +94,10 @@ def run_with_another_bit(library, script, folder, seen):
 
 def test_a_bit_that_differs_is_found_and_its_script_is_shown(tmp_path):
     differing = replace(TRAININGS, run=run_with_another_bit)
-    with pytest.raises(AssertionError, match=r"script 0, Script\(.*differ at \['0\.weights\.0\.0\.bias'\]"):
+    with pytest.raises(AssertionError) as error:
         assert_same(differing, range(1), 1, str(tmp_path))
+    assert str(error.value).startswith("script 0, Script(samples=")
+    assert "the ranks differ at ['0.weights.0.0.bias']" in str(error.value)
 
 
 def test_an_outcome_that_is_longer_differs_and_nan_equals_nan():

@@ -54,6 +54,20 @@ def test_gradients_stay_local_until_the_window_ends_and_agree_then():
         assert torch.equal(mine, other) is sync
 
 
+@pytest.mark.parametrize("library", [OURS, THEIRS])
+def test_a_script_that_accumulates_within_a_batch_may_say_that_it_is_not_the_last(library):
+    import_or_skip("accelerate")
+    accelerator = importlib.import_module(library).Accelerator(gradient_accumulation_steps=2, cpu=True)
+    loader = accelerator.prepare(DataLoader(DATA, batch_size=8))
+    flags = []
+    for _ in loader:
+        loader.end_of_dataloader = False
+        for _ in range(3):
+            with accelerator.accumulate():
+                flags.append(accelerator.sync_gradients)
+    assert flags == [False, True] * 3
+
+
 def run_a_cell_twice(library):
     """The weights, and how often the optimizer stepped: objects stay prepared, the Accelerator is made anew."""
     model, optimizer, _ = new_parts()

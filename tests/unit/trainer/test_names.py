@@ -31,6 +31,7 @@ def test_a_script_asks_what_is_on_and_saves_the_weights_that_it_has_copied(tmp_p
         asked = [trainer.deepspeed, trainer.is_deepspeed_enabled, trainer.is_fsdp_enabled, args.deepspeed]
         asked += [args.debug, args.local_rank, args.label_smoothing_factor, args.eval_do_concat_batches]
         asked += [args.distributed_state.num_processes, args.device, args.process_index, args.world_size]
+        asked += [args.save_strategy.value, args.lr_scheduler_type.value, args.optim.value]
         trainer.save_model(f"{folder}/as-it-is")
         halves = {name: tensor / 2 for name, tensor in trainer.model.state_dict().items()}
         trainer._save(f"{folder}/halves", state_dict=halves)
