@@ -157,12 +157,6 @@ def test_argument_remove_unused_columns(tmp_path):
         assert first.keys() == columns
 
 
-def test_argument_run_name(tmp_path):
-    make_trainer(tmp_path, report_to="jsonl", run_name="a_name_of_its_own").train()
-    (log,) = tmp_path.rglob("*.jsonl")
-    assert "a_name_of_its_own" in str(log) + log.read_text()
-
-
 class Renamed(Points):
     def __getitem__(self, index):
         return {"x": self.x[index], "answers": self.labels[index]}
