@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> None:
             has_failed = has_failed or isinstance(reason, RankFailed)
             continue
         record = {"suite": suite, "machine": machine.hardware_and_versions(), "began": began}
-        record |= {"ended": machine.run_metadata()} | content
+        record |= {"ended": machine.run_metadata(), **content}
         print(f"\n{tables(record)}", flush=True)
         if options.record:
             records.write_json(options.record / f"{suite}.json", record)

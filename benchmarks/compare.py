@@ -8,11 +8,14 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.harness import level_runs, machine, records
@@ -22,6 +25,7 @@ from benchmarks.report.comparison_table import summary, wrapped
 from benchmarks.report.pictures import COMPARISON, draw
 from benchmarks.report.verdicts import verdicts
 from benchmarks.suites import memory, throughput
+from benchmarks.suites.throughput import BATCH_SIZES, TIMEOUT_SECONDS
 from common import ladder
 from common.cores import available_cores
 from common.data import provide
@@ -35,7 +39,6 @@ EXACT = ["--dtype", "float64", "--no-dropout"]
 PROOF_STEPS = 10
 EVALUATION_RANKS = 3  # Three do not divide 10,000 samples, so padding or dropping shows.
 EVALUATION_BATCH = 63  # three ranks can share it
-TIMEOUT_SECONDS = 900
 INCOMPLETE = "incomplete.json"
 
 
@@ -72,7 +75,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def choose_settings(options: argparse.Namespace, gpus: int) -> Settings:
+def choose_settings(options: argparse.Namespace, dataset: str, gpus: int) -> Settings:
     """The settings on a machine with so many GPUs: what the flags say, and else the defaults.
 
     Raises:
@@ -82,7 +85,7 @@ def choose_settings(options: argparse.Namespace, gpus: int) -> Settings:
     if 0 < gpus < world_size:
         fail(f"--world-size {world_size}: there are {gpus} GPUs")
     # The largest batches up to these sizes that all processes can share.
-    sizes = (64, 256) if options.full else (64,)
+    sizes = BATCH_SIZES if options.full else BATCH_SIZES[:1]
     batch_sizes = tuple(max(size // world_size, 1) * world_size for size in sizes)
     epoch = SIZES["train"] // batch_sizes[0]
     return Settings(
@@ -90,7 +93,7 @@ def choose_settings(options: argparse.Namespace, gpus: int) -> Settings:
         batch_sizes=batch_sizes,
         steps=options.steps or (epoch if options.full else 60),
         rounds=options.rounds or (10 if options.full else 4),
-        data_flags=("--dataset", options.dataset, "--data-dir", options.data_dir),
+        data_flags=("--dataset", dataset, "--data-dir", options.data_dir),
         full=options.full,
     )
 
@@ -112,71 +115,44 @@ def new_report(settings: Settings) -> dict:
     }
 
 
-def run_parts(settings: Settings, folder: Path, show_part: Callable[[str], None], report: dict) -> None:
-    """Run every part, after its name is shown, and put its results into `report`, where they stay if a later one fails.
-
-    The weights that are compared are saved in `folder`.
-
-    Raises:
-        RankFailed: if a rank of a part fails.
-    """
+def run_parts(settings: Settings, report: dict, show_part: Callable[[str], None]) -> None:
+    """Run every part after its name is shown, and put its results into `report`. Raises RankFailed if a rank fails."""
     levels = report["levels"]
-    for level in levels:
+    # Each level trains as its user would train it, and evaluates the whole test set.
+    for level, result in levels.items():
         show_part(f"training {level}")
-        levels[level]["run"] = train(level, settings)
-    # The merged dict is new, but each `result` is the report's own.
-    for script, result in (levels | report["sharded"]).items():
-        show_part(f"weights and memory of {script}")
-        result.update(compare_weights(script, settings, folder))
-        result["simulated_peak_memory"] = simulate_memory(script, settings)
-    for level in (BASELINE, *ladder.DISTRIBUTED):
-        show_part(f"evaluation of {level}")
-        levels[level].update(evaluate(level, settings))
+        result["run"] = train(level, settings)
+    # The speeds, of which nothing is promised: tables and pictures show them.
     for size in settings.batch_sizes:
         show_part(f"timing all levels in turn, batch {size}")
         report["throughput"].append(time_in_turns(size, settings))
+    # For the verdict IN STEP: every script ends at level 00's weights.
+    scripts = [*levels.items(), *report["sharded"].items()]
+    weights: dict[str, dict[str, Tensor]] = {}
+    for script, result in scripts:
+        show_part(f"weights of {script}")
+        weights[script] = train_exactly(script, settings)
+        result["max_weight_difference"] = max_weight_difference(weights[script], weights[BASELINE])
+        result["weight_checksum"] = checksum(weights[script])
+    # For the verdict EXACT: ranks count each test sample once, also where they cannot share the samples evenly.
+    for level in (BASELINE, *ladder.DISTRIBUTED):
+        show_part(f"evaluation of {level}")
+        levels[level].update(evaluate(level, settings))
+    # For the verdict BALANCED: the ranks of DDP hold equally much, unlike the replicas of DataParallel.
+    for script, result in scripts:
+        show_part(f"memory of {script}")
+        result["simulated_peak_memory"] = simulate_memory(script, settings)
     networks = list(memory.NETWORKS) if settings.full else ["basic_net", "big_output"]
     wrappers = memory.ALL_WRAPPERS if settings.full else memory.WRAPPERS
     for devices in memory.DEVICES:
         show_part(f"memory on {devices} devices")
-        report["memory"] += memory.rows_on(devices, networks, wrappers)
+        report["memory"] += [asdict(row) for row in memory.rows_on(devices, networks, wrappers)]
 
 
 def train(level: str, settings: Settings) -> dict:
     """The result of a training for a number of steps, and of the whole test set after it."""
-    flags = [*level_flags(level, settings), "--max-steps", str(settings.steps)]
-    return run_on_ranks(level_runs.train, level, flags, settings.world_size)[0]
-
-
-def compare_weights(script: str, settings: Settings, folder: Path) -> dict:
-    """The distance from level 00's weights after some steps in float64, and the checksum of the script's weights.
-
-    Level 00 comes first: its weights are then in `folder`.
-    """
-    path = folder / f"{script.replace('/', '_')}.pt"
-    proof = [*EXACT, "--max-steps", str(PROOF_STEPS), "--save", str(path), *level_runs.EVALUATE_FEW]
-    run_on_ranks(level_runs.train, script, [*level_flags(script, settings), *proof], settings.world_size)
-    weights = torch.load(path, weights_only=True)
-    baseline = torch.load(folder / f"{BASELINE}.pt", weights_only=True)
-    return {"max_weight_difference": max_weight_difference(weights, baseline), "weight_checksum": checksum(weights)}
-
-
-def simulate_memory(script: str, settings: Settings) -> list[dict[str, int]]:
-    """The peak bytes of each device by category."""
-    flags = level_flags(script, settings)
-    by_process = run_on_ranks(level_runs.peaks, script, flags, settings.world_size, on_cpu=True)
-    return [device for devices in by_process for device in devices]
-
-
-def evaluate(level: str, settings: Settings) -> dict:
-    """The samples of the whole test set that EVALUATION_RANKS ranks count, and their losses; at level 00 on one."""
-    flags = [*level_flags(level, settings, EVALUATION_BATCH), *EXACT, "--max-steps", "1"]
-    result = run_on_ranks(level_runs.train, level, flags, EVALUATION_RANKS)[0]
-    processes = EVALUATION_RANKS if level in ladder.DISTRIBUTED else 1
-    return {
-        "evaluated_on": {str(processes): result["evaluated"]},
-        "eval_loss_sum": result["eval_loss"] * result["evaluated"],
-    }
+    flags = [*flags_of(level, settings.batch_sizes[0], settings), "--max-steps", str(settings.steps)]
+    return train_on_ranks(level, flags, settings.world_size)
 
 
 def time_in_turns(size: int, settings: Settings) -> dict:
@@ -186,52 +162,83 @@ def time_in_turns(size: int, settings: Settings) -> dict:
     return throughput.measure_in_turns(f"global batch {size}", rows, options)
 
 
-def level_flags(level: str, settings: Settings, batch_size: int | None = None) -> list[str]:
-    """The flags of a level for a global batch; by default the first of the settings."""
-    flags = ["--batch-size", str(batch_size or settings.batch_sizes[0]), *settings.data_flags]
-    if level == REPLICATED:
+def train_exactly(script: str, settings: Settings) -> dict[str, Tensor]:
+    """The weights after PROOF_STEPS steps in float64 without dropout."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "weights.pt"
+        exact = [*EXACT, "--max-steps", str(PROOF_STEPS), "--save", str(path), *level_runs.EVALUATE_FEW]
+        train_on_ranks(script, [*flags_of(script, settings.batch_sizes[0], settings), *exact], settings.world_size)
+        return torch.load(path, weights_only=True)
+
+
+def evaluate(level: str, settings: Settings) -> dict:
+    """The samples of the whole test set that EVALUATION_RANKS ranks count, and their losses; at level 00 on one."""
+    flags = [*flags_of(level, EVALUATION_BATCH, settings), *EXACT, "--max-steps", "1"]
+    result = train_on_ranks(level, flags, EVALUATION_RANKS)
+    processes = EVALUATION_RANKS if level in ladder.DISTRIBUTED else 1
+    return {
+        "evaluated_on": {str(processes): result["evaluated"]},
+        "eval_loss_sum": result["eval_loss"] * result["evaluated"],
+    }
+
+
+def simulate_memory(script: str, settings: Settings) -> list[dict[str, int]]:
+    """The peak bytes of each device by category."""
+    processes = settings.world_size if ladder.runs_on_ranks(script) else 1
+    flags = flags_of(script, settings.batch_sizes[0], settings)
+    by_process = ranks(processes, on_cpu=True).run(level_runs.peaks, script, flags, timeout=TIMEOUT_SECONDS)
+    return [device for devices in by_process for device in devices]
+
+
+def flags_of(script: str, batch_size: int, settings: Settings) -> list[str]:
+    """The flags of a script for a global batch, which its devices share."""
+    flags = ["--batch-size", str(batch_size), *settings.data_flags]
+    if script == REPLICATED:
         flags += ["--replicas", str(settings.world_size)]
-    if level == ladder.MESH:
+    if script == ladder.MESH:
         flags += ["--tensor", "1" if settings.world_size % 2 else "2"]
     return flags
 
 
-def run_on_ranks(job: Callable, level: str, flags: list[str], world_size: int, on_cpu: bool = False) -> list:
-    """A job of `benchmarks.harness.level_runs` on `world_size` processes, or on one if the level has only one.
+def train_on_ranks(script: str, flags: list[str], world_size: int) -> dict:
+    """Rank 0's result of a training on `world_size` processes, or on one if the script has only one.
 
-    The processes share the cores. They run on GPUs if there is one for each, as nccl needs.
+    The processes run on GPUs if there is one for each, as nccl needs.
     """
-    processes = world_size if ladder.runs_on_ranks(level) else 1
-    threads = max(1, available_cores() // processes)
+    processes = world_size if ladder.runs_on_ranks(script) else 1
     too_few_gpus = processes > torch.cuda.device_count()
-    return ranks(processes, on_cpu or too_few_gpus).run(job, level, flags, threads, timeout=TIMEOUT_SECONDS)
+    return ranks(processes, on_cpu=too_few_gpus).run(level_runs.train, script, flags, timeout=TIMEOUT_SECONDS)[0]
+
+
+@contextmanager
+def kept_on_failure(report: dict, path: Path) -> Iterator[None]:
+    """A block that writes the results so far to `path` if it fails: with --full they took up to an hour."""
+    try:
+        yield
+    except BaseException:
+        records.write_json(path, report)
+        print(f"The results of the parts before: {path}", file=sys.stderr)
+        raise
 
 
 def main() -> None:
     options = parse_options()
     records.check_writable(options.out, "--out")
-    options.dataset = provide(options)  # once: each of the trainings would try the download again
-    settings = choose_settings(options, torch.cuda.device_count())
+    dataset = provide(options)  # once: each of the trainings would try the download again
+    settings = choose_settings(options, dataset, torch.cuda.device_count())
     report = new_report(settings)
-    incomplete = options.out / INCOMPLETE
     machine.warn_if_busy(report["began"]["load"], available_cores())
+    incomplete = options.out / INCOMPLETE
+    # disable=None: silent where stderr is not a terminal.
+    progress = tqdm(leave=False, disable=None, bar_format="{desc} | {elapsed}", ncols=79)
     try:
-        # disable=None: silent where stderr is not a terminal.
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            tqdm(leave=False, disable=None, bar_format="{desc} | {elapsed}", ncols=79) as progress,
-        ):
-            run_parts(settings, Path(folder), progress.set_description_str, report)
-    except BaseException as failure:
-        # With --full the parts before it took up to an hour.
-        records.write_json(incomplete, report)
-        print(f"The results of the parts before: {incomplete}", file=sys.stderr)
-        if isinstance(failure, RankFailed):
-            sys.exit(f"FAILED: {progress.desc}: {failure}")
-        if isinstance(failure, KeyboardInterrupt):
-            print(f"INTERRUPTED: {progress.desc}", file=sys.stderr)
-            sys.exit(130)
-        raise
+        with kept_on_failure(report, incomplete), progress:
+            run_parts(settings, report, progress.set_description_str)
+    except RankFailed as failure:
+        sys.exit(f"FAILED: {progress.desc}: {failure}")
+    except KeyboardInterrupt:
+        print(f"INTERRUPTED: {progress.desc}", file=sys.stderr)
+        sys.exit(130)
     incomplete.unlink(missing_ok=True)  # it belongs to a comparison before
     report["ended"] = machine.run_metadata()
     records.write_json(options.out / f"{COMPARISON}.json", report)

@@ -99,11 +99,11 @@ def _add_flags(parser: _Parser) -> None:
     flag("--num-workers", type=natural, default=0, metavar="N", help="loader workers per process")
     flag("--data", choices=["host", "device"], default="host", help="where the images wait for their turn")
     flag_of = parser.add_flag_of
-    replicas = "copies of the model (default: visible GPUs, at least 2)"
-    flag_of(("01_data_parallel",), "--replicas", type=positive, metavar="N", help=replicas)
+    flag_of(("01_data_parallel",), "--replicas", type=positive, metavar="N", help="default: visible GPUs, at least 2")
     flag_of(DISTRIBUTED, "--timeout", type=_seconds, default="300", metavar="SECONDS", help="of a collective")
-    tensor = "ranks that share a layer (a power of 2, to 128)"
-    flag_of((MESH,), "--tensor", otherwise=1, type=positive, default=2, metavar="N", help=tensor)
+    flag_of(
+        (MESH,), "--tensor", otherwise=1, type=positive, default=2, metavar="N", help="ranks per layer: 1, 2, 4 … 128"
+    )
     flag_of(
         WITH_CHECKPOINTS,
         "--mixed-precision",
@@ -121,8 +121,7 @@ def _add_flags(parser: _Parser) -> None:
         metavar="N",
         help="micro-batches per optimizer step (default: the launcher's, or 1)",
     )
-    folder = "save there, and resume from the newest one in it"
-    flag_of(WITH_CHECKPOINTS, "--checkpoint-dir", type=_folder, metavar="PATH", help=folder)
+    flag_of(WITH_CHECKPOINTS, "--checkpoint-dir", type=_folder, metavar="PATH", help="save there, resume from the last")
     flag_of(
         WITH_CHECKPOINTS,
         "--checkpoint-every",

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-# The functions of that module have the default group of the moment when it is imported as their default argument. If
-# it is imported later (the first DDP or optimizer does it), they keep a group and its threads for ever. A thread that
-# outlives the interpreter aborts the process:
+# The functions of torch.distributed.nn.functional take the default group of the moment when it is imported as their
+# default argument. If it is imported later (the first DDP or optimizer does it), they keep a group and its threads for
+# ever. A thread that outlives the interpreter aborts the process:
 # https://github.com/pytorch/pytorch/issues/190489
 import torch.distributed.nn.functional  # noqa: F401
 

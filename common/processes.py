@@ -72,7 +72,10 @@ class Returned(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The answer of a rank on which it has not. The reason is a text, because an exception need not be picklable."""
+    """The answer of a rank on which the function has raised, or whose process has ended.
+
+    The reason is a text, because an exception need not be picklable.
+    """
 
     reason: str
     process_ended: bool = False

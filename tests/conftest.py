@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.harness import two_nodes
+from benchmarks.harness.options import CannotMeasure
+from benchmarks.harness.two_nodes import check_two_nodes
 from common.cores import available_cores
 from common.data import mnist_on_disk
 from common.processes import RankFailed, started_pools
@@ -80,9 +81,10 @@ def mnist() -> str:
 @pytest.fixture
 def needs_two_nodes() -> None:
     """The test is skipped where no two nodes can be made of network namespaces."""
-    reason = two_nodes.why_not()
-    if reason is not None:
-        pytest.skip(f"no two nodes: {reason}")
+    try:
+        check_two_nodes()
+    except CannotMeasure as reason:
+        pytest.skip(str(reason))
 
 
 @pytest.fixture(scope="module", autouse=True)

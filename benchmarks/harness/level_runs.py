@@ -11,6 +11,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from benchmarks.harness.replica_memory import track_replicas
 from common import ladder
 from common.args import parse_args
+from common.cores import threads_per_worker
+from common.launch import read_launch
 from common.memory import track_memory
 from common.start import prepare_process
 
@@ -21,37 +23,33 @@ STATE = ("parameters", "gradients", "optimizer state")
 load = functools.cache(ladder.load)  # A rank trains one level in many rounds, and executes its file once.
 
 
-def train(level: str, flags: Sequence[str], threads: int) -> dict:
-    """The result of the level; what it prints is left out."""
+def train(level: str, flags: Sequence[str]) -> dict:
+    """The result of the level; what it prints is left out. A rank has the threads of its device, or of its share."""
     module = load(level)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         args = prepare_process(parse_args(module.__file__, flags))
-        if not args.cores_per_device:
-            torch.set_num_threads(threads)
+        # A rank begins a job with one thread, and a run on a GPU would leave it with that.
+        torch.set_num_threads(threads_per_worker(read_launch().local_world_size))
         return module.train(args)
 
 
-def peaks(level: str, flags: list[str], threads: int) -> list[dict[str, int]]:
+def peaks(level: str, flags: Sequence[str]) -> list[dict[str, int]]:
     """The peak bytes of each device of this process: of its rank, or of every replica.
 
     They are simulated on the CPU, on machines with GPUs too: replicas that share a GPU would be charged to it together,
     and the threads of `nn.DataParallel` are not seen.
     """
     with track_replicas() as tracker:
-        train(level, [*flags, *SIMULATED], threads)
+        train(level, [*flags, *SIMULATED])
     return list(tracker.peaks().values())
 
 
-def held(level: str, flags: Sequence[str], threads: int) -> dict[str, int]:
+def held(level: str, flags: Sequence[str]) -> dict[str, int]:
     """The bytes of parameters, gradients and optimizer state on this rank when the optimizer has taken its last step.
 
     By then the rank has freed what it gathered from the others.
     """
     held_now: dict[str, int] = {}
-    with track_memory() as tracker:
-        hook = register_optimizer_step_post_hook(lambda *_: held_now.update(tracker.now()))
-        try:
-            train(level, [*flags, *SIMULATED], threads)
-        finally:
-            hook.remove()
+    with track_memory() as tracker, register_optimizer_step_post_hook(lambda *_: held_now.update(tracker.now())):
+        train(level, [*flags, *SIMULATED])
     return {category: held_now[category] for category in STATE}

@@ -18,11 +18,10 @@ from common.instruments.result import quantity
 
 def hardware_and_versions() -> dict:
     """The hardware, and the versions of Python and torch, to which the numbers of a record belong."""
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "processor": _processor(),
         "cores": available_cores(),
-        "gpus": gpus,
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "python": platform.python_version(),
         "torch": torch.__version__,
     }

@@ -1,4 +1,4 @@
-"""Ranks on two nodes: two ranks of `common.processes`, each of which has moved into one of two network namespaces."""
+"""Ranks on two nodes: two ranks of `common.processes`, each of which works in one of two network namespaces."""
 
 import ctypes
 import os
@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.options import CannotMeasure
-from benchmarks.harness.two_nodes import ADDRESSES, INTERFACE, Nodes, two_nodes, why_not
+from benchmarks.harness.two_nodes import ADDRESSES, INTERFACE, Nodes, check_two_nodes, two_nodes
 from common.processes import Ranks
 
 NAMESPACES = Path("/var/run/netns")  # `ip netns add` makes a file for each of them here
@@ -29,19 +28,21 @@ class NodeRanks:
         self.nodes = nodes
         self._ranks = ranks
 
-    def run(self, function: Callable, *args: Any, timeout: float) -> list:
-        """The results of `function(*args)` on both ranks, as `common.processes.Ranks.run` returns or raises."""
-        if not self._ranks.workers:  # before the first job, and after one that has failed
-            self._ranks.run(move_to_node, self.nodes.names)
-        return self._ranks.run(function, *args, timeout=timeout, environment=VARIABLES)
+    def run(self, function: Callable, *args: Any, world_size: int = 2, timeout: float) -> list:
+        """The results of `function(*args)` on the first `world_size` nodes, while a node after them is idle.
+
+        It raises as `common.processes.Ranks.run` does.
+        """
+        names = self.nodes.names[:world_size]
+        variables = VARIABLES | {"WORLD_SIZE": str(world_size)}
+        results = self._ranks.run(run_on_node, names, function, *args, timeout=timeout, environment=variables)
+        return results[:world_size]
 
 
 @contextmanager
 def node_ranks() -> Iterator[NodeRanks]:
     """Two nodes with a rank on each. CannotMeasure is raised where there can be no nodes."""
-    reason = why_not()
-    if reason:
-        raise CannotMeasure(f"no two nodes: {reason}")
+    check_two_nodes()
     with two_nodes() as nodes:
         ranks = Ranks(2, on_cpu=True)
         try:
@@ -50,16 +51,19 @@ def node_ranks() -> Iterator[NodeRanks]:
             ranks.stop()
 
 
-def move_to_node(names: tuple[str, str]) -> None:
-    """Move this rank into the network namespace of its node, and onto a core, as though each node had its own.
-
-    Linux moves the calling thread. The threads that it starts later, such as those of gloo, follow it.
-    """
+def run_on_node(names: tuple[str, ...], function: Callable, *args: Any) -> Any:
+    """The job of a rank: `function(*args)` on the node of its number in `names`; nothing if there is none."""
     rank = int(os.environ["RANK"])
+    if rank >= len(names):
+        return None
+    # Linux moves the calling thread. The threads that it starts later, such as those of gloo, follow it.
     with (NAMESPACES / names[rank]).open() as namespace:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"setns into {names[rank]}")
+    # Each node has a core of its own. After the first job that core is the only one that the rank may use.
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
     # At each connection torch warns on stderr that an address of a node has no name. Errors are sent as RankFailed.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    return function(*args)

@@ -1,7 +1,9 @@
-"""Records of benchmarks: one dict per group of rows, to write as JSON, to print and to draw.
+"""Records of benchmarks: what suites write as JSON, and what tables and pictures are made of.
+
+A group is rows that take turns, and how they compare:
 
     {
-      "group": "strong scaling, global batch 64",
+      "title": "strong scaling, global batch 64",
       "unit": "images/s",
       "rounds": 6,
       "rows": {
@@ -18,19 +20,19 @@
       ]
     }
 
-`low` and `high` are quartiles (error bars); spread and noisy are defined in `benchmarks.harness.paired`. A pair
-compares two rows round by round: of / to for the kind "ratio", of − to in the group's unit for "difference".
+`low` and `high` are quartiles (error bars). `benchmarks.harness.paired` defines spread and noisy, `Pair` the two kinds.
 
 A file holds one suite: {"suite": "throughput", "machine": {…}, "began": {…}, "ended": {…}, "groups": [group, …]}.
 `machine` is the `hardware_and_versions` of `benchmarks.harness.machine`, and `began` and `ended` are its `run_metadata`
-before and after the suite was measured. `benchmarks.suites.sharing` has "rows" in place of the groups, which
-`benchmarks.report.group_table.tables` prints.
+before and after the suite was measured. `benchmarks.suites.sharing` has "rows" in place of the groups. A record is a
+dict also before it is written, because tables and pictures are made from files of records alone.
 """
 
 import json
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.harness import paired
 from benchmarks.harness.paired import Samples, Summary, summarise
@@ -40,51 +42,45 @@ from common.files import write_atomically
 SIGNIFICANT_DIGITS = 5
 
 
+class Pair(NamedTuple):
+    """Two rows that are compared round by round: of / to for the kind "ratio", of − to for the kind "difference"."""
+
+    of: str
+    to: str
+    kind: str
+
+
 def group(
-    name: str,
+    title: str,
     unit: str,
     samples: Samples,
-    metadata: dict[str, dict] | None = None,
-    ratios: Iterable[tuple[str, str]] = (),
-    differences: Iterable[tuple[str, str]] = (),
+    facts: dict[str, dict] | None = None,
+    pairs: Sequence[Pair] = (),
 ) -> dict:
     """The record of one group.
 
     Args:
         samples: of `benchmarks.harness.paired.take_turns`.
-        metadata: of each row, what else to keep.
-        ratios, differences: the pairs (of, to) of rows to compare. A pair is left out where a row was not measured.
+        facts: of each row, what else to keep.
     """
-    metadata = metadata or {}
     rows = {}
     for row, values in samples.items():
         summary = summarise(values)
         measured = {"noisy": summary.noisy, "samples": [rounded(value) for value in values]}
-        rows[row] = metadata.get(row, {}) | _numbers(summary) | measured
-    pairs = []
-    for of, to in ratios:
-        if of in samples and to in samples:
-            by_round = paired.ratios(samples[of], samples[to])
-            pairs.append({"of": of, "to": to, "kind": "ratio"} | _paired(by_round))
-    for of, to in differences:
-        if of in samples and to in samples:
-            by_round = paired.differences(samples[of], samples[to])
-            pairs.append({"of": of, "to": to, "kind": "difference"} | _paired(by_round))
-    return {
-        "group": name,
-        "unit": unit,
-        "rounds": max(map(len, samples.values()), default=0),
-        "rows": rows,
-        "pairs": pairs,
-    }
-
-
-def _paired(by_round: list[float]) -> dict:
-    interval = paired.interval_of_median(by_round)
-    return _numbers(summarise(by_round)) | {
-        "interval": [rounded(interval.low), rounded(interval.high)],
-        "confidence": rounded(interval.confidence),
-    }
+        known = facts[row] if facts else {}
+        rows[row] = known | _numbers(summary) | measured
+    compared = []
+    for pair in pairs:
+        of_rounds = paired.ratios if pair.kind == "ratio" else paired.differences
+        by_round = of_rounds(samples[pair.of], samples[pair.to])
+        interval = paired.interval_of_median(by_round)
+        claimed = {
+            "interval": [rounded(interval.low), rounded(interval.high)],
+            "confidence": rounded(interval.confidence),
+        }
+        compared.append(pair._asdict() | _numbers(summarise(by_round)) | claimed)
+    rounds = len(next(iter(samples.values())))
+    return {"title": title, "unit": unit, "rounds": rounds, "rows": rows, "pairs": compared}
 
 
 def _numbers(summary: Summary) -> dict:

@@ -4,7 +4,7 @@ import json
 
 from benchmarks.harness.rows import BASELINE, BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP_ROW, totals
 from benchmarks.report import comparison_table
-from benchmarks.report.rows import MISSING, label, peaks, per_device, speed_ups
+from benchmarks.report.cells import MISSING, label, peaks, per_device, speed_ups
 from benchmarks.suites.memory import DEVICES
 from common import ladder
 

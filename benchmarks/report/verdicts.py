@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from benchmarks.harness.rows import BASELINE, REPLICATED
-from benchmarks.report.rows import peaks
+from benchmarks.report.cells import peaks
 from common import ladder
 from common.data.synthetic import SIZES
 

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -25,27 +24,13 @@ BLOCKS_PER_WIDTH = 4
 IMAGES_PER_BACKWARD = 8
 LEARNING_RATE = 3e-4
 NO_SYNC = "torch's DDP, no_sync"
-
-
-@dataclass(frozen=True)
-class Wrapper:
-    """A way to average gradients.
-
-    Attributes:
-        wrap: makes a replica of the network, which is a collective.
-        backwards: how many a step of the optimizer has. All but the last run in `no_sync`.
-    """
-
-    wrap: Callable[[nn.Module], nn.Module]
-    backwards: int = 1
-
-
-WRAPPERS = {
-    "naive": Wrapper(NaiveDDP),
-    "overlapped": Wrapper(OverlappedDDP),
-    "bucketed, 1 MiB": Wrapper(partial(BucketedDDP, bucket_mib=1)),
-    "torch's DDP": Wrapper(DistributedDataParallel),
-    NO_SYNC: Wrapper(DistributedDataParallel, backwards=2),
+# Ways to average gradients: each makes a replica of a network, which is a collective.
+WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "naive": NaiveDDP,
+    "overlapped": OverlappedDDP,
+    "bucketed, 1 MiB": partial(BucketedDDP, bucket_mib=1),
+    "torch's DDP": DistributedDataParallel,
+    NO_SYNC: DistributedDataParallel,  # two backwards in a step of the optimizer; only the last one sends
 }
 
 
@@ -73,33 +58,30 @@ def record_rank(name: str, steps: int) -> list[RecordedStep]:
     """Some steps of `deep_net` in a wrapper of WRAPPERS, on noise of this rank, after a warm-up. A collective."""
     with process_group():
         torch.manual_seed(0)  # the same weights on every rank
-        wrapper = WRAPPERS[name]
-        model = wrapper.wrap(deep_net())
+        model = WRAPPERS[name](deep_net())
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
         generator = torch.Generator().manual_seed(dist.get_rank())
-        images = torch.randn(wrapper.backwards, IMAGES_PER_BACKWARD, *IMAGE, generator=generator)
-        targets = torch.randint(CLASSES, (wrapper.backwards, IMAGES_PER_BACKWARD), generator=generator)
-
-        def take_steps(count: int) -> None:
-            for _ in range(count):
-                _step(model, optimizer, images, targets)
-
-        take_steps(WARM_UP_STEPS)
+        backwards = 2 if name == NO_SYNC else 1
+        images = torch.randn(backwards, IMAGES_PER_BACKWARD, *IMAGE, generator=generator)
+        targets = torch.randint(CLASSES, (backwards, IMAGES_PER_BACKWARD), generator=generator)
+        take_steps(WARM_UP_STEPS, model, optimizer, images, targets)
         dist.barrier()
-        (recorded,) = record(partial(take_steps, 1 + steps), sending=ALL_REDUCE)
+        take_recorded = partial(take_steps, 1 + steps, model, optimizer, images, targets)
+        (recorded,) = record(take_recorded, sending=ALL_REDUCE)
         return recorded
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, targets: Tensor) -> None:
-    """One step of the optimizer, with images of shape (backwards, N, 1, 28, 28) and targets of (backwards, N)."""
+def take_steps(count: int, model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, targets: Tensor) -> None:
+    """So many steps of the optimizer on one batch: images (backwards, N, 1, 28, 28) and targets (backwards, N)."""
     last = len(images) - 1
-    for index in range(len(images)):
-        with contextlib.nullcontext() if index == last else model.no_sync():
-            with record_function(FORWARD):
-                loss = F.nll_loss(model(images[index]), targets[index])
-            with record_function(BACKWARD):
-                loss.backward()
-    if isinstance(model, NaiveDDP):
-        model.average_gradients()
-    optimizer.step()
-    optimizer.zero_grad()
+    for _ in range(count):
+        for index in range(len(images)):
+            with contextlib.nullcontext() if index == last else model.no_sync():
+                with record_function(FORWARD):
+                    loss = F.nll_loss(model(images[index]), targets[index])
+                with record_function(BACKWARD):
+                    loss.backward()
+        if isinstance(model, NaiveDDP):
+            model.average_gradients()
+        optimizer.step()
+        optimizer.zero_grad()

@@ -7,7 +7,6 @@ its device by `common.memory`; DDP's ranks are real processes, each accounted fo
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -23,27 +22,27 @@ from common.process_group import process_group
 from common.processes import ranks
 from common.small.data_parallel import EmulatedDataParallel
 
-STEPS = 3  # the optimizer's state is there from the second on, DDP's final buckets in the second
+STEPS = 3  # From the second on the optimizer has its state, and DDP its final buckets.
 TIMEOUT_SECONDS = 300
 DEVICES = (2, 4, 8)
 WRAPPERS = (DATA_PARALLEL, DDP)
 ALL_WRAPPERS = (
     *WRAPPERS,
-    FOREACH,  # how AdamW computes on a GPU unless it is told otherwise: all parameters at once
-    BUCKET_VIEWS,  # gradient_as_bucket_view: the gradients lie in DDP's buckets, not beside them
+    FOREACH,  # AdamW takes all parameters at once, as it does on a GPU by default
+    BUCKET_VIEWS,  # with gradient_as_bucket_view the gradients lie in DDP's buckets, not beside them
     FSDP_ROW,
 )
 
 
 @dataclass(frozen=True)
 class ReferenceNetwork:
-    """A network, by the function that builds it, and the shape of a batch for it."""
+    """A network, by the function that builds it, and the shape of its batches."""
 
     title: str
     build: Callable[[], nn.Module]
     image: tuple[int, ...]  # the shape of one sample
     classes: int
-    batch_size: int  # global
+    batch_size: int  # of all devices together
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
 
     def batch(self) -> tuple[Tensor, Tensor]:
@@ -52,7 +51,7 @@ class ReferenceNetwork:
 
 
 def resnet18() -> nn.Module:
-    """ResNet-18 for images of 32×32: its first convolution is 3×3 with stride 1, and the first pooling goes."""
+    """ResNet-18 for images of 32×32: its first convolution is 3×3 with stride 1, without the pooling after it."""
     from torchvision.models import resnet18
 
     model = resnet18(num_classes=10)
@@ -103,7 +102,7 @@ def train(network: ReferenceNetwork, device: torch.device, wrapper: str, devices
     model = wrapped(network.build().to(device), wrapper, devices)
     for parameter in model.parameters():
         label(parameter, "parameters")
-    # One parameter after the other, unless asked: the same temporaries on every kind of device.
+    # Without foreach AdamW takes one parameter after another, which needs the same temporaries on every kind of device.
     optimizer = torch.optim.AdamW(model.parameters(), foreach=wrapper == FOREACH)
     for _ in range(STEPS):
         images, targets = network.batch()
@@ -121,27 +120,33 @@ def train(network: ReferenceNetwork, device: torch.device, wrapper: str, devices
 
 def peaks_of_process(name: str, wrapper: str, devices: int) -> list[dict[str, int]]:
     """The bytes in each category at the peak of each of this process's devices."""
-    group = nullcontext() if wrapper == DATA_PARALLEL else process_group("gloo")
-    with group, track_replicas() as tracker:
+    context = nullcontext() if wrapper == DATA_PARALLEL else process_group("gloo")
+    with context, track_replicas() as tracker:
         train(NETWORKS[name], torch.device("cpu"), wrapper, devices)
     return list(tracker.peaks().values())
 
 
-def rows_on(devices: int, names: list[str], wrappers: tuple[str, ...] = WRAPPERS) -> list[dict]:
-    """A row for each network and wrapper; `peaks` has the bytes of each category on each device, in their order."""
+@dataclass(frozen=True)
+class Row:
+    """The memory of a network in a wrapper; `peaks` has the bytes of each category on each device, in their order."""
+
+    network: str
+    title: str
+    global_batch_size: int
+    wrapper: str
+    devices: int
+    peaks: list[dict[str, int]]
+
+
+def rows_on(devices: int, names: list[str], wrappers: tuple[str, ...] = WRAPPERS) -> list[Row]:
+    """A row for each network and wrapper."""
     rows = []
     for wrapper in wrappers:
         processes = ranks(1 if wrapper == DATA_PARALLEL else devices, on_cpu=True)
         for name in names:
             network = NETWORKS[name]
-            by_process = processes.run(peaks_of_process, name, wrapper, devices, timeout=TIMEOUT_SECONDS)
-            row = {
-                "network": name,
-                "title": network.title,
-                "global_batch_size": network.batch_size,
-                "wrapper": wrapper,
-                "devices": devices,
-                "peaks": list(chain.from_iterable(by_process)),
-            }
-            rows.append(row)
+            peaks: list[dict[str, int]] = []
+            for peaks_of_rank in processes.run(peaks_of_process, name, wrapper, devices, timeout=TIMEOUT_SECONDS):
+                peaks += peaks_of_rank
+            rows.append(Row(name, network.title, network.batch_size, wrapper, devices, peaks))
     return rows

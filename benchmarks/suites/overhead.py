@@ -23,6 +23,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +32,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.harness import records
 from benchmarks.harness.options import MeasureOptions
 from benchmarks.harness.paired import take_turns
+from benchmarks.harness.records import Pair
 
 STEPS = 400
 WARM_UP = 100
@@ -38,7 +40,6 @@ BATCH = 64
 RAW = "raw loop"
 RAW_LIKE_TRAINER = "raw loop like a Trainer's"
 PEERS = ("accelerate", "lightning", "transformers")
-TITLE = "overhead per step"
 
 
 class Batches(TensorDataset):
@@ -85,12 +86,12 @@ def raw_loop() -> float:
     return timed(model, optimizer, loader, torch.Tensor.backward)
 
 
-def by_accelerator(library: str, accumulating: bool) -> float:
+def by_accelerator(library: str, accumulate: bool = False) -> float:
     """Seconds of the median step of the Accelerator of `library`, "common.accelerator" or "accelerate"."""
     module = importlib.import_module(library)
     accelerator = module.Accelerator(cpu=True)
     model, optimizer, loader = accelerator.prepare(*model_optimizer_loader())
-    context_of_step = accelerator.accumulate if accumulating else nullcontext
+    context_of_step = accelerator.accumulate if accumulate else nullcontext
     seconds = timed(model, optimizer, loader, accelerator.backward, context_of_step)
     accelerator.free_memory()
     return seconds
@@ -175,40 +176,45 @@ def by_trainer(library: str) -> float:
     return median_step(ends)
 
 
-def installed_peers() -> set[str]:
-    return {name for name in PEERS if importlib.util.find_spec(name)}
+class Contestant(NamedTuple):
+    """A row.
+
+    Attributes:
+        run: returns the seconds of its median step.
+        baseline: the raw loop that does the same work; None for a raw loop.
+        peers: the libraries that have to be installed for it.
+    """
+
+    run: Callable[[], float]
+    baseline: str | None = None
+    peers: tuple[str, ...] = ()
 
 
-def loops(peers: set[str]) -> dict[str, Callable[[], float]]:
-    """The raw loop, the core's and those of the installed `peers`. Each returns seconds per step."""
-    found = {RAW: raw_loop}
-    for library in ("common.accelerator", *(peers & {"accelerate"})):
-        found[library] = partial(by_accelerator, library, accumulating=False)
-        found[f"{library}, accumulate()"] = partial(by_accelerator, library, accumulating=True)
-    if "lightning" in peers:
-        found["lightning.fabric"] = by_fabric
-    return found
-
-
-def trainers(peers: set[str]) -> dict[str, Callable[[], float]]:
-    """The raw loop like a Trainer's, our Trainer and that of the installed `peers`. Each returns seconds per step."""
-    found = {RAW_LIKE_TRAINER: raw_loop_like_trainer, "common.trainer": partial(by_trainer, "common.trainer")}
-    if {"accelerate", "transformers"} <= peers:
-        found["transformers.Trainer"] = partial(by_trainer, "transformers")
-    return found
+CONTESTANTS = {
+    RAW: Contestant(raw_loop),
+    "common.accelerator": Contestant(partial(by_accelerator, "common.accelerator"), RAW),
+    "common.accelerator, accumulate()": Contestant(partial(by_accelerator, "common.accelerator", accumulate=True), RAW),
+    "accelerate": Contestant(partial(by_accelerator, "accelerate"), RAW, ("accelerate",)),
+    "accelerate, accumulate()": Contestant(
+        partial(by_accelerator, "accelerate", accumulate=True), RAW, ("accelerate",)
+    ),
+    "lightning.fabric": Contestant(by_fabric, RAW, ("lightning",)),
+    RAW_LIKE_TRAINER: Contestant(raw_loop_like_trainer),
+    "common.trainer": Contestant(partial(by_trainer, "common.trainer"), RAW_LIKE_TRAINER),
+    "transformers.Trainer": Contestant(
+        partial(by_trainer, "transformers"), RAW_LIKE_TRAINER, ("transformers", "accelerate")
+    ),
+}
 
 
 def measure(options: MeasureOptions) -> dict:
     """One group, of all contestants, with what each abstraction adds to the raw loop that does the same work."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    peers = installed_peers()
-    missing = [name for name in PEERS if name not in peers]
+    missing = [name for name in PEERS if not importlib.util.find_spec(name)]
     if missing:
         print(f"not measured: {', '.join(missing)}, not installed (pip install -e '.[peers]')", flush=True)
-    raw_and_loops = loops(peers)
-    raw_and_trainers = trainers(peers)
-    seconds = take_turns(raw_and_loops | raw_and_trainers, range(options.rounds))
-    samples = {row: [1e6 * value for value in values] for row, values in seconds.items()}
-    added = [(row, RAW) for row in raw_and_loops if row != RAW]
-    added += [(row, RAW_LIKE_TRAINER) for row in raw_and_trainers if row != RAW_LIKE_TRAINER]
-    return {"groups": [records.group(TITLE, "µs", samples, differences=added)]}
+    rows = {name: row for name, row in CONTESTANTS.items() if not set(missing) & set(row.peers)}
+    seconds = take_turns({name: row.run for name, row in rows.items()}, range(options.rounds))
+    samples = {name: [1e6 * value for value in values] for name, values in seconds.items()}
+    pairs = [Pair(name, row.baseline, "difference") for name, row in rows.items() if row.baseline]
+    return {"groups": [records.group("overhead per step", "µs", samples, pairs=pairs)]}

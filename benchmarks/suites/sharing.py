@@ -18,5 +18,5 @@ def measure(_: MeasureOptions) -> dict:
     flags = ["--dataset", "synthetic", "--batch-size", "64"]
     rows = {}
     for script, name in NAMES.items():
-        rows[name] = ranks(RANKS, on_cpu=True).run(level_runs.held, script, flags, 1)
+        rows[name] = ranks(RANKS, on_cpu=True).run(level_runs.held, script, flags)
     return {"rows": rows}

@@ -1,4 +1,4 @@
-"""The levels under pytest-benchmark: a round is a training of STEPS steps, from its call to its return.
+"""The levels under pytest-benchmark, for its tables and its comparisons of runs: a round is a training of STEPS steps.
 
 The processes of a row are started, and import their level, in a round that does not count. The rows are timed one after
 another, and each round includes the time before its first step. `python -m benchmarks throughput` leaves that time out,

@@ -19,6 +19,7 @@ import torch
 from benchmarks.harness import level_runs, records
 from benchmarks.harness.options import MeasureOptions
 from benchmarks.harness.paired import WARM_UP_STEPS, take_turns
+from benchmarks.harness.records import Pair
 from benchmarks.harness.rows import BASELINE, RAW_DDP, REPLICATED
 from common import ladder
 from common.cores import available_cores
@@ -29,8 +30,7 @@ from common.processes import ranks
 # More rounds make an interval narrow, longer samples do not.
 SECONDS_OF_A_SAMPLE = 0.5
 TIMEOUT_SECONDS = 900
-BATCH_SIZES = (64, 256)
-QUICK_BATCH = 64
+BATCH_SIZES = (64, 256)  # --quick, and a comparison without --full, have the first alone
 
 
 class Steps(NamedTuple):
@@ -40,7 +40,7 @@ class Steps(NamedTuple):
     counted: int
 
 
-QUICK_STEPS = Steps(1, 2)
+FEW_STEPS = Steps(WARM_UP_STEPS, 2)
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,14 @@ class Configuration:
     """A level, or a script beside it, as one row measures it.
 
     Attributes:
-        workers: processes, or at level 01 replicas.
-        cores_per_device: the cores of each device. With None the workers share all cores: on GPUs, in the row "all
-            cores", and where there are fewer cores than devices.
-        all_cores: tables and pictures name this row so; its cores come from `cores_per_device=None`.
+        workers: processes, or at level 01 replicas. Each has a device of its own.
+        cores_per_device: the cores of each device; None where devices are not made of cores (`cores_of_a_device`).
+        all_cores: the row apart, whose one device has all cores.
     """
 
     level: str
-    workers: int = 1
-    global_batch_size: int = 64
+    workers: int
+    global_batch_size: int
     cores_per_device: int | None = None
     all_cores: bool = False
 
@@ -68,26 +67,21 @@ class Configuration:
     def processes(self) -> int:
         return self.workers if ladder.runs_on_ranks(self.level) else 1
 
-    @property
-    def threads(self) -> int:
-        """The threads of each process: one for each core that it may use."""
-        return self.cores_per_device or max(1, available_cores() // self.processes)
-
     def argv(self, steps: Steps) -> list[str]:
         """The level's flags, but for those of the data, for so many steps."""
-        one_for_each_rank = ["--eval-samples", str(self.workers)]  # evaluation is not timed
-        argv = ["--batch-size", str(self.global_batch_size), *one_for_each_rank]
+        # Evaluation is not timed, so it gets one sample for each rank.
+        argv = ["--batch-size", str(self.global_batch_size), "--eval-samples", str(self.workers)]
         argv += ["--warm-up-steps", str(steps.warm_up), "--max-steps", str(steps.warm_up + steps.counted)]
         if self.level == REPLICATED:
             argv += ["--replicas", str(self.workers)]
-        if self.cores_per_device:
+        if self.cores_per_device is not None:
             argv += ["--cores-per-device", str(self.cores_per_device)]
         return argv
 
     def run(self, steps: Steps, data_flags: tuple[str, ...]) -> dict:
         """Train for so many steps; the slowest rank's result. Raises RankFailed if a rank fails."""
         argv = [*self.argv(steps), *data_flags]
-        results = ranks(self.processes).run(level_runs.train, self.level, argv, self.threads, timeout=TIMEOUT_SECONDS)
+        results = ranks(self.processes).run(level_runs.train, self.level, argv, timeout=TIMEOUT_SECONDS)
         return min(results, key=lambda result: result["images_per_sec"])
 
 
@@ -100,55 +94,17 @@ def row_name(level: str, workers: int) -> str:
     return f"{level}, {workers} {'process' if workers == 1 else 'processes'}"
 
 
-def calibrated(rows: list[Configuration], data_flags: tuple[str, ...]) -> Steps:
-    """One number of steps for all rows: by it a sample takes about SECONDS_OF_A_SAMPLE here."""
-    # Warm-up and sample together must fit into one epoch of the largest batch, and the warm-up may be as long.
-    steps_of_epoch = SIZES["train"] // max(row.global_batch_size for row in rows)
-    limit = steps_of_epoch // 2
-    counted = min(steps_in_time(rows, Steps(WARM_UP_STEPS, 2), data_flags), limit)
-    if not torch.cuda.is_available():
-        return Steps(WARM_UP_STEPS, counted)
-    # The clocks of a GPU need about the time of a sample to settle, so a warm-up is as long as a sample, here too.
-    counted = min(steps_in_time(rows, Steps(counted, counted), data_flags), limit)
-    return Steps(counted, counted)
-
-
-def steps_in_time(rows: list[Configuration], steps: Steps, data_flags: tuple[str, ...]) -> int:
-    """The number of steps that a sample takes, 2 at least, by a run of `steps` of every row."""
-    results = [row.run(steps, data_flags) for row in rows]
-    seconds = statistics.median(result["global_batch_size"] / result["images_per_sec"] for result in results)
-    return max(2, round(SECONDS_OF_A_SAMPLE / seconds))
-
-
-def measure_in_turns(title: str, rows: list[Configuration], options: MeasureOptions) -> dict:
-    """The group of `benchmarks.harness.records`: all rows to level 00, levels 03 and 04 also to level 02."""
-    steps = QUICK_STEPS if options.quick else calibrated(rows, options.data_flags)
-    contestants = {row.name: partial(row.run, steps, options.data_flags) for row in rows}
-    results = take_turns(contestants, range(options.rounds))
-    samples = {}
-    metadata = {}
-    for row in rows:
-        samples[row.name] = [result["images_per_sec"] for result in results[row.name]]
-        last = results[row.name][-1]
-        facts = {key: last[key] for key in ("device", "backend", "dataset")}
-        metadata[row.name] = asdict(row) | {"steps": steps.counted} | facts
-    ratios = [(name, BASELINE) for name in samples if name != BASELINE]
-    for level in ladder.DISTRIBUTED[1:]:
-        for workers in sorted({row.workers for row in rows}):
-            ratios.append((row_name(level, workers), row_name(RAW_DDP, workers)))
-    return records.group(title, "images/s", samples, metadata, ratios)
-
-
-def world_sizes() -> list[int]:
-    """Every number of GPUs that there is; without GPUs 1 and 2."""
-    return [*range(1, torch.cuda.device_count() + 1)] or [1, 2]
-
-
-def cores_of_a_device(devices: int) -> int | None:
-    """The cores of each of so many devices; None where GPUs compute, or where there are fewer cores than devices."""
-    if torch.cuda.is_available():
-        return None
-    return available_cores() // devices or None
+def measure(options: MeasureOptions) -> dict:
+    """Strong and weak scaling, each at two batches; with --quick at one."""
+    sizes = BATCH_SIZES[:1] if options.quick else BATCH_SIZES
+    groups = []
+    for size in sizes:
+        title = f"strong scaling: global batch {size}, shared by all workers"
+        groups.append(measure_in_turns(title, strong_scaling(size), options))
+    for size in sizes:
+        title = f"weak scaling: batch {size} for each worker"
+        groups.append(measure_in_turns(title, weak_scaling(size), options))
+    return {"groups": groups}
 
 
 def strong_scaling(batch_size: int) -> list[Configuration]:
@@ -159,6 +115,11 @@ def strong_scaling(batch_size: int) -> list[Configuration]:
 def weak_scaling(batch_per_worker: int) -> list[Configuration]:
     """All levels, each worker with a batch of its own: the global batch grows with their number."""
     return configurations({size: size * batch_per_worker for size in world_sizes()})
+
+
+def world_sizes() -> list[int]:
+    """Every number of GPUs that there is; without GPUs 1 and 2."""
+    return [*range(1, torch.cuda.device_count() + 1)] or [1, 2]
 
 
 def configurations(batch_sizes: dict[int, int]) -> list[Configuration]:
@@ -172,19 +133,46 @@ def configurations(batch_sizes: dict[int, int]) -> list[Configuration]:
     for level in ladder.LEVELS[1:]:
         for workers in several:
             rows.append(Configuration(level, workers, batch_sizes[workers], cores))
-    if not torch.cuda.is_available():
-        rows.append(Configuration(BASELINE, 1, batch_sizes[1], all_cores=True))
+    if cores is not None:
+        rows.append(Configuration(BASELINE, 1, batch_sizes[1], available_cores(), all_cores=True))
     return rows
 
 
-def measure(options: MeasureOptions) -> dict:
-    """Strong and weak scaling, each at two batches; with --quick at QUICK_BATCH."""
-    sizes = (QUICK_BATCH,) if options.quick else BATCH_SIZES
-    groups = []
-    for size in sizes:
-        title = f"strong scaling: global batch {size}, shared by all workers"
-        groups.append(measure_in_turns(title, strong_scaling(size), options))
-    for size in sizes:
-        title = f"weak scaling: batch {size} for each worker"
-        groups.append(measure_in_turns(title, weak_scaling(size), options))
-    return {"groups": groups}
+def cores_of_a_device(devices: int) -> int | None:
+    """The cores of each of so many devices; None on GPUs, and where fewer cores than devices are shared by all."""
+    if torch.cuda.is_available() or available_cores() < devices:
+        return None
+    return available_cores() // devices
+
+
+def measure_in_turns(title: str, rows: list[Configuration], options: MeasureOptions) -> dict:
+    """The group of `benchmarks.harness.records`: all rows to level 00, levels 03 and 04 also to level 02."""
+    steps = FEW_STEPS if options.quick else choose_steps(rows, options.data_flags)
+    contestants = {row.name: partial(row.run, steps, options.data_flags) for row in rows}
+    results = take_turns(contestants, range(options.rounds))
+    samples = {}
+    facts = {}
+    for row in rows:
+        samples[row.name] = [result["images_per_sec"] for result in results[row.name]]
+        last = results[row.name][-1]
+        setting = {key: last[key] for key in ("device", "backend", "dataset")}
+        facts[row.name] = asdict(row) | {"steps": steps.counted} | setting
+    pairs = [Pair(row.name, BASELINE, "ratio") for row in rows if row.name != BASELINE]
+    for row in rows:
+        if row.level in ladder.DISTRIBUTED and row.level != RAW_DDP:
+            pairs.append(Pair(row.name, row_name(RAW_DDP, row.workers), "ratio"))
+    return records.group(title, "images/s", samples, facts, pairs)
+
+
+def choose_steps(rows: list[Configuration], data_flags: tuple[str, ...]) -> Steps:
+    """One number of steps for all rows, by which a sample takes about SECONDS_OF_A_SAMPLE on this CPU.
+
+    On GPUs it is half an epoch of the largest batch. The other half is the warm-up, because the clocks of a GPU need
+    about as long to settle.
+    """
+    if torch.cuda.is_available():
+        half_epoch = SIZES["train"] // max(row.global_batch_size for row in rows) // 2
+        return Steps(half_epoch, half_epoch)
+    results = [row.run(FEW_STEPS, data_flags) for row in rows]
+    seconds = statistics.median(result["global_batch_size"] / result["images_per_sec"] for result in results)
+    return Steps(WARM_UP_STEPS, max(FEW_STEPS.counted, round(SECONDS_OF_A_SAMPLE / seconds)))

@@ -7,7 +7,7 @@ steps' times a group holds the "lanes" of one typical step, from which `benchmar
 
 from functools import partial
 
-from benchmarks.harness.lanes import typical_steps
+from benchmarks.harness.lanes.typical_steps import record_in_turns
 from benchmarks.harness.node_ranks import NodeRanks, node_ranks
 from benchmarks.harness.options import CannotMeasure, MeasureOptions
 from benchmarks.suites.gradient_averaging import IMAGES_PER_BACKWARD, WRAPPERS, record_rank
@@ -23,18 +23,18 @@ def measure(options: MeasureOptions) -> dict:
     """A group for each link."""
     groups = []
     try:
-        with node_ranks() as pair:
+        with node_ranks() as two_ranks:
             for link in LINKS:
-                pair.nodes.limit(BANDWIDTHS[link])
-                groups.append(record_over(link, pair, options))
+                two_ranks.nodes.limit(BANDWIDTHS[link])
+                groups.append(record_over(link, two_ranks, options.rounds))
     except CannotMeasure as reason:
         print(f"timeline measures {LOOPBACK} alone: {reason}", flush=True)
-    groups.append(record_over(LOOPBACK, ranks(2, on_cpu=True), options))
+    groups.append(record_over(LOOPBACK, ranks(2, on_cpu=True), options.rounds))
     return {"groups": groups}
 
 
-def record_over(link: str, pair: NodeRanks | Ranks, options: MeasureOptions) -> dict:
+def record_over(link: str, two_ranks: NodeRanks | Ranks, rounds: int) -> dict:
     """The group of all wrappers on two ranks that the link joins."""
     title = f"one step of two ranks over {link}, {IMAGES_PER_BACKWARD} images a backward"
-    record_steps = partial(pair.run, record_rank, timeout=TIMEOUT_SECONDS)
-    return typical_steps.record_in_turns(title, tuple(WRAPPERS), record_steps, options) | {"link": link}
+    record_steps = partial(two_ranks.run, record_rank, timeout=TIMEOUT_SECONDS)
+    return record_in_turns(title, WRAPPERS, record_steps, rounds) | {"link": link}

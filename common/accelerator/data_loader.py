@@ -56,16 +56,11 @@ def prepare_data_loader(
     """The loader for one process: its share of the batches that `dataloader` would make on a single one.
 
     The script's sampler draws the order. With `use_seedable_sampler`, a RandomSampler is replaced by one whose order
-    depends on `data_seed` and the epoch alone. The others draw from these generators:
+    depends on `data_seed` and the epoch alone. On several processes another sampler without a generator may get one,
+    see DATA.md. The new sampler or generator is put into the script's own batch sampler or sampler.
 
-        `sampler.generator`  processes             by default                       with `use_seedable_sampler`
-        is set               any number            that one                         that one
-        is None              one, or dispatching   torch's                          torch's
-        is None              several               a new one, seeded from torch's   torch's (*)
-
-    (*) Without replacement a new one too, if the processes have different seeds: each would draw another order, and
-    samples would be lost. This comparison is a collective, and so is the default of `data_seed`, which is the seed of
-    rank 0. A new generator or sampler is put into the script's own sampler or batch sampler.
+    `use_seedable_sampler` makes this a collective: the default of `data_seed` is the seed of rank 0, and with samplers
+    of other kinds the seeds of all processes are compared.
 
     Args:
         dataloader: what a single process would iterate over.
@@ -74,17 +69,16 @@ def prepare_data_loader(
         split_batches, even_batches, non_blocking, use_seedable_sampler, data_seed: see DataLoaderConfiguration.
         rng_types: generators to take over from rank 0 at the start of every pass: "torch", "cuda", and "generator",
             the sampler's or the data set's. A dispatching loader takes over none, as in the original.
-        dispatch_batches: the main process reads for all, see DataLoaderDispatcher; by default for streams, if
-            `put_on_device` is on.
-        slice_fn_for_dispatch: see DataLoaderDispatcher.
-        use_stateful_dataloader: checkpoints hold the loader's position, see `position.py`.
+        dispatch_batches, slice_fn_for_dispatch: the main process reads for all, see DataLoaderDispatcher; by default
+            for streams, if `put_on_device` is on.
+        use_stateful_dataloader: checkpoints hold the loader's position, see `resumption.py`.
 
     Raises:
         NotImplementedError: for `torch_device_mesh`, with which several processes would get the same batch, and for a
             loader with `in_order=False`, whose batches come as workers finish them.
         ValueError: for a batch size that cannot be split, and for `dispatch_batches` without `put_on_device`. On
             several processes for a DistributedSampler or DistributedEvalSampler, for a SkipDataLoader that leaves out
-            no whole number of steps and, unless the loader dispatches, for a `batch_size=None`.
+            no whole number of steps and, unless the loader dispatches, for one that makes no batches.
     """
     if torch_device_mesh is not None:
         raise NotImplementedError("torch_device_mesh is out of scope")
@@ -99,42 +93,40 @@ def prepare_data_loader(
     num_processes = state.num_processes if num_processes is None else num_processes
     process_index = state.process_index if process_index is None else process_index
     index_sampler = index_sampler_of(dataloader)
-    if split_batches:
-        check_split(getattr(index_sampler, "batch_size", None), num_processes)
-    _check_sharing(dataloader, num_processes, dispatch_batches)
-    skipped_steps = _steps_skipped_by(dataloader, batches_per_step=1 if split_batches else num_processes)
+    _check_sharing(dataloader, num_processes, split_batches, dispatch_batches)
+    common: dict[str, Any] = {  # These are for every prepared loader, and `loading` for torch's own part of it.
+        "skip_batches": _steps_skipped_by(dataloader, batches_per_step=1 if split_batches else num_processes),
+        "use_stateful_dataloader": use_stateful_dataloader,
+        "_drop_last": dataloader.drop_last,
+        "_non_blocking": non_blocking,
+    }
     if use_seedable_sampler:
         index_sampler = _replace_random_sampler(index_sampler, data_seed)
 
     if dispatch_batches:
-        arguments = loading_arguments(dataloader, index_sampler)
+        loading = loading_arguments(dataloader, index_sampler)
         # As in the original, the seed that torch's loader draws comes from torch's generator.
-        arguments["generator"] = None
-        return DataLoaderDispatcher(
-            dataset,
-            split_batches,
-            skip_batches=skipped_steps,
-            slice_fn=slice_fn_for_dispatch,
-            use_stateful_dataloader=use_stateful_dataloader,
-            _drop_last=dataloader.drop_last,
-            _non_blocking=non_blocking,
-            **arguments,
-        )
+        loading["generator"] = None
+        return DataLoaderDispatcher(dataset, split_batches, slice_fn=slice_fn_for_dispatch, **loading, **common)
 
+    synchronized_generator = None
     if num_processes == 1:
-        synchronized_generator = None
-        arguments = loading_arguments(dataloader, index_sampler)
+        loading = loading_arguments(dataloader, index_sampler)
     elif is_stream:
         synchronized_generator = generator_of(dataset)
-        arguments = loading_arguments(dataloader, None)
-        batches = BatchSampler(dataset, arguments["batch_size"], arguments["drop_last"])
+        loading = loading_arguments(dataloader, None)
+        batches = BatchSampler(dataset, loading["batch_size"], loading["drop_last"])
         shard = BatchSamplerShard(batches, num_processes, process_index, split_batches, even_batches)
+        loading["batch_size"] = shard.samples_per_process
         dataset = StreamShard(dataset, shard)
-        arguments["batch_size"] = shard.samples_per_process
     else:
-        synchronized_generator = _prepare_generator(index_sampler, use_seedable_sampler)
         shard = BatchSamplerShard(index_sampler, num_processes, process_index, split_batches, even_batches)
-        arguments = loading_arguments(dataloader, shard)
+        loading = loading_arguments(dataloader, shard)
+        # As in the original, a sampler that lies deeper, within a second batch sampler, gets no generator.
+        sampler = getattr(index_sampler, "sampler", None)
+        # With `use_seedable_sampler` the original gives none at all. Here it is given where samples would be lost.
+        if not use_seedable_sampler or (_draws_without_replacement(sampler) and _seeds_differ_between_ranks()):
+            synchronized_generator = _provide_generator(sampler)
     if rng_types is not None and synchronized_generator is None:
         rng_types = [kind for kind in rng_types if kind != "generator"]
     return DataLoaderShard(
@@ -142,21 +134,21 @@ def prepare_data_loader(
         device=device if put_on_device else None,
         rng_types=rng_types,
         synchronized_generator=synchronized_generator,
-        skip_batches=skipped_steps,
-        use_stateful_dataloader=use_stateful_dataloader,
-        _drop_last=dataloader.drop_last,
-        _non_blocking=non_blocking,
-        **arguments,
+        **loading,
+        **common,
     )
 
 
-def _check_sharing(dataloader: DataLoader, num_processes: int, dispatch_batches: bool) -> None:
+def _check_sharing(dataloader: DataLoader, num_processes: int, split_batches: bool, dispatch_batches: bool) -> None:
     """Refuse a loader that several processes cannot share, and warn if it may be shared already."""
+    index_sampler = index_sampler_of(dataloader)
+    if split_batches:
+        check_split(getattr(index_sampler, "batch_size", None), num_processes)
     if not getattr(dataloader, "in_order", True):
         raise NotImplementedError("loaders with in_order=False are out of scope")
     if num_processes == 1:
         return
-    sampler = sampler_chain(index_sampler_of(dataloader))[-1]
+    sampler = sampler_chain(index_sampler)[-1]
     if isinstance(sampler, (DistributedSampler, DistributedEvalSampler)):
         raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
     if not dispatch_batches and not _makes_batches(dataloader):
@@ -208,23 +200,22 @@ def _make_seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRan
     )
 
 
-def _prepare_generator(batch_sampler: Any, use_seedable_sampler: bool) -> torch.Generator | None:
-    """Give the sampler of `batch_sampler` a generator if it lacks one; return the one to take over from rank 0, if any.
+def _draws_without_replacement(sampler: Any) -> bool:
+    """True for a sampler of which processes with different seeds would draw different orders, and so lose samples."""
+    if not hasattr(sampler, "generator") or isinstance(sampler, SeedableRandomSampler):
+        return False
+    return not getattr(sampler, "replacement", False)
 
-    As in the original, a sampler within a batch sampler within a batch sampler gets none.
-    """
-    sampler: Any = getattr(batch_sampler, "sampler", None)
-    if not hasattr(sampler, "generator"):
-        return None
-    if use_seedable_sampler:
-        # As in the original, no generator is taken over then. A sampler without replacement draws from torch's, so
-        # samples would be lost if the processes had different seeds.
-        if isinstance(sampler, SeedableRandomSampler) or getattr(sampler, "replacement", False):
-            return None
-        seeds = gather_object([torch.initial_seed()])
-        if len(set(seeds)) == 1:
-            return None
-    if sampler.generator is None:
+
+def _seeds_differ_between_ranks() -> bool:
+    """True if the processes have seeded torch differently. A collective."""
+    seeds = gather_object([torch.initial_seed()])
+    return len(set(seeds)) > 1
+
+
+def _provide_generator(sampler: Any) -> torch.Generator | None:
+    """The generator of torch that `sampler` draws from, if it can have one; a new one is seeded from torch's."""
+    if hasattr(sampler, "generator") and sampler.generator is None:
         sampler.generator = torch.Generator()
         seed = torch.empty((), dtype=torch.int64).random_()
         sampler.generator.manual_seed(int(seed))
@@ -250,9 +241,9 @@ def skip_first_batches(dataloader: DataLoader, num_batches: int = 0) -> DataLoad
 
     If `dataloader` is prepared, these are batches of every process: whole steps. Then both loaders have the same epoch:
     after a pass over either, each visits the next one. A script resumes in the middle of epoch e with `load_state`,
-    `loader.set_epoch(e)` and this. In sequential and seedable orders the batches that were left follow, and torch's
-    generator stays as the checkpoint had it, so dropout goes on too. In other random orders the rest of another epoch
-    follows, with a warning. A stream is read again up to there.
+    `loader.set_epoch(e)` and this. In sequential and seedable orders the batches that the interrupted run had not
+    yielded follow, and torch's generator stays as the checkpoint had it, so dropout goes on too. In other random orders
+    the rest of another epoch follows, with a warning. A stream is read again up to there.
     """
     if isinstance(dataloader, DataLoaderShard):
         return dataloader.without_first(num_batches)

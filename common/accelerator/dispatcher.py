@@ -1,13 +1,14 @@
 """The loader whose batches the main process alone reads and sends to the others."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from .operations import RemoteError, broadcast_object_list
-from .position import Pass, put_back
+from .operations import RemoteError, broadcast_object_list, run_on_all_ranks
+from .position import Pass
 from .rows import READ_EVERYWHERE, check_rows, count_rows, fill_up, join_batches, slice_rows
 from .sampler import ShortStep, Step, groups_of
 from .shard import DataLoaderShard
@@ -49,8 +50,6 @@ class DataLoaderDispatcher(DataLoaderShard):
         self.split_batches = split_batches
         self.batches_per_step = 1 if split_batches else self.state.num_processes
         self.slice_fn = slice_rows if slice_fn is None else slice_fn
-        # Workers that stay alive have one seed for all passes. This is True once a process without them has drawn it.
-        self._drew_workers_seed = False
 
     @property
     def total_batch_size(self) -> int:
@@ -71,36 +70,30 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     def _read(self, this_pass: Pass) -> Iterator[Step]:
         """This process's part of the steps that the main process reads."""
-        steps: Iterator[Step] = iter(())
-        try:
-            if self.state.is_main_process:
-                batches = self._joined_batches(super()._read(this_pass))
-                steps = self._whole_steps(batches, this_pass)
-            else:
-                self._draw_torchs_seed()
-                if self.use_stateful_dataloader:
-                    # This rank's checkpoint needs `drawn_from` too. Without it the order would count as lost.
-                    this_pass.begin_order(self._samplers[-1])
-        except Exception as error:
-            steps = _failed_steps(error)
-        return self._own_parts(steps)
+        if self.state.is_main_process:
+            steps = run_on_all_ranks(partial(super()._read, this_pass))
+            batches = self._joined_batches(step.content for step in steps)
+            return self._send_steps(self._whole_steps(batches, this_pass))
+        run_on_all_ranks(self._draw_torchs_seed)
+        # The checkpoint of this process says how the order was drawn, too: a resumed run may read on every process.
+        this_pass.begin_order(self.samplers[-1])
+        return self._receive_steps()
 
     def _draw_torchs_seed(self) -> None:
-        """Draw the seed that torch draws when it begins to read, so that the generators of all processes stay the same.
+        """Draw the seed that torch draws when the main process begins to read, so that the generators stay the same.
 
-        The order is drawn on the main process alone, when the first batch is asked for. If it is drawn from torch's
-        generator, the state of that differs between the processes from then on.
+        An order that is drawn from torch's generator makes them differ: the main process alone draws it.
         """
+        is_new_reader = self._reader is None
+        reader = self._get_reader()
         if self.num_workers == 0:
-            iter(self._get_reader())  # As in the original, `iter` of a stream is called on every process.
-        elif not (self.persistent_workers and self._drew_workers_seed):
-            self._drew_workers_seed = True
+            iter(reader)  # As in the original, `iter` of a stream is called on every process.
+        elif is_new_reader:  # Workers that stay alive, with their reader, get no second seed.
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
 
-    def _joined_batches(self, steps: Iterator[Step]) -> Iterator[Any]:
-        """On the main process: the batch of each step, joined from batches of the script's loader."""
-        for group in groups_of(steps, self.batches_per_step):
-            parts = [step.content for step in group]
+    def _joined_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """On the main process: the batch of each step, joined from `batches` of the script's loader."""
+        for parts in groups_of(batches, self.batches_per_step):
             if self._drop_last and len(parts) < self.batches_per_step:
                 return
             if self.slice_fn is slice_rows:  # A script's own function knows which rows belong together.
@@ -114,47 +107,51 @@ class DataLoaderDispatcher(DataLoaderShard):
         A last step that cannot be divided is filled up, or loses the rest with `drop_last`.
         """
         world_size = self.state.num_processes
+        first_rows = None
         for batch in batches:
-            if this_pass.first_rows is None and not self._drop_last:
-                first_rows = self._slice(batch, 0, world_size)
-                # A resumed pass fills up with the rows of the epoch's first step, which the checkpoint holds.
-                this_pass.first_rows = put_back(this_pass.start.first_rows, first_rows)
+            if first_rows is None and not self._drop_last:
+                first_rows = this_pass.keep_first_rows(self._slice(batch, 0, world_size))
             num_real = count_rows(batch)
             share, extra_rows = divmod(num_real, world_size)
             if extra_rows > 0:
-                if next(batches, None) is not None:
+                next_batch = next(batches, None)
+                if next_batch is not None:
                     raise ValueError(
                         f"a step of {num_real} samples cannot be divided by {world_size} processes: {READ_EVERYWHERE}"
                     )
                 if not self._drop_last:
                     share += 1
-                    batch = fill_up(batch, this_pass.first_rows, least_rows=share * world_size)
+                    batch = fill_up(batch, first_rows, least_rows=share * world_size)
             short_step = None
             if num_real != self.total_batch_size:
                 rows = (share,) * world_size
                 short_step = ShortStep(rows, num_real_all_ranks=min(num_real, sum(rows)))
             yield Step(batch, short_step)
 
-    def _own_parts(self, steps: Iterator[Step]) -> Iterator[Step]:
-        """This process's part of each of `steps`, which the main process alone has; those of the others are empty."""
+    def _send_steps(self, steps: Iterator[Step]) -> Iterator[Step]:
+        """On the main process: its part of each step, which is sent to the others first, and then None or an error."""
         while True:
-            error: Exception | None = None
-            message: Any
             try:
-                message = next(steps, None)
-                # The main process makes its part before it sends the step, because `slice_fn` may raise too.
-                own_part = None if message is None else self._own_part(message)
-            except Exception as failure:
-                error = failure
-                message = RemoteError(f"rank 0: {type(failure).__name__}: {failure}")
-            message = broadcast_object_list([message])[0]
-            if error is not None:
-                raise error
+                step = next(steps, None)
+                # The part is made before the step is sent, because `slice_fn` may raise too.
+                own_part = None if step is None else self._own_part(step)
+            except Exception as error:
+                broadcast_object_list([RemoteError(f"rank 0: {type(error).__name__}: {error}")])
+                raise
+            broadcast_object_list([step])
+            if own_part is None:
+                return
+            yield own_part
+
+    def _receive_steps(self) -> Iterator[Step]:
+        """On another process: its part of each step that the main process sends."""
+        while True:
+            (message,) = broadcast_object_list([None])
             if isinstance(message, RemoteError):
                 raise message
             if message is None:
                 return
-            yield own_part or self._own_part(message)
+            yield self._own_part(message)
 
     def _own_part(self, step: Step) -> Step:
         rank = self.state.process_index
@@ -167,12 +164,3 @@ class DataLoaderDispatcher(DataLoaderShard):
     def _slice(self, batch: Any, begin: int, end: int) -> Any:
         process = {"process_index": self.state.process_index, "num_processes": self.state.num_processes}
         return self.slice_fn(batch, slice(begin, end), **process)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_drew_workers_seed": False}  # A copy starts workers of its own.
-
-
-def _failed_steps(error: Exception) -> Iterator[Step]:
-    """Steps that cannot be read: asking for the first one raises `error`."""
-    raise error
-    yield

@@ -29,7 +29,7 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _has_rows(leaf: Any, rows: int) -> bool:
-    """True for a leaf with a row for each sample of a batch of so many rows."""
+    """True for a tensor or array, and for a list with as many entries as the batch has `rows`."""
     return _is_array(leaf) or (is_list_of_entries(leaf) and len(leaf) == rows)
 
 

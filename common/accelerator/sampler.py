@@ -29,8 +29,6 @@ from common.eval_sampler import DistributedEvalSampler
 class ShortStep(NamedTuple):
     """Real and repeated samples of a step in which not all processes are known to have full batches of their own.
 
-    In all other steps all samples are real, and there is no ShortStep.
-
     Attributes:
         rows: samples in the batch of each process that has one, lowest ranks first; the repeated ones count too.
         num_real_all_ranks: how many of all these samples are real: the first ones, in rank order. The others were
@@ -96,6 +94,7 @@ class BatchSamplerShard(BatchSampler):
     If there are too few samples for the last step, `even_batches` fills it up with the first samples of the epoch.
     Without `even_batches` the last processes get less of it, or nothing. With the batch sampler's `drop_last` the step
     is dropped. A batch sampler without a `batch_size`, whose batches may differ in size, is sharded in whole batches.
+    Then `even_batches` repeats whole ones: after `[0 1 2] [3]`, the last step `[4 5]` becomes `[4 5] [0 1 2]`.
 
     Args:
         batch_sampler: the batches of all processes.
@@ -147,57 +146,56 @@ class BatchSamplerShard(BatchSampler):
 
     def steps(self) -> Iterator[Step]:
         """The batches of this process, each with what is known of its step."""
-        size = self.samples_per_process
-        rank = self.process_index
+        # Without a batch size these are None: then every step counts as a short one.
+        full_rows = [self.samples_per_process] * self.num_processes
         first_step: list = []
-        whole_steps = self._parts_of_batches() if self.split_batches else groups_of(self._batches(), self.num_processes)
-        for batches_by_rank in whole_steps:  # In the last step some may be missing.
-            first_step = first_step or batches_by_rank
-            is_complete = len(batches_by_rank) == self.num_processes
-            if is_complete and all(len(batch) == size for batch in batches_by_rank):
-                yield Step(batches_by_rank[rank], None)
-                continue
-            # A batch sampler whose batches differ in size makes complete steps that no `drop_last` drops.
-            is_short = self.split_batches or self._repeats_samples or not is_complete
-            if self.drop_last and is_short:
-                continue
-            num_real = sum(map(len, batches_by_rank))
-            if self.even_batches:
-                batches_by_rank = self._filled_up(batches_by_rank, first_step)
-            if rank < len(batches_by_rank):
-                rows = tuple(map(len, batches_by_rank))
-                yield Step(batches_by_rank[rank], ShortStep(rows, num_real))
+        whole_steps = self._parts_of_batches() if self.split_batches else self._groups_of_batches()
+        for batches in whole_steps:
+            first_step = first_step or batches
+            rows = [len(batch) for batch in batches]
+            shares = batches
+            short_step = None
+            if rows != full_rows:
+                if self._repeats_samples:
+                    shares = self._filled_up(batches, first_step)
+                elif self.even_batches:  # It is not known how many samples are missing, so whole batches are repeated.
+                    shares = list(islice(chain(batches, cycle(first_step)), self.num_processes))
+                short_step = ShortStep(tuple(map(len, shares)), num_real_all_ranks=sum(rows))
+            if self.process_index < len(shares):
+                yield Step(shares[self.process_index], short_step)
 
     def _parts_of_batches(self) -> Iterator[list]:
         """For each step one batch, in equal parts for the processes: `[0 1 2 3]` becomes `[0 1] [2 3]`."""
         size = self.samples_per_process
-        for batch in self._batches():
+        for batch in self._batches_of_one_size():
             yield [batch[begin : begin + size] for begin in range(0, len(batch), size)]
 
-    def _batches(self) -> Iterator[list]:
-        """All batches. Raise a ValueError for one of a size that would lose samples, see `BatchSamplerShard`."""
-        batches = iter(self.batch_sampler)
-        for batch in batches:
-            is_too_large = (self.split_batches or self._repeats_samples) and len(batch) > self.batch_size
-            must_be_last = self._repeats_samples and len(batch) != self.batch_size
-            if is_too_large or (must_be_last and next(batches, None) is not None):
+    def _groups_of_batches(self) -> Iterator[list]:
+        """For each step one batch for each process, in rank order."""
+        batches = self._batches_of_one_size() if self._repeats_samples else self.batch_sampler
+        for group in groups_of(batches, self.num_processes):
+            if len(group) == self.num_processes or not self.drop_last:
+                yield group
+
+    def _batches_of_one_size(self) -> Iterator[list]:
+        """All batches, without a smaller one that `drop_last` drops. Raise a ValueError where samples would be lost."""
+        is_small = False
+        for batch in self.batch_sampler:
+            # With `even_batches` the batch before must have been a full one: only the last one can be filled up.
+            if len(batch) > self.batch_size or (is_small and self.even_batches):
                 raise ValueError("batches of different sizes need even_batches=False, without split_batches")
-            yield batch
+            is_small = len(batch) < self.batch_size
+            if not (is_small and self.drop_last):
+                yield batch
 
     def _filled_up(self, batches: list, first_step: list) -> list:
-        """The batches of a step, one for each process, with samples of the first step after their own.
+        """The samples of `batches` and then of the first step, in full batches for all processes.
 
         After a first step `[0 1] [2 3]`, the last step `[4]` becomes `[4 0] [1 2]`: one of its samples is real.
-
-        Without a `batch_size` it is not known how many samples are missing, so whole batches are repeated. After a
-        first step `[0 1 2] [3]`, the last step `[4 5]` becomes `[4 5] [0 1 2]`: two of its samples are real.
         """
-        if self._repeats_samples:
-            first_samples = chain(*first_step)
-            samples = chain(*batches, cycle(first_samples))
-            return [list(islice(samples, self.samples_per_process)) for _ in range(self.num_processes)]
-        missing = self.num_processes - len(batches)
-        return [*batches, *islice(cycle(first_step), missing)]
+        first_samples = chain(*first_step)
+        samples = chain(*batches, cycle(first_samples))
+        return [list(islice(samples, self.samples_per_process)) for _ in range(self.num_processes)]
 
     def __len__(self) -> int:
         total = len(self.batch_sampler)
@@ -233,6 +231,10 @@ class SkipBatchSampler(BatchSampler):
     def __iter__(self) -> Iterator[list]:
         yield from islice(self.batch_sampler, self.skip_batches, None)
 
+    def steps(self) -> Iterator[Step]:
+        """The batches as `steps_of` has them."""
+        yield from islice(steps_of(self.batch_sampler), self.skip_batches, None)
+
     def __len__(self) -> int:
         return max(0, len(self.batch_sampler) - self.skip_batches)
 
@@ -251,11 +253,12 @@ def check_split(batch_size: int | None, num_processes: int) -> None:
 
 
 def steps_of(batches: Any) -> Iterator[Step]:
-    """The steps of a process that reads by `batches`: a BatchSamplerShard, or what a loader on one process reads by.
+    """The steps of a process that reads by `batches`: batches of sample numbers or, for `batch_size=None`, single ones.
 
-    On one process, `iter` of the outermost sampler is called at once, because it may draw random numbers.
+    The samplers of this file draw nothing before the first step is asked for. `iter` of any other is called at once, as
+    torch's loader does, because it may draw random numbers.
     """
-    if isinstance(batches, BatchSamplerShard):
+    if isinstance(batches, (BatchSamplerShard, SkipBatchSampler)):
         return batches.steps()
     return _steps_of_one_process(iter(batches), getattr(batches, "batch_size", None))
 

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import torch
@@ -11,14 +11,14 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from .logging import get_logger
 from .operations import send_to_device
-from .position import Pass, PassSampler, Position, Progress, put_back, restored_generators, set_state, state_of
+from .position import Pass, PassSampler, Progress
+from .resumption import StatefulProgress, generator_states, in_steps_of, load_generator_states, restored_generators
 from .sampler import (
     BatchSamplerShard,
     SeedableRandomSampler,
     ShortStep,
     Step,
     follows_from_epoch,
-    generator_of,
     get_sampler,
     index_sampler_of,
     sampler_chain,
@@ -54,13 +54,10 @@ class DataLoaderShard(DataLoader):
 
     The way from a `for` to its batches, in the order of the calls:
 
-        Progress.begin_pass     says where the pass begins
-        _begin_reading          takes over the generators of rank 0, and tells the epoch
-        _read                   asks torch's loader for an iterator, which draws its seed; a stream skips steps here
-        PassSampler             draws the order, skips steps, and puts the batches into their Steps
-
-    For the first pass after a checkpoint, `_resume_reading` calls `_begin_reading`. Torch then draws a seed and
-    the order again, as the run did before the checkpoint. So the generators go back to their states in the checkpoint.
+        Progress.begin_pass   says which epoch the pass visits, and how many of its steps are left out
+        _begin_reading        takes over the generators of rank 0, and tells the epoch
+        _read                 asks torch's loader for an iterator, which draws a seed; a stream leaves out steps here
+        PassSampler           draws the order, leaves out steps, and puts the batches into their Steps
 
     Args:
         dataset, kwargs: of DataLoader.
@@ -69,7 +66,7 @@ class DataLoaderShard(DataLoader):
             "generator" for `synchronized_generator`.
         synchronized_generator: the sampler's or the data set's.
         skip_batches: steps to leave out at the beginning of every epoch.
-        use_stateful_dataloader: checkpoints hold the position, see `position.py`.
+        use_stateful_dataloader: checkpoints hold the position, see `resumption.py`.
     """
 
     # So many batches of the script's loader make one step of this one. A DataLoaderDispatcher may need several.
@@ -96,12 +93,13 @@ class DataLoaderShard(DataLoader):
         self.use_stateful_dataloader = use_stateful_dataloader
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
-        self._progress = Progress(skipped_at_prepare=skip_batches)
+        progress_class = StatefulProgress if use_stateful_dataloader else Progress
+        self.progress = progress_class(first_step=skip_batches)
         # Torch's loader, which is kept only if its workers stay alive from pass to pass.
         self._reader: DataLoader | None = None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
-        progress = self._progress
+        progress = self.progress
         this_pass = progress.begin_pass(self.skipped_steps)
         self.gradient_state._add_dataloader(self)
         try:
@@ -115,51 +113,50 @@ class DataLoaderShard(DataLoader):
                 this_pass.step += 1
                 this_pass.short_step = short_step
                 this_pass.read_ahead = following
-                this_pass.end_of_dataloader |= following is None
+                if following is None:
+                    this_pass.end_of_dataloader = True
                 progress.make_current(this_pass)
                 yield batch
         finally:
             progress.passes.remove(this_pass)
             self.gradient_state._remove_dataloader(self)
-        if this_pass.step > 0:  # As in the original, a pass without batches is no epoch.
+        # As in the original, a pass over no data is no epoch. A pass that leaves out all steps still ends its epoch.
+        if this_pass.step > 0:
             progress.epoch += 1
 
     def _begin_reading(self, this_pass: Pass) -> Iterator[Step]:
         """The steps of the pass, each read when it is asked for."""
         if self.rng_types:
             synchronize_rng_states(self.rng_types, self.synchronized_generator)
-        self.set_epoch(this_pass.start.epoch)
+        self.set_epoch(this_pass.epoch)
         return self._read(this_pass)
 
     def _resume_reading(self, this_pass: Pass) -> Iterator[Step]:
-        """The steps of the first pass after a checkpoint was loaded, where it begins within an epoch."""
-        is_known_order = self._reads_stream or follows_from_epoch(self._samplers)
-        if not is_known_order and this_pass.start.drawn_from is None:
-            # The sampler draws another order, and no generator goes back, as in the original.
+        """The steps of the first pass after a checkpoint was loaded, where it begins within an epoch.
+
+        When a pass begins, torch draws a seed, as the run did before the checkpoint. So the generators go back to where
+        `load_state` has put them.
+        """
+        is_known_order = isinstance(self.dataset, IterableDataset) or follows_from_epoch(self.samplers)
+        if not is_known_order and not this_pass.has_saved_order:
+            # The sampler draws another order. As in the original, no generator goes back then.
             logger.warning(
                 "the order of the interrupted epoch is lost: in DataLoaderConfiguration, use_seedable_sampler=True "
                 "makes it a function of the epoch; use_stateful_dataloader=True keeps it in checkpoints made in a loop"
             )
             return self._begin_reading(this_pass)
-        with restored_generators(self.device, self._samplers[-1], self.generator):
-            steps = self._begin_reading(this_pass)
-            if self.use_stateful_dataloader:
-                # Most samplers draw the order when the first batch is asked for, so it is asked for here.
-                first = next(steps, None)
-                if first is not None:
-                    first = first._replace(content=put_back(this_pass.start.read_ahead, first.content))
-                    steps = chain([first], steps)
-        return steps
+        with restored_generators(self.device, self.samplers[-1], self.generator):
+            return this_pass.put_back_read_ahead(self._begin_reading(this_pass))
 
     def _read(self, this_pass: Pass) -> Iterator[Step]:
         """The steps that this process reads, from where the pass begins."""
         reader = self._get_reader()
         # Torch's iterator draws a seed when it is made: that is before the first batch is asked for.
         batches: Iterator[Any] = iter(reader)
-        if not self._reads_stream:
+        if not isinstance(self.dataset, IterableDataset):
             return index_sampler_of(reader).steps_with(batches)
         # A stream is always read from its first batch.
-        batches = islice(batches, this_pass.start.step * self.batches_per_step, None)
+        batches = islice(batches, this_pass.first_step * self.batches_per_step, None)
         if isinstance(self.dataset, StreamShard):  # It makes Steps by itself.
             return batches
         return (Step(batch, None) for batch in batches)
@@ -169,12 +166,9 @@ class DataLoaderShard(DataLoader):
         if self._reader is not None:
             return self._reader
         # This loader shows scripts their own batch sampler and data set. The reader has a PassSampler in place of the
-        # batch sampler, which torch forbids to change after `__init__`.
-        index_sampler = None
-        if not self._reads_stream:
-            batches = index_sampler_of(self)
-            index_sampler = PassSampler(batches, self.batches_per_step, self._progress, self.use_stateful_dataloader)
-        arguments = loading_arguments(self, index_sampler)
+        # batch sampler, which torch forbids to change after `__init__`. A stream is read without one.
+        pass_sampler = PassSampler(index_sampler_of(self), self.batches_per_step, self.progress)
+        arguments = loading_arguments(self, pass_sampler)
         if isinstance(self.dataset, StreamShard):  # It makes the batches by itself.
             arguments |= {"batch_size": None, "drop_last": False, "collate_fn": partial(collate_step, self.collate_fn)}
         reader = DataLoader(self.dataset, **arguments)
@@ -190,25 +184,24 @@ class DataLoaderShard(DataLoader):
     @property
     def end_of_dataloader(self) -> bool:
         """True if the batch just yielded is the last. A script that accumulates within a batch may set it to False."""
-        return self._progress.current.end_of_dataloader
+        return self.progress.current.end_of_dataloader
 
     @end_of_dataloader.setter
     def end_of_dataloader(self, is_last: bool) -> None:
-        self._progress.current.end_of_dataloader = is_last
+        self.progress.current.end_of_dataloader = is_last
 
     @property
     def short_step(self) -> ShortStep | None:
         """The ShortStep of the batch just yielded; None where every process has a full batch of its own samples."""
-        return self._progress.current.short_step
+        return self.progress.current.short_step
 
     @property
     def remainder(self) -> int:
         """Samples of all processes in the last step; 0 for a full one.
 
-        It is -1 outside of a loop, with `drop_last`, and where the length of the data set is not known. It is there
-        for scripts that read it. `gather_for_metrics` goes by `short_step`.
+        It is -1 outside of a loop, with `drop_last`, and where the length of the data set is not known.
         """
-        if self._drop_last or not self._progress.passes:
+        if self._drop_last or not self.progress.passes:
             return -1
         try:
             return self.total_dataset_length % self.total_batch_size
@@ -218,28 +211,29 @@ class DataLoaderShard(DataLoader):
     @property
     def iteration(self) -> int:
         """The epoch that the next pass visits."""
-        return self._progress.epoch
+        return self.progress.epoch
 
     @iteration.setter
     def iteration(self, epoch: int) -> None:
-        self._progress.epoch = epoch
+        self.progress.epoch = epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Outside of a loop: make the next pass visit `epoch`, from where a loaded checkpoint stopped in it, if any."""
         self.iteration = epoch
-        for part in (self.dataset, *self._samplers):
+        for part in (self.dataset, *self.samplers):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is outside of the loops over this loader.
-        return vars(self) | {"_reader": None, "_progress": Progress(self.iteration, self._progress.skipped_at_prepare)}
+        progress = type(self.progress)(self.iteration, self.progress.first_step)
+        return vars(self) | {"_reader": None, "progress": progress}
 
     def without_first(self, num_batches: int) -> "DataLoaderShard":
         """This loader without the first `num_batches` steps of every epoch. Both have the same epoch."""
         rest = copy.copy(self)
         rest.skipped_steps += num_batches
-        rest._progress = self._progress
+        rest.progress = self.progress
         return rest
 
     def state_dict(self) -> dict[str, Any]:
@@ -248,21 +242,13 @@ class DataLoaderShard(DataLoader):
         With `use_stateful_dataloader` it holds the position, the batch that this process has read ahead, and the states
         of the generators. Outside of a loop, also after a `break`, the position is the beginning of the epoch.
         """
-        current = self._progress.current
-        sampler = self._samplers[-1]
+        sampler = self.samplers[-1]
         seed = sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
+        state = self.progress.current.state_dict() | {"sampler_seed": seed}
         if self.use_stateful_dataloader:
-            return current.position()._asdict() | {
-                "process": self._own_process,
-                "step_size": self.total_batch_size,
-                "sampler_seed": seed,
-                "sampler_generator": state_of(generator_of(sampler)),
-                "loader_generator": state_of(self.generator),
-            }
-        if seed is None:
-            return {}
-        is_over = current.step > current.start.step and current.read_ahead is None
-        return {"epoch": current.start.epoch + int(is_over), "sampler_seed": seed}
+            sharing = {"process": self._process, "step_size": self.total_batch_size}
+            return state | sharing | generator_states(sampler, self.generator)
+        return {} if seed is None else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next pass follow a checkpoint. A loader of which the checkpoint holds nothing gets `{}`.
@@ -272,66 +258,41 @@ class DataLoaderShard(DataLoader):
         the next epoch, as in the original; after `set_epoch` with the number of the finished one no batch is left.
 
         Raises:
-            ValueError: if the samples yielded before are no whole number of this loader's steps.
+            ValueError: if a stateful loader has yielded samples that are no whole number of this loader's steps.
         """
-        self._progress.follows_checkpoint = True
-        self._progress.loaded = None
+        if self.use_stateful_dataloader and state_dict:
+            state_dict = in_steps_of(self._process, self.total_batch_size, state_dict)
+        self.progress.follow_checkpoint(state_dict)
         if not state_dict:
             return
-        sampler = self._samplers[-1]
+        sampler = self.samplers[-1]
         if isinstance(sampler, SeedableRandomSampler):
             sampler.initial_seed = state_dict["sampler_seed"]
-        if not self.use_stateful_dataloader:
-            self.set_epoch(state_dict["epoch"])
-            return
-        self._load_position(state_dict)
-        sampler_state = state_dict["sampler_generator"]
-        # The checkpoint's run had several processes, so `prepare` gave the sampler a generator. On one it gives none.
-        if sampler_state is not None and hasattr(sampler, "generator") and sampler.generator is None:
-            sampler.generator = torch.Generator()
-        set_state(generator_of(sampler), sampler_state)
-        set_state(self.generator, state_dict["loader_generator"])
-
-    def _load_position(self, state: dict[str, Any]) -> None:
-        epoch = state["epoch"]
-        samples = state["step"] * state["step_size"]
-        step_size = self.total_batch_size
-        step, rest = divmod(samples, step_size)
-        if rest:
-            raise ValueError(f"{samples} samples of epoch {epoch} are no whole number of steps of {step_size}")
-        position = Position(**{name: state[name] for name in Position._fields})._replace(step=step)
-        if (state["process"], state["step_size"]) != (self._own_process, step_size):
-            # The batch that was read ahead is one of another process, or of another size.
-            position = position._replace(read_ahead=None)
-        if step > 0:  # Of the beginning of an epoch, its number says all.
-            self._progress.loaded = position
-        self.iteration = epoch + 1 if position.is_over else epoch
-
-    @property
-    def _own_process(self) -> tuple[int, int]:
-        """The process whose batches these are, and the number of processes that share them."""
-        if self._shard is None:
-            return PartialState().process_index, PartialState().num_processes
-        return self._shard.process_index, self._shard.num_processes
+        if self.use_stateful_dataloader:
+            load_generator_states(state_dict, sampler, self.generator)
+        else:
+            self.set_epoch(self.iteration)
 
     def get_sampler(self) -> Any:
         """See the function `get_sampler`."""
         return get_sampler(self)
 
     @property
-    def _reads_stream(self) -> bool:
-        return isinstance(self.dataset, IterableDataset)
-
-    @property
-    def _samplers(self) -> list:
+    def samplers(self) -> list:
         """The `sampler_chain` of this loader; for a stream they are torch's, and draw nothing."""
         return sampler_chain(index_sampler_of(self))
 
     @property
-    def _shard(self) -> BatchSamplerShard | None:
+    def shard(self) -> BatchSamplerShard | None:
         """The sampler that deals out the data among processes; None where a loader reads all of them."""
         source = self.dataset.shard if isinstance(self.dataset, StreamShard) else index_sampler_of(self)
         return source if isinstance(source, BatchSamplerShard) else None
+
+    @property
+    def _process(self) -> tuple[int, int]:
+        """The process whose batches these are, and the number of processes that share them."""
+        sharing = PartialState() if self.shard is None else self.shard
+        return sharing.process_index, sharing.num_processes
 
     def __len__(self) -> int:
         """Batches in an epoch on this process, without those that are skipped."""
@@ -340,7 +301,7 @@ class DataLoaderShard(DataLoader):
     @property
     def total_batch_size(self) -> int:
         """Samples of a full step over all processes. Without a batch size each batch counts as one sample."""
-        shard = self._shard
+        shard = self.shard
         if shard is None:
             return getattr(index_sampler_of(self), "batch_size", None) or 1
         return (shard.samples_per_process or 1) * shard.num_processes

@@ -53,8 +53,7 @@ def collate_step(collate_fn: Callable[[list], Any], step: Step) -> Step:
 def seems_sharded_by_rank(stream: Any, world_size: int) -> bool:
     """True if `stream`, or the one that it wraps in the attribute `dataset`, has a rank and the world size.
 
-    These are attributes of its own or, after `datasets.distributed.split_dataset_by_node`, in `_distributed`. Only a
-    look at the samples of all ranks could show for certain that they differ.
+    These are attributes of its own or, after `datasets.distributed.split_dataset_by_node`, in `_distributed`.
     """
     if not isinstance(stream, IterableDataset):
         return False

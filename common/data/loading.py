@@ -1,4 +1,4 @@
-"""The two sets that a run trains and evaluates on: found, verified, and the same on every rank."""
+"""The two sets that a run trains and evaluates on: found, and of the same name on every rank."""
 
 import sys
 from argparse import Namespace
@@ -21,7 +21,7 @@ def load_data(args: Namespace) -> tuple[DigitImages, DigitImages]:
 
     Raises:
         UserError: where MNIST is damaged, or cannot be had although the flags say "mnist"; where two machines have
-            found different sets; where an epoch has no step, or fewer than `--max-steps`.
+            found different sets; where an epoch has no step, or `--max-steps` is not for a part of one epoch.
     """
     name = _provide_on_every_machine(args)
     if name == "mnist":

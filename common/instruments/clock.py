@@ -14,28 +14,28 @@ from tqdm import tqdm
 class Clock:
     """Steps and seconds of the training in the block `with clock:`, without its evaluations.
 
-    torch calls a hook                    the clock
-    ------------------------------------  ------------------------------------------------------------------
-    before a forward of the training      starts, if it does not run, and counts a micro-batch
-    before the first after the warm-up    stops and starts again: the seconds so far are those of the warm-up
-    after an epoch's last optimizer step  stops: neither the checkpoint nor the evaluation that follows counts
-    before a forward of an evaluation     stops, if it still runs
+    torch calls a hook                          the clock
+    ------------------------------------------  ------------------------------------------------------------------
+    before a forward of the training            starts, if it does not run, and counts a micro-batch
+    before the first forward after the warm-up  stops and starts again: the seconds so far are the warm-up's
+    after an epoch's last optimizer step        stops: neither the checkpoint nor the evaluation that follows counts
+    before a forward of an evaluation           stops, if it still runs
 
-    It still runs then if fp16 has skipped the last optimizer step, or if an earlier run has done a part of the epoch.
-    Skipped steps count too, so steps are counted by forwards. The clock waits for the device when it starts and when it
-    stops, and at no other step.
+    It still runs at an evaluation if fp16 has skipped the last optimizer step, or if an earlier run has done a part of
+    the epoch. Skipped steps count too, so steps are counted by forwards. The clock waits for the device when it starts
+    and when it stops, and at no other step.
 
     Args:
-        model: called once for each micro-batch of this process.
-        device: that of the model.
-        steps_per_epoch: optimizer steps.
-        accumulation: micro-batches in one optimizer step.
-        warm_up_steps: steps that `steps_per_second` leaves out.
-        bar: moves by one at every step.
+        model: the module that is called once for each micro-batch of this process.
+        device: the model's device.
+        steps_per_epoch: the number of optimizer steps in an epoch.
+        accumulation: the number of micro-batches in an optimizer step.
+        warm_up_steps: the number of optimizer steps that `steps_per_second` leaves out.
+        bar: a progress bar, which moves by one at every optimizer step.
 
     Attributes:
-        seconds: of training until the clock last stopped.
-        warm_up_seconds: those of the warm-up, or 0.0 if it has not ended.
+        seconds: the seconds of training until the clock last stopped.
+        warm_up_seconds: the seconds of the warm-up, or 0.0 if it has not ended.
     """
 
     model: nn.Module

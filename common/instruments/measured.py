@@ -30,13 +30,13 @@ def measured(
     end it writes the last result and the weights to the files of `--json` and `--save`.
 
     Args:
-        args: of `prepare_process`.
-        model: wrapped or not. Under FSDP a Trainer moves it to its device later.
-        train_set, test_set: of `common.data.load_data`.
-        resumes: the training continues from a checkpoint. The bar then counts the steps of this run, without an end.
+        args: the flags, as `prepare_process` returns them.
+        model: the network, wrapped or not. Under FSDP a Trainer moves it to its device later.
+        train_set, test_set: the two sets that `common.data.load_data` returns.
+        resumes: True if the training continues from a checkpoint. Its bar counts steps, without an end.
 
     Raises:
-        UserError: if a loss is not finite, or if a file cannot be written.
+        UserError: if a file cannot be written.
     """
     network = getattr(model, "module", model)
     hardware = _hardware(args, model)
@@ -45,10 +45,10 @@ def measured(
     is_main = get_rank() == 0
     if is_main:
         print(plan_line(args, hardware, train_set, test_set, total_steps), flush=True)
-    shows_bar = is_main and sys.stderr.isatty()
+    shows_bar = is_main and hasattr(sys.stderr, "isatty") and sys.stderr.isatty()  # stderr may be None.
     bar = tqdm(total=None if resumes else total_steps, desc=args.script, leave=False, disable=not shows_bar)
-    # The clock watches the module that the training and the evaluation call. Level 02 evaluates the network that DDP
-    # wraps, without DDP; a DataParallel calls copies of its network.
+    # A hook on DDP would not see level 02's evaluation, which calls the network in it. A hook on a DataParallel's
+    # network would run once for each replica.
     called = network if isinstance(model, DistributedDataParallel) else model
     clock = Clock(called, args.device, steps_per_epoch, args.gradient_accumulation_steps, args.warm_up_steps, bar)
     gpus = _gpus(model, args.device)
@@ -80,9 +80,12 @@ class _Measurement:
 
         Args:
             loss: the epoch's mean training loss over all ranks.
-            eval_loss, accuracy: of the evaluation over all ranks, a mean and a fraction.
+            eval_loss, accuracy: the mean loss and the fraction of right answers in the evaluation, over all ranks.
             evaluated: the number of samples that were evaluated.
-            steps: of the whole training, if it was resumed.
+            steps: the number of optimizer steps of the whole training, if it was resumed.
+
+        Raises:
+            UserError: if a loss is not finite.
         """
         self.clock.end_epoch()
         steps = steps or self.clock.steps

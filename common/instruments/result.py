@@ -31,21 +31,25 @@ def plan_line(args: Namespace, hardware: Hardware, train_set: Any, test_set: Any
     """The line before a training: devices, data, batches and steps."""
     device, backend, world_size = hardware
     where = f"{world_size} × {backend} on {device}" if backend else f"1 process on {device}"
-    threads = torch.get_num_threads()
-    each = " each" if world_size > 1 else ""
-    if args.replicas and device == "cpu":  # Emulated replicas share the cores of one process.
-        threads = threads_per_worker(world_size)
-    elif args.replicas:  # Those on GPUs have the threads of one process together.
-        each = ""
-    unit = "core" if args.cores_per_device else "thread"
     precision = str(args.dtype).removeprefix("torch.")
     if args.mixed_precision != "no":
         precision = f"{args.mixed_precision} mixed precision"
     shares = _shares(args.batch_size, world_size // args.tensor, args.gradient_accumulation_steps)
     return (
-        f"{args.script}: {where}, {quantity(threads, unit)}{each}, {precision} | "
+        f"{args.script}: {where}, {_threads(args, hardware)}, {precision} | "
         f"{train_set.name} {len(train_set)} + {len(test_set)} | batch {shares} | {quantity(total_steps, 'step')}"
     )
+
+
+def _threads(args: Namespace, hardware: Hardware) -> str:
+    """The threads of the processes or replicas: '2 threads each', or '2 cores each' with `--cores-per-device`."""
+    unit = "core" if args.cores_per_device else "thread"
+    each = " each" if hardware.world_size > 1 else ""
+    if args.replicas and hardware.device == "cpu":  # Emulated replicas share the cores of one process.
+        return quantity(threads_per_worker(hardware.world_size), unit) + each
+    if args.replicas:  # Replicas on GPUs have the threads of one process together.
+        return quantity(torch.get_num_threads(), unit)
+    return quantity(torch.get_num_threads(), unit) + each
 
 
 def _shares(batch_size: int, parts: int, accumulation: int) -> str:

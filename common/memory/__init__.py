@@ -3,10 +3,13 @@
 The simulated devices are numbers; device 0 is the process's own. Within `track_memory()` every operation's result is
 charged to the device on which it would be on a machine with GPUs:
 
-- a tensor made without a device is on the host and not charged: datasets, batches, a model before `.to(device)`;
+- a tensor made from no other one is on the host, and not charged: datasets, batches, a model before `.to(device)`;
 - `.to(device)` moves it to device 0, and `tracked_copy` to any device, such as that of a replica;
 - a result is where its inputs are, and inputs on the host are moved there, but for the source of a `copy_`;
 - storage that FSDP resizes counts with its new size.
+
+So a buffer that a program makes on a device, as DDP makes its buckets, is charged from its first use on. A target on
+the host of a `copy_` from a device cannot be told from such a buffer, and is charged too.
 
 Storage is rounded up to 512 bytes as CUDA's caching allocator does, and released when its last tensor dies.
 """

@@ -46,7 +46,7 @@ def track_this_thread(tracker: MemoryTracker) -> Iterator[None]:
 
 
 def label(tensor: Tensor, category: str) -> None:
-    """Give `tensor` a category, one of CATEGORIES, if memory is tracked."""
+    """Give `tensor` a category, one of CATEGORIES, if memory is tracked. A tensor on the host has no category."""
     if _active is not None:
         _active.label(tensor, category)
 
@@ -69,18 +69,18 @@ class _Operations(TorchDispatchMode):
             return NotImplemented
         kwargs = kwargs or {}
         inputs = _tensors((args, kwargs))
-        if func.namespace == "c10d":  # A collective sends its inputs.
-            for tensor in inputs:
-                self.tracker.label(tensor, "communication")
         devices = map(self.tracker.device_of, inputs)
         device = next((device for device in devices if device is not None), None)
         if device is None:  # All are on the host, and so are the results.
             return func(*args, **kwargs)
         if func is torch.ops.aten.copy_.default:
-            inputs = inputs[:1]  # The source of a copy stays where it is.
+            inputs = inputs[:1]  # On a GPU, too, a copy from the host reads the source there.
         for tensor in inputs:
             if tensor.dim() > 0:  # Single numbers may stay on the host.
                 self.tracker.charge(tensor, device)
+        if func.namespace == "c10d":  # The inputs of a collective are its messages, and the buffers that receive them.
+            for tensor in inputs:
+                self.tracker.label(tensor, "communication")
         results = func(*args, **kwargs)
         for tensor in _tensors(results):
             self.tracker.charge(tensor, device)
@@ -154,7 +154,7 @@ class _Copy(torch.autograd.Function):
 
 
 def _copied(tensor: Tensor, device: int | None, category: str) -> Tensor:
-    """A copy of a tensor, charged to a device if memory is tracked."""
+    """A copy of a tensor on a device (None: the host), to which it is charged if memory is tracked."""
     # `_Operations`, the innermost mode, would charge it to the device of `tensor`. The modes around it stay.
     is_tracked = isinstance(_get_current_dispatch_mode(), _Operations)
     with _pop_mode_temporarily() if is_tracked else nullcontext():

@@ -21,7 +21,7 @@ CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "comm
 
 @dataclass(eq=False)
 class _Allocation:
-    """A storage on a device. Its category may become known only after the peak."""
+    """A storage on a device. A peak keeps it, not sums by category: its category may become known only later."""
 
     device: int
     category: str = "temporaries"
@@ -38,7 +38,7 @@ class _Device:
 
 
 class MemoryTracker:
-    """The bytes that are held now, by device and category, and each device's at its peak."""
+    """The bytes that each device holds now and held at its peak, by category."""
 
     def __init__(self) -> None:
         # It is reentrant because this thread may free a storage while it makes an entry.
@@ -67,7 +67,7 @@ class MemoryTracker:
     def device_of(self, tensor: Tensor) -> int | None:
         """The device that `tensor` is charged to; None for the host."""
         with self._lock:
-            allocation = self._allocations.get(tensor.untyped_storage()._cdata)
+            allocation = self._allocations.get(_plain(tensor).untyped_storage()._cdata)
             return allocation.device if allocation else None
 
     def charge(self, tensor: Tensor, device: int) -> None:
@@ -83,7 +83,7 @@ class MemoryTracker:
             self._enter_size(allocation, storage)
 
     def label(self, tensor: Tensor, category: str) -> None:
-        """Give a storage a category. If it has several, the first in the order of CATEGORIES counts."""
+        """Give a charged storage a category. If it has several, the first in the order of CATEGORIES counts."""
         with self._lock:
             allocation = self._allocations.get(_plain(tensor).untyped_storage()._cdata)
             if allocation is not None:
@@ -96,12 +96,12 @@ class MemoryTracker:
                 self.label(parameter, "parameters")
                 if parameter.grad is not None:
                     self.label(parameter.grad, "gradients")
-                for value in optimizer.state[parameter].values():
+                for value in optimizer.state.get(parameter, {}).values():
                     if isinstance(value, Tensor):
                         self.label(value, "optimizer state")
 
     def enter_resized_parameters(self, storage: torch.UntypedStorage) -> None:
-        """Enter the new size of a storage of gathered parameters, which was resized without an operation."""
+        """Enter the new size of a storage that FSDP has resized, and label it: it holds gathered parameters."""
         with self._lock:
             allocation = self._allocations.get(storage._cdata)
             if allocation is not None:
@@ -112,7 +112,8 @@ class MemoryTracker:
         """Enter the bytes that CUDA's caching allocator would give out for a storage."""
         size = math.ceil(storage.nbytes() / BLOCK) * BLOCK
         device = self._devices[allocation.device]
-        device.total += size - device.held.get(allocation, 0)
+        before = device.held.get(allocation, 0)
+        device.total += size - before
         device.held[allocation] = size
         if device.total > device.peak:
             device.at_peak = dict(device.held)

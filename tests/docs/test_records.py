@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.report import page_tables
-from benchmarks.report.rows import speed_ups
+from benchmarks.report.cells import speed_ups
 from common import ladder
 from common.eval_sampler import DistributedEvalSampler
 

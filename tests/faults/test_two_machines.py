@@ -56,9 +56,9 @@ def set_cable(nodes: Nodes, state: str) -> None:
 
 def give_up_after(nodes: Nodes, retries: int) -> None:
     """Let TCP send again so many times what is not acknowledged: 5 times take some 13 s."""
-    for node in (0, 1):
-        setting = f"echo {retries} > /proc/sys/net/ipv4/tcp_retries2"
-        assert nodes.start(node, ["sh", "-c", setting]).wait(30) == 0
+    setting = f"echo {retries} > /proc/sys/net/ipv4/tcp_retries2"
+    for name in nodes.names:
+        subprocess.run(["ip", "netns", "exec", name, "sh", "-c", setting], check=True)
 
 
 @pytest.fixture

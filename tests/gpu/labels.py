@@ -37,11 +37,7 @@ def set_label(tensor: Tensor, device: torch.device) -> None:
     tensor.untyped_storage().label = device
 
 
-def is_pinned(tensor: Tensor) -> bool:
-    return getattr(tensor.untyped_storage(), "pinned", False)
-
-
-def pinned_copy(tensor: Tensor) -> Tensor:
+def pinned_copy(tensor: Tensor, *device: Any) -> Tensor:
     copy = tensor.clone()
     copy.untyped_storage().pinned = True
     return copy
@@ -54,7 +50,7 @@ def note_copy(machine: Machine, source: Tensor, target: torch.device, non_blocki
     way = f"copy from {device_of(source).type} to {target.type}"
     if not non_blocking:
         machine.note_wait(way)
-    elif target != CPU and not is_pinned(source):
+    elif target != CPU and not getattr(source.untyped_storage(), "pinned", False):
         machine.note_wait(f"{way}, not pinned")
 
 
@@ -78,20 +74,21 @@ class Calls(TorchFunctionMode):
         kwargs = kwargs or {}
         if function in self.answers:
             return self.answers[function](*args, **kwargs)
-        if kwargs.get("device") is None:
+        if kwargs.get("device") is None:  # `Operations` gives the result the label of the inputs.
             return function(*args, **kwargs)
         device = torch.device(kwargs["device"])
         result = function(*args, **(kwargs | {"device": CPU}))
-        if function in (torch.tensor, torch.as_tensor):  # The data have been somewhere before.
+        # The data of these two may lie on another device: this is a copy, which may be waited for.
+        if function in (torch.tensor, torch.as_tensor):
             return self.to(result, device)
-        if device != CPU:
+        if device != CPU:  # All others, such as `zeros`, make a new tensor on the device.
             device = self.machine.find_own_gpu(device, function.__name__)
         set_label(result, device)
         return result
 
     def to(self, tensor: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
         """`tensor.to(…)`, for any of its signatures."""
-        target, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
+        target, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
         if target is None:
             target = device_of(tensor)
         if args and isinstance(args[0], Tensor):
@@ -99,19 +96,19 @@ class Calls(TorchFunctionMode):
         if target.type == "cuda":
             target = self.machine.find_own_gpu(target, "to()")
         note_copy(self.machine, tensor, target, non_blocking)
-        result = tensor if dtype is None else tensor.to(dtype)
+        result = tensor.to(dtype=dtype, memory_format=memory_format)
         if copy or target != device_of(tensor):
             result = result.clone()
             set_label(result, target)
         return result
 
-    def cpu(self, tensor: Tensor) -> Tensor:
-        return self.to(tensor, CPU)
+    def cpu(self, tensor: Tensor, **kwargs: Any) -> Tensor:
+        return self.to(tensor, CPU, **kwargs)
 
-    def numpy(self, tensor: Tensor) -> Any:
-        if is_on_gpu(tensor):
+    def numpy(self, tensor: Tensor, *, force: bool = False) -> Any:
+        if is_on_gpu(tensor) and not force:
             raise Misplaced("numpy() of a tensor on a GPU")
-        return tensor.numpy()
+        return self.to(tensor, CPU).numpy(force=force)
 
     def tolist(self, tensor: Tensor) -> Any:
         if is_on_gpu(tensor):
@@ -152,8 +149,12 @@ class Operations(TorchDispatchMode):
         """Note a wait if an operation of a GPU's tensors leaves a value with the CPU, or the length of a result."""
         if torch.Tag.data_dependent_output in function.tags:
             self.machine.note_wait(READ)
-        is_length_known = function is torch.ops.aten.index.Tensor and not has_mask(args[1])
-        if torch.Tag.dynamic_output_shape in function.tags and not is_length_known:
+        waits = torch.Tag.dynamic_output_shape in function.tags
+        if function is torch.ops.aten.index.Tensor:
+            waits = has_mask(args[1])
+        elif function in (torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default):
+            waits = has_mask(args[1]) and is_on_gpu(args[2])  # A number of the CPU is filled in, which needs no length.
+        if waits:
             self.machine.note_wait(LENGTH)
 
 

@@ -42,10 +42,10 @@ def waits_of_steps(level: str, *flags: str, path: Path | None = None) -> list[li
     What comes before the first step prepares the training, and what comes after the last one is the evaluation.
     """
     machine, _ = train(level, *flags, path=path)
-    waits = machine.waits
+    waits = [list(step) for step in machine.waits]
     # At the end of the warm-up the clock stops and starts again. Each time it waits until the GPU has done its work.
-    assert waits[WARM_UP_STEPS].count("synchronize") == 2
-    waits[WARM_UP_STEPS] = [wait for wait in waits[WARM_UP_STEPS] if wait != "synchronize"]
+    for _ in range(2):
+        waits[WARM_UP_STEPS].remove("synchronize")
     return waits[1:-1]
 
 
@@ -89,16 +89,16 @@ def test_a_longer_evaluation_waits_for_its_batches_only(level):
     assert waits_of_evaluation(level, batches=2) == waits_of_evaluation(level, batches=4)
 
 
-# Planted bugs: what the tests above must not miss. Each has a name, the code of the level, and the bug in its place.
-
+# Planted bugs: what the tests above must not miss. By name: the level, its code, the bug in its place, and the error.
 MISPLACED = {
-    "losses are summed on the CPU": ("torch.float64, device=device", "torch.float64", "writes a tensor"),
-    "no GPU is chosen": ("torch.cuda.set_device(device)", "pass", "before set_device"),
-    "the rank names the GPU": ('os.environ["LOCAL_RANK"]', 'os.environ["RANK"]', "set_device names cuda:5"),
-    "sums are reduced on the CPU": ("all_reduce(totals)", "all_reduce(totals.cpu())", "of a tensor on the CPU"),
-    "the model stays on the CPU": ("build_model(args).to(device)", "build_model(args)", "on cpu and cuda:1"),
-    "a barrier names no GPU": ("    with measured", "    dist.barrier()\n    with measured", "device_ids None"),
+    "losses summed on the CPU": ("00_single_gpu", "(), dtype=torch.float64, device=device", "()", "writes a tensor"),
+    "no GPU is chosen": ("02_ddp_raw", "torch.cuda.set_device(device)", "pass", "before set_device"),
+    "the rank names a GPU": ("02_ddp_raw", 'environ["LOCAL_RANK"]', 'environ["RANK"]', "set_device names cuda:5"),
+    "sums reduced on the CPU": ("02_ddp_raw", "all_reduce(totals)", "all_reduce(totals.cpu())", "tensor on the CPU"),
+    "a model on the CPU": ("02_ddp_raw", "build_model(args).to(device)", "build_model(args)", "on cpu and cuda:1"),
+    "a barrier without a GPU": ("02_ddp_raw", "    with measured", "    dist.barrier()\n    with measured", "ids None"),
 }
+# By name: the code of level 00, the bug in its place, the value of --data, and the waits of each step.
 WAITS = {
     "a loss is read": ("loss.detach()", "loss.item()", "device", [READ]),
     "a mask is an index": ("loss.detach()", "targets[targets > 5].sum()", "device", [LENGTH]),
@@ -106,11 +106,12 @@ WAITS = {
 }
 
 
-@pytest.mark.parametrize("old, new, error", MISPLACED.values(), ids=MISPLACED)
-def test_what_is_not_on_the_own_gpu_is_found(old, new, error, tmp_path):
-    path = changed_script("02_ddp_raw", tmp_path, old, new)
+@pytest.mark.parametrize("level, old, new, error", MISPLACED.values(), ids=MISPLACED)
+def test_what_is_not_on_the_own_gpu_is_found(level, old, new, error, tmp_path):
+    assert ladder.script(level).read_text().count(old) == 1, "a single bug"
+    path = changed_script(level, tmp_path, old, new)
     with pytest.raises(Misplaced, match=error):
-        train("02_ddp_raw", path=path)
+        train(level, path=path)
 
 
 @pytest.mark.parametrize("old, new, data, waits", WAITS.values(), ids=WAITS)

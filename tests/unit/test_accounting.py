@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from benchmarks.harness import level_runs
 from common import ladder
-from common.memory import MemoryTracker, track_memory, tracked_copy
+from common.memory import CATEGORIES, MemoryTracker, track_memory, tracked_copy
 from common.model import BasicNet
+from common.process_group import process_group
 from common.processes import ranks
 from tests.levels import SHORT
 
@@ -48,15 +51,11 @@ def test_moving_twice_costs_once_and_results_live_where_their_inputs_live():
 
 
 def test_a_batch_used_without_a_move_is_taken_to_have_moved():
-    made_before = torch.ones(256)
+    batch = torch.ones(256)
     with track_memory() as tracker:
-        assert made_before.chunk(2)[0].numel() == 128
-        batch, weight = made_before, torch.ones(256).to(DEVICE)
-        assert bytes_on(tracker) == 1024
+        weight = torch.ones(256).to(DEVICE)
         total = (batch * weight).sum()
-        # The batch, the weight and the sum; the product was released.
-        assert bytes_on(tracker) == 2 * 1024 + 512
-        del total
+        assert (tracker.device_of(total), bytes_on(tracker)) == (0, 2 * 1024 + 512)  # The product was released.
 
 
 def test_storage_that_is_resized_without_an_operation_is_followed():
@@ -77,9 +76,20 @@ def test_the_gradient_of_a_copy_flows_back_over_the_same_way():
         replica = tracked_copy(weight, 0, 1, "parameters")
         (replica * 2).sum().backward()
         assert tracker.device_of(weight.grad) == 0
+        optimizer = torch.optim.SGD([weight], lr=1.0)
+        optimizer.step()
+        assert not optimizer.state, "an optimizer without a state still has none"
         del replica
         assert bytes_on(tracker, 1) == 0
     assert tracker.peaks()[1]["parameters"] == 2048 and tracker.peaks()[1]["gradients"] >= 2048
+
+
+def test_a_shard_moves_once_and_what_a_collective_fills_is_communication():
+    with process_group("gloo", store=dist.HashStore(), rank=0, world_size=1), track_memory() as tracker:
+        shard = DTensor.from_local(torch.ones(128), dist.init_device_mesh("cpu", (1,))).to(DEVICE)
+        assert shard.to(DEVICE) is shard
+        dist.all_gather_into_tensor(torch.empty(128), shard.to_local())
+    assert tracker.peaks()[0] == dict.fromkeys(CATEGORIES, 0) | {"communication": 2 * 512}
 
 
 def test_only_one_tracker_at_a_time_and_none_after_an_error():
@@ -99,8 +109,8 @@ ROWS = [32, 32, 64, 64, 128, 128, 10, 10]  # Of each parameter of BasicNet, alon
 def test_the_ranks_of_fsdp_hold_one_copy_together(world_size):
     """The sums differ by blocks of 512 bytes, and by the rows that fill a parameter up to equal parts."""
     flags = [*SAMPLES, "--batch-size", "48"]
-    whole = level_runs.held("00_single_gpu", flags, 1)
-    parts = ranks(world_size).run(level_runs.held, ladder.FSDP, flags, 1)
+    whole = level_runs.held("00_single_gpu", flags)
+    parts = ranks(world_size).run(level_runs.held, ladder.FSDP, flags)
     sizes = [parameter.numel() * FLOAT for parameter in BasicNet().parameters()]
     padding = 0
     for rows, size in zip(ROWS, sizes, strict=True):
@@ -116,7 +126,7 @@ def test_the_ranks_of_fsdp_hold_one_copy_together(world_size):
 @pytest.mark.slow
 def test_on_a_mesh_the_ranks_of_a_row_divide_the_linear_layers_only():
     flags = [*SAMPLES, "--batch-size", "64", "--tensor", "2"]
-    parts = ranks(4).run(level_runs.held, ladder.MESH, flags, 1)
+    parts = ranks(4).run(level_runs.held, ladder.MESH, flags)
     convolutions, linear = 18_816, 1_181_066
     for part in parts:
         assert part["parameters"] == pytest.approx((convolutions / 2 + linear / 4) * FLOAT, abs=10 * 512)

@@ -132,6 +132,7 @@ def test_mnist_root_is_where_the_data_are_by_default(monkeypatch):
         ("03_accelerate", ["--mixed-precision=bf16"], "belongs to 03_accelerate/train_full and 04_trainer/train_full"),
         (FULL, ["--checkpoint-dir", ""], "argument --checkpoint-dir: must name a folder"),
         (FULL, ["--checkpoint-dir", f"{__file__}/a/b"], "argument --checkpoint-dir: nothing can be written to"),
+        ("02_ddp_raw", [], "02_ddp_raw needs torchrun: torchrun --standalone"),
         ("00_single_gpu", ["--device", "mps"], "CUDA_VISIBLE_DEVICES says which GPUs"),
         (FULL, ["--checkpoint-every", "1m"], "seconds as in 60s, from 1 to 999999999, not '1m'"),
         (FULL, ["--checkpoint-every", "0s"], "argument --checkpoint-every: must be a whole number of steps"),
@@ -143,7 +144,8 @@ def test_a_wrong_value_is_one_clear_line(level, argv, message, capsys):
     assert captured.out == "" and captured.err.startswith("error: ") and captured.err.count("\n") == 1
 
 
-def test_checkpoints_may_be_made_every_so_many_seconds():
+def test_checkpoints_may_be_made_every_so_many_steps_or_seconds():
+    assert parse(FULL, "--checkpoint-every", "50").checkpoint_every == CheckpointInterval(steps=50)
     assert parse(FULL, "--checkpoint-every", "60s").checkpoint_every == CheckpointInterval(seconds=60)
 
 
@@ -151,8 +153,7 @@ def test_checkpoints_may_be_made_every_so_many_seconds():
 def test_the_folder_of_checkpoints_is_an_absolute_path(given, meant, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", f"{tmp_path}/home")
-    args = parse(FULL, "--checkpoint-dir", given.format(here=tmp_path))
-    assert args.checkpoint_dir == meant.format(here=tmp_path)
+    assert parse(FULL, "--checkpoint-dir", given.format(here=tmp_path)).checkpoint_dir == meant.format(here=tmp_path)
 
 
 def test_without_a_gpu_the_device_is_the_cpu(gpus):
@@ -175,10 +176,6 @@ def test_a_rank_does_not_choose_its_gpu(level, gpus, torchrun):
     torchrun()
     assert fit(level).device == torch.device("cuda")
     assert "set CUDA_VISIBLE_DEVICES=1" in refusal(fit, level, "--device", "cuda:1")
-
-
-def test_level_02_needs_torchrun():
-    assert "needs torchrun: torchrun --standalone" in refusal(launch, "02_ddp_raw")
 
 
 def test_level_02_needs_a_gpu_for_each_rank_or_none(gpus, torchrun):
@@ -205,6 +202,7 @@ def test_level_02_needs_a_gpu_for_each_rank_or_none(gpus, torchrun):
 def test_what_the_processes_cannot_share_is_refused_before_they_meet(level, processes, flags, message, torchrun):
     torchrun(processes)
     assert message in refusal(launch, level, "--device", "cpu", *flags.split())
+    launch(ladder.MESH, "--device", "cpu", "--tensor", "1", "--batch-size", "48")
 
 
 def test_replicas_are_the_visible_gpus_and_at_least_two(gpus):

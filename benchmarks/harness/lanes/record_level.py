@@ -19,7 +19,7 @@ from common.model import BasicNet
 from common.small import data_parallel
 
 # What a level calls in a step, and the phase that this is.
-PHASES = (
+CALLS = (
     (BasicNet, "forward", FORWARD),
     (Tensor, "backward", BACKWARD),
     (data_parallel, "replicate", COPIES),
@@ -28,15 +28,15 @@ PHASES = (
 )
 
 
-def record_level(script: str, argv: list[str], threads: int) -> list[list[RecordedStep]]:
+def record_level(script: str, argv: list[str]) -> list[list[RecordedStep]]:
     """The steps of a level's own script but for the first, of each device that this process computes on.
 
     Its messages are called "sending" and not all-reduces, because FSDP gathers and scatters too.
     """
     with ExitStack() as stack:
-        for owner, name, phase in PHASES:
+        for owner, name, phase in CALLS:
             stack.enter_context(patch.object(owner, name, _named(phase, getattr(owner, name))))
-        return record(partial(level_runs.train, script, argv, threads), SENDING)
+        return record(partial(level_runs.train, script, argv), SENDING)
 
 
 def _named(phase: str, function: Callable) -> Callable:

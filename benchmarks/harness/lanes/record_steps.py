@@ -109,7 +109,7 @@ def _phases_and_waiting(events: list[Event], seconds: float) -> list[Span]:
 
 
 def _operators_within(phase: Event, events: list[Event]) -> list[tuple[float, float]]:
-    """From when to when each operator of a phase ran."""
+    """The start and the end of each operator that ran in a phase."""
     found = []
     for event in events:
         if event.name.startswith("aten::") and phase.start <= event.start < phase.end:

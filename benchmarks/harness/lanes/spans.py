@@ -21,7 +21,7 @@ COMPUTING_LANE = "main thread"  # Its name in records. A replica computes on a t
 
 
 class Span(NamedTuple):
-    """One activity: what, in which lane, and from when to when, in seconds since the step began."""
+    """An activity in a lane, from `start` to `end` in seconds since the step began."""
 
     name: str
     lane: str
@@ -59,18 +59,13 @@ def count_backwards(spans: list[Span]) -> int:
     return sum(name == BACKWARD for name, _ in groupby(names))
 
 
-def common_seconds(spans: list[Span], one: str, other: str) -> float:
-    """The seconds in which a span of each of two names was under way."""
-    total = 0.0
-    for start, end in intervals(spans, one):
-        for other_start, other_end in intervals(spans, other):
-            total += max(0.0, min(end, other_end) - max(start, other_start))
-    return total
-
-
 def hidden_share(spans: list[Span]) -> float:
     """The share of the all-reduces' time that lies within backward; 0 where there is no all-reduce."""
-    sending = sum(end - start for start, end in intervals(spans, ALL_REDUCE))
-    if not sending:
-        return 0.0
-    return common_seconds(spans, BACKWARD, ALL_REDUCE) / sending
+    backwards = intervals(spans, BACKWARD)
+    sending = 0.0
+    hidden = 0.0
+    for start, end in intervals(spans, ALL_REDUCE):
+        sending += end - start
+        for backward_start, backward_end in backwards:
+            hidden += max(0.0, min(end, backward_end) - max(start, backward_start))
+    return hidden / sending if sending else 0.0

@@ -1,16 +1,14 @@
 """Rows whose steps are recorded as lanes: how long their steps take, and what happens in a typical one."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from benchmarks.harness import records
 from benchmarks.harness.lanes.spans import RecordedStep, Span
-from benchmarks.harness.options import MeasureOptions
 from benchmarks.harness.paired import take_turns
 
 STEPS_PER_ROUND = 2
-QUICK_STEPS_PER_ROUND = 1
 
 # One step, as each rank or device recorded it.
 Step = tuple[RecordedStep, ...]
@@ -18,31 +16,27 @@ Step = tuple[RecordedStep, ...]
 
 def record_in_turns(
     title: str,
-    rows: Sequence[str],
+    rows: Iterable[str],
     record_steps: Callable[[str, int], list[list[RecordedStep]]],
-    options: MeasureOptions,
+    rounds: int,
 ) -> dict:
     """The group of all rows, which take turns: milliseconds a step, and as "lanes" each rank's spans of a typical step.
 
     Args:
         record_steps: records so many steps of a row, and returns for each rank a list of them.
     """
-    count = QUICK_STEPS_PER_ROUND if options.quick else STEPS_PER_ROUND
-
-    def record_round(row: str) -> list[Step]:
-        return list(zip(*record_steps(row, count), strict=True))
-
-    rounds_of_rows = take_turns({row: partial(record_round, row) for row in rows}, range(options.rounds))
+    recordings = take_turns({row: partial(record_steps, row, STEPS_PER_ROUND) for row in rows}, range(rounds))
     samples: dict[str, list[float]] = {}
-    spans_of_rows = {}
-    for row, rounds in rounds_of_rows.items():
+    lanes = {}
+    for row, recorded_rounds in recordings.items():
         samples[row] = []
         all_steps: list[Step] = []
-        for steps in rounds:
+        for steps_of_ranks in recorded_rounds:
+            steps = list(zip(*steps_of_ranks, strict=True))
             samples[row].append(1000 * statistics.fmean(map(seconds_of, steps)))
             all_steps += steps
-        spans_of_rows[row] = spans_of_ranks(typical(all_steps))
-    return records.group(title, "ms", samples) | {"lanes": spans_of_rows}
+        lanes[row] = spans_of_ranks(typical(all_steps))
+    return records.group(title, "ms", samples) | {"lanes": lanes}
 
 
 def seconds_of(step: Step) -> float:

@@ -26,9 +26,8 @@ from common.accelerator.utils import DataLoaderConfiguration, set_seed, synchron
 from tests.toys import Numbers, NumbersOfEpoch, Stream, StreamOfWorkers, seeded_order
 from tests.unit.accelerator.several_processes import gathered, on_ranks, played_loaders
 
-CPU = torch.device("cpu")
 # How to prepare a loader that the main process reads for all.
-DISPATCHING = {"device": CPU, "put_on_device": True, "dispatch_batches": True}
+DISPATCHING = {"device": torch.device("cpu"), "put_on_device": True, "dispatch_batches": True}
 
 
 def lists(loader):
@@ -53,7 +52,9 @@ def test_the_sampler_can_be_read():
 
 
 class OwnGenerator(Sampler):
-    """Draws from a generator that is not torch's."""
+    """Draws from a generator that is not torch's, and has a batch size though it yields single numbers."""
+
+    batch_size = 3
 
     def __init__(self, n):
         self.n = n
@@ -104,6 +105,10 @@ def test_on_one_process_the_script_finds_its_own_batch_sampler_in_the_loader(how
     assert lists(pickle.loads(pickle.dumps(loader))) == [[0, 1, 2, 3]] * 2
 
 
+class Buckets(list, BatchSampler):
+    """A batch sampler without torch's `__init__`: it has no batch size."""
+
+
 def test_a_loader_without_batches_yields_single_samples_in_the_samplers_order():
     """`DataLoader(dataset, batch_size=None)`, for data sets that make their batches by themselves."""
 
@@ -115,9 +120,12 @@ def test_a_loader_without_batches_yields_single_samples_in_the_samplers_order():
     for epoch in range(2):
         assert [int(sample) for sample in loader] == seeded_order(10, 2, epoch)
     of_stream = DataLoader(Stream([[0, 1], [2]]), batch_size=None)
-    for make_one in (make, lambda: skip_first_batches(make(), 2), lambda: of_stream):
+    of_single_numbers = DataLoader(Numbers(9), batch_size=None, sampler=OwnGenerator(9))
+    for make_one in (make, lambda: skip_first_batches(make(), 2), lambda: of_stream, lambda: of_single_numbers):
         with pytest.raises(ValueError, match="on several processes a loader needs batches"):
             played_loaders(2, make_one)
+    of_lists = DataLoader(torch.arange(4), batch_size=None, sampler=Buckets([[0, 1], [2], [3]]))
+    assert gathered(played_loaders(2, lambda: skip_first_batches(of_lists, 1))) == [2, 3]
 
 
 @pytest.mark.parametrize("how", [{}, DISPATCHING], ids=["sharded", "dispatched"])

@@ -147,6 +147,9 @@ def test_seed_and_epoch_of_a_seedable_sampler_come_back(saved_at, skipped, next_
     accelerator.load_state(tmp_path / "c")
     for epoch in (next_epoch, next_epoch + 1):
         assert gathered([loader]) == seeded_order(N, seed=1, epoch=epoch)
+    listed = accelerator.prepare(DataLoader(Numbers(3), sampler=[2, 0, 1]))
+    listed.load_state_dict(loader.state_dict())
+    assert listed.iteration == loader.iteration and gathered([listed]) == [2, 0, 1]
 
 
 @pytest.mark.parametrize("stateful", [False, True])

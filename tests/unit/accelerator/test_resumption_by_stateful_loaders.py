@@ -22,7 +22,6 @@ from torch.utils.data import (
 
 from common.accelerator import data_loader
 from common.accelerator.data_loader import skip_first_batches
-from common.accelerator.position import Position, Progress
 from common.accelerator.sampler import DistributedEvalSampler
 from common.accelerator.utils import listify, set_seed
 from common.accelerator.utils.random import get_random_states, set_random_states
@@ -198,11 +197,16 @@ def test_another_epoch_or_an_explicit_skip_replaces_the_position_of_a_checkpoint
     loader = loaded()
     assert gathered([skip_first_batches(loader, 4)]) == first[4:]
     assert gathered([loader]) == second
+    skipping = prepared("a stream that skips")
+    skipping.load_state_dict(prepared("a stream").state_dict())
+    assert gathered([skipping]) == list(range(12, N))
 
 
 def test_a_skip_in_the_finished_epoch_of_a_checkpoint_begins_where_it_is_not_over():
-    progress = Progress(epoch=1, loaded=Position(epoch=1, step=3, is_over=True))
-    assert progress.next_position(skipped_steps=2) == Position(epoch=1, step=2)
+    loader = prepared("sequential")
+    loader.load_state_dict(stopped_after(prepared("sequential"), 11))
+    loader.set_epoch(0)
+    assert gathered([skip_first_batches(loader, 9)]) == list(range(18, N))
 
 
 def test_a_checkpoint_made_while_the_rest_of_an_epoch_is_skipped_to_goes_on():
@@ -215,7 +219,7 @@ def test_a_checkpoint_made_while_the_rest_of_an_epoch_is_skipped_to_goes_on():
         if step == 4:
             state = loader.state_dict()
     loader.load_state_dict(state)
-    assert gathered([loader]) == straight[4 * 2 :]
+    assert gathered([loader]) == straight[4 * 2 :] and loader.progress.checkpoint is None
 
 
 def test_batches_of_another_size_go_on_with_the_samples_that_are_left():

@@ -3,10 +3,7 @@
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,61 +17,29 @@ from common.errors import UserError
 from common.eval_sampler import DistributedEvalSampler
 from common.processes import RankFailed
 from common.weights import checksum, max_weight_difference
+from tests.jobs import ON_LINUX, job
 
 LARGE = ["--dataset", "synthetic", "--train-samples", "300", "--batch-size", "96"]
 QUICK = ["--dataset", "synthetic", "--steps", "2", "--rounds", "2"]
 
 
 def settings_of(*flags: str, gpus: int = 0) -> Settings:
-    return choose_settings(parse_options(flags), gpus)
+    return choose_settings(parse_options(flags), "synthetic", gpus)
 
 
-def _start(out: Path) -> subprocess.Popen:
-    command = [sys.executable, "-m", "benchmarks.compare", *QUICK, "--out", str(out)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    variables = os.environ | {"HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(command, cwd=ladder.ROOT, env=variables, start_new_session=True, **pipes)
-
-
-def _alive(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _children(process: int) -> int:
-    """The number of processes that it has started, and that are still running."""
-    found = subprocess.run(["ps", "--ppid", str(process), "-o", "pid="], capture_output=True, text=True)
-    return len(found.stdout.split())
-
-
-def _wait_for(condition, seconds: float = 400) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
-
-
+@ON_LINUX
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("whole_group", [False, True], ids=["kill", "ctrl-c"])
-def test_an_interruption_leaves_the_record_of_before_and_no_process(tmp_path, whole_group):
+@pytest.mark.parametrize("interrupt", [os.kill, os.killpg], ids=["kill", "ctrl-c"])
+def test_an_interruption_leaves_the_record_of_before_and_no_process(tmp_path, interrupt):
     """`kill -INT` reaches one process, Ctrl-C in a terminal all of its group."""
     (tmp_path / "results.json").write_text("of before")
-    process = _start(tmp_path)
-    try:
-        _wait_for(lambda: _children(process.pid) > 1 or process.poll() is not None)
-        (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
-        printed, complained = process.communicate(timeout=240)
-        assert process.returncode == 130, complained
-        _wait_for(lambda: not _alive(process.pid), 30)
-    finally:
-        if _alive(process.pid):
-            os.killpg(process.pid, signal.SIGKILL)
-    assert printed == "" and "INTERRUPTED: training" in complained
-    assert "Traceback" not in complained and "leaked" not in complained
+    with job([sys.executable, "-m", "benchmarks.compare", *QUICK, "--out", str(tmp_path)]) as comparison:
+        comparison.wait_for(lambda: len(comparison.environments()) > 2)  # it, and what starts the ranks
+        interrupt(comparison.processes[0].pid, signal.SIGINT)
+        assert comparison.end() == [130], comparison.err
+        assert comparison.out == "" and "INTERRUPTED: training" in comparison.err
+        assert "Traceback" not in comparison.err and "leaked" not in comparison.err
     assert {path.name for path in tmp_path.iterdir()} == {"results.json", compare.INCOMPLETE}
     assert (tmp_path / "results.json").read_text() == "of before"
 
@@ -103,7 +68,7 @@ def test_a_part_that_fails_is_named_and_the_parts_before_are_kept(failure, ended
 
 def test_a_comparison_that_succeeds_removes_what_a_failed_one_left(tmp_path, monkeypatch, report):
     (tmp_path / compare.INCOMPLETE).write_text("of before")
-    monkeypatch.setattr(compare, "run_parts", lambda settings, folder, show_part, new: new.update(report))
+    monkeypatch.setattr(compare, "run_parts", lambda settings, new, show_part: new.update(report))
     monkeypatch.setattr(compare, "draw", lambda *args: [])
     monkeypatch.setattr(sys, "argv", ["compare", "--dataset", "synthetic", "--out", str(tmp_path)])
     with pytest.raises(SystemExit, match="0"):
@@ -134,7 +99,7 @@ def test_the_batch_is_the_largest_that_all_processes_can_share():
 def test_two_replicas_on_a_machine_with_one_gpu_are_charged_to_two_devices(monkeypatch):
     """Both would compute on the GPU, be charged to it together, and look balanced."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    first, second = level_runs.peaks("01_data_parallel", [*LARGE, "--replicas", "2"], 1)
+    first, second = level_runs.peaks("01_data_parallel", [*LARGE, "--replicas", "2"])
     assert sum(first.values()) > 1.2 * sum(second.values()) > 0
 
 
@@ -178,7 +143,7 @@ def test_more_ranks_than_gpus_run_on_the_cpu(gpus, monkeypatch):
     assert started == [(gpus or 2, gpus == 0), (3, gpus < 3)]
 
 
-def train_with_one_sample_twice(level, flags, threads):
+def train_with_one_sample_twice(level, flags):
     """`level_runs.train`, where rank 0 evaluates its first sample in place of its last one."""
     indices = DistributedEvalSampler.__iter__
 
@@ -188,7 +153,7 @@ def train_with_one_sample_twice(level, flags, threads):
 
     DistributedEvalSampler.__iter__ = one_twice
     try:
-        return level_runs.train(level, flags, threads)
+        return level_runs.train(level, flags)
     finally:
         DistributedEvalSampler.__iter__ = indices
 

@@ -100,31 +100,31 @@ def test_a_whole_step_of_ddp_is_counted_to_the_byte_on_each_rank(wrapper, bucket
 
 def test_basic_net_is_accounted_for_as_level_01_is():
     flags = [*SHORT, "--train-samples", "192", "--batch-size", "64", "--replicas", "2"]
-    of_level = totals(level_runs.peaks("01_data_parallel", flags, 1))
+    of_level = totals(level_runs.peaks("01_data_parallel", flags))
     ours = memory.peaks_of_process("basic_net", DATA_PARALLEL, 2)
     assert totals(ours) == pytest.approx(of_level, rel=0.005)
 
 
 @pytest.mark.slow
 def test_only_data_parallel_is_uneven_and_fsdp_lowers_what_ddp_evens():
-    rows = {row["wrapper"]: row for row in memory.rows_on(4, ["basic_net"], memory.ALL_WRAPPERS)}
+    rows = {row.wrapper: row for row in memory.rows_on(4, ["basic_net"], memory.ALL_WRAPPERS)}
     for wrapper, row in rows.items():
-        uneven = imbalance(totals(row["peaks"]))
+        uneven = imbalance(totals(row.peaks))
         assert uneven > 1.5 if wrapper == DATA_PARALLEL else uneven <= MOST_IMBALANCE, wrapper
     of_ddp, of_fsdp = rows[DDP], rows[FSDP_ROW]
-    assert max(totals(of_fsdp["peaks"])) < 0.65 * min(totals(of_ddp["peaks"]))
-    state = [row["peaks"][0]["optimizer state"] for row in (of_ddp, of_fsdp)]
+    assert max(totals(of_fsdp.peaks)) < 0.65 * min(totals(of_ddp.peaks))
+    state = [row.peaks[0]["optimizer state"] for row in (of_ddp, of_fsdp)]
     assert state[1] == pytest.approx(state[0] / 4, rel=0.01)
 
 
 def test_gathered_outputs_hurt_the_first_device():
     for_dp, for_ddp = memory.rows_on(2, ["big_output"])
     for row, wrapper in ((for_dp, DATA_PARALLEL), (for_ddp, DDP)):
-        assert row["wrapper"] == wrapper and [list(peak) for peak in row["peaks"]] == [list(CATEGORIES)] * 2
-    assert imbalance(totals(for_ddp["peaks"])) <= 1.01 and imbalance(totals(for_dp["peaks"])) > 2
+        assert row.wrapper == wrapper and [list(peak) for peak in row.peaks] == [list(CATEGORIES)] * 2
+    assert imbalance(totals(for_ddp.peaks)) <= 1.01 and imbalance(totals(for_dp.peaks)) > 2
     network = NETWORKS["big_output"]
     outputs = network.batch_size * network.classes * FLOAT
-    assert for_dp["peaks"][0]["communication"] >= outputs
+    assert for_dp.peaks[0]["communication"] >= outputs
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: compares with CUDA's allocator")

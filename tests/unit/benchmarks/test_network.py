@@ -14,9 +14,11 @@ from common.processes import RankFailed
 
 
 def test_two_nodes_are_held_against_one_in_the_record():
-    samples = {network.row_name(name, 64): [1000.0, 1100.0, 1200.0] for name in network.BANDWIDTHS}
-    samples[network.one_node(64)] = [500.0, 1100.0, 400.0]  # round by round half, all, and a third of it
-    assert [pair["median"] for pair in network.record(samples)["pairs"]] == [2.0] * len(network.BANDWIDTHS)
+    rows = [network.Row(64, link) for link in (None, *network.BANDWIDTHS)]
+    samples = {row.name: [1000.0, 1100.0, 1200.0] for row in rows}
+    samples[rows[0].name] = [500.0, 1100.0, 400.0]  # round by round half, all, and a third of it
+    record = network.record(rows, samples)
+    assert [pair["median"] for pair in record["pairs"]] == [2.0] * len(network.BANDWIDTHS)
 
 
 @pytest.mark.slow
@@ -27,7 +29,8 @@ def test_two_nodes_can_throttle_their_cable_and_leave_nothing_behind():
         assert _seconds_for_a_megabyte(nodes) < 5
         nodes.limit(2e6)
         assert _seconds_for_a_megabyte(nodes) > 3.8  # 8 Mbit, less a burst of 0.13 Mbit
-        sleeper = nodes.start(1, ["sleep", "1000"])
+        sleeper = _start(nodes.names[1], "sh", "-c", "echo here; exec sleep 1000")
+        assert sleeper.stdout.readline() == "here\n"
         raise ZeroDivisionError
     assert sleeper.wait(10) == -9
     assert not set(nodes.names) & _namespaces()
@@ -37,9 +40,10 @@ def test_two_nodes_can_throttle_their_cable_and_leave_nothing_behind():
 @pytest.mark.usefixtures("needs_two_nodes")
 def test_ranks_run_jobs_on_two_nodes_also_after_one_has_failed(capfd):
     with node_ranks() as pair:
-        assert min(pair.run(network.train, 2, 4, timeout=100)) > 0
+        assert network.images_per_second(pair, network.Row(4, "unlimited")) > 0
+        assert network.images_per_second(pair, network.Row(4, None)) > 0
         with pytest.raises(RankFailed, match="rank 0: --replicas belongs to"):
-            pair.run(level_runs.train, "00_single_gpu", ["--replicas", "2"], 1, timeout=100)
+            pair.run(level_runs.train, "00_single_gpu", ["--replicas", "2"], timeout=100)
         interfaces = pair.run(socket.if_nameindex, timeout=100)
         assert interfaces == [[(1, "lo"), (2, INTERFACE)]] * 2
     assert capfd.readouterr().err == ""
@@ -62,9 +66,13 @@ with socket.create_server(("", 7000)) as server:
 _SEND = f"import socket; socket.create_connection(('{ADDRESSES[0]}', 7000)).sendall(bytes(1_000_000))"
 
 
+def _start(node: str, *command: str) -> subprocess.Popen:
+    return subprocess.Popen(["ip", "netns", "exec", node, *command], stdout=subprocess.PIPE, text=True)
+
+
 def _seconds_for_a_megabyte(nodes) -> float:
-    receiver = nodes.start(0, [sys.executable, "-c", _RECEIVE], stdout=subprocess.PIPE)
+    receiver = _start(nodes.names[0], sys.executable, "-c", _RECEIVE)
     assert receiver.stdout.readline() == "listening\n"
-    assert nodes.start(1, [sys.executable, "-c", _SEND]).wait(60) == 0
+    assert _start(nodes.names[1], sys.executable, "-c", _SEND).wait(60) == 0
     said, _ = receiver.communicate(timeout=60)
     return float(said)

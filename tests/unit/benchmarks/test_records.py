@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from benchmarks.harness import machine, records
+from benchmarks.harness.records import Pair
 from benchmarks.report.group_table import comparisons, held_memory, table
 from common import ladder
 
@@ -18,9 +19,9 @@ ONE, TWO = "01_data_parallel, 2 replicas", "02_ddp_raw, 2 processes"
 
 def _record() -> dict:
     samples = {ONE: [1234.5678, 1200.0, 1300.0], TWO: [2000.0, 1000.0, 3000.0]}
-    facts = {ONE: {"level": "01_data_parallel"}}
-    # A pair whose row was not measured is left out.
-    return records.group("a group", "images/s", samples, facts, [(ONE, TWO), (ONE, "another")], [(TWO, ONE)])
+    facts = {ONE: {"level": "01_data_parallel"}, TWO: {}}
+    pairs = [Pair(ONE, TWO, "ratio"), Pair(TWO, ONE, "difference")]
+    return records.group("a group", "images/s", samples, facts, pairs)
 
 
 def test_a_record_holds_samples_summaries_facts_and_pairs_with_what_their_intervals_can_claim():
@@ -44,7 +45,8 @@ def test_ratios_have_no_unit_and_differences_on_a_slow_machine_no_exponent():
     assert ratio.endswith(f"{ONE} / {TWO} 0.617 (0.433 to 1.200)")
     assert difference.endswith("765.4 (-200.0 to 1700.0) images/s")
     samples = {"transformers.Trainer": [2400.0, 3100.0], "raw loop like a Trainer's": [1000.0, 1350.0]}
-    lines = comparisons(records.group("g", "µs", samples, differences=[tuple(samples)])).splitlines()
+    pair = Pair(*samples, "difference")
+    lines = comparisons(records.group("g", "µs", samples, pairs=[pair])).splitlines()
     assert lines[-1].endswith("1575.0 (1400.0 to 1750.0) µs") and len(lines[-1]) <= 80
 
 
@@ -52,7 +54,7 @@ def test_ratios_have_no_unit_and_differences_on_a_slow_machine_no_exponent():
 def test_what_was_recorded_fits_into_80_columns_and_names_no_folder_of_the_machine(path):
     record = json.loads(path.read_text())
     for group in record.get("groups", []):
-        assert all(len(line) <= 80 for line in table(group).splitlines()), group["group"]
+        assert all(len(line) <= 80 for line in table(group).splitlines()), group["title"]
     texts = re.findall(r'"((?:[^"\\]|\\.)*)"', path.read_text())
     assert [text for text in texts if re.search(r"(^|\s)/\w", text)] == []
 

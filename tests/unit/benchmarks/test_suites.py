@@ -7,6 +7,7 @@ import importlib.util
 import json
 
 import pytest
+import torch
 
 from benchmarks import __main__ as program
 from benchmarks.harness import node_ranks
@@ -19,7 +20,11 @@ QUICK = MeasureOptions(rounds=2, data_flags=("--dataset", "synthetic"), quick=Tr
 
 @pytest.fixture
 def settings_of_this_process_stay(monkeypatch):
-    monkeypatch.setattr(program, "prepare_process", lambda quick: None)
+    """All but the number of threads: where other programs compute, two would mostly wait for each other."""
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(program, "prepare_process", lambda quick: torch.set_num_threads(1))
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.slow
@@ -31,8 +36,7 @@ def test_a_suite_shows_its_rows_and_writes_its_record_and_picture(tmp_path, caps
     assert set(record["began"]) == {"commit", "command", "date", "load"}
     assert record["ended"]["date"] >= record["began"]["date"]
     (group,) = record["groups"]
-    peers = overhead.installed_peers()
-    assert set(group["rows"]) == set(overhead.loops(peers) | overhead.trainers(peers))
+    assert overhead.RAW in group["rows"] and set(group["rows"]) <= set(overhead.CONTESTANTS)
     printed = capsys.readouterr().out
     assert all(f"\n  {row} " in printed for row in group["rows"])
     assert f"Written to {tmp_path}: overhead.json, overhead.png" in printed
@@ -63,18 +67,21 @@ def test_a_suite_that_cannot_be_measured_is_named_and_the_next_one_runs(
 def test_without_the_peers_their_rows_are_left_out_and_it_is_said(monkeypatch, capsys):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in overhead.PEERS else real(name))
-    assert set(overhead.loops(set())) == {overhead.RAW, "common.accelerator", "common.accelerator, accumulate()"}
-    assert set(overhead.trainers(set())) == {overhead.RAW_LIKE_TRAINER, "common.trainer"}
-    monkeypatch.setattr(overhead, "take_turns", lambda contestants, rounds: {})
-    overhead.measure(QUICK)
+    monkeypatch.setattr(overhead, "take_turns", lambda contestants, rounds: {key: [1.0] for key in contestants})
+    (group,) = overhead.measure(QUICK)["groups"]
+    ours = {"common.accelerator", "common.accelerator, accumulate()", "common.trainer"}
+    assert set(group["rows"]) == {overhead.RAW, overhead.RAW_LIKE_TRAINER, *ours}
     printed = capsys.readouterr().out
     assert all(peer in printed for peer in overhead.PEERS)
 
 
 def test_where_there_can_be_no_two_nodes_their_rows_are_left_out_and_it_is_said(monkeypatch, capsys):
-    monkeypatch.setattr(node_ranks, "why_not", lambda: "network namespaces need root")
-    with pytest.raises(CannotMeasure, match="no two nodes: network namespaces need root"):
+    def cannot():
+        raise CannotMeasure("two nodes need root")
+
+    monkeypatch.setattr(node_ranks, "check_two_nodes", cannot)
+    with pytest.raises(CannotMeasure, match="two nodes need root"):
         network.measure(QUICK)
-    monkeypatch.setattr(timeline, "record_over", lambda link, pair, options: {"link": link})
+    monkeypatch.setattr(timeline, "record_over", lambda link, pair, rounds: {"link": link})
     assert timeline.measure(QUICK) == {"groups": [{"link": timeline.LOOPBACK}]}
-    assert "network namespaces need root" in capsys.readouterr().out
+    assert "two nodes need root" in capsys.readouterr().out

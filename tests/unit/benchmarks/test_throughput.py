@@ -28,26 +28,22 @@ def test_on_gpus_no_row_has_a_share_of_the_cores(monkeypatch):
 def test_strong_scaling_keeps_the_global_batch_and_weak_scaling_the_share(no_gpu):
     """A device has 8 of the 16 cores, because the larger number of workers is two."""
     one = Configuration(BASELINE, 1, 64, 8)
-    all_cores = Configuration(BASELINE, 1, 64, all_cores=True)
+    all_cores = Configuration(BASELINE, 1, 64, 16, all_cores=True)
     strong = [Configuration(level, 2, 64, 8) for level in ladder.LEVELS[1:]]
     weak = [Configuration(level, 2, 128, 8) for level in ladder.LEVELS[1:]]
     assert throughput.strong_scaling(64) == [one, *strong, all_cores]
     assert throughput.weak_scaling(64) == [one, *weak, all_cores]
 
 
-def test_a_row_on_a_device_asks_its_level_for_that_devices_cores_and_level_00_may_have_all(no_gpu):
+def test_a_row_on_a_device_asks_its_level_for_that_devices_cores():
     on_a_device = Configuration("02_ddp_raw", 2, 64, 3)
-    assert on_a_device.argv(Steps(2, 3))[-2:] == ["--cores-per-device", "3"] and on_a_device.threads == 3
-    alone = Configuration(BASELINE, 1, 64, all_cores=True)
-    assert "--cores-per-device" not in alone.argv(Steps(2, 3)) and alone.threads == 16
+    assert on_a_device.argv(Steps(2, 3))[-2:] == ["--cores-per-device", "3"]
 
 
-def test_a_sample_on_a_fast_gpu_and_its_warm_up_fit_into_an_epoch(monkeypatch):
+def test_a_sample_on_a_gpu_and_its_warm_up_are_an_epoch(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    result = {"global_batch_size": 256, "images_per_sec": 1e7}
-    monkeypatch.setattr(Configuration, "run", lambda *args: result)
-    most = SIZES["train"] // 256 // 2
-    assert throughput.calibrated([Configuration(BASELINE, 1, 256)], ()) == Steps(most, most)
+    half = SIZES["train"] // 256 // 2
+    assert throughput.choose_steps([Configuration(BASELINE, 1, 256)], ()) == Steps(half, half)
 
 
 @pytest.mark.parametrize(("gpus", "sizes"), [(0, [1, 2]), (1, [1]), (3, [1, 2, 3])])

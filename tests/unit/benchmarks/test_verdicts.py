@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from benchmarks.report.cells import are_measured, peaks
 from benchmarks.report.comparison_table import summary, tables
-from benchmarks.report.rows import are_measured, peaks
 from benchmarks.report.verdicts import balanced, verdicts
 from common import ladder
 

@@ -1,4 +1,4 @@
-"""The rows of records as tables and pictures show them: names, speed-ups and memory of each device."""
+"""The cells of tables and the labels of pictures: names of rows, speed-ups, and memory of each device."""
 
 from benchmarks.harness.rows import BASELINE, totals
 
