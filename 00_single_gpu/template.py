@@ -67,8 +67,7 @@ def cosine_schedule(optimizer, steps, steps_done):
     def factor(step):
         return (1 + math.cos(math.pi * step / steps)) / 2
 
-    # `last_epoch` is the step before the next one; -1 begins a new schedule. After a checkpoint, torch multiplies the
-    # factor by the optimizer's saved `initial_lr`.
+    # `last_epoch` is the step before the next one. torch multiplies the factor by `initial_lr`, which checkpoints hold.
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor, last_epoch=steps_done - 1)
 
 

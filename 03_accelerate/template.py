@@ -73,8 +73,7 @@ def cosine_schedule(optimizer, steps, steps_done):
     def factor(step):
         return (1 + math.cos(math.pi * step / steps)) / 2
 
-    # `last_epoch` is the step before the next one; -1 begins a new schedule. After a checkpoint, torch multiplies the
-    # factor by the optimizer's saved `initial_lr`.
+    # `last_epoch` is the step before the next one. torch multiplies the factor by `initial_lr`, which checkpoints hold.
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor, last_epoch=steps_done - 1)
 
 
@@ -144,6 +143,7 @@ def train(args):
     if found[0]:
         accelerator.load_state(found[0])
         first_epoch = int(found[0].name.removeprefix("epoch_")) + 1
+    # After `load_state`, which would bring the rate of the saved run: this one may have more epochs.
     schedule = cosine_schedule(optimizer, args.epochs * len(train_loader), first_epoch * len(train_loader))
     schedule = accelerator.prepare(schedule)  # it waits while the optimizer accumulates gradients or fp16 skips a step
 

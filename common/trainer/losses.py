@@ -2,11 +2,11 @@
 
 `num_items` is the number of labels in the whole step. A function is a `compute_loss_func`.
 
-    the loss comes from                     for a batch            it is              it becomes the share by
-    a model without **kwargs                of any kind            a mean             / the number of micro-batches
-    a model with **kwargs                   without labels         a mean             / the number of micro-batches
-    a model with **kwargs, or a function    with labels            sum / num_items    · the number of ranks
-    a function                              without labels         what it returns    nothing
+    the loss comes from                     for a batch       it is              it becomes the share by
+    a model without **kwargs                of any kind       a mean             / the number of micro-batches
+    a model with **kwargs                   without labels    a mean             / the number of micro-batches
+    a model with **kwargs, or a function    with labels       sum / num_items    · the number of ranks
+    a function                              without labels    what it returns    nothing
 
 Two lines in `trainer.py` do this: one in `training_step` divides a mean, and one in `compute_loss` multiplies a sum /
 `num_items`, because DDP takes the mean of the ranks' gradients. Means give every micro-batch the same weight, however
@@ -76,8 +76,8 @@ class UseDetector(TorchFunctionMode):
 def call_and_check_use(model: nn.Module, batch: Any, num_items: Tensor, shares_of_step: int) -> Any:
     """The outputs of a model that is given `num_items`, with a warning if it does not use it.
 
-    A `**kwargs` does not tell whether a model divides its loss by it. If it does not, each of the `shares_of_step` is a
-    mean, and no error shows that their sum is so many times too large.
+    A `**kwargs` does not tell whether a model divides its loss by it. If it does not, each share of the step
+    is a mean, and no error shows that their sum is `shares_of_step` times too large.
     """
     with UseDetector(num_items) as detector:
         outputs = call_model(model, batch, num_items_in_batch=num_items)
