@@ -3,7 +3,7 @@
 A lesson (a level's train.py) has the data, the model, the loop and the evaluation. Two of its lines are for measuring:
 
     with measured(args, model, train_set, test_set) as report:  # attaches the instruments
-        result = report(loss, eval_loss, accuracy, evaluated)   # after each evaluation
+        result = report(loss, eval_loss, accuracy, evaluated)   # prints the result
 
 `clock` counts steps and takes the time by hooks that torch calls, so the loop counts nothing. `result` makes the
 printed lines and the files, on rank 0. `flags` are those for comparing and measuring. No step of the training depends

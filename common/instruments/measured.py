@@ -24,10 +24,10 @@ from common.process_group import all_gather_object, get_rank, get_world_size, is
 def measured(
     args: Namespace, model: nn.Module, train_set: Any, test_set: Any, resumes: bool = False
 ) -> Iterator[Callable]:
-    """Measure the training in the block, which calls `report` after each evaluation. All processes enter it.
+    """Measure the training in the block, which calls `report` once or more. All processes enter it.
 
     Rank 0 prints the plan before the training and the result at each `report`, and draws a bar on a terminal. In the
-    end it writes the last result and the weights to the files of `--json` and `--save`. The block has to call `report`.
+    end it writes the last result and the weights to the files of `--json` and `--save`.
 
     Args:
         args: the flags, as `prepare_process` returns them.
@@ -76,7 +76,7 @@ class _Measurement:
     def report(
         self, loss: float, eval_loss: float, accuracy: float, evaluated: float, steps: int | None = None
     ) -> dict:
-        """The result: the settings, these numbers of the training, and what was measured. All processes call it.
+        """Print and return the result: the settings, these numbers, and what was measured. All processes call it.
 
         Args:
             loss: the epoch's mean training loss over all ranks.

@@ -61,7 +61,7 @@ def test_the_profile_names_each_kind_on_both_ranks_and_writes_their_traces(tmp_p
     printed = run_in(tmp_path, "profile_step.py", "--images", "2")
     # Below the head, "computing        12.3     11.9": a kind, and the milliseconds of each rank.
     rows = re.findall(r"^(\w+) +(\d+\.\d) +(\d+\.\d)$", printed, re.MULTILINE)
-    assert [kind for kind, *_ in rows] == ["computing", "copying", "nothing", "sending"]
+    assert [kind for kind, *_ in rows] == ["computing", "copying", "other", "sending"]
     assert all(float(rows[kind][rank]) > 0 for kind in (0, 3) for rank in (1, 2))
     for rank in (0, 1):
         assert "gloo:all_reduce" in (tmp_path / f"trace_rank_{rank}.json").read_text()
