@@ -1,6 +1,7 @@
 """The cells of tables and the labels of pictures: names of rows, speed-ups, and memory of each device."""
 
-from benchmarks.harness.rows import BASELINE, totals
+from benchmarks.harness.device_memory import totals
+from benchmarks.harness.rows import BASELINE
 
 MISSING = "–"
 
