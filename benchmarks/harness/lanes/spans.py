@@ -17,7 +17,8 @@ SENDING = "sending"
 WAITING = "waiting"
 # The functions that take the steps name their phases by `record_function`. torch names the optimizer's step itself.
 PHASES = (FORWARD, BACKWARD, COPIES, OPTIMIZER)
-COMPUTING_LANE = "main thread"  # Its name in records. A replica computes on a thread of its own too.
+# Records give this name to the lane in which a device computes, also to a replica's, whose forward has another thread.
+COMPUTING_LANE = "main thread"
 
 
 class Span(NamedTuple):
