@@ -173,7 +173,7 @@ def train_exactly(script: str, settings: Settings) -> dict[str, Tensor]:
 
 
 def evaluate(level: str, settings: Settings) -> dict:
-    """The samples of the whole test set that EVALUATION_RANKS ranks, or level 00's one, count, and their losses."""
+    """The samples of the whole test set that the ranks count, and their losses. Level 00 has one process."""
     processes = level_runs.processes_of(level, EVALUATION_RANKS)
     flags = [*flags_of(level, EVALUATION_BATCH, settings), *EXACT, "--max-steps", "1"]
     result = train_on_ranks(level, flags, processes)

@@ -13,7 +13,7 @@ TITLE_CHARACTERS = 28
 SPEED_BAR_INCHES = 0.42
 SCALING_BAR_INCHES = 0.4
 PANEL_INCHES = 0.9  # title and axis of a panel
-# The x axis ends so many times further right than the longest bar, interval or dashed line: the texts stand there.
+# The x axis ends at this multiple of the longest bar, interval or dashed line, which leaves room for the texts.
 ROOM_FOR_SPEEDS = 1.27
 ROOM_FOR_RATIOS = 1.3
 
