@@ -5,7 +5,6 @@ paired                    turns, and what their samples say: medians, quartiles,
 records                   the groups and files that suites write
 machine                   the machine that a record belongs to, its load, and the circumstances of a recording
 rows                      the names of rows
-device_memory             the bytes of each device
 level_runs                jobs that run a level's own train.py, on ranks
 two_nodes                 two network namespaces with a cable between them, which can be throttled
 node_ranks                ranks on two nodes; those of one machine are `common.processes.ranks`

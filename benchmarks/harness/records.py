@@ -87,6 +87,11 @@ def _rounded_summary(summary: Summary) -> dict:
     return {name: rounded(value) for name, value in summary._asdict().items()}
 
 
+def totals(devices: list[dict[str, int]]) -> list[int]:
+    """The bytes of each device in a row of memory, of which a record has the bytes by category."""
+    return [sum(split.values()) for split in devices]
+
+
 def rounded(number: float) -> float:
     return float(f"{number:.{SIGNIFICANT_DIGITS}g}")
 

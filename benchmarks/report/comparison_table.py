@@ -2,7 +2,7 @@
 
 import textwrap
 
-from benchmarks.harness.device_memory import totals
+from benchmarks.harness.records import totals
 from benchmarks.harness.rows import BASELINE
 from benchmarks.report.cells import MISSING, are_measured, label, peaks, per_device, speed_ups
 from benchmarks.report.verdicts import verdicts

@@ -1,6 +1,6 @@
 """The rows of a suite's record and how they compare, in the terminal, in 80 columns."""
 
-from benchmarks.harness.device_memory import totals
+from benchmarks.harness.records import totals
 from benchmarks.report.cells import per_device
 
 TERMINAL_COLUMNS = 79

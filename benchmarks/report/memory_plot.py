@@ -3,7 +3,7 @@
 from itertools import product
 from pathlib import Path
 
-from benchmarks.harness.device_memory import totals
+from benchmarks.harness.records import totals
 from benchmarks.harness.rows import DATA_PARALLEL, DDP
 from benchmarks.report import plots
 from benchmarks.report.verdicts import imbalance

@@ -162,14 +162,12 @@ def measure_in_turns(title: str, rows: list[Configuration], options: MeasureOpti
 
 
 def choose_steps(rows: list[Configuration], data_flags: tuple[str, ...]) -> Steps:
-    """One number of steps for all rows: those of SECONDS_OF_A_SAMPLE here, or of half an epoch if that is shorter.
-
-    On GPUs the warm-up has as many steps, because the clocks of a GPU need about half a second to settle.
-    """
+    """One number of steps for all rows: those of SECONDS_OF_A_SAMPLE here, or of half an epoch if that is shorter."""
     counted = steps_of_a_sample(FEW_STEPS, rows, data_flags)
     if not torch.cuda.is_available():
         return Steps(WARM_UP_STEPS, counted)
-    # The first steps on a GPU are slow, so `counted` is too small. A trial with a longer warm-up measures it again.
+    # The clocks of a GPU need about half a second to settle, so a warm-up is as long as a sample. The first trial had a
+    # shorter one and its steps were slow, so a second trial measures their number again.
     counted = steps_of_a_sample(Steps(counted, counted), rows, data_flags)
     return Steps(counted, counted)
 

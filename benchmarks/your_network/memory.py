@@ -13,8 +13,8 @@ from textwrap import fill
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from benchmarks.harness.device_memory import totals
 from benchmarks.harness.paired import WARM_UP_STEPS
+from benchmarks.harness.records import totals
 from benchmarks.harness.replica_memory import track_replicas
 from benchmarks.harness.rows import DATA_PARALLEL, ONE_DEVICE
 from benchmarks.your_network import strategies

@@ -17,8 +17,7 @@ SENDING = "sending"
 WAITING = "waiting"
 # The functions that take the steps name their phases by `record_function`. torch names the optimizer's step itself.
 PHASES = (FORWARD, BACKWARD, COPIES, OPTIMIZER)
-# Records give this name to the lane in which a device computes, also to a replica's, whose forward has another thread.
-COMPUTING_LANE = "main thread"
+COMPUTING_LANE = "main thread"  # The lane has this name in records, also where a replica computes on another thread.
 
 
 class Span(NamedTuple):

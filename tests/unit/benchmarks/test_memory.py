@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from benchmarks.harness import level_runs
-from benchmarks.harness.device_memory import totals
+from benchmarks.harness.records import totals
 from benchmarks.harness.replica_memory import track_replicas
 from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FSDP_ROW
 from benchmarks.report.verdicts import MOST_IMBALANCE, imbalance

@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from benchmarks.harness.device_memory import totals
+from benchmarks.harness.records import totals
 from benchmarks.harness.rows import DATA_PARALLEL, DDP
 from benchmarks.report import __main__ as command
 from benchmarks.report import page_tables, pictures, plots

@@ -9,7 +9,7 @@ import torchvision
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from benchmarks.harness.device_memory import totals
+from benchmarks.harness.records import totals
 from benchmarks.harness.rows import DATA_PARALLEL, DDP, ONE_DEVICE
 from benchmarks.your_network import __main__ as program
 from benchmarks.your_network import memory
