@@ -14,8 +14,9 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from benchmarks.harness.paired import WARM_UP_STEPS
+from benchmarks.harness.records import totals
 from benchmarks.harness.replica_memory import track_replicas
-from benchmarks.harness.rows import DATA_PARALLEL, ONE_DEVICE, totals
+from benchmarks.harness.rows import DATA_PARALLEL, ONE_DEVICE
 from benchmarks.your_network import strategies
 from benchmarks.your_network.errors import StepFailed, failing_as
 from benchmarks.your_network.formats import mib

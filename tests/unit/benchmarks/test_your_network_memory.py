@@ -10,7 +10,8 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.distributed.device_mesh import init_device_mesh
 
-from benchmarks.harness.rows import DATA_PARALLEL, DDP, ONE_DEVICE, totals
+from benchmarks.harness.records import totals
+from benchmarks.harness.rows import DATA_PARALLEL, DDP, ONE_DEVICE
 from benchmarks.your_network import __main__ as program
 from benchmarks.your_network import memory
 from benchmarks.your_network.errors import StepFailed
