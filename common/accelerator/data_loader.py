@@ -119,7 +119,7 @@ def prepare_data_loader(
         # A stream has no sample numbers, so the samples themselves are batched and dealt out.
         batches = BatchSampler(dataset, loading["batch_size"], loading["drop_last"])
         shard = BatchSamplerShard(batches, num_processes, process_index, split_batches, even_batches)
-        loading["batch_size"] = shard.samples_per_process  # Scripts see that of their process.
+        loading["batch_size"] = shard.samples_per_process  # A script sees that of one process.
         dataset = StreamShard(dataset, shard)
     else:
         shard = BatchSamplerShard(index_sampler, num_processes, process_index, split_batches, even_batches)
@@ -203,7 +203,7 @@ def _make_seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRan
 def _provide_generator(sampler: Any, use_seedable_sampler: bool) -> torch.Generator | None:
     """The generator of torch that `sampler` draws from, if it can have one; a new one is seeded from torch's.
 
-    With `use_seedable_sampler` the original gives none. Here it is given where ranks with other seeds lose samples.
+    With `use_seedable_sampler` the original gives none. Here there is one if different seeds would lose samples.
     """
     if not hasattr(sampler, "generator"):
         return None

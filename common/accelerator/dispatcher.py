@@ -82,7 +82,7 @@ class DataLoaderDispatcher(DataLoaderShard):
     def _draw_torchs_seed(self) -> None:
         """Draw the seed that torch draws when the main process begins to read.
 
-        The generators of all ranks stay alike, but where the order comes from torch's, which rank 0 alone draws.
+        The generators of all ranks stay alike, unless the order is drawn from torch's: rank 0 alone draws it.
         """
         is_new_reader = self._reader is None
         reader = self._get_reader()

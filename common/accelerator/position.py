@@ -14,7 +14,7 @@ class Pass:
     Attributes:
         epoch: the one that it visits.
         first_step: how many steps of the epoch it leaves out before its first batch.
-        is_resumed_within_epoch: True if it is the first one after a checkpoint, and does not begin with its epoch.
+        is_resumed_within_epoch: True if it is the first one after a checkpoint was loaded, and begins within its epoch.
         has_saved_order: True if that checkpoint says how the order of the epoch was drawn. Only a StatefulPass has one.
         step: how many steps of the epoch were left out or yielded.
         short_step: the ShortStep of the step that was yielded last, if it has one.

@@ -42,8 +42,8 @@ class Position(NamedTuple):
         step: how many steps of the epoch were left out or yielded.
         is_over: True if the last of them was the last step of the epoch.
         drawn_from: the states of torch's and, if any, the sampler's generator, when the order was drawn.
-        read_ahead: `saved_leaves` the batch that was read and not yielded.
-        first_rows: `saved_leaves` the rows that fill up a dispatched last step.
+        read_ahead: `saved_leaves` of the batch that was read and not yielded.
+        first_rows: `saved_leaves` of the rows that fill up a dispatched last step.
     """
 
     epoch: int
@@ -66,7 +66,7 @@ class Sharing(NamedTuple):
         saved = Sharing(**{name: state[name] for name in self._fields})
         if saved.step_size != self.step_size:
             if state["step"] > 0 and not state["is_over"]:
-                raise ValueError(f"an epoch in steps of {saved.step_size} samples cannot go on in {self.step_size}")
+                raise ValueError(f"an epoch of {saved.step_size} samples per step cannot go on with {self.step_size}")
             return state | {"step": 0}  # If the script sets the finished epoch, it begins anew.
         if saved != self:
             return state | {"read_ahead": None}  # It was a batch of another process.

@@ -45,7 +45,7 @@ class ShortStep(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A process's sample numbers for a step (of a stream: samples) and later its batch, or all ranks' to dispatch."""
+    """A process's part of a step, or a whole one to dispatch: sample numbers, samples of a stream, or their batch."""
 
     content: Any
     short_step: ShortStep | None

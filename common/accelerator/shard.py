@@ -57,7 +57,7 @@ class DataLoaderShard(DataLoader):
         Progress.begin_pass   says which epoch the pass visits, and how many of its steps are left out
         _begin_reading        takes over the generators of rank 0, and tells the epoch
         _read                 asks torch's loader for an iterator, which draws a seed; a stream leaves out steps here
-        PassSampler           but for a stream: draws the order, leaves out steps, puts the batches into their Steps
+        PassSampler           draws the order, leaves out steps, puts the batches into their Steps; a stream has none
         send_to_device        puts the batch on the device
 
     Args:
@@ -66,7 +66,7 @@ class DataLoaderShard(DataLoader):
         rng_types: generators that all processes take over from rank 0 at the start of every pass: "torch", "cuda", or
             "generator" for `synchronized_generator`.
         synchronized_generator: the sampler's or the data set's.
-        skip_batches: batches of every process, which make as many steps, to leave out at the beginning of every epoch.
+        skip_batches: batches of each process, that is steps, to leave out at the beginning of every epoch.
         use_stateful_dataloader: checkpoints hold the position, see `resumption.py`.
     """
 
@@ -155,7 +155,7 @@ class DataLoaderShard(DataLoader):
     def _read(self, this_pass: Pass) -> Iterator[Step]:
         """The steps that this process reads, from where the pass begins."""
         reader = self._get_reader()
-        batches: Iterator[Any] = iter(reader)  # It draws a seed, see `steps_of`.
+        batches: Iterator[Any] = iter(reader)  # This draws a seed, see `steps_of`.
         if not isinstance(self.dataset, IterableDataset):
             return index_sampler_of(reader).steps_with(batches)
         # A stream is always read from its first batch.

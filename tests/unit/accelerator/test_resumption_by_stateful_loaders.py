@@ -234,7 +234,7 @@ def test_with_steps_of_another_size_a_loader_goes_on_between_epochs_alone():
         loader.load_state_dict(state)
         loader.set_epoch(0)
         assert gathered([loader]) == list(range(N))
-    with pytest.raises(ValueError, match="in steps of 4 samples cannot go on in 2"):
+    with pytest.raises(ValueError, match="4 samples per step cannot go on with 2"):
         loader.load_state_dict(stopped_after(prepared("sequential", batch_size=4), 3))
 
 
