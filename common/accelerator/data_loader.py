@@ -203,7 +203,7 @@ def _make_seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRan
 def _provide_generator(sampler: Any, use_seedable_sampler: bool) -> torch.Generator | None:
     """The generator of torch that `sampler` draws from, if it can have one; a new one is seeded from torch's.
 
-    With `use_seedable_sampler` the original gives none. Here there is one if different seeds would lose samples.
+    With `use_seedable_sampler` the original gives none. Here there is one where other seeds would lose samples.
     """
     if not hasattr(sampler, "generator"):
         return None

@@ -117,7 +117,7 @@ class DataLoaderShard(DataLoader):
                 this_pass.read_ahead = following
                 if following is None:
                     this_pass.end_of_dataloader = True
-                # A script may have begun another pass within this one, which is the current one again.
+                # This pass is the current one again, if a script has begun another within it.
                 progress.passes.remove(this_pass)
                 progress.passes.append(this_pass)
                 yield batch
