@@ -304,6 +304,7 @@ def batches_to_refuse(rows):
         "['names']: 3, ['texts']: 4": {"names": ["a", "b", "c"], "texts": [str(row) for row in rows.tolist()]},
         "nothing in the batch has a row": {"flag": True, "loss": torch.tensor(0.5)},
         "['first'] differs between the batches of a step": {"first": first, "rows": rows},
+        "['arrays'] differs between the batches of a step": {"arrays": [rows.numpy()], "rows": rows},
         "only some of the batches of a step have ['more']": {"rows": rows, **more},
         "['rows'] of the shapes [4, 1] and [4, 5] cannot be joined": {"rows": rows[:, None].expand(-1, 1 + first)},
     }
