@@ -26,8 +26,8 @@ def prepare_process(args: Namespace) -> Namespace:
 
     On a CPU the C library keeps large blocks of memory (`--allocator`). Each process has the threads of its device
     (`--cores-per-device`) or an equal share of this machine's cores, where torchrun would give it a single thread. On
-    Linux it gets SIGTERM when torchrun has ended. It then ends; a `train_full` with `--checkpoint-dir` saves first. If
-    the launcher has set ACCELERATE_MIXED_PRECISION, a `train_full` overwrites it with `--mixed-precision`.
+    Linux it gets SIGTERM when torchrun has ended. Then it ends, and a `train_full` with `--checkpoint-dir` saves first.
+    If the launcher has set ACCELERATE_MIXED_PRECISION, a `train_full` overwrites it with `--mixed-precision`.
 
     Raises:
         UserError: as `fit_to_machine`, and if files cannot be written, or the cores are too few for the devices that
@@ -118,7 +118,7 @@ def require_torchrun(settings: Namespace) -> None:
 
 
 def require_gpu_per_rank(settings: Namespace, launch: Launch) -> None:
-    """Raise UserError if two ranks of level 02 would share a GPU, which nccl refuses. An Accelerator does the same."""
+    """Raise UserError if two ranks of level 02 would share a GPU, because nccl, which it uses there, refuses that."""
     ranks = launch.local_world_size
     gpus = torch.cuda.device_count()
     if settings.level in NEED_TORCHRUN and settings.device.type == "cuda" and ranks > gpus:
