@@ -39,10 +39,11 @@ fits: the largest global batch for these devices, known to an eighth; –: none,
 ?: a larger batch failed.
 
 Not counted: the CUDA context (some 0.5 GiB), workspaces of cuBLAS and cuDNN,
-NCCL's buffers, fragmentation. ZeRO-1 shares out whole parameters: rank 0 has
-the largest, but other ranks may need more memory. ZeRO-2 is FSDP2 without
-resharding: parameters are whole from forward to backward only, beside the part
-that a device keeps."""
+NCCL's buffers, fragmentation. torch's DataParallel may need more than is shown:
+it keeps the gradients of all copies until the last one is there. ZeRO-1 shares
+out whole parameters: rank 0 has the largest, but other ranks may need more
+memory. ZeRO-2 is FSDP2 without resharding: parameters are whole from forward to
+backward only, beside the part that a device keeps."""
 
 # The bytes by category of each device of this process at its peak: of a rank, or of all replicas.
 Peaks = list[dict[str, int]]

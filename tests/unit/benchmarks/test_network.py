@@ -74,5 +74,5 @@ def _seconds_for_a_megabyte(nodes) -> float:
     receiver = _start(nodes.names[0], sys.executable, "-c", _RECEIVE)
     assert receiver.stdout.readline() == "listening\n"
     assert _start(nodes.names[1], sys.executable, "-c", _SEND).wait(60) == 0
-    said, _ = receiver.communicate(timeout=60)
-    return float(said)
+    seconds, _ = receiver.communicate(timeout=60)
+    return float(seconds)
