@@ -18,7 +18,7 @@ from benchmarks.report.group_table import tables
 from benchmarks.suites import network, one_step, overhead, sharing, throughput, timeline
 from common.allocator import keep_large_blocks
 from common.cores import available_cores
-from common.numbers import positive
+from common.flag_types import positive
 from common.processes import RankFailed
 
 FULL_ROUNDS = 10

@@ -31,7 +31,7 @@ from common.cores import available_cores
 from common.data import provide
 from common.data.synthetic import SIZES
 from common.errors import fail
-from common.numbers import positive
+from common.flag_types import positive
 from common.processes import RankFailed, ranks
 from common.weights import checksum, max_weight_difference
 
