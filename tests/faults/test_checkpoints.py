@@ -44,7 +44,7 @@ MOMENTS = {"it has begun": 0, "the first file is there": 1, "some are there": 3,
 
 def is_saving(folder: Path, after: int, least_files: int) -> bool:
     """True if checkpoint number `after` is complete, and a later one has at least so many files."""
-    unfinished = glob.glob(f"{folder}/**/.*.part_*", recursive=True)
+    unfinished = glob.glob(f"{folder}/**/.*.draft_*", recursive=True)
     most_files = max((len(glob.glob(f"{path}/*")) for path in unfinished), default=-1)
     return newest_checkpoint(folder) >= after and most_files >= least_files
 
