@@ -144,7 +144,7 @@ def save_state(
     project = run.project
     all_ranks = all_ranks or AcceleratorState().distributed_type == DistributedType.FSDP
     if all_ranks:
-        # The main process may have saved alone before, and then it has another number.
+        # All take both from the main process, which may have saved alone before, and then has another number.
         project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])
         folder = _folder_to_save(project, output_dir)
     else:
