@@ -21,6 +21,7 @@ to one save, and serialization.py keeps files free of code.
 import contextlib
 import os
 import re
+import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -31,12 +32,12 @@ import torch
 
 from .logging import get_logger
 from .loss_scaler import LossScaler
-from .operations import broadcast_object_list, errors_on_all_ranks, gather_object
+from .operations import broadcast_object_list, errors_on_all_ranks, gather_object, run_on_all_ranks
 from .optimizer import AcceleratedOptimizer
 from .scheduler import AcceleratedScheduler
 from .state import AcceleratorState, DistributedType, GradientState, PartialState
 from .utils import save_ids
-from .utils.checkpoint_folder import Part, finish_interrupted_save, numbered, recover_newest, remove_old_checkpoints
+from .utils.checkpoint_folder import Part, finish_or_warn, numbered, recover_newest, remove_old_checkpoints
 from .utils.checkpoint_manifest import Checkpoint, CheckpointError, read_checkpoint, verify
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.dataclasses import ProjectConfiguration
@@ -120,8 +121,10 @@ def save_state(
     A rank has no part in the checkpoint if it did not call this, or failed or was killed before its part was complete.
     Then its generators and gradients are not there, and a run that goes on from the checkpoint is not exact.
 
-    After an error or a kill the older checkpoint is there, or the next save or load finishes the new one. A save that
-    fails uses up its number, because other ranks may have saved.
+    An error or a kill before the new main part is complete leaves the older checkpoint as it was. After a later one,
+    the next load or save into the folder finishes the new checkpoint. A save that cannot do so fails, and nothing is
+    lost. Under automatic naming a save that fails keeps its number, as in the original; on several processes without
+    `all_ranks` it uses it up, because other ranks may have saved.
 
     Args:
         output_dir: the folder, where ~ is the home folder; under automatic naming
@@ -140,38 +143,44 @@ def save_state(
     """
     project = run.project
     all_ranks = all_ranks or AcceleratorState().distributed_type == DistributedType.FSDP
-    step = errors_on_all_ranks if all_ranks else contextlib.nullcontext
     if all_ranks:
-        # The main process may have saved alone before, and then it has another number.
-        project.iteration = broadcast_object_list([project.iteration])[0]
-    folder = _folder_to_save(project, output_dir)
-    part = Part(folder, save_ids.save_id(), is_main=_writes_main_part(project))
-    with step():
-        if part.is_main and project.automatic_checkpoint_naming and os.path.lexists(folder):
-            hint = "`load_state` first, or set `project_configuration.iteration`"
-            raise ValueError(f"Checkpoint directory {folder} ({project.iteration}) already exists: {hint}")
+        # All take both from the main process, which may have saved alone before, and then has another number.
+        project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])
+        folder = _folder_to_save(project, output_dir)
+    else:
+        folder = _folder_to_save(project, output_dir)
+        save_id = save_ids.next_id(folder)
+    part = Part(folder, save_id, is_main=_writes_main_part(project))
+    # A block ends before each collective, so that no rank enters one that another will not. Under FSDP `get_state_dict`
+    # and `_contents_by_file` are collectives.
+    errors_shared = errors_on_all_ranks if all_ranks else contextlib.nullcontext
     try:
-        with step():
+        with errors_shared():
+            if part.is_main and project.automatic_checkpoint_naming and os.path.lexists(folder):
+                hint = "`load_state` first, or set `project_configuration.iteration`"
+                raise ValueError(f"Checkpoint directory {folder} ({project.iteration}) already exists: {hint}")
             part.begin()
-        with step():
+        with errors_shared():
             weights = [run.get_state_dict(model) for model in run.models]
             for hook in run.save_hooks:
-                hook(run.models, weights, str(part.path))
-        with step():
+                hook(run.models, weights, str(part.draft))
+        with errors_shared():
             weights_name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
-            _write(_contents_by_file(run, part, _by_file(weights_name, weights)), part.path)
+            contents = _contents_by_file(run, part, _by_file(weights_name, weights))
+            _write(contents, part.draft)
             if not part.is_main:
                 part.publish()
-        with step():
+        with errors_shared():
             # The main part comes last, because with it the checkpoint appears.
             if part.is_main:
                 part.publish()
     except BaseException:
         part.discard()
+        if PartialState().use_distributed and not all_ranks:
+            project.iteration += 1
         raise
-    finally:
-        project.iteration += 1
-    with step():
+    project.iteration += 1
+    with errors_shared():
         if part.is_main and project.automatic_checkpoint_naming and project.total_limit is not None:
             remove_old_checkpoints(folder, project.total_limit)
     return folder
@@ -280,16 +289,11 @@ def load_state(
     if not with_loaders:
         run = replace(run, loaders=[])
     PartialState().wait_for_everyone()  # Now no process is saving, so what this run has saved is complete.
-    if input_dir is None:
-        folder = _newest_checkpoint(run.project)
-        is_verified = PartialState().is_main_process  # Other machines may have disks of their own.
-    else:
-        folder = _absolute(input_dir)
-        is_verified = False
+    folder = _newest_checkpoint(run.project) if input_dir is None else _absolute(input_dir)
+    # The newest one was verified on the disk of the main process. Other machines may have disks of their own.
+    is_verified = input_dir is None and PartialState().is_main_process
     is_main = _writes_main_part(run.project)
-    with errors_on_all_ranks():
-        if is_main:
-            finish_interrupted_save(folder)
+    run_on_all_ranks(lambda: finish_or_warn(folder), is_main)
     with errors_on_all_ranks():
         if is_main and not is_verified:
             saved = _verify_and_read(run, folder, load_kwargs or {})
@@ -297,8 +301,7 @@ def load_state(
             saved = _read(run, folder, load_kwargs or {})
     with errors_on_all_ranks():
         _restore(run, saved, load_model_func_kwargs)
-    # This has collectives under FSDP. So it is a step of its own, which begins if no rank has failed.
-    with errors_on_all_ranks():
+    with errors_on_all_ranks():  # Under FSDP this is a collective, so no rank may have failed before.
         _restore_gradients(run.models, saved.gradients_of_ranks)
     _warn_of_ranks_without_part(saved)
     _warn_of_files_without_object(run, saved, with_loaders)
@@ -312,10 +315,7 @@ def _newest_checkpoint(project: ProjectConfiguration) -> Path:
     if not project.automatic_checkpoint_naming:
         raise ValueError("No input_dir provided and automatic checkpoint naming is disabled.")
     parent = _folder_of_all(project)
-    name = None
-    with errors_on_all_ranks():
-        if PartialState().is_main_process:
-            name = recover_newest(parent).name
+    name = run_on_all_ranks(lambda: recover_newest(parent).name, PartialState().is_main_process)
     return parent / broadcast_object_list([name])[0]
 
 
@@ -324,7 +324,7 @@ def _next_iteration(project: ProjectConfiguration) -> int:
 
     It comes after the highest on disk: if the script has gone back to an older checkpoint, the newer ones stay.
     """
-    folders = numbered(_folder_of_all(project))
+    folders = run_on_all_ranks(lambda: numbered(_folder_of_all(project)), PartialState().is_main_process)
     next_on_disk = int(folders[0].name.removeprefix("checkpoint_")) + 1 if folders else 0
     return broadcast_object_list([max(project.iteration, next_on_disk)])[0]
 
@@ -378,11 +378,12 @@ def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
     names += [name for name in run.loaders_by_file() if name in checkpoint.files]
     states = {name: _read_file(checkpoint, name, **load_kwargs) for name in names}
     own_rank = PartialState().process_index
+    # Gradients come from the part of this rank, or from all parts if that is not there or the number of ranks differs.
     ranks = [manifest.rank for manifest in checkpoint.manifests]
     if checkpoint.world_size == PartialState().num_processes and own_rank in ranks:
         ranks = [own_rank]
     rank_states = {rank: _read_file(checkpoint, RANDOM_STATES_FILE.format(rank), **load_kwargs) for rank in ranks}
-    step = rank_states[ranks[0]]["step"]
+    step = rank_states[ranks[0]]["step"]  # All parts of a save have the same. If there are several, the main part's.
     gradients = [state["gradients"] for state in rank_states.values() if "gradients" in state]
     return SavedRun(checkpoint, states, step, rank_states.get(own_rank, {}), gradients)
 

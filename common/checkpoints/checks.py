@@ -12,8 +12,8 @@ from common.process_group import all_gather_object
 
 def has_checkpoint(folder: str, pattern: str) -> bool:
     """True if rank 0 finds a path in `folder` that matches: all ranks resume or none does. All must call this."""
-    # A damaged checkpoint that was set aside has a suffix: checkpoint_7.damaged-….
-    found = any(not path.suffix for path in Path(folder).glob(pattern))
+    # `recover_newest` has renamed the damaged ones: checkpoint_7.damaged-….
+    found = any(".damaged-" not in path.name for path in Path(folder).glob(pattern))
     return all_gather_object(found)[0]
 
 

@@ -27,7 +27,7 @@ EVIL_NAMES = [
     "x" * 5000,
 ]
 FILES = ["manifest.json", "model.safetensors", "optimizer.bin", "random_states_0.pkl"]
-UNFINISHED = [".part_0", "../.checkpoint_1.part_0", "../.checkpoint_9.part_0", "../.checkpoint_9.removed"]
+UNFINISHED = [".main_part", "../.checkpoint_1.part_1_{save}", "../.checkpoint_9.draft_0", "../.checkpoint_9.removed"]
 
 
 def name_in_manifest(name: str, folder: Path, outside: Path) -> None:
@@ -38,8 +38,9 @@ def name_in_manifest(name: str, folder: Path, outside: Path) -> None:
 
 
 def link(name: str, folder: Path, outside: Path) -> None:
-    (folder / name).unlink(missing_ok=True)
-    (folder / name).symlink_to(outside / name if name in FILES else outside)
+    place = folder / name.format(save=json.loads((folder / "manifest.json").read_text())["save"])
+    place.unlink(missing_ok=True)
+    place.symlink_to(outside / name if name in FILES else outside)
 
 
 def load(accelerator: Accelerator, folder: Path) -> None:

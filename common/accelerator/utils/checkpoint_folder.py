@@ -1,22 +1,24 @@
 """The folders of checkpoints: written, found and removed so that a kill at any moment loses no complete checkpoint.
 
-The main process writes the main part of a checkpoint, every other process a rank part. Each part begins in a hidden
-folder of its own. When ranks 0 and 1 save to the folder `c`, these are
+The main process writes the main part of a checkpoint, every other process a rank part. When ranks 0 and 1 save to the
+folder `c`, there are these hidden folders for a while:
 
-    .c.part_0 and .c.part_1   beside c, as long as there is no c
-    c/.part_0 and c/.part_1   in c, if that has an older checkpoint or other files
+    .c.draft_0, .c.draft_1    the parts while they are written
+    .c.part_1_ID              the complete part of rank 1 in the save with this id
+    c/.main_part              the complete main part, if c has an older checkpoint or other files
 
-and the save takes these steps, where rank 1 may be earlier or later than rank 0:
+The save takes these steps, where rank 1 may be earlier or later than rank 0:
 
-    1. Each rank writes its files.
-    2. Each rank writes its manifest, the list of these files. Now its part is *complete*.
-    3. Rank 0 renames .c.part_0 to c, or moves the files of c/.part_0 to c, the manifest last. Now the checkpoint is
-       *complete*.
-    4. The later one of the two moves the files of rank 1 to c, the manifest last.
+    1. Each rank writes its files to its draft, and then its manifest, the list of these files.
+    2. Rank 1 renames its draft to .c.part_1_ID.
+    3. Rank 0 renames its draft to c. If c exists, it renames its draft to c/.main_part, and moves the files from there
+       to c, the manifest last. Now the checkpoint is *complete*.
+    4. The later one of the two moves the files of .c.part_1_ID to c, the manifest last.
 
-If rank 0 is killed before c/.part_0 is complete, the older checkpoint is as it was. If it is killed later, the next
-save or load moves the files that are left. If it is killed before it has renamed .c.part_0, there is no c yet. A rank
-part stays away if its rank has failed, was killed or does not save. Loading says which are not there.
+A rename is atomic, so a part is complete as soon as its folder has the name of step 2 or 3. If rank 0 is killed before
+step 3, the older checkpoint is as it was. If it is killed later, the next save or load moves the files that are left.
+Of each rank only the newest part waits for its main part. If a rank has failed, was killed or does not save, the
+checkpoint has no part of it, and loading says so.
 
 With `save_on_each_node` the first process of each machine writes a main part, to its own disk. Files are not fsynced,
 so after a power failure the newest checkpoint may be damaged. Loading finds this out. Without a name it takes the
@@ -52,66 +54,84 @@ from .checkpoint_manifest import (
 
 logger = logging.getLogger(__name__)
 
+MAIN_PART_NAME = ".main_part"
+
 
 class Part:
     """The part of a checkpoint that this process writes.
 
     Attributes:
-        folder: the folder of the checkpoint.
         save_id: the id of the save, which is the same on all ranks.
-        path: the hidden folder of the part.
+        draft: the hidden folder in which the part is written.
+        complete: the hidden folder in which a complete rank part waits for the main part.
     """
 
     def __init__(self, folder: Path, save_id: str, is_main: bool) -> None:
-        state = PartialState()
         self.folder = folder
         self.save_id = save_id
         self.is_main = is_main
-        self.rank = state.process_index
-        self.world_size = state.num_processes
-        if folder.exists():
-            self.path = folder / f".part_{self.rank}"
-        else:
-            self.path = folder.with_name(f".{folder.name}.part_{self.rank}")
+        self.rank = PartialState().process_index
         self.manifest_name = MANIFEST_NAME if is_main else RANK_MANIFEST_NAME.format(self.rank)
+        self.draft = _hidden_path(folder, f"draft_{self.rank}")
+        self.complete = _hidden_path(folder, f"part_{self.rank}_{save_id}")
 
     def begin(self) -> None:
-        """Make an empty folder for the part, after finishing an earlier save that was interrupted."""
+        """Make an empty draft, after finishing an earlier save that was interrupted.
+
+        Raises:
+            CheckpointError, OSError: if that save cannot be finished; then no file of it is lost.
+        """
         if self.is_main:
             finish_interrupted_save(self.folder)
-        for path in _hidden_parts(self.folder, self.rank):
-            remove(path)
-        self.path.mkdir(parents=True)
+        remove(self.draft)
+        self.draft.mkdir(parents=True)
 
     def publish(self) -> None:
         """Complete the part, and move what belongs together to its place. Other files in the folder stay.
 
         Raises:
-            CheckpointError: if the part holds a symbolic link, or something is in the way of a file of the main part.
-                Then nothing in the folder is changed.
+            CheckpointError: if the draft holds a symbolic link or a file with the name of a manifest, or something is
+                in the way of a file of the main part. Then nothing in the folder is changed.
         """
-        files = describe_files(self.path)
+        files = describe_files(self.draft)
         if self.is_main:
-            _require_places_for(files, self.folder)
-        manifest = Manifest(self.save_id, self.rank, self.world_size, files)
-        write_manifest(manifest, self.path / self.manifest_name)
-        if self.is_main:
-            if self.folder.exists():
-                _move_files(self.path, self.folder)
-            else:
-                self.path.rename(self.folder)
+            _require_places_for([*files, self.manifest_name], self.folder)
+        manifest = Manifest(self.save_id, self.rank, PartialState().num_processes, files)
+        write_manifest(manifest, self.draft / self.manifest_name)
+        if not self.is_main:
+            self.draft.rename(self.complete)
+            earlier = [path for path in _hidden_paths(self.folder, f"part_{self.rank}_*") if path != self.complete]
+            for path in earlier:
+                # Rank 0 may be moving its files just now. It cannot move any file as soon as this has another name.
+                with contextlib.suppress(FileNotFoundError):
+                    path.rename(self.draft)
+                    remove(self.draft)
+        elif self.folder.exists():
+            self.draft.rename(self.folder / MAIN_PART_NAME)
+            _move_files(self.folder / MAIN_PART_NAME, self.folder)
+        else:
+            self.draft.rename(self.folder)
         _move_rank_parts(self.folder)
 
     def discard(self) -> None:
-        """Remove the part, because the save has failed. A complete part stays, because its files may be on the way."""
-        if _save_of(self.path, self.manifest_name) is None:
-            remove(self.path)
+        """Remove the draft, because the save has failed. A complete part stays."""
+        remove(self.draft)
 
 
-def _hidden_parts(folder: Path, rank: int | str = "*") -> list[Path]:
-    """The hidden folders of `rank`, by default of all ranks, in `folder` and beside it."""
-    beside = f".{glob.escape(folder.name)}.part_{rank}"
-    return [*folder.glob(f".part_{rank}"), *folder.parent.glob(beside)]
+def _hidden_path(folder: Path, name: str) -> Path:
+    """A hidden path beside `folder`, from where a rename leads to `folder` or into it.
+
+    If `folder` is a link or a mount point, or its parent is read-only, the path is inside.
+    """
+    must_be_inside = folder.is_symlink() or os.path.ismount(folder) or not os.access(folder.parent, os.W_OK)
+    if folder.exists() and must_be_inside:
+        return folder / f".{name}"
+    return folder.with_name(f".{folder.name}.{name}")
+
+
+def _hidden_paths(folder: Path, pattern: str) -> list[Path]:
+    """The hidden paths in `folder` and beside it whose names match."""
+    return [*folder.glob(f".{pattern}"), *folder.parent.glob(f".{glob.escape(folder.name)}.{pattern}")]
 
 
 def remove(path: Path) -> None:
@@ -125,13 +145,22 @@ def remove(path: Path) -> None:
 def finish_interrupted_save(folder: Path) -> None:
     """Move the files of all complete parts of the checkpoint in `folder` to their places.
 
-    If they cannot be moved, as on a read-only disk, a warning says so, and `folder` is loaded as it is.
+    Raises:
+        CheckpointError: if something is in the way of a file of the main part; then none of its files is moved.
+        OSError: if they cannot be moved.
     """
+    main_part = folder / MAIN_PART_NAME
+    if main_part.is_symlink() or main_part.is_file():
+        raise CheckpointError(f"{main_part} is no folder")
+    if main_part.is_dir():
+        _move_files(main_part, folder)
+    _move_rank_parts(folder)
+
+
+def finish_or_warn(folder: Path) -> None:
+    """`finish_interrupted_save` before loading: if it fails, as on a read-only disk, `folder` is loaded as it is."""
     try:
-        for path in sorted(folder.glob(".part_*")):
-            if _save_of(path, MANIFEST_NAME) is not None:
-                _move_files(path, folder)
-        _move_rank_parts(folder)
+        finish_interrupted_save(folder)
     except (OSError, CheckpointError) as error:
         logger.warning("%s: an interrupted save cannot be finished: %s", folder, error)
 
@@ -140,28 +169,17 @@ def _move_rank_parts(folder: Path) -> None:
     """Move the rank parts that belong to the main part in `folder` to their places. A file of the main part stays."""
     try:
         main = read_manifest(folder / MANIFEST_NAME)
-    except CheckpointError:
-        return  # They wait until it is there.
-    for path in _hidden_parts(folder):
-        rank = path.name.rpartition("_")[2]
-        if _save_of(path, RANK_MANIFEST_NAME.format(rank)) != main.save:
+    except (CheckpointError, FileNotFoundError):
+        return  # They wait for it, or rank 0 has removed this checkpoint.
+    for path in _hidden_paths(folder, "part_*"):
+        if path.is_symlink() or not path.name.endswith(f"_{main.save}"):
             continue
         try:
             _move_files(path, folder, unless_in=main.files)
         except FileNotFoundError:
-            continue  # Another rank is moving this part, and does the rest.
+            continue  # Another rank is moving this part, and does the rest, or rank 0 has removed the checkpoint.
         except CheckpointError as error:
             logger.warning("%s does not fit the main part, and is left out: %s", path, error)
-
-
-def _save_of(path: Path, manifest_name: str) -> str | None:
-    """The id of the save to which a hidden part belongs; None if it is not complete, or has another manifest."""
-    if path.is_symlink():
-        return None
-    try:
-        return read_manifest(path / manifest_name).save
-    except (CheckpointError, FileNotFoundError):  # Another rank may have moved it just now.
-        return None
 
 
 def _move_files(source: Path, folder: Path, unless_in: Collection[str] = ()) -> None:
@@ -170,9 +188,10 @@ def _move_files(source: Path, folder: Path, unless_in: Collection[str] = ()) -> 
     _require_places_for(files, folder)
     for name in sorted(files, key=is_manifest):  # False comes before True, so the manifest is moved last.
         if name not in unless_in:
-            place = folder / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(files[name], place)
+            # `folder` itself is not made: rank 0 may have removed it, because of `total_limit`.
+            for subfolder in reversed(Path(name).parents[:-1]):
+                (folder / subfolder).mkdir(exist_ok=True)
+            os.replace(files[name], folder / name)
     shutil.rmtree(source)
 
 
@@ -204,11 +223,11 @@ def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
     need its number again. What is left over then is removed. No process may be saving meanwhile.
 
     Raises:
-        CheckpointError: if no checkpoint is complete and undamaged; then all stay as they are.
+        CheckpointError: if no checkpoint is complete and undamaged; then nothing is renamed or removed.
     """
     folders = numbered(parent, prefix)
     for folder in folders:
-        finish_interrupted_save(folder)
+        finish_or_warn(folder)
     newest = _first_undamaged(folders)
     if newest is None:
         raise CheckpointError(f"there is no complete and undamaged checkpoint in {parent}")
@@ -237,16 +256,16 @@ def _first_undamaged(folders: list[Path]) -> Path | None:
 def _leftovers(parent: Path, prefix: str) -> list[Path]:
     """The paths that killed or failed processes have left, if all interrupted saves have been finished."""
     found: list[Path] = []
-    for kind in ("part_*", "removed"):
+    for kind in ("draft_*", "part_*", "removed"):
         found += parent.glob(f".{glob.escape(prefix)}*.{kind}")
     for folder in numbered(parent, prefix):
-        found += folder.glob(".part_*")
+        found += folder.glob(".draft_*")
     return found
 
 
 def finish_and_verify(folder: Path) -> None:
     """Finish a save that was interrupted, and verify the checkpoint. What is wrong with it is a CheckpointError."""
-    finish_interrupted_save(folder)
+    finish_or_warn(folder)
     verify(folder)
 
 

@@ -1,37 +1,48 @@
 """Ids of saves: two parts belong to one save if they have the same id.
 
-Saving waits for nobody, so rank 0 cannot send an id to the others. Each rank derives the same one from two things that
-all of them know: the name of the run, and the number of collectives so far.
+Ids have to differ only between saves into one folder. With `all_ranks=True` rank 0 sends its id to the others. Else no
+rank waits for another, and each derives the same id from three things that all of them know: the name of the run, the
+number of collectives so far, and the number of saves into the folder since the last of them.
 
-    save_state("a")                       run-5
-    if is_main_process: save_state("b")   run-5, into another folder
-    wait_for_everyone(); save_state("a")  run-6
+    save_state("a")                       run-5-1
+    if is_main_process: save_state("b")   run-5-1, into another folder
+    save_state("a")                       run-5-2
+    wait_for_everyone(); save_state("a")  run-6-1
 
-This works because all ranks have entered the same collectives when they come to a line of the script. It has two
-limits:
+This works because all ranks have entered the same collectives when they come to a line of the script. Without
+`all_ranks`, it fails in three cases. Then the newest checkpoint has no part of rank 1, and loading says so:
 
-- Two saves into one folder have the same id if there is no collective between them. If a rank takes no part in the
-  second, or is killed in it, its part of the first one counts.
-- Under automatic naming, the main process may save alone. From then on it writes checkpoint_1, and rank 1 its part of
-  checkpoint_0, until `load_state()` or a save with `all_ranks=True` tells all ranks the number of rank 0. Till then no
-  part of rank 1 comes to a checkpoint, and loading says so.
+- The main process saves "a" alone, and then all ranks save "a" with no collective between. Rank 0 has the id run-5-2,
+  and rank 1 run-5-1, so its part belongs to what the main process has saved alone.
+- The main process saves alone under automatic naming. From then on it writes checkpoint_1, and rank 1 its part of
+  checkpoint_0, until `load_state()` or a save with `all_ranks=True` tells all ranks the number of rank 0.
+- The script calls `send`, `recv` or `monitored_barrier` on gloo, which counts them too, but not equally on all ranks.
 """
 
 import uuid
+from collections import Counter
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
+# The numbers of saves into a folder since a collective, by all Accelerators of this process.
+_num_saves: Counter[tuple[str, Path]] = Counter()
 # The names of runs by their process groups.
 _names_of_runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
-def save_id() -> str:
-    """The id of a save that begins now."""
+def next_id(folder: Path) -> str:
+    """The id of the save into `folder` that begins now."""
     if not dist.is_initialized():
         return uuid.uuid4().hex
-    return f"{name_of_run()}-{num_collectives()}"
+    # torch does not document this count, but no other one is the same on all ranks whatever each of them saves.
+    # `test_ids_are_the_same_on_all_ranks_and_differ_between_saves_into_one_folder` fails if torch changes it.
+    group: Any = dist.group.WORLD
+    run_and_collectives = f"{name_of_run()}-{group._get_sequence_number_for_group()}"
+    _num_saves[run_and_collectives, folder] += 1
+    return f"{run_and_collectives}-{_num_saves[run_and_collectives, folder]}"
 
 
 def name_of_run() -> str:
@@ -43,13 +54,3 @@ def name_of_run() -> str:
         store = dist.distributed_c10d._get_default_store()
         _names_of_runs[group] = store.compare_set("checkpointing/run", "", uuid.uuid4().hex).decode()
     return _names_of_runs[group]
-
-
-def num_collectives() -> int:
-    """The collectives of the default group that this process has entered, called by the script, DDP or this core.
-
-    torch does not document this count, but no other one is the same on all ranks whatever each of them saves. If torch
-    changes it, `test_all_ranks_have_the_same_id_and_another_one_after_each_collective` fails.
-    """
-    group: Any = dist.group.WORLD
-    return group._get_sequence_number_for_group()

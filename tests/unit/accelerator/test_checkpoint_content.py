@@ -273,7 +273,7 @@ def test_what_could_not_be_loaded_is_refused_by_name_when_it_is_saved(value, tmp
     thing.state = value
     with pytest.raises(CheckpointError, match=r"custom_checkpoint_0\.pkl is refused.*(numpy|datetime|Thing)"):
         accelerator.save_state(tmp_path / "c")
-    assert not list((tmp_path / "c").glob(".*"))
+    assert not list(tmp_path.rglob(".*"))
     accelerator.load_state(tmp_path / "c")
     assert thing.state == 1
 

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from shutil import copytree
 from unittest import mock
 
 import pytest
@@ -45,16 +46,18 @@ def test_what_is_in_the_way_of_a_save_is_named_and_the_old_checkpoint_stays(tmp_
         accelerator.save_state(folder, safe_serialization=False)
     (folder / "pytorch_model.bin").rmdir()
     (folder / "model.bin").touch()
-
-    def hook(models, weights, draft):
-        Path(draft, "model.bin").mkdir()
-        Path(draft, "model.bin/file").touch()
-
-    accelerator.register_save_state_pre_hook(hook)
+    (tmp_path / "new/manifest.json").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"manifest\.json is a folder"):
+        accelerator.save_state(tmp_path / "new")
+    hook = accelerator.register_save_state_pre_hook(lambda _, weights, draft: copytree(folder, draft + "/model.bin"))
     with pytest.raises(CheckpointError, match=r"model\.bin/.* behind a link or a file"):
         accelerator.save_state(folder, safe_serialization=False)
+    hook.remove()
+    accelerator.register_save_state_pre_hook(lambda models, weights, draft: Path(draft, "manifest_1.json").touch())
+    with pytest.raises(CheckpointError, match=r"manifest_1\.json has the name of a manifest"):
+        accelerator.save_state(folder)
     accelerator.load_state(folder)
-    assert not list(folder.glob(".*"))
+    assert not list(tmp_path.rglob(".*"))
 
 
 @pytest.mark.skipif(os.name == "nt", reason="makes a symbolic link")

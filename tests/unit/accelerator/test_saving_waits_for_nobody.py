@@ -3,9 +3,10 @@
 import io
 import itertools
 import os
+import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,9 @@ import torch.distributed as dist
 
 from common.accelerator import Accelerator
 from common.accelerator.operations import RemoteError
+from common.accelerator.state import PartialState
 from common.accelerator.utils import ProjectConfiguration, gather_object, save_ids
+from common.accelerator.utils.checkpoint_folder import Part
 from tests.states import forget_states
 from tests.unit.accelerator.several_processes import on_ranks
 
@@ -144,7 +147,7 @@ def save_twice_and_load(folder: Path, case: Interruption, operations: int) -> bo
     """
     naming = {"automatic_checkpoint_naming": case.numbered, "total_limit": 1 if case.numbered else None}
     place = None if case.numbered else folder / "c"
-    with run_named(f"{folder}, the first"):
+    with run_named("first"):
         run = Run(folder, **naming)
         run.step(1)
         run.accelerator.save_state(place)
@@ -153,7 +156,7 @@ def save_twice_and_load(folder: Path, case: Interruption, operations: int) -> bo
         allowed = operations if run.rank == case.victim else sys.maxsize
         is_saved = save_unless_killed(allowed, run.accelerator, place, case.all_ranks)
         all_saved = all(gather_object([is_saved]))
-    with run_named(f"{folder}, the second"):
+    with run_named("second"):
         run = Run(folder, **naming)
         found = run.load(place)
         assert found in possibly_loaded(case, run.rank, all_saved), (operations, found)
@@ -182,7 +185,7 @@ def test_an_interruption_at_any_file_operation_leaves_a_complete_checkpoint(case
 
 def saved_alone(_, folder: Path) -> Loaded:
     """The steps that a new run loads. In the run before it all ranks saved step 0, and the main process step 1."""
-    with run_named(f"{folder}, the first"):
+    with run_named("first"):
         run = Run(folder)
         run.step(0)
         run.accelerator.save_state(folder / "c")
@@ -191,7 +194,7 @@ def saved_alone(_, folder: Path) -> Loaded:
         if run.accelerator.is_main_process:
             run.accelerator.save_state(folder / "c")
         run.accelerator.wait_for_everyone()
-    with run_named(f"{folder}, the second"):
+    with run_named("second"):
         return run.load(folder / "c")
 
 
@@ -204,8 +207,9 @@ def test_the_main_process_alone_may_save_over_what_all_have_saved(world, tmp_pat
 
 
 def saved_alone_then_together(_, folder: Path) -> Loaded:
-    """The steps that are loaded after the main process has saved once more than the others."""
+    """The steps that are loaded after the main process has saved once more than the others, and counts otherwise."""
     run = Run(folder, automatic_checkpoint_naming=True)
+    dist.monitored_barrier()  # torch counts two messages of each other rank, and four of rank 0.
     run.step(0)
     if run.accelerator.is_main_process:
         run.accelerator.save_state()
@@ -215,7 +219,7 @@ def saved_alone_then_together(_, folder: Path) -> Loaded:
 
 
 def test_all_save_to_one_folder_after_the_main_process_has_saved_alone(tmp_path):
-    assert on_ranks(2, saved_alone_then_together, tmp_path) == [Loaded(weights_step=1, random_step=1)] * 2
+    assert on_ranks(3, saved_alone_then_together, tmp_path) == [Loaded(weights_step=1, random_step=1)] * 3
     assert not list(tmp_path.glob("checkpoints/.*"))
 
 
@@ -252,25 +256,67 @@ def test_in_the_middle_of_a_window_the_others_go_on_with_the_gradients_of_the_ma
 
 
 def saved_late(_, folder: Path) -> tuple:
-    """The steps and the checkpoints after the other rank has made its four saves later than the main process."""
+    """The steps and the checkpoints after four saves. Rank 1 ends its first one when the main process has made all.
+
+    Its second save fails, and uses up a number, because the main process has saved.
+    """
     store = dist.distributed_c10d._get_default_store()
     naming = {"automatic_checkpoint_naming": True, "total_limit": 1}
-    with run_named(f"{folder}, the first"):
+
+    def come_late(*_) -> None:
+        store.set("rank 1 is saving", "")
+        store.wait(["the main process has saved"])
+        if run.accelerator.project_configuration.iteration == 1:
+            raise KeyError
+
+    with run_named("first"):
         run = Run(folder, **naming)
         if not run.accelerator.is_main_process:
-            store.wait(["the main process has saved"])
+            store.wait(["the first checkpoint is there"])
+            run.accelerator.register_save_state_pre_hook(come_late)
         for number in range(4):
             run.step(number)
-            run.accelerator.save_state()
+            with suppress(KeyError):
+                run.accelerator.save_state()
+            if run.accelerator.is_main_process:
+                store.set("the first checkpoint is there", "")
+                store.wait(["rank 1 is saving"])
         store.set("the main process has saved", "")
         run.accelerator.wait_for_everyone()
-    with run_named(f"{folder}, the second"):
+    with run_named("second"):
         run = Run(folder, **naming)
         return run.load(), [path.name for path in (folder / "checkpoints").glob("checkpoint_*")]
 
 
 def test_a_rank_that_comes_late_completes_the_checkpoint_that_is_still_there(tmp_path):
     assert on_ranks(2, saved_late, tmp_path) == [(Loaded(3, 3), ["checkpoint_3"])] * 2
+
+
+def test_a_rank_that_comes_early_and_fails_in_its_second_save_loses_no_part(tmp_path, monkeypatch):
+    """It ends its third save just when the main process is removing the empty folder of its first part."""
+    rmtree = shutil.rmtree
+
+    def begun(rank: int, save_id: str) -> Part:
+        PartialState(cpu=True).process_index = rank
+        part = Part(tmp_path / "c", save_id, is_main=rank == 0)
+        part.begin()
+        (part.draft / f"file_{rank}").write_text(save_id)
+        return part
+
+    def remove_later(path: Path) -> None:
+        monkeypatch.setattr(shutil, "rmtree", rmtree)
+        begun(1, "third").publish()
+        rmtree(path)
+
+    begun(1, "first").publish()
+    begun(1, "second").discard()
+    main = begun(0, "first")
+    monkeypatch.setattr(shutil, "rmtree", remove_later)
+    main.publish()
+    assert (tmp_path / "c/file_1").read_text() == "first"
+    begun(0, "third").publish()
+    assert (tmp_path / "c/file_1").read_text() == "third"
+    assert not list(tmp_path.rglob(".*"))
 
 
 def saved_in_each_others_way(_, folder: Path) -> Loaded:
@@ -294,18 +340,21 @@ def test_a_part_that_is_in_the_way_of_others_damages_no_checkpoint(tmp_path):
     assert on_ranks(4, saved_in_each_others_way, tmp_path) == [whole, whole, whole, left_out]
 
 
-def ids_of_saves(accelerator: Accelerator) -> list[str]:
-    """The ids before and after collectives: a barrier, one of the core, those of DDP."""
+def ids_of_saves(accelerator: Accelerator, folder: Path) -> list[str]:
+    """The ids of two saves, and after collectives: a barrier, one of the core, those of DDP."""
     model = accelerator.prepare(torch.nn.Linear(1, 1))
-    ids = [save_ids.save_id()]
+    ids = [save_ids.next_id(folder)]
+    if accelerator.is_main_process:
+        save_ids.next_id(folder / "another")  # This changes nothing.
+    ids.append(save_ids.next_id(folder))
     accelerator.wait_for_everyone()
-    ids.append(save_ids.save_id())
+    ids.append(save_ids.next_id(folder))
     accelerator.reduce(torch.ones(1))
-    ids.append(save_ids.save_id())
+    ids.append(save_ids.next_id(folder))
     accelerator.backward(model(torch.ones(1, 1)).sum())
-    return [*ids, save_ids.save_id()]
+    return [*ids, save_ids.next_id(folder)]
 
 
-def test_all_ranks_have_the_same_id_and_another_one_after_each_collective():
-    first, second = on_ranks(2, ids_of_saves)
-    assert first == second and len(set(first)) == 4
+def test_ids_are_the_same_on_all_ranks_and_differ_between_saves_into_one_folder(tmp_path):
+    first, second = on_ranks(2, ids_of_saves, tmp_path)
+    assert first == second and len(set(first)) == 5
