@@ -5,10 +5,11 @@
     a part of one order, of data of its own               right               found
     all samples in one order                              found               not examined
     all samples, and trains on a part of each batch       not examined        not examined
+    all samples, and trains on each batch in parts        not examined        not examined
     an order of its own                                   found               not examined
     an order of its own, of data of its own               not examined        not examined
     samples that are drawn with replacement               not examined        not examined
-    the samples of its row on a mesh                      not examined        not examined
+    the same as those that share its layers (a mesh)      not examined        not examined
     all samples of a stream without numbers               found               not examined
     a part of such a stream                               not examined        not examined
 

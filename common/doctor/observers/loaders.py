@@ -47,7 +47,8 @@ class LoaderObserver:
         before_batch   the states of the random generators are recorded
         after_indices  the numbers of the batch are put into `asked`
         after_batch    the numbers move from `asked` to a new Batch
-        note_forward   a forward in training is noted in the Batch; note_evaluation notes one in evaluation mode
+        note_call      the Batch is used: a network is called with it
+        note_forward   the network has returned, and the forward is noted in the Batch if it was one in training
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -63,17 +64,18 @@ class LoaderObserver:
         self._recorder.wrap(_BaseDataLoaderIter, "_next_index", after=self.after_indices)
         self._recorder.wrap(_BaseDataLoaderIter, "__next__", self.before_batch, self.after_batch, self.after_error)
 
+    def note_call(self) -> None:
+        if self._newest is not None:
+            self._newest.is_used = True
+
     def note_forward(self, inputs: Any) -> None:
         """Note a forward in training, with these inputs, in the newest batch."""
         if self._newest is not None:
             self._newest.forwards.append(len(next(_tensors(inputs), ())))
 
-    def note_evaluation(self) -> None:
-        if self._newest is not None:
-            self._newest.evaluated = True
-
     def after_start(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
-        self._readings[iterator] = Reading(Epoch(id(loader), _size(loader.dataset)))
+        dataset = _whole(loader.dataset)
+        self._readings[iterator] = Reading(Epoch(id(loader), id(dataset), _length(dataset)))
 
     def after_indices(self, numbers: Any, iterator: Any) -> None:
         self._readings[iterator].asked.append(numbers)
@@ -94,7 +96,7 @@ class LoaderObserver:
         samples = _samples(reading.asked.popleft(), iterator._dataset)
         found = contents(batch) if reading.fingerprints < MAX_FINGERPRINTS else []
         reading.fingerprints += len(found)
-        self._newest = Batch(samples, found, steps=len(self._record.steps))
+        self._newest = Batch(samples, found, len(self._record.steps), len(self._record.collectives))
         epoch.batches.append(self._newest)
 
     def after_error(self, error: BaseException, iterator: Any) -> None:
@@ -102,9 +104,13 @@ class LoaderObserver:
             self._readings[iterator].epoch.complete = True
 
 
-def _size(dataset: Any) -> int | None:
+def _whole(dataset: Any) -> Any:
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
+    return dataset
+
+
+def _length(dataset: Any) -> int | None:
     try:
         return len(dataset)
     except TypeError:  # an iterable data set

@@ -7,6 +7,7 @@ learner is told.
 RIGHT = {
     "overlapped_ddp": [
         ("in self.handles:", "in self.handles[:: -1 if dist.get_rank() == 0 else 1]:"),
+        ("in self.handles:", "in set(self.handles):"),
         ("handle.wait()", "handle.is_completed() or handle.wait()"),
     ],
     "buckets": [

@@ -130,6 +130,11 @@ class StreamReadWholeOnEachRank(Engine):
 
 
 class PaddedEvaluation(Engine):
+    def make_net(self):
+        net = Net()
+        net.train = lambda mode=True: net  # it is evaluated without gradients, but in training mode
+        return net
+
     def make_valid_loader(self):
         return DataLoader(self.valid_set, BATCH_SIZE, sampler=DistributedSampler(self.valid_set))
 
