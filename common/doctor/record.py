@@ -46,8 +46,7 @@ class Epoch:
     """
 
     loader: int  # the `id` of the DataLoader
-    dataset: int  # the `id` of the whole data set, of which a `Subset` has a part
-    size: int | None  # the length of the whole data set; None if it has none
+    size: int | None  # the length of the whole data set, of which a `Subset` has a part; None if it has no length
     complete: bool = False  # True if the loader came to the end of its data
     batches: list[Batch] = field(default_factory=list)
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
-from common.doctor.record import Epoch, Network, Record
+from common.doctor.record import Epoch, Network, Record, Step
 
 T = TypeVar("T")
 Rates = list[float | None]  # those of an optimizer step, one for each parameter group
@@ -23,13 +23,9 @@ def training_epochs(record: Record) -> list[Epoch]:
 
 def evaluations(record: Record) -> list[Epoch]:
     """The epochs in which a network is called, never in training, and no optimizer makes a step between two batches."""
-    found = []
-    for epoch in record.epochs:
-        is_used = any(batch.is_used for batch in epoch.batches)
-        is_trained_on = any(batch.forwards for batch in epoch.batches)
-        if is_used and not is_trained_on and epoch.batches[0].steps == epoch.batches[-1].steps:
-            found.append(epoch)
-    return found
+    others = [epoch for epoch in record.epochs if not any(batch.forwards for batch in epoch.batches)]
+    used = [epoch for epoch in others if any(batch.is_used for batch in epoch.batches)]
+    return [epoch for epoch in used if epoch.batches[0].steps == epoch.batches[-1].steps]
 
 
 class UnevenEpoch(NamedTuple):
@@ -47,28 +43,22 @@ class UnevenEpoch(NamedTuple):
 def uneven_epoch(of_ranks: Iterable[list[Epoch]]) -> UnevenEpoch | None:
     """The first uneven one among the epochs of all ranks."""
     for number, epochs in enumerate(across_ranks(of_ranks)):
-        batches = [_used_batches(epoch) for epoch in epochs]
+        # A script may read the last one in vain.
+        batches = [len(epoch.batches) - (not epoch.batches[-1].is_used) for epoch in epochs]
         shortest = epochs[batches.index(min(batches))]
         if shortest.complete and max(batches) > min(batches):
             return UnevenEpoch(number, batches, shortest.batches[-1].steps)
     return None
 
 
-def _used_batches(epoch: Epoch) -> int:
-    """The number of its batches up to the last one that was used: a script may read one more in vain."""
-    used = [number for number, batch in enumerate(epoch.batches, start=1) if batch.is_used]
-    return max(used, default=0)
+def corresponding_steps(records: list[Record]) -> list[tuple[Step, ...]]:
+    """The optimizer steps that all ranks make together.
 
-
-def corresponding_steps(records: list[Record]) -> int:
-    """The number of the first optimizer steps that all ranks have made together.
-
-    Rank 0 has 9 batches, and rank 1 has 8. Under Join rank 0 makes its ninth step alone, and rank 1's ninth step is the
-    first of the next epoch. So the steps correspond until the last batch of rank 1 is read.
+    Under Join they end where a rank reads its last batch of an uneven epoch: its next step may be of the next epoch.
     """
-    steps = min(len(record.steps) for record in records)
+    steps = across_ranks(record.steps for record in records)
     uneven = uneven_epoch(map(training_epochs, records))
-    return steps if uneven is None else min(steps, uneven.steps)
+    return steps if uneven is None else steps[: uneven.steps]
 
 
 def are_numbered_alike(epochs: tuple[Epoch, ...]) -> bool:
@@ -91,14 +81,9 @@ def trained_networks(records: list[Record]) -> list[tuple[Network, ...]]:
     return same
 
 
-def steps_with_different_rates(records: list[Record]) -> list[int]:
-    """The optimizer steps, from 0 on, at which not all ranks have the same learning rates."""
-    different = []
-    for number in range(corresponding_steps(records)):
-        rates = [record.steps[number].learning_rates for record in records]
-        if rates != rates[:1] * len(rates):
-            different.append(number)
-    return different
+def have_same_rates(steps: tuple[Step, ...]) -> bool:
+    """True if all ranks have the same learning rates at a step."""
+    return all(step.learning_rates == steps[0].learning_rates for step in steps)
 
 
 def changing_rates(record: Record) -> list[list[Rates]]:

@@ -1,6 +1,7 @@
 """`Record.epochs`: each epoch of a training has an order of its own, and in an evaluation each sample counts once."""
 
 from collections import Counter
+from collections.abc import Iterable
 from itertools import chain, pairwise
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
@@ -40,8 +41,8 @@ def check_evaluation_samples(records: list[Record]) -> Answer:
     0 2 4    1 3 5    right
     0 … 5    0 … 5    right: each rank evaluates all
     0 2 4    1 3 0    found: 0 is read twice, and 5 never
-    0 2      1 3      found, unless another loader reads 4 and 5 after the same optimizer step
-    0        1        right: more are missing than the last batches have, so the script evaluates a part on purpose
+    0 2      1 3      found: the last batches were dropped, unless another evaluation reads 4 and 5, and nothing else
+    0        1        right: more are missing than the last batches have, so a part is evaluated on purpose
     """
     if any(record.is_sharded for record in records):
         return NotExamined("a sharded network needs equally many batches, and the script may drop what is repeated")
@@ -50,10 +51,10 @@ def check_evaluation_samples(records: list[Record]) -> Answer:
         return NotExamined("the ranks made different numbers of evaluations")
     answers: list[Answer] = []
     for number, epochs in enumerate(across_ranks(of_ranks)):
-        if any(gathers(record, epoch) for record, epoch in zip(records, epochs, strict=True)):
+        if gathers(records[0], epochs[0]):  # and so do the other ranks
             answers.append(NotExamined("the script gathers from all ranks, and may drop what is repeated"))
         elif all(epoch.complete for epoch in epochs):
-            answers.append(_evaluation(number, epochs, of_ranks))
+            answers.append(_evaluation(number, epochs, chain.from_iterable(of_ranks)))
     return overall(answers, "no evaluation was seen whole on all ranks")
 
 
@@ -64,7 +65,7 @@ def gathers(record: Record, evaluation: Epoch) -> bool:
     return any("gather" in call.name for call in record.collectives[first : last + 1])
 
 
-def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoch]]) -> Answer:
+def _evaluation(number: int, epochs: tuple[Epoch, ...], all_evaluations: Iterable[Epoch]) -> Answer:
     if not are_numbered_alike(epochs):
         return NotExamined(NO_NUMBERS)
     samples = [epoch.samples for epoch in epochs]
@@ -72,28 +73,17 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoc
         return NotExamined("the sampler draws samples with replacement")
     if all(set(share) == set(samples[0]) for share in samples):
         return Right()
+    size = epochs[0].size
     reads = Counter(chain.from_iterable(samples))
     repeated = sum(times > 1 for times in reads.values())
-    size = epochs[0].size
-    read_elsewhere: set[int] = set()
-    for epoch, others in zip(epochs, of_ranks, strict=True):
-        read_elsewhere.update(_samples_of_other_loaders(epoch, others))
-    dropped = size - len(reads.keys() | read_elsewhere)
-    last_batches = sum(len(epoch.batches[-1].samples) for epoch in epochs)
-    if not repeated and not 0 < dropped <= last_batches:
+    missing = set(range(size)) - reads.keys()
+    of_rest = [other.samples for other in all_evaluations if other.size == size and missing.issuperset(other.samples)]
+    dropped = missing.difference(*of_rest)
+    last_batches = sum(epoch.batches[-1].size for epoch in epochs)
+    if not repeated and not 0 < len(dropped) <= last_batches:
         return Right()
     return Finding(
-        f"{repeated} of {size} samples are read more than once, {size - len(reads)} never, in evaluation {number}",
+        f"{repeated} of {size} samples are read more than once, {len(missing)} never, in evaluation {number}",
         "use a sampler that neither repeats nor drops samples, as common/eval_sampler.py has one",
         pitfall="padded_evaluation",
     )
-
-
-def _samples_of_other_loaders(epoch: Epoch, evaluations: list[Epoch]) -> set[int]:
-    """The samples of its data set that a rank evaluates after the same optimizer step with other loaders."""
-    found: set[int] = set()
-    for other in evaluations:
-        is_same_evaluation = other.dataset == epoch.dataset and other.batches[0].steps == epoch.batches[0].steps
-        if is_same_evaluation and other.loader != epoch.loader:
-            found.update(other.samples)
-    return found

@@ -1,7 +1,7 @@
 """`Record.steps`: the optimizers have the networks' parameters, and step alike on all ranks."""
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
-from common.doctor.checks.by_rank import changing_rates, corresponding_steps, steps_with_different_rates
+from common.doctor.checks.by_rank import changing_rates, corresponding_steps, have_same_rates
 from common.doctor.record import Record
 
 
@@ -27,12 +27,12 @@ def check_learning_rates(records: list[Record]) -> Answer:
     steps = corresponding_steps(records)
     if not steps:
         return NotExamined("no optimizer step was seen on all ranks")
-    different = steps_with_different_rates(records)
+    different = [number for number, of_ranks in enumerate(steps) if not have_same_rates(of_ranks)]
     if not different:
         return Right()
     first = different[0]
-    rates_by_rank = [f"rank {record.rank} has {record.steps[first].learning_rates}" for record in records]
-    counted = f"the ranks' learning rates differ at {len(different)} of {steps} steps"
+    rates_by_rank = [f"rank {rank} has {step.learning_rates}" for rank, step in enumerate(steps[first])]
+    counted = f"the ranks' learning rates differ at {len(different)} of {len(steps)} steps"
     text = f"{counted}; at step {first + 1} {', '.join(rates_by_rank)}"
     if changing_rates(records[0]) and not any(map(changing_rates, records[1:])):
         text += "; it never changes on another rank than rank 0"

@@ -1,8 +1,8 @@
 """`Record.networks`: all ranks have the same weights after each step, and the same statistics in each evaluation."""
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
-from common.doctor.checks.by_rank import corresponding_steps, steps_with_different_rates, trained_networks
-from common.doctor.record import Network, Record, Tensors
+from common.doctor.checks.by_rank import corresponding_steps, have_same_rates, trained_networks
+from common.doctor.record import Network, Record, Step, Tensors
 from common.weights import distance
 
 # A difference counts if it is larger than this part of the tensor's largest finite number.
@@ -12,16 +12,14 @@ NO_STATISTICS = "no BatchNorm was evaluated on several ranks"
 
 
 def check_same_weights(records: list[Record]) -> Answer:
-    answers = []
-    for networks in trained_networks(records):
-        answers.append(_weights(networks, records))
+    steps = corresponding_steps(records)
+    answers = [_weights(networks, steps) for networks in trained_networks(records)]
     return overall(answers, "no network was trained on all ranks")
 
 
-def _weights(networks: tuple[Network, ...], records: list[Record]) -> Answer:
-    steps = corresponding_steps(records)
-    all_differences = differences_by_step([network.weights for network in networks])
-    by_step = {step: differences for step, differences in all_differences.items() if step <= steps}
+def _weights(networks: tuple[Network, ...], steps: list[tuple[Step, ...]]) -> Answer:
+    by_step = differences_by_step([network.weights for network in networks])
+    by_step = {step: differences for step, differences in by_step.items() if step <= len(steps)}
     if not by_step:
         return NotExamined("no optimizer step was seen on all ranks, or no rank has whole parameters")
     different = [step for step, differences in by_step.items() if differences]
@@ -33,21 +31,11 @@ def _weights(networks: tuple[Network, ...], records: list[Record]) -> Answer:
         are_finite = all(tensor.isfinite().all() for tensor in networks[0].weights[step].values())
         if step > first and step not in different and are_finite:
             return Right()  # as where only every n-th step averages the weights
-    text = f"{_in_words(by_step[first])} after step {first}"
-    finding = _with_cause(text, networks)
-    if finding is not None:
-        return finding
-    if steps_with_different_rates(records):
-        return NotExamined("other learning rates make other weights")
-    return Finding(
-        text,
-        "no further cause was seen: look for weights that one rank loads after wrapping, for `no_sync`, and for "
-        "updates that not all ranks make",
-    )
+    return _with_cause(f"{_in_words(by_step[first])} after step {first}", networks, steps)
 
 
-def _with_cause(text: str, networks: tuple[Network, ...]) -> Finding | None:
-    """The finding that the weights differ, where a cause in the network was observed."""
+def _with_cause(text: str, networks: tuple[Network, ...], steps: list[tuple[Step, ...]]) -> Answer:
+    """The answer where the weights differ. Without another cause, other learning rates explain it."""
     changed = max(len(network.changed) for network in networks)
     if changed:
         return Finding(
@@ -67,7 +55,13 @@ def _with_cause(text: str, networks: tuple[Network, ...]) -> Finding | None:
             "wrap it, and train the wrapper: that copies rank 0's weights, and averages the gradients",
             pitfall="forward_through_module",
         )
-    return None
+    if not all(map(have_same_rates, steps)):
+        return NotExamined("other learning rates make other weights")
+    return Finding(
+        text,
+        "no further cause was seen: look for weights that one rank loads after wrapping, for `no_sync`, and for "
+        "updates that not all ranks make",
+    )
 
 
 def check_same_statistics(records: list[Record]) -> Answer:

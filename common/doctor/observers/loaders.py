@@ -74,8 +74,7 @@ class LoaderObserver:
             self._newest.forwards.append(len(next(_tensors(inputs), ())))
 
     def after_start(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
-        dataset = _whole(loader.dataset)
-        self._readings[iterator] = Reading(Epoch(id(loader), id(dataset), _length(dataset)))
+        self._readings[iterator] = Reading(Epoch(id(loader), _size(loader.dataset)))
 
     def after_indices(self, numbers: Any, iterator: Any) -> None:
         self._readings[iterator].asked.append(numbers)
@@ -104,13 +103,9 @@ class LoaderObserver:
             self._readings[iterator].epoch.complete = True
 
 
-def _whole(dataset: Any) -> Any:
+def _size(dataset: Any) -> int | None:
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
-    return dataset
-
-
-def _length(dataset: Any) -> int | None:
     try:
         return len(dataset)
     except TypeError:  # an iterable data set

@@ -7,7 +7,7 @@ import torch
 
 from common.doctor import checks, report
 from common.doctor.answers import Finding, NotExamined, Right
-from common.doctor.checks import by_rank, end, epochs, files, optimizers, random_numbers, replicas, samples, steps
+from common.doctor.checks import end, epochs, files, optimizers, random_numbers, replicas, samples, steps
 from common.doctor.observers.generators import note_draws
 from common.doctor.record import Batch, Call, Draw, End, Epoch, Network, Record, Save, Step
 
@@ -70,34 +70,32 @@ def epoch_of(orders, content=lambda sample: (sample,), batch_size=4, size=1000, 
         own = list(orders[first : first + batch_size])
         contents = [content(sample) for sample in own]
         batches.append(Batch(own, contents, is_used=True, forwards=[len(own)] * trained))
-    return Epoch(0, 0, size, complete=True, batches=batches)
+    return Epoch(0, size, complete=True, batches=batches)
 
 
 @pytest.mark.parametrize(
     "is_wrapped, rate, of_rates, of_weights",
     [
-        pytest.param(True, 0.1, Right, Right, id="Join"),
-        pytest.param(False, 0.1, Right, Finding, id="no wrapper"),
-        pytest.param(True, 0.2, Finding, NotExamined, id="a schedule on rank 0"),
-        pytest.param(False, 0.2, Finding, Finding, id="both"),
+        (True, 0.1, Right, Right),
+        (False, 0.1, Right, Finding),
+        (True, 0.2, Finding, NotExamined),
+        (False, 0.2, Finding, Finding),
     ],
 )
 def test_ranks_are_compared_until_one_of_them_ends_an_uneven_epoch(is_wrapped, rate, of_rates, of_weights):
     records = trained()
-    for one, count, first_rate in zip(records, (6, 5), (rate, 0.1), strict=True):
-        one.epochs.append(epoch_of(range(4 * count)))
-        for number, batch in enumerate(one.epochs[0].batches):
-            batch.steps = number
+    for one, batches, first_rate in zip(records, (6, 5), (rate, 0.1), strict=True):
+        one.epochs = [epoch_of(range(4 * batches))]
         one.steps = [Step([first_rate], 1)] * 4 + [Step([one.rank], 1)] * 4
         one.networks[0].wrapped = is_wrapped
-        first_own = 5 if of_weights is Right else 1  # the step after which the ranks' weights differ
-        for step in range(1, 7):
-            one.networks[0].weights[step] = {"w": torch.tensor(one.rank if step >= first_own else 0.5)}
+        for step, batch in enumerate(one.epochs[0].batches):
+            batch.steps = step
+            is_own = step >= 4 or of_weights is not Right
+            one.networks[0].weights[step + 1] = {"w": torch.tensor(one.rank if is_own else 0.5)}
     assert isinstance(optimizers.check_learning_rates(records), of_rates)
     assert isinstance(replicas.check_same_weights(records), of_weights)
-    assert by_rank.corresponding_steps(records) == 4
-    records[0].epochs[0].batches[-1].is_used = False  # it was read in vain, so the ranks have trained on equally many
-    assert by_rank.corresponding_steps(records) == 8
+    records[0].epochs[0].batches[-1].is_used = False  # read in vain: so the ranks have trained on equally many
+    assert isinstance(optimizers.check_learning_rates(records), Finding)
 
 
 HALVES = [(shuffled(epoch)[::2], shuffled(epoch)[1::2]) for epoch in range(4)]
@@ -151,6 +149,8 @@ def test_who_reads_all_samples_may_train_on_every_other_batch_or_on_a_part_of_it
         pytest.param([[0, 1, 2, 3, 4, 5]], [[0, 1, 2, 3, 4, 5]], Right, id="all on each rank"),
         pytest.param([[0, 2, 4]], [[1, 3, 0]], Finding, id="filled up"),
         pytest.param([[0, 2]], [[1, 3]], Finding, id="dropped"),
+        pytest.param([[0, 2], [4, 5]], [[1, 3], [4, 5]], Right, id="the rest follows"),
+        pytest.param([[0, 2], [5, 1]], [[1, 3], [4, 0]], Finding, id="dropped from two orders"),
         pytest.param([[0, 2]], [[1]], Right, id="a part"),
         pytest.param([[0, 2, 4], [0, 1, 2, 3]], [[1, 3, 5]], NotExamined, id="a further one on rank 0"),
     ],
@@ -166,33 +166,19 @@ def test_evaluations_are_compared_as_the_table_of_the_check_says(of_rank_0, of_r
 
 
 @pytest.mark.parametrize(
-    "loader, dataset, steps, kind", [(1, 0, 0, Right), (0, 0, 0, Finding), (1, 1, 0, Finding), (1, 0, 8, Finding)]
-)
-def test_the_rest_may_be_read_by_another_loader_of_the_same_data_after_the_same_step(loader, dataset, steps, kind):
-    records = [Record(0), Record(1)]
-    for one in records:
-        one.epochs = [epoch_of(own, batch_size=2, size=6, trained=False) for own in ([one.rank, one.rank + 2], [4, 5])]
-        one.epochs[1].loader = loader
-        one.epochs[1].dataset = dataset
-        one.epochs[1].batches[0].steps = steps
-    assert isinstance(epochs.check_evaluation_samples(records), kind)
-
-
-@pytest.mark.parametrize(
-    "before, during, after, kind",
+    "calls, kind",
     [
-        ("all_gather", "all_reduce", "all_reduce gather_object", Finding),
-        ("all_reduce", "gather all_reduce", "all_reduce", NotExamined),
-        ("all_reduce", "all_reduce", "all_gather", NotExamined),
+        ("gather reduce reduce gather", Finding),
+        ("reduce gather reduce", NotExamined),
+        ("reduce reduce gather", NotExamined),
     ],
 )
-def test_who_gathers_from_an_evaluation_may_drop_what_is_repeated(before, during, after, kind):
-    records = [Record(0), Record(1)]
+def test_who_gathers_from_an_evaluation_may_drop_what_is_repeated(calls, kind):
+    records = [Record(rank, collectives=[Call(name, "t.py:1") for name in calls.split()]) for rank in range(2)]
     for one in records:
-        one.collectives = [Call(name, "t.py:1") for name in f"{before} {during} {after}".split()]
         one.epochs = [epoch_of([one.rank, 2], batch_size=1, size=3, trained=False)]
-        one.epochs[0].batches[0].collectives = 1
-        one.epochs[0].batches[1].collectives = 1 + len(during.split())
+        for number, batch in enumerate(one.epochs[0].batches, start=1):
+            batch.collectives = number  # one call before the evaluation, one during it
     assert isinstance(epochs.check_evaluation_samples(records), kind)
 
 
