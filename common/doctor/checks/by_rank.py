@@ -43,7 +43,7 @@ class UnevenEpoch(NamedTuple):
 def uneven_epoch(of_ranks: Iterable[list[Epoch]]) -> UnevenEpoch | None:
     """The first uneven one among the epochs of all ranks."""
     for number, epochs in enumerate(across_ranks(of_ranks)):
-        # A script may read the last one in vain.
+        # Without a last batch that the script has read in vain.
         batches = [len(epoch.batches) - (not epoch.batches[-1].is_used) for epoch in epochs]
         shortest = epochs[batches.index(min(batches))]
         if shortest.complete and max(batches) > min(batches):
@@ -81,9 +81,9 @@ def trained_networks(records: list[Record]) -> list[tuple[Network, ...]]:
     return same
 
 
-def have_same_rates(steps: tuple[Step, ...]) -> bool:
+def have_same_rates(of_ranks: tuple[Step, ...]) -> bool:
     """True if all ranks have the same learning rates at a step."""
-    return all(step.learning_rates == steps[0].learning_rates for step in steps)
+    return all(step.learning_rates == of_ranks[0].learning_rates for step in of_ranks)
 
 
 def changing_rates(record: Record) -> list[list[Rates]]:
