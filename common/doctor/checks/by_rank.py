@@ -62,10 +62,7 @@ def corresponding_steps(records: list[Record]) -> list[tuple[Step, ...]]:
 
 
 def are_numbered_alike(epochs: tuple[Epoch, ...]) -> bool:
-    """True if the samples have numbers, in data sets that are equally long on all ranks.
-
-    Else NO_NUMBERS is the reason for not comparing them.
-    """
+    """True if the samples have numbers, in data sets of one length. Else NO_NUMBERS is the reason for not comparing."""
     sizes = {epoch.size for epoch in epochs}
     return len(sizes) == 1 and None not in sizes and all(epoch.samples for epoch in epochs)
 
