@@ -32,8 +32,7 @@ class UnevenEpoch(NamedTuple):
     """An epoch that has ended on one rank, and goes on on another one."""
 
     number: int
-    batches: list[int]  # the number that each rank has used
-    steps: int  # the number of optimizer steps before the last batch of the rank that has ended
+    batches: list[int]  # the number that each rank has read
 
     def batches_by_rank(self) -> str:
         """For example "rank 0 has 9 batches, rank 1 has 8 batches"."""
@@ -43,11 +42,10 @@ class UnevenEpoch(NamedTuple):
 def uneven_epoch(of_ranks: Iterable[list[Epoch]]) -> UnevenEpoch | None:
     """The first uneven one among the epochs of all ranks."""
     for number, epochs in enumerate(across_ranks(of_ranks)):
-        # Without a last batch that the script has read in vain.
-        batches = [len(epoch.batches) - (not epoch.batches[-1].is_used) for epoch in epochs]
-        shortest = epochs[batches.index(min(batches))]
+        shortest = min(epochs, key=lambda epoch: len(epoch.batches))
+        batches = [len(epoch.batches) for epoch in epochs]
         if shortest.complete and max(batches) > min(batches):
-            return UnevenEpoch(number, batches, shortest.batches[-1].steps)
+            return UnevenEpoch(number, batches)
     return None
 
 
@@ -55,10 +53,15 @@ def corresponding_steps(records: list[Record]) -> list[tuple[Step, ...]]:
     """The optimizer steps that all ranks make together.
 
     Under Join they end where a rank reads its last batch of an uneven epoch: its next step may be of the next epoch.
+    A batch that no network has got does not count: a script may read one more in vain.
     """
     steps = across_ranks(record.steps for record in records)
-    uneven = uneven_epoch(map(training_epochs, records))
-    return steps if uneven is None else steps[: uneven.steps]
+    for epochs in across_ranks(map(training_epochs, records)):
+        used = [sum(batch.is_used for batch in epoch.batches) for epoch in epochs]
+        shortest = epochs[used.index(min(used))]
+        if shortest.complete and max(used) > min(used):
+            return steps[: shortest.batches[-1].steps]
+    return steps
 
 
 def are_numbered_alike(epochs: tuple[Epoch, ...]) -> bool:

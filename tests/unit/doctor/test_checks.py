@@ -84,6 +84,8 @@ def test_a_batch_that_one_rank_reads_in_vain_does_not_end_the_comparison():
     assert isinstance(optimizers.check_learning_rates(records), NotExamined)  # under Join, after no step
     records[0].epochs[0].batches[-1].is_used = False
     assert optimizers.check_learning_rates(records) == Right()
+    records[0].end = STOPPED  # in front of its forward
+    assert end.check_end(records, patience=60).pitfall == "uneven_inputs"
 
 
 HALVES = [(shuffled(epoch)[::2], shuffled(epoch)[1::2]) for epoch in range(4)]
