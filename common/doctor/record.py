@@ -27,8 +27,8 @@ class Batch:
     contents: list[Content]  # the contents of its samples; empty after the first thousands of an epoch
     steps: int = 0  # the number of optimizer steps before it
     collectives: int = 0  # the number of calls of collectives before it
-    is_used: bool = False  # True once a network was called with it, in training or in evaluation
     forwards: list[int] = field(default_factory=list)  # the number of samples in each forward in training with it
+    evaluated: bool = False  # True if a network was called with it in evaluation mode, or without gradients
 
     @property
     def size(self) -> int:

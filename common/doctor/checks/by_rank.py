@@ -22,10 +22,10 @@ def training_epochs(record: Record) -> list[Epoch]:
 
 
 def evaluations(record: Record) -> list[Epoch]:
-    """The epochs in which a network is called, never in training, and no optimizer makes a step between two batches."""
+    """The epochs that a network evaluates, without training, and without an optimizer step between two batches."""
     others = [epoch for epoch in record.epochs if not any(batch.forwards for batch in epoch.batches)]
-    used = [epoch for epoch in others if any(batch.is_used for batch in epoch.batches)]
-    return [epoch for epoch in used if epoch.batches[0].steps == epoch.batches[-1].steps]
+    evaluated = [epoch for epoch in others if any(batch.evaluated for batch in epoch.batches)]
+    return [epoch for epoch in evaluated if epoch.batches[0].steps == epoch.batches[-1].steps]
 
 
 class UnevenEpoch(NamedTuple):
@@ -53,13 +53,13 @@ def corresponding_steps(records: list[Record]) -> list[tuple[Step, ...]]:
     """The optimizer steps that all ranks make together.
 
     Under Join they end where a rank reads its last batch of an uneven epoch: its next step may be of the next epoch.
-    A batch that no network has got does not count: a script may read one more in vain.
+    A batch without a forward does not count: a script may read one more in vain.
     """
     steps = across_ranks(record.steps for record in records)
     for epochs in across_ranks(map(training_epochs, records)):
-        used = [sum(batch.is_used for batch in epoch.batches) for epoch in epochs]
-        shortest = epochs[used.index(min(used))]
-        if shortest.complete and max(used) > min(used):
+        trained = [sum(bool(batch.forwards) for batch in epoch.batches) for epoch in epochs]
+        shortest = epochs[trained.index(min(trained))]
+        if shortest.complete and max(trained) > min(trained):
             return steps[: shortest.batches[-1].steps]
     return steps
 

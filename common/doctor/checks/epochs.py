@@ -1,7 +1,6 @@
 """`Record.epochs`: each epoch of a training has an order of its own, and in an evaluation each sample counts once."""
 
 from collections import Counter
-from collections.abc import Iterable
 from itertools import chain, pairwise
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
@@ -54,7 +53,7 @@ def check_evaluation_samples(records: list[Record]) -> Answer:
         if gathers(records[0], epochs[0]):  # and so do the other ranks
             answers.append(NotExamined("the script gathers from all ranks, and may drop what is repeated"))
         elif all(epoch.complete for epoch in epochs):
-            answers.append(_evaluation(number, epochs, chain.from_iterable(of_ranks)))
+            answers.append(_evaluation(number, epochs, of_ranks))
     return overall(answers, "no evaluation was seen whole on all ranks")
 
 
@@ -65,7 +64,7 @@ def gathers(record: Record, evaluation: Epoch) -> bool:
     return any("gather" in call.name for call in record.collectives[first : last + 1])
 
 
-def _evaluation(number: int, epochs: tuple[Epoch, ...], all_evaluations: Iterable[Epoch]) -> Answer:
+def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoch]]) -> Answer:
     if not are_numbered_alike(epochs):
         return NotExamined(NO_NUMBERS)
     samples = [epoch.samples for epoch in epochs]
@@ -77,8 +76,10 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...], all_evaluations: Iterabl
     reads = Counter(chain.from_iterable(samples))
     repeated = sum(times > 1 for times in reads.values())
     missing = set(range(size)) - reads.keys()
-    of_rest = [other.samples for other in all_evaluations if other.size == size and missing.issuperset(other.samples)]
-    dropped = missing.difference(*of_rest)
+    dropped = set(missing)
+    for other in chain.from_iterable(of_ranks):
+        if other.size == size and missing.issuperset(other.samples):
+            dropped.difference_update(other.samples)
     last_batches = sum(epoch.batches[-1].size for epoch in epochs)
     if not repeated and not 0 < len(dropped) <= last_batches:
         return Right()

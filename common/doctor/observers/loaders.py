@@ -47,8 +47,7 @@ class LoaderObserver:
         before_batch   the states of the random generators are recorded
         after_indices  the numbers of the batch are put into `asked`
         after_batch    the numbers move from `asked` to a new Batch
-        note_call      the Batch is used: a network is called with it
-        note_forward   the network has returned, and the forward is noted in the Batch if it was one in training
+        note_forward   a forward in training is noted in the Batch; note_evaluation notes any other one
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -64,14 +63,14 @@ class LoaderObserver:
         self._recorder.wrap(_BaseDataLoaderIter, "_next_index", after=self.after_indices)
         self._recorder.wrap(_BaseDataLoaderIter, "__next__", self.before_batch, self.after_batch, self.after_error)
 
-    def note_call(self) -> None:
-        if self._newest is not None:
-            self._newest.is_used = True
-
     def note_forward(self, inputs: Any) -> None:
         """Note a forward in training, with these inputs, in the newest batch."""
         if self._newest is not None:
             self._newest.forwards.append(len(next(_tensors(inputs), ())))
+
+    def note_evaluation(self) -> None:
+        if self._newest is not None:
+            self._newest.evaluated = True
 
     def after_start(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
         self._readings[iterator] = Reading(Epoch(id(loader), _size(loader.dataset)))

@@ -62,7 +62,6 @@ class NetworkObserver:
         *wrappers, module = _unwrapped(called)
         if module not in self.networks:
             self._add(module)
-        self._loaders.note_call()
         in_training = module.training and torch.is_grad_enabled()
         if in_training:
             self._compare_with_wrapping(module, wrappers)
@@ -81,6 +80,8 @@ class NetworkObserver:
             network.forwards += 1
             self._loaders.note_forward((inputs, keywords))
             note_draws(self._record, "forwards in training", forward.generators, _device(forward.module))
+        else:
+            self._loaders.note_evaluation()
         if not forward.module.training:
             steps = len(self._record.steps)
             # If DDP copies rank 0's statistics, it has done so in this forward. An evaluation changes none.

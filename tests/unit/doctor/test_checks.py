@@ -73,7 +73,7 @@ def epoch_of(orders, content=lambda sample: (sample,), batch_size=4, size=1000, 
     for first in range(0, len(orders), batch_size):
         own = list(orders[first : first + batch_size])
         contents = [content(sample) for sample in own]
-        batches.append(Batch(own, contents, is_used=True, forwards=[len(own)] * trained))
+        batches.append(Batch(own, contents, forwards=[len(own)] * trained, evaluated=not trained))
     return Epoch(0, size, complete=True, batches=batches)
 
 
@@ -82,7 +82,7 @@ def test_a_batch_that_one_rank_reads_in_vain_does_not_end_the_comparison():
     for one, batches in zip(records, (6, 5), strict=True):
         one.epochs = [epoch_of(range(4 * batches))]
     assert isinstance(optimizers.check_learning_rates(records), NotExamined)  # under Join, after no step
-    records[0].epochs[0].batches[-1].is_used = False
+    records[0].epochs[0].batches[-1].forwards = []
     assert optimizers.check_learning_rates(records) == Right()
     records[0].end = STOPPED  # in front of its forward
     assert end.check_end(records, patience=60).pitfall == "uneven_inputs"

@@ -76,8 +76,7 @@ def test_gradients_are_clipped_at_their_own_scale(calls, enabled, kind):
 
 def test_what_backward_computes_again_is_no_further_forward():
     recorder = SimpleNamespace(record=Record(rank=0))
-    loaders = SimpleNamespace(note_call=lambda: None, note_forward=lambda inputs: None)
-    observer = NetworkObserver(recorder, loaders)
+    observer = NetworkObserver(recorder, SimpleNamespace(note_forward=lambda inputs: None))
     before = register_module_forward_pre_hook(observer.before_forward)
     after = register_module_forward_hook(observer.after_forward, with_kwargs=True)
     checkpoint(nn.Linear(2, 1), torch.ones(3, 2), use_reentrant=False).sum().backward()
