@@ -22,7 +22,7 @@ def training_epochs(record: Record) -> list[Epoch]:
 
 
 def evaluations(record: Record) -> list[Epoch]:
-    """The epochs that a network evaluates, without training, and without an optimizer step between two batches."""
+    """The epochs in which a network is called but not trained, and no optimizer makes a step between two batches."""
     others = [epoch for epoch in record.epochs if not any(batch.forwards for batch in epoch.batches)]
     evaluated = [epoch for epoch in others if any(batch.evaluated for batch in epoch.batches)]
     return [epoch for epoch in evaluated if epoch.batches[0].steps == epoch.batches[-1].steps]
