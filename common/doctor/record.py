@@ -26,8 +26,9 @@ class Batch:
     samples: list[int]  # the numbers of its samples in the data set; empty if they have none, as in a stream
     contents: list[Content]  # the contents of its samples; empty after the first thousands of an epoch
     steps: int = 0  # the number of optimizer steps before it
+    collectives: int = 0  # the number of calls of collectives before it
     forwards: list[int] = field(default_factory=list)  # the number of samples in each forward in training with it
-    evaluated: bool = False  # True if a network in evaluation mode was called with it
+    evaluated: bool = False  # True if a network was called with it in evaluation mode, or without gradients
 
     @property
     def size(self) -> int:
@@ -87,7 +88,7 @@ class Step:
     # One for each parameter group; None where an optimizer works it out itself, as Adafactor does, and for a nan.
     learning_rates: list[float | None]
     micro_batches: int  # the number of forwards in training, of all networks, since the step before
-    optimizer: int = 0  # the optimizer's number, in the order of the first steps
+    optimizer: int = 0  # the optimizer's number, in the order of their first steps
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """The run of a solution on the ranks of a process group, with an end to every wait.
 
-Every way in which a solution fails to return ends in a Mistake with the learner's own line: a gap that is left, an
-exception, a collective that nobody answers, a loop without an end.
+Nearly every way in which a solution fails to return ends in a Mistake, with the learner's own line where it is known: a
+gap that is left, an exception, a collective that nobody answers, a loop without an end.
 
     main thread of each rank                           solution thread
     makes a group of its own, runs `reference`
@@ -102,9 +102,10 @@ def _run_on_rank(name: str, path: Path, seconds: int) -> Outcome:
     # the solution has called.
     everyone: Any = dist.new_group()
     checker = load(name)
+    expected = checker.reference()
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
     # The thread of a solution that does not return is left behind: as a daemon it ends with the process.
-    thread = threading.Thread(target=_solve, args=(checker, path, checker.reference(), outcomes), daemon=True)
+    thread = threading.Thread(target=_solve, args=(checker, path, expected, outcomes), daemon=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's warnings would stand before the findings
         thread.start()

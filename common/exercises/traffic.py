@@ -1,8 +1,8 @@
 """A simulated network, the slowest there is: each collective of a solution begins when somebody waits for it.
 
-Only sends and receives begin at once, because in a ring a rank sends before it receives. On one machine an all-reduce
-in the background ends so soon that code which forgets to wait mostly works. Over this link it never does, so that each
-run of a wrong solution shows the same mistake.
+Sends and receives begin at once, because in a ring a rank sends before it receives. So does a barrier. On one machine
+an all-reduce in the background ends so soon that code which forgets to wait mostly works. Over this link it never does,
+so that each run of a wrong solution shows the same mistake.
 """
 
 import functools
@@ -37,20 +37,20 @@ class Message:
     def name(self) -> str:
         return self.function.__name__
 
-    def begin(self) -> Any:
+    def begin(self) -> dist.Work | None:
         if self.sent is not None:
             now = self.arguments["tensor"].detach()
             self.was_changed = not torch.allclose(now, self.sent, rtol=0, atol=0, equal_nan=True)
         return self.function(**self.arguments)
 
 
-@dataclass
+@dataclass(eq=False)  # as torch's handle, it can be in a set
 class Handle:
-    """The handle of a message, which a solution gets in place of torch's. `finish` makes the message arrive."""
+    """The handle of a message, which a solution gets in place of torch's."""
 
     message: Message
     events: list[str]
-    finish: Callable[[], Any]
+    finish: Callable[[], Any]  # a collective begins here; a send or receive has begun, and is waited for
 
     def wait(self, *_: Any) -> bool:
         self.events.append("wait")
@@ -79,8 +79,9 @@ class Traffic:
         self.delayed: list[Message] = []  # the collectives that have not begun
 
     def call_collective(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Handle | None:
-        message = self._new_message(function, args, kwargs)
-        is_async = message.arguments.pop("async_op", False)
+        arguments = inspect.signature(function).bind(*args, **kwargs).arguments
+        is_async = arguments.pop("async_op", False)
+        message = self._new_message(function, arguments)
         self.delayed.append(message)
         handle = Handle(message, self.events, functools.partial(self.begin_up_to, message))
         if is_async:
@@ -88,10 +89,13 @@ class Traffic:
         handle.wait()
         return None
 
-    def send_or_receive(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Handle:
-        """The handle of a message that begins at once."""
-        message = self._new_message(function, args, kwargs)
+    def send_or_receive(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Handle | None:
+        """The handle of a message that begins at once; None, as torch's, where this rank is not in the group."""
+        message = self._new_message(function, inspect.signature(function).bind(*args, **kwargs).arguments)
         work = message.begin()
+        if work is None:
+            message.was_waited_for = True  # nothing was sent
+            return None
         return Handle(message, self.events, work.wait)
 
     def begin_up_to(self, message: Message) -> None:
@@ -114,8 +118,7 @@ class Traffic:
                     "wait() has returned: divide after it"
                 )
 
-    def _new_message(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Message:
-        arguments = inspect.signature(function).bind(*args, **kwargs).arguments
+    def _new_message(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Message:
         tensor = arguments.get("tensor")
         sent = tensor.detach().clone() if isinstance(tensor, Tensor) else None
         message = Message(function, arguments, sent)

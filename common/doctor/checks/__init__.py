@@ -1,6 +1,6 @@
 """The checks: each compares the records of all ranks in one respect, and gives an Answer.
 
-The first line of each module names the part of the record that it asks. Those in `steps` look at rank 0 alone.
+The first line of each module names the main part of the record that it asks. Those in `steps` look at rank 0 alone.
 """
 
 from common.doctor.answers import Answer

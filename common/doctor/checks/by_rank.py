@@ -4,9 +4,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
-from common.doctor.record import Epoch, Network, Record
+from common.doctor.record import Epoch, Network, Record, Step
 
 T = TypeVar("T")
+Rates = list[float | None]  # those of an optimizer step, one for each parameter group
 NO_NUMBERS = "the samples have no numbers, or the ranks have data sets of different sizes"
 
 
@@ -21,8 +22,9 @@ def training_epochs(record: Record) -> list[Epoch]:
 
 
 def evaluations(record: Record) -> list[Epoch]:
-    """The epochs in which a network is called in evaluation mode, and no optimizer makes a step between two batches."""
-    evaluated = [epoch for epoch in record.epochs if any(batch.evaluated for batch in epoch.batches)]
+    """The epochs in which a network is called but not trained, and no optimizer makes a step between two batches."""
+    others = [epoch for epoch in record.epochs if not any(batch.forwards for batch in epoch.batches)]
+    evaluated = [epoch for epoch in others if any(batch.evaluated for batch in epoch.batches)]
     return [epoch for epoch in evaluated if epoch.batches[0].steps == epoch.batches[-1].steps]
 
 
@@ -47,8 +49,23 @@ def uneven_epoch(of_ranks: Iterable[list[Epoch]]) -> UnevenEpoch | None:
     return None
 
 
+def corresponding_steps(records: list[Record]) -> list[tuple[Step, ...]]:
+    """The optimizer steps that all ranks make together.
+
+    Under Join they end where a rank reads its last batch of an uneven epoch: its next step may be of the next epoch.
+    A batch without a forward does not count: a script may read one more in vain.
+    """
+    steps = across_ranks(record.steps for record in records)
+    for epochs in across_ranks(map(training_epochs, records)):
+        trained = [sum(bool(batch.forwards) for batch in epoch.batches) for epoch in epochs]
+        shortest = epochs[trained.index(min(trained))]
+        if shortest.complete and max(trained) > min(trained):
+            return steps[: shortest.batches[-1].steps]
+    return steps
+
+
 def are_numbered_alike(epochs: tuple[Epoch, ...]) -> bool:
-    """True if the samples have numbers, in data sets that are equally long on all ranks; `NO_NUMBERS` says the rest."""
+    """True if the samples have numbers, in data sets of one length. Else NO_NUMBERS is the reason for not comparing."""
     sizes = {epoch.size for epoch in epochs}
     return len(sizes) == 1 and None not in sizes and all(epoch.samples for epoch in epochs)
 
@@ -64,7 +81,12 @@ def trained_networks(records: list[Record]) -> list[tuple[Network, ...]]:
     return same
 
 
-def changing_rates(record: Record) -> list[list[list[float | None]]]:
+def have_same_rates(of_ranks: tuple[Step, ...]) -> bool:
+    """True if all ranks have the same learning rates at a step."""
+    return all(step.learning_rates == of_ranks[0].learning_rates for step in of_ranks)
+
+
+def changing_rates(record: Record) -> list[list[Rates]]:
     """The learning rates, step by step, of each optimizer for which they change."""
     by_optimizer = defaultdict(list)
     for step in record.steps:

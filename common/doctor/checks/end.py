@@ -79,8 +79,9 @@ def _waiting(records: list[Record], patience: float) -> Finding:
 def _where(record: Record) -> str:
     if record.end.reason == "crash":
         return f"rank {record.rank} could not communicate ({record.end.text[:MAX_ERROR]})"
-    if record.end.reason == "stopped" and record.waits_in:
-        return f"rank {record.rank} is in {record.waits_in}"
+    if record.end.reason == "stopped":
+        where = f"is in {record.waits_in}" if record.waits_in else "was stopped outside of the script"
+        return f"rank {record.rank} {where}"
     return f"rank {record.rank} has ended"
 
 
@@ -96,12 +97,12 @@ def own_calls(records: list[Record]) -> dict[int, Call]:
     """
     by_rank = [record.collectives for record in records]
     callers = Counter(call for calls in by_rank for call in set(calls))  # the number of ranks with each call
-    answered = min(map(len, by_rank)) - 1  # the number of calls after which all ranks have called another one
+    answered = across_ranks(by_rank)[:-1]  # without the second line of the example: rank 1's last call may still wait
     branches: set[Call] = set()
-    for calls in across_ranks(by_rank)[:answered]:
+    for calls in answered:
         names = {call.name for call in calls}
-        most_callers = max(callers[call] for call in calls)
-        if len(names) == 1 and most_callers < len(records):
+        no_line_is_common = not any(callers[call] == len(records) for call in calls)
+        if len(names) == 1 and no_line_is_common:
             branches.update(calls)
     own: dict[int, Call] = {}
     for record in records:

@@ -35,29 +35,36 @@ def _order(rank: int, earlier: list[int], later: list[int]) -> Answer:
 
 
 def check_evaluation_samples(records: list[Record]) -> Answer:
-    """The answer about the samples of evaluations, such as these of six samples on two ranks:
+    """The answer about the samples of evaluations, such as these of six samples on two ranks, in batches of one:
 
     0 2 4    1 3 5    right
     0 … 5    0 … 5    right: each rank evaluates all
     0 2 4    1 3 0    found: 0 is read twice, and 5 never
-    0 2      1 3      found, unless another evaluation reads 4 and 5
+    0 2      1 3      found: the last batches were dropped, unless another evaluation reads 4 and 5, and nothing else
+    0        1        right: more are missing than the last batches have, so a part is evaluated on purpose
     """
     if any(record.is_sharded for record in records):
         return NotExamined("a sharded network needs equally many batches, and the script may drop what is repeated")
-    if any("gather" in call.name for record in records for call in record.collectives):
-        return NotExamined("the script gathers from all ranks, and may drop what is repeated")
     of_ranks = [evaluations(record) for record in records]
     if len({len(epochs) for epochs in of_ranks}) > 1:
         return NotExamined("the ranks made different numbers of evaluations")
-    answers = []
+    answers: list[Answer] = []
     for number, epochs in enumerate(across_ranks(of_ranks)):
-        if all(epoch.complete for epoch in epochs):
-            of_this_size = [other for other in chain.from_iterable(of_ranks) if other.size == epochs[0].size]
-            answers.append(_evaluation(number, epochs, of_this_size))
+        if gathers(records[0], epochs[0]):  # and so do the other ranks
+            answers.append(NotExamined("the script gathers from all ranks, and may drop what is repeated"))
+        elif all(epoch.complete for epoch in epochs):
+            answers.append(_evaluation(number, epochs, of_ranks))
     return overall(answers, "no evaluation was seen whole on all ranks")
 
 
-def _evaluation(number: int, epochs: tuple[Epoch, ...], of_this_size: list[Epoch]) -> Answer:
+def gathers(record: Record, evaluation: Epoch) -> bool:
+    """True if the rank gathers during an evaluation, or first of all after its last batch."""
+    first = evaluation.batches[0].collectives
+    last = evaluation.batches[-1].collectives
+    return any("gather" in call.name for call in record.collectives[first : last + 1])
+
+
+def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoch]]) -> Answer:
     if not are_numbered_alike(epochs):
         return NotExamined(NO_NUMBERS)
     samples = [epoch.samples for epoch in epochs]
@@ -65,16 +72,19 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...], of_this_size: list[Epoch
         return NotExamined("the sampler draws samples with replacement")
     if all(set(share) == set(samples[0]) for share in samples):
         return Right()
+    size = epochs[0].size
     reads = Counter(chain.from_iterable(samples))
     repeated = sum(times > 1 for times in reads.values())
-    size = epochs[0].size
-    missing = size - len({sample for epoch in of_this_size for sample in epoch.samples})
-    tail = sum(len(epoch.batches[-1].samples) for epoch in epochs)
-    some_dropped = 0 < missing <= tail  # more are missing where somebody evaluates a part
-    if not repeated and not some_dropped:
+    missing = set(range(size)) - reads.keys()
+    dropped = set(missing)
+    for other in chain.from_iterable(of_ranks):
+        if other.size == size and missing.issuperset(other.samples):
+            dropped.difference_update(other.samples)
+    last_batches = sum(epoch.batches[-1].size for epoch in epochs)
+    if not repeated and not 0 < len(dropped) <= last_batches:
         return Right()
     return Finding(
-        f"{repeated} of {size} samples are read more than once, {missing} never, in evaluation {number}",
+        f"{repeated} of {size} samples are read more than once, {len(missing)} never, in evaluation {number}",
         "use a sampler that neither repeats nor drops samples, as common/eval_sampler.py has one",
         pitfall="padded_evaluation",
     )

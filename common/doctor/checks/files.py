@@ -32,11 +32,13 @@ def check_keys(records: list[Record]) -> Answer:
         return NotExamined("a network has a part that is called `module`")
     for save in saves:
         for keys in save.state_dicts:
-            # All keys of DDP's state dict begin so. An AveragedModel, which keeps a moving average, has another key.
-            if all(key.startswith("module.") for key in keys):
+            # An AveragedModel, which keeps a moving average, has the keys `n_averaged` and `module.…`.
+            prefix = "module.module." if "n_averaged" in keys else "module."
+            prefixed = sum(key.startswith(prefix) for key in keys)
+            if prefixed:
                 return Finding(
-                    f"all {len(keys)} keys of a state dict in {Path(save.path).name} begin with `module.`",
-                    "save `model.module.state_dict()`",
+                    f"{prefixed} of {len(keys)} keys of a state dict in {Path(save.path).name} begin with `{prefix}`",
+                    "save `model.module.state_dict()`, and average `model.module`",
                     pitfall="prefixed_keys",
                 )
     return Right()

@@ -1,7 +1,7 @@
 """`Record.steps`: the optimizers have the networks' parameters, and step alike on all ranks."""
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
-from common.doctor.checks.by_rank import across_ranks, changing_rates, training_epochs, uneven_epoch
+from common.doctor.checks.by_rank import changing_rates, corresponding_steps, have_same_rates
 from common.doctor.record import Record
 
 
@@ -24,15 +24,10 @@ def check_parameters(records: list[Record]) -> Answer:
 
 
 def check_learning_rates(records: list[Record]) -> Answer:
-    steps = across_ranks(record.steps for record in records)
+    steps = corresponding_steps(records)
     if not steps:
         return NotExamined("no optimizer step was seen on all ranks")
-    if uneven_epoch(map(training_epochs, records)) is not None:  # as under Join
-        return NotExamined("the ranks trained on different numbers of batches, so their steps do not correspond")
-    different = []
-    for number, of_ranks in enumerate(steps):
-        if any(step.learning_rates != of_ranks[0].learning_rates for step in of_ranks):
-            different.append(number)
+    different = [number for number, of_ranks in enumerate(steps) if not have_same_rates(of_ranks)]
     if not different:
         return Right()
     first = different[0]

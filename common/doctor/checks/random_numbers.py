@@ -18,7 +18,7 @@ def check_draws(records: list[Record]) -> Answer:
         if draws and same == len(draws):
             answers.append(
                 Finding(
-                    f"all {same} {source} drew the same numbers on two ranks ({generator})",
+                    f"the first {same} {source} drew the same numbers on two ranks ({generator})",
                     "seed with seed + rank once the network is built",
                     pitfall="same_random_numbers",
                 )

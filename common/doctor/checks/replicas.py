@@ -1,9 +1,8 @@
 """`Record.networks`: all ranks have the same weights after each step, and the same statistics in each evaluation."""
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
-from common.doctor.checks.by_rank import trained_networks
-from common.doctor.checks.optimizers import check_learning_rates
-from common.doctor.record import Network, Record, Tensors
+from common.doctor.checks.by_rank import corresponding_steps, have_same_rates, trained_networks
+from common.doctor.record import Network, Record, Step, Tensors
 from common.weights import max_difference
 
 # A difference counts if it is larger than this part of the tensor's largest finite number.
@@ -13,14 +12,14 @@ NO_STATISTICS = "no BatchNorm was evaluated on several ranks"
 
 
 def check_same_weights(records: list[Record]) -> Answer:
-    if not isinstance(check_learning_rates(records), Right):
-        return NotExamined("no steps with the same learning rates were seen on all ranks")
-    answers = [_weights(networks) for networks in trained_networks(records)]
+    steps = corresponding_steps(records)
+    answers = [_weights(networks, steps) for networks in trained_networks(records)]
     return overall(answers, "no network was trained on all ranks")
 
 
-def _weights(networks: tuple[Network, ...]) -> Answer:
+def _weights(networks: tuple[Network, ...], steps: list[tuple[Step, ...]]) -> Answer:
     by_step = differences_by_step([network.weights for network in networks])
+    by_step = {step: differences for step, differences in by_step.items() if step <= len(steps)}
     if not by_step:
         return NotExamined("no optimizer step was seen on all ranks, or no rank has whole parameters")
     different = [step for step, differences in by_step.items() if differences]
@@ -32,11 +31,11 @@ def _weights(networks: tuple[Network, ...]) -> Answer:
         are_finite = all(tensor.isfinite().all() for tensor in networks[0].weights[step].values())
         if step > first and step not in different and are_finite:
             return Right()  # as where only every n-th step averages the weights
-    return _with_cause(f"{_in_words(by_step[first])} after step {first}", networks)
+    return _with_cause(f"{_in_words(by_step[first])} after step {first}", networks, steps)
 
 
-def _with_cause(text: str, networks: tuple[Network, ...]) -> Finding:
-    """The finding that the weights differ, with the cause if one was observed."""
+def _with_cause(text: str, networks: tuple[Network, ...], steps: list[tuple[Step, ...]]) -> Answer:
+    """The answer where the weights differ. Without another cause, other learning rates explain it."""
     changed = max(len(network.changed) for network in networks)
     if changed:
         return Finding(
@@ -56,6 +55,8 @@ def _with_cause(text: str, networks: tuple[Network, ...]) -> Finding:
             "wrap it, and train the wrapper: that copies rank 0's weights, and averages the gradients",
             pitfall="forward_through_module",
         )
+    if not all(map(have_same_rates, steps)):
+        return NotExamined("other learning rates make other weights")
     return Finding(
         text,
         "no further cause was seen: look for weights that one rank loads after wrapping, for `no_sync`, and for "

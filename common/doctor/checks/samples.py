@@ -1,16 +1,16 @@
 """`Record.epochs`: each sample trains on one rank, and its number in the data set is the same sample on all ranks.
 
-    each rank reads                                       training samples    data sets
-    a part of one order                                   right               right
-    a part of one order, of data of its own               right               found
-    all samples in one order                              found               not examined
-    all samples, and trains on a part of each batch       not examined        not examined
-    an order of its own                                   found               not examined
-    an order of its own, of data of its own               not examined        not examined
-    samples that are drawn with replacement               not examined        not examined
-    the samples of its row on a mesh                      not examined        not examined
-    all samples of a stream without numbers               found               not examined
-    a part of such a stream                               not examined        not examined
+    each rank reads                                                           training samples    data sets
+    a part of one order                                                       right               right
+    a part of one order, of data of its own                                   right               found
+    all samples in one order                                                  found               not examined
+    all samples, and trains on one or more parts of each batch                not examined        not examined
+    an order of its own                                                       found               not examined
+    an order of its own, of data of its own                                   not examined        not examined
+    samples that are drawn with replacement                                   not examined        not examined
+    the same samples as the ranks that share its layers (tensor parallelism)  not examined        not examined
+    all samples of a stream without numbers                                   found               not examined
+    a part of such a stream                                                   not examined        not examined
 
 Samples are compared by their numbers, and where that is not enough by their contents.
 """
@@ -74,6 +74,7 @@ def _by_contents(number: int, epochs: tuple[Epoch, ...]) -> Answer:
 def _one_order(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     """The answer where all ranks have read the same samples in the same order."""
     for epoch in epochs:
+        # Two forwards of half a batch may be those of two networks with the same half, so they are not added up.
         whole = [batch for batch in epoch.batches if max(batch.forwards, default=0) >= batch.size]
         if len(whole) < len(epoch.batches) - 1:  # a script may read one batch ahead, or a last one in vain
             return NotExamined("each rank reads all samples, but the script may train it on a part of each batch")

@@ -47,7 +47,7 @@ class LoaderObserver:
         before_batch   the states of the random generators are recorded
         after_indices  the numbers of the batch are put into `asked`
         after_batch    the numbers move from `asked` to a new Batch
-        note_forward   a forward in training is noted in the Batch; note_evaluation notes one in evaluation mode
+        note_forward   a forward in training is noted in the Batch; note_evaluation notes any other one
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -94,7 +94,7 @@ class LoaderObserver:
         samples = _samples(reading.asked.popleft(), iterator._dataset)
         found = contents(batch) if reading.fingerprints < MAX_FINGERPRINTS else []
         reading.fingerprints += len(found)
-        self._newest = Batch(samples, found, steps=len(self._record.steps))
+        self._newest = Batch(samples, found, len(self._record.steps), len(self._record.collectives))
         epoch.batches.append(self._newest)
 
     def after_error(self, error: BaseException, iterator: Any) -> None:

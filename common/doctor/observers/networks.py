@@ -80,8 +80,9 @@ class NetworkObserver:
             network.forwards += 1
             self._loaders.note_forward((inputs, keywords))
             note_draws(self._record, "forwards in training", forward.generators, _device(forward.module))
-        if not forward.module.training:
+        else:
             self._loaders.note_evaluation()
+        if not forward.module.training:
             steps = len(self._record.steps)
             # If DDP copies rank 0's statistics, it has done so in this forward. An evaluation changes none.
             if steps not in network.statistics:

@@ -7,16 +7,16 @@ import torch
 
 from common.doctor import checks, report
 from common.doctor.answers import Finding, NotExamined, Right
-from common.doctor.checks import end, epochs, optimizers, random_numbers, replicas, samples, steps
+from common.doctor.checks import end, epochs, files, optimizers, random_numbers, replicas, samples, steps
 from common.doctor.observers.generators import note_draws
-from common.doctor.record import Batch, Call, Draw, End, Epoch, Network, Record, Step
+from common.doctor.record import Batch, Call, Draw, End, Epoch, Network, Record, Save, Step
 
 NAN = float("nan")
 INF = float("inf")
 
 
 def trained() -> list[Record]:
-    return [Record(rank, steps=[Step([0.1], 1)], networks=[Network("Net", forwards=1)]) for rank in range(2)]
+    return [Record(rank, steps=[Step([0.1], 1)] * 4, networks=[Network("Net", forwards=1)]) for rank in range(2)]
 
 
 def test_weights_that_are_averaged_now_and_then_are_no_finding():
@@ -32,6 +32,10 @@ def test_weights_that_are_averaged_now_and_then_are_no_finding():
         one.networks[0].weights[4] = {"w": torch.tensor([NAN, NAN])}
     records[1].steps *= 2  # a rank has made a step alone
     assert isinstance(replicas.check_same_weights(records), Finding)
+    records[1].steps = [Step([0.2], 1)] * 4
+    assert isinstance(replicas.check_same_weights(records), Finding)
+    records[0].networks[0].wrapped = True  # so that only the other learning rate explains it
+    assert isinstance(replicas.check_same_weights(records), NotExamined)
 
 
 @pytest.mark.parametrize(
@@ -68,8 +72,20 @@ def epoch_of(orders, content=lambda sample: (sample,), batch_size=4, size=1000, 
     batches = []
     for first in range(0, len(orders), batch_size):
         own = list(orders[first : first + batch_size])
-        batches.append(Batch(own, [content(sample) for sample in own], 0, [len(own)] * trained, not trained))
+        contents = [content(sample) for sample in own]
+        batches.append(Batch(own, contents, forwards=[len(own)] * trained, evaluated=not trained))
     return Epoch(0, size, complete=True, batches=batches)
+
+
+def test_a_batch_that_one_rank_reads_in_vain_does_not_end_the_comparison():
+    records = trained()
+    for one, batches in zip(records, (6, 5), strict=True):
+        one.epochs = [epoch_of(range(4 * batches))]
+    assert isinstance(optimizers.check_learning_rates(records), NotExamined)  # under Join, after no step
+    records[0].epochs[0].batches[-1].forwards = []
+    assert optimizers.check_learning_rates(records) == Right()
+    records[0].end = STOPPED  # in front of its forward
+    assert end.check_end(records, patience=60).pitfall == "uneven_inputs"
 
 
 HALVES = [(shuffled(epoch)[::2], shuffled(epoch)[1::2]) for epoch in range(4)]
@@ -124,6 +140,8 @@ def test_who_reads_all_samples_may_train_on_every_other_batch_or_on_a_part_of_it
         pytest.param([[0, 2, 4]], [[1, 3, 0]], Finding, id="filled up"),
         pytest.param([[0, 2]], [[1, 3]], Finding, id="dropped"),
         pytest.param([[0, 2], [4, 5]], [[1, 3], [4, 5]], Right, id="the rest follows"),
+        pytest.param([[0, 2], [5, 1]], [[1, 3], [4, 0]], Finding, id="dropped from two orders"),
+        pytest.param([[0, 2]], [[1]], Right, id="a part"),
         pytest.param([[0, 2, 4], [0, 1, 2, 3]], [[1, 3, 5]], NotExamined, id="a further one on rank 0"),
     ],
 )
@@ -135,6 +153,27 @@ def test_evaluations_are_compared_as_the_table_of_the_check_says(of_rank_0, of_r
     for epoch in records[0].epochs + records[1].epochs:
         epoch.batches[-1].steps = 1  # as in a training that reads two loaders at once
     assert isinstance(epochs.check_evaluation_samples(records), NotExamined)
+
+
+@pytest.mark.parametrize(
+    "calls, kind",
+    [("gather sum sum gather", Finding), ("sum gather sum", NotExamined), ("sum sum gather", NotExamined)],
+)
+def test_who_gathers_from_an_evaluation_may_drop_what_is_repeated(calls, kind):
+    records = [Record(rank, collectives=[Call(name, "t.py:1") for name in calls.split()]) for rank in range(2)]
+    for one in records:
+        one.epochs = [epoch_of([one.rank, 2], batch_size=1, size=3, trained=False)]
+        for number, batch in enumerate(one.epochs[0].batches, start=1):
+            batch.collectives = number  # one call before the evaluation, one during it
+    assert isinstance(epochs.check_evaluation_samples(records), kind)
+
+
+@pytest.mark.parametrize(
+    "keys, kind",
+    [(["module.w"], Finding), (["n_averaged", "module.w"], Right), (["n_averaged", "module.module.w"], Finding)],
+)
+def test_the_keys_of_an_averaged_model_may_begin_with_module_once(keys, kind):
+    assert isinstance(files.check_keys([Record(0, saves=[Save("last.pt", [keys])])]), kind)
 
 
 def test_the_first_draws_of_each_source_are_recorded():
@@ -181,7 +220,7 @@ STOPPED = End("stopped")
         (LOST, End("finished"), f"rank 0 could not communicate ({LOST.text}), rank 1 has ended"),
         (LOST, End("crash", "SIGABRT: gloo"), f"rank 0 could not communicate ({LOST.text}), rank 1 could not"),
         (STOPPED, End("crash", "SIGKILL: no memory"), "rank 1 crashed after 0 optimizer steps: SIGKILL"),
-        (STOPPED, STOPPED, "no rank made progress for 60 s: rank 0 is in t.py:7, rank 1 has ended"),
+        (STOPPED, STOPPED, "no rank made progress for 60 s: rank 0 is in t.py:7, rank 1 was stopped outside"),
     ],
 )
 def test_an_end_is_explained_by_the_rank_that_did_not_lose_another_one(of_rank_0, of_rank_1, found):
@@ -198,8 +237,8 @@ def test_an_end_is_explained_by_the_rank_that_did_not_lose_another_one(of_rank_0
         pytest.param(["R1 R3", "R1"], "collective_on_rank_0", "; rank 0 alone has called R in t.py:3", id="nobody"),
         pytest.param(["B2", "R1 B2"], "collective_on_rank_0", "; rank 1 alone has called R in t.py:1", id="the next"),
         pytest.param(["B1 B2", "B3"], None, "; rank 0 alone has called B in t.py:1, rank 1 alone", id="another one"),
-        pytest.param(["R1 R1", "R1"], None, "rank 1 has ended", id="the same once more"),
-        pytest.param(["B1 R3", "B2 R3", "B2 R3"], None, "rank 2 has ended", id="branches"),
+        pytest.param(["R1 R1", "R1"], None, "rank 1 was stopped outside of the script", id="the same once more"),
+        pytest.param(["B1 R3", "B2 R3", "B2 R3"], None, "rank 2 was stopped outside of the script", id="branches"),
         pytest.param(["B1 R3 R4", "B2 R3"], "collective_on_rank_0", "rank 0 alone has called R in t.py:4", id="both"),
     ],
 )

@@ -35,7 +35,7 @@ MISTAKES = {
     "ClippedWhileScaled": ("clipping", None, "16 of 16 times gradients were clipped"),
     "NoSampler": ("training samples", "different_orders", ""),
     "SetEpochForgotten": ("order of the epochs", "set_epoch_forgotten", ""),
-    "SameDropout": ("random numbers", "same_random_numbers", "forwards in training drew the same numbers"),
+    "SameDropout": ("random numbers", "same_random_numbers", "the first 16 forwards in training drew the same"),
     "SameAugmentation": ("random numbers", "same_random_numbers", "batches drew the same numbers"),
     "StreamReadWholeOnEachRank": ("training samples", None, "the same 256 samples in the same order"),
     "PaddedEvaluation": ("evaluation samples", "padded_evaluation", ""),
@@ -49,7 +49,7 @@ QUICK, *SLOW = MISTAKES
 HARMLESS = {
     "StreamSharedOut": "the samples have no numbers",
     "BatchesCutByTheScript": "the script may train it on a part of each batch",
-    "Unusual": "learning rates (the ranks trained on different numbers of batches",
+    "Unusual": "Healthy: nothing found",
 }
 # What ends badly, or never: the pitfall, and a part of the report.
 ENDS = {

@@ -1,5 +1,6 @@
 """The observers of the doctor, each alone."""
 
+import gc
 import os
 from types import SimpleNamespace
 
@@ -42,6 +43,10 @@ def test_an_optimizer_of_unknown_rate_or_with_an_inner_one_is_followed_to_the_la
     write(recorder.record, tmp_path / FILE)
     assert optimizers.check_learning_rates([read(tmp_path / FILE), read(tmp_path / FILE)]) == Right()
     assert isinstance(steps.check_schedule([read(tmp_path / FILE)]), NotExamined)
+    for _ in range(2):  # an optimizer that is collected after a step
+        observer.after_step(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1), (), {})
+        gc.collect()
+    assert len({step.optimizer for step in recorder.record.steps}) == 3
 
 
 @pytest.mark.parametrize(

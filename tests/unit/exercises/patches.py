@@ -15,6 +15,7 @@ class Patch(NamedTuple):
 RIGHT = {
     "overlapped_ddp": [
         Patch("in self.handles:", "in self.handles[:: -1 if dist.get_rank() == 0 else 1]:"),
+        Patch("in self.handles:", "in set(self.handles):"),
         Patch("handle.wait()", "handle.is_completed() or handle.wait()"),
     ],
     "buckets": [

@@ -17,9 +17,41 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 
-class ForgottenWrapper(Engine):
+class UnevenInputs(Engine):
+    def make_train_set(self):
+        return Circles(257, seed=1)
+
+    def make_sampler(self):
+        return self.every_nth(self.train_set)
+
+    def begin_epoch(self, epoch):
+        pass
+
+
+class Unusual(UnevenInputs):
+    """It has uneven inputs under Join, two optimizers and a moving average, and is right."""
+
+    def make_optimizer(self):
+        self.of_head = optim.SGD(self.net.head.parameters(), lr=10 * LR)
+        return optim.Adam(self.net.body.parameters(), lr=LR)
+
+    def one_epoch(self):
+        with Join([self.model]):
+            return super().one_epoch()
+
+    def step_schedule(self):
+        self.of_head.step()
+
+    def weights(self):
+        return AveragedModel(self.net).state_dict()
+
+
+class ForgottenWrapper(UnevenInputs):
     def wrap(self):
         return self.net
+
+    def step_schedule(self):
+        pass
 
 
 class ConvertedAfterWrapping(Engine):
@@ -44,8 +76,9 @@ class HeadReplacedAfterTheOptimizer(OptimizerMadeFirst):
         return net
 
 
-class ScheduleOnRank0(Engine):
+class ScheduleOnRank0(Unusual):
     def step_schedule(self):
+        super().step_schedule()
         if self.rank == 0:
             self.sched.step()
 
@@ -130,6 +163,11 @@ class StreamReadWholeOnEachRank(Engine):
 
 
 class PaddedEvaluation(Engine):
+    def make_net(self):
+        net = Net()
+        net.train = lambda mode=True: net  # it is evaluated without gradients, but in training mode
+        return net
+
     def make_valid_loader(self):
         return DataLoader(self.valid_set, BATCH_SIZE, sampler=DistributedSampler(self.valid_set))
 
@@ -178,35 +216,6 @@ class CollectiveOnRank0(Engine):
     def add_up(self, running):
         if self.rank == 0:
             torch.distributed.all_reduce(running)
-
-
-class UnevenInputs(Engine):
-    def make_train_set(self):
-        return Circles(257, seed=1)
-
-    def make_sampler(self):
-        return self.every_nth(self.train_set)
-
-    def begin_epoch(self, epoch):
-        pass
-
-
-class Unusual(UnevenInputs):
-    """It has uneven inputs under Join, two optimizers and a moving average, and is right."""
-
-    def make_optimizer(self):
-        self.of_head = optim.SGD(self.net.head.parameters(), lr=10 * LR)
-        return optim.Adam(self.net.body.parameters(), lr=LR)
-
-    def one_epoch(self):
-        with Join([self.model]):
-            return super().one_epoch()
-
-    def step_schedule(self):
-        self.of_head.step()
-
-    def weights(self):
-        return AveragedModel(self.net).state_dict()
 
 
 class UnusedParameter(Engine):
