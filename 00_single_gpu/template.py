@@ -30,8 +30,8 @@ class Images(ImageFolder):
 
     def __getitem__(self, index):
         # Each image has a seed of its own in each epoch, so its crop does not depend on the process that reads it.
-        with torch.random.fork_rng(devices=[]):  # the seed is for this block: dropout draws from the same generator
-            torch.default_generator.manual_seed(self.seed + self.epoch * len(self) + index)
+        with torch.random.fork_rng(devices=[]):  # afterwards the generator is as before: dropout draws from it too
+            torch.default_generator.manual_seed(self.seed + self.epoch * len(self) + index)  # seeds no GPU's
             image, label = super().__getitem__(index)
         return (image,), label
 
@@ -62,11 +62,13 @@ def score(outputs, targets):
 
 
 def cosine_schedule(optimizer, steps, steps_done):
-    """The learning rate falls to 0 in `steps` steps, of which some are done, along half a wave of a cosine."""
-    # torch calls a step an epoch here, and counts from -1.
-    return torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2, last_epoch=steps_done - 1
-    )
+    """The learning rate falls to 0 in `steps` steps, of which `steps_done` are done, along half a wave of a cosine."""
+
+    def factor(step):
+        return (1 + math.cos(math.pi * step / steps)) / 2
+
+    # `last_epoch` is the step before the next one. torch multiplies the factor by `initial_lr`, which checkpoints hold.
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor, last_epoch=steps_done - 1)
 
 
 def on_device(batch, device):

@@ -21,10 +21,12 @@ STEPS = 5  # that are measured
 
 
 def milliseconds_by_kind(events):
-    """The time of a mean step in operators that compute, in those that copy, and in none; and that of gloo's threads.
+    """The time of a mean step, by kind.
 
-    In none, Python and DDP's own code run, or the rank waits for the other ones.
-    gloo sends in threads of its own, while others compute or wait. So its time is no part of the step's.
+    computing   in operators that compute
+    copying     in operators that copy
+    other       in Python, in DDP's own code, and in waiting for other ranks
+    sending     in gloo's own threads, while the others compute or wait: it is no part of the step's time
     """
     steps = computing = copying = sending = 0.0  # microseconds
     for event in events:
@@ -36,8 +38,8 @@ def milliseconds_by_kind(events):
             copying += event.self_cpu_time_total  # without the operators that it calls, which have events of their own
         elif event.name.startswith("aten::"):
             computing += event.self_cpu_time_total
-    nothing = steps - computing - copying
-    spent = {"computing": computing, "copying": copying, "nothing": nothing, "sending": sending}
+    other = steps - computing - copying
+    spent = {"computing": computing, "copying": copying, "other": other, "sending": sending}
     return {kind: microseconds / 1000 / STEPS for kind, microseconds in spent.items()}
 
 
@@ -66,9 +68,11 @@ def main():
     all_spent = [None] * dist.get_world_size()
     dist.all_gather_object(all_spent, milliseconds_by_kind(profiler.events()))
     if rank == 0:
-        print("ms of a step", *(f"rank {number:2}" for number in range(len(all_spent))), sep="  ")
+        titles = [f"rank {number:2}" for number in range(len(all_spent))]
+        print("ms of a step", *titles, sep="  ")
         for kind in all_spent[0]:
-            print(f"{kind:12}", *(f"{spent[kind]:7.1f}" for spent in all_spent), sep="  ")
+            cells = [f"{spent[kind]:7.1f}" for spent in all_spent]
+            print(f"{kind:12}", *cells, sep="  ")
     del model  # before its process group: a DDP that is freed after its group may hang (torch 2.11)
     dist.destroy_process_group()
 

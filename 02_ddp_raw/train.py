@@ -56,7 +56,7 @@ def train(args):
     test_loader = DataLoader(test_set, share, sampler=DistributedEvalSampler(test_set), **loading)  # no sample twice
 
     model = build_model(args).to(device)  # first: DDP hooks into the parameters, which a later .to() may replace
-    model = DistributedDataParallel(model)  # sends rank 0's weights to all; the loop moves the batches, not device_ids
+    model = DistributedDataParallel(model)  # sends rank 0's weights to all; no device_ids: the loop moves the batches
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     torch.manual_seed(args.seed + dist.get_rank())  # for dropout: each process draws its own random numbers
 

@@ -36,8 +36,8 @@ class Images(ImageFolder):
 
     def __getitem__(self, index):
         # Each image has a seed of its own in each epoch, so its crop does not depend on the process that reads it.
-        with torch.random.fork_rng(devices=[]):  # the seed is for this block: dropout draws from the same generator
-            torch.default_generator.manual_seed(self.seed + self.epoch * len(self) + index)
+        with torch.random.fork_rng(devices=[]):  # afterwards the generator is as before: dropout draws from it too
+            torch.default_generator.manual_seed(self.seed + self.epoch * len(self) + index)  # seeds no GPU's
             image, label = super().__getitem__(index)
         return (image,), label
 
@@ -68,11 +68,13 @@ def score(outputs, targets):
 
 
 def cosine_schedule(optimizer, steps, steps_done):
-    """The learning rate falls to 0 in `steps` steps, of which some are done, along half a wave of a cosine."""
-    # torch calls a step an epoch here, and counts from -1.
-    return torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2, last_epoch=steps_done - 1
-    )
+    """The learning rate falls to 0 in `steps` steps, of which `steps_done` are done, along half a wave of a cosine."""
+
+    def factor(step):
+        return (1 + math.cos(math.pi * step / steps)) / 2
+
+    # `last_epoch` is the step before the next one. torch multiplies the factor by `initial_lr`, which checkpoints hold.
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor, last_epoch=steps_done - 1)
 
 
 @torch.no_grad()
@@ -110,7 +112,8 @@ def train(args):
         # Without this, Hugging Face's Accelerator starts no group of processes on CPUs, and each of them trains alone.
         cpu=not torch.cuda.is_available(),
         dataloader_config=DataLoaderConfiguration(
-            split_batches=True,  # the batch of a loader is the global one
+            # The batch of a loader is the global one. Without this, `schedule.step()` makes a step for each process.
+            split_batches=True,
             use_seedable_sampler=True,  # the order of an epoch is a function of data_seed and its number
             data_seed=args.seed,
             non_blocking=True,
@@ -140,8 +143,9 @@ def train(args):
     if found[0]:
         accelerator.load_state(found[0])
         first_epoch = int(found[0].name.removeprefix("epoch_")) + 1
-    # It follows from the number of steps. It is not prepared, because there is nothing of it to be saved.
+    # After `load_state`, which would bring the rate of the saved run: this one may have more epochs.
     schedule = cosine_schedule(optimizer, args.epochs * len(train_loader), first_epoch * len(train_loader))
+    schedule = accelerator.prepare(schedule)  # it waits while the optimizer accumulates gradients or fp16 skips a step
 
     for epoch in range(first_epoch, args.epochs):
         train_loader.set_epoch(epoch)  # another order for each epoch

@@ -39,7 +39,7 @@ class Progress:
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
 
     def average_loss(self, accelerator):
-        """Replace each rank's sum by the mean of all ranks' sums, to which each rank then adds its further losses."""
+        """Replace each rank's sum by the mean of all ranks' sums. Each rank then adds its further losses to it."""
         self.loss_sum = accelerator.reduce(self.loss_sum, reduction="mean")
 
     def state_dict(self):
@@ -55,8 +55,8 @@ def save(accelerator, model, progress):
     progress.average_loss(accelerator)  # a checkpoint holds one sum for all ranks
     # The number in the checkpoint's name. `save_state` has no argument for it: Accelerate's scripts set it like this.
     accelerator.project_configuration.iteration = progress.step
-    # By default common.accelerator waits for nobody: rank 0 alone may call it. Here all ranks call it, so that rank 0
-    # writes last and a full disk raises an error on all of them. Accelerate ignores the argument.
+    # By default `save_state` of common.accelerator waits for nobody: rank 0 alone may call it. With `all_ranks`, rank 0
+    # writes last, and a full disk raises an error on all ranks. Accelerate ignores the argument.
     accelerator.save_state(all_ranks=True)
     if accelerator.is_main_process:
         print(f"saved at step {progress.step}")

@@ -36,8 +36,8 @@ class Images(ImageFolder):
 
     def __getitem__(self, index):
         # Each image has a seed of its own in each epoch, so its crop does not depend on the process that reads it.
-        with torch.random.fork_rng(devices=[]):  # the seed is for this block: dropout draws from the same generator
-            torch.default_generator.manual_seed(self.seed + self.epoch * len(self) + index)
+        with torch.random.fork_rng(devices=[]):  # afterwards the generator is as before: dropout draws from it too
+            torch.default_generator.manual_seed(self.seed + self.epoch * len(self) + index)  # seeds no GPU's
             image, label = super().__getitem__(index)
         return (image,), label
 

@@ -18,7 +18,7 @@ from benchmarks.report.group_table import tables
 from benchmarks.suites import network, one_step, overhead, sharing, throughput, timeline
 from common.allocator import keep_large_blocks
 from common.cores import available_cores
-from common.numbers import positive
+from common.flag_types import positive
 from common.processes import RankFailed
 
 FULL_ROUNDS = 10
@@ -67,17 +67,21 @@ def main(argv: list[str] | None = None) -> None:
     # Check the load once, before the first suite: afterwards it includes our own.
     machine.warn_if_busy(machine.load_averages(), available_cores())
     measure_options = MeasureOptions(options.rounds, find_dataset(), options.quick)
+    hardware = machine.hardware_and_versions()
     has_failed = False
     for suite in options.suites:
         began = machine.run_metadata()
         try:
             content = SUITES[suite](measure_options)
-        except (CannotMeasure, RankFailed) as reason:
+        except CannotMeasure as reason:
             print(f"{suite} is not measured: {reason}", flush=True)
-            has_failed = has_failed or isinstance(reason, RankFailed)
             continue
-        record = {"suite": suite, "machine": machine.hardware_and_versions(), "began": began}
-        record |= {"ended": machine.run_metadata(), **content}
+        except RankFailed as failure:
+            print(f"{suite} is not measured: {failure}", flush=True)
+            has_failed = True
+            continue
+        ended = machine.run_metadata()
+        record = {"suite": suite, "machine": hardware, "began": began, "ended": ended, **content}
         print(f"\n{tables(record)}", flush=True)
         if options.record:
             records.write_json(options.record / f"{suite}.json", record)

@@ -31,7 +31,7 @@ from common.cores import available_cores
 from common.data import provide
 from common.data.synthetic import SIZES
 from common.errors import fail
-from common.numbers import positive
+from common.flag_types import positive
 from common.processes import RankFailed, ranks
 from common.weights import checksum, max_weight_difference
 
@@ -65,7 +65,7 @@ class Settings(NamedTuple):
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__.splitlines()[0])
     flag = parser.add_argument
-    flag("--full", action="store_true", help="whole epochs, batch 256, all networks' memory")
+    flag("--full", action="store_true", help="an epoch of training, batch 256 too, all networks' memory")
     flag("--world-size", type=positive, metavar="N", help="processes, or replicas (default: one for each GPU, else 2)")
     flag("--steps", type=positive, metavar="N", help="optimizer steps of each level's run (60; --full: an epoch)")
     flag("--rounds", type=positive, metavar="N", help="how often the levels take turns being timed (4; --full: 10)")
@@ -76,7 +76,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def choose_settings(options: argparse.Namespace, dataset: str, gpus: int) -> Settings:
-    """The settings on a machine with so many GPUs: what the flags say, and else the defaults.
+    """The settings on a machine with `gpus` GPUs: what the flags say, and else the defaults.
 
     Raises:
         UserError: if --world-size asks for more processes than there are GPUs.
@@ -122,7 +122,7 @@ def run_parts(settings: Settings, report: dict, show_part: Callable[[str], None]
     for level, result in levels.items():
         show_part(f"training {level}")
         result["run"] = train(level, settings)
-    # The speeds, of which nothing is promised: tables and pictures show them.
+    # No verdict depends on the speeds; tables and pictures show them.
     for size in settings.batch_sizes:
         show_part(f"timing all levels in turn, batch {size}")
         report["throughput"].append(time_in_turns(size, settings))
@@ -152,7 +152,7 @@ def run_parts(settings: Settings, report: dict, show_part: Callable[[str], None]
 def train(level: str, settings: Settings) -> dict:
     """The result of a training for a number of steps, and of the whole test set after it."""
     flags = [*flags_of(level, settings.batch_sizes[0], settings), "--max-steps", str(settings.steps)]
-    return train_on_ranks(level, flags, settings.world_size)
+    return train_on_ranks(level, flags, level_runs.processes_of(level, settings.world_size))
 
 
 def time_in_turns(size: int, settings: Settings) -> dict:
@@ -167,15 +167,16 @@ def train_exactly(script: str, settings: Settings) -> dict[str, Tensor]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.pt"
         exact = [*EXACT, "--max-steps", str(PROOF_STEPS), "--save", str(path), *level_runs.EVALUATE_FEW]
-        train_on_ranks(script, [*flags_of(script, settings.batch_sizes[0], settings), *exact], settings.world_size)
+        flags = [*flags_of(script, settings.batch_sizes[0], settings), *exact]
+        train_on_ranks(script, flags, level_runs.processes_of(script, settings.world_size))
         return torch.load(path, weights_only=True)
 
 
 def evaluate(level: str, settings: Settings) -> dict:
-    """The samples of the whole test set that EVALUATION_RANKS ranks count, and their losses; at level 00 on one."""
+    """The samples of the whole test set that the ranks count, and their losses. Level 00 has one process."""
+    processes = level_runs.processes_of(level, EVALUATION_RANKS)
     flags = [*flags_of(level, EVALUATION_BATCH, settings), *EXACT, "--max-steps", "1"]
-    result = train_on_ranks(level, flags, EVALUATION_RANKS)
-    processes = EVALUATION_RANKS if level in ladder.DISTRIBUTED else 1
+    result = train_on_ranks(level, flags, processes)
     return {
         "evaluated_on": {str(processes): result["evaluated"]},
         "eval_loss_sum": result["eval_loss"] * result["evaluated"],
@@ -184,7 +185,7 @@ def evaluate(level: str, settings: Settings) -> dict:
 
 def simulate_memory(script: str, settings: Settings) -> list[dict[str, int]]:
     """The peak bytes of each device by category."""
-    processes = settings.world_size if ladder.runs_on_ranks(script) else 1
+    processes = level_runs.processes_of(script, settings.world_size)
     flags = flags_of(script, settings.batch_sizes[0], settings)
     by_process = ranks(processes, on_cpu=True).run(level_runs.peaks, script, flags, timeout=TIMEOUT_SECONDS)
     return [device for devices in by_process for device in devices]
@@ -200,12 +201,8 @@ def flags_of(script: str, batch_size: int, settings: Settings) -> list[str]:
     return flags
 
 
-def train_on_ranks(script: str, flags: list[str], world_size: int) -> dict:
-    """Rank 0's result of a training on `world_size` processes, or on one if the script has only one.
-
-    The processes run on GPUs if there is one for each, as nccl needs.
-    """
-    processes = world_size if ladder.runs_on_ranks(script) else 1
+def train_on_ranks(script: str, flags: list[str], processes: int) -> dict:
+    """Rank 0's result of a training. The processes run on GPUs if there is one for each, as nccl needs."""
     too_few_gpus = processes > torch.cuda.device_count()
     return ranks(processes, on_cpu=too_few_gpus).run(level_runs.train, script, flags, timeout=TIMEOUT_SECONDS)[0]
 

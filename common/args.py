@@ -11,16 +11,16 @@ import torch
 
 from common.checkpoints.schedule import checkpoint_interval
 from common.errors import fail
+from common.flag_types import natural, number, positive, positive_float
 from common.instruments.flags import add_instrument_flags
 from common.launch import LAUNCHER_ACCUMULATION, LAUNCHER_PRECISION
-from common.levels import DISTRIBUTED, MESH, WITH_CHECKPOINTS
-from common.numbers import natural, number, positive, positive_float
+from common.levels import DISTRIBUTED, MESH, WITH_CHECKPOINTS, WITH_REPLICAS
 
 PRECISIONS = ("no", "fp16", "bf16")
 
 
 class _Parser(argparse.ArgumentParser):
-    """The parser of one script, which has the flags of all scripts, those of its level and those of its own."""
+    """The parser of one script: it takes the common flags and those of its level and script, and refuses the others."""
 
     def __init__(self, level: str, script: str, prog: str) -> None:
         super().__init__(prog=prog, allow_abbrev=False)
@@ -99,7 +99,7 @@ def _add_flags(parser: _Parser) -> None:
     flag("--num-workers", type=natural, default=0, metavar="N", help="loader workers per process")
     flag("--data", choices=["host", "device"], default="host", help="where the images wait for their turn")
     flag_of = parser.add_flag_of
-    flag_of(("01_data_parallel",), "--replicas", type=positive, metavar="N", help="default: visible GPUs, at least 2")
+    flag_of(WITH_REPLICAS, "--replicas", type=positive, metavar="N", help="default: visible GPUs, at least 2")
     flag_of(DISTRIBUTED, "--timeout", type=_seconds, default="300", metavar="SECONDS", help="of a collective")
     flag_of(
         (MESH,), "--tensor", otherwise=1, type=positive, default=2, metavar="N", help="ranks per layer: 1, 2, 4 … 128"

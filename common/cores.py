@@ -1,8 +1,8 @@
 """The CPU cores that this process may use, and devices made of them where there are no GPUs.
 
 GPUs cannot be shared out; cores can. Where levels are compared without GPUs, a *device* is therefore an equal part of
-the cores: a process or replica that computes on it has one thread for each of these cores, and stays on them. Nothing
-is divided until `confine_to_device` is called, as the flag `--cores-per-device` does.
+the cores: a process or replica that computes on it has one thread for each of these cores, and stays on them. No
+process is confined to cores until `confine_to_device` is called, as the flag `--cores-per-device` does.
 """
 
 import contextlib

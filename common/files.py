@@ -56,13 +56,8 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
         yield draft
         if target.exists():
             shutil.copymode(target, draft)
-        sync_to_disk(draft)
+        with draft.open("rb+") as file:  # Windows syncs only what is open for writing.
+            os.fsync(file.fileno())  # waits until the content would survive a power failure
         os.replace(draft, target)
     finally:
         draft.unlink(missing_ok=True)
-
-
-def sync_to_disk(path: Path) -> None:
-    """Wait until the content of the file `path` would survive a power failure."""
-    with path.open("rb+") as file:  # Windows syncs only what is open for writing.
-        os.fsync(file.fileno())

@@ -95,11 +95,12 @@ def map_nested(
 
 
 def leaves(data: Any, is_leaf: Callable[[Any], bool] | None = None) -> Iterator[Any]:
-    """The leaves, in the order in which `map_nested` visits them: whatever is no list, tuple or mapping itself."""
+    """The leaves, in the order of `map_nested`: whatever is no list, tuple or mapping itself."""
     for _, leaf in named_leaves(data, is_leaf):
         yield leaf
 
 
+# The order of the leaves has to be that of `map_nested`, by which `replace_leaves` puts others in their places.
 def named_leaves(data: Any, is_leaf: Callable[[Any], bool] | None = None, name: str = "") -> Iterator[NamedLeaf]:
     """The leaves of `data`, which is at `name` in a larger structure, each with its own name."""
     is_whole = is_leaf is not None and is_leaf(data)
@@ -107,7 +108,7 @@ def named_leaves(data: Any, is_leaf: Callable[[Any], bool] | None = None, name: 
         yield NamedLeaf(name, data)
         return
     items = data.items() if isinstance(data, Mapping) else enumerate(data)
-    for place, (key, item) in enumerate(list(items)):
+    for place, (key, item) in enumerate(items):
         # The standard `repr` shows an address, which differs between processes.
         shown = f"<key {place}>" if type(key).__repr__ is object.__repr__ else repr(key)
         yield from named_leaves(item, is_leaf, f"{name}[{shown}]")
@@ -122,7 +123,8 @@ def replace_leaves(data: Any, new_leaves: Iterable[Any], is_leaf: Callable[[Any]
 class SortedLeaves:
     """The leaves of `data` by their names: in the same order on all ranks, whatever the order of a mapping's keys.
 
-    Those of {"y": 2, "x": 1} are 1 and 2. `replace_sorted([10, 20])` returns {"y": 20, "x": 10}.
+    Those of {"y": 2, "x": 1} are 1 and 2. `replace_sorted([10, 20])` returns {"y": 20, "x": 10}. A key that has no
+    `__repr__` of its own is named by its place, so all ranks have to insert such keys in one order.
 
     Attributes:
         named: the leaves with their names.
@@ -132,13 +134,12 @@ class SortedLeaves:
         in_structure = list(named_leaves(data, is_leaf))
         self._data = data
         self._is_leaf = is_leaf
-        # The place of each sorted leaf in the order in which `map_nested` visits the leaves.
-        self._places = sorted(range(len(in_structure)), key=lambda place: in_structure[place].name)
-        self.named = [in_structure[place] for place in self._places]
+        # `named[i]` is leaf number `_order[i]` of the structure: [1, 0] in the example.
+        self._order = sorted(range(len(in_structure)), key=lambda number: in_structure[number].name)
+        self.named = [in_structure[number] for number in self._order]
 
     def replace_sorted(self, new_leaves: Iterable[Any]) -> Any:
         """The structure of `data` with `new_leaves`, which come in the order of `named`, in place of its own."""
-        in_structure: list[Any] = [None] * len(self._places)
-        for place, leaf in zip(self._places, new_leaves, strict=True):
-            in_structure[place] = leaf
+        by_number = dict(zip(self._order, new_leaves, strict=True))
+        in_structure = [by_number[number] for number in range(len(by_number))]
         return replace_leaves(self._data, in_structure, self._is_leaf)

@@ -7,7 +7,6 @@ import signal
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,7 +15,7 @@ from common.cores import available_cores, confine_to_device, threads_per_worker,
 from common.errors import fail
 from common.files import can_be_written, nearest_existing
 from common.launch import LAUNCHER_ACCUMULATION, LAUNCHER_PRECISION, LAUNCHER_THREADS, Launch, read_launch
-from common.levels import ONE_PROCESS, WITH_ACCELERATOR, WITH_CHECKPOINTS
+from common.levels import NEED_TORCHRUN, ONE_PROCESS, WITH_ACCELERATOR, WITH_CHECKPOINTS, WITH_REPLICAS
 from common.model import HIDDEN
 
 PR_SET_PDEATHSIG = 1  # in Linux's prctl.h
@@ -27,8 +26,8 @@ def prepare_process(args: Namespace) -> Namespace:
 
     On a CPU the C library keeps large blocks of memory (`--allocator`). Each process has the threads of its device
     (`--cores-per-device`) or an equal share of this machine's cores, where torchrun would give it a single thread. On
-    Linux it gets SIGTERM when torchrun has ended: `train_full` with a folder for checkpoints then saves, others end.
-    In `train_full` the launcher's variable for the precision gets the value of `--mixed-precision`, if it was set.
+    Linux it gets SIGTERM when torchrun has ended. Then it ends, and a `train_full` with `--checkpoint-dir` saves first.
+    If the launcher has set ACCELERATE_MIXED_PRECISION, a `train_full` overwrites it with `--mixed-precision`.
 
     Raises:
         UserError: as `fit_to_machine`, and if files cannot be written, or the cores are too few for the devices that
@@ -56,20 +55,22 @@ def fit_to_machine(args: Namespace) -> Namespace:
     `device` becomes a torch.device, and level 01's `replicas` a number: by default the visible GPUs, and at least 2.
 
     Raises:
-        UserError: if the machine has not the device or the GPUs, if GPUs are to be divided like cores, if the script
-            was launched in a way that it cannot use, or if the processes cannot share a batch.
+        UserError: if the machine lacks the device or the GPUs, if GPUs are to be divided like cores, if the script was
+            launched in a way that it cannot use, or if the processes cannot share a batch.
     """
     settings = Namespace(**vars(args))
     settings.device = find_device(args.device, one_process=args.level in ONE_PROCESS)
     if args.cores_per_device and settings.device.type != "cpu":
         fail("--cores-per-device: this run computes on a GPU, and only a CPU can be divided into devices")
-    if args.level == "01_data_parallel":
+    if args.level in WITH_REPLICAS:
         gpus = torch.cuda.device_count() if settings.device.type == "cuda" else 0
         settings.replicas = args.replicas or max(2, gpus)
         if 2 <= gpus < settings.replicas:
             fail(f"argument --replicas: {settings.replicas} replicas need as many GPUs, {gpus} are visible")
     launch = read_launch()
-    check_launch(settings, launch)
+    refuse_ranks_of_one_process(settings, launch)
+    require_torchrun(settings)
+    require_gpu_per_rank(settings, launch)
     check_mesh(settings, launch)
     check_batch_size(settings, launch)
     refuse_contradicting_launcher(settings)
@@ -102,19 +103,26 @@ def find_device(text: str, one_process: bool) -> torch.device:
     return torch.device("cuda", number)
 
 
-def check_launch(settings: Namespace, launch: Launch) -> None:
-    """Raise UserError for several processes of level 00 or 01, for level 02 without torchrun, and for a shared GPU."""
+def refuse_ranks_of_one_process(settings: Namespace, launch: Launch) -> None:
+    """Raise UserError for a script of one process that runs on several ranks."""
     if settings.level in ONE_PROCESS and launch.world_size > 1:
         advice = "start it with python, not torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "unset it"
         fail(f"{settings.script} is one process, but WORLD_SIZE is {launch.world_size}: {advice}")
-    if settings.level == "02_ddp_raw":
-        if "RANK" not in os.environ:
-            file = settings.script.partition("/")[2] or "train"
-            fail(f"{settings.script} needs torchrun: torchrun --standalone --nproc-per-node 2 02_ddp_raw/{file}.py")
-        ranks = launch.local_world_size
-        gpus = torch.cuda.device_count()
-        if settings.device.type == "cuda" and ranks > gpus:  # nccl gives no GPU to two ranks
-            fail(f"{ranks} processes need as many GPUs, {gpus} are visible: start fewer, or add --device cpu")
+
+
+def require_torchrun(settings: Namespace) -> None:
+    """Raise UserError for a script of level 02 that has no rank, which torchrun would have given it."""
+    if settings.level in NEED_TORCHRUN and "RANK" not in os.environ:
+        script = settings.script if "/" in settings.script else f"{settings.script}/train"
+        fail(f"{settings.script} needs torchrun: torchrun --standalone --nproc-per-node 2 {script}.py")
+
+
+def require_gpu_per_rank(settings: Namespace, launch: Launch) -> None:
+    """Raise UserError if two ranks of level 02 would share a GPU, because nccl, which it uses there, refuses that."""
+    ranks = launch.local_world_size
+    gpus = torch.cuda.device_count()
+    if settings.level in NEED_TORCHRUN and settings.device.type == "cuda" and ranks > gpus:
+        fail(f"{ranks} processes need as many GPUs, {gpus} are visible: start fewer, or add --device cpu")
 
 
 def check_mesh(settings: Namespace, launch: Launch) -> None:
@@ -129,38 +137,39 @@ def check_batch_size(settings: Namespace, launch: Launch) -> None:
     """Raise UserError for a global batch that the processes cannot share evenly."""
     num_shards = launch.world_size // settings.tensor  # The ranks of a row of a mesh have the same samples.
     accumulation = settings.gradient_accumulation_steps
-    parts = num_shards * accumulation
-    if settings.batch_size % parts:
-        below = settings.batch_size // parts * parts
-        nearest = f"{below} or {below + parts}" if below else f"{parts}"
-        processes = f"{launch.world_size} processes" if launch.world_size > 1 else "1 process"
-        if settings.tensor > 1:
-            processes = f"{num_shards} × {settings.tensor} processes"
-        micro = f" × {accumulation} accumulation steps" if accumulation > 1 else ""
-        fail(f"--batch-size {settings.batch_size} is not divisible by {parts} ({processes}{micro}): use {nearest}")
+    divisor = num_shards * accumulation
+    if settings.batch_size % divisor:
+        factors = []
+        if num_shards > 1:
+            unit = "processes" if settings.tensor == 1 else f"rows of {settings.tensor} processes"
+            factors.append(f"{num_shards} {unit}")
+        if accumulation > 1:
+            factors.append(f"{accumulation} accumulation steps")
+        below = settings.batch_size // divisor * divisor
+        nearest = f"{below} or {below + divisor}" if below else f"{divisor}"
+        reason = f"is not divisible by {divisor} ({' × '.join(factors)})"
+        fail(f"--batch-size {settings.batch_size} {reason}: use {nearest}")
 
 
 def refuse_contradicting_launcher(settings: Namespace) -> None:
     """Raise UserError for settings that contradict a launcher's variables, which an Accelerator would obey.
 
-    In the two train_full.py the flag decides on the precision, so there it contradicts nothing.
+    A `train_full` overwrites the variable for the precision, see `prepare_process`, so its flag contradicts nothing.
     """
-    steps = settings.gradient_accumulation_steps
-    if settings.script in WITH_CHECKPOINTS:
-        _refuse_contradiction("--gradient-accumulation-steps", steps, LAUNCHER_ACCUMULATION)
-    elif settings.level in WITH_ACCELERATOR:
-        advice = "only train_full.py has the flag"
-        _refuse_contradiction("--mixed-precision", settings.mixed_precision, LAUNCHER_PRECISION, advice)
-        _refuse_contradiction("--gradient-accumulation-steps", steps, LAUNCHER_ACCUMULATION, advice)
+    has_flags = settings.script in WITH_CHECKPOINTS
+    compared = []
+    if settings.level in WITH_ACCELERATOR and not has_flags:
+        compared.append(("--mixed-precision", settings.mixed_precision, LAUNCHER_PRECISION))
+    if settings.level in WITH_ACCELERATOR:
+        compared.append(("--gradient-accumulation-steps", settings.gradient_accumulation_steps, LAUNCHER_ACCUMULATION))
     if settings.cores_per_device:
-        _refuse_contradiction("--cores-per-device", settings.cores_per_device, LAUNCHER_THREADS)
-
-
-def _refuse_contradiction(flag: str, value: Any, variable: str, advice: str = "give one of them") -> None:
-    """Refuse a setting for which a launcher has set another value in `variable`."""
-    launchers = os.environ.get(variable, str(value))
-    if launchers != str(value):
-        fail(f"{flag} {value} contradicts the launcher's {variable}={launchers}: {advice}")
+        compared.append(("--cores-per-device", settings.cores_per_device, LAUNCHER_THREADS))
+    for flag, value, variable in compared:
+        launchers = os.environ.get(variable, str(value))
+        if launchers != str(value):
+            is_flag_here = has_flags or flag == "--cores-per-device"
+            advice = "give one of them" if is_flag_here else "only train_full.py has the flag"
+            fail(f"{flag} {value} contradicts the launcher's {variable}={launchers}: {advice}")
 
 
 def check_output_paths(settings: Namespace) -> None:

@@ -23,6 +23,11 @@ STATE = ("parameters", "gradients", "optimizer state")
 load = functools.cache(ladder.load)  # A rank trains one level in many rounds, and executes its file once.
 
 
+def processes_of(script: str, world_size: int) -> int:
+    """The number of processes that train a script on `world_size` devices; it is one for a script without ranks."""
+    return world_size if ladder.runs_on_ranks(script) else 1
+
+
 def train(level: str, flags: Sequence[str]) -> dict:
     """The result of the level; what it prints is left out. A rank has the threads of its device, or of its share."""
     module = load(level)

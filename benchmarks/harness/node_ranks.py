@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.two_nodes import ADDRESSES, INTERFACE, Nodes, check_two_nodes, two_nodes
+from common.cores import available_cores, device_cores
 from common.processes import Ranks
 
 NAMESPACES = Path("/var/run/netns")  # `ip netns add` makes a file for each of them here
@@ -29,7 +30,7 @@ class NodeRanks:
         self._ranks = ranks
 
     def run(self, function: Callable, *args: Any, world_size: int = 2, timeout: float) -> list:
-        """The results of `function(*args)` on the first `world_size` nodes, while a node after them is idle.
+        """The results of `function(*args)` on the first `world_size` nodes. With `world_size=1` node 1 is idle.
 
         It raises as `common.processes.Ranks.run` does.
         """
@@ -60,9 +61,11 @@ def run_on_node(names: tuple[str, ...], function: Callable, *args: Any) -> Any:
     with (NAMESPACES / names[rank]).open() as namespace:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"setns into {names[rank]}")
-    # Each node has a core of its own. After the first job that core is the only one that the rank may use.
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    # Each node has a core of its own: the first of its half, so that the nodes share no physical core if there are two.
+    # After the first job that core is the only one that the rank may use.
+    cores = available_cores()
+    if cores > 1:
+        os.sched_setaffinity(0, device_cores(rank, cores // 2)[:1])
     # At each connection torch warns on stderr that an address of a node has no name. Errors are sent as RankFailed.
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)

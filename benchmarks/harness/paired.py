@@ -14,8 +14,7 @@ from typing import NamedTuple, TypeVar
 LARGEST_QUIET_SPREAD = 0.15
 SEED = 42
 WARM_UP_STEPS = 2  # not timed: DDP makes its final buckets in the second step
-# An interval of so many rounds, or more, has at least this confidence.
-FEWEST_ROUNDS = 6
+FEWEST_ROUNDS = 6  # The interval of as many rounds, or more, has at least LEAST_CONFIDENCE.
 LEAST_CONFIDENCE = 0.95
 
 T = TypeVar("T")
@@ -86,7 +85,7 @@ def interval_of_median(samples: list[float]) -> Interval:
 
 
 def _confidence(samples: int, outside: int) -> float:
-    """The confidence of an interval that leaves out so many of the samples on either side."""
+    """The confidence of an interval that leaves out `outside` of the samples on either side."""
     outcomes = sum(math.comb(samples, below) for below in range(outside + 1))
     return 1 - 2 * outcomes / 2**samples
 

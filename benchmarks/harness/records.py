@@ -3,7 +3,7 @@
 A group is rows that take turns, and how they compare:
 
     {
-      "title": "strong scaling, global batch 64",
+      "group": "strong scaling, global batch 64",
       "unit": "images/s",
       "rounds": 6,
       "rows": {
@@ -67,24 +67,29 @@ def group(
     for row, values in samples.items():
         summary = summarise(values)
         measured = {"noisy": summary.noisy, "samples": [rounded(value) for value in values]}
-        known = facts[row] if facts else {}
-        rows[row] = known | _numbers(summary) | measured
+        facts_of_row = facts[row] if facts else {}
+        rows[row] = facts_of_row | _rounded_summary(summary) | measured
     compared = []
     for pair in pairs:
-        of_rounds = paired.ratios if pair.kind == "ratio" else paired.differences
-        by_round = of_rounds(samples[pair.of], samples[pair.to])
+        compare = paired.ratios if pair.kind == "ratio" else paired.differences
+        by_round = compare(samples[pair.of], samples[pair.to])
         interval = paired.interval_of_median(by_round)
-        claimed = {
+        confidence_interval = {
             "interval": [rounded(interval.low), rounded(interval.high)],
             "confidence": rounded(interval.confidence),
         }
-        compared.append(pair._asdict() | _numbers(summarise(by_round)) | claimed)
+        compared.append(pair._asdict() | _rounded_summary(summarise(by_round)) | confidence_interval)
     rounds = len(next(iter(samples.values())))
-    return {"title": title, "unit": unit, "rounds": rounds, "rows": rows, "pairs": compared}
+    return {"group": title, "unit": unit, "rounds": rounds, "rows": rows, "pairs": compared}
 
 
-def _numbers(summary: Summary) -> dict:
+def _rounded_summary(summary: Summary) -> dict:
     return {name: rounded(value) for name, value in summary._asdict().items()}
+
+
+def totals(devices: list[dict[str, int]]) -> list[int]:
+    """The bytes of each device in a row of memory, of which a record has the bytes by category."""
+    return [sum(split.values()) for split in devices]
 
 
 def rounded(number: float) -> float:

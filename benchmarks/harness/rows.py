@@ -1,4 +1,4 @@
-"""Rows of records: names that suites write and reports look for, and sums over a row of memory."""
+"""Names of rows that suites write and reports look for."""
 
 # All levels are held against level 00, and levels 03 and 04 also against level 02.
 BASELINE = "00_single_gpu"
@@ -11,8 +11,3 @@ DDP = "DDP"
 BUCKET_VIEWS = "DDP, bucket views"
 FOREACH = "DDP, foreach AdamW"
 FSDP_ROW = "FSDP2"  # a row; `ladder.FSDP` is the script 02_ddp_raw/train_fsdp
-
-
-def totals(devices: list[dict[str, int]]) -> list[int]:
-    """The bytes of each device, whose bytes by category are given."""
-    return [sum(split.values()) for split in devices]

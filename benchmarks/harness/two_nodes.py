@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 
 from benchmarks.harness.options import CannotMeasure
 
@@ -82,7 +81,6 @@ def two_nodes() -> Iterator[Nodes]:
             _run("ip", "netns", "delete", name)
 
 
-@cache
 def check_two_nodes() -> None:
     """Raise CannotMeasure where this machine allows no two nodes, no limit of their cable, or no process on them."""
     try:

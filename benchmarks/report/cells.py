@@ -1,6 +1,7 @@
 """The cells of tables and the labels of pictures: names of rows, speed-ups, and memory of each device."""
 
-from benchmarks.harness.rows import BASELINE, totals
+from benchmarks.harness.records import totals
+from benchmarks.harness.rows import BASELINE
 
 MISSING = "–"
 
@@ -34,10 +35,7 @@ def peaks(levels: dict[str, dict]) -> dict[str, list[int]]:
     """The peak bytes of each device, by level. See `are_measured`."""
     if are_measured(levels):
         return {level: result["run"]["peak_memory_bytes"] for level, result in levels.items()}
-    sizes = {}
-    for level, result in levels.items():
-        sizes[level] = totals(result["simulated_peak_memory"])
-    return sizes
+    return {level: totals(result["simulated_peak_memory"]) for level, result in levels.items()}
 
 
 def are_measured(levels: dict[str, dict]) -> bool:

@@ -2,7 +2,8 @@
 
 import textwrap
 
-from benchmarks.harness.rows import BASELINE, totals
+from benchmarks.harness.records import totals
+from benchmarks.harness.rows import BASELINE
 from benchmarks.report.cells import MISSING, are_measured, label, peaks, per_device, speed_ups
 from benchmarks.report.verdicts import verdicts
 from common import ladder
@@ -29,7 +30,7 @@ def tables(report: dict) -> str:
 def _speeds(group: dict) -> str:
     """A line for each row of a group: its speed, and how many times as fast as level 00 on one device it is."""
     pairs = speed_ups(group)
-    heading = f"Speed at {group['title']}, medians of {group['rounds']} rounds"
+    heading = f"Speed at {group['group']}, medians of {group['rounds']} rounds"
     cores = {row["cores_per_device"] for row in group["rows"].values()} - {None}
     if cores:
         heading += f", {quantity(min(cores), 'core')} for each device"

@@ -1,6 +1,6 @@
 """The rows of a suite's record and how they compare, in the terminal, in 80 columns."""
 
-from benchmarks.harness.rows import totals
+from benchmarks.harness.records import totals
 from benchmarks.report.cells import per_device
 
 TERMINAL_COLUMNS = 79
@@ -19,7 +19,7 @@ def tables(record: dict) -> str:
 def table(group: dict) -> str:
     """A line for each row: its median over the rounds, and their spread. Below them is a line for each comparison."""
     heading = f"medians of {group['rounds']} rounds"
-    lines = [group["title"], HEAD_COLUMNS.format(heading, "spread")]
+    lines = [group["group"], HEAD_COLUMNS.format(heading, "spread")]
     for name, row in group["rows"].items():
         cells = [f"{row['median']:.1f}", group["unit"], f"{row['spread']:.0%}"]
         lines.append(ROW_COLUMNS.format(name, *cells))

@@ -3,7 +3,8 @@
 from itertools import product
 from pathlib import Path
 
-from benchmarks.harness.rows import DATA_PARALLEL, DDP, totals
+from benchmarks.harness.records import totals
+from benchmarks.harness.rows import DATA_PARALLEL, DDP
 from benchmarks.report import plots
 from benchmarks.report.verdicts import imbalance
 from common.memory import CATEGORIES
@@ -15,7 +16,7 @@ LEGEND_INCHES = 0.58
 PANEL_INCHES = 2.7
 AROUND_INCHES = 1.85  # Legend, names of the axes and caption stand above and below all panels.
 MARGIN = 1.1  # Empty space at each side, in widths of a bar.
-HEADROOM = 1.32  # The y axis ends at so many times the highest bar, which leaves two lines for the ratio.
+HEADROOM = 1.32  # The y axis ends at this multiple of the highest bar, which leaves two lines for the ratio.
 ABOVE_BARS = {"ha": "center", "va": "bottom", "fontsize": plots.SMALL, "bbox": plots.CLEAR}
 
 

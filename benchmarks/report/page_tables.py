@@ -2,7 +2,8 @@
 
 import json
 
-from benchmarks.harness.rows import BASELINE, BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP_ROW, totals
+from benchmarks.harness.records import totals
+from benchmarks.harness.rows import BASELINE, BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP_ROW
 from benchmarks.report import comparison_table
 from benchmarks.report.cells import MISSING, label, peaks, per_device, speed_ups
 from benchmarks.suites.memory import DEVICES

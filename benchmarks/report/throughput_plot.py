@@ -13,7 +13,7 @@ TITLE_CHARACTERS = 28
 SPEED_BAR_INCHES = 0.42
 SCALING_BAR_INCHES = 0.4
 PANEL_INCHES = 0.9  # title and axis of a panel
-# The x axis ends so many times further right than the longest bar, interval or dashed line: the texts stand there.
+# The x axis ends at this multiple of the longest bar, interval or dashed line, which leaves room for the texts.
 ROOM_FOR_SPEEDS = 1.27
 ROOM_FOR_RATIOS = 1.3
 
@@ -55,7 +55,7 @@ def _speeds(panel, group: dict, fastest: float) -> None:
         )
         bars.append(bar)
     draw_bars(panel, bars, 0.02 * fastest)
-    panel.set_title(f"Throughput, {group['title']}")
+    panel.set_title(f"Throughput, {group['group']}")
     right = fastest
     if _most_devices(group) > 1:
         ideal = _most_devices(group) * rows[BASELINE]["median"]
@@ -97,7 +97,7 @@ def _speed_ups(panel, group: dict, right: float) -> None:
     panel.set_xlim(0, right)
     panel.set_xlabel("times level 00 on one device")
     panel.set_ylabel("level")
-    panel.set_title(textwrap.fill(group["title"], TITLE_CHARACTERS), fontsize=SMALL)
+    panel.set_title(textwrap.fill(group["group"], TITLE_CHARACTERS), fontsize=SMALL)
 
 
 def _colour(name: str, row: dict) -> str:

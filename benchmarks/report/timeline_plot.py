@@ -57,7 +57,7 @@ def draw_levels(record: dict, path: Path) -> None:
     panels = {}
     for name, rank_spans in spans_of(group).items():
         panels[f"{name}: {group['rows'][name]['median']:.0f} ms"] = rank_spans
-    caption = f"Medians of {group['rounds']} rounds: {group['title']}"
+    caption = f"Medians of {group['rounds']} rounds: {group['group']}"
     _draw_panels(panels, "device", caption, record["machine"], path)
 
 

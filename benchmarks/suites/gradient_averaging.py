@@ -72,7 +72,7 @@ def record_rank(name: str, steps: int) -> list[RecordedStep]:
 
 
 def take_steps(count: int, model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, targets: Tensor) -> None:
-    """So many steps of the optimizer on one batch: images (backwards, N, 1, 28, 28) and targets (backwards, N)."""
+    """`count` steps of the optimizer on one batch: images (backwards, N, 1, 28, 28) and targets (backwards, N)."""
     last = len(images) - 1
     for _ in range(count):
         for index in range(len(images)):

@@ -97,7 +97,7 @@ def fully_sharded(model: nn.Module) -> nn.Module:
 
 
 def train(network: ReferenceNetwork, device: torch.device, wrapper: str, devices: int) -> None:
-    """STEPS steps as levels 01 and 02 take them; under DDP this rank's share of them."""
+    """STEPS steps as levels 01 and 02 take them. A rank of DDP or FSDP2 takes all, each on its share of the batch."""
     torch.manual_seed(0)
     model = wrapped(network.build().to(device), wrapper, devices)
     for parameter in model.parameters():

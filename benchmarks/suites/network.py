@@ -1,6 +1,6 @@
 """DDP's throughput on two nodes against the bandwidth of the link between them.
 
-Two nodes (see `benchmarks.harness.two_nodes`), a process on each, one core and one thread each. Level 02 trains at
+A process on each of two nodes (see `benchmarks.harness.two_nodes`) has one core and one thread. Level 02 trains at
 every bandwidth in turn, and on one of the nodes alone.
 """
 

@@ -5,6 +5,7 @@ from functools import partial
 from benchmarks.harness.lanes.record_level import record_level
 from benchmarks.harness.lanes.spans import RecordedStep
 from benchmarks.harness.lanes.typical_steps import record_in_turns
+from benchmarks.harness.level_runs import processes_of
 from benchmarks.harness.options import CannotMeasure, MeasureOptions
 from benchmarks.harness.paired import WARM_UP_STEPS
 from benchmarks.harness.rows import BASELINE, RAW_DDP, REPLICATED
@@ -39,7 +40,7 @@ def record_devices(data_flags: tuple[str, ...], row: str, steps: int) -> list[li
     script = Configuration(name, workers, BATCH_SIZE, cores_per_device=available_cores() // DEVICES)
     argv = [*script.argv(Steps(WARM_UP_STEPS, steps)), "--device", "cpu", *data_flags]
     devices = []
-    for devices_of_rank in ranks(script.processes, on_cpu=True).run(record_level, name, argv):
+    for devices_of_rank in ranks(processes_of(name, workers), on_cpu=True).run(record_level, name, argv):
         for recorded in devices_of_rank:
             devices.append(recorded[-steps:])  # those before are the warm-up
     return devices

@@ -1,11 +1,11 @@
 """The time that an abstraction adds to a step: a raw loop, the core, the Trainer and their peers, in one process.
 
-The model is Linear(16, 10), and model and data are in the CPU's memory. There is one thread, as `prepare_process` of
-`benchmarks.__main__` sets it. So there is next to nothing to compute, and what is left is the loop's own cost. Each
-round runs every contestant once over as many batches of 64 samples; the order of the contestants is drawn anew. The
-result is the difference to a raw loop of the same round that does the same work. The Trainers' raw loop also measures
-the gradients' norm, steps a schedule and sums the losses, as they do. They measure the norm by clipping to no limit,
-which leaves the gradients as they are. No contestant logs or saves.
+The model, Linear(16, 10), has next to nothing to compute, so what is left is the loop's own cost. Model and data are
+in the CPU's memory. Each round runs every contestant once over 400 batches of 64 samples, on one thread (see
+`prepare_process` of `benchmarks.__main__`). The order of the contestants is drawn anew. The result is the difference to
+a raw loop of the same round that does the same work. The Trainers' raw loop also measures the gradients' norm, steps a
+schedule and sums the losses, as they do. They measure the norm by clipping to no limit, which leaves the gradients as
+they are. No contestant logs or saves.
 
 A contestant's sample is its median step. A step takes some hundred microseconds, and a process that loses its core for
 one step would else add milliseconds to the mean.
@@ -150,7 +150,7 @@ def by_trainer(library: str) -> float:
 
     torch.manual_seed(0)
     model = torch.nn.Linear(16, 10)
-    # The summary that a Trainer prints at its end belongs to no table.
+    # A Trainer prints a summary at its end, which is not wanted here.
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         arguments = module.TrainingArguments(
             folder,
@@ -167,8 +167,8 @@ def by_trainer(library: str) -> float:
         trainer = LossTrainer(
             model,
             arguments,
-            to_dict,
-            data(),
+            data_collator=to_dict,
+            train_dataset=data(),
             callbacks=[Watching()],
             optimizers=optimizer_and_schedule(model),
         )
@@ -177,7 +177,7 @@ def by_trainer(library: str) -> float:
 
 
 class Contestant(NamedTuple):
-    """A row.
+    """A loop of STEPS steps, raw or of a library.
 
     Attributes:
         run: returns the seconds of its median step.

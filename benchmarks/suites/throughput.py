@@ -1,8 +1,8 @@
 """Steady-state throughput of the levels: their own train.py, called again and again in processes that stay.
 
 A configuration is a level, a number of processes and a global batch. Its processes are started once and import the
-level once; a sample is one call of the unmodified `train(args)` for some steps, of which the first few are not counted,
-and the slowest rank's images per second.
+level once. A sample is the images per second of the slowest rank in one call of the unmodified `train(args)`. The steps
+of a warm-up are not counted.
 
 Without GPUs a device is an equal part of the cores: see `common.cores`. Level 00 has one device, as it would have one
 GPU; several processes or replicas have one each. One process with all cores is a row apart, because only a CPU offers
@@ -63,12 +63,8 @@ class Configuration:
     def name(self) -> str:
         return f"{BASELINE}, all cores" if self.all_cores else row_name(self.level, self.workers)
 
-    @property
-    def processes(self) -> int:
-        return self.workers if ladder.runs_on_ranks(self.level) else 1
-
     def argv(self, steps: Steps) -> list[str]:
-        """The level's flags, but for those of the data, for so many steps."""
+        """The level's flags for these steps, without those of the data."""
         # Evaluation is not timed, so it gets one sample for each rank.
         argv = ["--batch-size", str(self.global_batch_size), "--eval-samples", str(self.workers)]
         argv += ["--warm-up-steps", str(steps.warm_up), "--max-steps", str(steps.warm_up + steps.counted)]
@@ -79,9 +75,10 @@ class Configuration:
         return argv
 
     def run(self, steps: Steps, data_flags: tuple[str, ...]) -> dict:
-        """Train for so many steps; the slowest rank's result. Raises RankFailed if a rank fails."""
+        """The slowest rank's result of a training of these steps. Raises RankFailed if a rank fails."""
         argv = [*self.argv(steps), *data_flags]
-        results = ranks(self.processes).run(level_runs.train, self.level, argv, timeout=TIMEOUT_SECONDS)
+        processes = level_runs.processes_of(self.level, self.workers)
+        results = ranks(processes).run(level_runs.train, self.level, argv, timeout=TIMEOUT_SECONDS)
         return min(results, key=lambda result: result["images_per_sec"])
 
 
@@ -109,12 +106,12 @@ def measure(options: MeasureOptions) -> dict:
 
 def strong_scaling(batch_size: int) -> list[Configuration]:
     """All levels at one global batch, whatever the number of workers."""
-    return configurations({size: batch_size for size in world_sizes() if batch_size % size == 0})
+    return configurations({workers: batch_size for workers in world_sizes() if batch_size % workers == 0})
 
 
 def weak_scaling(batch_per_worker: int) -> list[Configuration]:
     """All levels, each worker with a batch of its own: the global batch grows with their number."""
-    return configurations({size: size * batch_per_worker for size in world_sizes()})
+    return configurations({workers: workers * batch_per_worker for workers in world_sizes()})
 
 
 def world_sizes() -> list[int]:
@@ -122,31 +119,31 @@ def world_sizes() -> list[int]:
     return [*range(1, torch.cuda.device_count() + 1)] or [1, 2]
 
 
-def configurations(batch_sizes: dict[int, int]) -> list[Configuration]:
+def configurations(batch_size_of_workers: dict[int, int]) -> list[Configuration]:
     """Level 00 on one device, the others on several; where devices are made of cores, level 00 with all cores too.
 
-    `batch_sizes` has the global batch for each number of workers, also for one.
+    `batch_size_of_workers` has the global batch for each number of workers, also for one.
     """
-    cores = cores_of_a_device(max(batch_sizes))
-    several = [workers for workers in batch_sizes if workers > 1] or [1]
-    rows = [Configuration(BASELINE, 1, batch_sizes[1], cores)]
+    cores = cores_of_a_device(max(batch_size_of_workers))
+    several = [workers for workers in batch_size_of_workers if workers > 1] or [1]
+    rows = [Configuration(BASELINE, 1, batch_size_of_workers[1], cores)]
     for level in ladder.LEVELS[1:]:
         for workers in several:
-            rows.append(Configuration(level, workers, batch_sizes[workers], cores))
+            rows.append(Configuration(level, workers, batch_size_of_workers[workers], cores))
     if cores is not None:
-        rows.append(Configuration(BASELINE, 1, batch_sizes[1], available_cores(), all_cores=True))
+        rows.append(Configuration(BASELINE, 1, batch_size_of_workers[1], available_cores(), all_cores=True))
     return rows
 
 
 def cores_of_a_device(devices: int) -> int | None:
-    """The cores of each of so many devices; None on GPUs, and where fewer cores than devices are shared by all."""
+    """The number of cores of each device; None on GPUs, and if there are too few cores: then all devices share them."""
     if torch.cuda.is_available() or available_cores() < devices:
         return None
     return available_cores() // devices
 
 
 def measure_in_turns(title: str, rows: list[Configuration], options: MeasureOptions) -> dict:
-    """The group of `benchmarks.harness.records`: all rows to level 00, levels 03 and 04 also to level 02."""
+    """The record of a group. All rows are compared with level 00, those of levels 03 and 04 also with level 02."""
     steps = FEW_STEPS if options.quick else choose_steps(rows, options.data_flags)
     contestants = {row.name: partial(row.run, steps, options.data_flags) for row in rows}
     results = take_turns(contestants, range(options.rounds))
@@ -165,14 +162,20 @@ def measure_in_turns(title: str, rows: list[Configuration], options: MeasureOpti
 
 
 def choose_steps(rows: list[Configuration], data_flags: tuple[str, ...]) -> Steps:
-    """One number of steps for all rows, by which a sample takes about SECONDS_OF_A_SAMPLE on this CPU.
+    """One number of steps for all rows: those of SECONDS_OF_A_SAMPLE here, or of half an epoch if that is shorter."""
+    counted = steps_of_a_sample(FEW_STEPS, rows, data_flags)
+    if not torch.cuda.is_available():
+        return Steps(WARM_UP_STEPS, counted)
+    # The clocks of a GPU need about half a second to settle, so a warm-up is as long as a sample. The first trial had a
+    # shorter one and its steps were slow, so a second trial measures their number again.
+    counted = steps_of_a_sample(Steps(counted, counted), rows, data_flags)
+    return Steps(counted, counted)
 
-    On GPUs it is half an epoch of the largest batch. The other half is the warm-up, because the clocks of a GPU need
-    about as long to settle.
-    """
-    if torch.cuda.is_available():
-        half_epoch = SIZES["train"] // max(row.global_batch_size for row in rows) // 2
-        return Steps(half_epoch, half_epoch)
-    results = [row.run(FEW_STEPS, data_flags) for row in rows]
+
+def steps_of_a_sample(trial: Steps, rows: list[Configuration], data_flags: tuple[str, ...]) -> int:
+    """The steps that the median row takes in SECONDS_OF_A_SAMPLE, by a trial of each row; at most half an epoch."""
+    results = [row.run(trial, data_flags) for row in rows]
     seconds = statistics.median(result["global_batch_size"] / result["images_per_sec"] for result in results)
-    return Steps(WARM_UP_STEPS, max(FEW_STEPS.counted, round(SECONDS_OF_A_SAMPLE / seconds)))
+    # Warm-up and sample have to fit into one epoch, and the warm-up may be as long as the sample.
+    half_epoch = SIZES["train"] // max(row.global_batch_size for row in rows) // 2
+    return min(max(FEW_STEPS.counted, round(SECONDS_OF_A_SAMPLE / seconds)), half_epoch)

@@ -4,8 +4,9 @@
 
     question   number               how it is found
     memory     bytes of a device    exact: torch's own DDP and FSDP take a step `without_computing`, as rank 0 of a
-                                    group whose other ranks are not there, and `common.memory` counts the storages
-    predict    operators and bytes  exact: `count`, in a step `without_computing`
+                                    group whose other ranks are not there, and `common.memory` counts the storages;
+                                    DataParallel is the emulation of `common.small.data_parallel`
+    predict    operators and bytes  counted: `count`, in a step `without_computing`
                seconds of a step    by a formula: `scaling`, of these counts and the published figures in `presets`
     measure    seconds of a step    measured: ranks train the network in turns (`benchmarks.harness.paired`)
 

@@ -17,7 +17,7 @@ from benchmarks.harness.paired import FEWEST_ROUNDS
 from benchmarks.your_network import measure, memory, predict, presets
 from benchmarks.your_network.errors import StepFailed
 from common.errors import fail
-from common.numbers import positive, positive_float
+from common.flag_types import positive, positive_float
 
 ANSWERS = {"memory": memory.answer, "predict": predict.answer, "measure": measure.answer}
 

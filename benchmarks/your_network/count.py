@@ -1,7 +1,4 @@
-"""The multiply-adds, gradients, operators and bytes of a user's network.
-
-Nothing is computed (see `without_computing`).
-"""
+"""The multiply-adds, gradients, operators and bytes of a user's network, counted `without_computing`."""
 
 import torch
 from torch import Tensor, nn
@@ -13,16 +10,19 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.your_network.errors import StepFailed, failing_as
 from benchmarks.your_network.scaling import Gradient, NetworkCosts
 from benchmarks.your_network.user_network import SMALLEST_BATCH, UserNetwork, trainable
-from benchmarks.your_network.without_computing import fills_no_memory, without_computing
+from benchmarks.your_network.without_computing import makes_view, without_computing
 
-# Operators that make tensors and start no kernel.
-MAKE_ROOM = {
+# Operators that start no kernel: they allocate a tensor, read a number, or mark a place in a profile.
+WITHOUT_KERNEL = {
+    "aten._local_scalar_dense",
     "aten._unsafe_view",
     "aten.empty",
     "aten.empty_like",
     "aten.empty_strided",
     "aten.new_empty",
     "aten.new_empty_strided",
+    "profiler._record_function_enter_new",
+    "profiler._record_function_exit",
 }
 
 
@@ -84,8 +84,7 @@ def count_products(network: UserNetwork, model: nn.Module, samples: int) -> tupl
 class StepCount(TorchDispatchMode):
     """Counts the operators that start a kernel, and the bytes that they read and write.
 
-    A view starts none, nor does an operator that reads a number which lies on the host, as the step that AdamW counts
-    for each parameter.
+    Views start none. Nor does reading a number from the host, as AdamW does with each parameter's step.
     """
 
     def __init__(self) -> None:
@@ -96,7 +95,7 @@ class StepCount(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         result = function(*arguments, **(keywords or {}))
         name = f"{function.namespace}.{function.overloadpacket.__name__}"
-        if name not in MAKE_ROOM and not fills_no_memory(function):
+        if name not in WITHOUT_KERNEL and not makes_view(function):
             self.operators += 1
             for leaf in tree_iter((arguments, keywords or {}, result)):
                 if isinstance(leaf, Tensor):

@@ -13,7 +13,8 @@ def short(count: float) -> str:
     """Three digits and the prefix of a unit."""
     for prefix, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= 0.9995 * size:
-            return f"{count / size:#.3g}{prefix}".replace(f".{prefix}", prefix)
+            digits = f"{count / size:#.3g}"  # keeps zeros, and leaves a bare dot at three whole digits
+            return digits.removesuffix(".") + prefix
     return f"{count:.0f}"
 
 

@@ -134,7 +134,7 @@ def time_steps(setting: Setting, work: Work, steps: int) -> float:
     if setting.strategy == DDP:
         group = process_group("gloo" if device.type == "cpu" else "nccl")
     with group:
-        model = wrap(network.make_model().to(device), setting)
+        model = wrap_on_this_machine(network.make_model().to(device), setting)
         optimizer = network.make_optimizer(model)
         for number in range(WARM_UP_STEPS + steps):
             if number == WARM_UP_STEPS:
@@ -155,7 +155,7 @@ def take_device(cores_per_device: int | None) -> torch.device:
     return torch.device("cpu")
 
 
-def wrap(model: nn.Module, setting: Setting) -> nn.Module:
+def wrap_on_this_machine(model: nn.Module, setting: Setting) -> nn.Module:
     """The model as it is trained; DataParallel is torch's or, without GPUs, replicas on threads."""
     if setting.strategy == DDP:
         return DistributedDataParallel(model)

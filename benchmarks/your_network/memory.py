@@ -14,8 +14,9 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from benchmarks.harness.paired import WARM_UP_STEPS
+from benchmarks.harness.records import totals
 from benchmarks.harness.replica_memory import track_replicas
-from benchmarks.harness.rows import DATA_PARALLEL, ONE_DEVICE, totals
+from benchmarks.harness.rows import DATA_PARALLEL, ONE_DEVICE
 from benchmarks.your_network import strategies
 from benchmarks.your_network.errors import StepFailed, failing_as
 from benchmarks.your_network.formats import mib
@@ -39,10 +40,11 @@ fits: the largest global batch for these devices, known to an eighth; –: none,
 ?: a larger batch failed.
 
 Not counted: the CUDA context (some 0.5 GiB), workspaces of cuBLAS and cuDNN,
-NCCL's buffers, fragmentation. ZeRO-1 shares out whole parameters: rank 0 has
-the largest, but other ranks may need more memory. ZeRO-2 is FSDP2 without
-resharding: parameters are whole from forward to backward only, beside the part
-that a device keeps."""
+NCCL's buffers, fragmentation. torch's DataParallel may need more than is shown:
+it keeps the gradients of all copies until the last one is there. ZeRO-1 shares
+out whole parameters: rank 0 has the largest, but other ranks may need more
+memory. ZeRO-2 is FSDP2 without resharding: parameters are whole from forward to
+backward only, beside the part that a device keeps."""
 
 # The bytes by category of each device of this process at its peak: of a rank, or of all replicas.
 Peaks = list[dict[str, int]]

@@ -7,9 +7,15 @@ sends 2 (W − 1) / W of the bytes, in 2 log2 W messages one after another: log2
 and log2 W to collect the sums (doubling). Source: Thakur, Rabenseifner and Gropp, Optimization of Collective
 Communication Operations in MPICH, 2005.
 
-benchmarks/PREDICTION.md has the model's other effects, and compares it with published measurements. The optimizer's
-update is left out, except for its part in the published step from which a time is scaled. It takes some 0.1 % of
-ResNet-50's step, and more of a network's that is mostly tables.
+Three more effects are in the model:
+
+- launches: a step with little to compute is launch-bound, that is, the GPU waits for the CPU to start its kernels.
+- the slowest GPU: all wait for it, and the more GPUs there are, the slower it is.
+- contention: an all-reduce slows the kernels that run beside it.
+
+A launch-bound step hides the last two. The optimizer's update is left out, except for its part in the published step
+from which a time is scaled. It takes some 0.1 % of ResNet-50's step, and more of a network's that is mostly tables.
+benchmarks/PREDICTION.md compares the model with published measurements.
 """
 
 from dataclasses import dataclass

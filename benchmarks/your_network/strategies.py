@@ -49,7 +49,7 @@ def wrap(model: nn.Module, strategy: str, mesh: DeviceMesh) -> nn.Module:
         wrapped.register_comm_hook(None, _skip_all_reduce)
         return wrapped
     if strategy in (ZERO_2, ZERO_3):
-        for part in [*units(model), model]:
+        for part in dict.fromkeys([*units(model), model]):  # each once, if two parents have it
             fully_shard(part, mesh=mesh, reshard_after_forward=strategy == ZERO_3)
     return model
 

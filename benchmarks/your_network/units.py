@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from benchmarks.your_network.errors import StepFailed
 
@@ -11,7 +11,10 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def units(model: nn.Module) -> Iterator[nn.Module]:
-    """The elements of containers. A container whose elements have children is opened, and a unit is not.
+    """The units of a network. One that two parents have is there twice.
+
+    A unit is an element of a container, or a Sequential of layers without children of their own; it has parameters. A
+    container of blocks is no unit: its elements are. What lies inside a unit belongs to it.
 
     - `self.blocks = ModuleList([Block(), Block()])`: each block is a unit.
     - `self.stages = Sequential(Sequential(Block(), Block()), Block())`: this has three units.
@@ -46,5 +49,8 @@ def checkpoint_units(model: nn.Module) -> nn.Module:
     chosen = set(units(model))
     if not chosen:
         raise StepFailed("--checkpointing computes the elements of containers again, and the network has no container")
-    apply_activation_checkpointing(model, check_fn=lambda module: module in chosen)
+    # The list is made before any is wrapped, so no unit is wrapped twice, even if two parents have it.
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if module in chosen:
+            model.set_submodule(name, checkpoint_wrapper(module))
     return model

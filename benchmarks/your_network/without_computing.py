@@ -7,13 +7,12 @@ their storages. An operation is treated in one of four ways:
 
 - It is *refused* if the shape of its result depends on numbers, which are not there: `large[large > 0]`.
 - It *sends nothing* if it is a collective of large tensors: `dist.all_reduce(large)` is run with empty tensors.
-- It *runs* if it fills no memory: `large.t()` is a view, and `large[0, 0].item()` reads an arbitrary number. It also
-  runs if all its arguments are small, because optimizers read step counts and sizes: `torch.tensor(3.0) + 1`.
+- It *runs* if it makes a view, `large.t()`, or reads numbers, which are arbitrary: `large[0, 0].item()`. It also runs
+  if all its arguments are small, because optimizers read step counts and sizes: `torch.tensor(3.0) + 1`.
 - Else its results are *allocated*: `torch.randn(8192, 8192)` takes 256 MiB of addresses, and hardly any memory. So does
   `large @ large.t()`. Small results are 0, because they may be read: `large.sum()`.
 """
 
-import functools
 import mmap
 import sys
 from collections.abc import Iterator
@@ -29,9 +28,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 SMALL_BYTES = 2**14
+OUT_OF_MEMORY = "can't allocate memory"  # The message of torch's RuntimeError has these words.
 MAP_NORESERVE = 0x4000  # Linux's; Python has a name for it from 3.13 on
 _ATTEND = F.scaled_dot_product_attention
-# The operation that fills their results may be skipped, so these are allocated, and 0, where arguments are small too.
+_READ_NUMBERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
+# A small `empty_like` is not run, because the operation that would fill it may be skipped. It gets zeros like other
+# small results.
 _UNFILLED = (
     torch.ops.aten.empty_like.default,
     torch.ops.aten.new_empty.default,
@@ -53,8 +55,8 @@ def fused_attention() -> Iterator[None]:
     The fused operator of a GPU includes dropout. That of a CPU does not: with dropout, a CPU computes attention in some
     ten operators, which keep the scores of each pair of positions. So the dropout is left out here.
     """
-    # torch's own modules find the function in its module, also when checkpointing computes them again in backward. A
-    # file may have imported it by name: a mode sees that call, but none that is made within another function of torch.
+    # Two ways are needed: the patch for calls inside torch's modules, also when checkpointing computes them again in
+    # backward, and the mode for files that imported the function by name.
     with patch.object(F, "scaled_dot_product_attention", _attend_without_dropout), _AttentionByName():
         yield
 
@@ -64,6 +66,8 @@ def _attend_without_dropout(query, key, value, attn_mask=None, dropout_p=0.0, is
 
 
 class _AttentionByName(TorchFunctionMode):
+    """Leaves the dropout out of calls by a name that was imported. It sees no call inside a function of torch."""
+
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if function is _ATTEND:
             function = _attend_without_dropout
@@ -93,7 +97,8 @@ class _WithoutComputing(TorchDispatchMode):
             args, kwargs = tree_map_only(Tensor, lambda tensor: tensor[:0], (args, kwargs))
             return func(*args, **kwargs)
         computes_small = tensors and are_small and func not in _UNFILLED
-        if computes_small or fills_no_memory(func):
+        marks_profile = func.namespace == "profiler"
+        if computes_small or makes_view(func) or func in _READ_NUMBERS or marks_profile:
             return func(*args, **kwargs)
         key = (func, *map(_key, leaves))
         if key not in self._on_meta:
@@ -140,14 +145,9 @@ def _shape_depends_on_numbers(func: torch._ops.OpOverload, tensors: list[Tensor]
     return torch.Tag.dynamic_output_shape in func.tags
 
 
-@functools.cache
-def fills_no_memory(func: torch._ops.OpOverload) -> bool:
-    """True if no argument is written to, and each result is a view of an argument or no tensor."""
-    if torch.Tag.inplace_view in func.tags:  # It gives an argument another shape or storage.
-        return True
-    results = func._schema.returns
-    makes_tensors = any(result.alias_info is None and "Tensor" in str(result.type) for result in results)
-    return not makes_tensors and not func._schema.is_mutable
+def makes_view(func: torch._ops.OpOverload) -> bool:
+    """True for views, and for operations that give an argument another shape or storage."""
+    return func.is_view or torch.Tag.inplace_view in func.tags
 
 
 def _run_on_meta(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], tensors: list[Tensor]) -> _OnMeta:
@@ -183,8 +183,8 @@ def _address(tensor: Tensor) -> int:
 def _empty_like(meta: Tensor) -> Tensor:
     try:
         tensor = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
-    except RuntimeError:  # There is not so much memory.
-        if sys.platform != "linux":
+    except RuntimeError as error:
+        if sys.platform != "linux" or OUT_OF_MEMORY not in str(error):
             raise
         return _in_address_space(meta)
     return tensor.zero_() if _is_small(tensor) else tensor

@@ -56,8 +56,9 @@ def prepare_data_loader(
     """The loader for one process: its share of the batches that `dataloader` would make on a single one.
 
     The script's sampler draws the order. With `use_seedable_sampler`, a RandomSampler is replaced by one whose order
-    depends on `data_seed` and the epoch alone. On several processes another sampler without a generator may get one,
-    see DATA.md. The new sampler or generator is put into the script's own batch sampler or sampler.
+    depends on `data_seed` and the epoch alone. On several processes all must draw one order. So a sampler without a
+    generator gets one here, and at each pass takes over the state of rank 0's (`rng_types`), see DATA.md. The new
+    sampler or generator is put into the script's own batch sampler or sampler.
 
     `use_seedable_sampler` makes this a collective: the default of `data_seed` is the seed of rank 0, and with samplers
     of other kinds the seeds of all processes are compared.
@@ -115,18 +116,17 @@ def prepare_data_loader(
     elif is_stream:
         synchronized_generator = generator_of(dataset)
         loading = loading_arguments(dataloader, None)
+        # A stream has no sample numbers, so the samples themselves are batched and dealt out.
         batches = BatchSampler(dataset, loading["batch_size"], loading["drop_last"])
         shard = BatchSamplerShard(batches, num_processes, process_index, split_batches, even_batches)
-        loading["batch_size"] = shard.samples_per_process
+        loading["batch_size"] = shard.samples_per_process  # A script sees that of one process.
         dataset = StreamShard(dataset, shard)
     else:
         shard = BatchSamplerShard(index_sampler, num_processes, process_index, split_batches, even_batches)
         loading = loading_arguments(dataloader, shard)
         # As in the original, a sampler that lies deeper, within a second batch sampler, gets no generator.
         sampler = getattr(index_sampler, "sampler", None)
-        # With `use_seedable_sampler` the original gives none at all. Here it is given where samples would be lost.
-        if not use_seedable_sampler or (_draws_without_replacement(sampler) and _seeds_differ_between_ranks()):
-            synchronized_generator = _provide_generator(sampler)
+        synchronized_generator = _provide_generator(sampler, use_seedable_sampler)
     if rng_types is not None and synchronized_generator is None:
         rng_types = [kind for kind in rng_types if kind != "generator"]
     return DataLoaderShard(
@@ -200,22 +200,20 @@ def _make_seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRan
     )
 
 
-def _draws_without_replacement(sampler: Any) -> bool:
-    """True for a sampler of which processes with different seeds would draw different orders, and so lose samples."""
-    if not hasattr(sampler, "generator") or isinstance(sampler, SeedableRandomSampler):
-        return False
-    return not getattr(sampler, "replacement", False)
+def _provide_generator(sampler: Any, use_seedable_sampler: bool) -> torch.Generator | None:
+    """The generator of torch that `sampler` draws from, if it can have one; a new one is seeded from torch's.
 
-
-def _seeds_differ_between_ranks() -> bool:
-    """True if the processes have seeded torch differently. A collective."""
-    seeds = gather_object([torch.initial_seed()])
-    return len(set(seeds)) > 1
-
-
-def _provide_generator(sampler: Any) -> torch.Generator | None:
-    """The generator of torch that `sampler` draws from, if it can have one; a new one is seeded from torch's."""
-    if hasattr(sampler, "generator") and sampler.generator is None:
+    With `use_seedable_sampler` the original gives none. Here there is one where other seeds would lose samples.
+    """
+    if not hasattr(sampler, "generator"):
+        return None
+    if use_seedable_sampler:
+        if isinstance(sampler, SeedableRandomSampler) or getattr(sampler, "replacement", False):
+            return None
+        seeds = gather_object([torch.initial_seed()])  # A collective.
+        if len(set(seeds)) == 1:
+            return None
+    if sampler.generator is None:
         sampler.generator = torch.Generator()
         seed = torch.empty((), dtype=torch.int64).random_()
         sampler.generator.manual_seed(int(seed))

@@ -30,30 +30,29 @@ class DataLoaderDispatcher(DataLoaderShard):
     What the main process raises while it reads or slices is raised on all.
 
     Args:
-        dataset, skip_batches, kwargs: of DataLoaderShard.
+        dataset, kwargs: of DataLoaderShard.
         split_batches: a step is one batch of the script's loader.
         slice_fn: `slice_fn(batch, slice, process_index=…, num_processes=…)` is the part of a step's batch in `slice`;
-            by default `slice_rows`.
+            by default `slice_rows`. What it raises on a process other than the main one is raised there alone.
     """
 
     def __init__(
         self,
         dataset: Any,
         split_batches: bool = False,
-        skip_batches: int = 0,
         slice_fn: Callable[..., Any] | None = None,
         **kwargs: Any,
     ) -> None:
         self.state = PartialState()
         kwargs.setdefault("device", self.state.device)
-        super().__init__(dataset, skip_batches=skip_batches, **kwargs)
+        super().__init__(dataset, **kwargs)
         self.split_batches = split_batches
-        self.batches_per_step = 1 if split_batches else self.state.num_processes
+        self.batches_read_per_step = 1 if split_batches else self.state.num_processes
         self.slice_fn = slice_rows if slice_fn is None else slice_fn
 
     @property
     def total_batch_size(self) -> int:
-        return super().total_batch_size * self.batches_per_step
+        return super().total_batch_size * self.batches_read_per_step
 
     @property
     def remainder(self) -> int:
@@ -63,7 +62,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         return self.total_batch_size if self.short_step is None else self.short_step.num_real_all_ranks
 
     def __len__(self) -> int:
-        whole_steps, extra_batches = divmod(DataLoader.__len__(self), self.batches_per_step)
+        whole_steps, extra_batches = divmod(DataLoader.__len__(self), self.batches_read_per_step)
         has_short_step = extra_batches > 0 and not self._drop_last
         steps = whole_steps + 1 if has_short_step else whole_steps
         return max(0, steps - self.skipped_steps)
@@ -72,17 +71,18 @@ class DataLoaderDispatcher(DataLoaderShard):
         """This process's part of the steps that the main process reads."""
         if self.state.is_main_process:
             steps = run_on_all_ranks(partial(super()._read, this_pass))
+            # Whether a step is short is known when all its batches are joined.
             batches = self._joined_batches(step.content for step in steps)
             return self._send_steps(self._whole_steps(batches, this_pass))
         run_on_all_ranks(self._draw_torchs_seed)
-        # The checkpoint of this process says how the order was drawn, too: a resumed run may read on every process.
+        # In a run that resumes, every process may read. So each saves how the order was drawn.
         this_pass.begin_order(self.samplers[-1])
         return self._receive_steps()
 
     def _draw_torchs_seed(self) -> None:
-        """Draw the seed that torch draws when the main process begins to read, so that the generators stay the same.
+        """Draw the seed that torch draws when the main process begins to read.
 
-        An order that is drawn from torch's generator makes them differ: the main process alone draws it.
+        The generators of all ranks stay alike, unless the order is drawn from torch's: rank 0 alone draws it.
         """
         is_new_reader = self._reader is None
         reader = self._get_reader()
@@ -93,8 +93,8 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     def _joined_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
         """On the main process: the batch of each step, joined from `batches` of the script's loader."""
-        for parts in groups_of(batches, self.batches_per_step):
-            if self._drop_last and len(parts) < self.batches_per_step:
+        for parts in groups_of(batches, self.batches_read_per_step):
+            if self._drop_last and len(parts) < self.batches_read_per_step:
                 return
             if self.slice_fn is slice_rows:  # A script's own function knows which rows belong together.
                 for part in parts:

@@ -14,7 +14,7 @@ class Pass:
     Attributes:
         epoch: the one that it visits.
         first_step: how many steps of the epoch it leaves out before its first batch.
-        is_resumed: True if it is the first one after a checkpoint was loaded, and begins within an epoch.
+        is_resumed_within_epoch: True if it is the first one after a checkpoint was loaded, and begins within its epoch.
         has_saved_order: True if that checkpoint says how the order of the epoch was drawn. Only a StatefulPass has one.
         step: how many steps of the epoch were left out or yielded.
         short_step: the ShortStep of the step that was yielded last, if it has one.
@@ -22,10 +22,10 @@ class Pass:
         end_of_dataloader: the loop sets it to True at the last batch. A script may set it to False.
     """
 
-    def __init__(self, epoch: int, first_step: int, is_resumed: bool) -> None:
+    def __init__(self, epoch: int, first_step: int) -> None:
         self.epoch = epoch
         self.first_step = first_step
-        self.is_resumed = is_resumed
+        self.is_resumed_within_epoch = False
         self.has_saved_order = False
         # The loop sets these for each batch that it yields.
         self.step = first_step
@@ -38,14 +38,10 @@ class Pass:
         """True if the batch that was yielded last is the last one of the epoch."""
         return self.step > self.first_step and self.read_ahead is None
 
-    def draw_steps(self, batches: Any, batches_per_step: int) -> Iterator[Step]:
-        """The steps of this pass. Each has `batches_per_step` of the `batches` of sample numbers.
-
-        A sampler may draw random numbers in its own `iter`. As in the original, one process that leaves out no step
-        calls it now, before torch draws its seed. Otherwise it is called when the first step is asked for.
-        """
+    def draw_steps(self, batches: Any, batches_read_per_step: int) -> Iterator[Step]:
+        """A Step for each of the `batches` of sample numbers that is read. See `steps_of` for when they are drawn."""
         if self.first_step > 0:
-            batches = SkipBatchSampler(batches, self.first_step * batches_per_step)
+            batches = SkipBatchSampler(batches, self.first_step * batches_read_per_step)
         return steps_of(batches)
 
     def state_dict(self) -> dict[str, Any]:
@@ -72,29 +68,31 @@ class Progress:
 
     Attributes:
         epoch: the one that the next pass visits.
-        first_step: how many steps were left out of every epoch when the loader was prepared.
-        passes: those that have begun and not ended. A script may begin one within another. The current one stands last.
+        first_step_of_epochs: how many steps were left out of every epoch when the loader was prepared.
+        passes: those that have begun and not ended, perhaps one within another. The current one stands last.
         checkpoint: the `state_dict` of the loader that was loaded last; `{}` if a checkpoint was loaded that has none.
             It is None from the beginning of the next pass on.
     """
 
     epoch: int = 0
-    first_step: int = 0
+    first_step_of_epochs: int = 0
     passes: list[Pass] = field(default_factory=list)
     checkpoint: dict[str, Any] | None = None
 
     @property
     def current(self) -> Pass:
-        """The pass that began or yielded a batch last. Outside of a loop it is the next one, which has yielded none."""
-        return self.passes[-1] if self.passes else self.next_pass(self.first_step)
+        """The last of `passes`; outside of a loop a new Pass that never begins, so that `state_dict` has one rule."""
+        return self.passes[-1] if self.passes else self.next_pass(self.first_step_of_epochs)
 
     def next_pass(self, first_step: int) -> Pass:
         """The next pass, over a loader that leaves out so many steps of every epoch."""
-        return Pass(self.epoch, first_step, is_resumed=self.checkpoint is not None and first_step > self.first_step)
+        return Pass(self.epoch, first_step)
 
     def begin_pass(self, first_step: int) -> Pass:
         """Begin the next pass, over a loader that leaves out so many steps of every epoch."""
         this_pass = self.next_pass(first_step)
+        begins_within_epoch = this_pass.first_step > self.first_step_of_epochs
+        this_pass.is_resumed_within_epoch = begins_within_epoch and self.checkpoint is not None
         self.checkpoint = None
         self.passes.append(this_pass)
         return this_pass
@@ -103,11 +101,6 @@ class Progress:
         """Let the next pass go on from a loader's `state_dict`. With `{}` it begins at the start of its epoch."""
         self.checkpoint = state
         self.epoch = state.get("epoch", self.epoch)
-
-    def make_current(self, this_pass: Pass) -> None:
-        """Note that `this_pass`, which has begun, yields a batch now."""
-        self.passes.remove(this_pass)
-        self.passes.append(this_pass)
 
 
 class PassSampler:
@@ -122,19 +115,19 @@ class PassSampler:
 
     Args:
         batches: a BatchSamplerShard, or what the script reads by: batches of sample numbers, or single numbers.
-        batches_per_step: how many of them make a step.
+        batches_read_per_step: how many of them are read for a step, see DataLoaderShard.
     """
 
-    def __init__(self, batches: Any, batches_per_step: int, progress: Progress) -> None:
+    def __init__(self, batches: Any, batches_read_per_step: int, progress: Progress) -> None:
         self.batches = batches
-        self.batches_per_step = batches_per_step
+        self.batches_read_per_step = batches_read_per_step
         self.progress = progress
         self.kept_steps: deque[Step] = deque()
 
     def __iter__(self) -> Iterator[Any]:
-        """The sample numbers of each batch. Torch draws its seed between this call and the first of them."""
+        """The sample numbers of each batch."""
         self.kept_steps.clear()  # A pass over the same workers that ended early may have left some.
-        return self._keep(self.progress.current.draw_steps(self.batches, self.batches_per_step))
+        return self._keep(self.progress.passes[-1].draw_steps(self.batches, self.batches_read_per_step))
 
     def _keep(self, steps: Iterator[Step]) -> Iterator[Any]:
         for step in steps:

@@ -14,8 +14,8 @@ The resumed pass remembers C (`restored_generators`). It puts the generators to 
 the order again, leaves out a, b and c, and goes back to C.
 
 At C batch d has been read already, perhaps with random numbers. So its tensors, numbers and texts are saved too
-(`content_of`). The resumed pass reads d again, for its structure and for what cannot be saved, and puts the saved
-content in the place of the new one (`put_back`).
+(`saved_leaves`). The resumed pass reads d again, for its structure and for what cannot be saved, and puts what is
+saved in the place of the new (`put_back`).
 """
 
 from collections.abc import Iterator
@@ -42,8 +42,8 @@ class Position(NamedTuple):
         step: how many steps of the epoch were left out or yielded.
         is_over: True if the last of them was the last step of the epoch.
         drawn_from: the states of torch's and, if any, the sampler's generator, when the order was drawn.
-        read_ahead: `content_of` the batch that was read and not yielded.
-        first_rows: `content_of` the rows that fill up a dispatched last step.
+        read_ahead: `saved_leaves` of the batch that was read and not yielded.
+        first_rows: `saved_leaves` of the rows that fill up a dispatched last step.
     """
 
     epoch: int
@@ -52,6 +52,25 @@ class Position(NamedTuple):
     drawn_from: tuple[torch.Tensor, torch.Tensor | None] | None = None
     read_ahead: list | None = None
     first_rows: list | None = None
+
+
+class Sharing(NamedTuple):
+    """The process whose batches a loader reads, how many processes share them, and samples of all in a full step."""
+
+    process_index: int
+    num_processes: int
+    step_size: int
+
+    def adapted(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The loaded `state` as a loader that shares like this can follow it."""
+        saved = Sharing(**{name: state[name] for name in self._fields})
+        if saved.step_size != self.step_size:
+            if state["step"] > 0 and not state["is_over"]:
+                raise ValueError(f"an epoch of {saved.step_size} samples per step cannot go on with {self.step_size}")
+            return state | {"step": 0}  # If the script sets the finished epoch, it begins anew.
+        if saved != self:
+            return state | {"read_ahead": None}  # It was a batch of another process.
+        return state
 
 
 class StatefulPass(Pass):
@@ -63,20 +82,20 @@ class StatefulPass(Pass):
         first_rows: the rows that fill up a dispatched last step: on the main process, after the first step was read.
     """
 
-    def __init__(self, start: Position, is_resumed: bool) -> None:
-        super().__init__(start.epoch, start.step, is_resumed)
+    def __init__(self, start: Position) -> None:
+        super().__init__(start.epoch, start.step)
         self.has_saved_order = start.drawn_from is not None
         self.start = start
         self.drawn_from = start.drawn_from
         self.first_rows: Any = None
 
-    def draw_steps(self, batches: Any, batches_per_step: int) -> Iterator[Step]:
-        """The steps of a Pass, always drawn after torch's seed.
+    def draw_steps(self, batches: Any, batches_read_per_step: int) -> Iterator[Step]:
+        """The steps of a Pass, always drawn after torch's seed (see `steps_of`), also where workers stay alive.
 
-        So `drawn_from` is the state after the seed in every pass, also where workers stay alive and torch draws none.
+        This is a generator function, so nothing here runs before torch has drawn its seed.
         """
         self.begin_order(sampler_chain(batches)[-1])
-        yield from super().draw_steps(batches, batches_per_step)
+        yield from super().draw_steps(batches, batches_read_per_step)
 
     def begin_order(self, sampler: Any) -> None:
         """Note the states from which `sampler` draws the order. A resumed pass goes back first to those that are saved.
@@ -93,7 +112,7 @@ class StatefulPass(Pass):
         self.drawn_from = torch.get_rng_state(), state_of(generator_of(sampler))
 
     def put_back_read_ahead(self, steps: Iterator[Step]) -> Iterator[Step]:
-        """The `steps`. The first is read now, and gets the content that the saved run had read ahead, if any."""
+        """The `steps`. The first is read now, and gets the leaves that the saved run had read ahead, if any."""
         first = next(steps, None)
         if first is None:
             return steps
@@ -113,8 +132,8 @@ class StatefulPass(Pass):
             step=self.step,
             is_over=self.is_over,
             drawn_from=self.drawn_from,
-            read_ahead=None if self.read_ahead is None else content_of(self.read_ahead.content),
-            first_rows=content_of(self.first_rows),
+            read_ahead=None if self.read_ahead is None else saved_leaves(self.read_ahead.content),
+            first_rows=saved_leaves(self.first_rows),
         )
         return position._asdict()
 
@@ -128,27 +147,15 @@ class StatefulProgress(Progress):
         # A checkpoint of the beginning of an epoch says no more than its number.
         if loaded and loaded["epoch"] == self.epoch and loaded["step"] > 0:
             start = Position(**{name: loaded[name] for name in Position._fields})
-            if first_step not in (self.first_step, start.step):
+            if first_step not in (self.first_step_of_epochs, start.step):
                 # The script skips to another step, where the batch that was read ahead is of no use.
                 start = start._replace(step=first_step, is_over=False, read_ahead=None)
-        return StatefulPass(start, is_resumed=self.checkpoint is not None and start.step > self.first_step)
+        return StatefulPass(start)
 
     def follow_checkpoint(self, state: dict[str, Any]) -> None:
         super().follow_checkpoint(state)
         if state.get("is_over"):
             self.epoch += 1
-
-
-def in_steps_of(process: tuple[int, int], step_size: int, state: dict[str, Any]) -> dict[str, Any]:
-    """The loaded `state` in steps of `step_size` samples, without a batch that another process has read ahead."""
-    samples = state["step"] * state["step_size"]
-    step, rest = divmod(samples, step_size)
-    if rest:
-        raise ValueError(f"{samples} samples of epoch {state['epoch']} are no whole number of steps of {step_size}")
-    if (state["process"], state["step_size"]) == (process, step_size):
-        return state
-    # The batch that was read ahead is one of another process, or of another size.
-    return state | {"step": step, "read_ahead": None}
 
 
 def generator_states(sampler: Any, loader_generator: torch.Generator | None) -> dict[str, torch.Tensor | None]:
@@ -184,44 +191,42 @@ def set_state(generator: torch.Generator | None, state: torch.Tensor | None) -> 
 def restored_generators(
     device: torch.device | None, sampler: Any, loader_generator: torch.Generator | None
 ) -> Iterator[None]:
-    """Restore all generators to where they are now, whatever is done within. Going on by hand needs it too."""
+    """Restore all generators to where they are now, whatever is done within."""
     device = device or torch.device("cpu")
     random_states = get_random_states(device)
     sampler_generator = generator_of(sampler)
-    sampler_state = state_of(sampler_generator)
-    loader_state = state_of(loader_generator)
+    states = generator_states(sampler, loader_generator)
     try:
         yield
     finally:
         set_random_states(device, random_states)
         if sampler_generator is not None:
             sampler.generator = sampler_generator
-        set_state(sampler_generator, sampler_state)
-        set_state(loader_generator, loader_state)
+        load_generator_states(states, sampler, loader_generator)
 
 
-def content_of(batch: Any) -> list | None:
+def saved_leaves(batch: Any) -> list | None:
     """The tensors, numbers and texts in `batch`, and None in the place of what a checkpoint cannot hold."""
     if batch is None:
         return None
-    content: list[Any] = []
+    saved: list[Any] = []
     for leaf in leaves(batch):
         if type(leaf) is torch.Tensor:  # Files with other classes would not be loaded.
-            content.append(leaf.detach().cpu().clone())  # A part of a larger tensor would be saved with all of it.
+            saved.append(leaf.detach().cpu().clone())  # A part of a larger tensor would be saved with all of it.
         else:
-            content.append(leaf if type(leaf) in (bool, int, float, complex, str, bytes) else None)
-    return content
+            saved.append(leaf if type(leaf) in (bool, int, float, complex, str, bytes) else None)
+    return saved
 
 
-def put_back(content: list | None, batch: Any) -> Any:
-    """`batch`, which has been read again, with the saved content, if there is any, in the place of the new one."""
-    if content is None:
+def put_back(saved: list | None, batch: Any) -> Any:
+    """`batch`, which has been read again, with the `saved_leaves`, if there are any, in the place of the new ones."""
+    if saved is None:
         return batch
     new_leaves = list(leaves(batch))
-    if len(new_leaves) != len(content):
+    if len(new_leaves) != len(saved):
         logger.warning("a saved batch is left out: the one read now has other entries", main_process_only=False)
         return batch
-    for place, saved in enumerate(content):
-        if saved is not None:
-            new_leaves[place] = saved
+    for place, leaf in enumerate(saved):
+        if leaf is not None:
+            new_leaves[place] = leaf
     return replace_leaves(batch, new_leaves)

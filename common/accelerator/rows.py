@@ -93,7 +93,10 @@ def join_batches(batches: Sequence[Any]) -> Any:
 
 def _is_same(leaf: Any, other: Any) -> bool:
     """True for two equal values without rows. NaN equals NaN here."""
-    return bool(leaf == other or (leaf != leaf and other != other))
+    try:
+        return bool(leaf == other or (leaf != leaf and other != other))
+    except ValueError:  # NumPy compares arrays within lists entry by entry. Such lists count as different.
+        return False
 
 
 def fill_up(batch: Any, first_rows: Any, least_rows: int) -> Any:

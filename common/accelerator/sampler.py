@@ -1,8 +1,8 @@
-"""Which samples, in which order, on which process: arithmetic on indices, without data and without collectives.
+"""Which samples, in which order, on which process: arithmetic on sample numbers, without collectives.
 
-Most steps have a full batch on every process. In a *short step* there are too few samples for that, so some of them
-are repeated, or some processes get less. A ShortStep says which samples are real. On several processes, batches without
-a known size have one in every step.
+A *step* is what all processes get in one turn of their loops: one batch each. Most steps have a full batch on every
+process. In a *short step* there are too few samples for that, so some of them are repeated, or some processes get less.
+A ShortStep says which samples are real. On several processes, batches without a known size have one in every step.
 
 An example: two processes share the samples 0 to 4 in batches of two. Step 0 is `[0 1]` and `[2 3]`. For step 1 only
 sample 4 is left, and with samples from the beginning it becomes `[4 0]` and `[1 2]`. `gather_for_metrics` gathers
@@ -45,7 +45,7 @@ class ShortStep(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A process's part of a step, or a whole one to dispatch: sample numbers or a batch, and the ShortStep, if any."""
+    """A process's part of a step, or a whole one to dispatch: sample numbers, samples of a stream, or their batch."""
 
     content: Any
     short_step: ShortStep | None
@@ -146,8 +146,7 @@ class BatchSamplerShard(BatchSampler):
 
     def steps(self) -> Iterator[Step]:
         """The batches of this process, each with what is known of its step."""
-        # Without a batch size these are None: then every step counts as a short one.
-        full_rows = [self.samples_per_process] * self.num_processes
+        size = self.samples_per_process
         first_step: list = []
         whole_steps = self._parts_of_batches() if self.split_batches else self._groups_of_batches()
         for batches in whole_steps:
@@ -155,7 +154,7 @@ class BatchSamplerShard(BatchSampler):
             rows = [len(batch) for batch in batches]
             shares = batches
             short_step = None
-            if rows != full_rows:
+            if size is None or rows != [size] * self.num_processes:
                 if self._repeats_samples:
                     shares = self._filled_up(batches, first_step)
                 elif self.even_batches:  # It is not known how many samples are missing, so whole batches are repeated.
@@ -255,8 +254,9 @@ def check_split(batch_size: int | None, num_processes: int) -> None:
 def steps_of(batches: Any) -> Iterator[Step]:
     """The steps of a process that reads by `batches`: batches of sample numbers or, for `batch_size=None`, single ones.
 
-    The samplers of this file draw nothing before the first step is asked for. `iter` of any other is called at once, as
-    torch's loader does, because it may draw random numbers.
+    When a pass begins, torch's loader calls `iter` of its sampler, and then draws a seed. A sampler may draw random
+    numbers in its `iter` too, so the order of the two counts. As in the original, `iter` of a script's own sampler is
+    called here, before the seed. The samplers of this file call it when the first step is asked for, after the seed.
     """
     if isinstance(batches, (BatchSamplerShard, SkipBatchSampler)):
         return batches.steps()

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from .logging import get_logger
 from .operations import send_to_device
 from .position import Pass, PassSampler, Progress
-from .resumption import StatefulProgress, generator_states, in_steps_of, load_generator_states, restored_generators
+from .resumption import Sharing, StatefulProgress, generator_states, load_generator_states, restored_generators
 from .sampler import (
     BatchSamplerShard,
     SeedableRandomSampler,
@@ -57,7 +57,8 @@ class DataLoaderShard(DataLoader):
         Progress.begin_pass   says which epoch the pass visits, and how many of its steps are left out
         _begin_reading        takes over the generators of rank 0, and tells the epoch
         _read                 asks torch's loader for an iterator, which draws a seed; a stream leaves out steps here
-        PassSampler           draws the order, leaves out steps, and puts the batches into their Steps
+        PassSampler           draws the order, leaves out steps, puts the batches into their Steps; a stream has none
+        send_to_device        puts the batch on the device
 
     Args:
         dataset, kwargs: of DataLoader.
@@ -65,12 +66,12 @@ class DataLoaderShard(DataLoader):
         rng_types: generators that all processes take over from rank 0 at the start of every pass: "torch", "cuda", or
             "generator" for `synchronized_generator`.
         synchronized_generator: the sampler's or the data set's.
-        skip_batches: steps to leave out at the beginning of every epoch.
+        skip_batches: batches of each process, that is steps, to leave out at the beginning of every epoch.
         use_stateful_dataloader: checkpoints hold the position, see `resumption.py`.
     """
 
-    # So many batches of the script's loader make one step of this one. A DataLoaderDispatcher may need several.
-    batches_per_step = 1
+    # Batches that a process reads for one step: the main process of a DataLoaderDispatcher reads those of all ranks.
+    batches_read_per_step = 1
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class DataLoaderShard(DataLoader):
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
         progress_class = StatefulProgress if use_stateful_dataloader else Progress
-        self.progress = progress_class(first_step=skip_batches)
+        self.progress = progress_class(first_step_of_epochs=skip_batches)
         # Torch's loader, which is kept only if its workers stay alive from pass to pass.
         self._reader: DataLoader | None = None
 
@@ -103,7 +104,8 @@ class DataLoaderShard(DataLoader):
         this_pass = progress.begin_pass(self.skipped_steps)
         self.gradient_state._add_dataloader(self)
         try:
-            steps = self._resume_reading(this_pass) if this_pass.is_resumed else self._begin_reading(this_pass)
+            begin = self._resume_reading if this_pass.is_resumed_within_epoch else self._begin_reading
+            steps = begin(this_pass)
             following = next(steps, None)
             while following is not None:
                 batch, short_step = following
@@ -115,7 +117,9 @@ class DataLoaderShard(DataLoader):
                 this_pass.read_ahead = following
                 if following is None:
                     this_pass.end_of_dataloader = True
-                progress.make_current(this_pass)
+                # This pass is the current one again, if a script has begun another within it.
+                progress.passes.remove(this_pass)
+                progress.passes.append(this_pass)
                 yield batch
         finally:
             progress.passes.remove(this_pass)
@@ -128,14 +132,14 @@ class DataLoaderShard(DataLoader):
         """The steps of the pass, each read when it is asked for."""
         if self.rng_types:
             synchronize_rng_states(self.rng_types, self.synchronized_generator)
-        self.set_epoch(this_pass.epoch)
+        self._tell_epoch(this_pass.epoch)
         return self._read(this_pass)
 
     def _resume_reading(self, this_pass: Pass) -> Iterator[Step]:
         """The steps of the first pass after a checkpoint was loaded, where it begins within an epoch.
 
-        When a pass begins, torch draws a seed, as the run did before the checkpoint. So the generators go back to where
-        `load_state` has put them.
+        The interrupted run drew the seed of this pass before it saved. Torch's loader draws one again now. That second
+        draw must leave no trace, so all generators are restored afterwards.
         """
         is_known_order = isinstance(self.dataset, IterableDataset) or follows_from_epoch(self.samplers)
         if not is_known_order and not this_pass.has_saved_order:
@@ -151,12 +155,11 @@ class DataLoaderShard(DataLoader):
     def _read(self, this_pass: Pass) -> Iterator[Step]:
         """The steps that this process reads, from where the pass begins."""
         reader = self._get_reader()
-        # Torch's iterator draws a seed when it is made: that is before the first batch is asked for.
-        batches: Iterator[Any] = iter(reader)
+        batches: Iterator[Any] = iter(reader)  # This draws a seed, see `steps_of`.
         if not isinstance(self.dataset, IterableDataset):
             return index_sampler_of(reader).steps_with(batches)
         # A stream is always read from its first batch.
-        batches = islice(batches, this_pass.first_step * self.batches_per_step, None)
+        batches = islice(batches, this_pass.first_step * self.batches_read_per_step, None)
         if isinstance(self.dataset, StreamShard):  # It makes Steps by itself.
             return batches
         return (Step(batch, None) for batch in batches)
@@ -167,7 +170,7 @@ class DataLoaderShard(DataLoader):
             return self._reader
         # This loader shows scripts their own batch sampler and data set. The reader has a PassSampler in place of the
         # batch sampler, which torch forbids to change after `__init__`. A stream is read without one.
-        pass_sampler = PassSampler(index_sampler_of(self), self.batches_per_step, self.progress)
+        pass_sampler = PassSampler(index_sampler_of(self), self.batches_read_per_step, self.progress)
         arguments = loading_arguments(self, pass_sampler)
         if isinstance(self.dataset, StreamShard):  # It makes the batches by itself.
             arguments |= {"batch_size": None, "drop_last": False, "collate_fn": partial(collate_step, self.collate_fn)}
@@ -220,13 +223,16 @@ class DataLoaderShard(DataLoader):
     def set_epoch(self, epoch: int) -> None:
         """Outside of a loop: make the next pass visit `epoch`, from where a loaded checkpoint stopped in it, if any."""
         self.iteration = epoch
+        self._tell_epoch(epoch)
+
+    def _tell_epoch(self, epoch: int) -> None:
         for part in (self.dataset, *self.samplers):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is outside of the loops over this loader.
-        progress = type(self.progress)(self.iteration, self.progress.first_step)
+        progress = type(self.progress)(self.iteration, self.progress.first_step_of_epochs)
         return vars(self) | {"_reader": None, "progress": progress}
 
     def without_first(self, num_batches: int) -> "DataLoaderShard":
@@ -246,8 +252,7 @@ class DataLoaderShard(DataLoader):
         seed = sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
         state = self.progress.current.state_dict() | {"sampler_seed": seed}
         if self.use_stateful_dataloader:
-            sharing = {"process": self._process, "step_size": self.total_batch_size}
-            return state | sharing | generator_states(sampler, self.generator)
+            return state | self._sharing._asdict() | generator_states(sampler, self.generator)
         return {} if seed is None else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -258,20 +263,21 @@ class DataLoaderShard(DataLoader):
         the next epoch, as in the original; after `set_epoch` with the number of the finished one no batch is left.
 
         Raises:
-            ValueError: if a stateful loader has yielded samples that are no whole number of this loader's steps.
+            ValueError: if a stateful loader has stopped within an epoch, and its steps had another size.
         """
         if self.use_stateful_dataloader and state_dict:
-            state_dict = in_steps_of(self._process, self.total_batch_size, state_dict)
+            state_dict = self._sharing.adapted(state_dict)
         self.progress.follow_checkpoint(state_dict)
         if not state_dict:
             return
         sampler = self.samplers[-1]
-        if isinstance(sampler, SeedableRandomSampler):
+        # The saved run may have had another sampler, without a seed.
+        if isinstance(sampler, SeedableRandomSampler) and state_dict["sampler_seed"] is not None:
             sampler.initial_seed = state_dict["sampler_seed"]
         if self.use_stateful_dataloader:
             load_generator_states(state_dict, sampler, self.generator)
         else:
-            self.set_epoch(self.iteration)
+            self._tell_epoch(self.iteration)
 
     def get_sampler(self) -> Any:
         """See the function `get_sampler`."""
@@ -289,10 +295,10 @@ class DataLoaderShard(DataLoader):
         return source if isinstance(source, BatchSamplerShard) else None
 
     @property
-    def _process(self) -> tuple[int, int]:
-        """The process whose batches these are, and the number of processes that share them."""
-        sharing = PartialState() if self.shard is None else self.shard
-        return sharing.process_index, sharing.num_processes
+    def _sharing(self) -> Sharing:
+        """The process whose batches these are, and what a step is."""
+        processes = PartialState() if self.shard is None else self.shard
+        return Sharing(processes.process_index, processes.num_processes, self.total_batch_size)
 
     def __len__(self) -> int:
         """Batches in an epoch on this process, without those that are skipped."""

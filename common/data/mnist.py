@@ -50,15 +50,13 @@ def read_mnist(data_dir: str | Path, part: str) -> tuple[Tensor, Tensor]:
 
 def _read(path: Path, header: int) -> Tensor:
     """The bytes of an IDX file behind its header, once the checksum has shown what the file is."""
+    advice = f"Remove {path.parent} to have MNIST fetched again, or use --dataset synthetic"
     try:
         content = bytearray(path.read_bytes())
     except OSError as error:
-        fail(f"{error}. Remove {path.parent} to have MNIST fetched again, or use --dataset synthetic")
+        fail(f"{error}. {advice}")
     if hashlib.md5(content).hexdigest() != MNIST_FILES[path.name]:
-        fail(
-            f"{path} is damaged: its checksum is not that of MNIST. "
-            f"Remove {path.parent} to have it fetched again, or use --dataset synthetic"
-        )
+        fail(f"{path} is damaged: its checksum is not that of MNIST. {advice}")
     return torch.frombuffer(content, dtype=torch.uint8, offset=header)
 
 

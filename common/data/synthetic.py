@@ -158,8 +158,8 @@ def _distort(glyphs: Tensor, generator: torch.Generator) -> Tensor:
     down = torch.stack([sin, cos, shift_down], dim=1)
     down = down * height[:, None]
     grid = F.affine_grid(torch.stack([across, down], dim=1), [n, 1, 28, 28], align_corners=False)
-    bends = torch.empty(n, 2, 4, 4).uniform_(-1, 1, generator=generator) * uniform(0, 0.11).view(-1, 1, 1, 1)
-    grid = grid + F.interpolate(bends, size=28, mode="bicubic", align_corners=True).permute(0, 2, 3, 1)
+    local_warp = torch.empty(n, 2, 4, 4).uniform_(-1, 1, generator=generator) * uniform(0, 0.11).view(-1, 1, 1, 1)
+    grid = grid + F.interpolate(local_warp, size=28, mode="bicubic", align_corners=True).permute(0, 2, 3, 1)
     ink = F.grid_sample(glyphs.unsqueeze(1), grid, align_corners=False).squeeze(1)
 
     # The sigmoid makes ink of all pixels above `level`. A blurred stroke is thicker at a low level than at a high one.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from common.doctor import checks, launch, report
 from common.errors import fail
-from common.numbers import number, positive
+from common.flag_types import number, positive
 
 RUN_SCRIPT = Path(__file__).with_name("run_script.py")
 

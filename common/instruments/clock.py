@@ -22,8 +22,8 @@ class Clock:
     before a forward of an evaluation           stops, if it still runs
 
     It still runs at an evaluation if fp16 has skipped the last optimizer step, or if an earlier run has done a part of
-    the epoch. Skipped steps count too, so steps are counted by forwards. The clock waits for the device when it starts
-    and when it stops, and at no other step.
+    the epoch: then fewer micro-batches are counted than an epoch has. Skipped steps count too, so steps are counted by
+    forwards. The clock waits for the device when it starts and when it stops, and at no other step.
 
     Args:
         model: the module that is called once for each micro-batch of this process.
@@ -31,7 +31,7 @@ class Clock:
         steps_per_epoch: the number of optimizer steps in an epoch.
         accumulation: the number of micro-batches in an optimizer step.
         warm_up_steps: the number of optimizer steps that `steps_per_second` leaves out.
-        bar: a progress bar, which moves by one at every optimizer step.
+        bar: a progress bar, which moves by one before the last forward of each optimizer step.
 
     Attributes:
         seconds: the seconds of training until the clock last stopped.

@@ -24,14 +24,15 @@ from common.process_group import all_gather_object, get_rank, get_world_size, is
 def measured(
     args: Namespace, model: nn.Module, train_set: Any, test_set: Any, resumes: bool = False
 ) -> Iterator[Callable]:
-    """Measure the training in the block, which calls `report` after each evaluation. All processes enter it.
+    """Measure the training in the block. All processes enter it.
 
+    The block calls `report` after each evaluation, or once at the end at level 04, whose loop is the Trainer's.
     Rank 0 prints the plan before the training and the result at each `report`, and draws a bar on a terminal. In the
-    end it writes the last result and the weights to the files of `--json` and `--save`. The block has to call `report`.
+    end it writes the last result and the weights to the files of `--json` and `--save`.
 
     Args:
         args: the flags, as `prepare_process` returns them.
-        model: the network, wrapped or not. Under FSDP a Trainer moves it to its device later.
+        model: the network, wrapped or not. It may still be on the CPU, so the device is taken from `args`.
         train_set, test_set: the two sets that `common.data.load_data` returns.
         resumes: True if the training continues from a checkpoint. Its bar counts steps, without an end.
 
@@ -76,7 +77,9 @@ class _Measurement:
     def report(
         self, loss: float, eval_loss: float, accuracy: float, evaluated: float, steps: int | None = None
     ) -> dict:
-        """The result: the settings, these numbers of the training, and what was measured. All processes call it.
+        """Stop the clock, and return the result: the settings, these numbers of the training, and what was measured.
+
+        A collective: each rank sends the peaks of its GPUs. Rank 0 prints the result.
 
         Args:
             loss: the epoch's mean training loss over all ranks.

@@ -44,12 +44,12 @@ def plan_line(args: Namespace, hardware: Hardware, train_set: Any, test_set: Any
 def _threads(args: Namespace, hardware: Hardware) -> str:
     """The threads of the processes or replicas: '2 threads each', or '2 cores each' with `--cores-per-device`."""
     unit = "core" if args.cores_per_device else "thread"
-    each = " each" if hardware.world_size > 1 else ""
-    if args.replicas and hardware.device == "cpu":  # Emulated replicas share the cores of one process.
-        return quantity(threads_per_worker(hardware.world_size), unit) + each
-    if args.replicas:  # Replicas on GPUs have the threads of one process together.
-        return quantity(torch.get_num_threads(), unit)
-    return quantity(torch.get_num_threads(), unit) + each
+    count = torch.get_num_threads()
+    if args.replicas and hardware.device == "cpu":
+        count = threads_per_worker(hardware.world_size)  # Emulated replicas divide the cores of one process.
+    is_shared = args.replicas and hardware.device != "cpu"  # Replicas on GPUs use the threads of one process together.
+    each = " each" if hardware.world_size > 1 and not is_shared else ""
+    return quantity(count, unit) + each
 
 
 def _shares(batch_size: int, parts: int, accumulation: int) -> str:
@@ -105,7 +105,7 @@ def write_files(args: Namespace, result: dict[str, Any], weights: dict[str, Tens
     """
     files: dict[Path, str | bytes] = {}
     if args.save:
-        # torch.save writes into memory first: it does not say why a file could not be written.
+        # Saved to memory first, because torch.save to a path does not say why it failed.
         buffer = io.BytesIO()
         torch.save(weights, buffer)
         files[args.save] = buffer.getvalue()

@@ -21,9 +21,9 @@ from common import exercises
 from common.errors import fail
 from common.exercises import runner
 from common.exercises.compare import Mistake
+from common.flag_types import positive
 from common.ladder import ROOT, find_script, ring, small, unified_diff
 from common.levels import LEVELS
-from common.numbers import positive
 
 
 def make_parser() -> argparse.ArgumentParser:

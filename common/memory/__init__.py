@@ -4,7 +4,7 @@ The simulated devices are numbers; device 0 is the process's own. Within `track_
 charged to the device on which it would be on a machine with GPUs:
 
 - a tensor made from no other one is on the host, and not charged: datasets, batches, a model before `.to(device)`;
-- `.to(device)` moves it to device 0, and `tracked_copy` to any device, such as that of a replica;
+- `.to(device)`, `.to("cpu")` too, moves it to device 0, and `tracked_copy` to any device, such as a replica's;
 - a result is where its inputs are, and inputs on the host are moved there, but for the source of a `copy_`;
 - storage that FSDP resizes counts with its new size.
 

@@ -115,6 +115,7 @@ def _track_moves_and_sizes(tracker: MemoryTracker) -> Iterator[None]:
         result = torch_to(tensor, *args, **kwargs)
         target = args[0] if args else kwargs.get("device")  # The first argument may also be a dtype or a tensor.
         names_device = isinstance(target, str | torch.device | int)
+        # The CPU plays the part of a GPU here, so a script that moves a tensor to "cpu" means device 0.
         if names_device and result.device.type == "cpu" and tracker.device_of(result) is None:
             return tracked_copy(result, None, 0, "temporaries")
         return result

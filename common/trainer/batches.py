@@ -100,14 +100,14 @@ def split_labels(batch: Any) -> tuple[Any, Any]:
     return batch, None
 
 
-def first_samples(batch: Any, rows: int, count: int) -> Any:
-    """The first `count` samples of a batch of `rows`. A tensor or list of another length stays as it is."""
+def first_samples(batch: Any, num_rows: int, count: int) -> Any:
+    """The first `count` samples of a batch of `num_rows`. A tensor or list of another length stays as it is."""
 
     def has_samples(part: Any) -> bool:
         is_array = isinstance(part, Tensor | np.ndarray) and part.ndim > 0
         # A batch of 2 samples for a model with 2 arguments: the list of arguments is not a list of samples.
         is_list = isinstance(part, tuple | list) and part is not batch
-        return (is_array or is_list) and len(part) == rows
+        return (is_array or is_list) and len(part) == num_rows
 
     def cut(part: Any) -> Any:
         return part[:count] if has_samples(part) else part

@@ -119,7 +119,7 @@ def gather_batches(own: list[BatchResult]) -> list[BatchResult]:
 
 
 def mean_loss(batches: list[BatchResult], batch_size: int, filter_not_finite: bool) -> float | None:
-    """The mean loss over all samples, to each of which its batch's mean loss is ascribed; None if there is no loss.
+    """The mean over all samples, each of which counts with the mean loss of its batch; None if there is no loss.
 
     Batches of 3 samples and of 1, with the mean losses 0.5 and 0.9, give (0.5 + 0.5 + 0.5 + 0.9) / 4 = 0.6. With
     `filter_not_finite`, samples whose loss is NaN or infinite are left out, unless there are no others.
@@ -140,7 +140,7 @@ def mean_loss(batches: list[BatchResult], batch_size: int, filter_not_finite: bo
     return losses.mean().item()
 
 
-def concatenate(parts: list, rows: list[BatchRows]) -> Any:
+def concatenate(parts: list, rows_of_batches: list[BatchRows]) -> Any:
     """The logits or labels of the batches, `parts`, joined along their first dimension, and filled up along the others.
 
     Lists with an entry for each sample, such as the boxes in an image, become one list with an entry for each sample.
@@ -149,19 +149,19 @@ def concatenate(parts: list, rows: list[BatchRows]) -> Any:
         return None
     first = parts[0]
     if isinstance(first, Mapping):
-        return {key: concatenate([part[key] for part in parts], rows) for key in first}
-    if isinstance(first, tuple | list) and not _are_entries(parts, rows):
-        joined = [concatenate(list(outputs), rows) for outputs in zip(*parts, strict=True)]
+        return {key: concatenate([part[key] for part in parts], rows_of_batches) for key in first}
+    if isinstance(first, tuple | list) and not _are_entries(parts, rows_of_batches):
+        joined = [concatenate(list(outputs), rows_of_batches) for outputs in zip(*parts, strict=True)]
         return honor_type(first, joined)
     if isinstance(first, list):
-        parts = [of_batch.real_part(part) for part, of_batch in zip(parts, rows, strict=True)]
+        parts = [rows.real_part(part) for part, rows in zip(parts, rows_of_batches, strict=True)]
         return list(chain(*parts))
-    arrays = [of_batch.real_part(np.atleast_1d(part)) for part, of_batch in zip(parts, rows, strict=True)]
+    arrays = [rows.real_part(np.atleast_1d(part)) for part, rows in zip(parts, rows_of_batches, strict=True)]
     longest = np.max([array.shape for array in arrays], axis=0)[1:]
     return np.concatenate([_filled_up(array, (len(array), *longest)) for array in arrays])
 
 
-def _are_entries(parts: list, rows: list[BatchRows]) -> bool:
+def _are_entries(parts: list, rows_of_batches: list[BatchRows]) -> bool:
     """True for lists with an entry for each sample; False for several outputs, each with a row for each sample.
 
     Two batches of 2 samples, as shapes of arrays:
@@ -170,11 +170,11 @@ def _are_entries(parts: list, rows: list[BatchRows]) -> bool:
         [(2, 10), (2, 7)], [(2, 10), (2, 7)]    two outputs
     """
     found_entry = False
-    for part, of_batch in zip(parts, rows, strict=True):
-        if isinstance(part, tuple) or len(part) != of_batch.num_rows:
+    for part, rows in zip(parts, rows_of_batches, strict=True):
+        if isinstance(part, tuple) or len(part) != rows.num_rows:
             return False
         for item in part:
-            may_be_output = isinstance(item, np.ndarray) and item.shape[:1] == (of_batch.num_rows,)
+            may_be_output = isinstance(item, np.ndarray) and item.shape[:1] == (rows.num_rows,)
             found_entry = found_entry or not may_be_output
     return found_entry
 

@@ -129,15 +129,15 @@ def read_eval_batches(loader: Any, batch_size: int, accelerator: Accelerator) ->
     for batch in read_batches(loader, accelerator):
         short_step = loader.short_step if is_prepared(loader) else None
         if short_step is None:
-            rows = _count_samples(loader, batch, accelerator.num_processes) or batch_size
-            yield batch, BatchRows(rows, rows, in_short_step=False)
+            num_rows = _count_samples(loader, batch, accelerator.num_processes) or batch_size
+            yield batch, BatchRows(num_rows, num_real=num_rows, in_short_step=False)
             continue
-        rows = short_step.rows[accelerator.process_index]
+        num_rows = short_step.rows[accelerator.process_index]
         num_real = short_step.num_real(accelerator.process_index)
-        if 0 < num_real < rows:
-            batch = first_samples(batch, rows, num_real)
-            rows = num_real
-        yield batch, BatchRows(rows, num_real, in_short_step=True)
+        if 0 < num_real < num_rows:
+            batch = first_samples(batch, num_rows, num_real)
+            num_rows = num_real
+        yield batch, BatchRows(num_rows, num_real, in_short_step=True)
 
 
 def _count_samples(loader: Any, batch: Any, num_processes: int) -> int | None:

@@ -1,14 +1,16 @@
-"""The loss of an optimizer step, to which each micro-batch of each rank contributes a part.
+"""The loss of an optimizer step, to which each micro-batch of each rank contributes a share.
 
-The loss of a micro-batch is of one of three kinds. `num_items` is the number of labels in the whole step.
+`num_items` is the number of labels in the whole step. A function is a `compute_loss_func`.
 
-    kind    comes from                                         is                 becomes the micro-batch's part by
-    mean    a model without **kwargs, or without labels        a mean             / the number of micro-batches
-    share   a compute_loss_func, or a model with **kwargs      sum / num_items    · the number of ranks
-    own     a compute_loss_func without labels                 what it returns    nothing
+    the loss comes from                     for a batch       it is              it becomes the share by
+    a model without **kwargs                of any kind       a mean             / the number of micro-batches
+    a model with **kwargs                   without labels    a mean             / the number of micro-batches
+    a model with **kwargs, or a function    with labels       sum / num_items    · the number of ranks
+    a function                              without labels    what it returns    nothing
 
-`training_step` divides a mean. `compute_loss` multiplies a share, because DDP takes the mean of the ranks' gradients.
-Means give all micro-batches the same weight, however many samples they have, and shares give it to all labels.
+Two lines in `trainer.py` do this: one in `training_step` divides a mean, and one in `compute_loss` multiplies a sum /
+`num_items`, because DDP takes the mean of the ranks' gradients. Means give every micro-batch the same weight, however
+many samples it has. Sums / `num_items` give every label the same weight.
 """
 
 from collections.abc import Mapping
@@ -50,6 +52,12 @@ def count_labels(batch: Any, shifted: bool = False) -> Tensor | None:
     return labels.ne(-100).sum() if isinstance(labels, Tensor) else None
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """True if the model or a module in it is compiled. Compiled functions, which it may call, are not seen."""
+    modules = list(model.modules())
+    return any(map(is_compiled_module, modules)) or any(module._compiled_call_impl for module in modules)
+
+
 class UseDetector(TorchFunctionMode):
     """A block in which `is_used` becomes True as soon as anything is computed with a tensor, or read from it."""
 
@@ -65,20 +73,17 @@ class UseDetector(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def call_and_check_use(model: nn.Module, batch: Any, num_items: Tensor, parts: int) -> Any:
+def call_and_check_use(model: nn.Module, batch: Any, num_items: Tensor, shares_of_step: int) -> Any:
     """The outputs of a model that is given `num_items`, with a warning if it does not use it.
 
-    A `**kwargs` does not tell whether a model divides its loss by it. If it does not, its loss is a mean that is
-    taken for a share. A step adds up `parts` of them, and no error shows that its loss is so many times too large.
+    A `**kwargs` does not tell whether a model divides its loss by it. If it does not, each share of the step
+    is a mean, and no error shows that their sum is `shares_of_step` times too large.
     """
-    if any(map(is_compiled_module, model.modules())):
-        # torch would compile the model for this call, and again for all others.
-        return call_model(model, batch, num_items_in_batch=num_items)
     with UseDetector(num_items) as detector:
         outputs = call_model(model, batch, num_items_in_batch=num_items)
-    if parts > 1 and not detector.is_used:
+    if not detector.is_used:
         logger.warning_once(
-            f"the model takes num_items_in_batch, in its **kwargs, and does not use it: its loss is {parts} "
+            f"the model takes num_items_in_batch, in its **kwargs, and does not use it: its loss is {shares_of_step} "
             "times too large, and gradients are too. Set accepts_loss_kwargs = False on the model"
         )
     return outputs

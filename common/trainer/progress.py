@@ -80,9 +80,7 @@ def make_plan(args: TrainingArguments, loader: Any, num_processes: int) -> Plan:
     has_length = bool(batches_per_epoch)
     if not has_length:
         if args.max_steps <= 0:
-            raise ValueError(
-                "the training set has no batch or no length, so the number of steps is not known: set max_steps"
-            )
+            raise ValueError("the training set has no batch or no length, so max_steps must be set")
         batches_per_epoch = args.max_steps * accumulation
     steps_per_epoch = math.ceil(batches_per_epoch / accumulation)
     if args.max_steps > 0:

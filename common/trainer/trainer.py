@@ -28,7 +28,7 @@ from common.accelerator.state import AcceleratorState
 from common.accelerator.utils.random import get_random_states, set_random_states
 from common.files import write_atomically
 from common.trainer import batches, checkpoint, evaluation, loading, optimization, pretrained, reporting, signatures
-from common.trainer.losses import call_and_check_use, count_labels, get_loss
+from common.trainer.losses import call_and_check_use, count_labels, get_loss, is_compiled
 from common.trainer.progress import LossLog, Plan, TrainingPosition, make_plan
 from common.trainer.trainer_callback import CallbackHandler, DefaultFlowCallback, TrainerControl, TrainerState, as_json
 from common.trainer.training_args import TrainingArguments, resolve_steps
@@ -61,7 +61,7 @@ class Trainer:
 
     Attributes:
         loss_is_scaled_for_ga: for subclasses whose `compute_loss` returns its share of the step's loss (True) or the
-            mean over its micro-batch (False). By default that depends on the model, as `losses.py` says.
+            mean over its micro-batch (False). By default the table in `losses.py` says which.
     """
 
     loss_is_scaled_for_ga: bool | None = None
@@ -170,7 +170,7 @@ class Trainer:
         self.call_event("on_train_begin")
         is_over = self.control.should_training_stop or first_step >= self.state.max_steps
         if folder is not None and is_over:
-            # No step is left, but the run may have been killed before it evaluated and saved at the end of its epoch.
+            # No further step is made, but the run may have been killed before its epoch's last evaluation and save.
             self.control.should_training_stop = True
             if not self.position.epoch_ended:
                 self._end_epoch()
@@ -299,10 +299,10 @@ class Trainer:
         self._set_optimizer_mode("train")
         inputs = self._prepare_inputs(inputs)
         loss = self._call_compute_loss(model, inputs, num_items_in_batch)
-        is_part_of_step = self.loss_is_scaled_for_ga
-        if is_part_of_step is None:
-            is_part_of_step = self.compute_loss_func is not None or self._is_share(num_items_in_batch)
-        if not is_part_of_step:
+        is_scaled = self.loss_is_scaled_for_ga
+        if is_scaled is None:
+            is_scaled = self.compute_loss_func is not None or self._is_divided_by_items(num_items_in_batch)
+        if not is_scaled:
             loss = loss / self.current_gradient_accumulation_steps
         self.accelerator.backward(loss)
         return loss.detach()
@@ -320,19 +320,20 @@ class Trainer:
         `num_items_in_batch`, times the number of ranks: see `losses.py`. It may leave the argument `num_items_in_batch`
         out, which is None unless the model has a `**kwargs` or there is a `compute_loss_func`.
         """
+        labels = None
         if self.compute_loss_func is not None:
             inputs, labels = batches.split_labels(inputs)
-            outputs = self._call_model(model, inputs, num_items_in_batch)
+        outputs = self._call_model(model, inputs, num_items_in_batch)
+        if self.compute_loss_func is not None:
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         else:
-            outputs = self._call_model(model, inputs, num_items_in_batch)
             loss = get_loss(outputs)
-        if self._is_share(num_items_in_batch):
+        if self._is_divided_by_items(num_items_in_batch):
             loss = loss * self.accelerator.num_processes  # DDP will divide the gradients by it
         return (loss, outputs) if return_outputs else loss
 
-    def _is_share(self, num_items: Tensor | None) -> bool:
-        """True for a loss that is a sum / `num_items`, False for a mean over the batch: see `losses.py`."""
+    def _is_divided_by_items(self, num_items: Tensor | None) -> bool:
+        """True for a loss that is a sum / `num_items`: see the table in `losses.py`."""
         # An override may pass the number to a model that does not take it: such a model returns a mean.
         takes_number = self.compute_loss_func is not None or self.model_accepts_loss_kwargs
         return num_items is not None and takes_number
@@ -342,9 +343,11 @@ class Trainer:
         if num_items is None or not self.model_accepts_loss_kwargs:
             return batches.call_model(model, inputs)
         is_first_step = model.training and self.state.global_step == 0
-        if is_first_step and self.compute_loss_func is None:
-            parts_of_step = self.accelerator.num_processes * self.current_gradient_accumulation_steps
-            return call_and_check_use(model, inputs, num_items, parts_of_step)
+        shares_of_step = self.accelerator.num_processes * self.current_gradient_accumulation_steps
+        may_be_too_large = shares_of_step > 1 and self.compute_loss_func is None
+        # While the check runs, torch would compile a model for it alone, and once more for all other steps.
+        if is_first_step and may_be_too_large and not is_compiled(model):
+            return call_and_check_use(model, inputs, num_items, shares_of_step)
         return batches.call_model(model, inputs, num_items_in_batch=num_items)
 
     def _call_compute_loss(self, model: nn.Module, inputs: Any, num_items: Tensor | None, **options: Any) -> Any:
@@ -559,7 +562,7 @@ class Trainer:
         |---|---|---|
         | the saved one, of a prepared loader in the same order | goes on at its saved position | as saved |
         | between two epochs | begins a pass | as saved |
-        | within an epoch | begins a pass, and skips | as now up to the first window, then as saved |
+        | within an epoch | begins a pass, and skips | first as this run began; after the skipped batches as saved |
 
         The place is another one if the order has changed, or if a step was interrupted and is trained again.
         """
@@ -615,9 +618,10 @@ class Trainer:
 
         loader = self.get_eval_dataloader(eval_dataset)
         # `transformers` passes None here, and not False. An override of `evaluation_loop` may ask for it.
-        without_predictions = True if self.compute_metrics is None else None
-        options = {"prediction_loss_only": without_predictions, "ignore_keys": ignore_keys}
-        output = self._run_evaluation(loader, metric_key_prefix, description="Evaluation", **options)
+        loss_only = True if self.compute_metrics is None else None
+        output = self._run_evaluation(
+            loader, metric_key_prefix, description="Evaluation", prediction_loss_only=loss_only, ignore_keys=ignore_keys
+        )
         self.log(output.metrics)
         self.call_event("on_evaluate", metrics=output.metrics)
         return output.metrics
@@ -688,9 +692,9 @@ class Trainer:
 
     def _summarize(self, gathered: list[evaluation.BatchResult], prefix: str) -> evaluation.EvalLoopOutput:
         """Predictions, labels and metrics of all samples, of the batches of all ranks."""
-        rows = [batch.rows for batch in gathered]
-        predictions = evaluation.concatenate([batch.logits for batch in gathered], rows)
-        label_ids = evaluation.concatenate([batch.labels for batch in gathered], rows)
+        rows_of_batches = [batch.rows for batch in gathered]
+        predictions = evaluation.concatenate([batch.logits for batch in gathered], rows_of_batches)
+        label_ids = evaluation.concatenate([batch.labels for batch in gathered], rows_of_batches)
         metrics: dict[str, Any] = {}
         if self.compute_metrics is not None and predictions is not None and label_ids is not None:
             computed = self.compute_metrics(evaluation.EvalPrediction(predictions, label_ids))
@@ -699,7 +703,7 @@ class Trainer:
         mean_loss = evaluation.mean_loss(gathered, batch_size, self.args.logging_nan_inf_filter)
         if mean_loss is not None:
             metrics[f"{prefix}loss"] = mean_loss
-        num_samples = sum(of_batch.num_real for of_batch in rows)
+        num_samples = sum(rows.num_real for rows in rows_of_batches)
         return evaluation.EvalLoopOutput(predictions, label_ids, evaluation.with_prefix(metrics, prefix), num_samples)
 
     def prediction_step(
@@ -737,6 +741,8 @@ class Trainer:
         Any object that can be iterated over will do: a resumed run reads it again up to the batch where it stopped. On
         several processes, the batches of a `DataLoader` are dealt out to the ranks, unless its sampler does that.
         """
+        if self.train_dataset is None:
+            raise ValueError("a training needs a train_dataset")
         args = self.args
         rank = self.accelerator.process_index
         settings: dict[str, Any] = {}
@@ -771,13 +777,13 @@ class Trainer:
         """The sampler of an evaluation; None for the order of the data set."""
         return None
 
-    def _make_eval_loader(self, dataset: Dataset) -> DataLoader:
+    def _make_eval_loader(self, dataset: Dataset | None) -> DataLoader:
+        if dataset is None:
+            raise ValueError("an evaluation needs an eval_dataset")
         sampler = None if isinstance(dataset, IterableDataset) else self._get_eval_sampler(dataset)
         return self._make_loader(dataset, self.args.per_device_eval_batch_size, sampler=sampler)
 
-    def _make_loader(self, dataset: Dataset | None, batch_size: int, **settings: Any) -> DataLoader:
-        if dataset is None:
-            raise ValueError("the Trainer has been given no dataset for this: pass train_dataset, eval_dataset or both")
+    def _make_loader(self, dataset: Dataset, batch_size: int, **settings: Any) -> DataLoader:
         args = self.args
         collator = self.data_collator
         if args.remove_unused_columns:

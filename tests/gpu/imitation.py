@@ -61,7 +61,7 @@ def stand_ins(machine: Machine) -> dict[str, Any]:
         "torch.cuda.is_available": lambda: True,
         "torch.cuda.device_count": lambda: GPUS,
         "torch.cuda.get_device_properties": machine.get_device_properties,
-        "torch.cuda.default_generators": [mock.Mock()] * GPUS,  # DataParallel's replicas draw dropout from them.
+        "torch.cuda.default_generators": [mock.Mock()] * GPUS,  # Level 01 seeds them, in `seed_replicas`.
         "torch.cuda.get_rng_state": lambda: torch.zeros(16, dtype=torch.uint8),
         "torch.cuda.set_rng_state": lambda state: None,
         "torch.cuda.current_device": lambda: machine.current_gpu,
@@ -73,9 +73,9 @@ def stand_ins(machine: Machine) -> dict[str, Any]:
         "torch.accelerator.is_available": lambda: True,  # A data loader asks before it pins.
         "torch.accelerator.current_stream": machine.current_stream,  # An optimizer asks it at each step.
         "torch.accelerator.synchronize": machine.synchronize,
-        # nccl would wait for the other ranks. The core meets them in a store before it makes the group.
-        "common.accelerator.state.PartialState._join": lambda state, backend, *_: machine.init_process_group(backend),
+        # nccl would wait for the other ranks, and so would the core, which meets them in a store before.
         "torch.distributed.init_process_group": machine.init_process_group,
+        "common.accelerator.state.PartialState._join": machine.init_process_group,
         "torch.distributed.get_backend": lambda group=None: machine.backend,  # It is "fake"; a level expects nccl.
         "torch.distributed.barrier": machine.barrier,
         "torch.distributed.all_gather_object": gather_own_object,  # Torch would ask the group for its device: the CPU.

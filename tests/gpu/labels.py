@@ -43,15 +43,15 @@ def pinned_copy(tensor: Tensor, *device: Any) -> Tensor:
     return copy
 
 
-def note_copy(machine: Machine, source: Tensor, target: torch.device, non_blocking: bool) -> None:
-    """Note a wait if the copy goes to another device and the CPU cannot go on meanwhile."""
-    if device_of(source) == target:
-        return
-    way = f"copy from {device_of(source).type} to {target.type}"
-    if not non_blocking:
-        machine.note_wait(way)
-    elif target != CPU and not getattr(source.untyped_storage(), "pinned", False):
-        machine.note_wait(f"{way}, not pinned")
+def is_pageable(tensor: Tensor) -> bool:
+    """True for memory of the CPU that is not pinned. Its copies are waited for even with `non_blocking`."""
+    return not is_on_gpu(tensor) and not hasattr(tensor.untyped_storage(), "pinned")
+
+
+def note_copy(machine: Machine, source: torch.device, target: torch.device, is_waited_for: bool) -> None:
+    """Note the wait for a copy to another device. On the same device there is nothing to wait for."""
+    if is_waited_for and source != target:
+        machine.note_wait(f"copy from {source.type} to {target.type}")
 
 
 class Calls(TorchFunctionMode):
@@ -81,10 +81,13 @@ class Calls(TorchFunctionMode):
         # The data of these two may lie on another device: this is a copy, which may be waited for.
         if function in (torch.tensor, torch.as_tensor):
             return self.to(result, device)
-        if device != CPU:  # All others, such as `zeros`, make a new tensor on the device.
-            device = self.machine.find_own_gpu(device, function.__name__)
-        set_label(result, device)
+        # All others, such as `zeros`, make a new tensor on the device.
+        set_label(result, self.find_device(device, function.__name__))
         return result
+
+    def find_device(self, device: torch.device, caller: str) -> torch.device:
+        """The CPU, or the own GPU that `caller` names."""
+        return CPU if device.type == "cpu" else self.machine.find_own_gpu(device, caller)
 
     def to(self, tensor: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
         """`tensor.to(…)`, for any of its signatures."""
@@ -93,9 +96,9 @@ class Calls(TorchFunctionMode):
             target = device_of(tensor)
         if args and isinstance(args[0], Tensor):
             target = device_of(args[0])
-        if target.type == "cuda":
-            target = self.machine.find_own_gpu(target, "to()")
-        note_copy(self.machine, tensor, target, non_blocking)
+        target = self.find_device(target, "to()")
+        is_waited_for = not non_blocking or is_pageable(tensor)  # torch pins the memory of a new tensor on the CPU.
+        note_copy(self.machine, device_of(tensor), target, is_waited_for)
         result = tensor.to(dtype=dtype, memory_format=memory_format)
         if copy or target != device_of(tensor):
             result = result.clone()
@@ -132,30 +135,32 @@ class Operations(TorchDispatchMode):
                 raise Misplaced(f"{function} of a tensor on the CPU: nccl takes those of a GPU only")
         if function is torch.ops.aten.copy_.default:
             target, source, *non_blocking = args
-            note_copy(self.machine, source, device_of(target), any(non_blocking))
+            is_waited_for = not any(non_blocking) or is_pageable(source) or is_pageable(target)
+            note_copy(self.machine, device_of(source), device_of(target), is_waited_for)
             return function(*args, **kwargs)
         device = common_device(function, inputs)
         if function._schema.is_mutable:
             check_written(function, args[0], device)
         results = function(*args, **kwargs)
         if device != CPU:
-            self.note_read(function, args)
+            if torch.Tag.data_dependent_output in function.tags:
+                self.machine.note_wait(READ)
+            if reads_length(function, args):
+                self.machine.note_wait(LENGTH)
             for leaf in tree_iter(results):
                 if isinstance(leaf, Tensor):
                     set_label(leaf, device)
         return results
 
-    def note_read(self, function: Any, args: tuple) -> None:
-        """Note a wait if an operation of a GPU's tensors leaves a value with the CPU, or the length of a result."""
-        if torch.Tag.data_dependent_output in function.tags:
-            self.machine.note_wait(READ)
-        waits = torch.Tag.dynamic_output_shape in function.tags
-        if function is torch.ops.aten.index.Tensor:
-            waits = has_mask(args[1])
-        elif function in (torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default):
-            waits = has_mask(args[1]) and is_on_gpu(args[2])  # A number of the CPU is filled in, which needs no length.
-        if waits:
-            self.machine.note_wait(LENGTH)
+
+def reads_length(function: Any, args: tuple) -> bool:
+    """True if the CPU has to read a length that depends on values, such as the number of True in a mask."""
+    if function is torch.ops.aten.index.Tensor:
+        return has_mask(args[1])
+    if function in (torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default):
+        fills_in_a_number = not is_on_gpu(args[2])  # A single number of the CPU is written wherever the mask is True.
+        return has_mask(args[1]) and not fills_in_a_number
+    return torch.Tag.dynamic_output_shape in function.tags
 
 
 def common_device(function: Any, inputs: list[Tensor]) -> torch.device:
@@ -172,7 +177,10 @@ def common_device(function: Any, inputs: list[Tensor]) -> torch.device:
 
 
 def check_written(function: Any, target: Any, device: torch.device) -> None:
-    """Raise Misplaced if an operation in place, such as `add_`, writes a number of the CPU from another device."""
+    """Raise Misplaced if the target of an operation in place, such as `add_`, is not on the other inputs' device.
+
+    `common_device` lets single numbers of the CPU pass. As a target they may not: torch raises too.
+    """
     for tensor in tree_iter(target):
         if isinstance(tensor, Tensor) and device_of(tensor) != device:
             raise Misplaced(f"{function} writes a tensor on {device_of(tensor)} from one on {device}")

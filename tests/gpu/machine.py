@@ -54,10 +54,11 @@ class Machine:
     collectives: list[str] = field(default_factory=list)
 
     def find_own_gpu(self, device: Any, caller: str) -> torch.device:
-        """The GPU that `caller` names; None is the current one. Raises Misplaced if it is that of another process."""
-        index = device if isinstance(device, int) else torch.device(device or "cuda").index
-        if index is None:
-            index = self.current_gpu
+        """The GPU that `caller` names; None is the current one. Raises Misplaced if this process has no such GPU."""
+        gpu = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
+        if gpu.type != "cuda":
+            raise Misplaced(f"{caller} names {gpu}, which is no GPU")
+        index = self.current_gpu if gpu.index is None else gpu.index
         if index not in self.own_gpus:
             raise Misplaced(f"{caller} names cuda:{index}, and this process has cuda:{self.own_gpus[0]}")
         return torch.device("cuda", index)

@@ -15,11 +15,11 @@ from tests.levels import changed_script, run_level
 SLOW = pytest.mark.slow
 IMITATED = [level for level in ladder.SCRIPTS if level not in ladder.SHARDED]
 BATCH = 16
-WARM_UP_STEPS = 4
 STEPS = 9
-UNPINNED = "copy from cpu to cuda, not pinned"
+COPIED = "copy from cpu to cuda"
 FLAGS = ["--dataset", "synthetic", "--batch-size", str(BATCH), "--train-samples", str(STEPS * BATCH)]
-FLAGS += ["--eval-samples", str(2 * BATCH), "--warm-up-steps", str(WARM_UP_STEPS)]
+# Without a warm-up the clock waits for the GPU before the first step and after the last one only.
+FLAGS += ["--eval-samples", str(2 * BATCH), "--warm-up-steps", "0"]
 
 
 def train(level: str, *flags: str, path: Path | None = None) -> tuple[Machine, dict]:
@@ -37,16 +37,9 @@ def train(level: str, *flags: str, path: Path | None = None) -> tuple[Machine, d
 
 
 def waits_of_steps(level: str, *flags: str, path: Path | None = None) -> list[list[str]]:
-    """The waits of each step after the first, but for the clock's.
-
-    What comes before the first step prepares the training, and what comes after the last one is the evaluation.
-    """
+    """The waits of each step but the first one, which the preparation precedes; the evaluation follows the last one."""
     machine, _ = train(level, *flags, path=path)
-    waits = [list(step) for step in machine.waits]
-    # At the end of the warm-up the clock stops and starts again. Each time it waits until the GPU has done its work.
-    for _ in range(2):
-        waits[WARM_UP_STEPS].remove("synchronize")
-    return waits[1:-1]
+    return machine.waits[1:-1]
 
 
 def slow_but(*quick: str) -> list:
@@ -71,6 +64,8 @@ def test_a_rank_of_level_02_uses_nccl_and_measures_its_own_gpu():
     assert machine.backend == "nccl"
     assert machine.collectives
     assert result["peak_memory_bytes"] == [machine.peaks[OWN_GPU.index]] * WORLD_SIZE
+    waits_of_clock = [step.count("synchronize") for step in machine.waits]
+    assert waits_of_clock == [1, 0, 1], "it starts before the first step, and stops after the last one"
 
 
 def test_each_gpu_of_data_parallel_has_a_peak_of_its_own():
@@ -89,34 +84,36 @@ def test_a_longer_evaluation_waits_for_its_batches_only(level):
     assert waits_of_evaluation(level, batches=2) == waits_of_evaluation(level, batches=4)
 
 
-# Planted bugs: what the tests above must not miss. By name: the level, its code, the bug in its place, and the error.
-MISPLACED = {
-    "losses summed on the CPU": ("00_single_gpu", "(), dtype=torch.float64, device=device", "()", "writes a tensor"),
-    "no GPU is chosen": ("02_ddp_raw", "torch.cuda.set_device(device)", "pass", "before set_device"),
-    "the rank names a GPU": ("02_ddp_raw", 'environ["LOCAL_RANK"]', 'environ["RANK"]', "set_device names cuda:5"),
-    "sums reduced on the CPU": ("02_ddp_raw", "all_reduce(totals)", "all_reduce(totals.cpu())", "tensor on the CPU"),
-    "a model on the CPU": ("02_ddp_raw", "build_model(args).to(device)", "build_model(args)", "on cpu and cuda:1"),
-    "a barrier without a GPU": ("02_ddp_raw", "    with measured", "    dist.barrier()\n    with measured", "ids None"),
-}
-# By name: the code of level 00, the bug in its place, the value of --data, and the waits of each step.
-WAITS = {
-    "a loss is read": ("loss.detach()", "loss.item()", "device", [READ]),
-    "a mask is an index": ("loss.detach()", "targets[targets > 5].sum()", "device", [LENGTH]),
-    "a batch is not pinned": ("train_set.device.type != device.type", "False", "host", [UNPINNED, UNPINNED]),
-}
-
-
-@pytest.mark.parametrize("level, old, new, error", MISPLACED.values(), ids=MISPLACED)
-def test_what_is_not_on_the_own_gpu_is_found(level, old, new, error, tmp_path):
-    assert ladder.script(level).read_text().count(old) == 1, "a single bug"
-    path = changed_script(level, tmp_path, old, new)
+# The tests below put a bug in the place of some code: the tests above must not miss it.
+@pytest.mark.parametrize(
+    "code, bug, error",
+    [
+        pytest.param("(), dtype=torch.float64, device=device", "()", "writes a tensor", id="losses summed on the CPU"),
+        pytest.param("torch.cuda.set_device(device)", "pass", "before set_device", id="no GPU is chosen"),
+        pytest.param("set_device(device)", "set_device('cpu')", "set_device names cpu", id="the CPU is chosen"),
+        pytest.param('environ["LOCAL_RANK"]', 'environ["RANK"]', "set_device names cuda:5", id="the rank names a GPU"),
+        pytest.param("all_reduce(totals)", "all_reduce(totals.cpu())", "tensor on the CPU", id="sums on the CPU"),
+        pytest.param("build_model(args).to(device)", "build_model(args)", "cpu and cuda:1", id="a model on the CPU"),
+        pytest.param("    with m", "    dist.barrier()\n    with m", "device_ids None", id="a barrier without a GPU"),
+    ],
+)
+def test_what_is_not_on_the_own_gpu_is_found(code, bug, error, tmp_path):
+    assert ladder.script("02_ddp_raw").read_text().count(code) == 1, "a single bug"
+    path = changed_script("02_ddp_raw", tmp_path, code, bug)
     with pytest.raises(Misplaced, match=error):
-        train(level, path=path)
+        train("02_ddp_raw", path=path)
 
 
-@pytest.mark.parametrize("old, new, data, waits", WAITS.values(), ids=WAITS)
-def test_a_wait_in_the_loop_is_found(old, new, data, waits, tmp_path):
-    path = changed_script("00_single_gpu", tmp_path, old, new)
+@pytest.mark.parametrize(
+    "code, bug, data, waits",
+    [
+        pytest.param("loss.detach()", "loss.item()", "device", [READ], id="a loss is read"),
+        pytest.param("loss.detach()", "targets[targets > 5].sum()", "device", [LENGTH], id="a mask is an index"),
+        pytest.param("train_set.device.type != device.type", "False", "host", [COPIED] * 2, id="a batch is not pinned"),
+    ],
+)
+def test_a_wait_in_the_loop_is_found(code, bug, data, waits, tmp_path):
+    path = changed_script("00_single_gpu", tmp_path, code, bug)
     assert waits_of_steps("00_single_gpu", "--data", data, path=path) == [waits] * (STEPS - 1)
 
 

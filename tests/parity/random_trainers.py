@@ -152,8 +152,10 @@ def draw(seed: int, processes: int) -> Script:
 
 
 def make_consistent(script: Script) -> None:
-    """Change what both Trainers would refuse: a best model that is not evaluated, or not saved when it is evaluated."""
+    """Change what both refuse: epochs without a batch, a best model that is not evaluated, or then not saved."""
     arguments = script.arguments
+    if "max_steps" not in arguments and script.train < arguments["per_device_train_batch_size"] * script.processes:
+        arguments["dataloader_drop_last"] = False
     if arguments["lr_scheduler_type"] == "reduce_lr_on_plateau":
         arguments["eval_strategy"] = "epoch"
     if arguments["eval_strategy"] == "no":

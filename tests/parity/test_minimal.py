@@ -61,7 +61,7 @@ def test_the_profile_names_each_kind_on_both_ranks_and_writes_their_traces(tmp_p
     # Below the head, "computing        12.3     11.9": a kind, and the milliseconds of each rank.
     rows = re.findall(r"^(\w+) +(\d+\.\d) +(\d+\.\d)$", printed, re.MULTILINE)
     milliseconds = {kind: [float(rank_0), float(rank_1)] for kind, rank_0, rank_1 in rows}
-    assert list(milliseconds) == ["computing", "copying", "nothing", "sending"]
+    assert list(milliseconds) == ["computing", "copying", "other", "sending"]
     assert min(milliseconds["computing"]) > 0 and min(milliseconds["sending"]) > 0
     for rank in (0, 1):
         assert "gloo:all_reduce" in (tmp_path / f"trace_rank_{rank}.json").read_text()

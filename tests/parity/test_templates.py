@@ -220,15 +220,31 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(level, world_size, ima
         assert len(list((tmp_path / "run").iterdir())) == 2, "a training does not fill the disk"
 
 
-def learning_rates(level, argv):
+def accumulate_two_batches(template):
+    class Accumulating(template.Accelerator):
+        def backward(self, loss):
+            with self.accumulate():
+                super().backward(loss)
+
+    template.Accelerator = partial(Accumulating, gradient_accumulation_steps=2)
+
+
+def learning_rates(level, argv, *changes):
     """The rate of each step that this run makes."""
     rates = []
     hook = register_optimizer_step_post_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
     try:
-        run_template(level, argv)
+        run_template(level, argv, *changes)
     finally:
         hook.remove()
     return rates
+
+
+def test_the_schedule_of_level_03_waits_for_the_optimizer(images):
+    argv = [str(images), *ONE_EPOCH]
+    (rates,) = ranks(1).run(learning_rates, "03_accelerate", argv)
+    (accumulating,) = ranks(1).run(learning_rates, "03_accelerate", argv, accumulate_two_batches)
+    assert accumulating == rates[:3]
 
 
 @pytest.mark.parametrize(

@@ -116,11 +116,11 @@ def test_the_ranks_of_fsdp_hold_one_copy_together(world_size):
     for rows, size in zip(ROWS, sizes, strict=True):
         padding += size // rows * (-rows % world_size)
     for category, tensors in (("parameters", 8), ("gradients", 8), ("optimizer state", 16)):
-        together = sum(part[category] for part in parts)
+        of_all_ranks = sum(part[category] for part in parts)
         copies = tensors // 8
         assert sum(sizes) * copies <= whole[category] <= sum(sizes) * copies + tensors * 512, category
-        assert sum(sizes) * copies <= together, category
-        assert together <= (sum(sizes) + padding) * copies + world_size * (tensors + 8) * 512, category
+        assert sum(sizes) * copies <= of_all_ranks, category
+        assert of_all_ranks <= (sum(sizes) + padding) * copies + world_size * (tensors + 8) * 512, category
 
 
 @pytest.mark.slow

@@ -195,6 +195,7 @@ def test_level_02_needs_a_gpu_for_each_rank_or_none(gpus, torchrun):
         (FULL, 3, "", "--batch-size 64 is not divisible by 3 (3 processes): use 63 or 66"),
         (FULL, 3, "--batch-size 2", "(3 processes): use 3"),
         (FULL, 3, "--gradient-accumulation-steps 2", "64 is not divisible by 6 (3 processes × 2 accumulation steps)"),
+        (ladder.MESH, 6, "--tensor 2", "--batch-size 64 is not divisible by 3 (3 rows of 2 processes): use 63 or 66"),
         (ladder.MESH, 4, "--tensor 3", "3 does not divide the number of processes, 4"),
         (ladder.MESH, 3, "--tensor 3", "3 does not divide fc1's outputs, 128"),
     ],

@@ -26,11 +26,6 @@ def masks_of_threads() -> dict[str, str]:
     return masks
 
 
-def compute() -> None:
-    """A matrix product large enough for every thread that torch has."""
-    torch.randn(600, 600) @ torch.randn(600, 600)
-
-
 @pytest.fixture
 def sixteen(monkeypatch):
     """A machine of eight physical cores with two hardware threads each, numbered as Linux likes to: 0 to 7, 8 to 15."""
@@ -65,28 +60,29 @@ def test_workers_have_their_devices_threads_however_many_they_are(sixteen):
     assert set(map(len, sixteen.values())) == {16}
 
 
-def confined_after_computing() -> tuple[int, dict[str, str]]:
+def compute_and_confine() -> tuple[int, dict[str, str]]:
     """A pool of threads has started before the process is confined to one core: it must move too."""
+    matrix = torch.randn(600, 600)  # large enough for every thread that torch has
     torch.set_num_threads(2)
-    compute()
+    matrix.mm(matrix)
     confine_to_device(int(os.environ["LOCAL_RANK"]), 1)
     torch.set_num_threads(threads_per_worker(2))
-    compute()
+    matrix.mm(matrix)
     return available_cores(), masks_of_threads()
 
 
 @needs_two_cores
 def test_all_threads_of_a_rank_are_on_its_device():
     every = available_cores()
-    first, second = ranks(2).run(confined_after_computing)
+    first, second = ranks(2).run(compute_and_confine)
     for rank, (count, masks) in enumerate((first, second)):
         assert count == 1 and len(masks) > 1
         assert set(masks.values()) == {str(*device_cores(rank, 1))}
     assert ranks(2).run(available_cores) == [every, every]
 
 
-def seen_in_training(level: str, flags: list[str]) -> tuple[dict[str, str], str, int]:
-    """At the end of the level's training: its threads' cores, its main thread, and torch's threads."""
+def look_during_training(level: str, flags: list[str]) -> tuple[dict[str, str], str, int]:
+    """At the last backward of the level's training: its threads' cores, its main thread, and torch's threads."""
     seen = []
 
     def look(*args):
@@ -110,7 +106,7 @@ def test_every_thread_of_a_level_is_on_its_device(level):
     flags = [*SHORT, "--cores-per-device", "1"]
     processes = 2 if level in ladder.DISTRIBUTED else 1
     every = available_cores()
-    for rank, (masks, main, threads) in enumerate(ranks(processes).run(seen_in_training, level, flags)):
+    for rank, (masks, main, threads) in enumerate(ranks(processes).run(look_during_training, level, flags)):
         own, other = (str(*device_cores(device, 1)) for device in (rank, 1 - rank))
         assert masks[main] == own and threads == 1
         assert set(masks.values()) == ({own, other} if level == "01_data_parallel" else {own})

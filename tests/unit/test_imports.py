@@ -30,7 +30,7 @@ BASE = {
     "common.launch",
     "common.levels",
     "common.nested",
-    "common.numbers",
+    "common.flag_types",
     "common.process_group",
     "common.weights",
 }

@@ -18,6 +18,7 @@ from common.start import fit_to_machine
 from tests.levels import run_level
 
 CPU = torch.device("cpu")
+NO_BAR = tqdm(disable=True)
 SMALL = ["--dataset", "synthetic", "--train-samples", "64", "--eval-samples", "100"]
 
 
@@ -39,7 +40,7 @@ def test_the_clock_runs_in_training_and_counts_skipped_steps(accumulation, skipp
     """Two epochs of five steps. A micro-batch takes 2 s until its forward and 1 s after, the optimizer's step 4 s."""
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with Clock(model, CPU, 5, accumulation, 2, tqdm(disable=True)) as clock:
+    with Clock(model, CPU, steps_per_epoch=5, accumulation=accumulation, warm_up_steps=2, bar=NO_BAR) as clock:
         for step in range(10):
             model.train()
             for _ in range(accumulation):
@@ -69,7 +70,7 @@ def test_in_a_resumed_run_the_clock_stops_between_epochs_only(let_pass):
     """The first epoch has two steps left, the second all of its five."""
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with Clock(model, CPU, 5, 1, 0, tqdm(disable=True)) as clock:
+    with Clock(model, CPU, steps_per_epoch=5, accumulation=1, warm_up_steps=0, bar=NO_BAR) as clock:
         for steps in (2, 5):
             model.train()
             for _ in range(steps):

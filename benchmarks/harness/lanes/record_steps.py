@@ -95,13 +95,14 @@ def _messages(events: list[Event], name: str) -> list[Span]:
 
 
 def _phases_and_waiting(events: list[Event], seconds: float) -> list[Span]:
-    """Spans for what a device does in a step of so many seconds; `events` are those of its threads."""
+    """Spans for what a device does in a step that takes `seconds`; `events` are those of its threads."""
     spans = []
     for phase in events:
         if phase.name in PHASES:
             for start, end in join(_operators_within(phase, events), gap=SHORTEST_WAIT):
                 spans.append(Span(phase.name, COMPUTING_LANE, start, end))
     computing = [(span.start, span.end) for span in spans]
+    # The empty pieces let a wait at the step's begin or end be found too.
     busy = join([(0.0, 0.0), *computing, (seconds, seconds)], gap=SHORTEST_WAIT)
     for (_, busy_until), (busy_again, _) in pairwise(busy):
         spans.append(Span(WAITING, COMPUTING_LANE, busy_until, busy_again))

@@ -17,7 +17,7 @@ SENDING = "sending"
 WAITING = "waiting"
 # The functions that take the steps name their phases by `record_function`. torch names the optimizer's step itself.
 PHASES = (FORWARD, BACKWARD, COPIES, OPTIMIZER)
-COMPUTING_LANE = "main thread"  # Its name in records. A replica computes on a thread of its own too.
+COMPUTING_LANE = "main thread"  # The lane has this name in records, also where a replica computes on another thread.
 
 
 class Span(NamedTuple):

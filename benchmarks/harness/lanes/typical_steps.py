@@ -23,7 +23,7 @@ def record_in_turns(
     """The group of all rows, which take turns: milliseconds a step, and as "lanes" each rank's spans of a typical step.
 
     Args:
-        record_steps: records so many steps of a row, and returns for each rank a list of them.
+        record_steps: records a given number of steps of a row, and returns for each rank a list of them.
     """
     recordings = take_turns({row: partial(record_steps, row, STEPS_PER_ROUND) for row in rows}, range(rounds))
     samples: dict[str, list[float]] = {}
@@ -55,9 +55,9 @@ def spans_of_ranks(step: Step) -> list[list[Span]]:
     first = min(rank_step.began for rank_step in step)
     of_ranks = []
     for rank_step in step:
-        later = rank_step.began - first
+        delay = rank_step.began - first
         spans = []
         for name, lane, start, end in rank_step.spans:
-            spans.append(Span(name, lane, round(1000 * (later + start), 3), round(1000 * (later + end), 3)))
+            spans.append(Span(name, lane, round(1000 * (delay + start), 3), round(1000 * (delay + end), 3)))
         of_ranks.append(spans)
     return of_ranks

@@ -318,7 +318,7 @@ def prepare_larger_batches(accelerator, model):
         (register_a_thing, RuntimeError, "does not match the number of registered objects: 0, not 1"),
         (prepare_an_optimizer, CheckpointError, r"optimizer_1\.bin"),
         (prepare_a_model, CheckpointError, r"model_1\.safetensors"),
-        (prepare_larger_batches, ValueError, "no whole number of steps of 3"),
+        (prepare_larger_batches, ValueError, "2 samples per step cannot go on with 3"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_a_weight_is_changed(change, error, match, tmp_path):

@@ -240,7 +240,7 @@ def gather_bytes(accelerator, size):
 
 
 @pytest.mark.parametrize("size", [0, 1, ROOM - 1, ROOM, ROOM + 1, 5 * ROOM])
-def test_messages_that_fit_in_a_collectives_first_message_or_do_not_arrive_whole(size):
+def test_short_and_long_messages_arrive_whole(size):
     assert on_ranks(2, gather_bytes, size) == [([size, size], [0, size])] * 2
 
 

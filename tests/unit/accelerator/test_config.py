@@ -17,7 +17,7 @@ from common.accelerator.commands.config.config_args import (
 from tests.peers import import_or_skip
 
 
-def loaded(folder: Path, text: str) -> ClusterConfig:
+def load(folder: Path, text: str) -> ClusterConfig:
     path = folder / "config.yaml"
     path.write_text(text)
     return load_config_from_file(path)
@@ -26,9 +26,10 @@ def loaded(folder: Path, text: str) -> ClusterConfig:
 def test_a_file_of_accelerates_means_the_same_here(tmp_path):
     theirs = import_or_skip("accelerate.commands.config.config_args")
     path = tmp_path / "default_config.yaml"
-    config = theirs.ClusterConfig(
-        "LOCAL_MACHINE", "MULTI_CPU", "bf16", True, False, 4, 1, 2, None, "10.0.0.1", 29501, "c10d", False
-    )
+    kind = {"distributed_type": "MULTI_CPU", "mixed_precision": "bf16", "use_cpu": True, "debug": False}
+    nodes = {"num_processes": 4, "num_machines": 2, "machine_rank": 1}
+    rendezvous = {"main_process_ip": "10.0.0.1", "main_process_port": 29501, "rdzv_backend": "c10d"}
+    config = theirs.ClusterConfig(compute_environment="LOCAL_MACHINE", **kind, **nodes, **rendezvous)
     config.to_yaml_file(str(path))
     ours = load_config_from_file(path)
     ours.to_yaml_file(path)
@@ -41,10 +42,10 @@ def test_a_file_of_accelerates_means_the_same_here(tmp_path):
 
 def test_out_of_scope_is_refused_by_name_and_passes_when_empty(tmp_path):
     for nothing in (None, {}, [], "", False, "no"):
-        assert loaded(tmp_path, yaml.safe_dump({"deepspeed_config": nothing})) == ClusterConfig()
+        assert load(tmp_path, yaml.safe_dump({"deepspeed_config": nothing})) == ClusterConfig()
     for request in ({"zero_stage": 2}, ["x"], "yes", True):
         with pytest.raises(ConfigError, match="deepspeed_config is out of scope"):
-            loaded(tmp_path, yaml.safe_dump({"deepspeed_config": request}))
+            load(tmp_path, yaml.safe_dump({"deepspeed_config": request}))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_out_of_scope_is_refused_by_name_and_passes_when_empty(tmp_path):
 )
 def test_what_is_wrong_is_said_in_one_line_with_the_file(tmp_path, text, message):
     with pytest.raises(ConfigError) as error:
-        loaded(tmp_path, text)
+        load(tmp_path, text)
     assert str(error.value).startswith(str(tmp_path / "config.yaml")) and message in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -77,7 +77,7 @@ class Shape(NamedTuple):
 SHAPES = [Shape(*choices) for choices in itertools.product((0, 1, 5, 13), (1, 4), (False, True), (False, True))]
 
 
-def numbers_gathered(accelerator, kind, shape):
+def gather_numbers(accelerator, kind, shape):
     """The numbers gathered in each of two epochs over data that the main process alone can read."""
     size = shape.batch * accelerator.num_processes if shape.split_batches else shape.batch
     loader = prepare_data_loader(
@@ -95,19 +95,19 @@ def numbers_gathered(accelerator, kind, shape):
     return first, second
 
 
-def numbers_of_every_shape(accelerator, kind):
-    return {shape: numbers_gathered(accelerator, kind, shape) for shape in SHAPES}
+def gather_numbers_of_every_shape(accelerator, kind):
+    return {shape: gather_numbers(accelerator, kind, shape) for shape in SHAPES}
 
 
 def test_the_main_process_reads_and_each_sample_is_gathered_once():
-    for of_rank in on_ranks(2, numbers_of_every_shape, Rows):
+    for of_rank in on_ranks(2, gather_numbers_of_every_shape, Rows):
         for shape, epochs in of_rank.items():
             numbers = list(range(shape.samples_gathered(2)))
             assert epochs == (numbers, numbers), shape
 
 
 def test_the_main_process_reads_a_shuffled_stream_and_each_sample_is_gathered_once():
-    by_rank = on_ranks(3, numbers_of_every_shape, shuffled_rows)
+    by_rank = on_ranks(3, gather_numbers_of_every_shape, shuffled_rows)
     assert by_rank[1:] == by_rank[:-1]
     for shape, epochs in by_rank[0].items():
         for numbers in epochs:
@@ -144,7 +144,7 @@ class NoisyRows(Rows):
         return {**super().__getitem__(index), "noise": torch.rand(()).item()}
 
 
-def resumed(accelerator):
+def resume_in_three_ways(accelerator):
     """The rest of an epoch after three steps, with a draw beside each: by going on, by a checkpoint, by skipping."""
 
     def prepared():
@@ -171,13 +171,13 @@ def resumed(accelerator):
 
 
 def test_it_continues_where_a_checkpoint_was_made_and_skips_whole_steps():
-    for rest, after_load, after_skip in on_dispatching_ranks(2, resumed, use_stateful_dataloader=True):
+    for rest, after_load, after_skip in on_dispatching_ranks(2, resume_in_three_ways, use_stateful_dataloader=True):
         assert len(rest) == 4 and rest == after_load
         # As in the original, the last step is now filled up with rows of the first step that is left.
         assert [numbers for numbers, *_ in rest[:3]] == after_skip[:3]
 
 
-def sliced(accelerator):
+def choose_slices(accelerator):
     def every_other(batch, part, process_index, num_processes):
         assert (part.stop - part.start) * num_processes == 4
         return batch[0][process_index::num_processes], process_index
@@ -188,7 +188,7 @@ def sliced(accelerator):
 
 
 def test_a_function_of_ones_own_can_choose_the_slices():
-    results = on_dispatching_ranks(2, sliced)
+    results = on_dispatching_ranks(2, choose_slices)
     assert results == [[([0, 2], 0), ([4, 6], 0)], [([1, 3], 1), ([5, 7], 1)]]
 
 
@@ -212,7 +212,7 @@ def slice_on_others(batch, rows, process_index, num_processes):
     return batch
 
 
-def broken(accelerator, kind):
+def read_what_is_broken(accelerator, kind):
     dataset = Unopened() if kind == "the file" else Broken(8, accelerator.process_index)
     slice_fn = slice_on_others if kind == "the slice" else None
     loader = accelerator.prepare_data_loader(DataLoader(dataset, batch_size=1), slice_fn_for_dispatch=slice_fn)
@@ -227,22 +227,22 @@ def broken(accelerator, kind):
 @pytest.mark.parametrize("kind", ["sample 5", "the file", "the slice"])
 def test_what_the_main_process_raises_is_raised_on_all(kind):
     numbers = [[0], [1]] if kind == "sample 5" else [[], []]
-    one, two = on_dispatching_ranks(2, broken, kind)
+    one, two = on_dispatching_ranks(2, read_what_is_broken, kind)
     assert one == (numbers[0], "LookupError", f"{kind} is gone")
     assert two == (numbers[1], "RemoteError", f"rank 0: LookupError: {kind} is gone")
 
 
-def texts(accelerator):
+def dispatch_texts(accelerator):
     records = [{"text": letter, "pair": (letter, number)} for number, letter in enumerate("abcde")]
     steps = []
     for batch in accelerator.prepare(DataLoader(records, batch_size=2)):
-        together = accelerator.gather_for_metrics(batch)
-        steps.append((batch["text"], together["text"], together["pair"][1].tolist()))
+        gathered = accelerator.gather_for_metrics(batch)
+        steps.append((batch["text"], gathered["text"], gathered["pair"][1].tolist()))
     return steps
 
 
 def test_texts_are_sharded_like_rows():
-    one, two = on_dispatching_ranks(2, texts)
+    one, two = on_dispatching_ranks(2, dispatch_texts)
     assert one == [(["a", "b"], list("abcd"), [0, 1, 2, 3]), (["e"], ["e"], [4])]
     assert two == [(["c", "d"], list("abcd"), [0, 1, 2, 3]), (["a"], ["e"], [4])]
 
@@ -251,14 +251,14 @@ def as_channels_last(images):
     return torch.stack(images).to(memory_format=torch.channels_last)
 
 
-def dispatched_images(accelerator):
+def dispatch_images(accelerator):
     loader = DataLoader(torch.arange(96).view(4, 3, 2, 4), batch_size=2, collate_fn=as_channels_last)
     return [batch.tolist() for batch in accelerator.prepare(loader)]
 
 
 def test_batches_keep_their_numbers_whatever_their_strides():
     images = torch.arange(96).view(4, 3, 2, 4).tolist()
-    assert on_dispatching_ranks(2, dispatched_images) == [[images[:2]], [images[2:]]]
+    assert on_dispatching_ranks(2, dispatch_images) == [[images[:2]], [images[2:]]]
 
 
 Tagged = collections.namedtuple("Tagged", "tag rows")
@@ -304,6 +304,7 @@ def batches_to_refuse(rows):
         "['names']: 3, ['texts']: 4": {"names": ["a", "b", "c"], "texts": [str(row) for row in rows.tolist()]},
         "nothing in the batch has a row": {"flag": True, "loss": torch.tensor(0.5)},
         "['first'] differs between the batches of a step": {"first": first, "rows": rows},
+        "['arrays'] differs between the batches of a step": {"arrays": [rows.numpy()], "rows": rows},
         "only some of the batches of a step have ['more']": {"rows": rows, **more},
         "['rows'] of the shapes [4, 1] and [4, 5] cannot be joined": {"rows": rows[:, None].expand(-1, 1 + first)},
     }
@@ -313,7 +314,7 @@ def collate_one_of(make_batches, kind, rows):
     return make_batches(torch.tensor(rows))[kind]
 
 
-def dispatched(accelerator, make_batches, kind):
+def dispatch(accelerator, make_batches, kind):
     """This rank's part of the one step that 8 samples make."""
     loader = DataLoader(range(8), batch_size=4, collate_fn=partial(collate_one_of, make_batches, kind))
     (batch,) = accelerator.prepare(loader)
@@ -327,7 +328,7 @@ def as_lists(batch):
 def assert_all_are_kept(accelerator):
     rank = accelerator.process_index
     for kind, expected in batches_to_keep(torch.arange(4) + 4 * rank).items():
-        found = dispatched(accelerator, batches_to_keep, kind)
+        found = dispatch(accelerator, batches_to_keep, kind)
         assert as_lists(found) == as_lists(expected), kind
         assert type(found) is type(expected)
 
@@ -339,7 +340,7 @@ def test_an_entry_without_a_row_for_each_sample_arrives_as_it_is():
 def assert_all_are_refused(accelerator):
     for message in batches_to_refuse(torch.arange(4)):
         with pytest.raises(Exception, match=rf"{re.escape(message)}(?s:.*)dispatch_batches=False"):
-            dispatched(accelerator, batches_to_refuse, message)
+            dispatch(accelerator, batches_to_refuse, message)
 
 
 def test_a_batch_that_cannot_be_divided_is_refused_by_name_on_all_ranks():
@@ -359,27 +360,27 @@ def test_a_batch_that_cannot_be_pickled_is_an_error_on_all_ranks():
     on_dispatching_ranks(2, prepare_batches_with_a_lambda)
 
 
-def of_varying_size(accelerator, batches):
+def read_batches_of_varying_size(accelerator, batches):
     loader = accelerator.prepare(DataLoader(Rows(9, accelerator.process_index), batch_sampler=batches))
     return [(batch["number"].tolist(), accelerator.gather_for_metrics(batch)["number"].tolist()) for batch in loader]
 
 
 def test_batches_of_varying_size_are_joined_as_long_as_a_step_can_be_divided():
-    one, two = on_dispatching_ranks(2, of_varying_size, [[0, 1, 2], [3], [4, 5, 6]])
+    one, two = on_dispatching_ranks(2, read_batches_of_varying_size, [[0, 1, 2], [3], [4, 5, 6]])
     assert one == [([0, 1], [0, 1, 2, 3]), ([4, 5], [4, 5, 6])]
     assert two == [([2, 3], [0, 1, 2, 3]), ([6, 0], [4, 5, 6])]
     with pytest.raises(RankFailed, match="a step of 3 samples cannot be divided by 2 processes"):
-        on_dispatching_ranks(2, of_varying_size, [[0, 1], [2], [3]])
+        on_dispatching_ranks(2, read_batches_of_varying_size, [[0, 1], [2], [3]])
 
 
-def of_no_samples_at_first(accelerator):
+def read_no_samples_at_first(accelerator):
     loader = DataLoader(range(1), batch_sampler=[[], [], [0]], collate_fn=lambda rows: torch.tensor(rows).long())
     return list(accelerator.prepare(loader))
 
 
 def test_a_first_step_without_samples_cannot_fill_up_the_last_one():
     with pytest.raises(RankFailed, match="the first step has no samples"):
-        on_dispatching_ranks(2, of_no_samples_at_first)
+        on_dispatching_ranks(2, read_no_samples_at_first)
 
 
 def test_a_loss_that_is_nan_in_all_batches_of_a_step_does_not_differ():

@@ -52,10 +52,12 @@ class Outcome(NamedTuple):
 
 
 def train_on_a_rank(accelerator, batches=range(8), optimizer_first=False, load=None, save=None):
-    """Train in windows of two micro-batches, whose numbers are `batches`, from different weights on each rank.
+    """Train in windows of two micro-batches, from different weights on each rank, of which rank 0's count.
 
-    Those of rank 0 count. `optimizer_first`: the optimizer is prepared before the model, and not with it. `load` and
-    `save` are the folders of checkpoints at the beginning and at the end.
+    Args:
+        batches: the numbers of the micro-batches.
+        optimizer_first: the optimizer is prepared before the model, and not with it.
+        load, save: the folders of checkpoints at the beginning and at the end.
     """
     torch.manual_seed(accelerator.process_index)
     model = Tied().to(torch.float32 if accelerator.native_amp else torch.float64)

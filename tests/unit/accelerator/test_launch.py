@@ -68,7 +68,7 @@ def read_notes(folder: Path) -> dict:
     return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
 
 
-def refuse(capsys, *arguments) -> str:
+def refusal(capsys, *arguments) -> str:
     """The one line on stderr of a launch that must not start."""
     try:
         code = main(["launch", *map(str, arguments)])
@@ -176,7 +176,7 @@ def test_a_port_of_ones_own(becomes, capsys):
     with socket.socket() as other:
         other.bind(("", port))
         other.listen()
-        assert f"main_process_port {port} is in use on this machine" in refuse(capsys, *flags, __file__)
+        assert f"main_process_port {port} is in use on this machine" in refusal(capsys, *flags, __file__)
 
 
 @pytest.mark.slow
@@ -232,13 +232,13 @@ def test_restarts_of_a_process_group(fixed, tmp_path):
     ],
 )
 def test_refusals_are_one_line(capsys, arguments, message):
-    assert message in refuse(capsys, *arguments)
+    assert message in refusal(capsys, *arguments)
 
 
 def test_an_open_number_of_processes_must_be_given(tmp_path, capsys):
     path = tmp_path / "slurm.yaml"
     path.write_text("num_processes: -1\ndistributed_type: MULTI_CPU\n")
-    assert "pass --num_processes" in refuse(capsys, "--config_file", path, write_script(tmp_path))
+    assert "pass --num_processes" in refusal(capsys, "--config_file", path, write_script(tmp_path))
 
 
 def test_more_processes_than_gpus(monkeypatch, capsys, becomes):
@@ -252,6 +252,6 @@ def test_more_processes_than_gpus(monkeypatch, capsys, becomes):
     assert launch.count_processes(ClusterConfig(use_cpu=True)) == 1
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     file = ["--config_file", LEVEL / "multi_gpu_fp16.yaml"]
-    assert "needs 2 GPUs on this machine, which has 0: add --cpu" in refuse(capsys, *file, __file__)
+    assert "needs 2 GPUs on this machine, which has 0: add --cpu" in refusal(capsys, *file, __file__)
     command, environment = becomes(*file, "--cpu", __file__)
     assert "--nproc-per-node=2" in command and environment["ACCELERATE_MIXED_PRECISION"] == "fp16"

@@ -76,6 +76,12 @@ def prepare(accelerator, seed=0):
     return accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+def prepare_several(accelerator, count):
+    """So many new models, whose seeds are 0, 1, …, and their optimizers."""
+    pairs = [prepare(accelerator, seed) for seed in range(count)]
+    return [model for model, _ in pairs], [optimizer for _, optimizer in pairs]
+
+
 def loss_of(model):
     return model(X).square().mean()
 
@@ -163,7 +169,7 @@ def test_an_overflow_skips_the_step_and_the_scheduler_and_halves_the_scale(make)
 def test_clipping_twice_and_with_several_optimizers_in_one_window_is_safe(is_scaled):
     # https://github.com/huggingface/accelerate/issues/641: "unscale_() has already been called".
     accelerator = fp16(accumulation=2, init_scale=8.0, enabled=is_scaled)
-    models, optimizers = zip(*(prepare(accelerator, seed) for seed in range(3)), strict=True)
+    models, optimizers = prepare_several(accelerator, 3)
     for _ in range(4):
         with accelerator.accumulate(*models):
             for model in models[:2]:  # the third has no gradients, ever
@@ -192,8 +198,7 @@ def test_gradients_that_the_model_drops_after_clipping_leave_the_next_step_alone
 
 def test_of_two_optimizers_that_are_clipped_together_one_may_step_more_rarely():
     accelerator = fp16()
-    often, steps_often = prepare(accelerator, seed=0)
-    rarely, steps_rarely = prepare(accelerator, seed=1)
+    (often, rarely), (steps_often, steps_rarely) = prepare_several(accelerator, 2)
     parameters = [*often.parameters(), *rarely.parameters()]
     for step in range(2):
         accelerator.backward(loss_of(often))
@@ -211,7 +216,7 @@ def test_of_two_optimizers_that_are_clipped_together_one_may_step_more_rarely():
 @pytest.mark.parametrize(("overflowing", "scale_between"), [(0, 2.0**10), (1, 2.0**9)])
 def test_an_overflow_counts_once_and_skips_the_step_of_its_own_optimizer_alone(overflowing, scale_between):
     accelerator = fp16()
-    models, optimizers = zip(*(prepare(accelerator, seed) for seed in range(2)), strict=True)
+    models, optimizers = prepare_several(accelerator, 2)
     for index, model in enumerate(models):
         accelerator.backward((math.inf if index == overflowing else 1.0) * loss_of(model))
         accelerator.clip_grad_norm_(model.parameters(), 1e6)
@@ -223,8 +228,7 @@ def test_an_overflow_counts_once_and_skips_the_step_of_its_own_optimizer_alone(o
 
 def test_a_backward_between_another_optimizers_clipping_and_its_step_is_no_mistake():
     accelerator = fp16()
-    first, steps_first = prepare(accelerator, seed=0)
-    second, steps_second = prepare(accelerator, seed=1)
+    (first, second), (steps_first, steps_second) = prepare_several(accelerator, 2)
     accelerator.backward(loss_of(second))
     accelerator.backward(loss_of(first))
     accelerator.clip_grad_norm_(first.parameters(), 1e6)

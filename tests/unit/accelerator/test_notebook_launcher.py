@@ -101,13 +101,8 @@ def test_fork_after_openmp_and_autograd_threads_does_not_hang(tmp_path):
             """
         )
     )
-    result = subprocess.run(
-        [sys.executable, script],
-        env={**os.environ, "PYTHONPATH": str(ladder.ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    variables = {**os.environ, "PYTHONPATH": str(ladder.ROOT)}
+    result = subprocess.run([sys.executable, script], env=variables, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == ["after 4", "before 4", "threads 1", "threads 1"]
 

@@ -73,15 +73,11 @@ def in_core(module: str) -> str:
     return CORE + module.removeprefix("accelerate")
 
 
-def counterpart(name: Name) -> Any:
-    """The object of that name at the same path here; None if there is none."""
-    return vars(importlib.import_module(in_core(name.module))).get(name.name)
-
-
 def test_calls_that_the_original_takes_are_taken_here(names):
     others = set()
     for name in names:
-        ours = counterpart(name)
+        module = importlib.import_module(in_core(name.module))
+        ours = vars(module).get(name.name)
         if ours is not None and is_called(name.value) and not takes_the_calls_of(name.value, ours):
             others.add(name.name)
     assert sorted(others) == sorted(OTHER_SIGNATURE)

@@ -32,7 +32,7 @@ OF_TORCHRUN = {
 
 
 @pytest.mark.parametrize(
-    ("names", "changes", "said"),
+    ("names", "changes", "message"),
     [
         (["WORLD_SIZE"], {}, "needs RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT too"),
         (["WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR"], {}, "needs MASTER_PORT too"),
@@ -40,11 +40,11 @@ OF_TORCHRUN = {
         (OF_TORCHRUN, {"LOCAL_RANK": "3"}, "LOCAL_RANK=3 of 2 "),
     ],
 )
-def test_a_half_set_environment_says_what_is_missing(names, changes, said, monkeypatch):
+def test_a_half_set_environment_says_what_is_missing(names, changes, message, monkeypatch):
     for name in names:
         monkeypatch.setenv(name, (OF_TORCHRUN | changes)[name])
     for _ in range(2):  # and leaves nothing half made behind
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             PartialState(cpu=True)
 
 

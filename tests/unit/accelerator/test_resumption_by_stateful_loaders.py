@@ -197,6 +197,9 @@ def test_another_epoch_or_an_explicit_skip_replaces_the_position_of_a_checkpoint
     loader = loaded()
     assert gathered([skip_first_batches(loader, 4)]) == first[4:]
     assert gathered([loader]) == second
+    loader = prepared("seedable, a seed")
+    loader.load_state_dict(prepared("random").state_dict())
+    assert gathered([loader]) == seeded_order(N, seed=9, epoch=0)
     skipping = prepared("a stream that skips")
     skipping.load_state_dict(prepared("a stream").state_dict())
     assert gathered([skipping]) == list(range(12, N))
@@ -222,15 +225,17 @@ def test_a_checkpoint_made_while_the_rest_of_an_epoch_is_skipped_to_goes_on():
     assert gathered([loader]) == straight[4 * 2 :] and loader.progress.checkpoint is None
 
 
-def test_batches_of_another_size_go_on_with_the_samples_that_are_left():
+def test_with_steps_of_another_size_a_loader_goes_on_between_epochs_alone():
+    saved = prepared("sequential", batch_size=4)
     loader = prepared("sequential", batch_size=2)
-    loader.load_state_dict(stopped_after(prepared("sequential", batch_size=4), 2))
-    assert gathered([loader]) == list(range(8, N))
-
-
-def test_a_position_that_is_no_whole_number_of_steps_is_refused():
-    with pytest.raises(ValueError, match="6 samples of epoch 0"):
-        prepared("sequential", batch_size=4).load_state_dict({"epoch": 0, "step": 3, "step_size": 2})
+    for state, epoch in ((saved.state_dict(), 0), (stopped_after(saved, 6), 1)):
+        loader.load_state_dict(state)
+        assert loader.iteration == epoch and gathered([loader]) == list(range(N))
+        loader.load_state_dict(state)
+        loader.set_epoch(0)
+        assert gathered([loader]) == list(range(N))
+    with pytest.raises(ValueError, match="4 samples per step cannot go on with 2"):
+        loader.load_state_dict(stopped_after(prepared("sequential", batch_size=4), 3))
 
 
 def test_a_loader_that_is_let_go_ends_its_workers_at_once():

@@ -4,12 +4,7 @@ import pytest
 import torch
 
 from common.accelerator import Accelerator, utils
-from common.accelerator.utils import (
-    AutocastKwargs,
-    GradientAccumulationPlugin,
-    KwargsHandler,
-    TorchDynamoPlugin,
-)
+from common.accelerator.utils import AutocastKwargs, GradientAccumulationPlugin, KwargsHandler, TorchDynamoPlugin
 from tests.peers import import_or_skip
 
 
@@ -20,6 +15,9 @@ def test_what_is_out_of_scope_is_refused_and_an_empty_setting_passes(option):
         Accelerator(cpu=True, **{option: object()})
 
 
+STEPS_TWICE = {"gradient_accumulation_steps": 2, "gradient_accumulation_plugin": GradientAccumulationPlugin(2)}
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "match"),
     [
@@ -28,14 +26,7 @@ def test_what_is_out_of_scope_is_refused_and_an_empty_setting_passes(option):
         ({"kwargs_handlers": [KwargsHandler()]}, NotImplementedError, "KwargsHandler"),
         ({"kwargs_handlers": [object()]}, AssertionError, "Unsupported kwargs handler"),
         ({"kwargs_handlers": [AutocastKwargs(), AutocastKwargs()]}, ValueError, "You can only pass one <class"),
-        (
-            {
-                "gradient_accumulation_steps": 2,
-                "gradient_accumulation_plugin": GradientAccumulationPlugin(2),
-            },
-            ValueError,
-            "gradient_accumulation",
-        ),
+        (STEPS_TWICE, ValueError, "gradient_accumulation"),
     ],
 )
 def test_contradictory_settings_are_refused(settings, error, match):
@@ -46,8 +37,10 @@ def test_contradictory_settings_are_refused(settings, error, match):
 def test_settings_of_the_launcher_are_read_from_the_environment(monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "eager")
     accelerator = Accelerator(cpu=True)
     assert accelerator.mixed_precision == "bf16" and accelerator.gradient_accumulation_steps == 4
+    assert accelerator.state.dynamo_plugin.to_kwargs() == {"backend": "eager"}
 
 
 @pytest.mark.parametrize(
@@ -98,8 +91,3 @@ def test_a_second_accelerator_may_ask_for_another_compiler(asked):
     assert kind_of_prepared(Accelerator(cpu=True)) == "Linear"
     assert kind_of_prepared(Accelerator(cpu=True, **asked)) == "OptimizedModule"
     assert kind_of_prepared(Accelerator(cpu=True)) == "OptimizedModule"  # asks for none
-
-
-def test_the_environment_may_ask_for_a_compiler(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "eager")
-    assert Accelerator(cpu=True).state.dynamo_plugin.to_kwargs() == {"backend": "eager"}

@@ -20,7 +20,7 @@ from tests.unit.accelerator.several_processes import on_ranks
 
 @pytest.fixture
 def libraries():
-    """Ours and theirs, both without a state before and after the test."""
+    """Ours and theirs."""
     import_or_skip("accelerate")
     return [importlib.import_module(name) for name in (OURS, THEIRS)]
 
@@ -158,7 +158,7 @@ def test_nccl_gets_its_device_and_gloo_none(two_gpus, torchrun_with_gpus):
     assert two_gpus.init_process_group.call_args.kwargs["device_id"] is None
 
 
-def timeout_of_the_group(accelerator):
+def read_timeout(accelerator):
     return dist.group.WORLD._get_backend(accelerator.device).options._timeout
 
 
@@ -166,7 +166,7 @@ def timeout_of_the_group(accelerator):
 def test_a_timeout_that_was_asked_for_holds_on_gloo_too(asked, holds):
     """The parameters are minutes. A process group of nccl would take 10 by default."""
     handler = InitProcessGroupKwargs() if asked is None else InitProcessGroupKwargs(timeout=timedelta(minutes=asked))
-    found = on_ranks(2, timeout_of_the_group, kwargs_handlers=[handler])
+    found = on_ranks(2, read_timeout, kwargs_handlers=[handler])
     assert found == [timedelta(minutes=holds)] * 2
 
 

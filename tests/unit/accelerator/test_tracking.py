@@ -84,7 +84,8 @@ def test_a_configuration_and_values_of_any_kind_do_not_end_a_training(name, tmp_
         for step in (1, 2):
             accelerator.log({"a": None, "list": [1.0], "place": Path("z"), "in": {"b": "c"}, "loss": 1}, step=step)
     accelerator.end_training()
-    skipped = [str(each.message).split("'")[1] for each in warned if "cannot log" in str(each.message)]
+    messages = [str(warning.message) for warning in warned]
+    skipped = [message.split("'")[1] for message in messages if "cannot log" in message]
     assert skipped == (["a", "list", "place", "in"] * 2 if name == "tensorboard" else [])
     if name == "jsonl":
         assert rows(tmp_path / "run.jsonl") == [

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.report import page_tables
 from benchmarks.your_network.user_network import UserNetwork, load
-from tests.unit.benchmarks.example_networks import TEXTS
+from tests.unit.benchmarks.example_networks import SENTENCES_SPEC
 
 
 @pytest.fixture
@@ -13,8 +13,8 @@ def report() -> dict:
 
 
 @pytest.fixture
-def texts() -> UserNetwork:
-    return load(TEXTS)
+def sentences() -> UserNetwork:
+    return load(SENTENCES_SPEC)
 
 
 @pytest.fixture

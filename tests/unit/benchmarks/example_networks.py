@@ -6,7 +6,7 @@ from benchmarks.your_network import memory
 from benchmarks.your_network.settings import Setting
 from benchmarks.your_network.user_network import UserNetwork
 
-TEXTS = f"{Path(__file__).with_name('texts.py')}:build"
+SENTENCES_SPEC = f"{Path(__file__).with_name('sentences.py')}:build"
 
 
 def simulated_peaks(network: UserNetwork, setting: Setting, samples: int) -> memory.Peaks:

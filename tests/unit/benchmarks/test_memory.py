@@ -9,8 +9,9 @@ import torch.distributed as dist
 from torch import nn
 
 from benchmarks.harness import level_runs
+from benchmarks.harness.records import totals
 from benchmarks.harness.replica_memory import track_replicas
-from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FSDP_ROW, totals
+from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FSDP_ROW
 from benchmarks.report.verdicts import MOST_IMBALANCE, imbalance
 from benchmarks.suites import memory
 from benchmarks.suites.memory import NETWORKS, ReferenceNetwork

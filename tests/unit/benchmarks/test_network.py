@@ -1,5 +1,6 @@
 """Two nodes, their cable, their ranks and their end; and the record of DDP on them."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -44,6 +45,8 @@ def test_ranks_run_jobs_on_two_nodes_also_after_one_has_failed(capfd):
         assert network.images_per_second(pair, network.Row(4, None)) > 0
         with pytest.raises(RankFailed, match="rank 0: --replicas belongs to"):
             pair.run(level_runs.train, "00_single_gpu", ["--replicas", "2"], timeout=100)
+        first, second = pair.run(os.sched_getaffinity, 0, timeout=100)
+        assert len(first) == len(second) == 1 and first != second
         interfaces = pair.run(socket.if_nameindex, timeout=100)
         assert interfaces == [[(1, "lo"), (2, INTERFACE)]] * 2
     assert capfd.readouterr().err == ""
@@ -74,5 +77,5 @@ def _seconds_for_a_megabyte(nodes) -> float:
     receiver = _start(nodes.names[0], sys.executable, "-c", _RECEIVE)
     assert receiver.stdout.readline() == "listening\n"
     assert _start(nodes.names[1], sys.executable, "-c", _SEND).wait(60) == 0
-    said, _ = receiver.communicate(timeout=60)
-    return float(said)
+    seconds, _ = receiver.communicate(timeout=60)
+    return float(seconds)

@@ -6,7 +6,8 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from benchmarks.harness.rows import DATA_PARALLEL, DDP, totals
+from benchmarks.harness.records import totals
+from benchmarks.harness.rows import DATA_PARALLEL, DDP
 from benchmarks.report import __main__ as command
 from benchmarks.report import page_tables, pictures, plots
 from benchmarks.report.pictures import COMPARISON, PICTURES

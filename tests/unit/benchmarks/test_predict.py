@@ -133,6 +133,11 @@ def test_gpus_pay_from_the_smallest_batch_that_is_enough(setup, gpus):
     assert found == gpus or scaling_efficiency(setup, found // 2, gpus) <= PAYING_EFFICIENCY
 
 
+def test_the_efficiency_compares_with_one_gpu_that_has_the_same_global_batch():
+    """A step of BasicNet is launch-bound: one GPU takes 64 samples in the time of 32."""
+    assert scaling_efficiency(on_a100("BasicNet"), 64, 2) <= 0.5
+
+
 @pytest.mark.parametrize("count, exact", [(1, 0.0), (2, 0.5642), (8, 1.4236), (100, 2.5076), (1000, 3.2414)])
 def test_the_largest_of_normal_samples(count, exact):
     """Exact values: Harter, Expected values of normal order statistics, Biometrika 1961."""

@@ -54,7 +54,7 @@ def test_ratios_have_no_unit_and_differences_on_a_slow_machine_no_exponent():
 def test_what_was_recorded_fits_into_80_columns_and_names_no_folder_of_the_machine(path):
     record = json.loads(path.read_text())
     for group in record.get("groups", []):
-        assert all(len(line) <= 80 for line in table(group).splitlines()), group["title"]
+        assert all(len(line) <= 80 for line in table(group).splitlines()), group["group"]
     texts = re.findall(r'"((?:[^"\\]|\\.)*)"', path.read_text())
     assert [text for text in texts if re.search(r"(^|\s)/\w", text)] == []
 

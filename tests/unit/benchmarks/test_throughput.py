@@ -40,10 +40,14 @@ def test_a_row_on_a_device_asks_its_level_for_that_devices_cores():
     assert on_a_device.argv(Steps(2, 3))[-2:] == ["--cores-per-device", "3"]
 
 
-def test_a_sample_on_a_gpu_and_its_warm_up_are_an_epoch(monkeypatch):
+@pytest.mark.parametrize(("seconds", "counted"), [(20e-3, 25), (1.0, 2), (1e-6, SIZES["train"] // 256 // 2)])
+def test_a_sample_is_half_a_second_but_half_an_epoch_at_most(seconds, counted, monkeypatch):
+    monkeypatch.setattr(Configuration, "run", lambda *_: {"global_batch_size": 256, "images_per_sec": 256 / seconds})
+    rows = [Configuration(BASELINE, 1, 256)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert throughput.choose_steps(rows, ()) == Steps(2, counted)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    half = SIZES["train"] // 256 // 2
-    assert throughput.choose_steps([Configuration(BASELINE, 1, 256)], ()) == Steps(half, half)
+    assert throughput.choose_steps(rows, ()) == Steps(counted, counted)
 
 
 @pytest.mark.parametrize(("gpus", "sizes"), [(0, [1, 2]), (1, [1]), (3, [1, 2, 3])])

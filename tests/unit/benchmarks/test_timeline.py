@@ -114,7 +114,7 @@ def check_lanes(lanes: dict[str, list[list[Span]]]) -> None:
 @pytest.mark.parametrize("link", ["1 Gbit/s", "100 Mbit/s"])
 def test_the_recorded_lanes_of_a_narrow_link_show_what_the_pages_say_of_them(link):
     groups = page_tables.recorded("timeline")["groups"]
-    (group,) = [group for group in groups if link in group["title"]]
+    (group,) = [group for group in groups if link in group["group"]]
     check_lanes(timeline_plot.spans_of(group))
 
 

@@ -52,6 +52,13 @@ def test_a_small_part_of_a_large_tensor_is_not_computed_with():
         assert tokens.clone().new_empty(3).max() == 0
 
 
+def test_a_check_of_numbers_that_are_not_there_raises_nothing():
+    """torch.linalg.cholesky ends with this check of the error code of each matrix."""
+    errors = torch.ones(10_000, dtype=torch.int32)
+    with without_computing():
+        torch.ops.aten._linalg_check_errors(errors, "linalg.cholesky", is_matrix=False)
+
+
 def test_a_shape_that_does_not_fit_is_raised_and_not_logged_too(caplog):
     with without_computing(), pytest.raises(RuntimeError, match="same reduction dim"):
         torch.zeros(100, 100) @ torch.zeros(99, 100)

@@ -13,7 +13,7 @@ from benchmarks.your_network import measure
 from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.settings import settings_on
 from common.errors import UserError
-from tests.unit.benchmarks.example_networks import TEXTS
+from tests.unit.benchmarks.example_networks import SENTENCES_SPEC
 
 
 def test_a_device_is_a_gpu_or_an_equal_part_of_the_cores(monkeypatch):
@@ -63,7 +63,7 @@ def test_a_network_that_fails_is_one_line(write_network, capsys):
 
 @pytest.mark.slow
 def test_ctrl_c_ends_in_one_line():
-    command = [sys.executable, "-m", "benchmarks.your_network", "measure", TEXTS, "--batch", "8", "--rounds", "10000"]
+    command = [sys.executable, "-m", "benchmarks.your_network", "measure", SENTENCES_SPEC, "--rounds", "10000"]
     without_gpus = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     process = subprocess.Popen(command, env=without_gpus, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert "10000 rounds" in process.stdout.readline()
@@ -76,7 +76,7 @@ def test_ctrl_c_ends_in_one_line():
 @pytest.mark.slow
 def test_all_ways_are_measured_in_turns(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    samples = program.main(["measure", TEXTS, "--batch", "8", "--rounds", "1"])
+    samples = program.main(["measure", SENTENCES_SPEC, "--batch", "8", "--rounds", "1"])
     printed = capsys.readouterr().out
     assert list(samples) == ["one device", "DataParallel, 2", "DDP, 2"]
     for (seconds,) in samples.values():

@@ -7,23 +7,25 @@ import pytest
 import torch
 import torchvision
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.distributed.device_mesh import init_device_mesh
 
-from benchmarks.harness.rows import DATA_PARALLEL, DDP, ONE_DEVICE, totals
+from benchmarks.harness.records import totals
+from benchmarks.harness.rows import DATA_PARALLEL, DDP, ONE_DEVICE
 from benchmarks.your_network import __main__ as program
 from benchmarks.your_network import memory
 from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.memory import largest_batch
 from benchmarks.your_network.settings import Setting
-from benchmarks.your_network.strategies import PARALLEL_STRATEGIES
-from benchmarks.your_network.units import units
+from benchmarks.your_network.strategies import PARALLEL_STRATEGIES, ZERO_3, fake_group, wrap
+from benchmarks.your_network.units import checkpoint_units, units
 from benchmarks.your_network.user_network import SMALLEST_BATCH, UserNetwork, load
 from benchmarks.your_network.without_computing import fused_attention
 from common.errors import UserError
 from common.memory import track_memory
 from common.process_group import process_group
 from common.processes import ranks
-from tests.unit.benchmarks.example_networks import TEXTS, decoder, simulated_peaks
+from tests.unit.benchmarks.example_networks import SENTENCES_SPEC, decoder, simulated_peaks
 
 ALONE = Setting(ONE_DEVICE, 1)
 
@@ -38,19 +40,12 @@ def measure_on_a_rank(spec: str, shape: tuple[int, ...], setting: Setting, sampl
         return training.peaks_of_step(samples)
 
 
-@pytest.fixture
-def two_ranks():
-    """Two ranks that are ended afterwards: they keep the gigabytes that a large network has needed."""
-    yield ranks(2)
-    ranks(2).stop()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [strategy for strategy in PARALLEL_STRATEGIES if strategy != DATA_PARALLEL])
-def test_a_rank_of_a_fake_group_takes_what_ranks_take_that_compute_and_communicate(strategy, two_ranks):
+def test_a_rank_of_a_fake_group_takes_what_ranks_take_that_compute_and_communicate(strategy):
     spec, shape = "torchvision:resnet18", (3, 64, 64)
     setting = Setting(strategy, 2)
-    measured, _ = two_ranks.run(measure_on_a_rank, spec, shape, setting, 8, timeout=280)
+    measured, _ = ranks(2).run(measure_on_a_rank, spec, shape, setting, 8, timeout=280)
     assert simulated_peaks(load(spec, shape), setting, 8) == measured
 
 
@@ -61,19 +56,19 @@ def computed_peaks(network: UserNetwork, setting: Setting, samples: int) -> memo
 
 
 @pytest.mark.parametrize("setting", [ALONE, *(Setting(strategy, 2) for strategy in PARALLEL_STRATEGIES)])
-def test_a_step_without_computing_takes_the_memory_of_a_real_one(texts, setting):
-    assert simulated_peaks(texts, setting, 4) == computed_peaks(texts, setting, 4)
+def test_a_step_without_computing_takes_the_memory_of_a_real_one(sentences, setting):
+    assert simulated_peaks(sentences, setting, 4) == computed_peaks(sentences, setting, 4)
 
 
 @pytest.mark.parametrize(
     "changes", [{"autocast": torch.bfloat16}, {"autocast": torch.float16}, {"checkpointing": True}], ids=str
 )
-def test_mixed_precision_and_checkpointing_keep_fewer_activations(texts, changes):
+def test_mixed_precision_and_checkpointing_keep_fewer_activations(sentences, changes):
     setting = Setting(DDP, 2)
-    network = replace(texts, **changes)
+    network = replace(sentences, **changes)
     (peaks,) = simulated_peaks(network, setting, 4)
     assert [peaks] == computed_peaks(network, setting, 4)
-    (in_float32,) = simulated_peaks(texts, setting, 4)
+    (in_float32,) = simulated_peaks(sentences, setting, 4)
     assert peaks["activations"] < in_float32["activations"]
 
 
@@ -85,10 +80,10 @@ def test_a_batch_is_held_until_the_step_is_over(write_network):
     assert many["temporaries"] - few["temporaries"] >= 256 * 4096 * 4
 
 
-def test_parameters_state_and_buckets_are_those_of_the_network(texts):
-    parameters = list(texts.build().parameters())
+def test_parameters_state_and_buckets_are_those_of_the_network(sentences):
+    parameters = list(sentences.build().parameters())
     in_blocks = sum(-(-parameter.nbytes // 512) * 512 for parameter in parameters)
-    (peaks,) = simulated_peaks(texts, Setting(DDP, 2), 2)
+    (peaks,) = simulated_peaks(sentences, Setting(DDP, 2), 2)
     assert peaks["parameters"] == in_blocks
     # Two moments for each parameter, and its step, a number that stays on the host.
     assert peaks["optimizer state"] == 2 * in_blocks
@@ -171,8 +166,16 @@ def test_a_chain_of_layers_in_a_list_is_one_unit():
     assert list(units(vgg)) == [vgg.features, vgg.classifier]
 
 
-def refuse(capsys, *arguments: str) -> str:
-    """The one line that a question is answered with that cannot be asked."""
+def test_a_unit_that_two_parents_have_is_wrapped_once():
+    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(2)))
+    model = checkpoint_units(nn.Sequential(nn.Sequential(blocks), nn.Sequential(blocks)))
+    assert sum(isinstance(module, CheckpointWrapper) for module in model.modules()) == 2
+    with fake_group(2) as mesh:
+        wrap(model, ZERO_3, mesh)  # raises for a module that is sharded already
+
+
+def refusal(capsys, *arguments: str) -> str:
+    """The one line on stderr for a question that cannot be answered."""
     with pytest.raises(UserError):
         program.main(["memory", *arguments])
     (line,) = capsys.readouterr().err.splitlines()
@@ -191,23 +194,11 @@ def batch(n): return torch.zeros(n, 4), torch.zeros(n, dtype=torch.long)
         ("resnet18", "names no network"),
         ("torchvision:resnet19", "no classification network 'resnet19'"),
         ("nowhere.py:build", "there is no Python file nowhere.py"),
-        (TEXTS.replace(":build", ":make"), "has no function 'make'"),
+        (SENTENCES_SPEC.replace(":build", ":make"), "has no function 'make'"),
     ],
 )
 def test_a_network_that_is_not_there_is_one_line(spec, message, capsys):
-    assert message in refuse(capsys, spec)
-
-
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        (["--input", "3x8x8"], "has a function 'batch', which says what a sample is"),
-        (["--batch", "3", "--devices", "2"], "3 samples cannot be divided among 2 devices"),
-        (["--checkpointing"], "the network has no container"),
-    ],
-)
-def test_flags_that_do_not_fit_the_network_are_one_line(flags, message, write_network, capsys):
-    assert message in refuse(capsys, write_network(LINEAR), *flags)
+    assert message in refusal(capsys, spec)
 
 
 KEYS = """
@@ -218,18 +209,21 @@ def build(): return Keys(4, 5)
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    "change, flags, message",
     [
-        ("def build(): raise ValueError('no weights')", "cannot be built: ValueError: no weights (mine.py, line 7)"),
-        ("def build(): return nn.Linear(4, 5).requires_grad_(False)", "has no parameter to train"),
-        ("def build(): return nn.Linear(5, 5)", "the forward of mine:build failed: RuntimeError"),
-        (KEYS, "returns a dict and no tensor: write loss(outputs, targets)"),
-        ("def loss(*args): return F.cross_entropy(*args, reduction='none')", "must be a scalar tensor"),
-        ("def batch(n): return torch.zeros(50, 4)[:n], torch.zeros(50).long()[:n]", "an input of shape (50, 4)"),
+        ("", "--input 3x8x8", "has a function 'batch', which says what a sample is"),
+        ("", "--batch 3 --devices 2", "3 samples cannot be divided among 2 devices"),
+        ("", "--checkpointing", "the network has no container"),
+        ("def build(): raise ValueError('no file')", "", "cannot be built: ValueError: no file (mine.py, line 7)"),
+        ("def build(): return nn.Linear(4, 5).requires_grad_(False)", "", "has no parameter to train"),
+        ("def build(): return nn.Linear(5, 5)", "", "the forward of mine:build failed: RuntimeError"),
+        (KEYS, "", "returns a dict and no tensor: write loss(outputs, targets)"),
+        ("def loss(*args): return F.cross_entropy(*args, reduction='none')", "", "must be a scalar tensor"),
+        ("def batch(n): return torch.zeros(50, 4)[:n], torch.zeros(50).long()[:n]", "", "an input of shape (50, 4)"),
     ],
 )
-def test_a_network_that_cannot_train_is_one_line(change, message, write_network, capsys):
-    assert message in refuse(capsys, write_network(LINEAR + change), "--batch", "64", "--devices", "1")
+def test_a_network_that_cannot_train_as_it_was_asked_is_one_line(change, flags, message, write_network, capsys):
+    assert message in refusal(capsys, write_network(LINEAR + change), *flags.split())
 
 
 def test_a_strategy_that_cannot_take_the_network_says_why_in_its_row(write_network, capsys):

@@ -6,11 +6,11 @@ from torchvision import models
 from benchmarks.your_network import __main__ as program
 from benchmarks.your_network.count import count
 from benchmarks.your_network.user_network import load
-from tests.unit.benchmarks.example_networks import TEXTS, decoder
+from tests.unit.benchmarks.example_networks import SENTENCES_SPEC, decoder
 
 
-def test_the_counts_of_two_inputs_and_attention_are_those_counted_by_hand(texts):
-    network = count(texts, 64)
+def test_the_counts_of_two_inputs_and_attention_are_those_counted_by_hand(sentences):
+    network = count(sentences, 64)
     layer = (96 * 32 + 96) + (32 * 32 + 32) + (64 * 32 + 64) + (32 * 64 + 32) + 2 * 64
     assert network.parameters == 500 * 32 + 32 + 2 * layer + (32 * 3 + 3)
     tokens = 24
@@ -23,12 +23,14 @@ def test_the_operators_of_a_step_are_those_that_start_a_kernel(write_network):
     spec = write_network(
         "def build(): return nn.Linear(8, 3)\n"
         "def batch(n): return torch.zeros(n, 5, 8), torch.zeros(n, 5, dtype=torch.long)\n"
-        "def loss(scores, classes): return F.cross_entropy(scores.flatten(0, 1), classes.flatten())\n"
+        "def loss(scores, classes):\n"
+        "    assert torch.equal(classes, classes)\n"
+        "    return F.cross_entropy(scores.flatten(0, 1), classes.flatten())\n"
     )
     network = count(load(spec), 64)
-    # Forward: addmm, log_softmax, nll_loss. Backward: the gradient of 1, of nll_loss, of log_softmax, of the weight,
-    # and of the bias. AdamW: its 9 operators for all parameters. It also reads the step of each parameter.
-    assert network.operators == 3 + 5 + 9
+    # Forward: addmm, equal, log_softmax, nll_loss. Backward: the gradient of 1, of nll_loss, of log_softmax, of the
+    # weight, and of the bias. AdamW: its 9 operators for all parameters. It also reads the step of each parameter.
+    assert network.operators == 4 + 5 + 9
 
 
 @pytest.mark.parametrize("dropout", ["0.0", "0.1"])
@@ -70,7 +72,7 @@ def test_parameters_and_multiply_adds_are_those_that_torchvision_publishes(name)
 @pytest.mark.parametrize("milliseconds", [250, 0.1])
 def test_a_step_that_was_measured_is_the_step_on_one_gpu(milliseconds):
     """It may be shorter than its launches are assumed to be."""
-    one, two, *_ = program.main(["predict", TEXTS, "--measured-ms", str(milliseconds)])
+    one, two, *_ = program.main(["predict", SENTENCES_SPEC, "--measured-ms", str(milliseconds)])
     assert one.seconds == pytest.approx(milliseconds / 1000)
     assert two.seconds > one.seconds
 
@@ -89,12 +91,12 @@ def test_a_score_for_each_pair_of_samples_is_counted_in_the_batch_that_was_asked
 
 
 def test_the_answer_has_every_number_of_gpus(capsys):
-    rows = program.main(["predict", TEXTS, "--gpu", "h200", "--batch-per-gpu", "48"])
+    rows = program.main(["predict", SENTENCES_SPEC, "--gpu", "h200", "--batch-per-gpu", "48"])
     printed = capsys.readouterr().out
     assert [row.gpus for row in rows] == [2**exponent for exponent in range(10)]
     first, second, *_ = printed.splitlines()
     assert first == "A PREDICTION, not a measurement, and without a range of error:"
-    assert second.startswith("texts:build, 48 samples on each H200,")
+    assert second.startswith("sentences:build, 48 samples on each H200,")
     assert max(map(len, printed.splitlines())) <= 80
 
 
@@ -104,10 +106,9 @@ def batch(n): return torch.zeros(n, dtype=torch.long), torch.zeros(n, dtype=torc
 """
 # cuDNN fuses the operators of several time steps, into how many kernels is not published.
 RECURRENT = """
-class Recurrent(nn.LSTM):
-    def forward(self, sounds): return super().forward(sounds)[0][:, -1]
-def build(): return Recurrent(6, 3, batch_first=True)
-def batch(n): return torch.zeros(n, 7, 6), torch.zeros(n, dtype=torch.long)
+def build(): return nn.LSTM(6, 3, batch_first=True)
+def batch(n): return torch.zeros(n, 7, 6), torch.zeros(n, 7, 3)
+def loss(outputs, targets): return F.mse_loss(outputs[0], targets)
 """
 
 

@@ -1,19 +1,27 @@
-"""Changes to the right solutions of the exercises: those that stay right, and those that become wrong.
+"""Changes to the right solutions of the exercises: those that stay right, and those that become wrong."""
 
-A row is a text of the right solution and what stands in its place. Where it becomes wrong, texts follow that the
-learner is told.
-"""
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Patch(NamedTuple):
+    """A text of the right solution, what stands in its place, and parts of what a learner is told of a wrong one."""
+
+    old: str
+    new: str
+    findings: Sequence[str] = ()
+
 
 RIGHT = {
     "overlapped_ddp": [
-        ("in self.handles:", "in self.handles[:: -1 if dist.get_rank() == 0 else 1]:"),
-        ("handle.wait()", "handle.is_completed() or handle.wait()"),
+        Patch("in self.handles:", "in self.handles[:: -1 if dist.get_rank() == 0 else 1]:"),
+        Patch("handle.wait()", "handle.is_completed() or handle.wait()"),
     ],
     "buckets": [
-        ("parameter.grad.copy_(part.view_as(parameter))", "parameter.grad = part.view_as(parameter)"),
+        Patch("parameter.grad.copy_(part.view_as(parameter))", "parameter.grad = part.view_as(parameter)"),
     ],
     "loss_scaler": [
-        (
+        Patch(
             """overflows += not parameter.grad.isfinite().all()
         dist.all_reduce(overflows)
         self.was_skipped = overflows.item() > 0""",
@@ -26,79 +34,80 @@ RIGHT = {
 
 WRONG = {
     "average_gradients": [
-        ("dist.all_reduce(parameter.grad)", "dist.all_reduce(gradient)", "raised", "line 8 of solution.py"),
-        ("model: nn.Module", "", "take and return what the starter file says"),
-        ("    for parameter", "    import os; os._exit(3)\n    for parameter", "a process ended"),
-        (
+        Patch("dist.all_reduce(parameter.grad)", "dist.all_reduce(gradient)", ["raised", "line 8 of solution.py"]),
+        Patch("model: nn.Module", "", ["take and return what the starter file says"]),
+        Patch("    for parameter", "    import os; os._exit(3)\n    for parameter", ["a process ended"]),
+        Patch(
             "if parameter.grad is not None:",
             "if parameter.grad is not None and dist.get_rank() == 0:",
-            "not every rank had returned",
-            "rank 0: line 8 of solution.py: dist.all_reduce(parameter.grad)\n    rank 1: has returned",
+            [
+                "not every rank had returned",
+                "rank 0: line 8 of solution.py: dist.all_reduce(parameter.grad)\n    rank 1: has returned",
+            ],
         ),
-        ("parameter.grad /= dist.get_world_size()", "pass", "are the sums"),
-        ("dist.get_world_size()", "3", "all was right on 3 ranks"),
+        Patch("parameter.grad /= dist.get_world_size()", "pass", ["are the sums"]),
+        Patch("dist.get_world_size()", "3", ["all was right on 3 ranks"]),
     ],
     "overlapped_ddp": [
-        (
+        Patch(
             "self.handles.append(dist.all_reduce(parameter.grad, async_op=True))",
             "dist.all_reduce(parameter.grad)",
-            "backward stood still",
+            ["backward stood still"],
         ),
-        ("            handle.wait()", "            pass", "wait() was not called"),
-        ("async_op=True))", "async_op=True))\n        parameter.grad /= 2", "was changed while it was under way"),
-        ("register_post_accumulate_grad_hook(self.start_all_reduce)", "numel()", "0 all-reduces began"),
+        Patch("            handle.wait()", "            pass", ["wait() was not called"]),
+        Patch("async_op=True))", "async_op=True))\n        parameter.grad /= 2", ["changed while it was under way"]),
+        Patch("register_post_accumulate_grad_hook(self.start_all_reduce)", "numel()", ["0 all-reduces began"]),
     ],
     "buckets": [
-        ("reversed(parameters)", "parameters", "go from the last parameter"),
-        ("parameter.nbytes", "parameter.numel()", "close a bucket when"),
-        ("parameter.grad.flatten()", "parameter.grad.float().flatten()", "are rounded"),
+        Patch("reversed(parameters)", "parameters", ["go from the last parameter"]),
+        Patch("parameter.nbytes", "parameter.numel()", ["close a bucket when"]),
+        Patch("parameter.grad.flatten()", "parameter.grad.float().flatten()", ["are rounded"]),
     ],
     "ring_all_reduce": [
-        ("    chunks = ", "    dist.all_reduce(tensor)\n    return\n    chunks = ", "and without dist.all_reduce"),
-        (
+        Patch("    chunks = ", "    dist.all_reduce(tensor)\n    return\n    chunks = ", ["without dist.all_reduce"]),
+        Patch(
             "chunks[(rank + 1 - step) % world_size], right)\n        dist.recv(chunks[(rank - step)",
             "chunks[(rank - step) % world_size], right)\n        dist.recv(chunks[(rank - step - 1)",
-            "message 3 of rank 0 is [1, 2, 3], and should be [444, 555]",
-            "The second half begins",
+            ["message 3 of rank 0 is [1, 2, 3], and should be [444, 555]", "The second half begins"],
         ),
-        (
+        Patch(
             "    chunks = ",
             "    sent = dist.isend(tensor, right)\n    dist.recv(tensor.clone(), left)\n    sent.wait()\n    chunks = ",
-            "more numbers were sent",
+            ["more numbers were sent"],
         ),
     ],
     "sampler": [
-        ("self.seed + self.epoch", "self.seed", "in epoch 1: each sample is dealt out once, but not in the order"),
-        ("self.seed + self.epoch", "self.seed + self.epoch + self.rank", "without filling up"),
+        Patch("self.seed + self.epoch", "self.seed", ["in epoch 1", "is dealt out once, but not in the order"]),
+        Patch("self.seed + self.epoch", "self.seed + self.epoch + self.rank", ["without filling up"]),
     ],
     "exact_evaluation": [
-        ("dist.all_reduce(counts)", "pass", "not the fraction of right answers"),
-        ("dataset[dist.get_rank() :: dist.get_world_size()]", "dataset", "share them out"),
-        (
+        Patch("dist.all_reduce(counts)", "pass", ["not the fraction of right answers"]),
+        Patch("dataset[dist.get_rank() :: dist.get_world_size()]", "dataset", ["share them out"]),
+        Patch(
             "dist.all_reduce(counts)",
             "counts /= counts[1].clone()\n    dist.all_reduce(counts)",
-            "mean of the ranks' acc",
+            ["mean of the ranks' acc"],
         ),
     ],
     "accumulate": [
-        ("(loss / len(micro_batches))", "loss", "were added, not averaged"),
-        ("    optimizer.zero_grad()\n", "", "step 2", "of the step before is still in it"),
-        ("nullcontext() if last else model.no_sync()", "nullcontext()", "sent 3 times"),
-        ("    optimizer.step()", "    optimizer.zero_grad()\n    optimizer.step()", "between backward and the step"),
+        Patch("(loss / len(micro_batches))", "loss", ["were added, not averaged"]),
+        Patch("    optimizer.zero_grad()\n", "", ["step 2", "of the step before is still in it"]),
+        Patch("nullcontext() if last else model.no_sync()", "nullcontext()", ["sent 3 times"]),
+        Patch("    optimizer.step()", "    optimizer.zero_grad()\n    optimizer.step()", ["between backward and"]),
     ],
     "zero1": [
-        ("dist.broadcast(parameter.detach(), ", "dict(", "exchange their parts"),
-        ("[dist.get_rank() :: dist.get_world_size()]", "", "more than its part of the optimizer's state"),
-        ("            parameter.grad /= dist.get_world_size()\n", "", "divide the sums by the world size"),
+        Patch("dist.broadcast(parameter.detach(), ", "dict(", ["exchange their parts"]),
+        Patch("[dist.get_rank() :: dist.get_world_size()]", "", ["more than its part of the optimizer's state"]),
+        Patch("            parameter.grad /= dist.get_world_size()\n", "", ["divide the sums by the world size"]),
     ],
     "loss_scaler": [
-        ("return loss * self.factor", "return loss", "scale(loss) has to return"),
-        ("                parameter.grad /= self.factor\n", "", "still multiplied by the scale"),
-        ("        dist.all_reduce(overflows)\n", "", "overflowed on rank 1"),
+        Patch("return loss * self.factor", "return loss", ["scale(loss) has to return"]),
+        Patch("                parameter.grad /= self.factor\n", "", ["still multiplied by the scale"]),
+        Patch("        dist.all_reduce(overflows)\n", "", ["overflowed on rank 1"]),
     ],
     "prepare": [
-        ("return DistributedDataParallel(obj)", "return obj", "end with different weights"),
-        ("    if isinstance(obj, DataLoader):", "    if False:", "every rank has the same samples"),
-        ("shuffle=shuffle", "shuffle=shuffle, seed=dist.get_rank()", "an order of its own"),
+        Patch("return DistributedDataParallel(obj)", "return obj", ["end with different weights"]),
+        Patch("    if isinstance(obj, DataLoader):", "    if False:", ["every rank has the same samples"]),
+        Patch("shuffle=shuffle", "shuffle=shuffle, seed=dist.get_rank()", ["an order of its own"]),
     ],
 }

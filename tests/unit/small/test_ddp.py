@@ -65,8 +65,8 @@ def test_ranks_that_differed_before_all_end_with_torchs_weights(world_size):
         assert not torch.equal(first["before"], second["before"]), wrap
         assert torch.equal(first["built"], second["built"]), wrap
         assert torch.equal(first["built"], first["before"]), wrap
-        agree = [torch.equal(one, other) for one, other in zip(first["gradients"], second["gradients"], strict=True)]
-        assert agree == [True, False, True, True], wrap  # the second backward was not averaged
+        are_equal = [torch.equal(a, b) for a, b in zip(first["gradients"], second["gradients"], strict=True)]
+        assert are_equal == [True, False, True, True], wrap  # the second backward was not averaged
         assert max_weight_difference(first["weights"], second["weights"]) == 0.0, wrap
 
 

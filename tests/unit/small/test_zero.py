@@ -176,7 +176,7 @@ def test_a_parameter_without_a_gradient_stays_as_it_is(kind):
     assert ranks(2).run(step_without_a_gradient, kind) == [(False, True)] * 2
 
 
-def drop_gradients(kind: Callable) -> list[Tensor]:
+def gradients_after_zero_grad(kind: Callable) -> list[Tensor]:
     """The gradients of a backward that no step followed, after `zero_grad`."""
     with process_group():
         network = nn.Linear(3, 2)
@@ -189,7 +189,7 @@ def drop_gradients(kind: Callable) -> list[Tensor]:
 
 @pytest.mark.parametrize("kind", OURS)
 def test_zero_grad_drops_a_backward_that_no_step_followed(kind):
-    assert ranks(2).run(drop_gradients, kind) == [[], []]
+    assert ranks(2).run(gradients_after_zero_grad, kind) == [[], []]
 
 
 @pytest.mark.parametrize("kind", OURS)

@@ -157,12 +157,6 @@ def test_argument_remove_unused_columns(tmp_path):
         assert first.keys() == columns
 
 
-def test_argument_run_name(tmp_path):
-    make_trainer(tmp_path, report_to="jsonl", run_name="a_name_of_its_own").train()
-    (log,) = tmp_path.rglob("*.jsonl")
-    assert "a_name_of_its_own" in str(log) + log.read_text()
-
-
 class Renamed(Points):
     def __getitem__(self, index):
         return {"x": self.x[index], "answers": self.labels[index]}
@@ -333,12 +327,19 @@ def test_shares_that_save_between_evaluations_are_refused_when_the_number_of_ste
 
 
 def test_a_trainer_refuses_what_cannot_work(tmp_path):
+    class OwnSamplers(Trainer):
+        def _get_train_sampler(self, dataset):
+            return range(len(dataset))
+
+        _get_eval_sampler = _get_train_sampler
+
     with pytest.raises(AttributeError, match="'int' object has no attribute 'on_init_end'"):
         Trainer(Net(), TrainingArguments(str(tmp_path), use_cpu=True), callbacks=[3])
     with pytest.raises(ValueError, match="eval_dataset"):
         make_trainer(tmp_path, eval_strategy="epoch")
-    with pytest.raises(ValueError, match="dataset"):
-        Trainer(Net(), TrainingArguments(str(tmp_path), use_cpu=True)).train()
+    for method in (Trainer.train, Trainer.evaluate):
+        with pytest.raises(ValueError, match=r"needs an? (train|eval)_dataset"):
+            method(OwnSamplers(Net(), TrainingArguments(str(tmp_path), use_cpu=True)))
     with pytest.raises(ValueError, match="no loss"):
         unlabelled = TensorDataset(torch.randn(8, 16))
         make_trainer(tmp_path, extra={"train_dataset": unlabelled}).train()

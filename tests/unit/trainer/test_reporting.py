@@ -44,10 +44,11 @@ def test_a_script_that_removes_the_printer_keeps_the_bar(tmp_path, transformers)
     assert same_on_both(script, tmp_path) == ["DefaultFlowCallback", "ProgressCallback"]
 
 
-def test_a_second_training_writes_every_line_once(tmp_path):
-    trainer = make_trainer(tmp_path, report_to="jsonl", logging_steps=5)
+def test_a_second_training_writes_every_line_once_under_the_same_name(tmp_path):
+    trainer = make_trainer(tmp_path, report_to="jsonl", run_name="a_name_of_its_own", logging_steps=5)
     trainer.train()
     trainer.train()
     (log,) = tmp_path.rglob("*.jsonl")
     losses = [line for line in log.read_text().splitlines() if "train/loss" in line]
     assert len(losses) == 2
+    assert "a_name_of_its_own" in str(log) + log.read_text()

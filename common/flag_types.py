@@ -1,4 +1,4 @@
-"""Numbers that flags take; others are refused with what is expected."""
+"""Types of flags that take numbers: others are refused with what is expected."""
 
 import argparse
 import math
@@ -10,7 +10,7 @@ def number(text: str, kind: type, description: str, least: float, most: float = 
     """`text` as an int or a float from `least` to `most`.
 
     Raises:
-        argparse.ArgumentTypeError: if it is none; argparse prints it with the flag's name.
+        argparse.ArgumentTypeError: if it is not such a number; argparse prints the message with the flag's name.
     """
     refusal = argparse.ArgumentTypeError(f"must be {description}, not {text!r}")
     try:

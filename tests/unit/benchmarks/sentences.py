@@ -14,7 +14,7 @@ class Config:
     blocks: int = 2
 
 
-class Texts(nn.Module):
+class Sentences(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.words = nn.Embedding(500, config.width)
@@ -32,7 +32,7 @@ class Texts(nn.Module):
 
 
 def build():
-    return Texts(Config())
+    return Sentences(Config())
 
 
 def batch(n):
