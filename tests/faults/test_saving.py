@@ -82,14 +82,15 @@ def train_until_killed_in(call: str, level: str, argv: list[str], folder: Path) 
 @pytest.mark.parametrize("level", CHECKPOINTING)
 @pytest.mark.parametrize("call", ["torch.save", "os.rename"])
 def test_killed_while_it_saves_it_goes_on_from_the_checkpoint_before(call, level, tmp_path):
-    """It is killed when the weights are written, and when all is written, but still has its hidden name."""
+    """The kill comes when the weights are written, or when all files are, but still in the hidden folder."""
     training = [*SHORT, "--epochs", "2"]  # These are four steps.
     saving = [*training, "--checkpoint-every", "1", "--checkpoint-dir", str(tmp_path)]
     _, expected = run(level, 1, training)
     with pytest.raises(RankFailed):
         ranks(1).run(train_until_killed_in, call, level, saving, tmp_path)
     (unfinished,) = tmp_path.rglob(".checkpoint?3.part_0")
-    assert any(unfinished.glob("manifest.json")) is (call == "os.rename")
+    written = {path.name for path in unfinished.iterdir()}
+    assert "model.safetensors" in written and ("manifest.json" in written) is (call == "os.rename")
     printed, weights = run(level, 1, saving)
     assert resumed_at(printed) == [2]
     assert max_weight_difference(weights, expected) == 0
