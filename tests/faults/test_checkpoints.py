@@ -13,7 +13,6 @@ from tests.levels import SHORT, run_level
 
 LEVEL_03, LEVEL_04 = ladder.WITH_CHECKPOINTS
 SLOW_03 = pytest.param(LEVEL_03, marks=pytest.mark.slow)
-SLOW_04 = pytest.param(LEVEL_04, marks=pytest.mark.slow)
 LONG_04 = pytest.param(LEVEL_04, marks=pytest.mark.long)
 
 
@@ -21,7 +20,7 @@ def saving(folder: Path) -> list[str]:
     return ["--checkpoint-dir", str(folder), "--checkpoint-every", "1"]
 
 
-@pytest.mark.parametrize("level", [LEVEL_03, SLOW_04])
+@pytest.mark.parametrize("level", [LEVEL_03, pytest.param(LEVEL_04, marks=pytest.mark.slow)])
 def test_a_damaged_checkpoint_is_passed_over(level, tmp_path, caplog, capsys):
     training = [*SHORT, "--epochs", "3"]  # These are six steps.
     _, expected = run_level(level, training)

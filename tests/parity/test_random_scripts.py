@@ -87,9 +87,7 @@ def test_a_script_that_fails_is_an_error_also_where_it_fails_on_both_libraries(t
 
 def test_the_example_of_this_package_differs_as_it_was_drawn(tmp_path):
     as_drawn = replace(ORDERS, without_known_differences=copy)
-    with pytest.raises(
-        AssertionError, match=r"^script 4, Script\(.*: the ranks differ at \['1.loops.0.batches.5.0.3'\]"
-    ):
+    with pytest.raises(AssertionError, match=r"^script 4, Script\(.*: the ranks differ at \['1.loops.0.batches.5.0.3"):
         assert_same(as_drawn, range(4, 5), 2, str(tmp_path))
 
 
