@@ -4,7 +4,6 @@ import contextlib
 import glob
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -100,6 +99,7 @@ class Job:
         """Return when `condition()` is true; an AssertionError shows the output if the job ends before."""
         deadline = time.monotonic() + seconds
         while not condition():
+            # The condition may have come true just before the end, so it is asked once more.
             ended = self.has_ended() and not condition()
             assert not ended, f"the job has ended\n{self.out}\n{self.err}"
             assert time.monotonic() < deadline, f"nothing for {seconds} s\n{self.out}\n{self.err}"
@@ -141,10 +141,9 @@ def job(*commands: list[str], **environment: str) -> Iterator[Job]:
             started.kill()
 
 
-STANDALONE = ("--standalone",)
-
-
-def torchrun(*argv: str, processes: int = 2, restarts: int = 0, rendezvous: Sequence[str] = STANDALONE) -> list[str]:
+def torchrun(
+    *argv: str, processes: int = 2, restarts: int = 0, rendezvous: Sequence[str] = ("--standalone",)
+) -> list[str]:
     command = [sys.executable, "-m", "torch.distributed.run", *rendezvous, "--nproc-per-node", str(processes)]
     return [*command, "--max-restarts", str(restarts), *argv]
 
@@ -203,14 +202,3 @@ def run_all_to_end(
 def resumed_at(output: str) -> list[int]:
     """The steps at which runs say that they go on, such as "03_accelerate/train_full: resumed at step 20"."""
     return [int(step) for step in re.findall(r"resumed at step (\d+)", output)]
-
-
-def on_tmpfs(folder: Path, options: str, *commands: list[str]) -> list[str]:
-    """A command that runs `commands` one after another, whatever their exit codes, on a small disk at `folder`.
-
-    The disk lives in a mount namespace of its own and goes with the last process in it. The exit code is the last
-    command's; after each command its code is on stdout as "code N".
-    """
-    program = " ; ".join(f"{shlex.join(command)} ; code=$? ; echo code $code" for command in commands)
-    mount = f"mount -t tmpfs -o {options} none {shlex.quote(str(folder))}"
-    return ["unshare", "--mount", "sh", "-c", f"{mount} && {{ {program} ; exit $code ; }}"]

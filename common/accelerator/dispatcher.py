@@ -57,7 +57,7 @@ class DataLoaderDispatcher(DataLoaderShard):
     @property
     def remainder(self) -> int:
         """Samples of all processes in the last step, also in a full one; -1 until it is yielded."""
-        if not self.end_of_dataloader:
+        if not self.progress.current.is_over:
             return -1
         return self.total_batch_size if self.short_step is None else self.short_step.num_real_all_ranks
 

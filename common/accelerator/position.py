@@ -19,7 +19,7 @@ class Pass:
         step: how many steps of the epoch were left out or yielded.
         short_step: the ShortStep of the step that was yielded last, if it has one.
         read_ahead: the step that was read and not yielded; None after the last one.
-        end_of_dataloader: True from the last batch on, unless the script has set it.
+        end_of_dataloader: the loop sets it to True at the last batch. A script may set it to False.
     """
 
     def __init__(self, epoch: int, first_step: int) -> None:

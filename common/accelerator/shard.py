@@ -186,7 +186,7 @@ class DataLoaderShard(DataLoader):
 
     @property
     def end_of_dataloader(self) -> bool:
-        """True if the batch just yielded is the last. A script that accumulates within a batch may set it to False."""
+        """True at the last batch. Within a loop, a script that accumulates within a batch may set it to False."""
         return self.progress.current.end_of_dataloader
 
     @end_of_dataloader.setter

@@ -47,9 +47,11 @@ class ParallelMode(Enum):
 
 
 class Choice(str):
-    """One of several texts. `transformers` has enumerations for them, so scripts also read its `value`."""
+    """One of several texts. Most are members of an enumeration in `transformers`, so scripts also read a `value`."""
 
-    value = property(str)
+    @property
+    def value(self) -> str:
+        return str(self)
 
 
 def resolve_steps(setting: float, num_training_steps: int) -> int:
@@ -433,8 +435,12 @@ class TrainingArguments:
         return process.local_main_process_first() if local else process.main_process_first()
 
     def to_dict(self) -> dict[str, Any]:
-        """All settings, without the token."""
-        return asdict(self) | {"hub_token": "<HUB_TOKEN>"}
+        """All settings, each Choice as plain text, without the token."""
+        settings = asdict(self) | {"hub_token": "<HUB_TOKEN>"}
+        for name, value in settings.items():
+            if isinstance(value, Choice):
+                settings[name] = value.value
+        return settings
 
     @property
     def ddp_timeout_delta(self) -> timedelta:

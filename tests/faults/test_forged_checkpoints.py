@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from common.accelerator.checkpointing import CheckpointError
 from common.accelerator.utils import ProjectConfiguration
 from tests.states import forget_states
 
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="makes symbolic links")
 FORBIDDEN_WEIGHT = 666.0
 # Names for a file in a manifest; `{outside}` is what must not be reached.
 EVIL_NAMES = [
@@ -43,22 +45,26 @@ def link(name: str, folder: Path, outside: Path) -> None:
     place.symlink_to(outside / name if name in FILES else outside)
 
 
-def load(accelerator: Accelerator, folder: Path) -> None:
-    accelerator.load_state(folder)
+def checkpoint(accelerator: Accelerator, number: int) -> Path:
+    return Path(accelerator.project_dir, "checkpoints", f"checkpoint_{number}")
 
 
-def load_newest(accelerator: Accelerator, folder: Path) -> None:
+def load_forged(accelerator: Accelerator) -> None:
+    accelerator.load_state(checkpoint(accelerator, 1))
+
+
+def load_newest(accelerator: Accelerator) -> None:
     accelerator.load_state()
 
 
-def save(accelerator: Accelerator, folder: Path) -> None:
+def save_beside(accelerator: Accelerator) -> None:
     accelerator.project_configuration.iteration = 9
     accelerator.save_state()
 
 
-def save_over(accelerator: Accelerator, folder: Path) -> None:
+def save_over(accelerator: Accelerator) -> None:
     accelerator.project_configuration.automatic_checkpoint_naming = False
-    accelerator.save_state(folder)
+    accelerator.save_state(checkpoint(accelerator, 1))
 
 
 def project_at(root: Path, weight: float) -> tuple[Accelerator, torch.nn.Linear]:
@@ -75,29 +81,42 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
 
 
-FORGERIES = [(name_in_manifest, name) for name in EVIL_NAMES] + [(link, name) for name in FILES + UNFINISHED]
+def forge_newest(root: Path, forge: Callable, name: str) -> Path:
+    """Save checkpoints 0 and 1 of a project, and forge the newest. Returns the folder outside, another checkpoint."""
+    outside = root / "outside"
+    accelerator, _ = project_at(root, FORBIDDEN_WEIGHT)
+    accelerator.save_state()
+    checkpoint(accelerator, 0).rename(outside)
+    accelerator, _ = project_at(root, 1.0)
+    accelerator.save_state()
+    accelerator.save_state()
+    forge(name, checkpoint(accelerator, 1), outside)
+    return outside
 
 
-@pytest.mark.skipif(os.name == "nt", reason="makes symbolic links")
-@pytest.mark.parametrize("use", [load, load_newest, save, save_over])
-@pytest.mark.parametrize(
-    ("forge", "name"), FORGERIES, ids=[f"{forge.__name__}-{name[:20]!r}" for forge, name in FORGERIES]
-)
+def parameter_id(value: Callable | str) -> str:
+    return repr(value[:20]) if isinstance(value, str) else value.__name__
+
+
+REFUSED = [(name_in_manifest, name) for name in EVIL_NAMES] + [(link, name) for name in FILES]
+FORGERIES = REFUSED + [(link, name) for name in UNFINISHED]
+
+
+@pytest.mark.parametrize("use", [load_forged, load_newest, save_beside, save_over])
+@pytest.mark.parametrize(("forge", "name"), FORGERIES, ids=parameter_id)
 def test_no_forged_folder_reaches_outside_of_itself(forge, name, use, tmp_path):
-    outside = tmp_path / "outside"
-    accelerator, _ = project_at(tmp_path, FORBIDDEN_WEIGHT)
-    accelerator.save_state()
-    folder = tmp_path / "project/checkpoints/checkpoint_0"
-    folder.rename(outside)
-    accelerator, _ = project_at(tmp_path, 1.0)
-    accelerator.save_state()
-    accelerator.save_state()
+    outside = forge_newest(tmp_path, forge, name)
     before = contents(outside)
-    forge(name, folder.with_name("checkpoint_1"), outside)
     accelerator, model = project_at(tmp_path, 2.0)
-    # Loading the forged folder must be refused. Saving, or loading the newest, may skip it.
-    must_be_refused = use is load and name not in UNFINISHED
-    with pytest.raises(CheckpointError) if must_be_refused else suppress(CheckpointError):
-        use(accelerator, folder.with_name("checkpoint_1"))
+    with suppress(CheckpointError):
+        use(accelerator)
     assert contents(outside) == before
     assert not (model.weight == FORBIDDEN_WEIGHT).any()
+
+
+@pytest.mark.parametrize(("forge", "name"), REFUSED, ids=parameter_id)
+def test_loading_a_forged_folder_is_refused(forge, name, tmp_path):
+    forge_newest(tmp_path, forge, name)
+    accelerator, _ = project_at(tmp_path, 2.0)
+    with pytest.raises(CheckpointError):
+        load_forged(accelerator)

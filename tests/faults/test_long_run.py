@@ -71,17 +71,16 @@ def used(level: str, argv: list[str]) -> list[tuple[int, int]]:
     """The resident memory in bytes and the number of open files at each evaluation, which has one batch."""
     samples = []
 
-    def sample(*_, **__):
-        gc.collect()
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        samples.append((pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd"))))
+    def sample(network, inputs):
+        if isinstance(network, BasicNet) and not network.training:
+            gc.collect()
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            samples.append((pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd"))))
 
     module = ladder.load(level)
-    evaluating = register_module_forward_pre_hook(
-        lambda network, inputs: sample() if isinstance(network, BasicNet) and not network.training else None
-    )
+    before_forward = register_module_forward_pre_hook(sample)
     module.train(fit_to_machine(parse_args(module.__file__, argv)))
-    evaluating.remove()
+    before_forward.remove()
     return samples
 
 

@@ -21,7 +21,7 @@ TRAINER = "04_trainer/train_full"
 
 
 def start(level: str, processes: int, *flags: str):
-    """The level as a job, with as many threads as its ranks have in this process: other sums have other last bits."""
+    """The level as a job. Its ranks have as many threads as in this process, because sums of others have other bits."""
     command = level_command(level, *SETTINGS, *flags, processes=None if processes == 1 else processes)
     return job(command, OMP_NUM_THREADS=str(max(1, torch.get_num_threads() // processes)))
 

@@ -57,10 +57,10 @@ class Loop:
 class Script:
     """The settings of a script that loops over a loader, once or several times."""
 
-    world: int
+    processes: int
     loops: list[Loop]
-    n: int = one_of(range(1, 61))
-    batch: int = one_of(range(1, 6))
+    n: int = one_of(range(1, 61))  # Samples.
+    batch: int = one_of(range(1, 6))  # Samples of one process.
     data: str = one_of(["plain"] * 9 + ["augmented"] * 3 + list(STREAMS))
     sampler: str = one_of(["sequential"] * 3 + ["random"] * 6 + RARE_SAMPLERS)
     sampler_generator: str | None = one_of([None, "own", "the loader's"])
@@ -90,7 +90,7 @@ def dispatches(script: Script) -> bool:
 def draw(seed: int, processes: int) -> Script:
     generator = random.Random(seed)
     loops = [Loop(**draw_from(choices_of(Loop), generator)) for _ in range(generator.randint(1, 3))]
-    script = Script(world=processes, loops=loops, **draw_from(choices_of(Script), generator))
+    script = Script(processes=processes, loops=loops, **draw_from(choices_of(Script), generator))
     # Both libraries refuse a loader that the main process reads for all, but that puts no batch on the device.
     if script.dispatch_batches:
         script.put_on_device = True
@@ -104,19 +104,19 @@ def without_known_differences(script: Script) -> Script:
     changed = replace(script)
     # On several processes the original loses samples of a batch that cannot be divided. Ours:
     # `test_batches_of_varying_size_are_joined_as_long_as_a_step_can_be_divided`.
-    if script.sampler == "lists" and script.world > 1 and not reads_stream(script):
+    if script.sampler == "lists" and script.processes > 1 and not reads_stream(script):
         changed.dispatch_batches = False
     if dispatches(changed):
         # On several processes the original skips the main process's batches in place of steps. Ours:
         # `test_it_continues_where_a_checkpoint_was_made_and_skips_whole_steps`.
-        if script.world > 1 or script.sampler == "lists":
+        if script.processes > 1 or script.sampler == "lists":
             changed.skip = 0
-        # The original crashes where no whole step is left. Some samplers draw half of the samples only, so twice as
-        # many are needed. Ours: `test_the_main_process_reads_and_each_sample_is_gathered_once`.
-        changed.n += 2 * (1 + changed.skip) * script.batch * script.world
+        # The original crashes where no step is left. These samples make a whole step more than are skipped, also where
+        # a sampler draws half of them only. Ours: `test_the_main_process_reads_and_each_sample_is_gathered_once`.
+        changed.n += 2 * (1 + changed.skip) * script.batch * script.processes
     # Where each process reads a stream, the original fills up the last step in any case. Ours:
     # `test_each_sample_of_a_stream_is_gathered_once`.
-    elif script.world > 1 and reads_stream(script):
+    elif script.processes > 1 and reads_stream(script):
         changed.even_batches = True
     return changed
 
@@ -139,7 +139,7 @@ def make_sampler(name: str, n: int, generator: torch.Generator | None) -> Sample
 
 
 def make_loader(script: Script) -> DataLoader:
-    size = script.batch * script.world if script.split_batches else script.batch
+    size = script.batch * script.processes if script.split_batches else script.batch
     generator = torch.Generator().manual_seed(2) if script.loader_generator else None
     if reads_stream(script):
         return DataLoader(STREAMS[script.data](range(script.n)), size, drop_last=script.drop_last, generator=generator)
@@ -177,7 +177,7 @@ def run(library: str, script: Script, folder: str, seen: dict[str, Any]) -> None
         if loop.set_epoch is not None:
             loader.set_epoch(loop.set_epoch)
         rest = data_loader.skip_first_batches(loader, skip) if skip else loader
-        gathers = script.world > 1 and skip == 0 and can_gather(script)
+        gathers = script.processes > 1 and skip == 0 and can_gather(script)
         for step, batch in enumerate(rest, 1):
             seen_in_loop["batches"].append([batch.tolist(), rest.end_of_dataloader, torch.rand(()).item()])
             if gathers:

@@ -198,9 +198,8 @@ def without_known_differences(script: Script) -> Script:
 
 def make_trainer(library: str, script: Script, folder: str) -> Any:
     module = importlib.import_module(library)
-    base = module.Trainer
 
-    class OverridingTrainer(base):
+    class OverridingTrainer(module.Trainer):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
             outputs = model(inputs["x"])
             loss = F.cross_entropy(outputs["logits"], inputs["labels"])
@@ -213,14 +212,19 @@ def make_trainer(library: str, script: Script, folder: str) -> Any:
     loss = script.loss
     network = NetWithKeywords if loss == "keywords" else Net
     model = network(script.dropout, nan_below=-0.5 if loss == "sometimes_nan" else None)
-    return (OverridingTrainer if loss == "override" else base)(
+    trainer_class = OverridingTrainer if loss == "override" else module.Trainer
+    train_set = Points(script.train)
+    if script.stream:
+        train_set = Stream(train_set)
+    callbacks = [module.EarlyStoppingCallback(1)] if script.early_stopping else []
+    return trainer_class(
         model,
         args,
-        train_dataset=Stream(Points(script.train)) if script.stream else Points(script.train),
+        train_dataset=train_set,
         eval_dataset=Points(script.evaluate),
         compute_metrics=metrics_of,
         compute_loss_func=loss_per_item if loss == "function" else None,
-        callbacks=[module.EarlyStoppingCallback(1)] if script.early_stopping else None,
+        callbacks=callbacks,
     )
 
 

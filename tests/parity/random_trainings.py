@@ -51,7 +51,7 @@ class Script:
     evaluates: bool = one_of([False, True])  # After each micro-batch.
     stopped_after: int | None = one_of([None] * 4 + [1, 2, 4, 7])  # Micro-batches. Then it stops and resumes.
     stops_within_window: bool = False  # Otherwise it stops at the end of the window of that micro-batch.
-    passes_over: bool = one_of([False, False, True])  # Resumed, it reads and drops batches.
+    passes_over: bool = one_of([False, False, True])  # It reads the batches that it leaves out, and drops them.
     draws: str = one_of(["nobody"] * 4 + ["data set"] * 4 + ["collator"] * 4 + ["workers"])  # While data are read.
     stateful: bool = False  # A resumed loader goes on by itself.
 
@@ -214,12 +214,12 @@ class Training:
             self.epochs.append(seen)
             self.loader.set_epoch(epoch)
             for number, batch in self.rest_of_epoch(done):
-                self.micro_batch(number, batch, seen)
+                ends_window = self.micro_batch(number, batch, seen)
                 if script.evaluates:
                     self.evaluate(seen)
                 done += 1
                 computed += 1
-                may_stop = script.stops_within_window or self.ends_window(number)
+                may_stop = script.stops_within_window or ends_window
                 if stop_after is not None and computed >= stop_after and may_stop:
                     self.accelerator.save_state(folder)
                     self.accelerator.wait_for_everyone()
@@ -227,7 +227,7 @@ class Training:
         return None
 
     def rest_of_epoch(self, done):
-        """The micro-batches that are left of an epoch, numbered as the script does: from 0 behind those it skips."""
+        """The micro-batches of an epoch after the first `done`, counted from `done` if it reads those, else from 0."""
         if self.script.passes_over:  # The training scripts of diffusers go on like this.
             yield from itertools.islice(enumerate(self.loader), done, None)
         elif done > 0 and not self.script.stateful:
@@ -235,29 +235,28 @@ class Training:
         else:
             yield from enumerate(self.loader)
 
-    def ends_window(self, number):
-        """True if micro-batch `number`, the one at hand, ends its window."""
-        if self.script.window == "accumulate":
-            return self.accelerator.sync_gradients
-        return (number + 1) % self.script.accumulation == 0
-
     def micro_batch(self, number, batch, seen):
+        """Compute a micro-batch. Returns True if it ends its window."""
         if self.script.window == "accumulate":
             # The script clips and steps in each micro-batch. The library leaves out the steps within a window.
             with self.accelerator.accumulate(*self.models):
                 loss = self.forward_and_backward(batch, seen)
                 self.clip_and_step(loss, seen)
-        elif self.ends_window(number):
-            loss = self.forward_and_backward(batch, seen)
-            self.clip_and_step(loss, seen)
+            ends_window = self.accelerator.sync_gradients
         else:
-            with contextlib.ExitStack() as unsynced:
-                for model in self.models:
-                    unsynced.enter_context(self.accelerator.no_sync(model))
-                self.forward_and_backward(batch, seen)
+            ends_window = (number + 1) % self.script.accumulation == 0
+            if ends_window:
+                loss = self.forward_and_backward(batch, seen)
+                self.clip_and_step(loss, seen)
+            else:
+                with contextlib.ExitStack() as unsynced:
+                    for model in self.models:
+                        unsynced.enter_context(self.accelerator.no_sync(model))
+                    self.forward_and_backward(batch, seen)
         seen["sync"].append(self.accelerator.sync_gradients)
         seen["skipped"].append(self.accelerator.optimizer_step_was_skipped)
         seen["rate"].append([optimizer.param_groups[0]["lr"] for optimizer in self.optimizers])
+        return ends_window
 
     def forward_and_backward(self, batch, seen):
         x, y = batch

@@ -27,7 +27,6 @@ ON_CPU = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1", **ONE_THREAD}
 def with_alias(job, *arguments):
     """A job for a rank: `accelerate` is the core there from now on."""
     alias.install()
-    torch.set_num_threads(1)
     return job(*arguments)
 
 

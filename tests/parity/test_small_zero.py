@@ -54,7 +54,7 @@ def train(kind: type, argv: list[str]) -> dict:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=SLOW), *(pytest.param(n, marks=LONG) for n in (1, 4))])
 def test_zero_trains_the_weights_of_one_device(kind, world_size):
-    """No parameter of BasicNet but fc1's divides by three, so parts are filled up."""
+    """No bias of BasicNet can be divided by three, nor can fc2's weight, so their parts are filled up."""
     of_ranks = ranks(world_size).run(train, kind, EXACT)
     for weights in of_ranks:
         assert max_weight_difference(weights, level_00().weights) <= 1e-9

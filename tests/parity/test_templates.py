@@ -104,23 +104,22 @@ def train_pairs(template):
     template.score = lambda outputs, targets: (outputs - targets).abs()
 
 
-def call_at_each_epoch(template, set_epoch):
-    """Call `set_epoch(images, epoch)` where the template sets the epoch of the images."""
-    template.Images.epoch = property(lambda images: vars(images)["epoch"], set_epoch)
-
-
 def stop_after_two_epochs(template):
-    def set_epoch(images, epoch):
-        if epoch == EPOCHS - 1:
+    def set_attribute(images, name, value):
+        if name == "epoch" and value == EPOCHS - 1:
             raise Interrupted
-        vars(images)["epoch"] = epoch
+        vars(images)[name] = value
 
-    call_at_each_epoch(template, set_epoch)
+    template.Images.__setattr__ = set_attribute  # It sees that a template assigns `images.epoch` in each epoch.
 
 
 def take_the_next_crops(template):
-    """The same samples as ever are cropped as in the next epoch."""
-    call_at_each_epoch(template, lambda images, epoch: vars(images).update(epoch=epoch + 1))
+    """Crop the same samples as in the next epoch."""
+
+    def set_attribute(images, name, value):
+        vars(images)[name] = value + 1 if name == "epoch" else value
+
+    template.Images.__setattr__ = set_attribute
 
 
 WITH_DROPOUT = partial(build_small_net, dropout=0.5)

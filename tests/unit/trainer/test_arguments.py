@@ -238,6 +238,8 @@ def test_arguments_for_scripts(tmp_path):
     args = TrainingArguments(str(tmp_path), do_train=True, hub_token="a secret", eval_strategy="epoch")
     assert args.do_train and args.do_eval and not args.do_predict
     assert "secret" not in f"{args} {args.to_dict()}" and args.hub_token == "a secret"
+    torch.save(args.to_dict(), tmp_path / "settings.bin")
+    torch.load(tmp_path / "settings.bin", weights_only=True)  # It refuses a Choice.
     for name, other in [("push_to_hub", True), ("deepspeed", "zero.json"), ("debug", "underflow_overflow")]:
         with pytest.raises(ValueError, match=f"{name} must be "):
             TrainingArguments(**{name: other})
