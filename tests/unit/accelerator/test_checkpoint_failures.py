@@ -12,34 +12,31 @@ from common.accelerator import Accelerator
 from common.accelerator.checkpointing import CheckpointError
 from common.accelerator.utils import ProjectConfiguration
 from common.processes import ranks
-from tests.states import forget_states
 from tests.unit.accelerator.several_processes import on_ranks
 
 
-def started(folder=None, **config):
-    """The Accelerator of a new run, and its model."""
-    forget_states()
-    accelerator = Accelerator(project_config=ProjectConfiguration(project_dir=folder, **config), cpu=True)
-    return accelerator, accelerator.prepare(torch.nn.Linear(2, 1))
+@pytest.fixture
+def accelerator():
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(torch.nn.Linear(2, 1))
+    return accelerator
 
 
 @pytest.mark.parametrize("folder", ["new", "old"])
-def test_a_folder_has_its_name_when_it_is_whole_and_a_save_that_fails_leaves_nothing(folder, tmp_path):
+def test_a_folder_has_its_name_when_it_is_whole_and_a_save_that_fails_leaves_nothing(folder, accelerator, tmp_path):
     (tmp_path / "old").mkdir()
 
     def hook(models, weights, draft):
         assert not (tmp_path / "new").exists()
         raise KeyError(draft)
 
-    accelerator, _ = started()
     accelerator.register_save_state_pre_hook(hook)
     with pytest.raises(KeyError):
         accelerator.save_state(tmp_path / folder)
     assert [path.name for path in tmp_path.rglob("*")] == ["old"]
 
 
-def test_what_is_in_the_way_of_a_save_is_named_and_the_old_checkpoint_stays(tmp_path):
-    accelerator, _ = started()
+def test_what_is_in_the_way_of_a_save_is_named_and_the_old_checkpoint_stays(accelerator, tmp_path):
     folder = accelerator.save_state(tmp_path / "c")
     (folder / "pytorch_model.bin").mkdir()
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is a folder"):
@@ -61,9 +58,8 @@ def test_what_is_in_the_way_of_a_save_is_named_and_the_old_checkpoint_stays(tmp_
 
 
 @pytest.mark.skipif(os.name == "nt", reason="makes a symbolic link")
-def test_a_link_that_a_hook_makes_is_refused_when_it_is_saved(tmp_path):
+def test_a_link_that_a_hook_makes_is_refused_when_it_is_saved(accelerator, tmp_path):
     """No load would accept it: what it leads to may be another file by then."""
-    accelerator, _ = started()
     accelerator.register_save_state_pre_hook(lambda models, weights, draft: Path(draft, "link").symlink_to(tmp_path))
     with pytest.raises(CheckpointError, match="link is a symbolic link"):
         accelerator.save_state(tmp_path / "c")

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from common.accelerator import DistributedEvalSampler
 from common.accelerator.data_loader import DataLoaderDispatcher, prepare_data_loader, skip_first_batches
-from common.accelerator.rows import join_batches
+from common.accelerator.rows import fill_up, join_batches
 from common.accelerator.utils import DataLoaderConfiguration, recursively_apply
 from common.processes import RankFailed
 from tests.toys import ShuffledStream
@@ -347,19 +347,6 @@ def test_a_batch_that_cannot_be_divided_is_refused_by_name_on_all_ranks():
     on_dispatching_ranks(2, assert_all_are_refused)
 
 
-def collate_with_a_lambda(rows):
-    return collections.defaultdict(lambda: 0, rows=torch.tensor(rows))
-
-
-def prepare_batches_with_a_lambda(accelerator):
-    with pytest.raises(Exception, match="<lambda>"):
-        list(accelerator.prepare(DataLoader(range(8), batch_size=4, collate_fn=collate_with_a_lambda)))
-
-
-def test_a_batch_that_cannot_be_pickled_is_an_error_on_all_ranks():
-    on_dispatching_ranks(2, prepare_batches_with_a_lambda)
-
-
 def read_batches_of_varying_size(accelerator, batches):
     loader = accelerator.prepare(DataLoader(Rows(9, accelerator.process_index), batch_sampler=batches))
     return [(batch["number"].tolist(), accelerator.gather_for_metrics(batch)["number"].tolist()) for batch in loader]
@@ -373,14 +360,9 @@ def test_batches_of_varying_size_are_joined_as_long_as_a_step_can_be_divided():
         on_dispatching_ranks(2, read_batches_of_varying_size, [[0, 1], [2], [3]])
 
 
-def read_no_samples_at_first(accelerator):
-    loader = DataLoader(range(1), batch_sampler=[[], [], [0]], collate_fn=lambda rows: torch.tensor(rows).long())
-    return list(accelerator.prepare(loader))
-
-
 def test_a_first_step_without_samples_cannot_fill_up_the_last_one():
-    with pytest.raises(RankFailed, match="the first step has no samples"):
-        on_dispatching_ranks(2, read_no_samples_at_first)
+    with pytest.raises(ValueError, match="the first step has no samples"):
+        fill_up(torch.ones(1), torch.ones(0), least_rows=2)
 
 
 def test_a_loss_that_is_nan_in_all_batches_of_a_step_does_not_differ():

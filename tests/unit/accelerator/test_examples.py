@@ -1,8 +1,6 @@
 """The examples of level 03: a few steps of each, on this core and on the real library."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
@@ -56,10 +54,6 @@ def test_cifar_says_that_it_trains_on_noise(tmp_path, caplog):
     assert caplog.text.count(f"NOT CIFAR-10: it is not in {tmp_path}/none. Training on coloured noise") == 1
 
 
-def weights(path: Path) -> dict:
-    return torch.load(path, weights_only=True)
-
-
 @pytest.mark.slow
 def test_cifar_counts_every_image_and_writes_what_it_promises(tmp_path):
     from safetensors.torch import load_file
@@ -86,10 +80,20 @@ def test_wide_net_keeps_a_checkpoint_per_epoch_and_the_best(tmp_path, world_size
     assert all(result["evaluated"] == 7 and result["steps"] == 4 for result in results)
     assert all(result["accuracy"] == result["best"] for result in results), "the best weights were read back"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "epoch_0.pt", "epoch_1.pt"]
-    first, second, best = (weights(tmp_path / name) for name in ("epoch_0.pt", "epoch_1.pt", "best.pt"))
+    names = ("epoch_0.pt", "epoch_1.pt", "best.pt")
+    first, second, best = (torch.load(tmp_path / name, weights_only=True) for name in names)
     assert list(first) == [f"{layer}.{kind}" for layer in (0, 2, 7, 9) for kind in ("weight", "bias")]
     assert not torch.equal(first["9.bias"], second["9.bias"])
     assert any(torch.equal(best["9.bias"], other["9.bias"]) for other in (first, second))
+
+
+def on_the_original(name: str, folder: Path) -> Path:
+    """A copy of an example that imports accelerate."""
+    import_or_skip("accelerate")
+    path = folder / "theirs.py"
+    path.write_text((EXAMPLES / f"{name}.py").read_text().replace("common.accelerator", "accelerate"))
+    assert "from accelerate import Accelerator" in path.read_text()
+    return path
 
 
 @pytest.mark.parametrize(
@@ -100,30 +104,16 @@ def test_wide_net_keeps_a_checkpoint_per_epoch_and_the_best(tmp_path, world_size
     ],
 )
 def test_the_same_file_runs_on_the_real_library(tmp_path, name, arguments):
-    import_or_skip("accelerate")
-    theirs = tmp_path / "theirs.py"
-    text = (EXAMPLES / f"{name}.py").read_text()
-    theirs.write_text(text.replace("common.accelerator", "accelerate"))
-    assert "from accelerate import Accelerator" in theirs.read_text()
-    result = subprocess.run(
-        [sys.executable, theirs, *arguments, "--output-dir", tmp_path / "out"],
-        env={**os.environ, "PYTHONPATH": str(ladder.ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert result.returncode == 0, result.stderr
+    ranks(1).run(run, on_the_original(name, tmp_path), [*arguments, "--output-dir", str(tmp_path / "out")])
     assert any((tmp_path / "out").iterdir())
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_tiny_gpt_learns_alike_by_ddp_and_by_fsdp(tmp_path, world_size):
-    import_or_skip("accelerate")
     from safetensors.torch import load_file
 
     path = EXAMPLES / "tiny_gpt.py"
-    theirs = tmp_path / "theirs.py"
-    theirs.write_text(path.read_text().replace("common.accelerator", "accelerate"))
+    theirs = on_the_original("tiny_gpt", tmp_path)
     one_thread = {"OMP_NUM_THREADS": "1", "ACCELERATE_CPU_THREADS": "1"}
     fsdp = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP"}
     fsdp["FSDP_TRANSFORMER_CLS_TO_WRAP"] = "Block"

@@ -2,9 +2,7 @@
 
 import json
 import os
-import signal
 import socket
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -19,6 +17,7 @@ from common.accelerator.commands import launch
 from common.accelerator.commands.accelerate_cli import main
 from common.accelerator.commands.config.config_args import ClusterConfig, ConfigError
 from common.processes import free_port
+from tests.jobs import launcher, run_all_to_end, run_to_end
 
 LEVEL = ladder.ROOT / "03_accelerate"
 
@@ -45,23 +44,8 @@ def write_script(folder: Path, text: str = NOTE) -> str:
     return str(path)
 
 
-def start(*arguments, **kwargs) -> subprocess.Popen:
-    command = [sys.executable, "-m", "common.accelerator", "launch", *map(str, arguments)]
-    kwargs |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, cwd=ladder.ROOT, text=True, start_new_session=True, **kwargs)
-
-
-def finish(process: subprocess.Popen) -> subprocess.CompletedProcess:
-    try:
-        out, err = process.communicate(timeout=200)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def run(*arguments, **kwargs) -> subprocess.CompletedProcess:
-    return finish(start(*arguments, **kwargs))
+def launch_command(*arguments) -> list[str]:
+    return [sys.executable, "-m", "common.accelerator", "launch", *map(str, arguments)]
 
 
 def read_notes(folder: Path) -> dict:
@@ -97,7 +81,8 @@ def becomes(monkeypatch):
 @pytest.mark.slow
 def test_two_processes_from_the_shipped_file(tmp_path):
     path = write_script(tmp_path)
-    result = run("--config_file", LEVEL / "two_processes.yaml", path, tmp_path, "--lr", "1", "--", "-x")
+    file = LEVEL / "two_processes.yaml"
+    result = run_to_end(launch_command("--config_file", file, path, tmp_path, "--lr", "1", "--", "-x"))
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     ranks = read_notes(tmp_path)
@@ -113,8 +98,8 @@ def test_two_processes_from_the_shipped_file(tmp_path):
 def test_a_world_of_one_is_the_script_itself(tmp_path):
     """Left-over ranks of an outer job are not taken for this one's, and the exit code is the script's."""
     path = write_script(tmp_path, NOTE + "raise SystemExit(7)")
-    outer = {**os.environ, "WORLD_SIZE": "4", "RANK": "3", "OMP_NUM_THREADS": "1"}
-    result = run("--cpu", path, tmp_path, env=outer)
+    outer = {"WORLD_SIZE": "4", "RANK": "3", "OMP_NUM_THREADS": "1"}
+    result = run_to_end(launch_command("--cpu", path, tmp_path), **outer)
     assert (result.returncode, result.stdout, result.stderr) == (7, "", "")
     notes = read_notes(tmp_path)
     assert list(notes) == ["alone"]
@@ -181,14 +166,14 @@ def test_a_port_of_ones_own(becomes, capsys):
 
 @pytest.mark.slow
 def test_two_jobs_at_once_do_not_collide(tmp_path):
-    jobs = []
+    commands = {}
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         path = write_script(tmp_path / name, NOTE + "import time; time.sleep(1)")
-        jobs.append(start("--config_file", LEVEL / "two_processes.yaml", path, tmp_path / name))
-    results = [finish(job) for job in jobs]
-    assert [result.returncode for result in results] == [0, 0], results
-    ports = {read_notes(tmp_path / name)["0"]["MASTER_PORT"] for name in ("a", "b")}
+        commands[name] = launch_command("--config_file", LEVEL / "two_processes.yaml", path, tmp_path / name)
+    results = run_all_to_end(commands)
+    assert [result.returncode for result in results.values()] == [0, 0], results
+    ports = {read_notes(tmp_path / name)["0"]["MASTER_PORT"] for name in commands}
     assert len(ports) == 2
 
 
@@ -208,10 +193,8 @@ def test_restarts_of_a_process_group(fixed, tmp_path):
     os.write(1, f"sum={ones.item()} ".encode())
     state.destroy_process_group()
     """
-    flags = ["--cpu", "--num_processes", 2, "--max_restarts", 1]
-    port = free_port() if fixed else 0
-    paths = {**os.environ, "PYTHONPATH": str(ladder.ROOT)}
-    result = run(*flags, "--main_process_port", port, write_script(tmp_path, text), env=paths)
+    port = str(free_port() if fixed else 0)
+    result = run_to_end(launcher("--main_process_port", port, write_script(tmp_path, text), restarts=1))
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["sum=4.0", "sum=4.0"]
 

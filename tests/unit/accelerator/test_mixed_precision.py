@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from common.accelerator import Accelerator
+from common.accelerator.state import AcceleratorState
 from common.accelerator.utils import AutocastKwargs, GradScalerKwargs
 
 X = torch.tensor([[1.0, -1.0, 0.5, 0.25], [0.5, 2.0, -1.0, 1.0], [-0.5, 1.0, 1.5, -1.0]])
@@ -54,6 +55,20 @@ def test_unwrapping_can_restore_the_scripts_forward():
     plain = accelerator.unwrap_model(model, keep_fp32_wrapper=False)
     plain(X)
     assert plain.output.dtype == torch.float32
+
+
+def test_a_forgotten_model_can_be_prepared_in_another_precision(tmp_path):
+    model = Recording()
+    Accelerator(mixed_precision="bf16", cpu=True).prepare(model)
+    AcceleratorState._reset_state()
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(model)(X)
+    assert model.output.dtype == torch.bfloat16, "prepared already, it keeps its forward"
+    accelerator.forget_model(model)
+    accelerator.save_state(tmp_path)
+    assert not list(tmp_path.glob("model*"))
+    accelerator.prepare(model)(X)
+    assert model.output.dtype == torch.float32
 
 
 def fp16(accumulation=1, init_scale=2.0**10, **scaler):

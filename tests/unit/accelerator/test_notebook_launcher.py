@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 
@@ -11,12 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from common import ladder
 from common.accelerator import Accelerator
 from common.accelerator.launchers import debug_launcher, notebook_launcher
 from common.accelerator.state import AcceleratorState, PartialState
 from common.process_group import leave_process_group
 from common.processes import free_port, ranks
+from tests.jobs import run_to_end
 from tests.peers import import_or_skip
 
 ON_CPU = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="launches without ACCELERATE_USE_CPU")
@@ -101,8 +100,7 @@ def test_fork_after_openmp_and_autograd_threads_does_not_hang(tmp_path):
             """
         )
     )
-    variables = {**os.environ, "PYTHONPATH": str(ladder.ROOT)}
-    result = subprocess.run([sys.executable, script], env=variables, capture_output=True, text=True, timeout=60)
+    result = run_to_end([sys.executable, str(script)], seconds=60)
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == ["after 4", "before 4", "threads 1", "threads 1"]
 

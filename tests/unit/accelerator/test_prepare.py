@@ -8,7 +8,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from common.accelerator import Accelerator
-from common.accelerator.state import AcceleratorState
 from tests.peers import import_or_skip
 from tests.states import OURS, THEIRS
 from tests.unit.accelerator.several_processes import on_ranks
@@ -66,30 +65,6 @@ def test_free_memory_forgets_what_was_prepared(tmp_path):
     assert accelerator.free_memory(*accelerator.prepare(*new_parts())) == [None, None]
     accelerator.save_state(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "random_states_0.pkl"]
-
-
-class Watching(torch.nn.Linear):
-    """A layer that knows whether its last forward ran under autocast."""
-
-    def forward(self, x):
-        self.in_autocast = torch.is_autocast_enabled("cpu")
-        return super().forward(x)
-
-
-def test_a_forgotten_model_can_be_prepared_in_another_precision(tmp_path):
-    model = Watching(4, 1)
-    earlier = Accelerator(cpu=True, mixed_precision="bf16")
-    earlier.prepare(model)(torch.ones(1, 4))
-    assert model.in_autocast
-    AcceleratorState._reset_state()
-    accelerator = Accelerator(cpu=True)
-    accelerator.prepare(model)(torch.ones(1, 4))
-    assert model.in_autocast, "prepared already, it keeps its forward"
-    accelerator.forget_model(model)
-    accelerator.save_state(tmp_path)
-    assert not list(tmp_path.glob("model*"))
-    accelerator.prepare(model)(torch.ones(1, 4))
-    assert not model.in_autocast
 
 
 def test_objects_that_cannot_be_registered_are_named_with_their_places():

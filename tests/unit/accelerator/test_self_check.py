@@ -5,21 +5,18 @@ import sys
 
 import pytest
 
-from common import ladder
 from common.accelerator import Accelerator
 from common.accelerator.commands import self_check
 from common.accelerator.commands.accelerate_cli import main
 from common.processes import ranks
+from tests.jobs import run_to_end
 from tests.states import forget_states
 
 
 @pytest.mark.slow
 def test_the_verdict(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    result = subprocess.run(
-        [sys.executable, "-m", "common.accelerator", "test", "--cpu", "--num_processes", "2"],
-        cwd=ladder.ROOT, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    result = run_to_end([sys.executable, "-m", "common.accelerator", "test", "--cpu", "--num_processes", "2"])
     assert result.returncode == 0, result.stderr
     *checks, verdict = result.stdout.splitlines()
     assert len(checks) == 2 and all(line.startswith("ok: ") for line in checks)

@@ -99,14 +99,19 @@ def test_each_real_sample_is_gathered_once_for_every_sampler(shape, order, way):
     assert gathered(loaders) == shape.without_dropped(list(samplers(shape.samples)[order]))
 
 
+def loaders_without_a_sampler(data, shape):
+    """The loader of each process, prepared."""
+    return played_loaders(
+        shape.processes,
+        lambda: DataLoader(data, batch_size=shape.loader_batch_size, drop_last=shape.drop_last),
+        **shape.sharing,
+    )
+
+
 @drawn
 @given(shape=SHAPES)
 def test_each_sample_of_a_stream_is_gathered_once(shape):
-    def make():
-        stream = Stream(range(shape.samples))
-        return DataLoader(stream, batch_size=shape.loader_batch_size, drop_last=shape.drop_last)
-
-    loaders = played_loaders(shape.processes, make, **shape.sharing)
+    loaders = loaders_without_a_sampler(Stream(range(shape.samples)), shape)
     assert gathered(loaders) == shape.without_dropped(list(range(shape.samples)))
 
 
@@ -115,11 +120,7 @@ def test_each_sample_of_a_stream_is_gathered_once(shape):
 def test_skipping_leaves_out_whole_steps_and_still_gathers_each_sample_once(shape, kind, skips):
     # https://github.com/huggingface/accelerate/pull/4235: the padding stayed in after skip_first_batches.
     data = Numbers(shape.samples) if kind is Numbers else Stream(range(shape.samples))
-    loaders = played_loaders(
-        shape.processes,
-        lambda: DataLoader(data, batch_size=shape.loader_batch_size, drop_last=shape.drop_last),
-        **shape.sharing,
-    )
+    loaders = loaders_without_a_sampler(data, shape)
     for number in skips:
         loaders = [skip_first_batches(loader, number) for loader in loaders]
     skipped = sum(skips) * shape.batch_size * shape.processes
@@ -145,11 +146,7 @@ def test_a_part_of_a_step_that_a_stream_skips_before_prepare_is_refused():
 def test_len_is_the_number_of_batches_also_of_streams_and_after_skipping(shape, kind, skip):
     # https://github.com/huggingface/accelerate/issues/4122
     data = Numbers(shape.samples) if kind is Numbers else SizedStream(range(shape.samples))
-    for loader in played_loaders(
-        shape.processes,
-        lambda: DataLoader(data, batch_size=shape.loader_batch_size, drop_last=shape.drop_last),
-        **shape.sharing,
-    ):
+    for loader in loaders_without_a_sampler(data, shape):
         assert len(loader) == len(list(loader))
         rest = skip_first_batches(loader, skip)
         assert len(rest) == len(list(rest))
