@@ -112,8 +112,7 @@ def train(args):
         # Without this, Hugging Face's Accelerator starts no group of processes on CPUs, and each of them trains alone.
         cpu=not torch.cuda.is_available(),
         dataloader_config=DataLoaderConfiguration(
-            # The batch of a loader is the global one. Without this, `schedule.step()` makes a step for each process.
-            split_batches=True,
+            split_batches=True,  # the batch of a loader is the global one
             use_seedable_sampler=True,  # the order of an epoch is a function of data_seed and its number
             data_seed=args.seed,
             non_blocking=True,
@@ -145,7 +144,6 @@ def train(args):
         first_epoch = int(found[0].name.removeprefix("epoch_")) + 1
     # After `load_state`, which would bring the rate of the saved run: this one may have more epochs.
     schedule = cosine_schedule(optimizer, args.epochs * len(train_loader), first_epoch * len(train_loader))
-    schedule = accelerator.prepare(schedule)  # it waits while the optimizer accumulates gradients or fp16 skips a step
 
     for epoch in range(first_epoch, args.epochs):
         train_loader.set_epoch(epoch)  # another order for each epoch
@@ -159,7 +157,9 @@ def train(args):
             accelerator.backward(loss)
             accelerator.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-            schedule.step()
+            # Not while gradients accumulate, nor after a step that fp16 has skipped.
+            if accelerator.sync_gradients and not accelerator.optimizer_step_was_skipped:
+                schedule.step()
             optimizer.zero_grad()
             train_loss += loss.detach()
 

@@ -302,7 +302,7 @@ class Trainer:
         is_scaled = self.loss_is_scaled_for_ga
         if is_scaled is None:
             is_scaled = self.compute_loss_func is not None or self._is_divided_by_items(num_items_in_batch)
-        if not is_scaled:
+        if not is_scaled and self.current_gradient_accumulation_steps > 1:
             loss = loss / self.current_gradient_accumulation_steps
         self.accelerator.backward(loss)
         return loss.detach()
@@ -328,7 +328,7 @@ class Trainer:
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         else:
             loss = get_loss(outputs)
-        if self._is_divided_by_items(num_items_in_batch):
+        if self.accelerator.num_processes > 1 and self._is_divided_by_items(num_items_in_batch):
             loss = loss * self.accelerator.num_processes  # DDP will divide the gradients by it
         return (loss, outputs) if return_outputs else loss
 

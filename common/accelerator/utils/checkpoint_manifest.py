@@ -14,6 +14,7 @@ import re
 import zlib
 from array import array
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -95,7 +96,7 @@ class Checkpoint:
         """The number of processes of the run, whether they saved or not."""
         return self.manifests[0].world_size
 
-    @property
+    @cached_property
     def files(self) -> set[str]:
         """The names of all files of the checkpoint."""
         return {name for manifest in self.manifests for name in manifest.files}

@@ -26,7 +26,7 @@ def states(device: torch.device) -> dict[str, int]:
 
 def note_draws(record: Record, source: str, before: dict[str, int], device: torch.device) -> None:
     """Record the generators that have drawn since they had the states `before`."""
-    if sum(draw.source == source for draw in record.draws) >= MAX_DRAWS:
+    if not before or sum(draw.source == source for draw in record.draws) >= MAX_DRAWS:
         return
     now = states(device)
     for generator, state in before.items():

@@ -30,7 +30,7 @@ class Forward(NamedTuple):
     called: nn.Module  # the network, or its wrapper
     module: nn.Module  # the network
     in_training: bool  # in training mode and with gradients
-    generators: dict[str, int]  # the states of the random generators at its start
+    generators: dict[str, int]  # the states of the random generators at its start; empty in an evaluation
 
 
 class NetworkObserver:
@@ -67,7 +67,8 @@ class NetworkObserver:
             self._compare_with_wrapping(module, wrappers)
         if self._record.steps:  # before, the ranks' weights may differ
             self._note_weights(module)
-        self._forward = Forward(called, module, in_training, states(_device(module)))
+        generators = states(_device(module)) if in_training else {}
+        self._forward = Forward(called, module, in_training, generators)
 
     def after_forward(self, called: nn.Module, inputs: tuple, keywords: dict | None, output: Any = None) -> None:
         """Note what a forward has done. Where it has raised, torch gives neither keywords nor an output."""
