@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from torchvision.datasets import MNIST
 from torchvision.transforms import Compose, Normalize, ToTensor
 
-BATCH_SIZE = 64  # of one step of all processes together, whose number should divide it
+BATCH_SIZE = 64  # samples of a step over all processes: a multiple of their number
 EPOCHS = 1
 SEED = 42
 

@@ -79,15 +79,17 @@ def choose_settings(options: argparse.Namespace, dataset: str, gpus: int) -> Set
     """The settings on a machine with `gpus` GPUs: what the flags say, and else the defaults.
 
     Raises:
-        UserError: if --world-size asks for more processes than there are GPUs.
+        UserError: if --world-size asks for more processes than there are GPUs, or --steps for more than an epoch.
     """
     world_size = options.world_size or gpus or 2
     if 0 < gpus < world_size:
         fail(f"--world-size {world_size}: there are {gpus} GPUs")
-    # The largest batches up to these sizes that all processes can share.
+    # The largest batches up to these sizes that all processes can share; at least a sample for each.
     sizes = BATCH_SIZES if options.full else BATCH_SIZES[:1]
     batch_sizes = tuple(max(size // world_size, 1) * world_size for size in sizes)
     epoch = SIZES["train"] // batch_sizes[0]
+    if options.steps and options.steps > epoch:
+        fail(f"--steps {options.steps}: an epoch has {epoch}")
     return Settings(
         world_size=world_size,
         batch_sizes=batch_sizes,

@@ -61,6 +61,7 @@ def two_nodes() -> Iterator[Nodes]:
 
     Raises:
         RuntimeError: with the words of `ip` where this machine does not allow it.
+        FileNotFoundError: where there is no `ip`.
     """
     names = (f"ladder-{os.getpid()}-0", f"ladder-{os.getpid()}-1")
     nodes = Nodes(names)

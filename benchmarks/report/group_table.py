@@ -1,4 +1,4 @@
-"""The rows of a suite's record and how they compare, in the terminal, in 80 columns."""
+"""The rows of a suite's record and how they compare, in the terminal, in 79 columns."""
 
 from benchmarks.harness.records import totals
 from benchmarks.report.cells import per_device

@@ -13,7 +13,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +166,9 @@ def _torchvision_builder(name: str) -> Callable[[], nn.Module]:
     return partial(models.get_model, name, weights=None)
 
 
+@cache
 def _imported(path: Path) -> Any:
-    """The module in a file, as if it was run: it may import what lies beside it."""
+    """The module in a file, as if it was run: it may import what lies beside it. A process runs it once."""
     if path.suffix != ".py" or not path.is_file():
         fail(f"there is no Python file {path}")
     spec = importlib.util.spec_from_file_location(f"network_in_{path.stem}", path)

@@ -113,6 +113,7 @@ class Accelerator:
 
     Raises:
         NotImplementedError: for DeepSpeed, Megatron, tensor parallelism and other kinds of handlers.
+        TypeError: for an `fsdp_plugin` of another class.
         ValueError: if one thing is set twice, or a setting differs from that of an earlier Accelerator in this process.
     """
 

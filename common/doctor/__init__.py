@@ -1,4 +1,4 @@
-"""The doctor: somebody's training script, run on several processes and examined for the mistakes of common/pitfalls.
+"""The doctor: somebody's training script, run on several processes and examined for most mistakes of common/pitfalls.
 
     python -m common.doctor my_train.py --epochs 2
 

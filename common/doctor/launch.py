@@ -71,10 +71,11 @@ def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
 
 
 def _wait(ranks: list[Rank], patience: float) -> None:
-    """Wait until all ranks have ended, or none has made progress for `patience` seconds."""
+    """Wait until all ranks have ended, or none has made progress for `patience` seconds; after a crash, for fewer."""
     running = list(ranks)
     progress = [_last_progress(rank) for rank in ranks]
     changed = time.monotonic()
+    has_crashed = False
     while running:
         for rank in list(running):
             if rank.process.poll() is not None:
@@ -85,7 +86,10 @@ def _wait(ranks: list[Rank], patience: float) -> None:
         if newest != progress:
             progress = newest
             changed = time.monotonic()
-        if any(rank.process.returncode for rank in ranks):  # after a crash the others may wait for that rank in vain
+        if not has_crashed and any(rank.process.returncode for rank in ranks):
+            has_crashed = True
+            changed = time.monotonic()
+        if has_crashed:  # the others may wait for that rank in vain
             limit = SECONDS_AFTER_A_CRASH
         elif None in progress:  # a rank has not begun to run the script
             limit = max(patience, SECONDS_TO_START)

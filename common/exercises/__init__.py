@@ -3,7 +3,7 @@
 The task is the docstring of `starters/NAME.py`, which has gaps where the learner writes. The checker is the module
 NAME of this package, with
 
-    reference()                     on each rank: the numbers of our own code, mostly those of common/small
+    reference()                     on each rank: the numbers of our own code, or of torch's
     attempt(solution, traffic)      on each rank: those of the learner's file, which is loaded as the module `solution`;
                                     `traffic` has the messages that it has sent
     check(actual, expected)         raises a Mistake if the numbers are wrong; the lists have what `attempt` and

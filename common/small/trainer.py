@@ -65,7 +65,7 @@ class TrainerControl:
 
 
 class TrainerCallback:
-    """Two events of a training, which all ranks call. Override those that you need."""
+    """Two events of a training, told on all ranks. Override those that you need."""
 
     def on_step_end(self, args, state, control, **kwargs):
         """The optimizer has stepped."""
