@@ -1,7 +1,6 @@
 """The levels train without what only Linux has, and where there is no `fcntl` and no `os.getuid`, as on Windows."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,8 +8,8 @@ import pytest
 
 from common import ladder
 from tests.jobs import level_command, run_to_end
+from tests.levels import SHORT
 
-SMALL = ["--dataset", "synthetic", "--train-samples", "64", "--eval-samples", "32", "--batch-size", "32"]
 WITHOUT_LINUX = Path(__file__).parent / "without_linux"  # It has a sitecustomize.py.
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(WITHOUT_LINUX), str(ladder.ROOT)]), "USERNAME": "somebody"}
 
@@ -20,7 +19,7 @@ ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(WITHOUT_LINUX), str(ladder.ROO
 def test_a_level_trains_without_what_only_linux_has(level, tmp_path):
     flags = ["--checkpoint-dir", f"{tmp_path}/checkpoints"] if level == ladder.FULL else []
     processes = 2 if level in ladder.DISTRIBUTED else None
-    done = run_to_end(level_command(level, *SMALL, *flags, processes=processes), **ENVIRONMENT)
+    done = run_to_end(level_command(level, *SHORT, *flags, processes=processes), **ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("synthetic accuracy") == 1
     assert bool(flags) == any(tmp_path.rglob("manifest.json"))
@@ -30,7 +29,6 @@ def test_a_level_trains_without_what_only_linux_has(level, tmp_path):
 @pytest.mark.timeout(900)  # Every rank starts anew where none can be forked.
 def test_the_comparison_runs_without_what_only_linux_has(tmp_path):
     flags = ["--steps", "2", "--rounds", "1", "--dataset", "synthetic", "--out", str(tmp_path / "out")]
-    command = [sys.executable, "-m", "benchmarks.compare", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ladder.ROOT, env=os.environ | ENVIRONMENT)
+    done = run_to_end([sys.executable, "-m", "benchmarks.compare", *flags], seconds=800, **ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     assert "IN STEP: 5 levels" in done.stdout and "EXACT: " in done.stdout

@@ -5,7 +5,6 @@ import runpy
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from common.doctor import checks, launch, record, report, run_script
 from common.doctor.answers import Answer, Right
 from common.errors import UserError
 from common.processes import Ranks, ranks
+from tests.jobs import job
 
 PATIENTS = Path(__file__).with_name("patients")
 HEALTHY = PATIENTS / "healthy.py"
@@ -148,21 +148,13 @@ def test_a_bad_end_is_explained(name, tmp_path, capsys):
 @pytest.mark.slow
 def test_ctrl_c_ends_the_doctor_in_one_line_and_all_of_its_processes(tmp_path):
     script = tmp_path / "endless.py"
-    note = "open(sys.argv[1] + os.environ['RANK'], 'w').write(str(os.getpid()))"
+    note = "open(f'{sys.argv[1]}/{os.environ[\"RANK\"]}.started', 'w')"
     script.write_text(f"import os, sys, time\n{note}\ntime.sleep(300)\n")
-    command = [sys.executable, "-m", "common.doctor", script, f"{tmp_path}/pid"]
-    doctor = subprocess.Popen(command, cwd=ladder.ROOT, stderr=subprocess.PIPE, text=True)
-    pids = [tmp_path / f"pid{rank}" for rank in range(2)]
-    while not all(path.exists() and path.read_text() for path in pids):
-        assert doctor.poll() is None
-        time.sleep(0.1)
-    doctor.send_signal(signal.SIGINT)
-    _, errors = doctor.communicate(timeout=60)
-    assert doctor.returncode == 130
-    assert errors == "interrupted: nothing was examined\n"
-    for path in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(path.read_text()), 0)
+    with job([sys.executable, "-m", "common.doctor", str(script), str(tmp_path)]) as doctor:
+        doctor.wait_for(lambda: len(list(tmp_path.glob("*.started"))) == 2)
+        doctor.processes[0].send_signal(signal.SIGINT)
+        assert doctor.end(seconds=60) == [130]
+        assert doctor.err == "interrupted: nothing was examined\n"
 
 
 def test_the_group_of_a_rank_that_has_ended_is_signalled_once(monkeypatch):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from common.model import BasicNet
-from common.processes import Ranks
+from common.processes import ranks
 from common.small.data_parallel import EmulatedDataParallel, gather, replica_devices, replicate, scatter, seed_replicas
 from common.weights import max_weight_difference
 from tests.levels import SHORT, run_level
@@ -95,25 +95,19 @@ def test_replicas_draw_from_generators_of_their_own_and_repeat():
     assert not torch.equal(shards[0], shards[1]) and not torch.equal(shards[1], shards[2])
 
 
-def _train_in_a_new_process(argv):
-    """A second training of one process adds the replicas' gradients in another order.
+def test_two_runs_with_dropout_and_one_seed_end_with_the_same_bits():
+    """Each is a process of its own: a second training in one process adds the replicas' gradients in another order.
 
     Autograd orders nodes by numbers that each thread counts: the main thread counts on, and the replicas' are new.
     """
-    process = Ranks(1)
-    try:
-        return process.run(run_level, "01_data_parallel", argv)[0]
-    finally:
-        process.stop()
-
-
-def test_two_runs_with_dropout_and_one_seed_end_with_the_same_bits():
-    argv = [*SHORT, "--replicas", "3"]
-    first, weights = _train_in_a_new_process(argv)
-    second, others = _train_in_a_new_process(argv)
-    assert max_weight_difference(weights, others) == 0.0 and first["eval_loss"] == second["eval_loss"]
-    _, other_seed = _train_in_a_new_process([*argv, "--seed", "43"])
-    assert max_weight_difference(weights, other_seed) > 0
+    trainings = []
+    for seed in ("42", "42", "43"):
+        ranks(1).stop()
+        trainings += ranks(1).run(run_level, "01_data_parallel", [*SHORT, "--replicas", "3", "--seed", seed])
+    first, second, other_seed = trainings
+    assert max_weight_difference(first.weights, second.weights) == 0.0
+    assert first.result["eval_loss"] == second.result["eval_loss"]
+    assert max_weight_difference(first.weights, other_seed.weights) > 0
 
 
 class _Fails(nn.Module):

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import subprocess
 import sys
 from typing import NamedTuple
 
@@ -10,10 +9,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-from common import ladder
 from common.launch import read_launch
 from common.processes import ranks
 from common.trainer import Trainer, get_last_checkpoint
+from tests.jobs import run_to_end
 from tests.states import on_a_rank
 from tests.toys import Points, seeded_net
 from tests.unit.trainer.toy import At, accuracy, make_trainer, save_and_stop, stop, weights, without_timings
@@ -162,9 +161,7 @@ for processes in (2, 2, 1):
 
 @pytest.mark.long
 def test_a_notebook_can_launch_it_again_and_again(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", NOTEBOOK, str(tmp_path)], capture_output=True, text=True, timeout=100, cwd=ladder.ROOT
-    )
+    done = run_to_end([sys.executable, "-c", NOTEBOOK, str(tmp_path)])
     assert done.returncode == 0, done.stderr
     lines = sorted(line.partition(" loss ") for line in done.stdout.splitlines() if line.startswith("rank "))
     assert [rank.removeprefix("rank ") for rank, *_ in lines] == ["0 of 1", "0 of 2", "0 of 2", "1 of 2", "1 of 2"]

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from common.trainer import Trainer
 from tests.toys import Net, Points, Stream, loss_per_item, seeded_net
-from tests.unit.trainer.toy import Junk, make_trainer, trained_weights, weights
+from tests.unit.trainer.toy import CountingNet, Junk, make_trainer, trained_weights, weights
 
 
 class PlainDescent(Trainer):
@@ -111,13 +111,8 @@ def test_a_count_of_items_that_a_model_ignores_is_pointed_out(tmp_path, caplog):
     class Right(Ignoring):
         accepts_loss_kwargs = False
 
-    class Counting(Net):
-        def forward(self, x, labels=None, **kwargs):
-            outputs = super().forward(x)
-            return outputs if labels is None else {"loss": loss_per_item(outputs, labels, **kwargs)}
-
     right = train(Right)
-    assert train(Counting) == pytest.approx(right)
+    assert train(CountingNet) == pytest.approx(right)
     assert "num_items_in_batch" not in caplog.text
     assert train(Ignoring) == pytest.approx(7 * right)
     assert "its loss is 7 times too large" in caplog.text

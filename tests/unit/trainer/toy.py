@@ -5,7 +5,7 @@ import torch
 import common.trainer
 from common.trainer import TrainerCallback
 from tests.bits import TIMINGS
-from tests.toys import Points, seeded_net
+from tests.toys import Net, Points, loss_per_item, seeded_net
 
 EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 
@@ -15,6 +15,14 @@ class Junk(Points):
 
     def __getitem__(self, index):
         return super().__getitem__(index) | {"junk": "text"}
+
+
+class CountingNet(Net):
+    """Divides the loss of its labels by the number of items, as the models of transformers do."""
+
+    def forward(self, x, labels=None, **kwargs):
+        outputs = super().forward(x)
+        return outputs if labels is None else outputs | {"loss": loss_per_item(outputs, labels, **kwargs)}
 
 
 def accuracy(prediction) -> dict:
