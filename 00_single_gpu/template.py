@@ -67,7 +67,9 @@ def cosine_schedule(optimizer, steps, steps_done):
     def factor(step):
         return (1 + math.cos(math.pi * step / steps)) / 2
 
-    # `last_epoch` is the step before the next one. torch multiplies the factor by `initial_lr`, which checkpoints hold.
+    # `last_epoch` is the step before the next one. torch multiplies the factor by `initial_lr`: by this run's --lr.
+    for group in optimizer.param_groups:
+        group["initial_lr"] = optimizer.defaults["lr"]
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor, last_epoch=steps_done - 1)
 
 
@@ -156,7 +158,7 @@ def parse_args(argv=None):
     parser.add_argument("--size", type=int, default=224, help="pixels of an image's side")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=64, help="samples of an optimizer step, on all devices")
-    parser.add_argument("--lr", type=float, default=1e-3, help="a run that continues keeps its first one")
+    parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--workers", type=int, default=2, help="loader workers of each process")
     parser.add_argument("--checkpoint", help="file to save to after each epoch, and to continue from")

@@ -28,7 +28,7 @@ world_size = dist.get_world_size()
 
 if rank == 0:
     MNIST("data", download=True)
-dist.barrier()  # the others wait until it is there
+dist.barrier()  # the others wait; on other machines it must be there
 digits = MNIST("data", transform=Compose([ToTensor(), Normalize(0.1307, 0.3081)]))
 sampler = DistributedSampler(digits, seed=SEED, drop_last=True)  # every process has its own part of the samples
 loader = DataLoader(digits, BATCH_SIZE // world_size, sampler=sampler, drop_last=True)

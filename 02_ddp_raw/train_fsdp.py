@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from common.args import parse_args
 from common.data import collate, load_data
-from common.eval_sampler import DistributedEvalSampler
 from common.instruments import measured
 from common.model import build_model
 from common.start import prepare_process
@@ -53,8 +52,7 @@ def train(args):
     train_set, test_set = load_data(args)
     sampler = DistributedSampler(train_set, seed=args.seed, drop_last=True)  # one order for all, equal parts of it
     eval_sampler = DistributedSampler(test_set, shuffle=False)  # repeats samples, so that all ranks have equally many
-    # This rank's samples without the repeated ones. This sampler repeats none, and is made only for its length.
-    num_real = len(DistributedEvalSampler(test_set))
+    num_real = len(range(dist.get_rank(), len(test_set), world_size))  # this rank's samples, without repeated ones
     share = args.batch_size // world_size  # of the global batch, so the learning rate need not change
     loading = dict(collate_fn=collate, num_workers=args.num_workers, pin_memory=train_set.device.type != device.type)
     train_loader = DataLoader(train_set, share, sampler=sampler, drop_last=True, **loading)  # whole batches

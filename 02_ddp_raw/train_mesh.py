@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from common.args import parse_args
 from common.data import collate, load_data
-from common.eval_sampler import DistributedEvalSampler
 from common.instruments import measured
 from common.model import build_model
 from common.start import prepare_process
@@ -65,8 +64,7 @@ def train(args):
     # The row's number in place of the rank: all ranks of a row have the same samples.
     sampler = DistributedSampler(train_set, num_rows, row, seed=args.seed, drop_last=True)  # one order, equal parts
     eval_sampler = DistributedSampler(test_set, num_rows, row, shuffle=False)  # repeats samples: equally many for all
-    # This row's samples without the repeated ones. This sampler repeats none, and is made only for its length.
-    num_real = len(DistributedEvalSampler(test_set, num_rows, row))
+    num_real = len(range(row, len(test_set), num_rows))  # this row's samples, without repeated ones
     share = args.batch_size // num_rows  # of the global batch, so the learning rate need not change
     loading = dict(collate_fn=collate, num_workers=args.num_workers, pin_memory=train_set.device.type != device.type)
     train_loader = DataLoader(train_set, share, sampler=sampler, drop_last=True, **loading)  # whole batches

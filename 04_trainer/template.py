@@ -101,11 +101,13 @@ class NextEpoch(TrainerCallback):
 
 
 class RateOfSchedule(TrainerCallback):
-    """Gives the optimizer of a resumed run the rate of its own schedule: the saved one may have had fewer epochs."""
+    """Gives the optimizer of a resumed run the rate of its own schedule: the saved run may have had another one."""
 
     def on_train_begin(self, args, state, control, optimizer, lr_scheduler, **kwargs):
+        rate = optimizer.defaults["lr"]
+        lr_scheduler.base_lrs = [rate for _ in optimizer.param_groups]
         for group in optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * lr_scheduler.lr_lambdas[0](lr_scheduler.last_epoch)
+            group["lr"] = rate * lr_scheduler.lr_lambdas[0](lr_scheduler.last_epoch)
 
 
 def to_dict(batch):
@@ -178,7 +180,7 @@ def parse_args(argv=None):
     parser.add_argument("--size", type=int, default=224, help="pixels of an image's side")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=64, help="samples of an optimizer step, on all devices")
-    parser.add_argument("--lr", type=float, default=1e-3, help="a run that continues keeps its first one")
+    parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--workers", type=int, default=2, help="loader workers of each process")
     parser.add_argument("--checkpoint", help="folder to save to after each epoch, and to continue from")

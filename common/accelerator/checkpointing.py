@@ -121,10 +121,8 @@ def save_state(
     A rank has no part in the checkpoint if it did not call this, or failed or was killed before its part was complete.
     Then its generators and gradients are not there, and a run that goes on from the checkpoint is not exact.
 
-    An error or a kill before the new main part is complete leaves the older checkpoint as it was. After a later one,
-    the next load or save into the folder finishes the new checkpoint. A save that cannot do so fails, and nothing is
-    lost. Under automatic naming a save that fails keeps its number, as in the original; on several processes without
-    `all_ranks` it uses it up, because other ranks may have saved.
+    What a kill leaves is told in `checkpoint_folder.py`. Under automatic naming a save that fails keeps its number, as
+    in the original; on several processes without `all_ranks` it uses it up, because other ranks may have saved.
 
     Args:
         output_dir: the folder, where ~ is the home folder; under automatic naming

@@ -250,12 +250,12 @@ def test_the_schedule_of_level_03_waits_for_the_optimizer(images):
 @pytest.mark.parametrize(
     "level", ["00_single_gpu", *(pytest.param(level, marks=pytest.mark.slow) for level in PARALLEL)]
 )
-def test_with_more_epochs_a_resumed_run_follows_the_longer_schedule(level, images, tmp_path):
+def test_with_more_epochs_and_another_rate_a_resumed_run_follows_its_own_schedule(level, images, tmp_path):
     argv = [str(images), "--size", "32", "--batch-size", "8", "--workers", "0", "--epochs"]
     saved = ["--checkpoint", str(tmp_path / "run")]
     (of_one_epoch,) = ranks(1).run(learning_rates, level, [*argv, "1"])
     (of_two,) = ranks(1).run(learning_rates, level, [*argv, "2"])
-    assert ranks(1).run(learning_rates, level, [*argv, "1", *saved]) == [of_one_epoch]
+    assert ranks(1).run(learning_rates, level, [*argv, "1", *saved, "--lr", "0.002"]) != [of_one_epoch]
     (resumed,) = ranks(1).run(learning_rates, level, [*argv, "2", *saved])
     assert resumed == of_two[len(of_one_epoch) :], "the first step too has not the rate that was saved"
 

@@ -98,7 +98,7 @@ def launch_command(args: argparse.Namespace) -> NoReturn:
 
 
 def merge(config: ClusterConfig, args: argparse.Namespace) -> ClusterConfig:
-    """The settings of the file, replaced by those of the flags. `--cpu` removes all that the file says about GPUs."""
+    """The settings of the file, replaced by those of the flags. `--cpu` removes the file's GPUs; FSDP stays."""
     require(not (args.cpu and args.multi_gpu), "--cpu and --multi_gpu exclude each other")
     require(not (args.use_fsdp and args.multi_gpu), "--use_fsdp and --multi_gpu exclude each other")
     given = {}

@@ -257,9 +257,8 @@ class ProjectConfiguration:
         total_limit: complete checkpoints to keep under automatic naming; older ones go after a new one is complete.
         iteration: the number of the next checkpoint.
         save_on_each_node: write on every machine, for folders that they do not share. `load_state()` takes the newest
-            checkpoint of the first machine, and raises if another machine was killed before it had that one. Then name
-            an older one, which a `total_limit` of at least 2 keeps. Newer checkpoints of other machines stay there, and
-            a save to their number raises: remove them first.
+            checkpoint of the first machine, and raises if another one was killed before it had that: name an older one
+            then. A save raises where another machine has that number already: remove its newer ones.
     """
 
     project_dir: str | os.PathLike | None = None

@@ -74,6 +74,8 @@ class BucketedDDP(nn.Module):
             parameter.register_post_accumulate_grad_hook(self._note_gradient)
 
     def forward(self, *args, **kwargs):
+        if self._backward_is_running:
+            raise RuntimeError("the last backward has not ended: its gradients are not averaged")
         return self.module(*args, **kwargs)
 
     @contextmanager
