@@ -1,13 +1,15 @@
 """Levels, run in this process or on reused ranks. `tests/jobs.py` starts levels as scripts."""
 
+import contextlib
 import itertools
 import os
 import signal
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -64,6 +66,12 @@ def run_on_ranks(
     """`run_level` on `world_size` processes. Returns every rank's result, and the final weights."""
     outcomes = ranks(world_size).run(run_level, level, argv, path, environment=environment)
     return [outcome.result for outcome in outcomes], outcomes[0].weights
+
+
+def in_own_folder(folders: list[Path], job: Callable, *arguments) -> Any:
+    """Call a job in the folder of this rank, as on several machines without a shared disk."""
+    with contextlib.chdir(folders[int(os.environ["RANK"])]):
+        return job(*arguments)
 
 
 @cache

@@ -14,7 +14,7 @@ from common import ladder
 from common.processes import RankFailed, ranks
 from common.weights import max_weight_difference
 from tests.jobs import newest_checkpoint, resumed_at
-from tests.levels import EXACT, FSDP, SHORT, run_level, run_on_ranks, train_until_killed
+from tests.levels import EXACT, FSDP, SHORT, in_own_folder, run_level, run_on_ranks, train_until_killed
 
 CHECKPOINTING = ladder.WITH_CHECKPOINTS
 SLOW = pytest.mark.slow
@@ -96,13 +96,6 @@ def test_killed_while_it_saves_it_goes_on_from_the_checkpoint_before(call, level
     assert max_weight_difference(weights, expected) == 0
 
 
-def train_in_own_folder(level: str, argv: list[str], folders: list[Path]) -> str:
-    """The output of one rank in a folder of its own, as on several machines without a shared disk."""
-    with contextlib.chdir(folders[int(os.environ["RANK"])]):
-        printed, _ = captured(level, argv)
-        return printed
-
-
 @SLOW
 @pytest.mark.parametrize("level", CHECKPOINTING)
 def test_rank_0_looks_for_the_checkpoint(level, tmp_path):
@@ -111,7 +104,8 @@ def test_rank_0_looks_for_the_checkpoint(level, tmp_path):
     folders = [tmp_path / "0", tmp_path / "1"]
     for folder in folders:
         folder.mkdir()
-    ranks(2).run(train_in_own_folder, level, argv, folders)
+    ranks(2).run(in_own_folder, folders, captured, level, argv)
     assert [any(folder.rglob("manifest.json")) for folder in folders] == [True, False]
-    printed, _ = ranks(2).run(train_in_own_folder, level, [*argv, "--epochs", "2"], folders[::-1], timeout=60)
+    argv = [*argv, "--epochs", "2"]
+    (printed, _), _ = ranks(2).run(in_own_folder, folders[::-1], captured, level, argv, timeout=60)
     assert resumed_at(printed) == [] and "4 steps" in printed

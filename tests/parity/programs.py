@@ -202,55 +202,6 @@ def sentence_embeddings(folder: Path) -> dict:
     return log_of(trainer) | {"embeddings": digest(model.encode(sentences(3), convert_to_tensor=True))}
 
 
-def adapters(folder: Path) -> dict:
-    """peft's LoRA in a loop of its examples' form: the adapter alone is trained and saved."""
-    from accelerate import Accelerator
-    from peft import LoraConfig, get_peft_model
-    from torch.utils.data import DataLoader
-    from transformers import get_linear_schedule_with_warmup
-
-    accelerator = Accelerator(gradient_accumulation_steps=2, cpu=True)
-    words = tokenizer()
-    model = get_peft_model(language_model(), LoraConfig(task_type="CAUSAL_LM", r=4, lora_dropout=0.1))
-
-    def collate(texts: list[str]) -> dict[str, Tensor]:
-        batch = words(texts, padding=True, return_tensors="pt")
-        keep = ("input_ids", "attention_mask")
-        return {name: batch[name] for name in keep} | {"labels": batch["input_ids"]}
-
-    loader = DataLoader(sentences(34), batch_size=4, shuffle=True, collate_fn=collate)
-    test_loader = DataLoader(sentences(9), batch_size=4, collate_fn=collate)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    schedule = get_linear_schedule_with_warmup(optimizer, 2, 2 * len(loader))
-    model, loader, test_loader, optimizer, schedule = accelerator.prepare(
-        model, loader, test_loader, optimizer, schedule
-    )
-    predictions = []
-    for _ in range(2):
-        model.train()
-        for batch in loader:
-            with accelerator.accumulate(model):
-                accelerator.backward(model(**batch).loss)
-                if accelerator.sync_gradients:
-                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
-                schedule.step()
-                optimizer.zero_grad()
-        model.eval()
-        for batch in test_loader:
-            with torch.no_grad():
-                best = model(**batch).logits.argmax(-1)
-            best = accelerator.pad_across_processes(best, dim=1, pad_index=0)
-            predictions += accelerator.gather_for_metrics(best).sum(dim=1).tolist()
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        weights = accelerator.get_state_dict(model)
-        accelerator.unwrap_model(model).save_pretrained(folder / "adapter", state_dict=weights)
-    accelerator.wait_for_everyone()
-    accelerator.end_training()
-    return {"predictions": predictions}
-
-
 def accelerated(folder: Path) -> dict:
     """pytorch-accelerated's Trainer."""
     from pytorch_accelerated import Trainer
@@ -270,8 +221,12 @@ def accelerated(folder: Path) -> dict:
     return {"metrics": metrics}
 
 
+# Each with the package that it needs.
 PROGRAMS = {
-    program.__name__: program for program in (diffusion, preference_tuning, sentence_embeddings, adapters, accelerated)
+    "diffusion": (diffusion, "denoising_diffusion_pytorch"),
+    "preference_tuning": (preference_tuning, "trl"),
+    "sentence_embeddings": (sentence_embeddings, "sentence_transformers"),
+    "accelerated": (accelerated, "pytorch_accelerated"),
 }
 
 
@@ -279,9 +234,10 @@ def main(name: str, library: str, folder: Path) -> None:
     if library == "ours":
         alias.install()
     torch.set_num_threads(1)
+    program, _ = PROGRAMS[name]
     recorder = Recorder()
     with recorder.recording():
-        outcome = PROGRAMS[name](folder)
+        outcome = program(folder)
     rank = os.environ.get("RANK", "0")
     import accelerate
 

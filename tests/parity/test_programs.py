@@ -14,13 +14,6 @@ import pytest
 from tests.jobs import run_to_end, torchrun
 from tests.parity import programs
 
-NEEDS = {
-    programs.diffusion: "denoising_diffusion_pytorch",
-    programs.preference_tuning: "trl",
-    programs.sentence_embeddings: "sentence_transformers",
-    programs.adapters: "peft",
-    programs.accelerated: "pytorch_accelerated",
-}
 # One thread, as accelerate counts cores otherwise. Nothing is looked for on a network.
 ENVIRONMENT = {
     "ACCELERATE_USE_CPU": "true",
@@ -48,13 +41,14 @@ def files(folder: Path) -> list[str]:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("program", NEEDS, ids=lambda program: program.__name__)
-def test_a_published_program_ends_with_the_bits_of_the_original(program, processes, tmp_path):
-    for package in ("accelerate", NEEDS[program]):
+@pytest.mark.parametrize("name", programs.PROGRAMS)
+def test_a_published_program_ends_with_the_bits_of_the_original(name, processes, tmp_path):
+    _, needed = programs.PROGRAMS[name]
+    for package in ("accelerate", needed):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed: the extra `programs` has it")
-    theirs = run(program.__name__, "theirs", processes, tmp_path / "theirs")
-    ours = run(program.__name__, "ours", processes, tmp_path / "ours")
+    theirs = run(name, "theirs", processes, tmp_path / "theirs")
+    ours = run(name, "ours", processes, tmp_path / "ours")
     for expected, found in zip(theirs, ours, strict=True):
         assert (expected.pop("library"), found.pop("library")) == ("accelerate", "common.accelerator")
         assert len(expected["steps"]) >= programs.STEPS

@@ -49,24 +49,20 @@ def test_a_batch_that_two_processes_cannot_share_is_one_line():
     assert errors == ["error: --batch-size 63 is not divisible by 2 (2 processes): use 62 or 64"]
 
 
-@SLOW
-def test_a_tenth_of_an_epoch_of_mnist_is_90_percent_accurate(mnist, tmp_path):
-    flags = ["--data-dir", mnist, "--max-steps", "94", "--eval-samples", "2000", "--json", str(tmp_path / "r.json")]
-    done = run_to_end(level_command("00_single_gpu", *flags))
-    assert done.returncode == 0, done.stderr
-    assert "mnist 6016 + 2000" in done.stdout and done.stderr == ""
-    result = json.loads((tmp_path / "r.json").read_text())
-    assert result["accuracy"] >= 0.9
-    assert (result["dataset"], result["evaluated"], result["steps"]) == ("mnist", 2000, 94)
-
-
-@LONG
-@pytest.mark.parametrize("level", ladder.LEVELS)
-def test_a_full_epoch_of_mnist_is_97_percent_accurate(level, mnist, tmp_path):
+@pytest.mark.parametrize(
+    "level, flags, steps, accuracy",
+    [
+        pytest.param("00_single_gpu", ["--max-steps", "94"], 94, 0.9, marks=SLOW),
+        # After a full epoch a CPU's rounding decides whether it is 0.979 or 0.983.
+        *(pytest.param(level, [], 937, 0.975, marks=LONG) for level in ladder.LEVELS),
+    ],
+)
+def test_an_epoch_of_mnist_or_a_tenth_of_it_is_accurate(level, flags, steps, accuracy, mnist, tmp_path):
     processes = 2 if level in ladder.DISTRIBUTED else None
-    flags = ["--data-dir", mnist, "--json", str(tmp_path / "r.json")]
-    done = run_to_end(level_command(level, *flags, processes=processes), seconds=500)
+    argv = [*flags, "--data-dir", mnist, "--json", str(tmp_path / "r.json")]
+    done = run_to_end(level_command(level, *argv, processes=processes), seconds=500)
     assert done.returncode == 0, done.stderr
+    assert processes == 2 or done.stderr == ""  # torchrun writes there.
     result = json.loads((tmp_path / "r.json").read_text())
-    assert result["accuracy"] >= 0.975  # A CPU's rounding decides whether it is 0.979 or 0.983.
-    assert (result["dataset"], result["evaluated"], result["steps"]) == ("mnist", 10_000, 937)
+    assert result["accuracy"] >= accuracy
+    assert (result["dataset"], result["evaluated"], result["steps"]) == ("mnist", 10_000, steps)

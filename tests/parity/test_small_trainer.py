@@ -3,7 +3,6 @@
 import importlib
 import inspect
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -43,25 +42,22 @@ def test_the_page_shows_the_example():
     assert written == [line for line in shown.splitlines() if line]
 
 
-def digit_trainer(library: ModuleType) -> type:
-    """The example's Trainer, which can also be asked for outputs: the whole one's evaluation does so."""
+def train(name: str, output_dir: Path, resume: str | None = None, callbacks: tuple = (), **settings: Any) -> dict:
+    """The outcome of a training like the example by the Trainer of the library `name`, with other settings."""
+    library = importlib.import_module(name)
 
     class DigitTrainer(library.Trainer):
+        """Can also be asked for outputs: the whole one's evaluation does so."""
+
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
             loss = F.nll_loss(model(inputs["images"]), inputs["labels"])
             return (loss, {}) if return_outputs else loss
 
-    return DigitTrainer
-
-
-def train(name: str, output_dir: Path, resume: str | None = None, callbacks: tuple = (), **settings: Any) -> dict:
-    """The outcome of a training like the example by the Trainer of the library `name`, with other settings."""
-    library = importlib.import_module(name)
     torch.manual_seed(0)
     all_samples = samples(34)
     args = library.TrainingArguments(str(output_dir), max_steps=10, remove_unused_columns=False, **settings)
     data = {"data_collator": to_dict, "train_dataset": all_samples[:20], "eval_dataset": all_samples[20:]}
-    trainer = digit_trainer(library)(BasicNet(), args, **data, callbacks=[*callbacks])
+    trainer = DigitTrainer(BasicNet(), args, **data, callbacks=[*callbacks])
     trainer.train(resume_from_checkpoint=resume)
     return outcome(trainer)
 

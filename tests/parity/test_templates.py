@@ -3,9 +3,7 @@
 The network whose weights are compared has no batch norm, whose statistics are a rank's own. It computes in float64.
 """
 
-import contextlib
 import importlib.util
-import os
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from torch.utils.data import Dataset
 from common import ladder
 from common.processes import ranks
 from common.weights import max_weight_difference
+from tests.levels import in_own_folder
 from tests.states import forget_states
 
 LEVELS = ["00_single_gpu", "02_ddp_raw", "03_accelerate", "04_trainer"]
@@ -293,12 +292,6 @@ def test_the_folder_of_a_checkpoint_is_made_or_refused_before_the_training(level
     assert "0.png" in message, "after an epoch torch.save would raise a RuntimeError"
 
 
-def run_in_own_folder(folders, argv):
-    """Train in the folder of this rank, as on several machines without a shared disk."""
-    with contextlib.chdir(folders[int(os.environ["RANK"])]):
-        return run_template("02_ddp_raw", argv)
-
-
 @pytest.mark.slow
 def test_rank_0_looks_for_the_checkpoint_of_level_02(images, expected, tmp_path):
     """If only another rank sees one, all begin anew. Some would else train other weights than the others."""
@@ -306,9 +299,9 @@ def test_rank_0_looks_for_the_checkpoint_of_level_02(images, expected, tmp_path)
     folders = [tmp_path / "0", tmp_path / "1"]
     for folder in folders:
         folder.mkdir()
-    ranks(2).run(run_in_own_folder, folders, [*argv, "1"])
+    ranks(2).run(in_own_folder, folders, run_template, "02_ddp_raw", [*argv, "1"])
     assert [(folder / "run").exists() for folder in folders] == [True, False]
-    weights = ranks(2).run(run_in_own_folder, folders[::-1], [*argv, str(EPOCHS)])[0]
+    weights, _ = ranks(2).run(in_own_folder, folders[::-1], run_template, "02_ddp_raw", [*argv, str(EPOCHS)])
     assert max_weight_difference(weights, expected) <= 1e-9
 
 

@@ -43,20 +43,6 @@ def _batch(samples: int) -> int:
     return samples * INPUTS * FLOAT + max(samples * LABEL, SCALAR)
 
 
-def test_a_whole_step_on_one_device_is_counted_to_the_byte():
-    """The peak is in AdamW: the root of the second moment, and that divided by its correction. The loss is alive."""
-    assert _peaks(DATA_PARALLEL, 1) == [
-        {
-            "parameters": WEIGHTS,
-            "gradients": WEIGHTS,
-            "optimizer state": 2 * WEIGHTS,
-            "activations": _batch(BATCH),
-            "communication": 0,
-            "temporaries": SCALAR + 2 * WEIGHTS,
-        }
-    ]
-
-
 def test_a_whole_step_of_data_parallel_is_counted_to_the_byte():
     """The first device's peak is where gradients meet: its own, the other replica's, and their sum.
 
@@ -84,9 +70,10 @@ def test_a_whole_step_of_data_parallel_is_counted_to_the_byte():
 
 @pytest.mark.parametrize("wrapper, bucket", [(DDP, WEIGHTS), (BUCKET_VIEWS, 0)])
 def test_a_whole_step_of_ddp_is_counted_to_the_byte_on_each_rank(wrapper, bucket):
-    """As on one device with half the batch, and a bucket as large as the gradients.
+    """The peak is in AdamW: the root of the second moment, and that divided by its correction. The loss is alive.
 
-    With views of buckets gradients are there once: from the second step on the two are one storage.
+    A bucket is as large as the gradients. With views of buckets these are there once: from the second step on the two
+    are one storage.
     """
     expected = {
         "parameters": WEIGHTS,

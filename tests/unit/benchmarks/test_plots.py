@@ -1,6 +1,8 @@
 """The pictures come from the records alone, and from nothing older."""
 
 import json
+from pathlib import Path
+from unittest import mock
 
 import pytest
 from matplotlib.figure import Figure
@@ -41,26 +43,17 @@ def test_a_folder_without_records_is_an_error(tmp_path):
         command.main([str(tmp_path / "mistyped")])
 
 
-@pytest.fixture
-def panels(tmp_path, monkeypatch):
-    """`panels(file, report)`: the panels of a comparison's picture."""
-    figures = []
-
-    def remember(figure, draft, format):
-        figures.append(figure)
-        draft.touch()
-
-    monkeypatch.setattr(Figure, "savefig", remember)
-
-    def draw(file: str, report: dict) -> list:
-        PICTURES[COMPARISON][file](report, tmp_path / file)
-        return figures[-1].axes
-
-    return draw
+def panels(path: Path, report: dict) -> list:
+    """The panels of a comparison's picture."""
+    with mock.patch.object(Figure, "savefig", autospec=True) as savefig:
+        savefig.side_effect = lambda figure, draft, format: draft.touch()
+        PICTURES[COMPARISON][path.name](report, path)
+    figure, _ = savefig.call_args.args
+    return figure.axes
 
 
-def test_bars_of_speed_are_the_medians_and_whiskers_the_quartiles(report, panels):
-    panel, _ = panels("throughput.png", report)
+def test_bars_of_speed_are_the_medians_and_whiskers_the_quartiles(report, tmp_path):
+    panel, _ = panels(tmp_path / "throughput.png", report)
     rows = report["throughput"][0]["rows"].values()
     assert [bar.get_width() for bar in panel.patches] == [row["median"] for row in rows]
     whiskers = [collection.get_segments()[0][:, 0] for collection in panel.collections]
@@ -68,8 +61,8 @@ def test_bars_of_speed_are_the_medians_and_whiskers_the_quartiles(report, panels
         assert list(ends) == pytest.approx([row["low"], row["high"]])
 
 
-def test_stacks_of_memory_are_as_high_as_what_each_device_holds(report, panels):
-    axes = panels("memory.png", report)
+def test_stacks_of_memory_are_as_high_as_what_each_device_holds(report, tmp_path):
+    axes = panels(tmp_path / "memory.png", report)
     recorded = page_tables.recorded_peaks()
     for panel, devices in zip(axes, (2, 4, 8), strict=False):  # of the first network
         tops = {round(bar.get_x() + bar.get_width() / 2): bar.get_y() + bar.get_height() for bar in panel.patches}

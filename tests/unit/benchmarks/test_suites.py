@@ -7,7 +7,6 @@ import importlib.util
 import json
 
 import pytest
-import torch
 
 from benchmarks import __main__ as program
 from benchmarks.harness import node_ranks
@@ -19,12 +18,8 @@ QUICK = MeasureOptions(rounds=2, data_flags=("--dataset", "synthetic"), quick=Tr
 
 
 @pytest.fixture
-def settings_of_this_process_stay(monkeypatch):
-    """All but the number of threads: where other programs compute, two would mostly wait for each other."""
-    threads = torch.get_num_threads()
-    monkeypatch.setattr(program, "prepare_process", lambda quick: torch.set_num_threads(1))
-    yield
-    torch.set_num_threads(threads)
+def settings_of_this_process_stay(monkeypatch, one_thread):
+    monkeypatch.setattr(program, "prepare_process", lambda quick: None)
 
 
 @pytest.mark.slow
