@@ -104,10 +104,9 @@ class RateOfSchedule(TrainerCallback):
     """Gives the optimizer of a resumed run the rate of its own schedule: the saved run may have had another one."""
 
     def on_train_begin(self, args, state, control, optimizer, lr_scheduler, **kwargs):
-        rate = optimizer.defaults["lr"]
-        lr_scheduler.base_lrs = [rate for _ in optimizer.param_groups]
+        lr_scheduler.base_lrs = [optimizer.defaults["lr"] for _ in optimizer.param_groups]
         for group in optimizer.param_groups:
-            group["lr"] = rate * lr_scheduler.lr_lambdas[0](lr_scheduler.last_epoch)
+            group["lr"] = optimizer.defaults["lr"] * lr_scheduler.lr_lambdas[0](lr_scheduler.last_epoch)
 
 
 def to_dict(batch):

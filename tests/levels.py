@@ -22,6 +22,7 @@ from common.start import fit_to_machine, prepare_process
 # An epoch is two steps and a tail that is dropped: 62 = 2 × 24 + 14. 24 divides by 1, 2, 3 and 4 processes, 25 by none.
 SHORT = ["--dataset", "synthetic", "--train-samples", "62", "--eval-samples", "25", "--batch-size", "24"]
 EXACT = [*SHORT, "--epochs", "2", "--dtype", "float64", "--no-dropout"]
+FULL = ladder.WITH_CHECKPOINTS[0]
 # The launcher's variables with which levels 03 and 04 share out the model.
 FSDP = {
     "ACCELERATE_USE_FSDP": "true",
@@ -29,6 +30,11 @@ FSDP = {
     "FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP",
     "FSDP_MIN_NUM_PARAMS": "1000",
 }
+
+
+def code_lines(name: str) -> list[str]:
+    """The lines of a script without the module docstring and blank lines."""
+    return [line for line in ladder.lines_below_docstring(name) if line.strip()]
 
 
 class Training(NamedTuple):

@@ -60,8 +60,7 @@ def two_nodes() -> Iterator[Nodes]:
     """Two nodes and the cable between them, both gone afterwards together with every process still on them.
 
     Raises:
-        RuntimeError: with the words of `ip` where this machine does not allow it.
-        FileNotFoundError: where there is no `ip`.
+        RuntimeError, FileNotFoundError: with the words of `ip`, or without it, where this machine does not allow it.
     """
     names = (f"ladder-{os.getpid()}-0", f"ladder-{os.getpid()}-1")
     nodes = Nodes(names)

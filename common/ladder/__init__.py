@@ -22,7 +22,6 @@ from common.levels import DISTRIBUTED, LEVELS, MESH, WITH_CHECKPOINTS
 ROOT = Path(__file__).resolve().parents[2]
 FSDP = "02_ddp_raw/train_fsdp"
 SHARDED = (FSDP, MESH)  # each rank keeps a part of the network
-FULL = WITH_CHECKPOINTS[0]
 SCRIPTS = (*LEVELS, *SHARDED, *WITH_CHECKPOINTS)
 # They are copied for a network of one's own.
 TEMPLATES = ("00_single_gpu/template", "02_ddp_raw/template", "03_accelerate/template", "04_trainer/template")
@@ -86,11 +85,6 @@ def lines_below_docstring(name: str) -> list[str]:
     tree = ast.parse(text)
     first = tree.body[1] if ast.get_docstring(tree) else tree.body[0]
     return text.splitlines()[first.lineno - 1 :]
-
-
-def code_lines(name: str) -> list[str]:
-    """The lines of a script without the module docstring and blank lines."""
-    return [line for line in lines_below_docstring(name) if line.strip()]
 
 
 def unified_diff(before: str, after: str) -> str:

@@ -99,8 +99,7 @@ class TrainingArguments:
             `eval_steps` defaults to `logging_steps`.
         eval_delay: steps, or with `eval_strategy="epoch"` epochs, before the first evaluation.
         prediction_loss_only: gather no predictions, so that `compute_metrics` is not called.
-        label_names: keys of a batch that hold labels; by default `forward`'s parameters with "label" in their name,
-            and "start_positions" and "end_positions".
+        label_names: keys of a batch that hold labels; by default `forward`'s parameters with "label" in their name.
         logging_nan_inf_filter: where the loss of a micro-batch is not finite, log the mean of those since the last log
             in its place; leave such losses out of an evaluation's loss too.
         log_level: of the first process of each machine; "passive" leaves it as it is. The others log warnings.

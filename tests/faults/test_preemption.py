@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from common import ladder
 from common.weights import max_weight_difference
 from tests.jobs import ON_LINUX, job, level_command
-from tests.levels import run_on_ranks
+from tests.levels import FULL, run_on_ranks
 
 pytestmark = ON_LINUX
 
@@ -43,10 +42,10 @@ SEND_SIGNAL = {
 @pytest.mark.parametrize(
     "level, processes, receiver, code",
     [
-        pytest.param(ladder.FULL, 1, "the process", 128 + signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(FULL, 1, "the process", 128 + signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param(TRAINER, 1, "the process, by Ctrl-C", 128 + signal.SIGINT, marks=pytest.mark.long),
-        pytest.param(ladder.FULL, 2, "the whole group, by Ctrl-C", None, marks=pytest.mark.slow),
-        pytest.param(ladder.FULL, 2, "the process", None, marks=pytest.mark.long),
+        pytest.param(FULL, 2, "the whole group, by Ctrl-C", None, marks=pytest.mark.slow),
+        pytest.param(FULL, 2, "the process", None, marks=pytest.mark.long),
         pytest.param(TRAINER, 2, "one rank", None, marks=pytest.mark.long),
     ],
 )
@@ -69,7 +68,7 @@ def test_after_a_signal_all_ranks_save_at_one_step(level, processes, receiver, c
 
 @pytest.mark.slow
 def test_without_checkpoints_a_signal_ends_the_run_as_ever():
-    with start(ladder.FULL, 1, "1000") as run:
+    with start(FULL, 1, "1000") as run:
         run.wait_for(lambda: run.out)  # It has printed the plan, and is about to train.
         run.processes[0].terminate()
         assert run.end() == [-signal.SIGTERM] and "stopped at" not in run.out

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from common import ladder
 from common.processes import free_port
 from common.weights import max_weight_difference
 from tests.jobs import ON_LINUX, job, launcher, newest_checkpoint, resumed_at, run_to_end, script, torchrun
-from tests.levels import run_on_ranks
+from tests.levels import FULL, run_on_ranks
 
 pytestmark = ON_LINUX
 
@@ -25,7 +24,7 @@ def checkpointing(folder: Path) -> list[str]:
 
 
 RESTARTS = [
-    pytest.param(ladder.FULL, torchrun, 1, marks=pytest.mark.slow),
+    pytest.param(FULL, torchrun, 1, marks=pytest.mark.slow),
     pytest.param("04_trainer/train_full", launcher, 0, marks=pytest.mark.long),
 ]
 
@@ -58,7 +57,7 @@ def test_ranks_end_with_a_torchrun_that_is_killed():
 @pytest.mark.long
 def test_ranks_with_checkpoints_save_before_they_end_with_a_torchrun_that_is_killed(tmp_path):
     """The signal of the kernel is SIGTERM, at which such a job always saves."""
-    with job(torchrun(script(ladder.FULL), *TRAINING, "--epochs", "1000", *checkpointing(tmp_path))) as run:
+    with job(torchrun(script(FULL), *TRAINING, "--epochs", "1000", *checkpointing(tmp_path))) as run:
         run.wait_for(lambda: newest_checkpoint(tmp_path) >= 10)
         run.processes[0].kill()
         assert run.end(60) == [-signal.SIGKILL]
@@ -76,13 +75,13 @@ def test_a_job_grows_by_a_machine(tmp_path):
     flags = [*exact, *checkpointing(tmp_path), "--save", str(tmp_path / "grown.pt")]
     rendezvous = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-id", "grows", "--local-addr", "127.0.0.1"]
     rendezvous += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-conf", "last_call_timeout=1"]
-    command = torchrun(script(ladder.FULL), *flags, processes=1, rendezvous=rendezvous)
+    command = torchrun(script(FULL), *flags, processes=1, rendezvous=rendezvous)
     with job(command, **renewed) as first:
         first.wait_for(lambda: newest_checkpoint(tmp_path) >= 10)
         with job(command, **renewed) as second:
             assert first.end() == [0], first.err + second.err
             assert second.end() == [0], second.err
-            assert f"{ladder.FULL}: 2 × gloo" in first.out + second.out
+            assert f"{FULL}: 2 × gloo" in first.out + second.out
             assert resumed_at(first.out + second.out)
     done = run_to_end(torchrun(script("03_accelerate"), *exact, "--save", str(tmp_path / "w.pt"), processes=1))
     assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ from common import ladder
 from common.processes import RankFailed, ranks
 from common.weights import max_weight_difference
 from tests.jobs import newest_checkpoint, resumed_at
-from tests.levels import EXACT, FSDP, SHORT, in_own_folder, run_level, run_on_ranks, train_until_killed
+from tests.levels import EXACT, FSDP, FULL, SHORT, in_own_folder, run_level, run_on_ranks, train_until_killed
 
 CHECKPOINTING = ladder.WITH_CHECKPOINTS
 SLOW = pytest.mark.slow
@@ -32,7 +32,7 @@ def run(level: str, processes: int, argv: list[str], environment: dict | None = 
     return ranks(processes).run(captured, level, argv, environment=environment)[0]
 
 
-@pytest.mark.parametrize("level", [ladder.FULL, pytest.param("04_trainer/train_full", marks=SLOW)])
+@pytest.mark.parametrize("level", [FULL, pytest.param("04_trainer/train_full", marks=SLOW)])
 @pytest.mark.parametrize("processes", [pytest.param(1, marks=SLOW), 2])
 def test_a_run_that_saves_ends_with_the_bits_of_one_that_does_not(level, processes, tmp_path):
     training = [*SHORT, "--epochs", "2"]  # Dropout is on: an extra draw would be seen.

@@ -16,10 +16,9 @@ import pytest
 import torch
 
 from benchmarks.harness.two_nodes import ADDRESSES, INTERFACE, Nodes, two_nodes
-from common import ladder
 from common.weights import max_weight_difference
 from tests.jobs import Job, job, launcher, newest_checkpoint, resumed_at, script, torchrun
-from tests.levels import run_level
+from tests.levels import FULL, run_level
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -86,7 +85,7 @@ def start_slowly(nodes: Nodes, folder: Path, restarts: int, command=by_torchrun)
     """Level 03 after its first checkpoint. The cable is slow, so that there is time to cut it before the end."""
     flags = ["--eval-samples", "96", "--checkpoint-dir", str(folder / "saved"), "--checkpoint-every", "3"]
     nodes.limit(200e6)  # 9.6 MB of gradients pass 1.5 times from node to node in a ring of four: 0.6 s a step.
-    with start(nodes, folder, ladder.FULL, *flags, restarts=restarts, command=command) as run:
+    with start(nodes, folder, FULL, *flags, restarts=restarts, command=command) as run:
         run.wait_for(lambda: newest_checkpoint(folder / "saved") >= 0)
         assert not (folder / "weights.pt").exists(), "the job was over before anything could happen to it"
         yield run

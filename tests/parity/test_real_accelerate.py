@@ -10,7 +10,7 @@ import pytest
 from common import ladder
 from common.processes import RankFailed, ranks
 from common.weights import max_weight_difference
-from tests.levels import EXACT, changed_script, run_on_ranks, train_until_killed
+from tests.levels import EXACT, FULL, changed_script, run_on_ranks, train_until_killed
 from tests.peers import import_or_skip
 from tests.states import forget_states
 
@@ -25,7 +25,7 @@ def switched(level: str, folder: Path) -> Path:
     return changed_script(level, folder, "common.accelerator", "accelerate")
 
 
-@pytest.mark.parametrize("level", [LEVEL, ladder.FULL])
+@pytest.mark.parametrize("level", [LEVEL, FULL])
 def test_the_switched_file_uses_the_real_library(level, tmp_path):
     real = ladder.load(level, switched(level, tmp_path))
     assert real.Accelerator.__module__ == "accelerate.accelerator"
@@ -33,7 +33,7 @@ def test_the_switched_file_uses_the_real_library(level, tmp_path):
 
 
 @pytest.mark.parametrize("world_size", [pytest.param(1, marks=LONG), pytest.param(2, marks=SLOW)])
-@pytest.mark.parametrize("level, flags", [(LEVEL, []), (ladder.FULL, ["--gradient-accumulation-steps", "3"])])
+@pytest.mark.parametrize("level, flags", [(LEVEL, []), (FULL, ["--gradient-accumulation-steps", "3"])])
 def test_both_train_the_same_weights(level, flags, world_size, tmp_path):
     argv = [*EXACT, *flags]
     (ours, *_), weights = run_on_ranks(level, world_size, argv)
@@ -54,12 +54,12 @@ def test_both_train_the_same_weights(level, flags, world_size, tmp_path):
 def test_the_real_library_resumes_a_killed_training(world_size, step, tmp_path):
     """Without dropout: a resumed run draws one number more there. Ours is resumed in `tests/faults`."""
     argv = [*EXACT, "--gradient-accumulation-steps", "2"]
-    path = switched(ladder.FULL, tmp_path)
-    (straight, *_), weights = run_on_ranks(ladder.FULL, world_size, argv, path)
+    path = switched(FULL, tmp_path)
+    (straight, *_), weights = run_on_ranks(FULL, world_size, argv, path)
     saving = [*argv, "--checkpoint-dir", str(tmp_path / "checkpoints"), "--checkpoint-every", "1"]
     with pytest.raises(RankFailed):
-        ranks(world_size).run(train_until_killed, step, ladder.FULL, saving, path)
-    (resumed, *_), others = run_on_ranks(ladder.FULL, world_size, saving, path)
+        ranks(world_size).run(train_until_killed, step, FULL, saving, path)
+    (resumed, *_), others = run_on_ranks(FULL, world_size, saving, path)
     ranks(world_size).run(forget_states)  # The real library's state outlives its run.
     assert max_weight_difference(weights, others) == 0
     assert resumed["steps"] == straight["steps"] == 4 and resumed["eval_loss"] == straight["eval_loss"]

@@ -15,7 +15,7 @@ from common.errors import UserError
 from common.instruments.clock import Clock
 from common.instruments.result import Hardware, plan_line
 from common.start import fit_to_machine
-from tests.levels import run_level
+from tests.levels import FULL, run_level
 
 CPU = torch.device("cpu")
 NO_BAR = tqdm(disable=True)
@@ -89,7 +89,7 @@ def test_in_a_resumed_run_the_clock_stops_between_epochs_only(let_pass):
         ("01_data_parallel", "--replicas 3", "Emulated", 3, "on cpu, 3 threads each, float32 | synthetic 640"),
         ("01_data_parallel", "--replicas 3", "Emulated", 3, "batch 64 = 22 + 22 + 20 | 10 steps"),
         ("03_accelerate", "", "gloo", 2, "2 × gloo on cpu, 2 threads each, float32 |"),
-        (ladder.FULL, "--batch-size 48 --gradient-accumulation-steps 2", "gloo", 2, "48 = 2 × 12 × 2 micro-batches |"),
+        (FULL, "--batch-size 48 --gradient-accumulation-steps 2", "gloo", 2, "48 = 2 × 12 × 2 micro-batches |"),
     ],
 )
 def test_the_plan_says_on_what_is_computed(level, flags, backend, world_size, part, monkeypatch):

@@ -15,6 +15,7 @@ from common import ladder
 from common.ladder import small, unified_diff
 from common.ladder.__main__ import main
 from tests.jobs import run_to_end
+from tests.levels import FULL, code_lines
 
 COMPARED = [
     *pairwise(ladder.LEVELS),
@@ -39,7 +40,7 @@ def test_scripts_are_named_by_numbers_folders_and_paths():
     for text in ("03", "03_accelerate", "03/", "03_accelerate/train.py", "03/train"):
         assert ladder.find_script(text) == "03_accelerate"
     for text in ("03/train_full", "03_accelerate/train_full.py"):
-        assert ladder.find_script(text) == ladder.FULL
+        assert ladder.find_script(text) == FULL
     assert ladder.find_script("fsdp") == ladder.find_script("02/train_fsdp.py") == ladder.FSDP
     with pytest.raises(argparse.ArgumentTypeError, match="'02/train_full' names no script, or several"):
         ladder.find_script("02/train_full")
@@ -55,10 +56,10 @@ def test_loading_a_script_runs_nothing(capsys):
 @pytest.mark.parametrize("before, after", COMPARED)
 def test_a_diff_turns_one_script_into_the_other_whatever_lines_it_pairs(before, after):
     shown = unified_diff(before, after).splitlines()[2:]
-    old = Counter(ladder.code_lines(before))
+    old = Counter(code_lines(before))
     old.subtract(line[1:] for line in shown if line.startswith("-") and line[1:].strip())
     old.update(line[1:] for line in shown if line.startswith("+") and line[1:].strip())
-    assert +old == Counter(ladder.code_lines(after)) and min(old.values()) >= 0
+    assert +old == Counter(code_lines(after)) and min(old.values()) >= 0
 
 
 def test_the_command_line_names_levels_by_their_number(capsys):

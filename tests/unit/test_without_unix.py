@@ -8,16 +8,16 @@ import pytest
 
 from common import ladder
 from tests.jobs import level_command, run_to_end
-from tests.levels import SHORT
+from tests.levels import FULL, SHORT
 
 WITHOUT_LINUX = Path(__file__).parent / "without_linux"  # It has a sitecustomize.py.
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(WITHOUT_LINUX), str(ladder.ROOT)]), "USERNAME": "somebody"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", [*ladder.LEVELS, ladder.FULL])
+@pytest.mark.parametrize("level", [*ladder.LEVELS, FULL])
 def test_a_level_trains_without_what_only_linux_has(level, tmp_path):
-    flags = ["--checkpoint-dir", f"{tmp_path}/checkpoints"] if level == ladder.FULL else []
+    flags = ["--checkpoint-dir", f"{tmp_path}/checkpoints"] if level == FULL else []
     processes = 2 if level in ladder.DISTRIBUTED else None
     done = run_to_end(level_command(level, *SHORT, *flags, processes=processes), **ENVIRONMENT)
     assert done.returncode == 0, done.stderr
