@@ -32,8 +32,9 @@ def run(level: str, processes: int, argv: list[str], environment: dict | None = 
     return ranks(processes).run(captured, level, argv, environment=environment)[0]
 
 
-@pytest.mark.parametrize("level", [FULL, pytest.param("04_trainer/train_full", marks=SLOW)])
-@pytest.mark.parametrize("processes", [pytest.param(1, marks=SLOW), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("level", [FULL, "04_trainer/train_full"])
+@pytest.mark.parametrize("processes", [1, 2])
 def test_a_run_that_saves_ends_with_the_bits_of_one_that_does_not(level, processes, tmp_path):
     training = [*SHORT, "--epochs", "2"]  # Dropout is on: an extra draw would be seen.
     saving = ["--checkpoint-dir", str(tmp_path), "--checkpoint-every", "1"]

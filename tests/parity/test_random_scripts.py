@@ -36,7 +36,7 @@ def test_loops_over_loaders_see_the_samples_and_draws_of_accelerate(number, proc
     assert_same(ORDERS, range(number), processes, str(tmp_path))
 
 
-@pytest.mark.parametrize(("number", "processes"), cases(quick={1: 25, 2: 6}, long={1: 300, 2: 200, 3: 60}))
+@pytest.mark.parametrize(("number", "processes"), cases(quick={1: 25, 2: 4}, long={1: 300, 2: 200, 3: 60}))
 def test_trainings_end_with_the_bits_of_accelerate(number, processes, tmp_path):
     assert_same(TRAININGS, range(number), processes, str(tmp_path))
 

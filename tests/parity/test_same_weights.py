@@ -70,6 +70,7 @@ MIXED_ROWS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_mesh_that_is_not_kept_apart_trains_other_weights(tmp_path):
     flags = [*SHORT, "--dtype", "float64", "--tensor", "2"]  # Dropout is on.
     _, weights = run_on_ranks(ladder.MESH, 4, flags)

@@ -158,6 +158,7 @@ def train_with_one_sample_twice(level, flags):
         DistributedEvalSampler.__iter__ = indices
 
 
+@pytest.mark.slow
 def test_a_sample_in_anothers_place_is_inexact_although_as_many_are_counted(monkeypatch, report):
     settings = settings_of()._replace(data_flags=("--dataset", "synthetic", *level_runs.EVALUATE_FEW))
     levels = report["levels"]

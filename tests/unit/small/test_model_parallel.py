@@ -197,6 +197,7 @@ def test_a_stage_sends_each_micro_batch_once_in_each_direction(schedule):
         assert messages == {"all_reduce": [], "isend": micro_batches}
 
 
+@pytest.mark.slow
 def test_one_forward_one_backward_holds_the_activations_of_fewer_micro_batches():
     of_all, of_few = (ranks(4).run(peak_of_a_step, partial(cut_in_stages, schedule, 8)) for schedule in SCHEDULES)
     kept = timeline(one_forward_one_backward, 4, 8).kept

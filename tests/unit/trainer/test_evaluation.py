@@ -122,7 +122,7 @@ ANY_BATCHES = [SAMPLES, STREAM, STREAM_ON_EVERY_RANK, PLAIN_LOADER, PREPARED_LOA
 LOSSES = ["model", "function", "counting model"]
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("processes", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_an_evaluation_does_not_depend_on_the_number_of_processes(processes, tmp_path):
     cases = [Case(64, source, loss=loss) for source in ANY_BATCHES for loss in LOSSES]
     cases += [Case(batch, source) for source in ANY_BATCHES for batch in (1, 7)]
