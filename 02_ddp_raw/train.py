@@ -27,7 +27,7 @@ from common.start import prepare_process
 def evaluate(model, loader, device):
     # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
     totals = torch.zeros(3, dtype=torch.float64, device=device)
-    loss_sum, correct, evaluated = totals  # views of it, so they are summed over the ranks with it
+    loss_sum, correct, evaluated = totals  # views of `totals`: the all-reduce below sums all three
     model.eval()
     for images, targets in loader:
         images, targets = images.to(device, non_blocking=True), targets.to(device, non_blocking=True)

@@ -23,7 +23,7 @@ from common.start import prepare_process
 def evaluate(model, loader, device, num_real):
     # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
     totals = torch.zeros(3, dtype=torch.float64, device=device)
-    loss_sum, correct, evaluated = totals  # views of it, so they are summed over the ranks with it
+    loss_sum, correct, evaluated = totals  # views of `totals`: the all-reduce below sums all three
     seen = 0  # samples that have been counted
     model.eval()
     for images, targets in loader:
@@ -47,7 +47,7 @@ def train(args):
     # Joins the other processes: torchrun has put rank, world size and address into the environment. gloo is for CPUs.
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=args.timeout)
     world_size = dist.get_world_size()  # the number of processes on all machines
-    mesh = init_device_mesh(device.type, (world_size,))  # all ranks in one line: each parameter is cut into W parts
+    mesh = init_device_mesh(device.type, (world_size,))  # all ranks in one line: each has a part of every parameter
 
     train_set, test_set = load_data(args)
     sampler = DistributedSampler(train_set, seed=args.seed, drop_last=True)  # one order for all, equal parts of it
@@ -59,7 +59,7 @@ def train(args):
     test_loader = DataLoader(test_set, share, sampler=eval_sampler, **loading)
 
     model = build_model(args).to(device)  # leave .to out where it does not fit: fully_shard moves each layer
-    # Each rank keeps 1/W of every parameter, as a DTensor. A layer's parameters are gathered before it computes, and
+    # Each rank keeps a part of every parameter, as a DTensor. A layer's parameters are gathered before it computes, and
     # freed afterwards. In backward, a reduce-scatter averages the gradients: each rank gets those of its own parts.
     for layer in model.children():
         fully_shard(layer, mesh=mesh)

@@ -24,7 +24,7 @@ from common.start import prepare_process
 def evaluate(model, loader, device, num_real, column_group):
     # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
     totals = torch.zeros(3, dtype=torch.float64, device=device)
-    loss_sum, correct, evaluated = totals  # views of it, so they are summed over the ranks with it
+    loss_sum, correct, evaluated = totals  # views of `totals`: the all-reduce below sums all three
     seen = 0  # samples that have been counted
     model.eval()
     for images, targets in loader:
@@ -54,11 +54,11 @@ def train(args):
     #           row 1:   rank 2   rank 3
     num_rows = dist.get_world_size() // args.tensor
     mesh = init_device_mesh(device.type, (num_rows, args.tensor), mesh_dim_names=("data", "tensor"))
-    for row_or_column in mesh.get_all_groups():
-        row_or_column.set_timeout(args.timeout)  # a mesh makes its groups with torch's default, of 30 minutes on a CPU
-    data_mesh = mesh["data"]  # this rank's column
-    column_group = data_mesh.get_group()
-    row = data_mesh.get_local_rank()  # the number of this rank's row
+    for group in mesh.get_all_groups():  # those of this rank's row and column
+        group.set_timeout(args.timeout)  # a mesh makes its groups with torch's default, of 30 minutes on a CPU
+    column = mesh["data"]  # this rank's column
+    column_group = column.get_group()
+    row = column.get_local_rank()  # the number of this rank's row
 
     train_set, test_set = load_data(args)
     # The row's number in place of the rank: all ranks of a row have the same samples.
@@ -77,11 +77,11 @@ def train(args):
     # In a column, fully_shard cuts each parameter once more: a rank keeps 1/(num_rows × tensor) of fc1 and of fc2's
     # weight. A layer's parts are gathered over the column before it computes, and freed afterwards.
     for layer in model.children():
-        fully_shard(layer, mesh=data_mesh)
-    fully_shard(model, mesh=data_mesh)  # tells the layers of each other: a GPU gathers the next one while one computes
+        fully_shard(layer, mesh=column)
+    fully_shard(model, mesh=column)  # tells the layers of each other: a GPU gathers the next one while one computes
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)  # after sharding: it steps this rank's parts
-    # For dropout: the ranks of a row compute parts of one network, so they must drop the same inputs of fc1. Therefore
-    # they also drop the same places of their own parts after fc1, which one device would not do.
+    # For dropout: the ranks of a row must drop the same inputs of fc1, so they have one seed. After fc1 they then drop
+    # the same places of their parts too, for example outputs 0 and 64 together. One device would draw these apart.
     torch.manual_seed(args.seed + row)
 
     with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints what is reported
