@@ -3,12 +3,12 @@
 Within `without_computing()` the results of an operation have the right shape, and are not filled. Linux gives no memory
 to pages that nobody writes to, so a step that would need 40 GiB needs almost none. Unlike torch's fake tensors these
 are ordinary CPU tensors: DDP's C++ code, FSDP and optimizers work on them, and `common.memory.track_memory` counts
-their storages. An operation is treated in one of four ways:
+their storages. An operation is treated in the first of four ways that applies to it:
 
 - It is *refused* if the shape of its result depends on numbers, which are not there: `large[large > 0]`.
 - It *sends nothing* if it is a collective of large tensors: `dist.all_reduce(large)` is run with empty tensors.
-- It *runs* if it makes a view, `large.t()`, or reads numbers, which are arbitrary: `large[0, 0].item()`. It also runs
-  if all its arguments are small, because optimizers read step counts and sizes: `torch.tensor(3.0) + 1`.
+- It *runs* if it makes a view (`large.t()`), reads numbers, which are arbitrary (`large[0, 0].item()`), or marks a
+  profile; also if all its tensors are small (`torch.tensor(3.0) + 1`), because optimizers read step counts and sizes.
 - Else its results are *allocated*: `torch.randn(8192, 8192)` takes 256 MiB of addresses, and hardly any memory. So does
   `large @ large.t()`. Small results are 0, because they may be read: `large.sum()`.
 """
@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_iter, tree_map_only
 
 SMALL_BYTES = 2**14
 OUT_OF_MEMORY = "can't allocate memory"  # The message of torch's RuntimeError has these words.
@@ -87,20 +87,22 @@ class _WithoutComputing(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        leaves = _leaves((args, kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor)]
         are_small = all(map(_is_small, tensors))
-        if _shape_depends_on_numbers(func, tensors):
+        refuses = _shape_depends_on_numbers(func, tensors)
+        if refuses:
             raise RuntimeError(f"the result of {func} has a shape that depends on numbers")
-        if func.namespace == "c10d" and not are_small:
+        sends_nothing = func.namespace == "c10d" and not are_small
+        if sends_nothing:
             # The fake process group would copy what is sent.
             args, kwargs = tree_map_only(Tensor, lambda tensor: tensor[:0], (args, kwargs))
             return func(*args, **kwargs)
         computes_small = tensors and are_small and func not in _UNFILLED
         marks_profile = func.namespace == "profiler"
-        if computes_small or makes_view(func) or func in _READ_NUMBERS or marks_profile:
+        runs = computes_small or makes_view(func) or func in _READ_NUMBERS or marks_profile
+        if runs:
             return func(*args, **kwargs)
-        key = (func, *map(_key, leaves))
+        key = (func, _key(args), _key(kwargs))
         if key not in self._on_meta:
             self._on_meta[key] = _run_on_meta(func, args, kwargs, tensors)
         return _allocate_results(tensors, self._on_meta[key])
@@ -113,22 +115,15 @@ class _OnMeta(NamedTuple):
     results: Any
 
 
-def _leaves(nested: Any) -> list:
-    """The leaves of an operation's arguments, each list after its length, so that f([1], 2) and f(1, [2]) differ."""
-    if isinstance(nested, dict):
-        nested = [*nested, *nested.values()]
-    if not isinstance(nested, list | tuple):
-        return [nested]
-    leaves = [len(nested)]
-    for value in nested:
-        leaves += _leaves(value)
-    return leaves
-
-
-def _key(leaf: Any) -> tuple:
-    if isinstance(leaf, Tensor):
-        return leaf.shape, leaf.stride(), leaf.dtype
-    return type(leaf), leaf  # 1, 1.0 and True are equal, but give results of different dtypes
+def _key(argument: Any) -> tuple:
+    """Equal for arguments that give results of the same shapes, strides and dtypes."""
+    if isinstance(argument, Tensor):
+        return argument.shape, argument.stride(), argument.dtype
+    if isinstance(argument, dict):
+        return _key([*argument.items()])
+    if isinstance(argument, list | tuple):
+        return tuple(map(_key, argument))
+    return type(argument), argument  # 1, 1.0 and True are equal, but give results of different dtypes
 
 
 def _is_small(tensor: Tensor) -> bool:
