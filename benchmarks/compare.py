@@ -159,7 +159,7 @@ def train(level: str, settings: Settings) -> dict:
 
 def time_in_turns(size: int, settings: Settings) -> dict:
     """The group of all levels' images per second at a global batch, each worker on a device of its own."""
-    rows = throughput.configurations({1: size, settings.world_size: size})
+    rows = throughput.configurations([settings.world_size], size)
     options = MeasureOptions(settings.rounds, settings.data_flags, quick=False)
     return throughput.measure_in_turns(f"global batch {size}", rows, options)
 

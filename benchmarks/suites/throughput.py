@@ -10,7 +10,7 @@ this choice.
 """
 
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -106,12 +106,13 @@ def measure(options: MeasureOptions) -> dict:
 
 def strong_scaling(batch_size: int) -> list[Configuration]:
     """All levels at one global batch, whatever the number of workers."""
-    return configurations({workers: batch_size for workers in world_sizes() if batch_size % workers == 0})
+    return configurations([workers for workers in world_sizes() if batch_size % workers == 0], batch_size)
 
 
 def weak_scaling(batch_per_worker: int) -> list[Configuration]:
     """All levels, each worker with a batch of its own: the global batch grows with their number."""
-    return configurations({workers: workers * batch_per_worker for workers in world_sizes()})
+    rows = configurations(world_sizes(), batch_per_worker)
+    return [replace(row, global_batch_size=row.workers * batch_per_worker) for row in rows]
 
 
 def world_sizes() -> list[int]:
@@ -119,19 +120,16 @@ def world_sizes() -> list[int]:
     return [*range(1, torch.cuda.device_count() + 1)] or [1, 2]
 
 
-def configurations(batch_size_of_workers: dict[int, int]) -> list[Configuration]:
-    """Level 00 on one device, the others on several; where devices are made of cores, level 00 with all cores too.
-
-    `batch_size_of_workers` has the global batch for each number of workers, also for one.
-    """
-    cores = cores_of_a_device(max(batch_size_of_workers))
-    several = [workers for workers in batch_size_of_workers if workers > 1] or [1]
-    rows = [Configuration(BASELINE, 1, batch_size_of_workers[1], cores)]
+def configurations(worker_counts: list[int], global_batch_size: int) -> list[Configuration]:
+    """Level 00 on one device, the others on several; where devices are made of cores, level 00 with all cores too."""
+    cores = cores_of_a_device(max(worker_counts))
+    several = [workers for workers in worker_counts if workers > 1] or [1]
+    rows = [Configuration(BASELINE, 1, global_batch_size, cores)]
     for level in ladder.LEVELS[1:]:
         for workers in several:
-            rows.append(Configuration(level, workers, batch_size_of_workers[workers], cores))
+            rows.append(Configuration(level, workers, global_batch_size, cores))
     if cores is not None:
-        rows.append(Configuration(BASELINE, 1, batch_size_of_workers[1], available_cores(), all_cores=True))
+        rows.append(Configuration(BASELINE, 1, global_batch_size, available_cores(), all_cores=True))
     return rows
 
 
