@@ -43,12 +43,12 @@ def count(network: UserNetwork, batch: int) -> NetworkCosts:
         multiply_adds, gradients = count_products(network, model, max(batch, SMALLEST_BATCH))
         optimizer.step()  # the first one also makes its state
         optimizer.zero_grad()
+        # Two batches are counted, so that the bytes which do not depend on the batch, such as the optimizer's, cancel.
         few = count_step(network, model, optimizer, SMALLEST_BATCH)
         more_samples = max(batch, 2 * SMALLEST_BATCH)
         more = count_step(network, model, optimizer, more_samples)
     if not multiply_adds:
         raise StepFailed(f"{network.title} multiplies nothing that is counted, so no time can be predicted")
-    # Bytes that do not depend on the batch, such as the optimizer's, cancel.
     bytes_of_a_sample = (more.bytes - few.bytes) // (more_samples - SMALLEST_BATCH)
     return NetworkCosts(network.title, gradients, multiply_adds, few.operators, bytes_of_a_sample)
 

@@ -36,8 +36,7 @@ MiB at the peak of a step, with DataParallel on the device that needs most, else
 on rank 0. acts.: activations, which forward keeps for backward. comm.: DDP's
 buckets, DataParallel's copies, messages. temp.: what an operation needs for a
 moment. least: the peak of the device that needs least; –: only rank 0 is known.
-fits: the largest global batch for these devices, known to an eighth; –: none,
-?: a larger batch failed.
+fits: the largest global batch for these devices, known to an eighth; –: none.
 
 Not counted: the CUDA context (some 0.5 GiB), workspaces of cuBLAS and cuDNN,
 NCCL's buffers, fragmentation. torch's DataParallel may need more than is shown:

@@ -167,7 +167,13 @@ def transfers(setup: Setup, backward: float, gpus: int) -> list[Transfer]:
 
 
 def step(setup: Setup, batch: float, gpus: int) -> float:
-    """Seconds of a step on `gpus` GPUs with a `batch` on each."""
+    """Seconds of a step on `gpus` GPUs with a `batch` on each.
+
+    For example, (1) compute takes 30 ms, of which backward is 20 ms. Two buckets are ready at its middle and its end,
+    and take 10 ms each. (2) They are sent from 10 to 20 ms and from 20 to 30 ms after backward began: 10 ms lie within
+    backward. (3) With a contention of 20 %, backward takes 2 ms more: 22 ms. (4) Now the buckets are sent from 11 to
+    21 ms and from 22 to 32 ms, so the step takes 10 + 32 = 42 ms.
+    """
     # 1. Compute: all wait for the slowest GPU, and no step is shorter than its launches.
     slowest = 1 + setup.speed_spread * expected_maximum(gpus)
     kernels = slowest * batch * setup.sample_seconds

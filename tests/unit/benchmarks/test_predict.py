@@ -112,6 +112,15 @@ def test_a_bucket_is_sent_when_it_is_full():
     assert fill_buckets((Gradient(10, 0),)) == (Bucket(40, 1.0),)  # only the last bias is trained
 
 
+def test_the_example_of_a_step_takes_as_long_as_its_docstring_says():
+    buckets = (Bucket(10_000_000, 0.5), Bucket(10_000_000, 1.0))
+    wire = Link(latency=0, bandwidth=1e9)
+    setup = Setup(buckets, 1e-3, 0, 8, inner=wire, between=wire, speed_spread=0, contention=0.2)
+    assert transfers(setup, 22e-3, 2)[-1].end == pytest.approx(32e-3, rel=1e-3)
+    assert step(setup, 30, 1) == pytest.approx(30e-3)
+    assert step(setup, 30, 2) == pytest.approx(42e-3, rel=1e-3)
+
+
 def test_a_small_step_is_bound_by_launches_which_hide_what_makes_kernels_slower():
     setup = on_a100("BasicNet")
     even = without_effects(setup)
