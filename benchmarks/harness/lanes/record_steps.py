@@ -67,7 +67,7 @@ def steps_of_devices(events: list[Event], profiler_started: float, sending: str)
 
 
 def _threads_of_devices(events: list[Event], main: int) -> list[set[int]]:
-    """The threads of each device: a replica's forward has one of its own; all else is on the main one, device 0's."""
+    """The threads of each device: a thread besides `main` that runs a forward is a replica's; `main` is device 0's."""
     replicas = sorted({event.thread for event in events if event.name == FORWARD} - {main})
     devices = [{thread} for thread in replicas] or [set()]
     devices[0].add(main)
@@ -101,11 +101,12 @@ def _phases_and_waiting(events: list[Event], seconds: float) -> list[Span]:
         if phase.name in PHASES:
             for start, end in join(_operators_within(phase, events), gap=SHORTEST_WAIT):
                 spans.append(Span(phase.name, COMPUTING_LANE, start, end))
-    computing = [(span.start, span.end) for span in spans]
-    # The empty pieces let a wait at the step's begin or end be found too.
-    busy = join([(0.0, 0.0), *computing, (seconds, seconds)], gap=SHORTEST_WAIT)
-    for (_, busy_until), (busy_again, _) in pairwise(busy):
-        spans.append(Span(WAITING, COMPUTING_LANE, busy_until, busy_again))
+    busy = sorted((span.start, span.end) for span in spans)
+    busy_until = 0.0
+    for start, end in [*busy, (seconds, seconds)]:
+        if start > busy_until + SHORTEST_WAIT:
+            spans.append(Span(WAITING, COMPUTING_LANE, busy_until, start))
+        busy_until = max(busy_until, end)
     return sorted(spans, key=lambda span: span.start)
 
 
