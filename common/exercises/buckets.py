@@ -69,10 +69,8 @@ def check(actual: list[Result], expected: list[Gradients]) -> None:
     for capacity, buckets in zip(CAPACITIES, actual[0].buckets, strict=True):
         check_buckets(capacity, buckets)
     if actual[0].messages != 1:
-        raise Mistake(
-            f"average_bucket sent {actual[0].messages} messages: a bucket of five gradients is one, so that its "
-            "latency is paid once"
-        )
+        sentence = "average_bucket has to send five gradients in one message, so that its latency is paid once"
+        raise Mistake(f"{sentence}. It sent {actual[0].messages} messages")
     after = [of_rank.gradients for of_rank in actual]
     check_means("the gradients of a, b, c, d and e, from one message,", after, expected)
 
@@ -88,10 +86,7 @@ def check_buckets(capacity: int, buckets: list[list[str]]) -> None:
             "that fills it and not before, and count the next one from 0"
         )
     else:
-        sentence = (
-            "go from the last parameter, whose gradient backward computes first, to the first, and leave none out "
-            "(the last bucket may be short)"
-        )
+        sentence = "go from the last parameter to the first, and leave none out (the last bucket may be short)"
     sizes = {name: parameter.nbytes for name, parameter in module.named_parameters()}
     raise Mistake(
         f"a capacity of {capacity} bytes: {sentence}",

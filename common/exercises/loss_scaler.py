@@ -85,30 +85,34 @@ def attempt(solution: ModuleType, _: Traffic) -> list[Step]:
 def check(actual: list[list[Step]], expected: list[list[Step]]) -> None:
     """Raise the first mistake of the first step that has one."""
     for number in range(1, STEPS + 1):
-        for field in Step._fields:
-            of_ranks = [getattr(steps[number - 1], field) for steps in actual]
-            right = [getattr(steps[number - 1], field) for steps in expected]
-            if not near(of_ranks, right):
-                sentence = mistake_in(field, number, of_ranks, right)
-                raise Mistake(f"step {number}: {sentence}", by_rank(of_ranks) | {"they should be": right})
+        losses = [steps[number - 1].scaled_loss for steps in actual]
+        right_losses = [steps[number - 1].scaled_loss for steps in expected]
+        if not near(losses, right_losses):
+            sentence = "scale(loss) has to return the loss times the scale"
+            raise Mistake(f"step {number}: {sentence}", by_rank(losses) | {"they should be": right_losses})
+        calls = [steps[number - 1].gradients for steps in actual]
+        right_calls = [steps[number - 1].gradients for steps in expected]
+        if not near(calls, right_calls):
+            sentence = about_gradients(number, calls, right_calls)
+            raise Mistake(f"step {number}: {sentence}", by_rank(calls) | {"they should be": right_calls})
+        scales = [steps[number - 1].scale for steps in actual]
+        right_scales = [steps[number - 1].scale for steps in expected]
+        if not near(scales, right_scales):
+            sentence = "growth_interval steps in a row without an overflow double the scale. Then count anew"
+            if number in OVERFLOWS_BY_STEP:
+                sentence = "an overflow on any rank halves the scale of all ranks"
+            raise Mistake(f"step {number}: {sentence}", by_rank(scales) | {"they should be": right_scales})
 
 
-def mistake_in(field: str, number: int, of_ranks: list, right: list) -> str:
-    """The sentence about a field of a step that is wrong on some rank."""
+def about_gradients(number: int, calls: list, right_calls: list) -> str:
     overflow = OVERFLOWS_BY_STEP.get(number)
-    if field == "scaled_loss":
-        return "scale(loss) has to return the loss times the scale"
-    if field == "scale":
-        if overflow is not None:
-            return "an overflow on any rank halves the scale of all ranks"
-        return "growth_interval steps in a row without an overflow double the scale. Then count anew"
     if overflow is not None:
         return (
             f"a gradient had overflowed on rank {overflow.rank}, so all ranks have to skip the step. Look for "
             "inf and nan in all gradients, and call one all-reduce in each step, after the loop over the parameters"
         )
-    if near(of_ranks, right, times=SCALE):  # before the first overflow the scale is still SCALE
+    if near(calls, right_calls, times=SCALE):  # before the first overflow the scale is still SCALE
         return "the gradients are still multiplied by the scale. Divide those of all param_groups before the step"
-    if [len(calls) for calls in of_ranks] != [len(calls) for calls in right]:
+    if list(map(len, calls)) != list(map(len, right_calls)):
         return "call optimizer.step() once on each rank"
     return "these are not the gradients of the loss. Divide those of all param_groups by the scale, once"

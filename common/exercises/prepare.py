@@ -17,6 +17,7 @@ from common.exercises.traffic import Traffic
 
 SAMPLES = 24  # so many that a rank does not by chance have the same ones with and without shuffling
 GLOBAL_BATCH_SIZE = 6
+Steps = list[list[int]]  # the samples of each step
 
 
 class Numbers(Dataset):
@@ -50,7 +51,7 @@ def model_and_optimizer(weight: float) -> tuple[nn.Linear, SGD]:
     return model, SGD(model.parameters(), lr=0.1, momentum=0.5)
 
 
-def train(batches: Iterable[Any], model: nn.Module, optimizer: SGD) -> list[list[int]]:
+def train(batches: Iterable[Any], model: nn.Module, optimizer: SGD) -> Steps:
     """A script's training loop, and the samples of each step."""
     samples = []
     for batch in batches:
@@ -64,10 +65,10 @@ def train(batches: Iterable[Any], model: nn.Module, optimizer: SGD) -> list[list
 class Result(NamedTuple):
     """The samples and the weight that a rank's prepared objects have read and trained."""
 
-    samples: list  # the samples of each step
-    read: list  # the samples that were read from the dataset
+    samples: Steps
+    read: list[int]  # the samples that were read from the dataset
     weight: float  # the weight after the last step
-    shuffled: list  # the samples of each step with a loader that shuffles
+    shuffled: Steps  # the samples where the loader shuffles
 
 
 def reference() -> float:
@@ -94,50 +95,49 @@ def attempt(solution: ModuleType, _: Traffic) -> Result:
 
 
 def check(actual: list[Result], expected: list[float]) -> None:
-    samples = [of_rank.samples for of_rank in actual]
-    check_samples(samples)
-    read = [of_rank.read for of_rank in actual]
-    if read != [sorted(flat(of_rank)) for of_rank in samples]:
-        raise Mistake("choose a rank's samples before they are read: these were read, and not all used", by_rank(read))
-    weights = [of_rank.weight for of_rank in actual]
+    check_samples([result.samples for result in actual])
+    for rank, result in enumerate(actual):
+        if result.read != sorted(flat(result.samples)):
+            sentence = f"choose a rank's samples before they are read: these were read, and not all used on rank {rank}"
+            raise Mistake(sentence, by_rank([result.read for result in actual]))
+    weights = [result.weight for result in actual]
     if not near(weights, expected):
         if near(weights, weights[:1] * len(weights)):
             sentence = "the ranks end with one weight, but not with that of one device: return the optimizer as it is"
         else:
             sentence = "the ranks end with different weights: wrap the given network in DistributedDataParallel"
         raise Mistake(sentence, by_rank(weights) | {"one device": expected[0]})
-    check_shuffled([of_rank.shuffled for of_rank in actual])
+    check_shuffled([result.shuffled for result in actual])
 
 
-def joined(of_ranks: list[list[list[int]]]) -> list[list[int]]:
-    """The samples of each step on all ranks, in the order of the dataset."""
-    steps = zip_longest(*of_ranks, fillvalue=[])
-    return [sorted(flat(shares)) for shares in steps]
+def joined(ranks: list[Steps]) -> Steps:
+    """The samples of each step on all ranks, sorted. Of [[0, 2]] and [[1, 3]] the only step has [0, 1, 2, 3]."""
+    return [sorted(flat(step)) for step in zip_longest(*ranks, fillvalue=[])]
 
 
-def check_samples(of_ranks: list[list[list[int]]]) -> None:
+def check_samples(ranks: list[Steps]) -> None:
     """Raise a Mistake if the ranks together do not have the batches of the loader that does not shuffle."""
     batches = torch.arange(SAMPLES).view(-1, GLOBAL_BATCH_SIZE).tolist()
-    if joined(of_ranks) == batches:
+    if joined(ranks) == batches:
         return
     sentence = (
         "in each step the ranks together do not have the samples of one batch, in the loader's order: its batch_size "
         "is that of all ranks, and a rank's is batch_size // world size"
     )
-    if of_ranks == of_ranks[:1] * len(of_ranks):
+    if ranks == ranks[:1] * len(ranks):
         sentence = "every rank has the same samples: a sampler has to deal them out (DistributedSampler does)"
-    raise Mistake(sentence, by_rank(of_ranks) | {"the loader's batches": batches})
+    raise Mistake(sentence, by_rank(ranks) | {"the loader's batches": batches})
 
 
-def check_shuffled(of_ranks: list[list[list[int]]]) -> None:
+def check_shuffled(ranks: list[Steps]) -> None:
     """Raise a Mistake if the ranks do not share out one order of all samples, or if it is the dataset's."""
-    order = flat(joined(of_ranks))
+    order = flat(joined(ranks))
     if sorted(order) != list(range(SAMPLES)):
         raise Mistake(
             "with a loader that shuffles some samples are on two ranks and others on none, because each rank has drawn "
             "an order of its own: draw it from a generator that is seeded alike on all ranks (DistributedSampler does)",
-            by_rank(of_ranks),
+            by_rank(ranks),
         )
     if order == sorted(order):
         sentence = "the loader shuffles, and the prepared one does not: look at whether its sampler is a RandomSampler"
-        raise Mistake(sentence, by_rank(of_ranks))
+        raise Mistake(sentence, by_rank(ranks))

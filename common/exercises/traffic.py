@@ -30,18 +30,19 @@ class Message:
     function: Callable[..., Any]
     arguments: dict[str, Any]
     sent: Tensor | None  # the tensor as it was at the call
-    was_changed: bool = False  # True if the tensor was another one when the message began
+    was_changed: bool = False  # True if a delayed collective began with other numbers than those of the call
     was_waited_for: bool = False
 
     @property
     def name(self) -> str:
         return self.function.__name__
 
-    def begin(self) -> dist.Work | None:
-        if self.sent is not None:
-            now = self.arguments["tensor"].detach()
-            self.was_changed = not torch.allclose(now, self.sent, rtol=0, atol=0, equal_nan=True)
-        return self.function(**self.arguments)
+    def has_new_numbers(self) -> bool:
+        """True if the tensor no longer is as it was at the call."""
+        if self.sent is None:
+            return False
+        now = self.arguments["tensor"].detach()
+        return not torch.allclose(now, self.sent, rtol=0, atol=0, equal_nan=True)
 
 
 @dataclass(eq=False)  # as torch's handle, it can be in a set
@@ -92,7 +93,7 @@ class Traffic:
     def send_or_receive(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Handle | None:
         """The handle of a message that begins at once; None, as torch's, where this rank is not in the group."""
         message = self._new_message(function, inspect.signature(function).bind(*args, **kwargs).arguments)
-        work = message.begin()
+        work = function(**message.arguments)
         if work is None:
             message.was_waited_for = True  # nothing was sent
             return None
@@ -101,22 +102,20 @@ class Traffic:
     def begin_up_to(self, message: Message) -> None:
         """Begin the delayed collectives up to this one; a message that is not delayed has begun already."""
         while message in self.delayed:
-            self.delayed.pop(0).begin()
+            collective = self.delayed.pop(0)
+            collective.was_changed = collective.has_new_numbers()
+            collective.function(**collective.arguments)
 
     def check_all_waited(self) -> None:
         """Raise a Mistake if a message was not waited for, or was changed on its way."""
         for message in self.messages:
             which = f"{message.name} of rank {dist.get_rank()}"
             if not message.was_waited_for:
-                raise Mistake(
-                    f"{which}: wait() was not called on its handle. Before wait() returns, the numbers may not have "
-                    "arrived"
-                )
+                sentence = "wait() was not called on its handle. Before it returns, the numbers may not be there"
+                raise Mistake(f"{which}: {sentence}")
             if message.was_changed:
-                raise Mistake(
-                    f"{which}: the tensor was changed while it was under way. The sum is there when the handle's "
-                    "wait() has returned: divide after it"
-                )
+                sentence = "the tensor was changed while it was under way. wait() returns with the sum: divide after it"
+                raise Mistake(f"{which}: {sentence}")
 
     def _new_message(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Message:
         tensor = arguments.get("tensor")

@@ -88,21 +88,21 @@ def _where(record: Record) -> str:
 def own_calls(records: list[Record]) -> dict[int, Call]:
     """For each rank that has called a collective in a line where no other rank has called it: the first such call.
 
-        rank 0                    rank 1
-        broadcast in t.py:1       broadcast in t.py:2      the branches of an `if`: they have answered each other
-        all_reduce in t.py:3      barrier in t.py:4        rank 0's own
-        barrier in t.py:4
+    Call n of all ranks has been answered if every rank has made call n + 1:
 
-    Calls are answered by their order, so `barrier` has answered the `all_reduce` here.
+        call   rank 0                  rank 1
+        1      broadcast in t.py:1     broadcast in t.py:2    answered: these are the branches of an `if`
+        2      all_reduce in t.py:3    barrier in t.py:4      not answered: the all_reduce is rank 0's own call
+        3      barrier in t.py:4
     """
-    by_rank = [record.collectives for record in records]
-    callers = Counter(call for calls in by_rank for call in set(calls))  # the number of ranks with each call
-    answered = across_ranks(by_rank)[:-1]  # without the second line of the example: rank 1's last call may still wait
+    answered = across_ranks(record.collectives for record in records)[:-1]
+    callers: Counter[Call] = Counter()  # the number of ranks with each call
+    for record in records:
+        callers.update(set(record.collectives))
     branches: set[Call] = set()
     for calls in answered:
-        names = {call.name for call in calls}
-        no_line_is_common = not any(callers[call] == len(records) for call in calls)
-        if len(names) == 1 and no_line_is_common:
+        has_one_name = len({call.name for call in calls}) == 1
+        if has_one_name and all(callers[call] < len(records) for call in calls):
             branches.update(calls)
     own: dict[int, Call] = {}
     for record in records:

@@ -22,17 +22,18 @@ def _weights(networks: tuple[Network, ...], steps: list[tuple[Step, ...]]) -> An
     by_step = {step: differences for step, differences in by_step.items() if step <= len(steps)}
     if not by_step:
         return NotExamined("no optimizer step was seen on all ranks, or no rank has whole parameters")
-    different = [step for step, differences in by_step.items() if differences]
-    if not different:
+    first = next((step for step, differences in by_step.items() if differences), None)
+    if first is None:
         return Right()
-    first = different[0]
-    for step in by_step:
-        if step <= first or step in different:
-            continue
-        # Ranks that differed may all end in nans, which are equal and wrong.
-        if all(tensor.isfinite().all() for tensor in networks[0].weights[step].values()):
-            return Right()  # as where only every n-th step averages the weights
+    later = [networks[0].weights[step] for step in by_step if step > first and not by_step[step]]
+    if any(map(_are_finite, later)):
+        return Right()  # they are equal again, as where only every n-th step averages the weights
     return _with_cause(f"{_in_words(by_step[first])} after step {first}", networks, steps)
+
+
+def _are_finite(weights: Tensors) -> bool:
+    """False if a number is a nan or infinite: ranks that differed may all end in nans, which are equal and wrong."""
+    return all(tensor.isfinite().all() for tensor in weights.values())
 
 
 def _with_cause(text: str, networks: tuple[Network, ...], steps: list[tuple[Step, ...]]) -> Answer:

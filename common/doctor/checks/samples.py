@@ -47,16 +47,16 @@ def _by_numbers(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
     shared = sum(ranks > 1 for ranks in readers.values())
     if not shared:
-        return Right()
+        return Right()  # a part of one order
     first, *others = epochs
     pairs = [pair for other in others for pair in read_twice([first], [other])]
-    if pairs and not are_same_samples(pairs):
+    if pairs and not are_same_samples(pairs):  # an order of its own, of data of its own
         return NotExamined("a number has other contents on another rank: its own data set, or new with each read")
     if all(other.samples == first.samples for other in others):
-        return _one_order(number, epochs)
+        return _one_order(number, epochs)  # all samples in one order
     if shared < MIN_SAMPLES:  # as with a sampler that starts anew before its end
         return NotExamined(f"{shared} samples were read by several ranks, which may be the sampler's chance")
-    return Finding(
+    return Finding(  # an order of its own
         f"without the last batch, {shared} of {len(readers)} samples were read by several ranks in epoch {number}",
         "deal one order out among the ranks, with one seed on all of them, as DistributedSampler does",
         pitfall="different_orders",
@@ -128,11 +128,12 @@ def _contents_by_number(epochs: list[Epoch]) -> dict[int, Content]:
 def are_same_samples(pairs: Pairs) -> bool:
     """True if a tensor is equal in nearly all pairs, such as the label of an image that is augmented at each read.
 
-    Pairs that begin with the tensor's most common value do not count. It may be the label of 95 % of the samples, or
-    the mask of all, and would agree by chance.
+    In these three pairs of an image and a label, ((1, 0), (2, 0)), ((3, 0), (4, 0)) and ((5, 7), (6, 7)), the label 7
+    agrees. Pairs that begin with the most common one, 0, do not count: if 95 % have it, it agrees by chance.
     """
-    for tensor in range(min(map(len, chain.from_iterable(pairs)))):
-        values = [(first[tensor], second[tensor]) for first, second in pairs]
+    columns = min(map(len, chain.from_iterable(pairs)))  # one for each tensor of a sample
+    for column in range(columns):
+        values = [(first[column], second[column]) for first, second in pairs]
         most_common, _ = Counter(first for first, _ in values).most_common(1)[0]
         agree = [first == second for first, second in values if first != most_common]
         if agree and sum(agree) >= SAME * len(agree):

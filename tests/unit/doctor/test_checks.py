@@ -19,23 +19,30 @@ def trained() -> list[Record]:
     return [Record(rank, steps=[Step([0.1], 1)] * 4, networks=[Network("Net", forwards=1)]) for rank in range(2)]
 
 
-def test_weights_that_are_averaged_now_and_then_are_no_finding():
-    apart, equal = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 3.0])
+APART = [torch.tensor([1.0, 2.0]), torch.tensor([2.0, 3.0])]  # the weights of rank 0 and of rank 1
+EQUAL = [torch.tensor([3.0, 3.0])] * 2
+NANS = [torch.tensor([NAN, NAN])] * 2
+
+
+@pytest.mark.parametrize(
+    "by_step, rates_of_rank_1, wrapped, kind",
+    [
+        pytest.param([APART, EQUAL, APART, EQUAL], [0.1] * 4, False, Right, id="averaged now and then"),
+        pytest.param([EQUAL, APART, APART], [0.1] * 4, False, Finding, id="not averaged again"),
+        pytest.param([APART, APART, NANS], [0.1] * 4, False, Finding, id="equal again as nans"),
+        pytest.param([APART], [0.1] * 8, True, Finding, id="rank 1 makes steps alone"),
+        pytest.param([APART], [0.2] * 4, True, NotExamined, id="explained by another learning rate"),
+        pytest.param([APART], [0.2] * 4, False, Finding, id="not wrapped, whatever the learning rate"),
+    ],
+)
+def test_weights_may_be_averaged_later_or_differ_by_the_learning_rate(by_step, rates_of_rank_1, wrapped, kind):
     records = trained()
-    for rank, one in enumerate(records):
-        one.networks[0].weights = {step: {"w": apart + rank if step % 2 else equal} for step in range(1, 5)}
-    assert replicas.check_same_weights(records) == Right()
-    for one in records:
-        del one.networks[0].weights[2], one.networks[0].weights[4]
-    assert isinstance(replicas.check_same_weights(records), Finding)
-    for one in records:
-        one.networks[0].weights[4] = {"w": torch.tensor([NAN, NAN])}
-    records[1].steps *= 2  # a rank has made a step alone
-    assert isinstance(replicas.check_same_weights(records), Finding)
-    records[1].steps = [Step([0.2], 1)] * 4
-    assert isinstance(replicas.check_same_weights(records), Finding)
-    records[0].networks[0].wrapped = True  # so that only the other learning rate explains it
-    assert isinstance(replicas.check_same_weights(records), NotExamined)
+    records[0].networks[0].wrapped = wrapped
+    records[1].steps = [Step([rate], 1) for rate in rates_of_rank_1]
+    for step, of_ranks in enumerate(by_step, start=1):
+        for one, weights in zip(records, of_ranks, strict=True):
+            one.networks[0].weights[step] = {"w": weights}
+    assert isinstance(replicas.check_same_weights(records), kind)
 
 
 @pytest.mark.parametrize(
@@ -77,14 +84,17 @@ def epoch_of(orders, content=lambda sample: (sample,), batch_size=4, size=1000, 
     return Epoch(0, size, complete=True, batches=batches)
 
 
-def test_a_batch_that_one_rank_reads_in_vain_does_not_end_the_comparison():
+@pytest.mark.parametrize(
+    "forwards, kind",
+    [pytest.param([4], NotExamined, id="trained, under Join"), pytest.param([], Right, id="read in vain")],
+)
+def test_a_further_batch_of_one_rank_ends_the_comparison_if_it_is_trained(forwards, kind):
     records = trained()
-    for one, batches in zip(records, (6, 5), strict=True):
-        one.epochs = [epoch_of(range(4 * batches))]
-    assert isinstance(optimizers.check_learning_rates(records), NotExamined)  # under Join, after no step
-    records[0].epochs[0].batches[-1].forwards = []
-    assert optimizers.check_learning_rates(records) == Right()
-    records[0].end = STOPPED  # in front of its forward
+    records[0].epochs = [epoch_of(range(24))]
+    records[1].epochs = [epoch_of(range(20))]
+    records[0].epochs[0].batches[-1].forwards = forwards
+    assert isinstance(optimizers.check_learning_rates(records), kind)
+    records[0].end = STOPPED
     assert end.check_end(records, patience=60).pitfall == "uneven_inputs"
 
 
@@ -155,6 +165,7 @@ def test_evaluations_are_compared_as_the_table_of_the_check_says(of_rank_0, of_r
     assert isinstance(epochs.check_evaluation_samples(records), NotExamined)
 
 
+# The collectives of each rank, in their order. The evaluation begins after the first one, and makes the second.
 @pytest.mark.parametrize(
     "calls, kind",
     [("gather sum sum gather", Finding), ("sum gather sum", NotExamined), ("sum sum gather", NotExamined)],
@@ -164,7 +175,7 @@ def test_who_gathers_from_an_evaluation_may_drop_what_is_repeated(calls, kind):
     for one in records:
         one.epochs = [epoch_of([one.rank, 2], batch_size=1, size=3, trained=False)]
         for number, batch in enumerate(one.epochs[0].batches, start=1):
-            batch.collectives = number  # one call before the evaluation, one during it
+            batch.collectives = number
     assert isinstance(epochs.check_evaluation_samples(records), kind)
 
 
@@ -231,6 +242,7 @@ def test_an_end_is_explained_by_the_rank_that_did_not_lose_another_one(of_rank_0
     assert end.check_end(records, patience=60).text.startswith(found)
 
 
+# "R1 R3" is a rank that calls the collective R in line 1 of t.py, then R in line 3.
 @pytest.mark.parametrize(
     "of_ranks, pitfall, found",
     [
@@ -251,15 +263,17 @@ def test_a_rank_with_a_collective_of_its_own_is_named(of_ranks, pitfall, found):
     assert answer.text.endswith(found) or f"{found} " in answer.text
 
 
+def reason(**observations) -> str | None:
+    """The reason where two ranks have these observations."""
+    return checks.why_nothing_was_examined([Record(rank, **observations) for rank in range(2)])
+
+
 def test_without_a_process_group_only_a_bad_end_is_examined():
-    step = Step([0.1], 1)
-    for expected, state in (
-        ("the script printed last: no training", {"end": End("finished"), "last_printed": "no training"}),
-        ("the script made no process group", {"end": End("finished"), "steps": [step]}),
-        ("None", {"end": STOPPED}),
-        ("None", {"end": End("crash", "ValueError"), "steps": [step]}),
-    ):
-        assert expected in str(checks.why_nothing_was_examined([Record(rank, **state) for rank in range(2)]))
+    trained_steps = [Step([0.1], 1)]
+    assert "the script printed last: no training" in reason(end=End("finished"), last_printed="no training")
+    assert "the script made no process group" in reason(end=End("finished"), steps=trained_steps)
+    assert reason(end=STOPPED) is None
+    assert reason(end=End("crash", "ValueError"), steps=trained_steps) is None
     assert "no training" in checks.why_nothing_was_examined([Record(0), Record(1, last_printed="no training")])
 
 
