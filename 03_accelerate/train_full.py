@@ -31,16 +31,12 @@ class Progress:
 
     Attributes:
         step: the number of optimizer steps so far.
-        loss_sum: the losses of the steps of this epoch, added up on the device.
+        loss_sum: this rank's losses of the steps of this epoch, added up on the device.
     """
 
     def __init__(self, device):
         self.step = 0
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-
-    def average_loss(self, accelerator):
-        """Replace each rank's sum by the mean of all ranks' sums. Each rank then adds its further losses to it."""
-        self.loss_sum = accelerator.reduce(self.loss_sum, reduction="mean")
 
     def state_dict(self):
         return {"step": self.step, "loss_sum": self.loss_sum.item()}
@@ -52,22 +48,15 @@ class Progress:
 
 def save(accelerator, model, progress):
     refuse_not_finite(model, progress.step)
-    progress.average_loss(accelerator)  # a checkpoint holds one sum for all ranks
+    # A checkpoint holds one sum for all ranks. Each goes on from the mean of their sums, which keeps that mean right.
+    progress.loss_sum = accelerator.reduce(progress.loss_sum, reduction="mean")
     # The number in the checkpoint's name. `save_state` has no argument for it: Accelerate's scripts set it like this.
     accelerator.project_configuration.iteration = progress.step
-    # By default `save_state` of common.accelerator waits for nobody: rank 0 alone may call it. With `all_ranks`, rank 0
-    # writes last, and a full disk raises an error on all ranks. Accelerate ignores the argument.
+    # Without `all_ranks`, `save_state` of common.accelerator waits for nobody, and rank 0 alone may call it. With it,
+    # rank 0 writes last, and a full disk raises an error on all ranks. Accelerate's `save_state` ignores the argument.
     accelerator.save_state(all_ranks=True)
     if accelerator.is_main_process:
         print(f"saved at step {progress.step}")
-
-
-def save_or_stop(accelerator, model, progress, schedule, signals):
-    decision = schedule.decide(progress.step)
-    if decision.save:
-        save(accelerator, model, progress)
-    if decision.stop:
-        stop_run(progress.step, signals)
 
 
 def remaining_micro_batches(accelerator, loader, steps_done, steps_per_epoch):
@@ -128,15 +117,15 @@ def train(args):
         refuse_longer_training(args.epochs, progress.step, steps_per_epoch)
         if accelerator.is_main_process:  # accelerator.print would print on each machine
             print(f"{args.level}: resumed at step {progress.step}")
-    # A checkpoint of an epoch's last step was made before the evaluation, so the run goes on with this epoch.
-    first_epoch = max(progress.step - 1, 0) // steps_per_epoch
+    # An epoch ends with its evaluation. A checkpoint of its last step was made before that, and still belongs to it.
+    unfinished_epoch = max(progress.step - 1, 0) // steps_per_epoch
 
     with caught_signals(enabled=saves) as signals, measured(args, model, train_set, test_set, resumes) as report:
         schedule = CheckpointSchedule(args.checkpoint_every, steps_per_epoch * args.epochs, signals, device)
-        for epoch in range(first_epoch, args.epochs):
+        for epoch in range(unfinished_epoch, args.epochs):
             train_loader.set_epoch(epoch)  # another order for each epoch
             model.train()
-            steps_done = progress.step - epoch * steps_per_epoch
+            steps_done = progress.step - epoch * steps_per_epoch  # may be all: then only the evaluation is left
             for images, targets in remaining_micro_batches(accelerator, train_loader, steps_done, steps_per_epoch):
                 with accelerator.accumulate(model):  # averages gradients at the last micro-batch of a step only
                     loss = F.nll_loss(model(images), targets)
@@ -147,10 +136,13 @@ def train(args):
                 if accelerator.sync_gradients:  # the step is complete
                     progress.step += 1
                     if saves:
-                        save_or_stop(accelerator, model, progress, schedule, signals)
+                        decision = schedule.decide(progress.step)
+                        if decision.save:
+                            save(accelerator, model, progress)
+                        if decision.stop:
+                            stop_run(progress.step, signals)  # ends the process
 
-            progress.average_loss(accelerator)
-            train_loss = progress.loss_sum.item() / steps_per_epoch
+            train_loss = accelerator.reduce(progress.loss_sum, reduction="mean").item() / steps_per_epoch
             progress.loss_sum.zero_()
             result = report(train_loss, *evaluate(accelerator, model, test_loader), steps=progress.step)
     accelerator.end_training()

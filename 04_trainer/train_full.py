@@ -16,7 +16,7 @@ from torch.utils.data import RandomSampler
 from common.accelerator import PartialState
 from common.args import parse_args
 from common.checkpoints.checks import SameTraining, has_checkpoint, refuse_longer_training, refuse_not_finite
-from common.checkpoints.schedule import CheckpointSchedule, caught_signals, stop_run
+from common.checkpoints.schedule import CheckpointSchedule, Decision, caught_signals, stop_run
 from common.data import collate, load_data
 from common.instruments import measured
 from common.model import build_model
@@ -25,10 +25,9 @@ from common.trainer import Trainer, TrainerCallback, TrainingArguments
 
 
 class DigitTrainer(Trainer):
-    # The hook of transformers for a sampler. The sampler gets no seed here: the Accelerator replaces it by a seedable
-    # one, which orders epoch e by data_seed + e.
-    def _get_train_sampler(self, train_dataset=None):
+    def _get_train_sampler(self, train_dataset=None):  # the hook of transformers for a sampler
         # An epoch is whole steps. dataloader_drop_last would keep micro-batches at its end that are too few for a step.
+        # No seed is given: the Accelerator replaces the sampler by one that orders epoch e by data_seed + e.
         args = self.args
         step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         return RandomSampler(self.train_dataset, num_samples=len(self.train_dataset) // step * step)
@@ -48,23 +47,22 @@ class ScheduledSaves(TrainerCallback):
 
     def __init__(self, schedule):
         self.schedule = schedule
-        self.stops = False  # True once a signal has come
+        self.decision = Decision(save=False, stop=False)  # after the newest step
 
     def on_train_begin(self, args, state, control, **kwargs):
         steps_per_epoch = state.max_steps // args.num_train_epochs
         refuse_longer_training(args.num_train_epochs, state.global_step, steps_per_epoch)
 
     def on_step_end(self, args, state, control, model, **kwargs):
-        decision = self.schedule.decide(state.global_step)
-        if decision.save:
+        self.decision = self.schedule.decide(state.global_step)
+        if self.decision.save:
             refuse_not_finite(model, state.global_step)
             control.should_save = True
-        if decision.stop:
+        if self.decision.stop:
             control.should_training_stop = True
-            self.stops = True
 
     def on_epoch_end(self, args, state, control, **kwargs):
-        if self.stops:  # the Trainer would log and evaluate a part of an epoch as if it were the whole
+        if self.decision.stop:  # the Trainer would log and evaluate a part of an epoch as if it were the whole
             control.should_log = False
             control.should_evaluate = False
 
@@ -127,8 +125,8 @@ def train(args):
             trainer.add_callback(scheduled_saves)
         trainer.train(resume_from_checkpoint=resumes)
         steps = trainer.state.global_step
-        if scheduled_saves.stops:
-            stop_run(steps, signals)
+        if scheduled_saves.decision.stop:
+            stop_run(steps, signals)  # ends the process
         last = {}  # the newest value of each name: the log has the loss and the evaluation in entries of their own
         for entry in trainer.state.log_history:
             last.update(entry)

@@ -40,7 +40,7 @@ def prepare_process(args: Namespace) -> Namespace:
         warn_of_slow_precision(settings)
     end_with_launcher()
     if settings.script in WITH_CHECKPOINTS and LAUNCHER_PRECISION in os.environ:
-        # TrainingArguments can ask for fp16 or bf16. Without either a Trainer obeys the variable, so "no" stands there.
+        # With neither fp16 nor bf16 set, the Trainer reads this variable, so it must say what the flag says.
         os.environ[LAUNCHER_PRECISION] = settings.mixed_precision
     if settings.device.type == "cpu":
         if settings.allocator == "keep":
@@ -156,20 +156,21 @@ def refuse_contradicting_launcher(settings: Namespace) -> None:
 
     A `train_full` overwrites the variable for the precision, see `prepare_process`, so its flag contradicts nothing.
     """
-    has_flags = settings.script in WITH_CHECKPOINTS
-    compared = []
-    if settings.level in WITH_ACCELERATOR and not has_flags:
-        compared.append(("--mixed-precision", settings.mixed_precision, LAUNCHER_PRECISION))
+    if settings.level in WITH_ACCELERATOR and settings.script not in WITH_CHECKPOINTS:
+        precision = os.environ.get(LAUNCHER_PRECISION, "no")
+        if precision != "no":
+            fail(f"the launcher's {LAUNCHER_PRECISION}={precision}: only train_full.py has --mixed-precision")
     if settings.level in WITH_ACCELERATOR:
-        compared.append(("--gradient-accumulation-steps", settings.gradient_accumulation_steps, LAUNCHER_ACCUMULATION))
+        steps = settings.gradient_accumulation_steps
+        launchers = os.environ.get(LAUNCHER_ACCUMULATION, str(steps))
+        if launchers != str(steps):
+            flag = f"--gradient-accumulation-steps {steps}"
+            fail(f"the launcher's {LAUNCHER_ACCUMULATION}={launchers} contradicts {flag}: give one, to train_full.py")
     if settings.cores_per_device:
-        compared.append(("--cores-per-device", settings.cores_per_device, LAUNCHER_THREADS))
-    for flag, value, variable in compared:
-        launchers = os.environ.get(variable, str(value))
-        if launchers != str(value):
-            is_flag_here = has_flags or flag == "--cores-per-device"
-            advice = "give one of them" if is_flag_here else "only train_full.py has the flag"
-            fail(f"{flag} {value} contradicts the launcher's {variable}={launchers}: {advice}")
+        threads = os.environ.get(LAUNCHER_THREADS, str(settings.cores_per_device))
+        if threads != str(settings.cores_per_device):
+            flag = f"--cores-per-device {settings.cores_per_device}"
+            fail(f"the launcher's {LAUNCHER_THREADS}={threads} contradicts {flag}: give one of them")
 
 
 def check_output_paths(settings: Namespace) -> None:

@@ -89,7 +89,7 @@ def test_killed_while_it_saves_it_goes_on_from_the_checkpoint_before(call, level
     _, expected = run(level, 1, training)
     with pytest.raises(RankFailed):
         ranks(1).run(train_until_killed_in, call, level, saving, tmp_path)
-    (unfinished,) = tmp_path.rglob(".checkpoint?3.part_0")
+    (unfinished,) = tmp_path.rglob(".checkpoint?3.draft_0")
     written = {path.name for path in unfinished.iterdir()}
     assert "model.safetensors" in written and ("manifest.json" in written) is (call == "os.rename")
     printed, weights = run(level, 1, saving)

@@ -238,7 +238,7 @@ def test_what_the_launcher_was_configured_with_is_the_default(monkeypatch):
 
 def test_a_number_of_micro_batches_that_contradicts_the_launchers_is_refused(monkeypatch):
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
-    contradiction = "2 contradicts the launcher's ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4: give one of them"
+    contradiction = "launcher's ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 contradicts --gradient-accumulation-steps 2"
     assert contradiction in refusal(launch, FULL, "--gradient-accumulation-steps", "2")
 
 
@@ -252,11 +252,24 @@ def test_what_the_launcher_cannot_mean_is_refused_where_there_is_the_flag(variab
     parse("03_accelerate")
 
 
+def test_a_number_of_threads_that_contradicts_the_launchers_is_refused(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_CPU_THREADS", "3")
+    contradiction = "launcher's ACCELERATE_CPU_THREADS=3 contradicts --cores-per-device 1: give one of them"
+    assert contradiction in refusal(launch, "00_single_gpu", "--cores-per-device", "1", "--device", "cpu")
+
+
 @pytest.mark.parametrize("level", ["03_accelerate", "04_trainer"])
-@pytest.mark.parametrize("variable, asked", [("MIXED_PRECISION", "bf16"), ("GRADIENT_ACCUMULATION_STEPS", "4")])
-def test_a_script_without_the_flag_refuses_what_the_launcher_asks_for(level, variable, asked, monkeypatch):
-    monkeypatch.setenv(f"ACCELERATE_{variable}", asked)
-    assert f"launcher's ACCELERATE_{variable}={asked}: only train_full.py has the flag" in refusal(launch, level)
+@pytest.mark.parametrize(
+    "asked, advice",
+    [
+        ("MIXED_PRECISION=bf16", "only train_full.py has --mixed-precision"),
+        ("GRADIENT_ACCUMULATION_STEPS=4", "give one, to train_full.py"),
+    ],
+)
+def test_a_script_without_the_flag_refuses_what_the_launcher_asks_for(level, asked, advice, monkeypatch):
+    monkeypatch.setenv(*f"ACCELERATE_{asked}".split("="))
+    message = refusal(launch, level)
+    assert f"launcher's ACCELERATE_{asked}" in message and advice in message
     launch("00_single_gpu")
 
 
