@@ -78,7 +78,7 @@ def mnist() -> str:
     return str(root)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def needs_two_nodes() -> None:
     """The test is skipped where no two nodes can be made of network namespaces."""
     try:

@@ -6,6 +6,7 @@ every bandwidth in turn, and on one of the nodes alone.
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 from benchmarks.harness import level_runs, records
 from benchmarks.harness.node_ranks import NodeRanks, node_ranks
@@ -47,7 +48,7 @@ class Row:
 def measure(options: MeasureOptions) -> dict:
     """One group, of all rows; with --quick of those of the first batch."""
     batches = BATCH_SIZES[:1] if options.quick else BATCH_SIZES
-    rows = [Row(batch, link) for batch in batches for link in (None, *BANDWIDTHS)]
+    rows = [Row(batch, link) for batch, link in product(batches, (None, *BANDWIDTHS))]
     with node_ranks() as two_ranks:
         contestants = {row.name: partial(images_per_second, two_ranks, row) for row in rows}
         samples = take_turns(contestants, range(options.rounds))

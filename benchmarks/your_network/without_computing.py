@@ -25,7 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map_only
+from torch.utils._pytree import tree_map_only
+
+from common.memory.operations import tensors_in
 
 SMALL_BYTES = 2**14
 OUT_OF_MEMORY = "can't allocate memory"  # The message of torch's RuntimeError has these words.
@@ -87,7 +89,7 @@ class _WithoutComputing(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = tensors_in((args, kwargs))
         are_small = all(map(_is_small, tensors))
         refuses = _shape_depends_on_numbers(func, tensors)
         if refuses:
@@ -109,9 +111,14 @@ class _WithoutComputing(TorchDispatchMode):
 
 
 class _OnMeta(NamedTuple):
-    """An operation on torch's device "meta", whose tensors have shapes and no numbers: its tensors, and its results."""
+    """The results of an operation on torch's device "meta", whose tensors have shapes and no numbers.
 
-    tensors: list[Tensor]
+    Attributes:
+        places: the address of an argument's storage on "meta" → the place of that argument among the tensors.
+        results: what the operation has returned.
+    """
+
+    places: dict[int, int]
     results: Any
 
 
@@ -151,7 +158,9 @@ def _run_on_meta(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any
     meta_args, meta_kwargs = tree_map_only(Tensor, lambda _: next(in_order), (args, kwargs))
     if not tensors or kwargs.get("device") is not None:  # Without tensors it is a factory, such as torch.randn.
         meta_kwargs["device"] = "meta"
-    return _OnMeta(metas, func(*meta_args, **meta_kwargs))
+    results = func(*meta_args, **meta_kwargs)
+    # The arguments are still there, so no other result has the address of one.
+    return _OnMeta({_address(meta): place for place, meta in enumerate(metas)}, results)
 
 
 def _allocate_results(tensors: list[Tensor], on_meta: _OnMeta) -> Any:
@@ -160,12 +169,12 @@ def _allocate_results(tensors: list[Tensor], on_meta: _OnMeta) -> Any:
     A result is in the memory of an argument if they share a storage on "meta". Storages are compared, because not every
     operation says in its schema that it returns an argument.
     """
-    arguments = dict(zip(map(_address, on_meta.tensors), tensors, strict=True))
 
     def allocate(meta: Tensor) -> Tensor:
-        argument = arguments.get(_address(meta))
-        if argument is None:
+        place = on_meta.places.get(_address(meta))
+        if place is None:
             return _empty_like(meta)
+        argument = tensors[place]
         return argument.as_strided(meta.shape, meta.stride(), argument.storage_offset() + meta.storage_offset())
 
     return tree_map_only(Tensor, allocate, on_meta.results)

@@ -35,7 +35,7 @@ from .loss_scaler import LossScaler
 from .operations import broadcast_object_list, errors_on_all_ranks, gather_object, run_on_all_ranks
 from .optimizer import AcceleratedOptimizer
 from .scheduler import AcceleratedScheduler
-from .state import AcceleratorState, DistributedType, GradientState, PartialState
+from .state import AcceleratorState, GradientState, PartialState
 from .utils import save_ids
 from .utils.checkpoint_folder import Part, finish_or_warn, numbered, recover_newest, remove_old_checkpoints
 from .utils.checkpoint_manifest import Checkpoint, CheckpointError, read_checkpoint, verify
@@ -140,7 +140,7 @@ def save_state(
         Exception: what a hook or an object met.
     """
     project = run.project
-    all_ranks = all_ranks or AcceleratorState().distributed_type == DistributedType.FSDP
+    all_ranks = all_ranks or AcceleratorState().is_fsdp2
     if all_ranks:
         # All take both from the main process, which may have saved alone before, and then has another number.
         project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])

@@ -50,7 +50,10 @@ def _provide_on_every_machine(args: Namespace) -> str:
     """The name of the dataset whose files are on this machine when this returns; the same name on all ranks."""
     if not is_distributed():
         return provide(args)
-    names = all_gather_object(provide(args) if read_launch().local_rank == 0 else None)
+    own = None
+    if read_launch().local_rank == 0:
+        own = provide(args)
+    names = all_gather_object(own)
     for rank, name in enumerate(names):
         if name not in (None, names[0]):
             fail(f"the ranks have different data: rank 0 {names[0]}, rank {rank} {name}. Name one with --dataset")

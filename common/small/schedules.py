@@ -73,10 +73,14 @@ def timeline(schedule: Schedule, world_size: int, micro_batches: int) -> Timelin
     while any(left):
         num_done = len(done)
         for rank in range(world_size):
-            while left[rank] and _can_start(left[rank][0], rank, world_size, done):
-                action = left[rank].pop(0)
-                neighbour = _sender(action, rank)
-                start = done.get((neighbour, action), 0)  # 0 where there is no neighbour to wait for
+            while left[rank]:
+                action = left[rank][0]
+                # A rank needs a message first. There is no sender before the first rank and after the last.
+                sender = rank - 1 if action.kind == "forward" else rank + 1
+                if 0 <= sender < world_size and (sender, action) not in done:
+                    break
+                left[rank].pop(0)
+                start = done.get((sender, action), 0)  # 0 where there is no sender to wait for
                 waiting = max(0, start - len(slots[rank]))
                 slots[rank] += [None] * waiting
                 slots[rank] += [action] * (1 if action.kind == "forward" else 2)
@@ -88,16 +92,6 @@ def timeline(schedule: Schedule, world_size: int, micro_batches: int) -> Timelin
     for row in slots:
         row += [None] * (end - len(row))
     return Timeline(slots, [_most_kept(actions) for actions in schedules])
-
-
-def _sender(action: Action, rank: int) -> int:
-    """The rank from which this one needs a message first; there is none before the first and after the last."""
-    return rank - 1 if action.kind == "forward" else rank + 1
-
-
-def _can_start(action: Action, rank: int, world_size: int, done: dict[tuple[int, Action], int]) -> bool:
-    sender = _sender(action, rank)
-    return not 0 <= sender < world_size or (sender, action) in done
 
 
 def _most_kept(actions: list[Action]) -> int:
