@@ -107,9 +107,9 @@ class Net(nn.Module):
         return {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
 
-def seeded_net(**kwargs) -> Net:
+def seeded_net(kind: type[Net] = Net, **kwargs) -> Net:
     torch.manual_seed(3)
-    return Net(**kwargs)
+    return kind(**kwargs)
 
 
 def loss_per_item(outputs, labels, num_items_in_batch):

@@ -288,15 +288,13 @@ def load_state(
         run = replace(run, loaders=[])
     PartialState().wait_for_everyone()  # Now no process is saving, so what this run has saved is complete.
     folder = _newest_checkpoint(run.project) if input_dir is None else _absolute(input_dir)
-    # The newest one was verified on the disk of the main process. Other machines may have disks of their own.
-    is_verified = input_dir is None and PartialState().is_main_process
-    is_main = _writes_main_part(run.project)
-    run_on_all_ranks(lambda: finish_or_warn(folder), is_main)
+    # The newest one was finished and verified on the disk of the main process. Other machines may have their own.
+    is_recovered = input_dir is None and PartialState().is_main_process
+    verifies = _writes_main_part(run.project) and not is_recovered
+    run_on_all_ranks(lambda: finish_or_warn(folder), verifies)
     with errors_on_all_ranks():
-        if is_main and not is_verified:
-            saved = _verify_and_read(run, folder, load_kwargs or {})
-        else:
-            saved = _read(run, folder, load_kwargs or {})
+        read = _verify_and_read if verifies else _read
+        saved = read(run, folder, load_kwargs or {})
     with errors_on_all_ranks():
         _restore(run, saved, load_model_func_kwargs)
     with errors_on_all_ranks():  # Under FSDP this is a collective, so no rank may have failed before.

@@ -55,6 +55,11 @@ class Epoch:
         """The numbers of all samples, in the order in which they were read."""
         return [sample for batch in self.batches for sample in batch.samples]
 
+    @property
+    def is_training(self) -> bool:
+        """True if a network was trained with one of its batches."""
+        return any(batch.forwards for batch in self.batches)
+
 
 @dataclass
 class Network:

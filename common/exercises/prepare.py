@@ -112,7 +112,8 @@ def check(actual: list[Result], expected: list[float]) -> None:
 
 def joined(ranks: list[Steps]) -> Steps:
     """The samples of each step on all ranks, sorted. Of [[0, 2]] and [[1, 3]] the only step has [0, 1, 2, 3]."""
-    return [sorted(flat(step)) for step in zip_longest(*ranks, fillvalue=[])]
+    steps = zip_longest(*ranks, fillvalue=[])
+    return [sorted(flat(shares)) for shares in steps]
 
 
 def check_samples(ranks: list[Steps]) -> None:

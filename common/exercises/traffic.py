@@ -80,9 +80,8 @@ class Traffic:
         self.delayed: list[Message] = []  # the collectives that have not begun
 
     def call_collective(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Handle | None:
-        arguments = inspect.signature(function).bind(*args, **kwargs).arguments
-        is_async = arguments.pop("async_op", False)
-        message = self._new_message(function, arguments)
+        message = self._new_message(function, args, kwargs)
+        is_async = message.arguments.pop("async_op", False)
         self.delayed.append(message)
         handle = Handle(message, self.events, functools.partial(self.begin_up_to, message))
         if is_async:
@@ -92,7 +91,7 @@ class Traffic:
 
     def send_or_receive(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Handle | None:
         """The handle of a message that begins at once; None, as torch's, where this rank is not in the group."""
-        message = self._new_message(function, inspect.signature(function).bind(*args, **kwargs).arguments)
+        message = self._new_message(function, args, kwargs)
         work = function(**message.arguments)
         if work is None:
             message.was_waited_for = True  # nothing was sent
@@ -117,7 +116,8 @@ class Traffic:
                 sentence = "the tensor was changed while it was under way. wait() returns with the sum: divide after it"
                 raise Mistake(f"{which}: {sentence}")
 
-    def _new_message(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Message:
+    def _new_message(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Message:
+        arguments = inspect.signature(function).bind(*args, **kwargs).arguments
         tensor = arguments.get("tensor")
         sent = tensor.detach().clone() if isinstance(tensor, Tensor) else None
         message = Message(function, arguments, sent)

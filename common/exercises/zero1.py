@@ -40,7 +40,8 @@ def train(module: nn.Module, optimizer: Any, factor: float = 1.0) -> list:
         (factor * loss).backward()
         optimizer.step()
         optimizer.zero_grad()
-        found.append([as_numbers(parameter.flatten()) for parameter in module.parameters()])
+        weights = [as_numbers(parameter.flatten()) for parameter in module.parameters()]
+        found.append(weights)
     return found
 
 

@@ -30,9 +30,8 @@ class Pitfall(NamedTuple):
     symptom: Literal["silent", "error", "hang"] = "silent"
     # What the functions take: a `Trace`, or a new folder that all ranks share.
     extra: Literal["trace", "folder"] | None = None
-    timeout: int = (
-        PATIENCE  # seconds, after which a collective of `wrong` fails
-    )
+    # Seconds, after which a collective of `wrong` fails.
+    timeout: int = PATIENCE
     world_size: int = 2  # processes
 
 

@@ -54,8 +54,7 @@ def count_labels(batch: Any, shifted: bool = False) -> Tensor | None:
 
 def is_compiled(model: nn.Module) -> bool:
     """True if the model or a module in it is compiled. Compiled functions, which it may call, are not seen."""
-    modules = list(model.modules())
-    return any(map(is_compiled_module, modules)) or any(module._compiled_call_impl for module in modules)
+    return any(is_compiled_module(module) or module._compiled_call_impl for module in model.modules())
 
 
 class UseDetector(TorchFunctionMode):

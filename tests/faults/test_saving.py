@@ -14,7 +14,7 @@ from common import ladder
 from common.processes import RankFailed, ranks
 from common.weights import max_weight_difference
 from tests.jobs import newest_checkpoint, resumed_at
-from tests.levels import EXACT, FSDP, FULL, SHORT, in_own_folder, run_level, run_on_ranks, train_until_killed
+from tests.levels import EXACT, FSDP, SHORT, in_own_folder, run_level, run_on_ranks, train_until_killed
 
 CHECKPOINTING = ladder.WITH_CHECKPOINTS
 SLOW = pytest.mark.slow
@@ -33,7 +33,7 @@ def run(level: str, processes: int, argv: list[str], environment: dict | None = 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", [FULL, "04_trainer/train_full"])
+@pytest.mark.parametrize("level", CHECKPOINTING)
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_run_that_saves_ends_with_the_bits_of_one_that_does_not(level, processes, tmp_path):
     training = [*SHORT, "--epochs", "2"]  # Dropout is on: an extra draw would be seen.

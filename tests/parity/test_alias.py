@@ -10,13 +10,12 @@ import io
 import runpy
 
 import pytest
-import torch
 
 from common.processes import Ranks, ranks
 from tests.bits import digest
 from tests.parity import alias, random_trainers
 from tests.peers import import_or_skip
-from tests.states import forget_states, reset_states
+from tests.states import forget_states, on_a_rank, reset_states
 
 SCRIPTS = "accelerate.test_utils.scripts"
 # One thread on the core, and on the original, which counts cores where OpenMP's variable is not set.
@@ -61,9 +60,9 @@ def test_a_script_of_the_wheel_passes_on_the_core(name, expected, on_the_core):
     assert expected in printed
 
 
+@on_a_rank
 def train_with_transformers(seeds: range, world_size: int, folder: str) -> tuple[str, list]:
     """Each training from its beginning, and then once more from its first checkpoint."""
-    torch.set_num_threads(1)
     outcomes = []
     for seed, script in zip(seeds, random_trainers.TRAINERS.scripts(seeds, world_size), strict=True):
         script.arguments |= {"save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
@@ -79,7 +78,6 @@ def train_with_transformers(seeds: range, world_size: int, folder: str) -> tuple
         weights = {name: digest(weight) for name, weight in resumed.model.state_dict().items()}
         outcomes += [straight, weights]
         reset_states()
-    forget_states()
     return type(resumed.accelerator).__module__, outcomes
 
 

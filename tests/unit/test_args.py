@@ -15,8 +15,8 @@ from common.checkpoints.schedule import CheckpointInterval
 from common.errors import UserError
 from common.levels import ONE_PROCESS
 from common.start import fit_to_machine, prepare_process
+from tests.levels import FULL
 
-FULL = "03_accelerate/train_full"
 DEFAULTS = {
     "epochs": 1,
     "batch_size": 64,

@@ -18,12 +18,12 @@ def across_ranks(of_ranks: Iterable[list[T]]) -> list[tuple[T, ...]]:
 
 def training_epochs(record: Record) -> list[Epoch]:
     """The epochs with forwards in training."""
-    return [epoch for epoch in record.epochs if any(batch.forwards for batch in epoch.batches)]
+    return [epoch for epoch in record.epochs if epoch.is_training]
 
 
 def evaluations(record: Record) -> list[Epoch]:
     """The epochs in which a network is called but not trained, and no optimizer makes a step between two batches."""
-    others = [epoch for epoch in record.epochs if not any(batch.forwards for batch in epoch.batches)]
+    others = [epoch for epoch in record.epochs if not epoch.is_training]
     evaluated = [epoch for epoch in others if any(batch.evaluated for batch in epoch.batches)]
     return [epoch for epoch in evaluated if epoch.batches[0].steps == epoch.batches[-1].steps]
 
@@ -42,8 +42,8 @@ class UnevenEpoch(NamedTuple):
 def uneven_epoch(of_ranks: Iterable[list[Epoch]]) -> UnevenEpoch | None:
     """The first uneven one among the epochs of all ranks."""
     for number, epochs in enumerate(across_ranks(of_ranks)):
-        shortest = min(epochs, key=lambda epoch: len(epoch.batches))
         batches = [len(epoch.batches) for epoch in epochs]
+        shortest = epochs[batches.index(min(batches))]
         if shortest.complete and max(batches) > min(batches):
             return UnevenEpoch(number, batches)
     return None

@@ -12,6 +12,7 @@ from common import ladder
 from common.accelerator.utils import FullyShardedDataParallelPlugin
 from common.memory import track_memory
 from common.processes import ranks
+from tests.levels import changed_script
 from tests.peers import import_or_skip
 from tests.states import forget_states
 from tests.unit.accelerator.several_processes import on_ranks
@@ -90,8 +91,7 @@ def test_wide_net_keeps_a_checkpoint_per_epoch_and_the_best(tmp_path, world_size
 def on_the_original(name: str, folder: Path) -> Path:
     """A copy of an example that imports accelerate."""
     import_or_skip("accelerate")
-    path = folder / "theirs.py"
-    path.write_text((EXAMPLES / f"{name}.py").read_text().replace("common.accelerator", "accelerate"))
+    path = changed_script(f"03_accelerate/examples/{name}", folder, "common.accelerator", "accelerate")
     assert "from accelerate import Accelerator" in path.read_text()
     return path
 

@@ -22,7 +22,7 @@ from common.accelerator.tracking import (
 )
 from common.processes import ranks
 from tests.peers import import_or_skip
-from tests.states import forget_states
+from tests.states import on_a_rank
 from tests.unit.accelerator.several_processes import on_ranks
 
 
@@ -137,6 +137,7 @@ def test_a_general_tracker_must_be_complete():
     blank.finish()
 
 
+@on_a_rank
 def log_on_a_rank(folder):
     """The names of the methods of a tracker of the script's own that are called, beside one of JSON lines."""
     mine = tracker_of_the_script()
@@ -145,7 +146,6 @@ def log_on_a_rank(folder):
     accelerator.log({"rank": accelerator.process_index}, step=accelerator.process_index)
     accelerator.get_tracker("jsonl").log({})  # a blank one elsewhere
     accelerator.end_training()
-    forget_states()
     return [name for name, *_ in mine.method_calls]
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import pytest
@@ -61,6 +62,11 @@ def measure(kind: Callable) -> Memory:
         return Memory(after_forward, after_backward, peak)
 
 
+@cache
+def memory_of_ranks(kind: Callable, world_size: int) -> list[Memory]:
+    return ranks(world_size).run(measure, kind)
+
+
 def label_and_count(tracker: MemoryTracker, network: nn.Module, shards: list[Shard]) -> dict[str, int]:
     parts = [shard.part for shard in shards]
     for parameter in [*network.parameters(), *parts]:
@@ -87,7 +93,7 @@ WORLDS = [2, pytest.param(4, marks=pytest.mark.slow)]
 @pytest.mark.parametrize("kind", CUT)
 def test_what_is_cut_shrinks_to_one_part(kind, world_size):
     expected = {name: size / world_size if name in CUT[kind] else size for name, size in WHOLE.items()}
-    for after_forward, after_backward, _ in ranks(world_size).run(measure, kind):
+    for after_forward, after_backward, _ in memory_of_ranks(kind, world_size):
         for name, size in expected.items():
             assert after_backward[name] == pytest.approx(size, abs=SLACK)
         assert sum(after_backward.values()) == pytest.approx(sum(expected.values()), abs=SLACK)
@@ -96,7 +102,7 @@ def test_what_is_cut_shrinks_to_one_part(kind, world_size):
 
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_each_stage_has_a_lower_peak_and_zero_3_holds_little_beside_its_parts(world_size):
-    peaks = [max(rank.peak for rank in ranks(world_size).run(measure, kind)) for kind in CUT]
+    peaks = [max(rank.peak for rank in memory_of_ranks(kind, world_size)) for kind in CUT]
     assert peaks == sorted(set(peaks), reverse=True)
     layer_its_gradient_and_the_collectives = 4 * LAYER
     assert peaks[-1] <= sum(WHOLE.values()) / world_size + layer_its_gradient_and_the_collectives + SLACK

@@ -87,8 +87,7 @@ def outcome(folder, case: Case) -> Outcome:
     points = unlike_points(case.n)
     source = case.source
     dataset = Stream(points) if source.is_stream else points
-    torch.manual_seed(3)
-    net = (CountingNet if case.loss == "counting model" else Net)(dtype=torch.float64)
+    net = seeded_net(CountingNet if case.loss == "counting model" else Net, dtype=torch.float64)
     extra = {"compute_metrics": accuracy, "eval_dataset": dataset}
     if case.loss == "function":
         extra["compute_loss_func"] = loss_per_item
