@@ -65,7 +65,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         whole_steps, extra_batches = divmod(DataLoader.__len__(self), self.batches_read_per_step)
         has_short_step = extra_batches > 0 and not self._drop_last
         steps = whole_steps + 1 if has_short_step else whole_steps
-        return max(0, steps - self.skipped_steps)
+        return max(0, steps - self.skip_batches)
 
     def _read(self, this_pass: Pass) -> Iterator[Step]:
         """This process's part of the steps that the main process reads."""

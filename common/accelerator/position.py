@@ -1,65 +1,115 @@
-"""Where a loader stands: its epoch, and the passes over it. `resumption.py` adds what a checkpoint brings."""
+"""Where a loader stands: its epoch, the passes over it, and the Position that a checkpoint holds."""
 
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from .sampler import ShortStep, SkipBatchSampler, Step, steps_of
+import torch
+
+from .resumption import order_states, put_back, rewind, saved_leaves
+from .sampler import ShortStep, Step
+
+
+class Position(NamedTuple):
+    """A place in an epoch. With `use_stateful_dataloader` checkpoints hold it, see `resumption.py`.
+
+    Attributes:
+        step: how many steps of the epoch were left out or yielded.
+        is_over: True if the last of them was the last step of the epoch.
+        drawn_from: the `order_states` from which the order was drawn; None if it is not drawn yet.
+        read_ahead: `saved_leaves` of the batch that was read and not yielded.
+        first_rows: `saved_leaves` of the rows that fill up a dispatched last step.
+    """
+
+    epoch: int
+    step: int = 0
+    is_over: bool = False
+    drawn_from: tuple[torch.Tensor, torch.Tensor | None] | None = None
+    read_ahead: list | None = None
+    first_rows: list | None = None
+
+
+class Sharing(NamedTuple):
+    """The process whose batches a loader reads, how many processes share them, and samples of all in a full step."""
+
+    process_index: int
+    num_processes: int
+    step_size: int
+
+
+def loaded_position(state: dict[str, Any], sharing: Sharing) -> Position:
+    """The Position in the `state_dict` of a stateful loader, for one with this `sharing`."""
+    position = Position(**{name: state[name] for name in Position._fields})
+    saved = Sharing(**{name: state[name] for name in Sharing._fields})
+    if position.step > 0 and not position.is_over:
+        if saved.step_size != sharing.step_size:
+            raise ValueError(f"an epoch of {saved.step_size} samples per step cannot go on with {sharing.step_size}")
+    if saved.step_size != sharing.step_size:
+        return position._replace(step=0)  # If the script sets the finished epoch, it begins anew.
+    if saved != sharing:
+        return position._replace(read_ahead=None)  # It was a batch of another process.
+    return position
 
 
 class Pass:
     """One `for` over a loader.
 
     Attributes:
-        epoch: the one that it visits.
-        first_step: how many steps of the epoch it leaves out before its first batch.
-        is_resumed_within_epoch: True if it is the first one after a checkpoint was loaded, and begins within its epoch.
-        has_saved_order: True if that checkpoint says how the order of the epoch was drawn. Only a StatefulPass has one.
+        start: where it begins: behind the steps that the loader leaves out, or where a checkpoint stopped.
+        is_resumed: True if it is the first one after a checkpoint was loaded, and begins within its epoch.
         step: how many steps of the epoch were left out or yielded.
         short_step: the ShortStep of the step that was yielded last, if it has one.
         read_ahead: the step that was read and not yielded; None after the last one.
-        end_of_dataloader: the loop sets it to True at the last batch. A script may set it to False.
+        end_of_dataloader: True from the last batch on. A script may set it.
+        drawn_from: see Position.
+        first_rows: the rows that fill up a dispatched last step: on the main process, after the first step was read.
     """
 
-    def __init__(self, epoch: int, first_step: int) -> None:
-        self.epoch = epoch
-        self.first_step = first_step
-        self.is_resumed_within_epoch = False
-        self.has_saved_order = False
-        # The loop sets these for each batch that it yields.
-        self.step = first_step
+    def __init__(self, start: Position, is_resumed: bool = False) -> None:
+        self.start = start
+        self.is_resumed = is_resumed
+        self.step = start.step
         self.short_step: ShortStep | None = None
         self.read_ahead: Step | None = None
         self.end_of_dataloader = False
+        self.drawn_from = start.drawn_from
+        self.first_rows: Any = None
 
     @property
     def is_over(self) -> bool:
-        """True if the batch that was yielded last is the last one of the epoch."""
-        return self.step > self.first_step and self.read_ahead is None
-
-    def draw_steps(self, batches: Any, batches_read_per_step: int) -> Iterator[Step]:
-        """A Step for each of the `batches` of sample numbers that is read. See `steps_of` for when they are drawn."""
-        if self.first_step > 0:
-            batches = SkipBatchSampler(batches, self.first_step * batches_read_per_step)
-        return steps_of(batches)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state for a checkpoint: the epoch that a run begins with when it loads it."""
-        return {"epoch": self.epoch + 1 if self.is_over else self.epoch}
-
-    # These three are for a StatefulPass, which goes on with exactly what the saved run had. They change nothing here.
+        """True if the batch that was yielded last is the last one of the epoch, whatever the script has set."""
+        return self.step > self.start.step and self.read_ahead is None
 
     def begin_order(self, sampler: Any) -> None:
-        """Called when `sampler` is about to draw the order."""
-
-    def put_back_read_ahead(self, steps: Iterator[Step]) -> Iterator[Step]:
-        """The `steps` of a resumed pass, the first with the batch that the saved run had read ahead."""
-        return steps
+        """Note the states from which `sampler` is about to draw the order; those of a checkpoint are restored first."""
+        if self.start.drawn_from is not None:
+            rewind(sampler, self.start.drawn_from)
+        self.drawn_from = order_states(sampler)
 
     def keep_first_rows(self, rows: Any) -> Any:
-        """The rows that fill up a dispatched last step; `rows` are those of the first step of this pass."""
-        return rows
+        """Note `rows` as `first_rows`. In a resumed pass these are the rows of the epoch's first step, as saved."""
+        self.first_rows = put_back(self.start.first_rows, rows)
+        return self.first_rows
+
+    def advance(self, short_step: ShortStep | None, read_ahead: Step | None) -> None:
+        """Go on to the step that is yielded next, which may be a short one. One step more may have been read."""
+        self.step += 1
+        self.short_step = short_step
+        self.read_ahead = read_ahead
+        if read_ahead is None:
+            self.end_of_dataloader = True
+
+    def position(self) -> Position:
+        """The Position after the batch that was yielded last, or at the beginning of the pass."""
+        if self.step == self.start.step:
+            return self.start
+        return Position(
+            epoch=self.start.epoch,
+            step=self.step,
+            is_over=self.is_over,
+            drawn_from=self.drawn_from,
+            read_ahead=None if self.read_ahead is None else saved_leaves(self.read_ahead.content),
+            first_rows=saved_leaves(self.first_rows),
+        )
 
 
 @dataclass(eq=False)
@@ -68,73 +118,45 @@ class Progress:
 
     Attributes:
         epoch: the one that the next pass visits.
-        first_step_of_epochs: how many steps were left out of every epoch when the loader was prepared.
+        skip_batches: those of the loader as it was prepared. What `skip_first_batches` makes of it leaves out more.
         passes: those that have begun and not ended, perhaps one within another. The current one stands last.
-        checkpoint: the `state_dict` of the loader that was loaded last; `{}` if a checkpoint was loaded that has none.
-            It is None from the beginning of the next pass on.
+        checkpoint: where the loader goes on, if a checkpoint was loaded since the last pass began.
     """
 
     epoch: int = 0
-    first_step_of_epochs: int = 0
+    skip_batches: int = 0
     passes: list[Pass] = field(default_factory=list)
-    checkpoint: dict[str, Any] | None = None
+    checkpoint: Position | None = None
 
     @property
     def current(self) -> Pass:
         """The last of `passes`; outside of a loop a new Pass that never begins, so that `state_dict` has one rule."""
-        return self.passes[-1] if self.passes else self.next_pass(self.first_step_of_epochs)
+        return self.passes[-1] if self.passes else Pass(self._next_start(self.skip_batches))
 
-    def next_pass(self, first_step: int) -> Pass:
-        """The next pass, over a loader that leaves out so many steps of every epoch."""
-        return Pass(self.epoch, first_step)
-
-    def begin_pass(self, first_step: int) -> Pass:
+    def begin_pass(self, skip_batches: int) -> Pass:
         """Begin the next pass, over a loader that leaves out so many steps of every epoch."""
-        this_pass = self.next_pass(first_step)
-        begins_within_epoch = this_pass.first_step > self.first_step_of_epochs
-        this_pass.is_resumed_within_epoch = begins_within_epoch and self.checkpoint is not None
+        start = self._next_start(skip_batches)
+        this_pass = Pass(start, is_resumed=self.checkpoint is not None and start.step > self.skip_batches)
         self.checkpoint = None
         self.passes.append(this_pass)
         return this_pass
 
-    def follow_checkpoint(self, state: dict[str, Any]) -> None:
-        """Let the next pass go on from a loader's `state_dict`. With `{}` it begins at the start of its epoch."""
-        self.checkpoint = state
-        self.epoch = state.get("epoch", self.epoch)
+    def _next_start(self, skip_batches: int) -> Position:
+        loaded = self.checkpoint
+        # A checkpoint of the beginning of an epoch says no more than its number.
+        if loaded is None or loaded.epoch != self.epoch or loaded.step == 0:
+            return Position(self.epoch, skip_batches)
+        if skip_batches in (self.skip_batches, loaded.step):
+            return loaded
+        # The script skips to another step, where the batch that was read ahead is of no use.
+        return loaded._replace(step=skip_batches, is_over=False, read_ahead=None)
 
+    def make_current(self, this_pass: Pass) -> None:
+        """Put a pass that goes on behind those that a script has begun within it, and not ended."""
+        self.passes.remove(this_pass)
+        self.passes.append(this_pass)
 
-class PassSampler:
-    """The batch sampler of torch's loader: the batches of sample numbers of the pass that begins.
-
-    Torch's loader reads by the sample numbers alone, and returns the batches in their order. So the Steps of these
-    numbers are kept until then, and `steps_with` puts each batch into its Step.
-
-    Workers that stay alive keep this object for all passes, so it finds the pass that begins in the loader's Progress.
-    It does not hold the loader: in such a circle of references the workers would end only when the garbage collector
-    runs, and torch waits five seconds for each.
-
-    Args:
-        batches: a BatchSamplerShard, or what the script reads by: batches of sample numbers, or single numbers.
-        batches_read_per_step: how many of them are read for a step, see DataLoaderShard.
-    """
-
-    def __init__(self, batches: Any, batches_read_per_step: int, progress: Progress) -> None:
-        self.batches = batches
-        self.batches_read_per_step = batches_read_per_step
-        self.progress = progress
-        self.kept_steps: deque[Step] = deque()
-
-    def __iter__(self) -> Iterator[Any]:
-        """The sample numbers of each batch."""
-        self.kept_steps.clear()  # A pass over the same workers that ended early may have left some.
-        return self._keep(self.progress.passes[-1].draw_steps(self.batches, self.batches_read_per_step))
-
-    def _keep(self, steps: Iterator[Step]) -> Iterator[Any]:
-        for step in steps:
-            self.kept_steps.append(step)
-            yield step.content
-
-    def steps_with(self, batches: Iterator[Any]) -> Iterator[Step]:
-        """The steps with the `batches` that torch's loader has read, in the place of their sample numbers."""
-        for batch in batches:
-            yield self.kept_steps.popleft()._replace(content=batch)
+    def follow(self, checkpoint: Position) -> None:
+        """Let the next pass go on from a checkpoint: after the last step of an epoch it visits the next one."""
+        self.checkpoint = checkpoint
+        self.epoch = checkpoint.epoch + 1 if checkpoint.is_over else checkpoint.epoch

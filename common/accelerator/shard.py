@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator
 from functools import partial
-from itertools import islice
+from itertools import islice, tee
 from typing import Any
 
 import torch
@@ -11,17 +11,19 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from .logging import get_logger
 from .operations import send_to_device
-from .position import Pass, PassSampler, Progress
-from .resumption import Sharing, StatefulProgress, generator_states, load_generator_states, restored_generators
+from .position import Pass, Position, Progress, Sharing, loaded_position
+from .resumption import generator_states, load_generator_states, put_back_read_ahead, restored_generators
 from .sampler import (
     BatchSamplerShard,
     SeedableRandomSampler,
     ShortStep,
+    SkipBatchSampler,
     Step,
     follows_from_epoch,
     get_sampler,
     index_sampler_of,
     sampler_chain,
+    steps_of,
 )
 from .state import GradientState, PartialState
 from .streams import StreamShard, collate_step
@@ -64,7 +66,7 @@ class DataLoaderShard(DataLoader):
         dataset, kwargs: of DataLoader.
         device: where the batches go; None leaves them.
         rng_types: generators that all processes take over from rank 0 at the start of every pass: "torch", "cuda", or
-            "generator" for `synchronized_generator`.
+            "generator" for `synchronized_generator`, if there is one.
         synchronized_generator: the sampler's or the data set's.
         skip_batches: batches of each process, that is steps, to leave out at the beginning of every epoch.
         use_stateful_dataloader: checkpoints hold the position, see `resumption.py`.
@@ -87,39 +89,32 @@ class DataLoaderShard(DataLoader):
     ) -> None:
         super().__init__(dataset, **kwargs)
         self.device = device
+        if rng_types is not None and synchronized_generator is None:
+            rng_types = [kind for kind in rng_types if kind != "generator"]
         self.rng_types = rng_types
         self.synchronized_generator = synchronized_generator
-        # The steps that `skip_first_batches` leaves out of a prepared loader count too.
-        self.skipped_steps = skip_batches
+        self.skip_batches = skip_batches
         self.use_stateful_dataloader = use_stateful_dataloader
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
-        progress_class = StatefulProgress if use_stateful_dataloader else Progress
-        self.progress = progress_class(first_step_of_epochs=skip_batches)
+        self.progress = Progress(skip_batches=skip_batches)
         # Torch's loader, which is kept only if its workers stay alive from pass to pass.
         self._reader: DataLoader | None = None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
         progress = self.progress
-        this_pass = progress.begin_pass(self.skipped_steps)
+        this_pass = progress.begin_pass(self.skip_batches)
         self.gradient_state._add_dataloader(self)
         try:
-            begin = self._resume_reading if this_pass.is_resumed_within_epoch else self._begin_reading
-            steps = begin(this_pass)
+            steps = self._resume_reading(this_pass) if this_pass.is_resumed else self._begin_reading(this_pass)
             following = next(steps, None)
             while following is not None:
                 batch, short_step = following
                 if self.device is not None:
                     batch = send_to_device(batch, self.device, self._non_blocking)
                 following = next(steps, None)
-                this_pass.step += 1
-                this_pass.short_step = short_step
-                this_pass.read_ahead = following
-                if following is None:
-                    this_pass.end_of_dataloader = True
-                # This pass is the current one again, if a script has begun another within it.
-                progress.passes.remove(this_pass)
-                progress.passes.append(this_pass)
+                this_pass.advance(short_step, read_ahead=following)
+                progress.make_current(this_pass)
                 yield batch
         finally:
             progress.passes.remove(this_pass)
@@ -132,7 +127,7 @@ class DataLoaderShard(DataLoader):
         """The steps of the pass, each read when it is asked for."""
         if self.rng_types:
             synchronize_rng_states(self.rng_types, self.synchronized_generator)
-        self._tell_epoch(this_pass.epoch)
+        self._tell_epoch(this_pass.start.epoch)
         return self._read(this_pass)
 
     def _resume_reading(self, this_pass: Pass) -> Iterator[Step]:
@@ -142,7 +137,7 @@ class DataLoaderShard(DataLoader):
         draw must leave no trace, so all generators are restored afterwards.
         """
         is_known_order = isinstance(self.dataset, IterableDataset) or follows_from_epoch(self.samplers)
-        if not is_known_order and not this_pass.has_saved_order:
+        if not is_known_order and this_pass.start.drawn_from is None:
             # The sampler draws another order. As in the original, no generator goes back then.
             logger.warning(
                 "the order of the interrupted epoch is lost: in DataLoaderConfiguration, use_seedable_sampler=True "
@@ -150,7 +145,10 @@ class DataLoaderShard(DataLoader):
             )
             return self._begin_reading(this_pass)
         with restored_generators(self.device, self.samplers[-1], self.generator):
-            return this_pass.put_back_read_ahead(self._begin_reading(this_pass))
+            steps = self._begin_reading(this_pass)
+            if self.use_stateful_dataloader:
+                steps = put_back_read_ahead(this_pass.start.read_ahead, steps)
+            return steps
 
     def _read(self, this_pass: Pass) -> Iterator[Step]:
         """The steps that this process reads, from where the pass begins."""
@@ -159,7 +157,7 @@ class DataLoaderShard(DataLoader):
         if not isinstance(self.dataset, IterableDataset):
             return index_sampler_of(reader).steps_with(batches)
         # A stream is always read from its first batch.
-        batches = islice(batches, this_pass.first_step * self.batches_read_per_step, None)
+        batches = islice(batches, this_pass.start.step * self.batches_read_per_step, None)
         if isinstance(self.dataset, StreamShard):  # It makes Steps by itself.
             return batches
         return (Step(batch, None) for batch in batches)
@@ -170,7 +168,9 @@ class DataLoaderShard(DataLoader):
             return self._reader
         # This loader shows scripts their own batch sampler and data set. The reader has a PassSampler in place of the
         # batch sampler, which torch forbids to change after `__init__`. A stream is read without one.
-        pass_sampler = PassSampler(index_sampler_of(self), self.batches_read_per_step, self.progress)
+        pass_sampler = PassSampler(
+            index_sampler_of(self), self.batches_read_per_step, self.use_stateful_dataloader, self.progress
+        )
         arguments = loading_arguments(self, pass_sampler)
         if isinstance(self.dataset, StreamShard):  # It makes the batches by itself.
             arguments |= {"batch_size": None, "drop_last": False, "collate_fn": partial(collate_step, self.collate_fn)}
@@ -232,13 +232,13 @@ class DataLoaderShard(DataLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is outside of the loops over this loader.
-        progress = type(self.progress)(self.iteration, self.progress.first_step_of_epochs)
+        progress = Progress(self.iteration, self.progress.skip_batches)
         return vars(self) | {"_reader": None, "progress": progress}
 
     def without_first(self, num_batches: int) -> "DataLoaderShard":
         """This loader without the first `num_batches` steps of every epoch. Both have the same epoch."""
         rest = copy.copy(self)
-        rest.skipped_steps += num_batches
+        rest.skip_batches += num_batches
         rest.progress = self.progress
         return rest
 
@@ -248,12 +248,16 @@ class DataLoaderShard(DataLoader):
         With `use_stateful_dataloader` it holds the position, the batch that this process has read ahead, and the states
         of the generators. Outside of a loop, also after a `break`, the position is the beginning of the epoch.
         """
+        this_pass = self.progress.current
         sampler = self.samplers[-1]
         seed = sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
-        state = self.progress.current.state_dict() | {"sampler_seed": seed}
         if self.use_stateful_dataloader:
+            state = this_pass.position()._asdict() | {"sampler_seed": seed}
             return state | self._sharing._asdict() | generator_states(sampler, self.generator)
-        return {} if seed is None else state
+        if seed is None:
+            return {}
+        epoch = this_pass.start.epoch
+        return {"epoch": epoch + 1 if this_pass.is_over else epoch, "sampler_seed": seed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next pass follow a checkpoint. A loader of which the checkpoint holds nothing gets `{}`.
@@ -265,18 +269,20 @@ class DataLoaderShard(DataLoader):
         Raises:
             ValueError: if a stateful loader has stopped within an epoch, and its steps had another size.
         """
-        if self.use_stateful_dataloader and state_dict:
-            state_dict = self._sharing.adapted(state_dict)
-        self.progress.follow_checkpoint(state_dict)
         if not state_dict:
+            self.progress.follow(Position(self.iteration))
             return
         sampler = self.samplers[-1]
-        # The saved run may have had another sampler, without a seed.
-        if isinstance(sampler, SeedableRandomSampler) and state_dict["sampler_seed"] is not None:
-            sampler.initial_seed = state_dict["sampler_seed"]
+        is_seedable = isinstance(sampler, SeedableRandomSampler)
+        position = Position(state_dict["epoch"])
         if self.use_stateful_dataloader:
+            position = loaded_position(state_dict, self._sharing)
             load_generator_states(state_dict, sampler, self.generator)
-        else:
+        # The saved run may have had another sampler, without a seed.
+        if is_seedable and state_dict["sampler_seed"] is not None:
+            sampler.initial_seed = state_dict["sampler_seed"]
+        self.progress.follow(position)
+        if not self.use_stateful_dataloader:
             self._tell_epoch(self.iteration)
 
     def get_sampler(self) -> Any:
@@ -302,7 +308,7 @@ class DataLoaderShard(DataLoader):
 
     def __len__(self) -> int:
         """Batches in an epoch on this process, without those that are skipped."""
-        return max(0, super().__len__() - self.skipped_steps)
+        return max(0, super().__len__() - self.skip_batches)
 
     @property
     def total_batch_size(self) -> int:
@@ -333,3 +339,47 @@ def loading_arguments(dataloader: DataLoader, index_sampler: Any) -> dict[str, A
     else:
         arguments["batch_sampler"] = index_sampler
     return arguments
+
+
+class PassSampler:
+    """The batch sampler of torch's loader: the batches of sample numbers of the pass that begins.
+
+    Torch's loader reads by the sample numbers alone, and returns the batches in their order. So the Steps of these
+    numbers are kept until then, and `steps_with` puts each batch into its Step.
+
+    Workers that stay alive keep this object for all passes, so it finds the pass that begins in the loader's Progress.
+    It does not hold the loader: in such a circle of references the workers would end only when the garbage collector
+    runs, and torch waits five seconds for each.
+
+    Args:
+        batches: a BatchSamplerShard, or what the script reads by: batches of sample numbers, or single numbers.
+        batches_read_per_step: how many of them are read for a step, see DataLoaderShard.
+        notes_order: the passes note how their orders were drawn, for a stateful loader.
+    """
+
+    def __init__(self, batches: Any, batches_read_per_step: int, notes_order: bool, progress: Progress) -> None:
+        self.batches = batches
+        self.batches_read_per_step = batches_read_per_step
+        self.notes_order = notes_order
+        self.progress = progress
+        self.kept_steps: Iterator[Step] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        """The sample numbers of each batch."""
+        this_pass = self.progress.current
+        batches = self.batches
+        if this_pass.start.step > 0:
+            batches = SkipBatchSampler(batches, this_pass.start.step * self.batches_read_per_step)
+        steps = self._draw_and_note(batches, this_pass) if self.notes_order else steps_of(batches)
+        steps, self.kept_steps = tee(steps)
+        return (step.content for step in steps)
+
+    def _draw_and_note(self, batches: Any, this_pass: Pass) -> Iterator[Step]:
+        """The steps of an order that is drawn when the first is asked for, always after torch's seed (`steps_of`)."""
+        this_pass.begin_order(sampler_chain(batches)[-1])
+        yield from steps_of(batches)
+
+    def steps_with(self, batches: Iterator[Any]) -> Iterator[Step]:
+        """The steps with the `batches` that torch's loader has read, in the place of their sample numbers."""
+        for batch in batches:
+            yield next(self.kept_steps)._replace(content=batch)
