@@ -4,6 +4,7 @@ What they make is in `shard.py` (every process reads its share) and `dispatcher.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -93,14 +94,14 @@ def prepare_data_loader(
     state = PartialState()
     num_processes = state.num_processes if num_processes is None else num_processes
     process_index = state.process_index if process_index is None else process_index
-    index_sampler = index_sampler_of(dataloader)
     _check_sharing(dataloader, num_processes, split_batches, dispatch_batches)
-    common: dict[str, Any] = {  # These are for every prepared loader, and `loading` for torch's own part of it.
+    options: dict[str, Any] = {  # Those of a DataLoaderShard. `loading` has those of torch's loader.
         "skip_batches": _steps_skipped_by(dataloader, batches_per_step=1 if split_batches else num_processes),
         "use_stateful_dataloader": use_stateful_dataloader,
         "_drop_last": dataloader.drop_last,
         "_non_blocking": non_blocking,
     }
+    index_sampler = index_sampler_of(dataloader)
     if use_seedable_sampler:
         index_sampler = _replace_random_sampler(index_sampler, data_seed)
 
@@ -108,35 +109,54 @@ def prepare_data_loader(
         loading = loading_arguments(dataloader, index_sampler)
         # As in the original, the seed that torch's loader draws comes from torch's generator.
         loading["generator"] = None
-        return DataLoaderDispatcher(dataset, split_batches, slice_fn=slice_fn_for_dispatch, **loading, **common)
+        return DataLoaderDispatcher(dataset, split_batches, slice_fn=slice_fn_for_dispatch, **loading, **options)
 
-    synchronized_generator = None
+    options["device"] = device if put_on_device else None
+    options["rng_types"] = rng_types
     if num_processes == 1:
-        loading = loading_arguments(dataloader, index_sampler)
-    elif is_stream:
-        synchronized_generator = generator_of(dataset)
-        loading = loading_arguments(dataloader, None)
-        # A stream has no sample numbers, so the samples themselves are batched and dealt out.
-        batches = BatchSampler(dataset, loading["batch_size"], loading["drop_last"])
-        shard = BatchSamplerShard(batches, num_processes, process_index, split_batches, even_batches)
-        loading["batch_size"] = shard.samples_per_process  # A script sees that of one process.
-        dataset = StreamShard(dataset, shard)
-    else:
-        shard = BatchSamplerShard(index_sampler, num_processes, process_index, split_batches, even_batches)
-        loading = loading_arguments(dataloader, shard)
-        # As in the original, a sampler that lies deeper, within a second batch sampler, gets no generator.
-        sampler = getattr(index_sampler, "sampler", None)
-        synchronized_generator = _provide_generator(sampler, use_seedable_sampler)
-    if rng_types is not None and synchronized_generator is None:
-        rng_types = [kind for kind in rng_types if kind != "generator"]
-    return DataLoaderShard(
-        dataset,
-        device=device if put_on_device else None,
-        rng_types=rng_types,
-        synchronized_generator=synchronized_generator,
-        **loading,
-        **common,
+        return DataLoaderShard(dataset, **loading_arguments(dataloader, index_sampler), **options)
+    share = partial(
+        BatchSamplerShard,
+        num_processes=num_processes,
+        process_index=process_index,
+        split_batches=split_batches,
+        even_batches=even_batches,
     )
+    if is_stream:
+        return _share_stream(dataloader, share, options)
+    return _share_samples(dataloader, index_sampler, share, options, use_seedable_sampler)
+
+
+def _share_stream(
+    dataloader: DataLoader, share: Callable[[Any], BatchSamplerShard], options: dict[str, Any]
+) -> DataLoaderShard:
+    """A loader that reads the whole stream, and keeps the share of its process."""
+    stream: Any = dataloader.dataset
+    # A stream has no sample numbers, so the samples themselves are batched and dealt out.
+    batches = BatchSampler(stream, dataloader.batch_size, dataloader.drop_last)
+    shard = share(batches)
+    loading = loading_arguments(dataloader, None)
+    loading["batch_size"] = shard.samples_per_process  # A script sees that of one process.
+    generator = generator_of(stream)
+    return DataLoaderShard(StreamShard(stream, shard), synchronized_generator=generator, **loading, **options)
+
+
+def _share_samples(
+    dataloader: DataLoader,
+    index_sampler: Any,
+    share: Callable[[Any], BatchSamplerShard],
+    options: dict[str, Any],
+    use_seedable_sampler: bool,
+) -> DataLoaderShard:
+    """A loader that reads the share of its process in the order of `index_sampler`, which all processes draw alike."""
+    # As in the original, a sampler that lies deeper, within a second batch sampler, gets no generator.
+    sampler = getattr(index_sampler, "sampler", None)
+    generator = None
+    # With `use_seedable_sampler` the original gives none. Here there is one where samples would be lost.
+    if hasattr(sampler, "generator") and (not use_seedable_sampler or _would_lose_samples(sampler)):
+        generator = _provide_generator(sampler)
+    loading = loading_arguments(dataloader, share(index_sampler))
+    return DataLoaderShard(dataloader.dataset, synchronized_generator=generator, **loading, **options)
 
 
 def _check_sharing(dataloader: DataLoader, num_processes: int, split_batches: bool, dispatch_batches: bool) -> None:
@@ -200,19 +220,16 @@ def _make_seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRan
     )
 
 
-def _provide_generator(sampler: Any, use_seedable_sampler: bool) -> torch.Generator | None:
-    """The generator of torch that `sampler` draws from, if it can have one; a new one is seeded from torch's.
+def _would_lose_samples(sampler: Any) -> bool:
+    """True if the processes draw other orders without replacement, because their seeds differ. A collective."""
+    if isinstance(sampler, SeedableRandomSampler) or getattr(sampler, "replacement", False):
+        return False
+    seeds = gather_object([torch.initial_seed()])
+    return len(set(seeds)) > 1
 
-    With `use_seedable_sampler` the original gives none. Here there is one where other seeds would lose samples.
-    """
-    if not hasattr(sampler, "generator"):
-        return None
-    if use_seedable_sampler:
-        if isinstance(sampler, SeedableRandomSampler) or getattr(sampler, "replacement", False):
-            return None
-        seeds = gather_object([torch.initial_seed()])  # A collective.
-        if len(set(seeds)) == 1:
-            return None
+
+def _provide_generator(sampler: Any) -> torch.Generator | None:
+    """The generator of torch that `sampler` draws from. Where it has none, it gets one, seeded from torch's."""
     if sampler.generator is None:
         sampler.generator = torch.Generator()
         seed = torch.empty((), dtype=torch.int64).random_()
