@@ -36,13 +36,15 @@ class Sharing(NamedTuple):
     step_size: int
 
 
-def loaded_position(state: dict[str, Any], sharing: Sharing) -> Position:
-    """The Position in the `state_dict` of a stateful loader, for one with this `sharing`."""
+def loaded_position(state: dict[str, Any], sharing: Sharing, is_seedable: bool) -> Position:
+    """The Position in the `state_dict` of a stateful loader, for one with this `sharing` and kind of sampler."""
     position = Position(**{name: state[name] for name in Position._fields})
     saved = Sharing(**{name: state[name] for name in Sharing._fields})
     if position.step > 0 and not position.is_over:
         if saved.step_size != sharing.step_size:
             raise ValueError(f"an epoch of {saved.step_size} samples per step cannot go on with {sharing.step_size}")
+        if (state["sampler_seed"] is not None) != is_seedable:
+            raise ValueError("an epoch cannot go on with another use_seedable_sampler: its order would be another one")
     if saved.step_size != sharing.step_size:
         return position._replace(step=0)  # If the script sets the finished epoch, it begins anew.
     if saved != sharing:

@@ -267,7 +267,8 @@ class DataLoaderShard(DataLoader):
         the next epoch, as in the original; after `set_epoch` with the number of the finished one no batch is left.
 
         Raises:
-            ValueError: if a stateful loader has stopped within an epoch, and its steps had another size.
+            ValueError: if a stateful loader has stopped within an epoch, and its steps had another size, or it had
+                another `use_seedable_sampler`.
         """
         if not state_dict:
             self.progress.follow(Position(self.iteration))
@@ -276,7 +277,7 @@ class DataLoaderShard(DataLoader):
         is_seedable = isinstance(sampler, SeedableRandomSampler)
         position = Position(state_dict["epoch"])
         if self.use_stateful_dataloader:
-            position = loaded_position(state_dict, self._sharing)
+            position = loaded_position(state_dict, self._sharing, is_seedable)
             load_generator_states(state_dict, sampler, self.generator)
         # The saved run may have had another sampler, without a seed.
         if is_seedable and state_dict["sampler_seed"] is not None:

@@ -12,13 +12,7 @@ from typing import Any, NamedTuple
 import numpy
 import pytest
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    RandomSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from common.accelerator import data_loader
 from common.accelerator.data_loader import skip_first_batches
@@ -236,6 +230,12 @@ def test_with_steps_of_another_size_a_loader_goes_on_between_epochs_alone():
         assert gathered([loader]) == list(range(N))
     with pytest.raises(ValueError, match="4 samples per step cannot go on with 2"):
         loader.load_state_dict(stopped_after(prepared("sequential", batch_size=4), 3))
+
+
+def test_an_epoch_in_a_shuffled_order_does_not_go_on_in_a_seedable_one():
+    for before, after in itertools.permutations(["random", "seedable, a seed"]):
+        with pytest.raises(ValueError, match="cannot go on with another use_seedable_sampler"):
+            prepared(after).load_state_dict(stopped_after(prepared(before), 3))
 
 
 def test_a_loader_that_is_let_go_ends_its_workers_at_once():
