@@ -132,10 +132,9 @@ def _share_stream(
 ) -> DataLoaderShard:
     """A loader that reads the whole stream, and keeps the share of its process."""
     stream: Any = dataloader.dataset
-    # A stream has no sample numbers, so the samples themselves are batched and dealt out.
-    batches = BatchSampler(stream, dataloader.batch_size, dataloader.drop_last)
-    shard = share(batches)
     loading = loading_arguments(dataloader, None)
+    # A stream has no sample numbers, so the samples themselves are batched and dealt out.
+    shard = share(BatchSampler(stream, loading["batch_size"], loading["drop_last"]))
     loading["batch_size"] = shard.samples_per_process  # A script sees that of one process.
     generator = generator_of(stream)
     return DataLoaderShard(StreamShard(stream, shard), synchronized_generator=generator, **loading, **options)
