@@ -30,14 +30,14 @@ import torch
 
 from .logging import get_logger
 from .loss_scaler import LossScaler
-from .operations import broadcast_object_list, gather_object, run_on_all_ranks
+from .operations import broadcast_object_list, errors_on_all_ranks, gather_object, run_on_all_ranks
 from .optimizer import AcceleratedOptimizer
 from .scheduler import AcceleratedScheduler
 from .state import AcceleratorState, GradientState, PartialState
 from .utils import save_ids
 from .utils.checkpoint_folder import (
     draft_of_this_rank,
-    finish_and_verify,
+    finish_or_warn,
     finish_save,
     numbered,
     publish_main_part,
@@ -46,7 +46,7 @@ from .utils.checkpoint_folder import (
     remove,
     remove_old_checkpoints,
 )
-from .utils.checkpoint_manifest import Checkpoint, CheckpointError, read_checkpoint
+from .utils.checkpoint_manifest import Checkpoint, CheckpointError, read_checkpoint, verify
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.dataclasses import ProjectConfiguration
 from .utils.fsdp_utils import whole_parameters
@@ -167,22 +167,17 @@ def _save_alone(run: RunState, output_dir: str | os.PathLike | None, safe_serial
         else:
             publish_rank_part(draft, folder, save_id)
     except BaseException:
+        remove(draft)
         if PartialState().use_distributed:  # Other ranks may have saved under this number.
             project.iteration += 1
         raise
-    finally:
-        remove(draft)
     project.iteration += 1
     _make_room(project, folder)
     return folder
 
 
 def _save_together(run: RunState, output_dir: str | os.PathLike | None, safe_serialization: bool) -> Path:
-    """Save the parts of all ranks. A collective: each step begins when all ranks have done the one before.
-
-    Under FSDP `_weights_by_file` and `_contents_by_file` are collectives too. So each has a step of its own, and no
-    rank enters it if another has failed.
-    """
+    """Save the parts of all ranks, step by step. A collective."""
     project = run.project
     # All take both from the main process, which may have saved alone before, and then has another number.
     project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])
@@ -190,14 +185,16 @@ def _save_together(run: RunState, output_dir: str | os.PathLike | None, safe_ser
     draft = draft_of_this_rank(folder)
     is_main = _writes_main_part(project)
     try:
+        # Under FSDP `_weights_by_file` and `_contents_by_file` are collectives, which no rank may enter alone.
         run_on_all_ranks(lambda: _begin_draft(project, folder, draft))
         weights = run_on_all_ranks(lambda: _weights_by_file(run, draft, safe_serialization))
         run_on_all_ranks(lambda: _write(_contents_by_file(run, weights), draft))
         run_on_all_ranks(lambda: publish_rank_part(draft, folder, save_id), runs_here=not is_main)
         # The main part comes last, because with it the checkpoint appears.
         run_on_all_ranks(lambda: publish_main_part(draft, folder, save_id), runs_here=is_main)
-    finally:
+    except BaseException:
         remove(draft)
+        raise
     project.iteration += 1
     run_on_all_ranks(lambda: _make_room(project, folder))
     return folder
@@ -332,9 +329,13 @@ def load_state(
         run = replace(run, loaders=[])
     PartialState().wait_for_everyone()  # Now no process is saving, so what this run has saved is complete.
     folder = _newest_checkpoint(run.project) if input_dir is None else _absolute(input_dir)
-    # Each disk belongs to the process that writes the main part there.
-    run_on_all_ranks(lambda: finish_and_verify(folder), runs_here=_writes_main_part(run.project))
-    saved = run_on_all_ranks(lambda: _read(run, folder, load_kwargs or {}))
+    # On each disk, the process that would write a main part there looks after the checkpoint for all that read it.
+    owns_disk = _writes_main_part(run.project)
+    run_on_all_ranks(lambda: finish_or_warn(folder), runs_here=owns_disk)
+    with errors_on_all_ranks():
+        if owns_disk:
+            verify(folder)
+        saved = _read(run, folder, load_kwargs or {})
     run_on_all_ranks(lambda: _restore(run, saved, load_model_func_kwargs))
     # Under FSDP this is a collective, so no rank may have failed before.
     run_on_all_ranks(lambda: _restore_gradients(run.models, saved.gradients))

@@ -22,9 +22,8 @@ These events keep a state or end it:
                                        then back      then back
     a notebook launch, forked process  forgotten      forgotten          begins again
 
-Another Accelerator replaces the accumulation settings and, if it names one, the compiler. To forget a state, the class
-gets a new dictionary. Existing instances keep the old one, so an Accelerator that has ended still knows its rank. A
-GradientState begins again in its dictionary, because prepared objects hold it.
+To forget a state, the class gets a new dictionary. Existing instances keep the old one, by which an Accelerator that
+has ended knows its rank. A GradientState begins again in its dictionary, because prepared objects hold it.
 """
 
 import enum

@@ -192,18 +192,18 @@ def numbered(parent: Path, prefix: str = "checkpoint_") -> list[Path]:
     return sorted(folders, key=lambda path: int(path.name.removeprefix(prefix)), reverse=True)
 
 
-def finish_and_verify(folder: Path) -> None:
-    """Finish a save that was interrupted, and verify the checkpoint. What is wrong with it is a CheckpointError."""
-    _finish_or_warn(folder)
-    verify(folder)
-
-
-def _finish_or_warn(folder: Path) -> None:
+def finish_or_warn(folder: Path) -> None:
     """`finish_save` before loading: if it fails, as on a read-only disk, `folder` is loaded as it is."""
     try:
         finish_save(folder)
     except (OSError, CheckpointError) as error:
         logger.warning("%s: an interrupted save cannot be finished: %s", folder, error)
+
+
+def finish_and_verify(folder: Path) -> None:
+    """Finish a save that was interrupted, and verify the checkpoint. What is wrong with it is a CheckpointError."""
+    finish_or_warn(folder)
+    verify(folder)
 
 
 def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
@@ -217,7 +217,7 @@ def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
     """
     folders = numbered(parent, prefix)
     for folder in folders:
-        _finish_or_warn(folder)
+        finish_or_warn(folder)
     damaged = []
     for newest in folders:
         try:
