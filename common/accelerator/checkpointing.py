@@ -18,12 +18,10 @@ save of several processes becomes a checkpoint, checkpoint_manifest.py finds dam
 to one save, and serialization.py keeps files free of code.
 """
 
-import contextlib
 import os
 import re
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +35,17 @@ from .optimizer import AcceleratedOptimizer
 from .scheduler import AcceleratedScheduler
 from .state import AcceleratorState, GradientState, PartialState
 from .utils import save_ids
-from .utils.checkpoint_folder import Part, finish_or_warn, numbered, recover_newest, remove_old_checkpoints
+from .utils.checkpoint_folder import (
+    draft_of_this_rank,
+    finish_or_warn,
+    finish_save,
+    numbered,
+    publish_main_part,
+    publish_rank_part,
+    recover_newest,
+    remove,
+    remove_old_checkpoints,
+)
 from .utils.checkpoint_manifest import Checkpoint, CheckpointError, read_checkpoint, verify
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.dataclasses import ProjectConfiguration
@@ -139,49 +147,82 @@ def save_state(
         OSError: if something cannot be written, or an old checkpoint cannot be removed.
         Exception: what a hook or an object met.
     """
+    if all_ranks or AcceleratorState().is_fsdp2:
+        return _save_together(run, output_dir, safe_serialization)
+    return _save_alone(run, output_dir, safe_serialization)
+
+
+def _save_alone(run: RunState, output_dir: str | os.PathLike | None, safe_serialization: bool) -> Path:
+    """Save the part of this process, whatever the others do."""
     project = run.project
-    all_ranks = all_ranks or AcceleratorState().is_fsdp2
-    if all_ranks:
-        # All take both from the main process, which may have saved alone before, and then has another number.
-        project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])
-        folder = _folder_to_save(project, output_dir)
-    else:
-        folder = _folder_to_save(project, output_dir)
-        save_id = save_ids.next_id(folder)
-    part = Part(folder, save_id, is_main=_writes_main_part(project))
-    # A block ends before each collective, so that no rank enters one that another will not. Under FSDP `get_state_dict`
-    # and `_contents_by_file` are collectives.
-    errors_shared = errors_on_all_ranks if all_ranks else contextlib.nullcontext
+    folder = _folder_to_save(project, output_dir)
+    save_id = save_ids.next_id(folder)
+    draft = draft_of_this_rank(folder)
     try:
-        with errors_shared():
-            if part.is_main and project.automatic_checkpoint_naming and os.path.lexists(folder):
-                hint = "`load_state` first, or set `project_configuration.iteration`"
-                raise ValueError(f"Checkpoint directory {folder} ({project.iteration}) already exists: {hint}")
-            part.begin()
-        with errors_shared():
-            weights = [run.get_state_dict(model) for model in run.models]
-            for hook in run.save_hooks:
-                hook(run.models, weights, str(part.draft))
-        with errors_shared():
-            weights_name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
-            contents = _contents_by_file(run, part, _by_file(weights_name, weights))
-            _write(contents, part.draft)
-            if not part.is_main:
-                part.publish()
-        with errors_shared():
-            # The main part comes last, because with it the checkpoint appears.
-            if part.is_main:
-                part.publish()
+        _begin_draft(project, folder, draft)
+        weights = _weights_by_file(run, draft, safe_serialization)
+        _write(_contents_by_file(run, weights), draft)
+        if _writes_main_part(project):
+            publish_main_part(draft, folder, save_id)
+        else:
+            publish_rank_part(draft, folder, save_id)
     except BaseException:
-        part.discard()
-        if PartialState().use_distributed and not all_ranks:
+        remove(draft)
+        if PartialState().use_distributed:  # Other ranks may have saved under this number.
             project.iteration += 1
         raise
     project.iteration += 1
-    with errors_shared():
-        if part.is_main and project.automatic_checkpoint_naming and project.total_limit is not None:
-            remove_old_checkpoints(folder, project.total_limit)
+    _make_room(project, folder)
     return folder
+
+
+def _save_together(run: RunState, output_dir: str | os.PathLike | None, safe_serialization: bool) -> Path:
+    """Save the parts of all ranks, step by step. A collective."""
+    project = run.project
+    # All take both from the main process, which may have saved alone before, and then has another number.
+    project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])
+    folder = _folder_to_save(project, output_dir)
+    draft = draft_of_this_rank(folder)
+    is_main = _writes_main_part(project)
+    try:
+        # Under FSDP `_weights_by_file` and `_contents_by_file` are collectives, which no rank may enter alone.
+        run_on_all_ranks(lambda: _begin_draft(project, folder, draft))
+        weights = run_on_all_ranks(lambda: _weights_by_file(run, draft, safe_serialization))
+        run_on_all_ranks(lambda: _write(_contents_by_file(run, weights), draft))
+        run_on_all_ranks(lambda: publish_rank_part(draft, folder, save_id), runs_here=not is_main)
+        # The main part comes last, because with it the checkpoint appears.
+        run_on_all_ranks(lambda: publish_main_part(draft, folder, save_id), runs_here=is_main)
+    except BaseException:
+        remove(draft)
+        raise
+    project.iteration += 1
+    run_on_all_ranks(lambda: _make_room(project, folder))
+    return folder
+
+
+def _begin_draft(project: ProjectConfiguration, folder: Path, draft: Path) -> None:
+    """Make an empty draft. Before, the main process ends an earlier save into `folder` that was interrupted."""
+    if _writes_main_part(project):
+        if project.automatic_checkpoint_naming and os.path.lexists(folder):
+            hint = "`load_state` first, or set `project_configuration.iteration`"
+            raise ValueError(f"Checkpoint directory {folder} ({project.iteration}) already exists: {hint}")
+        finish_save(folder)
+    remove(draft)
+    draft.mkdir(parents=True)
+
+
+def _weights_by_file(run: RunState, draft: Path, safe_serialization: bool) -> dict[str, Any]:
+    """The weights that the hooks leave to be saved. The hooks may write files of their own to `draft`."""
+    weights = [run.get_state_dict(model) for model in run.models]
+    for hook in run.save_hooks:
+        hook(run.models, weights, str(draft))
+    return _by_file(SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME, weights)
+
+
+def _make_room(project: ProjectConfiguration, just_written: Path) -> None:
+    """Remove the oldest checkpoints where there are more than `total_limit`."""
+    if _writes_main_part(project) and project.automatic_checkpoint_naming and project.total_limit is not None:
+        remove_old_checkpoints(just_written, project.total_limit)
 
 
 def _folder_to_save(project: ProjectConfiguration, output_dir: str | os.PathLike | None) -> Path:
@@ -216,8 +257,8 @@ def _gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         return {name: parameter.grad.cpu() for name, parameter in parameters if parameter.grad is not None}
 
 
-def _contents_by_file(run: RunState, part: Part, weights: dict[str, Any]) -> dict[str, Any]:
-    """The content of each file of `part`; `weights` are those of the models by file.
+def _contents_by_file(run: RunState, weights: dict[str, Any]) -> dict[str, Any]:
+    """The content of each file of the part that this process writes; `weights` are those of the models by file.
 
     As in the original, all objects are asked for their states after the hooks, which may have changed them. Each rank
     asks, because under FSDP, and perhaps in an object of the script, that is a collective.
@@ -232,8 +273,8 @@ def _contents_by_file(run: RunState, part: Part, weights: dict[str, Any]) -> dic
         if state:
             loader_states[name] = state
     rank_state |= get_random_states(PartialState().device)
-    rank_file = {RANDOM_STATES_FILE.format(part.rank): rank_state}
-    if part.is_main:
+    rank_file = {RANDOM_STATES_FILE.format(PartialState().process_index): rank_state}
+    if _writes_main_part(run.project):
         return weights | states | loader_states | rank_file
     # The loaders of each rank have read ahead, to different batches, so each part keeps its own.
     rank_state["loaders"] = loader_states
@@ -288,17 +329,16 @@ def load_state(
         run = replace(run, loaders=[])
     PartialState().wait_for_everyone()  # Now no process is saving, so what this run has saved is complete.
     folder = _newest_checkpoint(run.project) if input_dir is None else _absolute(input_dir)
-    # The newest one was finished and verified on the disk of the main process. Other machines may have their own.
-    is_recovered = input_dir is None and PartialState().is_main_process
-    verifies = _writes_main_part(run.project) and not is_recovered
-    run_on_all_ranks(lambda: finish_or_warn(folder), verifies)
+    # On each disk, the process that would write a main part there looks after the checkpoint for all that read it.
+    owns_disk = _writes_main_part(run.project)
+    run_on_all_ranks(lambda: finish_or_warn(folder), runs_here=owns_disk)
     with errors_on_all_ranks():
-        read = _verify_and_read if verifies else _read
-        saved = read(run, folder, load_kwargs or {})
-    with errors_on_all_ranks():
-        _restore(run, saved, load_model_func_kwargs)
-    with errors_on_all_ranks():  # Under FSDP this is a collective, so no rank may have failed before.
-        _restore_gradients(run.models, saved.gradients_of_ranks)
+        if owns_disk:
+            verify(folder)
+        saved = _read(run, folder, load_kwargs or {})
+    run_on_all_ranks(lambda: _restore(run, saved, load_model_func_kwargs))
+    # Under FSDP this is a collective, so no rank may have failed before.
+    run_on_all_ranks(lambda: _restore_gradients(run.models, saved.gradients))
     _warn_of_ranks_without_part(saved)
     _warn_of_files_without_object(run, saved, with_loaders)
     if run.project.automatic_checkpoint_naming and run.project.project_dir is not None:
@@ -333,30 +373,19 @@ class SavedRun:
         states: of all objects but models, by the names of their files.
         step: the calls of `accumulate` that the saved run had made, on each rank.
         rank_state: the content of this rank's random_states_R.pkl; empty if the checkpoint has none.
-        gradients_of_ranks: for each rank that has contributed to an unfinished window, the gradients of each model. It
-            is this rank alone if it is there and as many processes have saved as there are now.
+        gradients: with which this rank goes on in an unfinished window, of each model; empty if the window was whole.
     """
 
     checkpoint: Checkpoint
     states: dict[str, Any]
     step: int
     rank_state: dict[str, Any]
-    gradients_of_ranks: list[list[dict[str, torch.Tensor]]]
+    gradients: list[dict[str, torch.Tensor]]
 
     @property
     def weights_name(self) -> str:
         """The name of the file of the first model."""
         return SAFE_WEIGHTS_NAME if SAFE_WEIGHTS_NAME in self.checkpoint.files else WEIGHTS_NAME
-
-
-def _verify_and_read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
-    """`_read`, while another thread verifies the files. An error that verification finds is raised first."""
-    with ThreadPoolExecutor() as threads:
-        verification = threads.submit(verify, folder)
-        try:
-            return _read(run, folder, load_kwargs)
-        finally:
-            verification.result()
 
 
 def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
@@ -373,15 +402,26 @@ def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
     # A loader that was prepared after the checkpoint has no file, and starts at its beginning.
     names += [name for name in run.loaders_by_file() if name in checkpoint.files]
     states = {name: _read_file(checkpoint, name, **load_kwargs) for name in names}
-    own_rank = PartialState().process_index
-    # Gradients come from the part of this rank, or from all parts if that is not there or the number of ranks differs.
     ranks = [manifest.rank for manifest in checkpoint.manifests]
+    own_rank = PartialState().process_index
     if checkpoint.world_size == PartialState().num_processes and own_rank in ranks:
-        ranks = [own_rank]
+        ranks = [own_rank]  # Else this rank goes on with the mean of all gradients that are there.
     rank_states = {rank: _read_file(checkpoint, RANDOM_STATES_FILE.format(rank), **load_kwargs) for rank in ranks}
-    step = rank_states[ranks[0]]["step"]  # All parts of a save have the same. If there are several, the main part's.
+    step = rank_states[ranks[0]]["step"]  # All parts of a save have the same.
     gradients = [state["gradients"] for state in rank_states.values() if "gradients" in state]
-    return SavedRun(checkpoint, states, step, rank_states.get(own_rank, {}), gradients)
+    return SavedRun(checkpoint, states, step, rank_states.get(own_rank, {}), _mean_gradients(gradients))
+
+
+def _mean_gradients(of_ranks: list[list[dict[str, torch.Tensor]]]) -> list[dict[str, torch.Tensor]]:
+    """For each model the mean of the ranks' gradients. A rank without one of them counts as zero in it."""
+    means = []
+    for of_one_model in zip(*of_ranks, strict=True):
+        total: dict[str, torch.Tensor] = {}
+        for gradients in of_one_model:
+            for name, gradient in gradients.items():
+                total[name] = total[name] + gradient if name in total else gradient
+        means.append({name: gradient / len(of_ranks) for name, gradient in total.items()})
+    return means
 
 
 def _read_file(checkpoint: Checkpoint, name: str, **load_kwargs: Any) -> Any:
@@ -424,16 +464,13 @@ def _restore(run: RunState, saved: SavedRun, load_model_func_kwargs: dict[str, A
         set_random_states(PartialState().device, saved.rank_state)
 
 
-def _restore_gradients(models: list[torch.nn.Module], gradients_of_ranks: list[list[dict[str, torch.Tensor]]]) -> None:
-    """Give parameters the mean of the ranks' gradients of an unfinished window, or none. Under FSDP a collective."""
+def _restore_gradients(models: list[torch.nn.Module], gradients: list[dict[str, torch.Tensor]]) -> None:
+    """Give parameters their gradients of an unfinished window, or none. Under FSDP a collective."""
     for index, model in enumerate(models):
+        saved = gradients[index] if gradients else {}
         with whole_parameters(model):
             for name, parameter in innermost_model(model).named_parameters():
-                parts = [gradients[index][name] for gradients in gradients_of_ranks if name in gradients[index]]
-                parameter.grad = None
-                if parts:  # A rank without this gradient counts as zero in the mean.
-                    total = sum(parts[1:], start=parts[0])
-                    parameter.grad = total.div(len(gradients_of_ranks)).to(parameter.device)
+                parameter.grad = saved[name].to(parameter.device) if name in saved else None
 
 
 def _warn_of_ranks_without_part(saved: SavedRun) -> None:

@@ -22,9 +22,8 @@ These events keep a state or end it:
                                        then back      then back
     a notebook launch, forked process  forgotten      forgotten          begins again
 
-Another Accelerator replaces the accumulation settings and, if it names one, the compiler. To forget a state, the class
-gets a new dictionary. Existing instances keep the old one, so an Accelerator that has ended still knows its rank. A
-GradientState begins again in its dictionary, because prepared objects hold it.
+To forget a state, the class gets a new dictionary. Existing instances keep the old one, by which an Accelerator that
+has ended knows its rank. A GradientState begins again in its dictionary, because prepared objects hold it.
 """
 
 import enum
@@ -346,15 +345,19 @@ class AcceleratorState(PartialState):
         if cpu and process.device.type != "cpu":
             raise _already_initialized("cpu=True", reason=f"this process runs on {process.device}")
         if self.initialized:
-            self._refuse_other_settings(mixed_precision, fsdp_plugin)
-            if dynamo_plugin is not None:
-                self.dynamo_plugin = dynamo_plugin
-            return
-        if not _from_accelerator:
+            self._keep_settings(mixed_precision, dynamo_plugin, fsdp_plugin)
+        elif _from_accelerator:
+            self._choose_settings(process, mixed_precision, dynamo_plugin, fsdp_plugin)
+        else:
             raise ValueError(
                 "Please make sure to properly initialize your accelerator via `accelerator = Accelerator()` before "
                 "you ask for its state; `PartialState()` needs none"
             )
+
+    def _choose_settings(
+        self, process: PartialState, mixed_precision: str | None, dynamo_plugin: Any, fsdp_plugin: Any
+    ) -> None:
+        """Fill this state for the first Accelerator. An error leaves it empty."""
         precision = choose_precision(mixed_precision)
         if process.distributed_type == DistributedType.NO:
             fsdp_plugin = None
@@ -367,12 +370,15 @@ class AcceleratorState(PartialState):
         self.fsdp_plugin = fsdp_plugin
         self.mixed_precision = precision
 
-    def _refuse_other_settings(self, mixed_precision: str | None, fsdp_plugin: Any) -> None:
+    def _keep_settings(self, mixed_precision: str | None, dynamo_plugin: Any, fsdp_plugin: Any) -> None:
+        """Refuse other settings from another Accelerator; of them the compiler alone can be replaced."""
         if mixed_precision is not None and choose_precision(mixed_precision) != self.mixed_precision:
             now = f"this process already runs with '{self.mixed_precision}'"
             raise _already_initialized(f"mixed_precision='{mixed_precision}'", reason=now)
         if fsdp_plugin not in (None, self.fsdp_plugin) and PartialState().distributed_type != DistributedType.NO:
             raise _already_initialized("fsdp_plugin", reason="the first Accelerator chose other FSDP settings, or none")
+        if dynamo_plugin is not None:
+            self.dynamo_plugin = dynamo_plugin
 
     def __repr__(self) -> str:
         return f"{super().__repr__()}\nMixed precision type: {self.mixed_precision}\n"

@@ -16,9 +16,9 @@ The save takes these steps, where rank 1 may be earlier or later than rank 0:
     4. The later one of the two moves the files of .c.part_1_ID to c, the manifest last.
 
 A rename is atomic, so a part is complete as soon as its folder has the name of step 2 or 3. If rank 0 is killed before
-step 3, the older checkpoint is as it was. If it is killed later, the next save or load moves the files that are left.
-Of each rank only the newest part waits for its main part. If a rank has failed, was killed or does not save, the
-checkpoint has no part of it, and loading says so.
+step 3, the older checkpoint is as it was. If it is killed later, the next save or load moves the files that are left,
+by the same function, `finish_save`. Of each rank only the newest part waits for its main part. If a rank has failed,
+was killed or does not save, the checkpoint has no part of it, and loading says so.
 
 With `save_on_each_node` the first process of each machine writes a main part, to its own disk. Files are not fsynced,
 so after a power failure the newest checkpoint may be damaged. Loading finds this out. Without a name it takes the
@@ -57,65 +57,49 @@ logger = logging.getLogger(__name__)
 MAIN_PART_NAME = ".main_part"
 
 
-class Part:
-    """The part of a checkpoint that this process writes.
+def draft_of_this_rank(folder: Path) -> Path:
+    """The hidden folder in which this rank writes its part of the checkpoint in `folder`."""
+    return _hidden_path(folder, f"draft_{PartialState().process_index}")
 
-    Attributes:
-        save_id: the id of the save, which is the same on all ranks.
-        draft: the hidden folder in which the part is written.
-        complete: the hidden folder in which a complete rank part waits for the main part.
+
+def publish_main_part(draft: Path, folder: Path, save_id: str) -> None:
+    """Make a checkpoint of `draft`, and of the parts of its save that other ranks have completed.
+
+    Raises:
+        CheckpointError: if the draft holds a symbolic link or a file with the name of a manifest, or something is in
+            the way of a file. Then nothing in `folder` is changed.
+        OSError: if a file cannot be moved.
     """
+    _write_manifest(draft, MANIFEST_NAME, save_id)
+    _require_places_for(files_in(draft), folder)
+    draft.rename(folder / MAIN_PART_NAME if folder.exists() else folder)
+    finish_save(folder)
 
-    def __init__(self, folder: Path, save_id: str, is_main: bool) -> None:
-        self.folder = folder
-        self.save_id = save_id
-        self.is_main = is_main
-        self.rank = PartialState().process_index
-        self.manifest_name = MANIFEST_NAME if is_main else RANK_MANIFEST_NAME.format(self.rank)
-        self.draft = _hidden_path(folder, f"draft_{self.rank}")
-        self.complete = _hidden_path(folder, f"part_{self.rank}_{save_id}")
 
-    def begin(self) -> None:
-        """Make an empty draft, after finishing an earlier save that was interrupted.
+def publish_rank_part(draft: Path, folder: Path, save_id: str) -> None:
+    """Complete the part in `draft`, and move it to `folder` if the main part of its save is there.
 
-        Raises:
-            CheckpointError, OSError: if that save cannot be finished; then no file of it is lost.
-        """
-        if self.is_main:
-            finish_interrupted_save(self.folder)
-        remove(self.draft)
-        self.draft.mkdir(parents=True)
+    Raises:
+        CheckpointError: if the draft holds a symbolic link or a file with the name of a manifest.
+        OSError: if a file cannot be moved.
+    """
+    rank = PartialState().process_index
+    _write_manifest(draft, RANK_MANIFEST_NAME.format(rank), save_id)
+    complete = _hidden_path(folder, f"part_{rank}_{save_id}")
+    draft.rename(complete)
+    earlier = [path for path in _hidden_paths(folder, f"part_{rank}_*") if path != complete]
+    for path in earlier:
+        # Rank 0 may be moving its files just now. It cannot move any file as soon as this has another name.
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(draft)
+            remove(draft)
+    _move_rank_parts(folder)
 
-    def publish(self) -> None:
-        """Complete the part, and move what belongs together to its place. Other files in the folder stay.
 
-        Raises:
-            CheckpointError: if the draft holds a symbolic link or a file with the name of a manifest, or something is
-                in the way of a file of the main part. Then nothing in the folder is changed.
-        """
-        files = describe_files(self.draft)
-        if self.is_main:
-            _require_places_for([*files, self.manifest_name], self.folder)
-        manifest = Manifest(self.save_id, self.rank, PartialState().num_processes, files)
-        write_manifest(manifest, self.draft / self.manifest_name)
-        if not self.is_main:
-            self.draft.rename(self.complete)
-            earlier = [path for path in _hidden_paths(self.folder, f"part_{self.rank}_*") if path != self.complete]
-            for path in earlier:
-                # Rank 0 may be moving its files just now. It cannot move any file as soon as this has another name.
-                with contextlib.suppress(FileNotFoundError):
-                    path.rename(self.draft)
-                    remove(self.draft)
-        elif self.folder.exists():
-            self.draft.rename(self.folder / MAIN_PART_NAME)
-            _move_files(self.folder / MAIN_PART_NAME, self.folder)
-        else:
-            self.draft.rename(self.folder)
-        _move_rank_parts(self.folder)
-
-    def discard(self) -> None:
-        """Remove the draft, because the save has failed. A complete part stays."""
-        remove(self.draft)
+def _write_manifest(draft: Path, name: str, save_id: str) -> None:
+    rank = PartialState().process_index
+    world_size = PartialState().num_processes
+    write_manifest(Manifest(save_id, rank, world_size, describe_files(draft)), draft / name)
 
 
 def _hidden_path(folder: Path, name: str) -> Path:
@@ -142,7 +126,7 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def finish_interrupted_save(folder: Path) -> None:
+def finish_save(folder: Path) -> None:
     """Move the files of all complete parts of the checkpoint in `folder` to their places.
 
     Raises:
@@ -155,14 +139,6 @@ def finish_interrupted_save(folder: Path) -> None:
     if main_part.is_dir():
         _move_files(main_part, folder)
     _move_rank_parts(folder)
-
-
-def finish_or_warn(folder: Path) -> None:
-    """`finish_interrupted_save` before loading: if it fails, as on a read-only disk, `folder` is loaded as it is."""
-    try:
-        finish_interrupted_save(folder)
-    except (OSError, CheckpointError) as error:
-        logger.warning("%s: an interrupted save cannot be finished: %s", folder, error)
 
 
 def _move_rank_parts(folder: Path) -> None:
@@ -216,6 +192,20 @@ def numbered(parent: Path, prefix: str = "checkpoint_") -> list[Path]:
     return sorted(folders, key=lambda path: int(path.name.removeprefix(prefix)), reverse=True)
 
 
+def finish_or_warn(folder: Path) -> None:
+    """`finish_save` before loading: if it fails, as on a read-only disk, `folder` is loaded as it is."""
+    try:
+        finish_save(folder)
+    except (OSError, CheckpointError) as error:
+        logger.warning("%s: an interrupted save cannot be finished: %s", folder, error)
+
+
+def finish_and_verify(folder: Path) -> None:
+    """Finish a save that was interrupted, and verify the checkpoint. What is wrong with it is a CheckpointError."""
+    finish_or_warn(folder)
+    verify(folder)
+
+
 def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
     """The newest checkpoint in `parent` that is complete and undamaged, after clearing up what killed saves have left.
 
@@ -228,29 +218,25 @@ def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
     folders = numbered(parent, prefix)
     for folder in folders:
         finish_or_warn(folder)
-    newest = _first_undamaged(folders)
-    if newest is None:
+    damaged = []
+    for newest in folders:
+        try:
+            verify(newest)
+            break
+        except CheckpointError as error:
+            logger.warning("skipping a checkpoint: %s", error)
+            damaged.append(newest)
+    else:
         raise CheckpointError(f"there is no complete and undamaged checkpoint in {parent}")
     logger.info("resuming from %s", newest)
     # Where nobody may write, all of this stays. The run can go on nevertheless.
-    for damaged in folders[: folders.index(newest)]:
+    for path in damaged:
         with contextlib.suppress(OSError):
-            damaged.rename(f"{damaged}.damaged-{uuid.uuid4().hex[:8]}")
+            path.rename(f"{path}.damaged-{uuid.uuid4().hex[:8]}")
     for path in _leftovers(parent, prefix):
         with contextlib.suppress(OSError):
             remove(path)
     return newest
-
-
-def _first_undamaged(folders: list[Path]) -> Path | None:
-    """The first of `folders` that holds a complete and undamaged checkpoint. Those before it are logged."""
-    for folder in folders:
-        try:
-            verify(folder)
-            return folder
-        except CheckpointError as error:
-            logger.warning("skipping a checkpoint: %s", error)
-    return None
 
 
 def _leftovers(parent: Path, prefix: str) -> list[Path]:
@@ -261,12 +247,6 @@ def _leftovers(parent: Path, prefix: str) -> list[Path]:
     for folder in numbered(parent, prefix):
         found += folder.glob(".draft_*")
     return found
-
-
-def finish_and_verify(folder: Path) -> None:
-    """Finish a save that was interrupted, and verify the checkpoint. What is wrong with it is a CheckpointError."""
-    finish_or_warn(folder)
-    verify(folder)
 
 
 def remove_old_checkpoints(just_written: Path, limit: int) -> None:

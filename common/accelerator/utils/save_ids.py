@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 # The numbers of saves into a folder since a collective, by all Accelerators of this process.
 _num_saves: Counter[tuple[str, Path]] = Counter()
-# The names of runs by their process groups.
+# The name of a run, by its process group: its processes have it in common, and no other run has it.
 _names_of_runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
@@ -37,20 +37,14 @@ def next_id(folder: Path) -> str:
     """The id of the save into `folder` that begins now."""
     if not dist.is_initialized():
         return uuid.uuid4().hex
-    # torch does not document this count, but no other one is the same on all ranks whatever each of them saves.
-    # `test_ids_are_the_same_on_all_ranks_and_differ_between_saves_into_one_folder` fails if torch changes it.
     group: Any = dist.group.WORLD
-    run_and_collectives = f"{name_of_run()}-{group._get_sequence_number_for_group()}"
-    _num_saves[run_and_collectives, folder] += 1
-    return f"{run_and_collectives}-{_num_saves[run_and_collectives, folder]}"
-
-
-def name_of_run() -> str:
-    """A name that the processes of this run have in common, and no other run has."""
-    group = dist.group.WORLD
     # The store is asked once. It belongs to torchrun, which may have been killed before the last save.
     if group not in _names_of_runs:
         # The first rank that comes here chooses the name. The store keeps it for the others, and none of them waits.
         store = dist.distributed_c10d._get_default_store()
         _names_of_runs[group] = store.compare_set("checkpointing/run", "", uuid.uuid4().hex).decode()
-    return _names_of_runs[group]
+    # torch does not document this count, but no other one is the same on all ranks whatever each of them saves.
+    # `test_ids_are_the_same_on_all_ranks_and_differ_between_saves_into_one_folder` fails if torch changes it.
+    run_and_collectives = f"{_names_of_runs[group]}-{group._get_sequence_number_for_group()}"
+    _num_saves[run_and_collectives, folder] += 1
+    return f"{run_and_collectives}-{_num_saves[run_and_collectives, folder]}"

@@ -67,10 +67,10 @@ def test_a_link_that_a_hook_makes_is_refused_when_it_is_saved(accelerator, tmp_p
 
 
 def save_and_load(accelerator: Accelerator, folder: Path, failing: str) -> str:
-    """The error on this process, where the part of it that is called `failing` raises on rank 1."""
+    """The error on this process, where the part of it that is called `failing` raises on the last rank."""
 
     def take_part(part: str) -> None:
-        if part == failing and accelerator.process_index == 1:
+        if part == failing and accelerator.is_last_process:
             raise OSError(part)
 
     class Registered:
@@ -94,8 +94,8 @@ def save_and_load(accelerator: Accelerator, folder: Path, failing: str) -> str:
 
 @pytest.mark.parametrize("failing", ["save hook", "state_dict", "load hook", "load_state_dict"])
 def test_what_fails_on_one_process_is_raised_on_all_and_leaves_no_draft(failing, tmp_path):
-    errors = on_ranks(2, save_and_load, tmp_path / "c", failing)
-    assert errors == [f"RemoteError: rank 1: OSError: {failing}", f"OSError: {failing}"]
+    errors = on_ranks(3, save_and_load, tmp_path / "c", failing)
+    assert errors == [f"RemoteError: rank 2: OSError: {failing}"] * 2 + [f"OSError: {failing}"]
     assert not list(tmp_path.glob(".*"))
 
 

@@ -5,8 +5,7 @@ import itertools
 import os
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +17,12 @@ from common.accelerator import Accelerator
 from common.accelerator.operations import RemoteError
 from common.accelerator.state import PartialState
 from common.accelerator.utils import ProjectConfiguration, gather_object, save_ids
-from common.accelerator.utils.checkpoint_folder import Part
+from common.accelerator.utils.checkpoint_folder import (
+    draft_of_this_rank,
+    publish_main_part,
+    publish_rank_part,
+    remove,
+)
 from tests.states import forget_states
 from tests.unit.accelerator.several_processes import on_ranks
 
@@ -58,14 +62,6 @@ class Run:
         seed = torch.initial_seed()
         random_step = None if seed == UNTOUCHED_SEED else (seed - self.rank) // 10
         return Loaded(self.model.bias.item(), random_step)
-
-
-@contextmanager
-def run_named(name: str) -> Iterator[None]:
-    """A block in which this process belongs to the run of that name, as if it had been started for it."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(save_ids, "name_of_run", lambda: name)
-        yield
 
 
 class Killed(Exception):
@@ -147,23 +143,21 @@ def save_twice_and_load(folder: Path, case: Interruption, operations: int) -> bo
     """
     naming = {"automatic_checkpoint_naming": case.numbered, "total_limit": 1 if case.numbered else None}
     place = None if case.numbered else folder / "c"
-    with run_named("first"):
-        run = Run(folder, **naming)
-        run.step(1)
-        run.accelerator.save_state(place)
-        run.accelerator.wait_for_everyone()
-        run.step(2)
-        allowed = operations if run.rank == case.victim else sys.maxsize
-        is_saved = save_unless_killed(allowed, run.accelerator, place, case.all_ranks)
-        all_saved = all(gather_object([is_saved]))
-    with run_named("second"):
-        run = Run(folder, **naming)
-        found = run.load(place)
-        assert found in possibly_loaded(case, run.rank, all_saved), (operations, found)
-        assert len({loaded.weights_step for loaded in gather_object([found])}) == 1, operations
-        run.step(3)
-        run.accelerator.save_state(place)  # The run goes on.
-        assert run.load(place) == Loaded(3, 3), operations
+    run = Run(folder, **naming)
+    run.step(1)
+    run.accelerator.save_state(place)
+    run.accelerator.wait_for_everyone()
+    run.step(2)
+    allowed = operations if run.rank == case.victim else sys.maxsize
+    is_saved = save_unless_killed(allowed, run.accelerator, place, case.all_ranks)
+    all_saved = all(gather_object([is_saved]))
+    run = Run(folder, **naming)
+    found = run.load(place)
+    assert found in possibly_loaded(case, run.rank, all_saved), (operations, found)
+    assert len({loaded.weights_step for loaded in gather_object([found])}) == 1, operations
+    run.step(3)
+    run.accelerator.save_state(place)  # The run goes on.
+    assert run.load(place) == Loaded(3, 3), operations
     return all_saved
 
 
@@ -184,18 +178,15 @@ def test_an_interruption_at_any_file_operation_leaves_a_complete_checkpoint(case
 
 
 def saved_alone(_, folder: Path) -> Loaded:
-    """The steps that a new run loads. In the run before it all ranks saved step 0, and the main process step 1."""
-    with run_named("first"):
-        run = Run(folder)
-        run.step(0)
+    """The steps that are loaded after all ranks have saved step 0, and the main process alone step 1."""
+    run = Run(folder)
+    run.step(0)
+    run.accelerator.save_state(folder / "c")
+    run.accelerator.wait_for_everyone()
+    run.step(1)
+    if run.accelerator.is_main_process:
         run.accelerator.save_state(folder / "c")
-        run.accelerator.wait_for_everyone()
-        run.step(1)
-        if run.accelerator.is_main_process:
-            run.accelerator.save_state(folder / "c")
-        run.accelerator.wait_for_everyone()
-    with run_named("second"):
-        return run.load(folder / "c")
+    return run.load(folder / "c")
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -269,23 +260,19 @@ def saved_late(_, folder: Path) -> tuple:
         if run.accelerator.project_configuration.iteration == 1:
             raise KeyError
 
-    with run_named("first"):
-        run = Run(folder, **naming)
-        if not run.accelerator.is_main_process:
-            store.wait(["the first checkpoint is there"])
-            run.accelerator.register_save_state_pre_hook(come_late)
-        for number in range(4):
-            run.step(number)
-            with suppress(KeyError):
-                run.accelerator.save_state()
-            if run.accelerator.is_main_process:
-                store.set("the first checkpoint is there", "")
-                store.wait(["rank 1 is saving"])
-        store.set("the main process has saved", "")
-        run.accelerator.wait_for_everyone()
-    with run_named("second"):
-        run = Run(folder, **naming)
-        return run.load(), [path.name for path in (folder / "checkpoints").glob("checkpoint_*")]
+    run = Run(folder, **naming)
+    if not run.accelerator.is_main_process:
+        store.wait(["the first checkpoint is there"])
+        run.accelerator.register_save_state_pre_hook(come_late)
+    for number in range(4):
+        run.step(number)
+        with suppress(KeyError):
+            run.accelerator.save_state()
+        if run.accelerator.is_main_process:
+            store.set("the first checkpoint is there", "")
+            store.wait(["rank 1 is saving"])
+    store.set("the main process has saved", "")
+    return run.load(), [path.name for path in (folder / "checkpoints").glob("checkpoint_*")]
 
 
 def test_a_rank_that_comes_late_completes_the_checkpoint_that_is_still_there(tmp_path):
@@ -294,27 +281,29 @@ def test_a_rank_that_comes_late_completes_the_checkpoint_that_is_still_there(tmp
 
 def test_a_rank_that_comes_early_and_fails_in_its_second_save_loses_no_part(tmp_path, monkeypatch):
     """It ends its third save just when the main process is removing the empty folder of its first part."""
+    folder = tmp_path / "c"
     rmtree = shutil.rmtree
 
-    def begun(rank: int, save_id: str) -> Part:
+    def written(rank: int, text: str) -> Path:
+        """The draft of this rank, which this process is from now on."""
         PartialState(cpu=True).process_index = rank
-        part = Part(tmp_path / "c", save_id, is_main=rank == 0)
-        part.begin()
-        (part.draft / f"file_{rank}").write_text(save_id)
-        return part
+        draft = draft_of_this_rank(folder)
+        draft.mkdir()
+        (draft / f"file_{rank}").write_text(text)
+        return draft
 
     def remove_later(path: Path) -> None:
         monkeypatch.setattr(shutil, "rmtree", rmtree)
-        begun(1, "third").publish()
+        publish_rank_part(written(1, "third"), folder, "third")
         rmtree(path)
 
-    begun(1, "first").publish()
-    begun(1, "second").discard()
-    main = begun(0, "first")
+    publish_rank_part(written(1, "first"), folder, "first")
+    remove(written(1, "second"))
+    draft = written(0, "first")
     monkeypatch.setattr(shutil, "rmtree", remove_later)
-    main.publish()
+    publish_main_part(draft, folder, "first")
     assert (tmp_path / "c/file_1").read_text() == "first"
-    begun(0, "third").publish()
+    publish_main_part(written(0, "third"), folder, "third")
     assert (tmp_path / "c/file_1").read_text() == "third"
     assert not list(tmp_path.rglob(".*"))
 
