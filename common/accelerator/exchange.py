@@ -14,21 +14,20 @@ four bytes of content, rank 0 has the content `abc`, and rank 1 has `de`.
     _first_message     rank 0 packs  | checksum of its description | 3 | abc. |    the dot is a zero that fills up
                        rank 1 packs  | checksum of its description | 2 | de.. |
     all_gather_bytes   both ranks have both messages
-    headers            the checksums are equal; else the ranks gather the descriptions, and raise the same error
-    result             the longest content has 3 bytes, so all of them are there: `abc` and `de.`
+    exchange           the checksums are equal; else the ranks gather the descriptions, and raise the same error
+                       the longest content has 3 bytes, so all of them are there: `abc` and `de.`
 
-If rank 0 has `abcdef`, its message says 6 and has no content. The ranks see that, and a second `all_gather_bytes` sends
-`abcdef` and `de....`.
+If rank 0 has `abcdef`, its message says 6 and has no content. The ranks see that, and in a second round
+`all_gather_bytes` sends `abcdef` and `de....`.
 
 On nccl nothing is compared, because the CPU would have to wait for the GPU's kernels. Ranks that send different shapes
 there hang until the time-out, or get wrong numbers.
 """
 
-import struct
 import textwrap
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,9 +37,9 @@ from common.process_group import all_gather_object
 
 from .state import PartialState
 
-HEADER_FORMAT = struct.Struct("=qq")
+HEADER_BYTES = 2 * torch.int64.itemsize
 # The results of most batches fit into a message with so much room for them.
-ROOM_FOR_CONTENT = 2**14 - HEADER_FORMAT.size
+ROOM_FOR_CONTENT = 2**14 - HEADER_BYTES
 MAX_CHARACTERS_PER_RANK = 500
 
 
@@ -70,27 +69,21 @@ def exchange(description: list[str], content: torch.Tensor) -> torch.Tensor:
         return all_gather_bytes(content)
     checksum = zlib.crc32("\n".join(description).encode())  # Python's `hash` of a text differs between processes.
     messages = all_gather_bytes(_first_message(checksum, content))
-    headers = [Header(*HEADER_FORMAT.unpack_from(message)) for message in messages.numpy()]
-    if any(header.checksum != checksum for header in headers):
+    headers = messages[:, :HEADER_BYTES].contiguous().view(torch.int64)
+    checksums, lengths = headers.T.tolist()
+    if any(checksum_of_rank != checksum for checksum_of_rank in checksums):
         raise DistributedOperationException(_differences(all_gather_object(description)))
-    longest = max(header.length for header in headers)
+    longest = max(lengths)
     if longest <= ROOM_FOR_CONTENT:
-        return messages.narrow(1, HEADER_FORMAT.size, longest)
+        return messages.narrow(1, HEADER_BYTES, longest)
     return all_gather_bytes(_filled_up(content, longest))
-
-
-class Header(NamedTuple):
-    """The beginning of a first message: the checksum of the description, and the length of the content in bytes."""
-
-    checksum: int
-    length: int
 
 
 def _first_message(checksum: int, content: torch.Tensor) -> torch.Tensor:
     """A header, and `content` if there is room for it. The message is equally long on all ranks."""
-    header = HEADER_FORMAT.pack(checksum, len(content))
+    header = torch.tensor([checksum, len(content)])
     fitting = content if len(content) <= ROOM_FOR_CONTENT else content[:0]
-    return torch.cat([torch.frombuffer(bytearray(header), dtype=torch.uint8), _filled_up(fitting, ROOM_FOR_CONTENT)])
+    return torch.cat([header.view(torch.uint8), _filled_up(fitting, ROOM_FOR_CONTENT)])
 
 
 def _filled_up(content: torch.Tensor, length: int) -> torch.Tensor:

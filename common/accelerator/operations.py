@@ -30,7 +30,6 @@ from .state import DistributedType, PartialState
 
 
 def is_torch_tensor(tensor: Any) -> bool:
-    """True for a tensor."""
     return isinstance(tensor, torch.Tensor)
 
 

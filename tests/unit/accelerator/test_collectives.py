@@ -251,8 +251,6 @@ def test_an_unknown_reduction_is_refused():
 
 
 def exit_on_rank_1(accelerator):
-    """The error of each rank."""
-
     def leave():
         if accelerator.process_index == 1:
             raise SystemExit("the disk is full")
