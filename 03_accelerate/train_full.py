@@ -93,7 +93,7 @@ def train(args):
                 if accelerator.sync_gradients:  # the step is complete
                     progress.step += 1
                     if saves:
-                        decision = schedule.decide(progress.step)
+                        decision = schedule.decide(progress.step)  # the same on all ranks
                         if decision.save:
                             save(accelerator, model, progress)
                         if decision.stop:
