@@ -1,5 +1,7 @@
 """Collectives on nested structures (gather, reduce, broadcast, pad), and moving and converting the tensors in them.
 
+Functions of one leaf after the other come first, then the collectives, and then errors of one that all ranks raise.
+
 A collective takes its structure apart, lets `exchange.py` compare what the ranks send and fetch the bytes of all of
 them, and puts the structure together again. With `gather({"y": y, "x": x})` on two ranks these steps follow each other:
 
@@ -165,10 +167,8 @@ def _require_dense_tensors(named: list[NamedLeaf]) -> list[torch.Tensor]:
     return tensors
 
 
-def gather_object(object: Any) -> Any:
+def gather_object(object: Any) -> Any:  # the original's name of the parameter
     """The lists of all processes, joined in rank order; in a single process the input itself.
-
-    The parameter has the original's name.
 
     Raises:
         RuntimeError: on all processes, if one cannot pickle its list; not on nccl.
