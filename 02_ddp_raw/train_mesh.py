@@ -22,7 +22,7 @@ from common.start import prepare_process
 
 
 @torch.no_grad()
-def evaluate(model, loader, device, left, column_group):
+def evaluate(model, loader, device, num_left, column_group):
     # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
     totals = torch.zeros(3, dtype=torch.float64, device=device)
     loss_sum, correct, evaluated = totals  # views of `totals`: the all-reduce below sums all three
@@ -30,8 +30,8 @@ def evaluate(model, loader, device, left, column_group):
     for images, targets in loader:
         images, targets = images.to(device, non_blocking=True), targets.to(device, non_blocking=True)
         log_probs = model(images)  # gathers parameters, a collective: all ranks need equally many batches
-        log_probs, targets = log_probs[:left], targets[:left]  # repeated samples come last, and do not count
-        left -= len(targets)
+        log_probs, targets = log_probs[:num_left], targets[:num_left]  # repeated samples come last, and do not count
+        num_left -= len(targets)
         loss_sum += F.nll_loss(log_probs, targets, reduction="sum")
         correct += (log_probs.argmax(dim=1) == targets).sum()
         evaluated += len(targets)
