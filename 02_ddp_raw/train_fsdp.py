@@ -14,24 +14,23 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from common.args import parse_args
 from common.data import collate, load_data
+from common.eval_sampler import DistributedEvalSampler
 from common.instruments import measured
 from common.model import build_model
 from common.start import prepare_process
 
 
 @torch.no_grad()
-def evaluate(model, loader, device, num_real):
+def evaluate(model, loader, device, num_left):
     # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
     totals = torch.zeros(3, dtype=torch.float64, device=device)
     loss_sum, correct, evaluated = totals  # views of `totals`: the all-reduce below sums all three
-    seen = 0  # samples that have been counted
     model.eval()
     for images, targets in loader:
         images, targets = images.to(device, non_blocking=True), targets.to(device, non_blocking=True)
         log_probs = model(images)  # gathers parameters, a collective: all ranks need equally many batches
-        keep = min(len(targets), num_real - seen)  # what the sampler has repeated comes last, and does not count
-        log_probs, targets = log_probs[:keep], targets[:keep]
-        seen += keep
+        log_probs, targets = log_probs[:num_left], targets[:num_left]  # repeated samples come last, and do not count
+        num_left -= len(targets)
         loss_sum += F.nll_loss(log_probs, targets, reduction="sum")
         correct += (log_probs.argmax(dim=1) == targets).sum()
         evaluated += len(targets)
@@ -52,13 +51,13 @@ def train(args):
     train_set, test_set = load_data(args)
     sampler = DistributedSampler(train_set, seed=args.seed, drop_last=True)  # one order for all, equal parts of it
     eval_sampler = DistributedSampler(test_set, shuffle=False)  # repeats samples, so that all ranks have equally many
-    num_real = len(range(dist.get_rank(), len(test_set), world_size))  # this rank's samples, without repeated ones
+    num_real = len(DistributedEvalSampler(test_set))  # this rank's samples, without repeated ones
     share = args.batch_size // world_size  # of the global batch, so the learning rate need not change
     loading = dict(collate_fn=collate, num_workers=args.num_workers, pin_memory=train_set.device.type != device.type)
     train_loader = DataLoader(train_set, share, sampler=sampler, drop_last=True, **loading)  # whole batches
     test_loader = DataLoader(test_set, share, sampler=eval_sampler, **loading)
 
-    model = build_model(args).to(device)  # leave .to out where it does not fit: fully_shard moves each layer
+    model = build_model(args).to(device)
     # Each rank keeps a part of every parameter, as a DTensor. A layer's parameters are gathered before it computes, and
     # freed afterwards. In backward, a reduce-scatter averages the gradients: each rank gets those of its own parts.
     for layer in model.children():

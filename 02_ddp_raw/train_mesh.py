@@ -15,24 +15,23 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from common.args import parse_args
 from common.data import collate, load_data
+from common.eval_sampler import DistributedEvalSampler
 from common.instruments import measured
 from common.model import build_model
 from common.start import prepare_process
 
 
 @torch.no_grad()
-def evaluate(model, loader, device, num_real, column_group):
+def evaluate(model, loader, device, num_left, column_group):
     # Sums, not means: batches differ in size, and a mean of their means would weigh them alike.
     totals = torch.zeros(3, dtype=torch.float64, device=device)
     loss_sum, correct, evaluated = totals  # views of `totals`: the all-reduce below sums all three
-    seen = 0  # samples that have been counted
     model.eval()
     for images, targets in loader:
         images, targets = images.to(device, non_blocking=True), targets.to(device, non_blocking=True)
         log_probs = model(images)  # gathers parameters, a collective: all ranks need equally many batches
-        keep = min(len(targets), num_real - seen)  # what the sampler has repeated comes last, and does not count
-        log_probs, targets = log_probs[:keep], targets[:keep]
-        seen += keep
+        log_probs, targets = log_probs[:num_left], targets[:num_left]  # repeated samples come last, and do not count
+        num_left -= len(targets)
         loss_sum += F.nll_loss(log_probs, targets, reduction="sum")
         correct += (log_probs.argmax(dim=1) == targets).sum()
         evaluated += len(targets)
@@ -47,24 +46,23 @@ def train(args):
         torch.cuda.set_device(device)  # for calls that name no device
     # Joins the other processes: torchrun has put rank, world size and address into the environment. gloo is for CPUs.
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=args.timeout)
-    # Four ranks with --tensor 2. Each row trains on its own part of a batch:
+    # With --tensor 2, four ranks are two rows of two. The mesh has a name for each direction:
     #
-    #               tensor: fc1 and fc2 are shared along a row
-    #     data  row 0:   rank 0   rank 1
-    #           row 1:   rank 2   rank 3
+    #                    "tensor" →
+    #     "data"   row 0   rank 0   rank 1     A row has the same samples, and divides fc1 and fc2.
+    #       ↓      row 1   rank 2   rank 3     A column has different samples, and does what train_fsdp.py's ranks do.
     num_rows = dist.get_world_size() // args.tensor
     mesh = init_device_mesh(device.type, (num_rows, args.tensor), mesh_dim_names=("data", "tensor"))
     for group in mesh.get_all_groups():  # those of this rank's row and column
         group.set_timeout(args.timeout)  # a mesh makes its groups with torch's default, of 30 minutes on a CPU
-    column = mesh["data"]  # this rank's column
-    column_group = column.get_group()
-    row = column.get_local_rank()  # the number of this rank's row
+    column = mesh["data"]  # the ranks along "data" from this one
+    column_group = column.get_group()  # for the collectives of torch.distributed
+    row = column.get_local_rank()  # the number of this rank's row, which takes the place of the rank below
 
     train_set, test_set = load_data(args)
-    # The row's number in place of the rank: all ranks of a row have the same samples.
-    sampler = DistributedSampler(train_set, num_rows, row, seed=args.seed, drop_last=True)  # one order, equal parts
-    eval_sampler = DistributedSampler(test_set, num_rows, row, shuffle=False)  # repeats samples: equally many for all
-    num_real = len(range(row, len(test_set), num_rows))  # this row's samples, without repeated ones
+    sampler = DistributedSampler(train_set, num_rows, row, seed=args.seed, drop_last=True)  # an equal part for each row
+    eval_sampler = DistributedSampler(test_set, num_rows, row, shuffle=False)  # repeats samples, as in train_fsdp.py
+    num_real = len(DistributedEvalSampler(test_set, num_rows, row))  # this row's samples, without repeated ones
     share = args.batch_size // num_rows  # of the global batch, so the learning rate need not change
     loading = dict(collate_fn=collate, num_workers=args.num_workers, pin_memory=train_set.device.type != device.type)
     train_loader = DataLoader(train_set, share, sampler=sampler, drop_last=True, **loading)  # whole batches
@@ -74,15 +72,15 @@ def train(args):
     # In a row, each rank computes some outputs of fc1. From these it computes a summand of every output of fc2, and an
     # all-reduce over the row adds the summands up.
     parallelize_module(model, mesh["tensor"], {"fc1": ColwiseParallel(), "fc2": RowwiseParallel()})
-    # In a column, fully_shard cuts each parameter once more: a rank keeps 1/(num_rows × tensor) of fc1 and of fc2's
-    # weight. A layer's parts are gathered over the column before it computes, and freed afterwards.
+    # In a column, fully_shard cuts each rank's parameters once more, and gathers and averages over the column only. A
+    # rank then keeps 1/(num_rows × tensor) of fc1 and of fc2's weight, and 1/num_rows of the rest.
     for layer in model.children():
         fully_shard(layer, mesh=column)
     fully_shard(model, mesh=column)  # tells the layers of each other: a GPU gathers the next one while one computes
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)  # after sharding: it steps this rank's parts
-    # For dropout: the ranks of a row must drop the same inputs of fc1, so they have one seed. After fc1 they then drop
-    # the same places of their parts too, for example outputs 0 and 64 together. One device would draw these apart.
-    torch.manual_seed(args.seed + row)
+    # The ranks of a row must drop the same inputs of fc1, so they have one seed. After fc1 they then drop the same
+    # places of their parts too, for example outputs 0 and 64 together. One device would draw these apart.
+    torch.manual_seed(args.seed + row)  # for dropout: each row draws its own random numbers
 
     with measured(args, model, train_set, test_set) as report:  # counts steps, takes the time, prints what is reported
         for epoch in range(args.epochs):

@@ -19,53 +19,12 @@ from common.accelerator import Accelerator
 from common.accelerator.utils import DataLoaderConfiguration, InitProcessGroupKwargs, ProjectConfiguration, set_seed
 from common.args import parse_args
 from common.checkpoints.checks import SameTraining, has_checkpoint, refuse_longer_training, refuse_not_finite
-from common.checkpoints.schedule import CheckpointSchedule, caught_signals, stop_run
+from common.checkpoints.schedule import CheckpointSchedule
+from common.checkpoints.signals import caught_signals, stop_run
 from common.data import collate, load_data
 from common.instruments import measured
 from common.model import build_model
 from common.start import prepare_process
-
-
-class Progress:
-    """The place that the training has come to. Checkpoints hold it beside weights, optimizer and random numbers.
-
-    Attributes:
-        step: the number of optimizer steps so far.
-        loss_sum: this rank's losses of the steps of this epoch, added up on the device.
-    """
-
-    def __init__(self, device):
-        self.step = 0
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-
-    def state_dict(self):
-        return {"step": self.step, "loss_sum": self.loss_sum.item()}
-
-    def load_state_dict(self, state):
-        self.step = state["step"]
-        self.loss_sum.fill_(state["loss_sum"])
-
-
-def save(accelerator, model, progress):
-    refuse_not_finite(model, progress.step)
-    # A checkpoint holds one sum for all ranks. Each goes on from the mean of their sums, which keeps that mean right.
-    progress.loss_sum = accelerator.reduce(progress.loss_sum, reduction="mean")
-    # The number in the checkpoint's name. `save_state` has no argument for it: Accelerate's scripts set it like this.
-    accelerator.project_configuration.iteration = progress.step
-    # Without `all_ranks`, `save_state` of common.accelerator waits for nobody, and rank 0 alone may call it. With it,
-    # rank 0 writes last, and a full disk raises an error on all ranks. Accelerate's `save_state` ignores the argument.
-    accelerator.save_state(all_ranks=True)
-    if accelerator.is_main_process:
-        print(f"saved at step {progress.step}")
-
-
-def remaining_micro_batches(accelerator, loader, steps_done, steps_per_epoch):
-    """The micro-batches of the steps of an epoch that are left after `steps_done`."""
-    per_step = accelerator.gradient_accumulation_steps
-    if steps_done > 0:  # the checkpoint was made within this epoch
-        loader = accelerator.skip_first_batches(loader, steps_done * per_step)
-    # An epoch may end with micro-batches that are too few for a step. The Accelerator would make a step of them.
-    return islice(loader, (steps_per_epoch - steps_done) * per_step)
 
 
 @torch.no_grad()
@@ -107,22 +66,20 @@ def train(args):
     model, optimizer, train_loader, test_loader = accelerator.prepare(model, optimizer, train_loader, test_loader)
     set_seed(args.seed, device_specific=True)  # for dropout: each rank draws its own random numbers
 
-    saves = bool(args.checkpoint_dir)
-    resumes = saves and has_checkpoint(args.checkpoint_dir, "checkpoints/checkpoint_*")
+    steps_per_epoch = len(train_set) // args.batch_size
     progress = Progress(device)
     accelerator.register_for_checkpointing(progress, SameTraining(args.batch_size, train_set))
-    steps_per_epoch = len(train_set) // args.batch_size
+    saves = bool(args.checkpoint_dir)
+    resumes = saves and has_checkpoint(args.checkpoint_dir, "checkpoints/checkpoint_*")
     if resumes:
-        accelerator.load_state()  # takes the newest checkpoint that is whole
+        accelerator.load_state()  # the newest checkpoint that is whole: also `progress`, and random numbers
         refuse_longer_training(args.epochs, progress.step, steps_per_epoch)
         if accelerator.is_main_process:  # accelerator.print would print on each machine
             print(f"{args.level}: resumed at step {progress.step}")
-    # An epoch ends with its evaluation. A checkpoint of its last step was made before that, and still belongs to it.
-    unfinished_epoch = max(progress.step - 1, 0) // steps_per_epoch
 
     with caught_signals(enabled=saves) as signals, measured(args, model, train_set, test_set, resumes) as report:
         schedule = CheckpointSchedule(args.checkpoint_every, steps_per_epoch * args.epochs, signals, device)
-        for epoch in range(unfinished_epoch, args.epochs):
+        for epoch in range(progress.unfinished_epoch(steps_per_epoch), args.epochs):
             train_loader.set_epoch(epoch)  # another order for each epoch
             model.train()
             steps_done = progress.step - epoch * steps_per_epoch  # may be all: then only the evaluation is left
@@ -136,7 +93,7 @@ def train(args):
                 if accelerator.sync_gradients:  # the step is complete
                     progress.step += 1
                     if saves:
-                        decision = schedule.decide(progress.step)
+                        decision = schedule.decide(progress.step)  # the same on all ranks
                         if decision.save:
                             save(accelerator, model, progress)
                         if decision.stop:
@@ -147,6 +104,50 @@ def train(args):
             result = report(train_loss, *evaluate(accelerator, model, test_loader), steps=progress.step)
     accelerator.end_training()
     return result
+
+
+class Progress:
+    """The place that the training has come to. Checkpoints hold it beside weights, optimizer and random numbers.
+
+    Attributes:
+        step: the number of optimizer steps so far.
+        loss_sum: this rank's losses of the steps of this epoch, added up on the device.
+    """
+
+    def __init__(self, device):
+        self.step = 0
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+
+    def unfinished_epoch(self, steps_per_epoch):
+        # An epoch ends with its evaluation. A checkpoint of its last step is made before that, and still belongs to it.
+        return max(self.step - 1, 0) // steps_per_epoch
+
+    def state_dict(self):
+        return {"step": self.step, "loss_sum": self.loss_sum.item()}
+
+    def load_state_dict(self, state):
+        self.step = state["step"]
+        self.loss_sum.fill_(state["loss_sum"])
+
+
+def remaining_micro_batches(accelerator, loader, steps_done, steps_per_epoch):
+    """The micro-batches of the steps of an epoch that are left after `steps_done`."""
+    per_step = accelerator.gradient_accumulation_steps
+    if steps_done > 0:  # the checkpoint was made within this epoch
+        loader = accelerator.skip_first_batches(loader, steps_done * per_step)
+    # An epoch may end with micro-batches that are too few for a step. The Accelerator would make a step of them.
+    return islice(loader, (steps_per_epoch - steps_done) * per_step)
+
+
+def save(accelerator, model, progress):
+    refuse_not_finite(model, progress.step)
+    # A checkpoint holds one sum for all ranks. Each goes on from the mean of their sums, which keeps that mean right.
+    progress.loss_sum = accelerator.reduce(progress.loss_sum, reduction="mean")
+    # The number in the checkpoint's name. `save_state` has no argument for it: Accelerate's scripts set it like this.
+    accelerator.project_configuration.iteration = progress.step
+    accelerator.save_state(all_ranks=True)  # a full disk raises an error on all of them; Accelerate ignores `all_ranks`
+    if accelerator.is_main_process:
+        print(f"saved at step {progress.step}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from torch.utils.data import RandomSampler
 from common.accelerator import PartialState
 from common.args import parse_args
 from common.checkpoints.checks import SameTraining, has_checkpoint, refuse_longer_training, refuse_not_finite
-from common.checkpoints.schedule import CheckpointSchedule, Decision, caught_signals, stop_run
+from common.checkpoints.schedule import CheckpointSchedule
+from common.checkpoints.signals import caught_signals, stop_run
 from common.data import collate, load_data
 from common.instruments import measured
 from common.model import build_model
@@ -36,35 +37,6 @@ class DigitTrainer(Trainer):
         log_probs = model(inputs["images"])  # by default model(**inputs), which has to return a loss
         loss = F.nll_loss(log_probs, inputs["labels"])
         return (loss, {"log_probs": log_probs}) if return_outputs else loss
-
-
-class ScheduledSaves(TrainerCallback):
-    """Callback by which all ranks save at the steps of the schedule, and end the training after a signal.
-
-    The Trainer calls `on_train_begin` when it has loaded a checkpoint. After a step it calls `on_step_end`, saves if
-    the callback asks for it, and calls `on_epoch_end` if the epoch or the training ends.
-    """
-
-    def __init__(self, schedule):
-        self.schedule = schedule
-        self.decision = Decision(save=False, stop=False)  # after the newest step
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        steps_per_epoch = state.max_steps // args.num_train_epochs
-        refuse_longer_training(args.num_train_epochs, state.global_step, steps_per_epoch)
-
-    def on_step_end(self, args, state, control, model, **kwargs):
-        self.decision = self.schedule.decide(state.global_step)
-        if self.decision.save:
-            refuse_not_finite(model, state.global_step)
-            control.should_save = True
-        if self.decision.stop:
-            control.should_training_stop = True
-
-    def on_epoch_end(self, args, state, control, **kwargs):
-        if self.decision.stop:  # the Trainer would log and evaluate a part of an epoch as if it were the whole
-            control.should_log = False
-            control.should_evaluate = False
 
 
 def to_dict(batch):
@@ -125,7 +97,7 @@ def train(args):
             trainer.add_callback(scheduled_saves)
         trainer.train(resume_from_checkpoint=resumes)
         steps = trainer.state.global_step
-        if scheduled_saves.decision.stop:
+        if scheduled_saves.stops:
             stop_run(steps, signals)  # ends the process
         last = {}  # the newest value of each name: the log has the loss and the evaluation in entries of their own
         for entry in trainer.state.log_history:
@@ -133,6 +105,36 @@ def train(args):
         result = report(last["loss"], last["eval_loss"], last["eval_accuracy"], last["eval_evaluated"], steps=steps)
     trainer.accelerator.end_training()
     return result
+
+
+class ScheduledSaves(TrainerCallback):
+    """Callback by which all ranks save at the steps of the schedule, and end the training after a signal.
+
+    The Trainer calls `on_train_begin` when it has loaded a checkpoint. After a step it calls `on_step_end`, saves if
+    the callback asks for it, and calls `on_epoch_end` if the epoch or the training ends.
+    """
+
+    def __init__(self, schedule):
+        self.schedule = schedule
+        self.stops = False
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        steps_per_epoch = state.max_steps // args.num_train_epochs
+        refuse_longer_training(args.num_train_epochs, state.global_step, steps_per_epoch)
+
+    def on_step_end(self, args, state, control, model, **kwargs):
+        decision = self.schedule.decide(state.global_step)
+        if decision.save:
+            refuse_not_finite(model, state.global_step)
+            control.should_save = True
+        if decision.stop:
+            self.stops = True
+            control.should_training_stop = True
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        if self.stops:  # the Trainer would log and evaluate a part of an epoch as if it were the whole
+            control.should_log = False
+            control.should_evaluate = False
 
 
 if __name__ == "__main__":

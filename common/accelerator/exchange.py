@@ -8,23 +8,22 @@
 
 A rank that enters a collective of torch with another shape or dtype than the others would not get an error: gloo aborts
 a process that receives more bytes than it expects. So each rank describes what it sends in lines of text, and first of
-all the ranks exchange messages of one fixed size, which gloo can always receive:
+all the ranks exchange messages of one fixed size, which gloo can always receive. An example: a message has room for
+four bytes of content, rank 0 has the content `abc`, and rank 1 has `de`.
 
-    +----------+--------+---------------------------------------------+
-    | checksum | length | the content if it fits, and zeros behind it |   FIRST_MESSAGE_BYTES from each rank
-    +----------+--------+---------------------------------------------+
-      of the     of the
-      description content
+    _first_message     rank 0 packs  | checksum of its description | 3 | abc. |    the dot is a zero that fills up
+                       rank 1 packs  | checksum of its description | 2 | de.. |
+    all_gather_bytes   both ranks have both messages
+    exchange           the checksums are equal; else the ranks gather the descriptions, and raise the same error
+                       the longest content has 3 bytes, so all of them are there: `abc` and `de.`
 
-If the checksums differ, the ranks gather their descriptions, and all raise an error that shows the differences. If the
-content of some rank does not fit, a second message follows, in which each rank fills its content up to the largest
-length.
+If rank 0 has `abcdef`, its message says 6 and has no content. The ranks see that, and in a second round
+`all_gather_bytes` sends `abcdef` and `de....`.
 
 On nccl nothing is compared, because the CPU would have to wait for the GPU's kernels. Ranks that send different shapes
 there hang until the time-out, or get wrong numbers.
 """
 
-import struct
 import textwrap
 import zlib
 from collections.abc import Callable, Sequence
@@ -38,10 +37,9 @@ from common.process_group import all_gather_object
 
 from .state import PartialState
 
-# The results of most batches fit into a message of this size.
-FIRST_MESSAGE_BYTES = 2**14
-HEADER = struct.Struct("=qq")
-CONTENT_BYTES_IN_FIRST_MESSAGE = FIRST_MESSAGE_BYTES - HEADER.size
+HEADER_BYTES = 2 * torch.int64.itemsize
+# The results of most batches fit into a message with so much room for them.
+ROOM_FOR_CONTENT = 2**14 - HEADER_BYTES
 MAX_CHARACTERS_PER_RANK = 500
 
 
@@ -69,20 +67,27 @@ def exchange(description: list[str], content: torch.Tensor) -> torch.Tensor:
     """
     if PartialState().backend == "nccl":
         return all_gather_bytes(content)
-    length = len(content)
     checksum = zlib.crc32("\n".join(description).encode())  # Python's `hash` of a text differs between processes.
-    header = torch.frombuffer(bytearray(HEADER.pack(checksum, length)), dtype=torch.uint8)
-    fitting = content if length <= CONTENT_BYTES_IN_FIRST_MESSAGE else content[:0]
-    zeros = torch.zeros(CONTENT_BYTES_IN_FIRST_MESSAGE - len(fitting), dtype=torch.uint8)
-    messages = all_gather_bytes(torch.cat([header, fitting, zeros]))
-
-    headers = [HEADER.unpack_from(message) for message in messages.numpy()]
-    if any(checksum_of_rank != checksum for checksum_of_rank, _ in headers):
+    messages = all_gather_bytes(_first_message(checksum, content))
+    headers = messages[:, :HEADER_BYTES].contiguous().view(torch.int64)
+    checksums, lengths = headers.T.tolist()
+    if any(checksum_of_rank != checksum for checksum_of_rank in checksums):
         raise DistributedOperationException(_differences(all_gather_object(description)))
-    longest = max(length_of_rank for _, length_of_rank in headers)
-    if longest <= CONTENT_BYTES_IN_FIRST_MESSAGE:
-        return messages.narrow(1, HEADER.size, longest)
-    return all_gather_bytes(torch.nn.functional.pad(content, (0, longest - length)))
+    longest = max(lengths)
+    if longest <= ROOM_FOR_CONTENT:
+        return messages.narrow(1, HEADER_BYTES, longest)
+    return all_gather_bytes(_filled_up(content, longest))
+
+
+def _first_message(checksum: int, content: torch.Tensor) -> torch.Tensor:
+    """A header, and `content` if there is room for it. The message is equally long on all ranks."""
+    header = torch.tensor([checksum, len(content)])
+    fitting = content if len(content) <= ROOM_FOR_CONTENT else content[:0]
+    return torch.cat([header.view(torch.uint8), _filled_up(fitting, ROOM_FOR_CONTENT)])
+
+
+def _filled_up(content: torch.Tensor, length: int) -> torch.Tensor:
+    return torch.nn.functional.pad(content, (0, length - len(content)))
 
 
 def exchange_each(description: list[str], contents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -95,7 +100,7 @@ def exchange_each(description: list[str], contents: Sequence[torch.Tensor]) -> l
         DistributedOperationException: as `compare`.
     """
     lengths = [len(content) for content in contents]
-    if not contents or sum(lengths) > CONTENT_BYTES_IN_FIRST_MESSAGE:  # `torch.cat` would refuse an empty list.
+    if not contents or sum(lengths) > ROOM_FOR_CONTENT:  # `torch.cat` would refuse an empty list.
         compare(description)
         return [all_gather_bytes(content) for content in contents]
     device = _device_of_messages()

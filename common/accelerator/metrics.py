@@ -2,7 +2,7 @@
 
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -41,57 +41,46 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
         RuntimeError: if some process has no batch in this step, so that it cannot take part, or as `gather_object`.
         DistributedOperationException: as `gather`; in an uneven step only the numbers of rows may differ.
     """
-    rows = _rows_of_step(loader)
-    if use_gather_object:
-        return _without_repeated(_gather_entries(data, rows), rows)
-    structure = SortedLeaves(data, is_list_of_entries)
-    gathered = _gather_values(structure.named, rows)
-    return structure.replace_sorted(_without_repeated(value, rows) for value in gathered)
-
-
-class _Rows(NamedTuple):
-    """The rows of all processes in a step: those of real samples come first, and the others are cut off."""
-
-    are_even: bool  # All processes have equally many.
-    num_real: int | None  # None where nothing is to be cut off.
-
-
-def _rows_of_step(loader: Any) -> _Rows:
-    """The rows of the step in which `loader` is. Raises RuntimeError if some process has no batch in it."""
+    same_rows = True  # All processes have equally many.
+    num_real = None  # Nothing is cut off.
     short_step = None if loader is None else loader.short_step
-    if short_step is None:
-        return _Rows(are_even=True, num_real=None)
-    num_batches = len(short_step.rows)
-    if num_batches < PartialState().num_processes:
-        present = f"only ranks 0 to {num_batches - 1} have a batch in this step"
-        raise RuntimeError(f"{present}: evaluate with even_batches=True")
-    # Samples are repeated in the last step, and where one loader worker's share of a stream ends. A batch sampler may
-    # yield short batches before. They repeat nothing, so nothing is cut there.
-    has_repeated = short_step.num_real_all_ranks < sum(short_step.rows)
-    is_cut = loader.end_of_dataloader or has_repeated
-    are_even = len(set(short_step.rows)) == 1
-    return _Rows(are_even, short_step.num_real_all_ranks if is_cut else None)
+    if short_step is not None:
+        num_batches = len(short_step.rows)
+        if num_batches < PartialState().num_processes:
+            present = f"only ranks 0 to {num_batches - 1} have a batch in this step"
+            raise RuntimeError(f"{present}: evaluate with even_batches=True")
+        same_rows = len(set(short_step.rows)) == 1
+        # Samples are repeated in the last step, and where one loader worker's share of a stream ends. A batch sampler
+        # may yield short batches before. They repeat nothing, so nothing is cut there.
+        if loader.end_of_dataloader or short_step.num_real_all_ranks < sum(short_step.rows):
+            num_real = short_step.num_real_all_ranks
+
+    if use_gather_object:
+        return _first_rows(_gather_entries(data), num_real)
+    structure = SortedLeaves(data, is_list_of_entries)
+    gathered = _gather_values(structure.named, same_rows)
+    return structure.replace_sorted(_first_rows(value, num_real) for value in gathered)
 
 
-def _without_repeated(value: Any, rows: _Rows) -> Any:
-    """The part of a joined value that belongs to real samples. What has no rows stays as it is."""
-    if rows.num_real is None:
+def _first_rows(value: Any, number: int | None) -> Any:
+    """The first rows of a joined value. Without a number it stays whole, and so does what has no rows."""
+    if number is None:
         return value
     has_rows = isinstance(value, (list, tuple)) or (isinstance(value, torch.Tensor) and value.ndim > 0)
-    return value[: rows.num_real] if has_rows else value
+    return value[:number] if has_rows else value
 
 
-def _gather_entries(data: Any, rows: _Rows) -> Any:
+def _gather_entries(data: Any) -> Any:
     """The entries of `data` of all processes, in one list; in a single process `data` itself."""
     if PartialState().distributed_type == DistributedType.NO:
         return data
     if isinstance(data, torch.Tensor):
         # A list of its rows comes back, as in the original. A view would be pickled with the whole tensor.
         data = [row.clone() for row in torch.atleast_1d(data.detach()).cpu()]
-    return _gather_pickled([NamedLeaf("", data)], rows)[0]
+    return _gather_pickled([NamedLeaf("", data)], same_rows=True)[0]
 
 
-def _gather_values(named: list[NamedLeaf], rows: _Rows) -> list[Any]:
+def _gather_values(named: list[NamedLeaf], same_rows: bool) -> list[Any]:
     """The values of all processes, each joined to one; in a single process the values themselves.
 
     Tensors alone travel as bytes. With other values among them, or with other numbers of rows on some process, all
@@ -100,22 +89,22 @@ def _gather_values(named: list[NamedLeaf], rows: _Rows) -> list[Any]:
     values = [value for _, value in named]
     if PartialState().distributed_type == DistributedType.NO:
         return values
-    if rows.are_even and all(map(is_torch_tensor, values)):
+    if same_rows and all(map(is_torch_tensor, values)):
         return gather_tensors("gather_for_metrics", named)
-    return _gather_pickled(named, rows)
+    return _gather_pickled(named, same_rows)
 
 
-def _gather_pickled(named: list[NamedLeaf], rows: _Rows) -> list[Any]:
+def _gather_pickled(named: list[NamedLeaf], same_rows: bool) -> list[Any]:
     """The values of all processes, pickled by `_as_joinable` and each joined to one by `_join`."""
-    description = describe("gather_for_metrics", named, partial(_describe_value, rows=rows))
+    description = describe("gather_for_metrics", named, partial(_describe_value, same_rows=same_rows))
     values_of_ranks = gather_objects([_as_joinable(value) for _, value in named], description)
     return [_join(values_of_name) for values_of_name in zip(*values_of_ranks, strict=True)]
 
 
-def _describe_value(value: Any, rows: _Rows) -> str:
+def _describe_value(value: Any, same_rows: bool) -> str:
     if not isinstance(value, torch.Tensor):
         return "objects"
-    return shape_and_dtype(value) if rows.are_even else f"rows of {list(value.shape[1:])} {value.dtype}"
+    return shape_and_dtype(value) if same_rows else f"rows of {list(value.shape[1:])} {value.dtype}"
 
 
 def _as_joinable(value: Any) -> Any:

@@ -1,5 +1,7 @@
 """Collectives on nested structures (gather, reduce, broadcast, pad), and moving and converting the tensors in them.
 
+Functions of one leaf after the other come first, then the collectives, and then errors of one that all ranks raise.
+
 A collective takes its structure apart, lets `exchange.py` compare what the ranks send and fetch the bytes of all of
 them, and puts the structure together again. With `gather({"y": y, "x": x})` on two ranks these steps follow each other:
 
@@ -15,7 +17,6 @@ On nccl nothing is compared: `exchange.py` says why, and what happens there if t
 import contextlib
 import pickle
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import update_wrapper, wraps
 from itertools import chain
 from typing import Any
@@ -31,7 +32,6 @@ from .state import DistributedType, PartialState
 
 
 def is_torch_tensor(tensor: Any) -> bool:
-    """True for a tensor."""
     return isinstance(tensor, torch.Tensor)
 
 
@@ -92,6 +92,41 @@ def listify(data: Any) -> Any:
     return recursively_apply(torch.Tensor.tolist, data)
 
 
+def convert_to_fp32(tensor: Any) -> Any:
+    """Nested `tensor` with float16 and bfloat16 tensors as float32."""
+    return recursively_apply(lambda tensor: tensor.float(), tensor, test_type=_is_half_precision)
+
+
+def _is_half_precision(leaf: Any) -> bool:
+    return getattr(leaf, "dtype", None) in (torch.float16, torch.bfloat16)
+
+
+class ConvertOutputsToFp32:
+    """`model_forward`, with float16 and bfloat16 tensors in its result as float32."""
+
+    def __init__(self, model_forward: Callable[..., Any]) -> None:
+        self.model_forward = model_forward
+        update_wrapper(self, model_forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        output = self.model_forward(*args, **kwargs)
+        return convert_to_fp32(output)
+
+
+def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A plain function around a ConvertOutputsToFp32: unlike the object, it can be bound to a model as its method.
+
+    Programs find the object in `__wrapped__`, as in the original, and put its `model_forward` back.
+    """
+    converted = ConvertOutputsToFp32(model_forward)
+
+    @wraps(converted)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return converted(*args, **kwargs)
+
+    return forward
+
+
 def gather(tensor: Any) -> Any:
     """Nested tensors of equal shape from all processes, concatenated in rank order: (n, …) becomes (n·world size, …).
 
@@ -132,10 +167,8 @@ def _require_dense_tensors(named: list[NamedLeaf]) -> list[torch.Tensor]:
     return tensors
 
 
-def gather_object(object: Any) -> Any:
+def gather_object(object: Any) -> Any:  # the original's name of the parameter
     """The lists of all processes, joined in rank order; in a single process the input itself.
-
-    The parameter has the original's name.
 
     Raises:
         RuntimeError: on all processes, if one cannot pickle its list; not on nccl.
@@ -151,34 +184,31 @@ def gather_objects(own: Any, description: list[str]) -> list[Any]:
         return all_gather_object(own)
     try:
         pickled = _pickle(own)
-    except RuntimeError as error:
-        pickled = pickle.dumps(_PicklingFailure(str(error)))
+    except CannotPickleError as error:
+        pickled = pickle.dumps(error)
     content = torch.frombuffer(bytearray(pickled), dtype=torch.uint8)
     # `pickle.loads` stops where the object ends, so it does not mind the zeros that fill up a row.
     return [_unpickle(row.numpy().tobytes()) for row in exchange(description, content)]
 
 
-@dataclass(frozen=True)
-class _PicklingFailure:
-    """Sent in place of an object that cannot be pickled, because the other ranks wait for something to arrive."""
-
-    message: str
+class CannotPickleError(RuntimeError):
+    """The error of a rank whose object cannot be pickled. It is sent instead, because the other ranks wait for it."""
 
 
 def _pickle(own: Any) -> bytes:
-    """The pickle of `own`. A RuntimeError names this rank if `own` cannot be pickled."""
+    """The pickle of `own`. Raises a CannotPickleError that names this rank."""
     try:
         return pickle.dumps(own)
     except Exception as cause:  # The object's own code may raise anything.
         rank = PartialState().process_index
-        raise RuntimeError(f"rank {rank} cannot pickle what it has to send: {cause}") from cause
+        raise CannotPickleError(f"rank {rank} cannot pickle what it has to send: {cause}") from cause
 
 
 def _unpickle(content: bytes) -> Any:
-    """The object that a rank has sent. A RuntimeError if it could not be pickled there."""
+    """The object that a rank has sent. Raises the CannotPickleError that it has sent in its place."""
     received = pickle.loads(content)
-    if isinstance(received, _PicklingFailure):
-        raise RuntimeError(received.message)
+    if isinstance(received, CannotPickleError):
+        raise received
     return received
 
 
@@ -217,8 +247,8 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
         return object_list
     try:
         pickled = _pickle(object_list)
-    except RuntimeError as error:
-        broadcast_bytes(pickle.dumps(_PicklingFailure(str(error))), from_process)
+    except CannotPickleError as error:
+        broadcast_bytes(pickle.dumps(error), from_process)
         raise
     broadcast_bytes(pickled, from_process)
     return object_list
@@ -334,38 +364,3 @@ def run_on_all_ranks(action: Callable[[], Any], runs_here: bool = True) -> Any:
     """The result of `action()`, within `errors_on_all_ranks`, or None unless `runs_here`."""
     with errors_on_all_ranks():
         return action() if runs_here else None
-
-
-def convert_to_fp32(tensor: Any) -> Any:
-    """Nested `tensor` with float16 and bfloat16 tensors as float32."""
-    return recursively_apply(lambda tensor: tensor.float(), tensor, test_type=_is_half_precision)
-
-
-def _is_half_precision(leaf: Any) -> bool:
-    return getattr(leaf, "dtype", None) in (torch.float16, torch.bfloat16)
-
-
-class ConvertOutputsToFp32:
-    """`model_forward`, with float16 and bfloat16 tensors in its result as float32."""
-
-    def __init__(self, model_forward: Callable[..., Any]) -> None:
-        self.model_forward = model_forward
-        update_wrapper(self, model_forward)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        output = self.model_forward(*args, **kwargs)
-        return convert_to_fp32(output)
-
-
-def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A plain function around a ConvertOutputsToFp32: unlike the object, it can be bound to a model as its method.
-
-    Programs find the object in `__wrapped__`, as in the original, and put its `model_forward` back.
-    """
-    converted = ConvertOutputsToFp32(model_forward)
-
-    @wraps(converted)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return converted(*args, **kwargs)
-
-    return forward

@@ -14,7 +14,8 @@ from tqdm import tqdm
 
 from common import ladder
 from common.args import parse_args
-from common.checkpoints.schedule import CheckpointInterval, CheckpointSchedule, caught_signals, stop_run
+from common.checkpoints.schedule import CheckpointInterval, CheckpointSchedule
+from common.checkpoints.signals import caught_signals, stop_run
 from common.errors import UserError
 from common.process_group import process_group
 from common.processes import ranks

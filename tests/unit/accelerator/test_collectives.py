@@ -226,7 +226,7 @@ def test_what_cannot_be_sent_is_refused_on_all_ranks():
     on_ranks(2, send_what_cannot_be_sent)
 
 
-ROOM = exchange.CONTENT_BYTES_IN_FIRST_MESSAGE
+ROOM = exchange.ROOM_FOR_CONTENT
 
 
 def gather_bytes(accelerator, size):
@@ -251,8 +251,6 @@ def test_an_unknown_reduction_is_refused():
 
 
 def exit_on_rank_1(accelerator):
-    """The error of each rank."""
-
     def leave():
         if accelerator.process_index == 1:
             raise SystemExit("the disk is full")
