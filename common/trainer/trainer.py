@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sized
 from contextlib import closing, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from common.accelerator.utils.random import get_random_states, set_random_states
 from common.files import write_atomically
 from common.trainer import batches, checkpoint, evaluation, loading, optimization, pretrained, reporting, signatures
 from common.trainer.losses import call_and_check_use, count_labels, get_loss, is_compiled
-from common.trainer.progress import LossLog, Plan, TrainingPosition, make_plan
+from common.trainer.progress import Plan, Progress, make_plan
 from common.trainer.trainer_callback import CallbackHandler, DefaultFlowCallback, TrainerControl, TrainerState, as_json
 from common.trainer.training_args import TrainingArguments, resolve_steps
 
@@ -71,10 +71,7 @@ class Trainer:
 
     # The training under way. Each call of `train` makes these anew, as it does `state`, which callbacks see.
     plan: Plan
-    position: TrainingPosition
-    loss_log: LossLog
-    # The steps of which this run has saved a checkpoint. Others in the folder are another run's.
-    saved_steps: list[int]
+    progress: Progress
     # The micro-batches of the present step. `training_step` divides by their number, and overrides read it.
     current_gradient_accumulation_steps: int = 1
 
@@ -172,11 +169,11 @@ class Trainer:
         if folder is not None and is_over:
             # No further step is made, but the run may have been killed before its epoch's last evaluation and save.
             self.control.should_training_stop = True
-            if not self.position.epoch_ended:
+            if not self.progress.epoch_ended:
                 self._end_epoch()
         else:
             # As in `transformers`, a new run makes a step even if a callback has stopped it in on_train_begin.
-            while self.position.epoch < self.plan.num_epochs:
+            while self.progress.epoch < self.plan.num_epochs:
                 self._train_epoch(skipped)
                 skipped = None
                 if self.control.should_training_stop:
@@ -202,9 +199,7 @@ class Trainer:
         self.train_dataloader = loader
 
         self.plan = make_plan(self.args, loader, accelerator.num_processes)
-        self.position = TrainingPosition()
-        self.loss_log = LossLog(accelerator.device)
-        self.saved_steps = []
+        self.progress = Progress(accelerator.device)
         self.state = self._new_state()
 
         if self._created_lr_scheduler:
@@ -243,12 +238,12 @@ class Trainer:
         return state
 
     def _train_epoch(self, skipped: loading.SkippedBatches | None) -> None:
-        """Train on the windows of an epoch from `position` on, and end it."""
-        position = self.position
-        position.epoch_ended = False
+        """Train on the windows that are left of an epoch, and end it."""
+        progress = self.progress
+        progress.epoch_ended = False
         self.call_event("on_epoch_begin")
-        sizes = self.plan.window_sizes(position.batches)
-        windows = loading.read_windows(self.train_dataloader, position.epoch, sizes, skipped, self.accelerator)
+        sizes = self.plan.window_sizes(progress.batches)
+        windows = loading.read_windows(self.train_dataloader, progress.epoch, sizes, skipped, self.accelerator)
         # Open until the end of the epoch is saved, because a checkpoint holds the loader's position.
         with closing(windows):
             for window in windows:
@@ -257,9 +252,9 @@ class Trainer:
                     break
             batches_of_first_step = min(self.plan.accumulation, self.plan.batches_per_epoch)
             # A stream as short as this would be read again and again, for ever.
-            if position.batches < batches_of_first_step and not self._is_stopped():
+            if progress.batches < batches_of_first_step and not self._is_stopped():
                 logger.warning(
-                    f"epoch {position.epoch} has {position.batches} batches, too few for a step: training stops after "
+                    f"epoch {progress.epoch} has {progress.batches} batches, too few for a step: training stops after "
                     f"{self.state.global_step} of {self.state.max_steps} steps"
                 )
                 self.control.should_training_stop = True
@@ -270,7 +265,7 @@ class Trainer:
         accelerator = self.accelerator
         num_items = self._count_items(window)
         self.current_gradient_accumulation_steps = len(window)
-        ends_in_step = self.plan.ends_step(self.position.batches + len(window))
+        ends_in_step = self.plan.ends_step(self.progress.batches + len(window))
         self.call_event("on_step_begin")
 
         for number, inputs in enumerate(window, start=1):
@@ -282,8 +277,8 @@ class Trainer:
             averaging = nullcontext() if is_last else accelerator.no_sync(self.model_wrapped)
             with averaging:
                 loss = self.training_step(self.model_wrapped, inputs, num_items)
-            self.position.batches += 1
-            self.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
+            self.progress.batches += 1
+            self.progress.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
             if is_last and ends_in_step:
                 self._optimizer_step()
                 self.call_event("on_step_end")
@@ -401,9 +396,9 @@ class Trainer:
             if not self.accelerator.optimizer_step_was_skipped:
                 self.lr_scheduler.step()
         self.model_wrapped.zero_grad()
-        self.loss_log.end_step(learning_rate, grad_norm)
+        self.progress.loss_log.end_step(learning_rate, grad_norm)
         self.state.global_step += 1
-        self.state.epoch = self.position.epoch + self.position.batches / self.plan.batches_per_epoch
+        self.state.epoch = self.progress.epoch + self.progress.batches / self.plan.batches_per_epoch
 
     def _is_stopped(self) -> bool:
         return self.control.should_epoch_stop or self.control.should_training_stop
@@ -412,7 +407,7 @@ class Trainer:
 
     def _log_evaluate_save(self) -> None:
         """Log, evaluate and save, as far as the callbacks have asked for it after a step or an epoch."""
-        loss_log = self.loss_log
+        loss_log = self.progress.loss_log
         if self.control.should_log and self.state.global_step > loss_log.logged_step:
             logs = {"loss": loss_log.take_mean(self.accelerator, self.state.global_step)}  # it waits for the device
             logs["grad_norm"] = float(loss_log.grad_norm)
@@ -462,23 +457,23 @@ class Trainer:
 
     def _end_epoch(self) -> None:
         """End an epoch, of which all batches are done, or which a callback has stopped before."""
-        position = self.position
+        progress = self.progress
         # A stream may have fewer batches than planned: it is at its end if nobody has stopped it.
-        is_whole = position.batches == self.plan.batches_per_epoch or not self._is_stopped()
+        is_whole = progress.batches == self.plan.batches_per_epoch or not self._is_stopped()
         self.call_event("on_epoch_end")
-        position.epoch_ended = True
+        progress.epoch_ended = True
         # A training that was stopped within an epoch goes on in it when it is resumed.
         if is_whole or self.control.should_epoch_stop:
-            position.epoch += 1
-            position.batches = 0
+            progress.epoch += 1
+            progress.batches = 0
         self._log_evaluate_save()
 
     def _finish(self, start_time: float, first_step: int) -> evaluation.TrainOutput:
         """Log the results of a run that began at `start_time` and `first_step`, and load the best model."""
         state = self.state
         # The steps since the last log count with this rank's loss alone, so `training_loss` may differ between ranks.
-        self.loss_log.total += self.loss_log.since_log.item()
-        train_loss = self.loss_log.total / max(state.global_step, 0.001)
+        total_loss = self.progress.loss_log.total + self.progress.loss_log.since_log.item()
+        train_loss = total_loss / max(state.global_step, 0.001)
         num_steps = state.global_step - first_step
         metrics = evaluation.speed_metrics("train", start_time, num_steps * self.plan.samples_per_step, num_steps)
         metrics["total_flos"] = state.total_flos
@@ -486,7 +481,7 @@ class Trainer:
         self.log(metrics)
         if self.args.disable_tqdm:
             metrics.pop("total_flos", None)  # in the original, the callback that prints a log removes it
-        if state.best_global_step is not None and state.best_global_step not in self.saved_steps:
+        if state.best_global_step is not None and state.best_global_step not in self.progress.saved_steps:
             logger.warning(
                 f"the best evaluation was at step {state.best_global_step}, where no checkpoint was saved: "
                 f"best_model_checkpoint is {state.best_model_checkpoint}. save_strategy='best' saves where it is best"
@@ -502,39 +497,29 @@ class Trainer:
         """Save everything that the run needs to go on; `model` and `trial` are for overrides. All ranks call this."""
         state = self.state
         folder = checkpoint.checkpoint_folder(self.args.output_dir, state.global_step)
-        self.saved_steps.append(state.global_step)
+        self.progress.saved_steps.append(state.global_step)
         self._note_best_checkpoint(folder)
         state.stateful_callbacks = self.callback_handler.states(self.control)
+        is_cut_short = self.control.should_epoch_stop
+        progress = self.progress.state_dict(self.plan, self.accelerator, epoch_is_cut_short=is_cut_short)
         # The hook is called before the manifest is written, so that the manifest lists the Trainer's files too.
-        with self.accelerator.register_save_state_pre_hook(partial(self._write_own_files, self._progress())):
+        with self.accelerator.register_save_state_pre_hook(partial(self._write_own_files, progress)):
             self.accelerator.save_state(folder, all_ranks=True)
         limit = self.args.save_total_limit
         if limit is not None:
             kept = [folder, Path(state.best_model_checkpoint or folder)]
-            delete_oldest = partial(checkpoint.delete_oldest, self.args.output_dir, self.saved_steps, kept, limit)
+            saved_steps = self.progress.saved_steps
+            delete_oldest = partial(checkpoint.delete_oldest, self.args.output_dir, saved_steps, kept, limit)
             run_on_all_ranks(delete_oldest, self.is_world_process_zero())
 
     def _note_best_checkpoint(self, newest: Path) -> None:
         """Note this run's checkpoint of its best step, if there is one; the folder `newest` is about to be written."""
         state = self.state
-        if state.best_global_step not in self.saved_steps:  # a folder of that name is another run's
+        if state.best_global_step not in self.progress.saved_steps:  # a folder of that name is another run's
             return
         best = checkpoint.checkpoint_folder(self.args.output_dir, state.best_global_step)
         if best == newest or best.exists():  # else it lies where the run was resumed from
             state.best_model_checkpoint = str(best)
-
-    def _progress(self) -> dict[str, Any]:
-        """The state of the training that `_load_checkpoint` reads, as JSON. All ranks must call this."""
-        position = self.position
-        if self.control.should_epoch_stop and not position.epoch_ended:
-            # A callback cuts the epoch short: nothing of it is left to train on.
-            position = replace(position, batches=self.plan.batches_per_epoch)
-        return {
-            "position": asdict(position),
-            "order": self.plan.order_settings,
-            "loss_log": self.loss_log.state_dict(self.accelerator),
-            "saved_steps": self.saved_steps,
-        }
 
     def _write_own_files(self, progress: dict[str, Any], models: list, weights: list[dict], draft: str) -> None:
         """Write the files of a checkpoint that are not the accelerator's into the folder `draft`.
@@ -560,33 +545,25 @@ class Trainer:
 
         | place | loader | random numbers |
         |---|---|---|
-        | the saved one, of a prepared loader in the same order | goes on at its saved position | as saved |
+        | the very one that was saved, of a prepared loader | goes on at its saved position | as saved |
         | between two epochs | begins a pass | as saved |
         | within an epoch | begins a pass, and skips | first as this run began; after the skipped batches as saved |
 
-        The place is another one if the order has changed, or if a step was interrupted and is trained again.
         """
         saved, progress = checkpoint.read_progress(folder)
         self.state.go_on_from(saved)
         self.callback_handler.restore(saved.stateful_callbacks)
-        self.loss_log.load_state_dict(progress["loss_log"], self.accelerator)
-        self.saved_steps = progress["saved_steps"]
-
-        saved_position = TrainingPosition(**progress["position"])
-        if progress["order"] == self.plan.order_settings:
-            self.position = self.plan.start_of_step(saved_position)
-            loader_goes_on = self.position == saved_position and loading.is_prepared(self.train_dataloader)
-        else:
-            self.position = self.plan.position_after(saved.global_step, saved_position.epoch_ended)
-            loader_goes_on = False
+        is_saved_place = self.progress.load_state_dict(progress, saved.global_step, self.plan, self.accelerator)
+        loader_goes_on = is_saved_place and loading.is_prepared(self.train_dataloader)
         device = self.accelerator.device
         states_of_start = get_random_states(device)
         self.accelerator.load_state(folder, with_loaders=loader_goes_on)
-        if loader_goes_on or not 0 < self.position.batches < self.plan.batches_per_epoch:
+        batches = self.progress.batches
+        if loader_goes_on or not 0 < batches < self.plan.batches_per_epoch:
             return None
         saved_states = get_random_states(device)
         set_random_states(device, states_of_start)
-        return loading.SkippedBatches(self.position.batches, random_states_after=saved_states)
+        return loading.SkippedBatches(batches, random_states_after=saved_states)
 
     # Evaluation.
 
