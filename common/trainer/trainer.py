@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sized
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -27,8 +27,7 @@ from common.accelerator.operations import run_on_all_ranks
 from common.accelerator.state import AcceleratorState
 from common.accelerator.utils.random import get_random_states, set_random_states
 from common.files import write_atomically
-from common.trainer import batches, checkpoint, evaluation, loading, optimization, pretrained, reporting, signatures
-from common.trainer.losses import call_and_check_use, count_labels, get_loss, is_compiled
+from common.trainer import batches, checkpoint, evaluation, loading, losses, optimization, pretrained, reporting
 from common.trainer.progress import Plan, Progress, make_plan
 from common.trainer.trainer_callback import CallbackHandler, DefaultFlowCallback, TrainerControl, TrainerState, as_json
 from common.trainer.training_args import TrainingArguments, resolve_steps
@@ -61,7 +60,7 @@ class Trainer:
 
     Attributes:
         loss_is_scaled_for_ga: for subclasses whose `compute_loss` returns its share of the step's loss (True) or the
-            mean over its micro-batch (False). By default the table in `losses.py` says which.
+            mean over its micro-batch (False). By default it is as `compute_loss` says.
     """
 
     loss_is_scaled_for_ga: bool | None = None
@@ -114,14 +113,13 @@ class Trainer:
         default_collator = pretrained.padding_collator(processing_class) or batches.default_data_collator
         self.data_collator = data_collator or default_collator
         label_names = self.args.label_names
-        self.label_names = signatures.find_labels(model) if label_names is None else label_names
+        self.label_names = batches.find_labels(model) if label_names is None else label_names
 
         # The loss. Scripts change the first two after the Trainer is made.
         self.compute_loss_func = compute_loss_func
-        self.model_accepts_loss_kwargs = signatures.takes_loss_keywords(model)
-        self._loss_shifts_labels = signatures.shifts_labels(model)
-        # Overrides in the style of older tutorials do not have the argument `num_items_in_batch`.
-        self._compute_loss_takes_count = signatures.takes_keyword(self.compute_loss, "num_items_in_batch")
+        self.model_accepts_loss_kwargs = losses.takes_loss_keywords(model)
+        self._loss_shifts_labels = losses.shifts_labels(model)
+        self._compute_loss_takes_count = losses.takes_count(self.compute_loss)
 
         # The metrics.
         self.compute_metrics = compute_metrics
@@ -294,10 +292,11 @@ class Trainer:
         self._set_optimizer_mode("train")
         inputs = self._prepare_inputs(inputs)
         loss = self._call_compute_loss(model, inputs, num_items_in_batch)
-        is_scaled = self.loss_is_scaled_for_ga
-        if is_scaled is None:
-            is_scaled = self.compute_loss_func is not None or self._is_divided_by_items(num_items_in_batch)
-        if not is_scaled and self.current_gradient_accumulation_steps > 1:
+        is_share = self.loss_is_scaled_for_ga
+        if is_share is None:
+            model_divides = self.model_accepts_loss_kwargs and num_items_in_batch is not None
+            is_share = model_divides or self.compute_loss_func is not None
+        if not is_share and self.current_gradient_accumulation_steps > 1:
             loss = loss / self.current_gradient_accumulation_steps
         self.accelerator.backward(loss)
         return loss.detach()
@@ -309,29 +308,29 @@ class Trainer:
         return_outputs: bool = False,
         num_items_in_batch: Tensor | None = None,
     ) -> Any:
-        """The scalar loss of a batch, or (loss, outputs).
+        """The scalar loss of a batch, or (loss, outputs); an override may leave the last argument out.
 
-        An override returns a mean over the batch or, for a model that has a `**kwargs`, the sum of its losses /
-        `num_items_in_batch`, times the number of ranks: see `losses.py`. It may leave the argument `num_items_in_batch`
-        out, which is None unless the model has a `**kwargs` or there is a `compute_loss_func`.
+        Without `num_items_in_batch` the loss is a mean over the batch, and `training_step` divides it by the number of
+        micro-batches in a step: each of them gets the same weight. What a `compute_loss_func` returns stays as it is.
+
+        A model with a `**kwargs`, or a `compute_loss_func`, is given `num_items_in_batch`, the number of labels in the
+        whole step, for batches that have labels. The loss is then the sum of the batch's losses / this number, times
+        the number of ranks, because DDP takes the mean of the ranks' gradients: each label gets the same weight.
         """
+        loss_function = self.compute_loss_func
         labels = None
-        if self.compute_loss_func is not None:
+        if loss_function is not None:
             inputs, labels = batches.split_labels(inputs)
+        elif not self.model_accepts_loss_kwargs:
+            num_items_in_batch = None  # an override may pass it to a model that does not take it
         outputs = self._call_model(model, inputs, num_items_in_batch)
-        if self.compute_loss_func is not None:
-            loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
+        if loss_function is not None:
+            loss = loss_function(outputs, labels, num_items_in_batch=num_items_in_batch)
         else:
-            loss = get_loss(outputs)
-        if self.accelerator.num_processes > 1 and self._is_divided_by_items(num_items_in_batch):
-            loss = loss * self.accelerator.num_processes  # DDP will divide the gradients by it
+            loss = losses.get_loss(outputs)
+        if num_items_in_batch is not None and self.accelerator.num_processes > 1:
+            loss = loss * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
-
-    def _is_divided_by_items(self, num_items: Tensor | None) -> bool:
-        """True for a loss that is a sum / `num_items`: see the table in `losses.py`."""
-        # An override may pass the number to a model that does not take it: such a model returns a mean.
-        takes_number = self.compute_loss_func is not None or self.model_accepts_loss_kwargs
-        return num_items is not None and takes_number
 
     def _call_model(self, model: nn.Module, inputs: Any, num_items: Tensor | None) -> Any:
         """The outputs of a model, which is given `num_items` if it takes it; the first step checks that it uses it."""
@@ -340,10 +339,12 @@ class Trainer:
         is_first_step = model.training and self.state.global_step == 0
         shares_of_step = self.accelerator.num_processes * self.current_gradient_accumulation_steps
         may_be_too_large = shares_of_step > 1 and self.compute_loss_func is None
+        check: AbstractContextManager = nullcontext()
         # While the check runs, torch would compile a model for it alone, and once more for all other steps.
-        if is_first_step and may_be_too_large and not is_compiled(model):
-            return call_and_check_use(model, inputs, num_items, shares_of_step)
-        return batches.call_model(model, inputs, num_items_in_batch=num_items)
+        if is_first_step and may_be_too_large and not losses.is_compiled(model):
+            check = losses.WarnIfUnused(num_items, shares_of_step)
+        with check:
+            return batches.call_model(model, inputs, num_items_in_batch=num_items)
 
     def _call_compute_loss(self, model: nn.Module, inputs: Any, num_items: Tensor | None, **options: Any) -> Any:
         if self._compute_loss_takes_count:
@@ -359,7 +360,7 @@ class Trainer:
             return None
         total = torch.zeros((), dtype=torch.int64, device=self.accelerator.device)
         for batch in window:
-            count = count_labels(batch, self._loss_shifts_labels)
+            count = losses.count_labels(batch, self._loss_shifts_labels)
             if count is None:
                 return None
             total += count.to(total.device)
@@ -705,7 +706,7 @@ class Trainer:
                 outputs = batches.call_model(model, inputs)
         if prediction_loss_only:
             return loss, None, None
-        model = signatures.model_inside(self.model)
+        model = batches.model_inside(self.model)
         if ignore_keys is None and hasattr(model, "config"):
             ignore_keys = getattr(model.config, "keys_to_ignore_at_inference", ["cache"])
         return loss, batches.get_logits(outputs, ignore_keys or [], holds_loss=has_loss), labels
