@@ -163,19 +163,16 @@ class Trainer:
 
         self.model_wrapped.zero_grad()
         self.call_event("on_train_begin")
-        is_over = self.control.should_training_stop or first_step >= self.state.max_steps
-        if folder is not None and is_over:
-            # No further step is made, but the run may have been killed before its epoch's last evaluation and save.
+        # As in `transformers`, a new run makes a step even if a callback stops it in on_train_begin.
+        is_over = folder is not None and (self.control.should_training_stop or first_step >= self.state.max_steps)
+        if is_over:
             self.control.should_training_stop = True
-            if not self.progress.epoch_ended:
+            if not self.progress.epoch_ended:  # the run was killed before its last epoch was evaluated and saved
                 self._end_epoch()
-        else:
-            # As in `transformers`, a new run makes a step even if a callback has stopped it in on_train_begin.
-            while self.progress.epoch < self.plan.num_epochs:
-                self._train_epoch(skipped)
-                skipped = None
-                if self.control.should_training_stop:
-                    break
+        while not is_over and self.progress.epoch < self.plan.num_epochs:
+            self._train_epoch(skipped)
+            skipped = None
+            is_over = self.control.should_training_stop
         return self._finish(start_time, first_step)
 
     def _prepare_training(self) -> None:
@@ -189,14 +186,8 @@ class Trainer:
             # An evaluation may have prepared it without DDP, and another Trainer in another precision.
             accelerator.forget_model(self.model)
 
-        loader = self.get_train_dataloader()
-        # An override may return a plain loader, which is dealt out to the ranks here, or a prepared one, which is only
-        # registered here, so that checkpoints hold its position.
-        if loading.is_prepared(loader) or loading.every_rank_reads_all(loader, accelerator.num_processes):
-            loader = accelerator.prepare_data_loader(loader)
-        self.train_dataloader = loader
-
-        self.plan = make_plan(self.args, loader, accelerator.num_processes)
+        self.train_dataloader = loading.deal_out(self.get_train_dataloader(), accelerator)
+        self.plan = make_plan(self.args, self.train_dataloader, accelerator.num_processes)
         self.progress = Progress(accelerator.device)
         self.state = self._new_state()
 
@@ -263,12 +254,12 @@ class Trainer:
         accelerator = self.accelerator
         num_items = self._count_items(window)
         self.current_gradient_accumulation_steps = len(window)
-        ends_in_step = self.plan.ends_step(self.progress.batches + len(window))
         self.call_event("on_step_begin")
 
         for number, inputs in enumerate(window, start=1):
             is_last = number == len(window)
-            accelerator.sync_gradients = is_last and ends_in_step
+            ends_step = self.plan.ends_step(self.progress.batches + 1)
+            accelerator.sync_gradients = ends_step
             # The ranks average their gradients in the last micro-batch of a window, before its optimizer step. If a
             # stream ends within a window, no step follows. As in `transformers`, the next epoch's first step adds these
             # gradients to its own.
@@ -277,7 +268,7 @@ class Trainer:
                 loss = self.training_step(self.model_wrapped, inputs, num_items)
             self.progress.batches += 1
             self.progress.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
-            if is_last and ends_in_step:
+            if ends_step:
                 self._optimizer_step()
                 self.call_event("on_step_end")
                 self._log_evaluate_save()
@@ -287,7 +278,10 @@ class Trainer:
                     break
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
-        """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
+        """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar.
+
+        `compute_loss` says which loss is a share already, and which is a mean.
+        """
         model.train()
         self._set_optimizer_mode("train")
         inputs = self._prepare_inputs(inputs)
@@ -542,14 +536,9 @@ class Trainer:
     def _load_checkpoint(self, folder: str) -> loading.SkippedBatches | None:
         """Go on from a checkpoint; returns the batches that are to be skipped in the first epoch, or None.
 
-        The first row that holds says how the samples and the random numbers go on:
-
-        | place | loader | random numbers |
-        |---|---|---|
-        | the very one that was saved, of a prepared loader | goes on at its saved position | as saved |
-        | between two epochs | begins a pass | as saved |
-        | within an epoch | begins a pass, and skips | first as this run began; after the skipped batches as saved |
-
+        If the run goes on in the very place that was saved, so does a prepared loader. Otherwise the loader begins a
+        pass, and skips the batches of this epoch that are done. Reading them draws random numbers too: until then the
+        run keeps the random states with which it began, and after that it takes the saved ones.
         """
         saved, progress = checkpoint.read_progress(folder)
         self.state.go_on_from(saved)
@@ -616,9 +605,7 @@ class Trainer:
     def _run_evaluation(self, loader: Any, prefix: str, **options: Any) -> evaluation.EvalLoopOutput:
         """One `evaluation_loop` with `options`, and its speed; an override may have made the loader."""
         start_time = time.time()
-        if loading.every_rank_reads_all(loader, self.accelerator.num_processes):
-            # An override has returned a loader of the whole set: this is the rank's part of it.
-            loader = self.accelerator.prepare_data_loader(loader)
+        loader = loading.deal_out(loader, self.accelerator)
         output = self.evaluation_loop(loader, metric_key_prefix=prefix, **options)
         samples_per_step = self.args.per_device_eval_batch_size
         if not self.accelerator.dataloader_config.split_batches:
@@ -697,8 +684,7 @@ class Trainer:
                 # The loader that is being read. It is no parameter, because scripts override this method with the
                 # parameters that it has in `transformers`.
                 loader = self.callback_handler.eval_dataloader
-                # A rank may have no samples of its own in a short step, and no batch of a loader that is not prepared.
-                is_collective = loader is None or (loading.is_prepared(loader) and loader.short_step is None)
+                is_collective = loader is None or loading.all_ranks_have_samples(loader)
                 num_items = self._count_items([inputs], is_collective)
                 loss, outputs = self._call_compute_loss(model, inputs, num_items, return_outputs=True)
                 loss = loss.detach().mean()
