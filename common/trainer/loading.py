@@ -38,12 +38,27 @@ def is_prepared(loader: Any) -> bool:
     return isinstance(loader, DataLoaderShard)
 
 
-def every_rank_reads_all(loader: Any, num_processes: int) -> bool:
-    """True for a loader to be dealt out to several ranks: a `DataLoader` that gives all of them the same batches."""
-    if num_processes == 1 or is_prepared(loader) or not isinstance(loader, DataLoader):
-        return False
-    sampler = sampler_chain(index_sampler_of(loader))[-1]
-    return not isinstance(sampler, DistributedSampler | DistributedEvalSampler)
+def deal_out(loader: Any, accelerator: Accelerator) -> Any:
+    """A loader, which an override may have made, as each rank is to read it.
+
+    A plain `DataLoader` is dealt out to the ranks, unless its sampler does that. A prepared one is only registered, so
+    that checkpoints hold its position. Any other is read as it is by every rank.
+    """
+    if not is_prepared(loader):
+        if accelerator.num_processes == 1 or not isinstance(loader, DataLoader):
+            return loader
+        sampler = sampler_chain(index_sampler_of(loader))[-1]
+        if isinstance(sampler, DistributedSampler | DistributedEvalSampler):
+            return loader
+    return accelerator.prepare_data_loader(loader)
+
+
+def all_ranks_have_samples(loader: Any) -> bool:
+    """True if the batch that was read last is one of a batch on each rank, so that they may wait for each other.
+
+    In a short step a rank may have no samples of its own, and of a loader that is not prepared no batch.
+    """
+    return is_prepared(loader) and loader.short_step is None
 
 
 def length_of(data: Any) -> int | None:

@@ -1,19 +1,7 @@
-"""The loss of an optimizer step, to which each micro-batch of each rank contributes a share.
+"""The loss of a micro-batch, and the number of items in a step that it may be divided by."""
 
-`num_items` is the number of labels in the whole step. A function is a `compute_loss_func`.
-
-    the loss comes from                     for a batch       it is              it becomes the share by
-    a model without **kwargs                of any kind       a mean             / the number of micro-batches
-    a model with **kwargs                   without labels    a mean             / the number of micro-batches
-    a model with **kwargs, or a function    with labels       sum / num_items    · the number of ranks
-    a function                              without labels    what it returns    nothing
-
-Two lines in `trainer.py` do this: one in `training_step` divides a mean, and one in `compute_loss` multiplies a sum /
-`num_items`, because DDP takes the mean of the ranks' gradients. Means give every micro-batch the same weight, however
-many samples it has. Sums / `num_items` give every label the same weight.
-"""
-
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,9 +10,39 @@ from torch.overrides import TorchFunctionMode
 from common.accelerator.logging import get_logger
 from common.accelerator.utils import is_compiled_module
 from common.nested import leaves
-from common.trainer.batches import call_model, split_labels
+from common.trainer.batches import model_inside, parameters, split_labels
 
 logger = get_logger(__name__)
+
+# The loss types for which `LOSS_MAPPING` of `transformers` has `ForCausalLMLoss`.
+CAUSAL_LOSS_TYPES = ("ForCausalLM", "ForConditionalGeneration", "CsmForConditionalGeneration")
+
+
+def takes_any_keyword(function: Callable) -> bool:
+    """True for a function with a `**kwargs`."""
+    taken = inspect.signature(function).parameters.values()
+    return any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in taken)
+
+
+def takes_count(compute_loss: Callable) -> bool:
+    """True unless it is an override in the style of older tutorials, without the argument `num_items_in_batch`."""
+    return "num_items_in_batch" in parameters(compute_loss) or takes_any_keyword(compute_loss)
+
+
+def takes_loss_keywords(model: nn.Module) -> bool:
+    """True if `forward` has a `**kwargs`, for `num_items_in_batch`, or as the model's `accepts_loss_kwargs` says."""
+    model = model_inside(model)
+    if hasattr(model, "accepts_loss_kwargs"):
+        return bool(model.accepts_loss_kwargs)
+    return takes_any_keyword(model.forward)
+
+
+def shifts_labels(model: nn.Module) -> bool:
+    """True for a causal language model of `transformers`: the first label of each row is then no target."""
+    model = model_inside(model)
+    config = getattr(model, "config", None)
+    is_encoder_decoder = getattr(config, "is_encoder_decoder", False)
+    return getattr(model, "loss_type", None) in CAUSAL_LOSS_TYPES and not is_encoder_decoder
 
 
 def get_loss(outputs: Any) -> Tensor:
@@ -57,32 +75,30 @@ def is_compiled(model: nn.Module) -> bool:
     return any(is_compiled_module(module) or module._compiled_call_impl for module in model.modules())
 
 
-class UseDetector(TorchFunctionMode):
-    """A block in which `is_used` becomes True as soon as anything is computed with a tensor, or read from it."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        super().__init__()
-        self.tensor = tensor
-        self.is_used = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        is_argument = any(leaf is self.tensor for leaf in leaves((args, kwargs or {})))
-        if is_argument and func.__name__ != "__get__":  # DDP asks for its device, which is no use
-            self.is_used = True
-        return func(*args, **(kwargs or {}))
-
-
-def call_and_check_use(model: nn.Module, batch: Any, num_items: Tensor, shares_of_step: int) -> Any:
-    """The outputs of a model that is given `num_items`, with a warning if it does not use it.
+class WarnIfUnused(TorchFunctionMode):
+    """A block in which a model is given `num_items`. It warns if nothing is computed with it, or read from it.
 
     A `**kwargs` does not tell whether a model divides its loss by it. If it does not, each share of the step
     is a mean, and no error shows that their sum is `shares_of_step` times too large.
     """
-    with UseDetector(num_items) as detector:
-        outputs = call_model(model, batch, num_items_in_batch=num_items)
-    if not detector.is_used:
-        logger.warning_once(
-            f"the model takes num_items_in_batch, in its **kwargs, and does not use it: its loss is {shares_of_step} "
-            "times too large, and gradients are too. Set accepts_loss_kwargs = False on the model"
-        )
-    return outputs
+
+    def __init__(self, num_items: Tensor, shares_of_step: int) -> None:
+        super().__init__()
+        self.num_items = num_items
+        self.shares_of_step = shares_of_step
+        self.is_used = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_argument = any(leaf is self.num_items for leaf in leaves((args, kwargs or {})))
+        if is_argument and func.__name__ != "__get__":  # DDP asks for its device, which is no use
+            self.is_used = True
+        return func(*args, **(kwargs or {}))
+
+    def __exit__(self, error_type: Any, error: Any, traceback: Any) -> None:
+        super().__exit__(error_type, error, traceback)
+        if error is None and not self.is_used:
+            logger.warning_once(
+                "the model takes num_items_in_batch, in its **kwargs, and does not use it: its loss is "
+                f"{self.shares_of_step} times too large, and gradients are too. "
+                "Set accepts_loss_kwargs = False on the model"
+            )

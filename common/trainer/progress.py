@@ -1,9 +1,9 @@
-"""The state of a training: how long it is, how far it has come, and the losses that are still to be logged."""
+"""A training: its `Plan`, which says how long it is, and its `Progress`, which says how far it has come."""
 
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,22 +12,6 @@ from torch import Tensor
 from common.accelerator import Accelerator
 from common.trainer.loading import length_of, samples_per_batch
 from common.trainer.training_args import TrainingArguments
-
-
-@dataclass
-class TrainingPosition:
-    """The place that a training has come to. Every checkpoint holds it.
-
-    Attributes:
-        epoch: the epoch to go on with, counted from 0.
-        batches: how many of its batches are done.
-        epoch_ended: True in a checkpoint that was made at an epoch's end, because a resumed run must not call
-            `on_epoch_end` for it twice. The next epoch's beginning makes it False.
-    """
-
-    epoch: int = 0
-    batches: int = 0
-    epoch_ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,17 +44,6 @@ class Plan:
     def ends_step(self, batches_done: int) -> bool:
         """True if an optimizer step follows the last of so many batches of an epoch."""
         return batches_done % self.accumulation == 0 or batches_done == self.batches_per_epoch
-
-    def start_of_step(self, position: TrainingPosition) -> TrainingPosition:
-        """The same position or, within a step, the position at which the step began."""
-        if self.ends_step(position.batches):
-            return position
-        return replace(position, batches=position.batches - position.batches % self.accumulation)
-
-    def position_after(self, steps: int, epoch_ended: bool) -> TrainingPosition:
-        """The position after so many steps, if all epochs are whole ones, as `transformers` takes them to be."""
-        epoch, steps_in_epoch = divmod(steps, self.steps_per_epoch)
-        return TrainingPosition(epoch, steps_in_epoch * self.accumulation, epoch_ended)
 
 
 def make_plan(args: TrainingArguments, loader: Any, num_processes: int) -> Plan:
@@ -189,3 +162,57 @@ class LossLog:
             own = sum(losses) / len(losses)
         self.since_log = torch.full_like(self.since_log, own)
         self.of_whole_steps = self.since_log
+
+
+class Progress:
+    """How far a training has come. `progress.json` in a checkpoint holds it.
+
+    Attributes:
+        epoch: the epoch to go on with, counted from 0.
+        batches: how many of its batches are done.
+        epoch_ended: True in a checkpoint that was made at an epoch's end, because a resumed run must not call
+            `on_epoch_end` for it twice. The next epoch's beginning makes it False.
+        saved_steps: the steps of which this run has saved a checkpoint. Others in the folder are another run's.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.epoch = 0
+        self.batches = 0
+        self.epoch_ended = False
+        self.loss_log = LossLog(device)
+        self.saved_steps: list[int] = []
+
+    def state_dict(self, plan: Plan, accelerator: Accelerator, epoch_is_cut_short: bool) -> dict[str, Any]:
+        """The content for a checkpoint, as JSON. All ranks must call this; it waits for the device.
+
+        If a callback cuts the epoch short, nothing of it is left to train on.
+        """
+        is_done = epoch_is_cut_short and not self.epoch_ended
+        batches = plan.batches_per_epoch if is_done else self.batches
+        return {
+            "position": {"epoch": self.epoch, "batches": batches, "epoch_ended": self.epoch_ended},
+            "order": plan.order_settings,
+            "loss_log": self.loss_log.state_dict(accelerator),
+            "saved_steps": self.saved_steps,
+        }
+
+    def load_state_dict(self, saved: dict[str, Any], steps: int, plan: Plan, accelerator: Accelerator) -> bool:
+        """Go on from what `state_dict` returned after so many steps; True if that is the very place.
+
+        It is another one if the order of the samples has changed, or if a step was interrupted and is trained again.
+        """
+        position = saved["position"]
+        has_same_order = saved["order"] == plan.order_settings
+        if has_same_order:
+            self.epoch = position["epoch"]
+            self.batches = position["batches"]
+            if not plan.ends_step(self.batches):
+                self.batches -= self.batches % plan.accumulation
+        else:
+            # All epochs are taken to be whole ones, as in `transformers`.
+            self.epoch, steps_in_epoch = divmod(steps, plan.steps_per_epoch)
+            self.batches = steps_in_epoch * plan.accumulation
+        self.epoch_ended = position["epoch_ended"]
+        self.loss_log.load_state_dict(saved["loss_log"], accelerator)
+        self.saved_steps = saved["saved_steps"]
+        return has_same_order and self.batches == position["batches"]

@@ -10,8 +10,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sized
-from contextlib import closing, nullcontext
-from dataclasses import asdict, replace
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,8 @@ from common.accelerator.operations import run_on_all_ranks
 from common.accelerator.state import AcceleratorState
 from common.accelerator.utils.random import get_random_states, set_random_states
 from common.files import write_atomically
-from common.trainer import batches, checkpoint, evaluation, loading, optimization, pretrained, reporting, signatures
-from common.trainer.losses import call_and_check_use, count_labels, get_loss, is_compiled
-from common.trainer.progress import LossLog, Plan, TrainingPosition, make_plan
+from common.trainer import batches, checkpoint, evaluation, loading, losses, optimization, pretrained, reporting
+from common.trainer.progress import Plan, Progress, make_plan
 from common.trainer.trainer_callback import CallbackHandler, DefaultFlowCallback, TrainerControl, TrainerState, as_json
 from common.trainer.training_args import TrainingArguments, resolve_steps
 
@@ -61,7 +60,7 @@ class Trainer:
 
     Attributes:
         loss_is_scaled_for_ga: for subclasses whose `compute_loss` returns its share of the step's loss (True) or the
-            mean over its micro-batch (False). By default the table in `losses.py` says which.
+            mean over its micro-batch (False). By default it is as `compute_loss` says.
     """
 
     loss_is_scaled_for_ga: bool | None = None
@@ -71,10 +70,7 @@ class Trainer:
 
     # The training under way. Each call of `train` makes these anew, as it does `state`, which callbacks see.
     plan: Plan
-    position: TrainingPosition
-    loss_log: LossLog
-    # The steps of which this run has saved a checkpoint. Others in the folder are another run's.
-    saved_steps: list[int]
+    progress: Progress
     # The micro-batches of the present step. `training_step` divides by their number, and overrides read it.
     current_gradient_accumulation_steps: int = 1
 
@@ -117,14 +113,13 @@ class Trainer:
         default_collator = pretrained.padding_collator(processing_class) or batches.default_data_collator
         self.data_collator = data_collator or default_collator
         label_names = self.args.label_names
-        self.label_names = signatures.find_labels(model) if label_names is None else label_names
+        self.label_names = batches.find_labels(model) if label_names is None else label_names
 
         # The loss. Scripts change the first two after the Trainer is made.
         self.compute_loss_func = compute_loss_func
-        self.model_accepts_loss_kwargs = signatures.takes_loss_keywords(model)
-        self._loss_shifts_labels = signatures.shifts_labels(model)
-        # Overrides in the style of older tutorials do not have the argument `num_items_in_batch`.
-        self._compute_loss_takes_count = signatures.takes_keyword(self.compute_loss, "num_items_in_batch")
+        self.model_accepts_loss_kwargs = losses.takes_loss_keywords(model)
+        self._loss_shifts_labels = losses.shifts_labels(model)
+        self._compute_loss_takes_count = losses.takes_count(self.compute_loss)
 
         # The metrics.
         self.compute_metrics = compute_metrics
@@ -168,19 +163,16 @@ class Trainer:
 
         self.model_wrapped.zero_grad()
         self.call_event("on_train_begin")
-        is_over = self.control.should_training_stop or first_step >= self.state.max_steps
-        if folder is not None and is_over:
-            # No further step is made, but the run may have been killed before its epoch's last evaluation and save.
+        # As in `transformers`, a new run makes a step even if a callback stops it in on_train_begin.
+        is_over = folder is not None and (self.control.should_training_stop or first_step >= self.state.max_steps)
+        if is_over:
             self.control.should_training_stop = True
-            if not self.position.epoch_ended:
+            if not self.progress.epoch_ended:  # the run was killed before its last epoch was evaluated and saved
                 self._end_epoch()
-        else:
-            # As in `transformers`, a new run makes a step even if a callback has stopped it in on_train_begin.
-            while self.position.epoch < self.plan.num_epochs:
-                self._train_epoch(skipped)
-                skipped = None
-                if self.control.should_training_stop:
-                    break
+        while not is_over and self.progress.epoch < self.plan.num_epochs:
+            self._train_epoch(skipped)
+            skipped = None
+            is_over = self.control.should_training_stop
         return self._finish(start_time, first_step)
 
     def _prepare_training(self) -> None:
@@ -194,17 +186,9 @@ class Trainer:
             # An evaluation may have prepared it without DDP, and another Trainer in another precision.
             accelerator.forget_model(self.model)
 
-        loader = self.get_train_dataloader()
-        # An override may return a plain loader, which is dealt out to the ranks here, or a prepared one, which is only
-        # registered here, so that checkpoints hold its position.
-        if loading.is_prepared(loader) or loading.every_rank_reads_all(loader, accelerator.num_processes):
-            loader = accelerator.prepare_data_loader(loader)
-        self.train_dataloader = loader
-
-        self.plan = make_plan(self.args, loader, accelerator.num_processes)
-        self.position = TrainingPosition()
-        self.loss_log = LossLog(accelerator.device)
-        self.saved_steps = []
+        self.train_dataloader = loading.deal_out(self.get_train_dataloader(), accelerator)
+        self.plan = make_plan(self.args, self.train_dataloader, accelerator.num_processes)
+        self.progress = Progress(accelerator.device)
         self.state = self._new_state()
 
         if self._created_lr_scheduler:
@@ -243,12 +227,12 @@ class Trainer:
         return state
 
     def _train_epoch(self, skipped: loading.SkippedBatches | None) -> None:
-        """Train on the windows of an epoch from `position` on, and end it."""
-        position = self.position
-        position.epoch_ended = False
+        """Train on the windows that are left of an epoch, and end it."""
+        progress = self.progress
+        progress.epoch_ended = False
         self.call_event("on_epoch_begin")
-        sizes = self.plan.window_sizes(position.batches)
-        windows = loading.read_windows(self.train_dataloader, position.epoch, sizes, skipped, self.accelerator)
+        sizes = self.plan.window_sizes(progress.batches)
+        windows = loading.read_windows(self.train_dataloader, progress.epoch, sizes, skipped, self.accelerator)
         # Open until the end of the epoch is saved, because a checkpoint holds the loader's position.
         with closing(windows):
             for window in windows:
@@ -257,9 +241,9 @@ class Trainer:
                     break
             batches_of_first_step = min(self.plan.accumulation, self.plan.batches_per_epoch)
             # A stream as short as this would be read again and again, for ever.
-            if position.batches < batches_of_first_step and not self._is_stopped():
+            if progress.batches < batches_of_first_step and not self._is_stopped():
                 logger.warning(
-                    f"epoch {position.epoch} has {position.batches} batches, too few for a step: training stops after "
+                    f"epoch {progress.epoch} has {progress.batches} batches, too few for a step: training stops after "
                     f"{self.state.global_step} of {self.state.max_steps} steps"
                 )
                 self.control.should_training_stop = True
@@ -270,21 +254,21 @@ class Trainer:
         accelerator = self.accelerator
         num_items = self._count_items(window)
         self.current_gradient_accumulation_steps = len(window)
-        ends_in_step = self.plan.ends_step(self.position.batches + len(window))
         self.call_event("on_step_begin")
 
         for number, inputs in enumerate(window, start=1):
             is_last = number == len(window)
-            accelerator.sync_gradients = is_last and ends_in_step
+            ends_step = self.plan.ends_step(self.progress.batches + 1)
+            accelerator.sync_gradients = ends_step
             # The ranks average their gradients in the last micro-batch of a window, before its optimizer step. If a
             # stream ends within a window, no step follows. As in `transformers`, the next epoch's first step adds these
             # gradients to its own.
             averaging = nullcontext() if is_last else accelerator.no_sync(self.model_wrapped)
             with averaging:
                 loss = self.training_step(self.model_wrapped, inputs, num_items)
-            self.position.batches += 1
-            self.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
-            if is_last and ends_in_step:
+            self.progress.batches += 1
+            self.progress.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
+            if ends_step:
                 self._optimizer_step()
                 self.call_event("on_step_end")
                 self._log_evaluate_save()
@@ -294,15 +278,19 @@ class Trainer:
                     break
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
-        """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
+        """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar.
+
+        `compute_loss` says which loss is a share already, and which is a mean.
+        """
         model.train()
         self._set_optimizer_mode("train")
         inputs = self._prepare_inputs(inputs)
         loss = self._call_compute_loss(model, inputs, num_items_in_batch)
-        is_scaled = self.loss_is_scaled_for_ga
-        if is_scaled is None:
-            is_scaled = self.compute_loss_func is not None or self._is_divided_by_items(num_items_in_batch)
-        if not is_scaled and self.current_gradient_accumulation_steps > 1:
+        is_share = self.loss_is_scaled_for_ga
+        if is_share is None:
+            model_divides = self.model_accepts_loss_kwargs and num_items_in_batch is not None
+            is_share = model_divides or self.compute_loss_func is not None
+        if not is_share and self.current_gradient_accumulation_steps > 1:
             loss = loss / self.current_gradient_accumulation_steps
         self.accelerator.backward(loss)
         return loss.detach()
@@ -314,29 +302,29 @@ class Trainer:
         return_outputs: bool = False,
         num_items_in_batch: Tensor | None = None,
     ) -> Any:
-        """The scalar loss of a batch, or (loss, outputs).
+        """The scalar loss of a batch, or (loss, outputs); an override may leave the last argument out.
 
-        An override returns a mean over the batch or, for a model that has a `**kwargs`, the sum of its losses /
-        `num_items_in_batch`, times the number of ranks: see `losses.py`. It may leave the argument `num_items_in_batch`
-        out, which is None unless the model has a `**kwargs` or there is a `compute_loss_func`.
+        Without `num_items_in_batch` the loss is a mean over the batch, and `training_step` divides it by the number of
+        micro-batches in a step: each of them gets the same weight. What a `compute_loss_func` returns stays as it is.
+
+        A model with a `**kwargs`, or a `compute_loss_func`, is given `num_items_in_batch`, the number of labels in the
+        whole step, for batches that have labels. The loss is then the sum of the batch's losses / this number, times
+        the number of ranks, because DDP takes the mean of the ranks' gradients: each label gets the same weight.
         """
+        loss_function = self.compute_loss_func
         labels = None
-        if self.compute_loss_func is not None:
+        if loss_function is not None:
             inputs, labels = batches.split_labels(inputs)
+        elif not self.model_accepts_loss_kwargs:
+            num_items_in_batch = None  # an override may pass it to a model that does not take it
         outputs = self._call_model(model, inputs, num_items_in_batch)
-        if self.compute_loss_func is not None:
-            loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
+        if loss_function is not None:
+            loss = loss_function(outputs, labels, num_items_in_batch=num_items_in_batch)
         else:
-            loss = get_loss(outputs)
-        if self.accelerator.num_processes > 1 and self._is_divided_by_items(num_items_in_batch):
-            loss = loss * self.accelerator.num_processes  # DDP will divide the gradients by it
+            loss = losses.get_loss(outputs)
+        if num_items_in_batch is not None and self.accelerator.num_processes > 1:
+            loss = loss * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
-
-    def _is_divided_by_items(self, num_items: Tensor | None) -> bool:
-        """True for a loss that is a sum / `num_items`: see the table in `losses.py`."""
-        # An override may pass the number to a model that does not take it: such a model returns a mean.
-        takes_number = self.compute_loss_func is not None or self.model_accepts_loss_kwargs
-        return num_items is not None and takes_number
 
     def _call_model(self, model: nn.Module, inputs: Any, num_items: Tensor | None) -> Any:
         """The outputs of a model, which is given `num_items` if it takes it; the first step checks that it uses it."""
@@ -345,10 +333,12 @@ class Trainer:
         is_first_step = model.training and self.state.global_step == 0
         shares_of_step = self.accelerator.num_processes * self.current_gradient_accumulation_steps
         may_be_too_large = shares_of_step > 1 and self.compute_loss_func is None
+        check: AbstractContextManager = nullcontext()
         # While the check runs, torch would compile a model for it alone, and once more for all other steps.
-        if is_first_step and may_be_too_large and not is_compiled(model):
-            return call_and_check_use(model, inputs, num_items, shares_of_step)
-        return batches.call_model(model, inputs, num_items_in_batch=num_items)
+        if is_first_step and may_be_too_large and not losses.is_compiled(model):
+            check = losses.WarnIfUnused(num_items, shares_of_step)
+        with check:
+            return batches.call_model(model, inputs, num_items_in_batch=num_items)
 
     def _call_compute_loss(self, model: nn.Module, inputs: Any, num_items: Tensor | None, **options: Any) -> Any:
         if self._compute_loss_takes_count:
@@ -364,7 +354,7 @@ class Trainer:
             return None
         total = torch.zeros((), dtype=torch.int64, device=self.accelerator.device)
         for batch in window:
-            count = count_labels(batch, self._loss_shifts_labels)
+            count = losses.count_labels(batch, self._loss_shifts_labels)
             if count is None:
                 return None
             total += count.to(total.device)
@@ -401,9 +391,9 @@ class Trainer:
             if not self.accelerator.optimizer_step_was_skipped:
                 self.lr_scheduler.step()
         self.model_wrapped.zero_grad()
-        self.loss_log.end_step(learning_rate, grad_norm)
+        self.progress.loss_log.end_step(learning_rate, grad_norm)
         self.state.global_step += 1
-        self.state.epoch = self.position.epoch + self.position.batches / self.plan.batches_per_epoch
+        self.state.epoch = self.progress.epoch + self.progress.batches / self.plan.batches_per_epoch
 
     def _is_stopped(self) -> bool:
         return self.control.should_epoch_stop or self.control.should_training_stop
@@ -412,7 +402,7 @@ class Trainer:
 
     def _log_evaluate_save(self) -> None:
         """Log, evaluate and save, as far as the callbacks have asked for it after a step or an epoch."""
-        loss_log = self.loss_log
+        loss_log = self.progress.loss_log
         if self.control.should_log and self.state.global_step > loss_log.logged_step:
             logs = {"loss": loss_log.take_mean(self.accelerator, self.state.global_step)}  # it waits for the device
             logs["grad_norm"] = float(loss_log.grad_norm)
@@ -462,23 +452,23 @@ class Trainer:
 
     def _end_epoch(self) -> None:
         """End an epoch, of which all batches are done, or which a callback has stopped before."""
-        position = self.position
+        progress = self.progress
         # A stream may have fewer batches than planned: it is at its end if nobody has stopped it.
-        is_whole = position.batches == self.plan.batches_per_epoch or not self._is_stopped()
+        is_whole = progress.batches == self.plan.batches_per_epoch or not self._is_stopped()
         self.call_event("on_epoch_end")
-        position.epoch_ended = True
+        progress.epoch_ended = True
         # A training that was stopped within an epoch goes on in it when it is resumed.
         if is_whole or self.control.should_epoch_stop:
-            position.epoch += 1
-            position.batches = 0
+            progress.epoch += 1
+            progress.batches = 0
         self._log_evaluate_save()
 
     def _finish(self, start_time: float, first_step: int) -> evaluation.TrainOutput:
         """Log the results of a run that began at `start_time` and `first_step`, and load the best model."""
         state = self.state
         # The steps since the last log count with this rank's loss alone, so `training_loss` may differ between ranks.
-        self.loss_log.total += self.loss_log.since_log.item()
-        train_loss = self.loss_log.total / max(state.global_step, 0.001)
+        total_loss = self.progress.loss_log.total + self.progress.loss_log.since_log.item()
+        train_loss = total_loss / max(state.global_step, 0.001)
         num_steps = state.global_step - first_step
         metrics = evaluation.speed_metrics("train", start_time, num_steps * self.plan.samples_per_step, num_steps)
         metrics["total_flos"] = state.total_flos
@@ -486,7 +476,7 @@ class Trainer:
         self.log(metrics)
         if self.args.disable_tqdm:
             metrics.pop("total_flos", None)  # in the original, the callback that prints a log removes it
-        if state.best_global_step is not None and state.best_global_step not in self.saved_steps:
+        if state.best_global_step is not None and state.best_global_step not in self.progress.saved_steps:
             logger.warning(
                 f"the best evaluation was at step {state.best_global_step}, where no checkpoint was saved: "
                 f"best_model_checkpoint is {state.best_model_checkpoint}. save_strategy='best' saves where it is best"
@@ -502,39 +492,29 @@ class Trainer:
         """Save everything that the run needs to go on; `model` and `trial` are for overrides. All ranks call this."""
         state = self.state
         folder = checkpoint.checkpoint_folder(self.args.output_dir, state.global_step)
-        self.saved_steps.append(state.global_step)
+        self.progress.saved_steps.append(state.global_step)
         self._note_best_checkpoint(folder)
         state.stateful_callbacks = self.callback_handler.states(self.control)
+        is_cut_short = self.control.should_epoch_stop
+        progress = self.progress.state_dict(self.plan, self.accelerator, epoch_is_cut_short=is_cut_short)
         # The hook is called before the manifest is written, so that the manifest lists the Trainer's files too.
-        with self.accelerator.register_save_state_pre_hook(partial(self._write_own_files, self._progress())):
+        with self.accelerator.register_save_state_pre_hook(partial(self._write_own_files, progress)):
             self.accelerator.save_state(folder, all_ranks=True)
         limit = self.args.save_total_limit
         if limit is not None:
             kept = [folder, Path(state.best_model_checkpoint or folder)]
-            delete_oldest = partial(checkpoint.delete_oldest, self.args.output_dir, self.saved_steps, kept, limit)
+            saved_steps = self.progress.saved_steps
+            delete_oldest = partial(checkpoint.delete_oldest, self.args.output_dir, saved_steps, kept, limit)
             run_on_all_ranks(delete_oldest, self.is_world_process_zero())
 
     def _note_best_checkpoint(self, newest: Path) -> None:
         """Note this run's checkpoint of its best step, if there is one; the folder `newest` is about to be written."""
         state = self.state
-        if state.best_global_step not in self.saved_steps:  # a folder of that name is another run's
+        if state.best_global_step not in self.progress.saved_steps:  # a folder of that name is another run's
             return
         best = checkpoint.checkpoint_folder(self.args.output_dir, state.best_global_step)
         if best == newest or best.exists():  # else it lies where the run was resumed from
             state.best_model_checkpoint = str(best)
-
-    def _progress(self) -> dict[str, Any]:
-        """The state of the training that `_load_checkpoint` reads, as JSON. All ranks must call this."""
-        position = self.position
-        if self.control.should_epoch_stop and not position.epoch_ended:
-            # A callback cuts the epoch short: nothing of it is left to train on.
-            position = replace(position, batches=self.plan.batches_per_epoch)
-        return {
-            "position": asdict(position),
-            "order": self.plan.order_settings,
-            "loss_log": self.loss_log.state_dict(self.accelerator),
-            "saved_steps": self.saved_steps,
-        }
 
     def _write_own_files(self, progress: dict[str, Any], models: list, weights: list[dict], draft: str) -> None:
         """Write the files of a checkpoint that are not the accelerator's into the folder `draft`.
@@ -556,37 +536,24 @@ class Trainer:
     def _load_checkpoint(self, folder: str) -> loading.SkippedBatches | None:
         """Go on from a checkpoint; returns the batches that are to be skipped in the first epoch, or None.
 
-        The first row that holds says how the samples and the random numbers go on:
-
-        | place | loader | random numbers |
-        |---|---|---|
-        | the saved one, of a prepared loader in the same order | goes on at its saved position | as saved |
-        | between two epochs | begins a pass | as saved |
-        | within an epoch | begins a pass, and skips | first as this run began; after the skipped batches as saved |
-
-        The place is another one if the order has changed, or if a step was interrupted and is trained again.
+        If the run goes on in the very place that was saved, so does a prepared loader. Otherwise the loader begins a
+        pass, and skips the batches of this epoch that are done. Reading them draws random numbers too: until then the
+        run keeps the random states with which it began, and after that it takes the saved ones.
         """
         saved, progress = checkpoint.read_progress(folder)
         self.state.go_on_from(saved)
         self.callback_handler.restore(saved.stateful_callbacks)
-        self.loss_log.load_state_dict(progress["loss_log"], self.accelerator)
-        self.saved_steps = progress["saved_steps"]
-
-        saved_position = TrainingPosition(**progress["position"])
-        if progress["order"] == self.plan.order_settings:
-            self.position = self.plan.start_of_step(saved_position)
-            loader_goes_on = self.position == saved_position and loading.is_prepared(self.train_dataloader)
-        else:
-            self.position = self.plan.position_after(saved.global_step, saved_position.epoch_ended)
-            loader_goes_on = False
+        is_saved_place = self.progress.load_state_dict(progress, saved.global_step, self.plan, self.accelerator)
+        loader_goes_on = is_saved_place and loading.is_prepared(self.train_dataloader)
         device = self.accelerator.device
         states_of_start = get_random_states(device)
         self.accelerator.load_state(folder, with_loaders=loader_goes_on)
-        if loader_goes_on or not 0 < self.position.batches < self.plan.batches_per_epoch:
+        batches = self.progress.batches
+        if loader_goes_on or not 0 < batches < self.plan.batches_per_epoch:
             return None
         saved_states = get_random_states(device)
         set_random_states(device, states_of_start)
-        return loading.SkippedBatches(self.position.batches, random_states_after=saved_states)
+        return loading.SkippedBatches(batches, random_states_after=saved_states)
 
     # Evaluation.
 
@@ -638,9 +605,7 @@ class Trainer:
     def _run_evaluation(self, loader: Any, prefix: str, **options: Any) -> evaluation.EvalLoopOutput:
         """One `evaluation_loop` with `options`, and its speed; an override may have made the loader."""
         start_time = time.time()
-        if loading.every_rank_reads_all(loader, self.accelerator.num_processes):
-            # An override has returned a loader of the whole set: this is the rank's part of it.
-            loader = self.accelerator.prepare_data_loader(loader)
+        loader = loading.deal_out(loader, self.accelerator)
         output = self.evaluation_loop(loader, metric_key_prefix=prefix, **options)
         samples_per_step = self.args.per_device_eval_batch_size
         if not self.accelerator.dataloader_config.split_batches:
@@ -719,8 +684,7 @@ class Trainer:
                 # The loader that is being read. It is no parameter, because scripts override this method with the
                 # parameters that it has in `transformers`.
                 loader = self.callback_handler.eval_dataloader
-                # A rank may have no samples of its own in a short step, and no batch of a loader that is not prepared.
-                is_collective = loader is None or (loading.is_prepared(loader) and loader.short_step is None)
+                is_collective = loader is None or loading.all_ranks_have_samples(loader)
                 num_items = self._count_items([inputs], is_collective)
                 loss, outputs = self._call_compute_loss(model, inputs, num_items, return_outputs=True)
                 loss = loss.detach().mean()
@@ -728,7 +692,7 @@ class Trainer:
                 outputs = batches.call_model(model, inputs)
         if prediction_loss_only:
             return loss, None, None
-        model = signatures.model_inside(self.model)
+        model = batches.model_inside(self.model)
         if ignore_keys is None and hasattr(model, "config"):
             ignore_keys = getattr(model.config, "keys_to_ignore_at_inference", ["cache"])
         return loss, batches.get_logits(outputs, ignore_keys or [], holds_loss=has_loss), labels

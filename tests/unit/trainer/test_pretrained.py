@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from common.processes import ranks
-from common.trainer.signatures import find_labels
+from common.trainer.batches import find_labels
 from tests.bits import comparable, digest
 from tests.states import on_a_rank
 from tests.toys import Net

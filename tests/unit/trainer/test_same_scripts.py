@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, SequentialSampler
 
 from common.trainer import default_data_collator
-from common.trainer.signatures import CAUSAL_LOSS_TYPES
+from common.trainer.losses import CAUSAL_LOSS_TYPES
 from tests.bits import comparable, digest
 from tests.states import forget_states
 from tests.toys import Points, Stream, seeded_net
