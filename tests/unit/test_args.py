@@ -14,7 +14,8 @@ from common.args import parse_args
 from common.checkpoints.schedule import CheckpointInterval
 from common.errors import UserError
 from common.levels import ONE_PROCESS
-from common.start import fit_to_machine, prepare_process
+from common.settings import fit_to_machine
+from common.start import prepare_process
 from tests.levels import FULL
 
 DEFAULTS = {
@@ -111,6 +112,7 @@ def test_defaults_are_the_contract(level, monkeypatch):
         expected["tensor"] = 2
     if level in ladder.WITH_CHECKPOINTS:
         expected["checkpoint_every"] = CheckpointInterval(steps=100)
+        expected |= {"mixed_precision": None, "gradient_accumulation_steps": None}  # the launcher's, or no and 1
     assert vars(parse(level)) == expected
 
 
@@ -231,9 +233,9 @@ def test_a_result_may_go_to_a_device_whose_folder_cannot_be_written(monkeypatch)
 def test_what_the_launcher_was_configured_with_is_the_default(monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
-    args = parse(FULL)
-    assert (args.mixed_precision, args.gradient_accumulation_steps) == ("bf16", 4)
-    assert parse(FULL, "--mixed-precision", "no").mixed_precision == "no"
+    settings = fit(FULL)
+    assert (settings.mixed_precision, settings.gradient_accumulation_steps) == ("bf16", 4)
+    assert fit(FULL, "--mixed-precision", "no").mixed_precision == "no"
 
 
 def test_a_number_of_micro_batches_that_contradicts_the_launchers_is_refused(monkeypatch):
@@ -248,8 +250,7 @@ def test_a_number_of_micro_batches_that_contradicts_the_launchers_is_refused(mon
 )
 def test_what_the_launcher_cannot_mean_is_refused_where_there_is_the_flag(variable, value, wanted, monkeypatch):
     monkeypatch.setenv(f"ACCELERATE_{variable}", value)
-    assert f"ACCELERATE_{variable} is '{value}': it must be {wanted}" in refusal(parse, FULL)
-    parse("03_accelerate")
+    assert f"ACCELERATE_{variable} is '{value}': it must be {wanted}" in refusal(fit, FULL)
 
 
 def test_a_number_of_threads_that_contradicts_the_launchers_is_refused(monkeypatch):

@@ -18,7 +18,7 @@ from common.checkpoints.schedule import CheckpointInterval, CheckpointSchedule, 
 from common.errors import UserError
 from common.process_group import process_group
 from common.processes import ranks
-from common.start import fit_to_machine
+from common.settings import fit_to_machine
 
 CPU = torch.device("cpu")
 
