@@ -16,7 +16,7 @@ from common import ladder
 from common.accelerator.commands import launch
 from common.accelerator.commands.accelerate_cli import main
 from common.accelerator.commands.config.config_args import ClusterConfig, ConfigError
-from common.processes import free_port
+from common.launch import free_port
 from tests.jobs import launcher, run_all_to_end, run_to_end
 
 LEVEL = ladder.ROOT / "03_accelerate"

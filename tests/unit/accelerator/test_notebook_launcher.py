@@ -13,8 +13,9 @@ import torch.distributed as dist
 from common.accelerator import Accelerator
 from common.accelerator.launchers import debug_launcher, notebook_launcher
 from common.accelerator.state import AcceleratorState, PartialState
+from common.launch import free_port
 from common.process_group import leave_process_group
-from common.processes import free_port, ranks
+from common.processes import ranks
 from tests.jobs import run_to_end
 from tests.peers import import_or_skip
 

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from common.accelerator.state import DistributedType, PartialState
 from common.accelerator.utils import InitProcessGroupKwargs
 from common.cores import available_cores
-from common.processes import free_port, ranks
+from common.launch import free_port
+from common.processes import ranks
 from tests.peers import import_or_skip
 from tests.states import OURS, THEIRS, on_a_rank
 from tests.unit.accelerator.several_processes import on_ranks
