@@ -131,15 +131,16 @@ class SortedLeaves:
     """
 
     def __init__(self, data: Any, is_leaf: Callable[[Any], bool] | None = None) -> None:
-        in_structure = list(named_leaves(data, is_leaf))
         self._data = data
         self._is_leaf = is_leaf
+        in_structure = list(named_leaves(data, is_leaf))
         # `named[i]` is leaf number `_order[i]` of the structure: [1, 0] in the example.
         self._order = sorted(range(len(in_structure)), key=lambda number: in_structure[number].name)
         self.named = [in_structure[number] for number in self._order]
 
     def replace_sorted(self, new_leaves: Iterable[Any]) -> Any:
         """The structure of `data` with `new_leaves`, which come in the order of `named`, in place of its own."""
-        by_number = dict(zip(self._order, new_leaves, strict=True))
-        in_structure = [by_number[number] for number in range(len(by_number))]
+        in_structure: list[Any] = [None] * len(self._order)
+        for number, leaf in zip(self._order, new_leaves, strict=True):
+            in_structure[number] = leaf
         return replace_leaves(self._data, in_structure, self._is_leaf)

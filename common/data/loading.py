@@ -16,8 +16,12 @@ from common.process_group import all_gather_object, is_distributed
 def load_data(args: Namespace) -> tuple[DigitImages, DigitImages]:
     """The training and the test set, cut as the flags ask for. In a process group all ranks call this.
 
-    `args.dataset` "auto" takes MNIST if it is in `args.data_dir` or can be downloaded, else the synthetic digits, and
-    says so. On each machine local rank 0 looks for it, while the others wait.
+        --dataset    MNIST is in --data-dir   it can be downloaded   neither
+        auto         MNIST                    MNIST                  synthetic digits, with a warning
+        mnist        MNIST                    MNIST                  an error
+        synthetic    synthetic digits         synthetic digits       synthetic digits
+
+    On each machine local rank 0 decides and fetches, while the others wait.
 
     Raises:
         UserError: where MNIST is damaged, or cannot be had although the flags say "mnist"; where two machines have
@@ -61,22 +65,23 @@ def _provide_on_every_machine(args: Namespace) -> str:
 
 
 def provide(args: Namespace) -> str:
-    """The name of the dataset whose files are on this machine when this returns: mnist or synthetic."""
-    if args.dataset != "synthetic":
-        try:
-            if not mnist_on_disk(args.data_dir):
-                download(args.data_dir)
-            return "mnist"
-        except CannotDownload as reason:
-            missing = f"not in {raw_folder(args.data_dir)} and cannot be downloaded"
-            if args.dataset == "mnist":
-                fail(f"MNIST is {missing}: {reason}")
-            if read_launch().rank == 0:
-                print(
-                    f"NOT MNIST: it is {missing} ({reason}). "
-                    "Training on the synthetic digits instead (--dataset mnist makes this an error).",
-                    file=sys.stderr,
-                )
+    """The name of the dataset whose files are on this machine when this returns, by the table of `load_data`."""
+    if args.dataset == "synthetic":
+        draw_cache()
+        return "synthetic"
+    if mnist_on_disk(args.data_dir):
+        return "mnist"
+    try:
+        download(args.data_dir)
+        return "mnist"
+    except CannotDownload as error:
+        reason = str(error)
+    missing = f"not in {raw_folder(args.data_dir)} and cannot be downloaded"
+    if args.dataset == "mnist":
+        fail(f"MNIST is {missing}: {reason}")
+    if read_launch().rank == 0:
+        instead = "Training on the synthetic digits instead (--dataset mnist makes this an error)."
+        print(f"NOT MNIST: it is {missing} ({reason}). {instead}", file=sys.stderr)
     draw_cache()
     return "synthetic"
 
